@@ -11,6 +11,11 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Final
+
+
+PLACES: Final = ("data", "model", "chkpt", "elastic", "logs", "results", "cache", "scratch")
+"""Logical places that recipes name; every stack maps each to a path."""
 
 
 class DiskType(StrEnum):
@@ -107,7 +112,9 @@ class StorageSpec:
     memory: MemoryMountSpec | None = None
     backup: BackupSpec | None = None
     places: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Logical place (data, model, chkpt, elastic, logs, results, cache, scratch) -> absolute path in the jail."""
+    """Logical place (PLACES) -> absolute path in the jail."""
+    config_bucket_gib: int | None = None
+    """Object storage of versioned configs, whole GiB; 0 means under one GiB; None has no bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +214,8 @@ class AssumedSpeedSpec:
     source: str
     engine: str | None = None
     """Engine name of a run record that may replace this row; None is never replaced."""
+    batch_size: int = 1
+    """Conversations generated at once; a run record of another batch size never replaces this row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

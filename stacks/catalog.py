@@ -1,0 +1,209 @@
+"""Hardware facts: platforms, presets, CPU topology, fabrics, regions and disk rules.
+
+Every table stands under its source and date. Owns no prices (cost/) and no choices (Pulumi.*.yaml).
+The live lists are `nebius compute platform list` and the capacity API; this is what is checked offline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """One size of a platform."""
+
+    name: str
+    vcpus: int
+    memory_gib: int
+    gpus: int = 0
+    sockets: int
+    cores_per_socket: int
+    threads_per_core: int = 2
+    allows_gpu_cluster: bool = False
+    """Whether its VMs can join an InfiniBand GPU cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """One Nebius hardware type."""
+
+    name: str
+    presets: Mapping[str, Preset]
+    regions: tuple[str, ...]
+    gres_type: str | None = None
+    """GRES type of its GPUs in slurm.conf; None on CPU platforms."""
+    gpu_memory_gb: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """One InfiniBand fabric."""
+
+    name: str
+    region: str
+    platform: str
+
+
+def _preset(
+    vcpus: int, memory_gib: int, *, gpus: int = 0, sockets: int = 1, gpu_cluster: bool = False
+) -> Preset:
+    size = f"{vcpus}vcpu-{memory_gib}gb"
+    return Preset(
+        name=f"{gpus}gpu-{size}" if gpus else size,
+        vcpus=vcpus,
+        memory_gib=memory_gib,
+        gpus=gpus,
+        sockets=sockets,
+        cores_per_socket=vcpus // sockets // 2,
+        allows_gpu_cluster=gpu_cluster,
+    )
+
+
+def _platform(
+    name: str,
+    presets: tuple[Preset, ...],
+    regions: tuple[str, ...],
+    gres_type: str | None = None,
+    gpu_memory_gb: int | None = None,
+) -> Platform:
+    return Platform(
+        name=name,
+        presets=MappingProxyType({preset.name: preset for preset in presets}),
+        regions=regions,
+        gres_type=gres_type,
+        gpu_memory_gb=gpu_memory_gb,
+    )
+
+
+# CPU platforms. Source: nebius-solutions-library soperator/modules/available_resources
+# (platform.tf, preset.tf, region.tf), commit 7b687e5, 2026-04-21. 4 GiB of memory per vCPU.
+# cpu-d3 has one socket up to 128 vCPUs, two from 160; cpu-e2 has two from 48.
+_CPU_D3: Final = tuple(
+    _preset(vcpus, 4 * vcpus, sockets=2 if vcpus >= 160 else 1)
+    for vcpus in (2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+)
+_CPU_E2: Final = tuple(
+    _preset(vcpus, 4 * vcpus, sockets=2 if vcpus >= 48 else 1)
+    for vcpus in (2, 4, 8, 16, 32, 48, 64, 80)
+)
+
+# SXM platforms. Same source; only the 8-GPU presets join a GPU cluster.
+_SXM_HOPPER: Final = (
+    _preset(16, 200, gpus=1),
+    _preset(128, 1600, gpus=8, sockets=2, gpu_cluster=True),
+)
+_SXM_B200: Final = (
+    _preset(20, 224, gpus=1),
+    _preset(160, 1792, gpus=8, sockets=2, gpu_cluster=True),
+)
+_SXM_B300: Final = (
+    _preset(24, 346, gpus=1),
+    _preset(192, 2768, gpus=8, sockets=2, gpu_cluster=True),
+)
+
+# L40S has no InfiniBand. Source: docs.nebius.com/compute/virtual-machines/types, read 2026-11 through
+# public copies of its table; `2gpu-64vcpu-384gb` is also what seed 000 ran. The CPU topology is not
+# published: it is taken from the CPU platforms of the same generation (Genoa as cpu-d3, Ice Lake as
+# cpu-e2) and must be confirmed with `slurmd -C` on a node.
+_L40S_A: Final = (
+    _preset(8, 32, gpus=1),
+    _preset(16, 64, gpus=1),
+    _preset(24, 96, gpus=1),
+    _preset(32, 128, gpus=1),
+    _preset(40, 160, gpus=1),
+)
+_L40S_D: Final = (
+    _preset(16, 96, gpus=1),
+    _preset(32, 192, gpus=1),
+    _preset(48, 288, gpus=1),
+    _preset(64, 384, gpus=2),
+    _preset(96, 576, gpus=2),
+    _preset(128, 768, gpus=4),
+    _preset(192, 1152, gpus=4, sockets=2),
+)
+
+# Regions: region.tf of the same commit; L40S from docs.nebius.com/overview/regions, 2026-11.
+# GRES types: gres names of the same modules; nvidia_l40s follows the form that NVML reports.
+PLATFORMS: Final[Mapping[str, Platform]] = MappingProxyType(
+    {
+        platform.name: platform
+        for platform in (
+            _platform("cpu-e2", _CPU_E2, ("eu-north1",)),
+            _platform(
+                "cpu-d3",
+                _CPU_D3,
+                ("eu-north1", "eu-north2", "eu-west1", "me-west1", "uk-south1", "us-central1"),
+            ),
+            _platform("gpu-l40s-a", _L40S_A, ("eu-north1",), "nvidia_l40s", 48),
+            _platform("gpu-l40s-d", _L40S_D, ("eu-north1",), "nvidia_l40s", 48),
+            _platform("gpu-h100-sxm", _SXM_HOPPER, ("eu-north1",), "nvidia_h100_80gb_hbm3", 80),
+            _platform(
+                "gpu-h200-sxm",
+                _SXM_HOPPER,
+                ("eu-north1", "eu-north2", "eu-west1", "us-central1"),
+                "nvidia_h200",
+                141,
+            ),
+            _platform("gpu-b200-sxm", _SXM_B200, ("us-central1",), "nvidia_b200", 180),
+            _platform("gpu-b200-sxm-a", _SXM_B200, ("me-west1",), "nvidia_b200", 180),
+            _platform("gpu-b300-sxm", _SXM_B300, ("uk-south1",), "nvidia_b300_sxm6_ac", 288),
+        )
+    }
+)
+
+REGIONS: Final[tuple[str, ...]] = tuple(
+    sorted({region for platform in PLATFORMS.values() for region in platform.regions})
+)
+
+# Fabrics. Source: nebius-solutions-library k8s-training/locals.tf and skypilot
+# provision/nebius/constants.py, 2026-04. Nebius assigns fabrics to tenants and adds new ones, so a
+# name that is missing here is doubtful, not wrong; the capacity API is the authority.
+FABRICS: Final[Mapping[str, Fabric]] = MappingProxyType(
+    {
+        name: Fabric(name=name, region=region, platform=platform)
+        for name, region, platform in (
+            ("fabric-2", "eu-north1", "gpu-h100-sxm"),
+            ("fabric-3", "eu-north1", "gpu-h100-sxm"),
+            ("fabric-4", "eu-north1", "gpu-h100-sxm"),
+            ("fabric-6", "eu-north1", "gpu-h100-sxm"),
+            ("fabric-7", "eu-north1", "gpu-h200-sxm"),
+            ("fabric-5", "eu-west1", "gpu-h200-sxm"),
+            ("eu-north2-a", "eu-north2", "gpu-h200-sxm"),
+            ("us-central1-a", "us-central1", "gpu-h200-sxm"),
+            ("us-central1-b", "us-central1", "gpu-b200-sxm"),
+            ("me-west1-a", "me-west1", "gpu-b200-sxm-a"),
+            ("uk-south1-a", "uk-south1", "gpu-b300-sxm"),
+        )
+    }
+)
+
+# Disks and groups. Source: docs.nebius.com/compute/storage/types, 2026-04, and the comments of
+# soperator/installations/example/variables.tf, commit 7b687e5.
+STRIPED_DISK_STEP_GIB: Final = 93
+"""Sizes of network-ssd-non-replicated and network-ssd-io-m3 disks are multiples of this."""
+STRIPED_DISK_MAX_GIB: Final = 262_074
+BOOT_DISK_MIN_GIB: Final = 64
+"""What the mk8s API accepts (nebius.mk8s.v1.NodeTemplate.boot_disk: at least 64 GiB)."""
+BOOT_DISK_ADVISED_GIB: Final[Mapping[str, int]] = MappingProxyType(
+    {"system": 128, "controller": 128, "login": 256, "accounting": 128, "worker": 512}
+)
+"""What the Soperator recipe refuses to go under, per role."""
+VCPUS_ADVISED: Final[Mapping[str, int]] = MappingProxyType(
+    {"system": 8, "controller": 4, "login": 16, "accounting": 8}
+)
+"""Smallest preset that the recipe calls sufficient, per role (preset.tf)."""
+SYSTEM_MIN_NODES_ADVISED: Final = 3
+NODES_PER_GROUP_MAX: Final = 100
+"""nebius.mk8s.v1.NodeGroupSpec.fixed_node_count and max_node_count: 0 to 100."""
+LARGE_FILESYSTEM_GIB: Final = 2048
+"""Filesystems over 2 TiB need Nebius support (README of the recipe)."""
+
+
+def find_preset(platform: str, preset: str) -> Preset | None:
+    """The preset, or None where the platform or the preset is not known."""
+    known = PLATFORMS.get(platform)
+    return None if known is None else known.presets.get(preset)
