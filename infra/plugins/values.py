@@ -1,0 +1,193 @@
+"""Pulumi property values as plain Python values, and back.
+
+Owns the wire form (a protobuf Struct with signature keys) and the marking of secrets. Plugins see
+None, bool, int, float, str, list and dict, plus UNKNOWN, Asset and Archive; secrets reach a plugin
+unwrapped, and a plugin wraps in Secret whatever it makes that must stay secret.
+Does not compute hashes of assets: the engine sends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from google.protobuf import struct_pb2
+
+# Source: pulumi/pulumi sdk/go/common/resource/sig/sig.go and plugin/rpc.go, v3.190.0.
+_SIGNATURE: Final = "4dabf18193072939515e22adb298388d"
+_SECRET: Final = "1b47061264138c4ac30d75fd1eb44270"
+_ASSET: Final = "c44067f5952c0a294b673a41bacd8c17"
+_ARCHIVE: Final = "0def7320c3a5731c473e5ecbe6d01bc7"
+_OUTPUT: Final = "d0e6a833031e9bbcd3f4e8bde6ca49a4"
+_UNKNOWN: Final = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
+# The engine has one unknown per kind of value; all mean the same to a plugin.
+_UNKNOWNS: Final = frozenset(
+    {
+        _UNKNOWN,
+        "1c4a061d-8072-4f0a-a4cb-0ff528b18fe7",
+        "3eeb2bf0-c639-47a8-9e75-3b44932eb421",
+        "6a19a0b0-7e62-4c92-b797-7f8e31da9cc2",
+        "030794c1-ac77-496b-92df-f27374a8bd58",
+        "e48ece36-62e2-4504-bad9-02848725956a",
+        "dd056dcd-154b-4c76-9bd3-c8f88648b5ff",
+    }
+)
+
+
+class Unknown:
+    """A value that the engine learns only during the update."""
+
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+    def __bool__(self) -> bool:
+        raise TypeError("an unknown value is neither true nor false; compare with `is UNKNOWN`")
+
+
+UNKNOWN: Final = Unknown()
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A value that the engine encrypts in the state and hides in its output."""
+
+    value: Any
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asset:
+    """One file: exactly one of `path`, `text` and `uri`, with the sha256 of its content."""
+
+    path: str | None = None
+    text: str | None = None
+    uri: str | None = None
+    hash: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """A tree of files: exactly one of `path` (folder or archive), `uri` and `assets`."""
+
+    path: str | None = None
+    uri: str | None = None
+    assets: Mapping[str, Asset | Archive] | None = field(default=None)
+    hash: str = ""
+
+
+def unmarshal(struct: struct_pb2.Struct) -> dict[str, Any]:
+    """The plain mapping of a wire struct; secrets stay wrapped, see `reveal`."""
+    return {key: _from_wire(value) for key, value in struct.fields.items()}
+
+
+def marshal(values: Mapping[str, Any]) -> struct_pb2.Struct:
+    """The wire struct of a plain mapping."""
+    fields = {key: _to_wire(value, key) for key, value in values.items()}
+    return struct_pb2.Struct(fields=fields)
+
+
+def reveal(value: Any) -> Any:
+    """The same value without any Secret wrapper."""
+    if isinstance(value, Secret):
+        return reveal(value.value)
+    if isinstance(value, dict):
+        return {key: reveal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [reveal(item) for item in value]
+    return value
+
+
+def conceal(value: Any, like: Any) -> Any:
+    """`value`, wrapped in Secret wherever `like` has a Secret at the same path."""
+    if isinstance(value, Secret):
+        return value
+    if isinstance(like, Secret):
+        return Secret(value)
+    if isinstance(value, dict) and isinstance(like, dict):
+        return {
+            key: conceal(item, like[key]) if key in like else item for key, item in value.items()
+        }
+    if isinstance(value, list) and isinstance(like, list):
+        tail = value[len(like) :]
+        return [conceal(item, old) for item, old in zip(value, like, strict=False)] + tail
+    return value
+
+
+def contains_unknown(value: Any) -> bool:
+    """Whether any part of the value is UNKNOWN."""
+    if value is UNKNOWN:
+        return True
+    if isinstance(value, Secret):
+        return contains_unknown(value.value)
+    if isinstance(value, dict):
+        return any(contains_unknown(item) for item in value.values())
+    return isinstance(value, list) and any(contains_unknown(item) for item in value)
+
+
+def _from_wire(value: struct_pb2.Value) -> Any:
+    kind = value.WhichOneof("kind")
+    if kind in (None, "null_value"):
+        return None
+    if kind == "bool_value":
+        return value.bool_value
+    if kind == "number_value":
+        number = value.number_value
+        return int(number) if number.is_integer() else number
+    if kind == "string_value":
+        text = value.string_value
+        return UNKNOWN if text in _UNKNOWNS else text
+    if kind == "list_value":
+        return [_from_wire(item) for item in value.list_value.values]
+    return _from_wire_object(unmarshal(value.struct_value))
+
+
+def _from_wire_object(values: dict[str, Any]) -> Any:
+    match values.get(_SIGNATURE):
+        case None:
+            return values
+        case s if s == _SECRET:
+            return Secret(values.get("value"))
+        case s if s == _ASSET:
+            known = {k: values[k] for k in ("path", "text", "uri") if k in values}
+            return Asset(**known, hash=values.get("hash", ""))
+        case s if s == _ARCHIVE:
+            known = {k: values[k] for k in ("path", "uri", "assets") if k in values}
+            return Archive(**known, hash=values.get("hash", ""))
+        case s if s == _OUTPUT:
+            inner = values.get("value", UNKNOWN)
+            return Secret(inner) if values.get("secret") else inner
+        case signature:
+            raise ValueError(f"property value with an unknown signature {signature!r}")
+
+
+def _to_wire(value: Any, path: str) -> struct_pb2.Value:
+    if value is None:
+        return struct_pb2.Value(null_value=struct_pb2.NULL_VALUE)
+    if isinstance(value, bool):
+        return struct_pb2.Value(bool_value=value)
+    if isinstance(value, int | float):
+        return struct_pb2.Value(number_value=value)
+    if isinstance(value, str):
+        return struct_pb2.Value(string_value=value)
+    if value is UNKNOWN:
+        return struct_pb2.Value(string_value=_UNKNOWN)
+    if isinstance(value, list | tuple):
+        items = [_to_wire(item, f"{path}[{i}]") for i, item in enumerate(value)]
+        return struct_pb2.Value(list_value=struct_pb2.ListValue(values=items))
+    if isinstance(value, Mapping):
+        fields = {str(key): _to_wire(item, f"{path}.{key}") for key, item in value.items()}
+        return struct_pb2.Value(struct_value=struct_pb2.Struct(fields=fields))
+    if isinstance(value, Secret):
+        return _to_wire({_SIGNATURE: _SECRET, "value": value.value}, path)
+    if isinstance(value, Asset | Archive):
+        signature = _ASSET if isinstance(value, Asset) else _ARCHIVE
+        names = ("path", "text", "uri", "assets", "hash")
+        known = {name: getattr(value, name, None) for name in names}
+        present = {name: item for name, item in known.items() if item not in (None, "")}
+        if known["text"] == "":
+            present["text"] = ""
+        return _to_wire({_SIGNATURE: signature, **present}, path)
+    raise TypeError(f"{path}: {type(value).__name__} is no property value")
