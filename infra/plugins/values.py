@@ -16,7 +16,7 @@ from google.protobuf import struct_pb2
 
 # Source: pulumi/pulumi sdk/go/common/resource/sig/sig.go and plugin/rpc.go, v3.190.0.
 _SIGNATURE: Final = "4dabf18193072939515e22adb298388d"
-_SECRET: Final = "1b47061264138c4ac30d75fd1eb44270"
+_SECRET: Final = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105
 _ASSET: Final = "c44067f5952c0a294b673a41bacd8c17"
 _ARCHIVE: Final = "0def7320c3a5731c473e5ecbe6d01bc7"
 _OUTPUT: Final = "d0e6a833031e9bbcd3f4e8bde6ca49a4"

@@ -1,6 +1,7 @@
 """A difference is named by path, the way the engine prints it."""
 
 import pytest
+
 from infra.plugins.diff import Diff, compare, first_keys, join
 from infra.plugins.values import UNKNOWN, Archive
 

@@ -12,6 +12,9 @@ import grpc
 import pytest
 from google.protobuf import empty_pb2
 from google.rpc import status_pb2
+from pulumi.runtime.proto import provider_pb2 as pb
+from pulumi.runtime.proto import provider_pb2_grpc
+
 from infra.plugins.provider import (
     UNKNOWN,
     Diff,
@@ -22,8 +25,6 @@ from infra.plugins.provider import (
     start,
 )
 from infra.plugins.values import marshal, unmarshal
-from pulumi.runtime.proto import provider_pb2 as pb
-from pulumi.runtime.proto import provider_pb2_grpc
 
 URN = "urn:pulumi:dev::proj::demo:index:Group$demo:index:Disk::boot"
 
