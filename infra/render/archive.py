@@ -1,0 +1,78 @@
+"""What one release of code holds, and the hash that names it: workloads/, rendered jobs/, configs/.
+
+Owns the list of files and `code_hash`, the one identity of code that `pulumi up`, `submit` and run
+records share. Does not send anything: infra/components and infra/jobs/sync.py do.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from infra.render.sbatch import render_sbatch
+from stacks.spec import StackSpec
+
+_EXECUTABLE_PREFIX = "jobs/"
+
+
+def code_files(root: Path, spec: StackSpec) -> dict[str, bytes]:
+    """Relative path -> content of everything that one release holds; `root` is the checkout."""
+    files = {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted((root / "workloads").rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+    }
+    if not files:
+        raise FileNotFoundError(
+            f"{root / 'workloads'}: no files; run from a checkout of this project"
+        )
+    for job in spec.jobs:
+        files[f"jobs/{job.name}"] = render_sbatch(spec, job).encode()
+    files["configs/stack.json"] = _stack_config(spec)
+    return dict(sorted(files.items()))
+
+
+def code_hash(root: Path, spec: StackSpec) -> str:
+    """16 hex digits that change with any path or byte of `code_files`, and with nothing else."""
+    return hash_files(code_files(root, spec))
+
+
+def hash_files(files: Mapping[str, bytes]) -> str:
+    """16 hex digits of a SHA-256 over sorted paths and contents."""
+    digest = hashlib.sha256()
+    for path, content in sorted(files.items()):
+        # Lengths keep ("ab", "c") and ("a", "bc") apart.
+        digest.update(f"{len(path)}:{path}:{len(content)}:".encode())
+        digest.update(content)
+    return digest.hexdigest()[:16]
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """The files as a gzipped tar without owners and dates: equal files give equal bytes."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path, content in sorted(files.items()):
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            member.mode = 0o755 if path.startswith(_EXECUTABLE_PREFIX) else 0o644
+            archive.addfile(member, io.BytesIO(content))
+    return gzip.compress(raw.getvalue(), mtime=0)
+
+
+def _stack_config(spec: StackSpec) -> bytes:
+    """The declared places and jobs, for whoever looks around on the login node."""
+    config = {
+        "stack": spec.name,
+        "places": dict(spec.storage.places),
+        "python_env_path": spec.python_env_path,
+        "jobs": {
+            job.name: {"module": job.module, "recipe": job.recipe, "args": list(job.args)}
+            for job in spec.jobs
+        },
+    }
+    return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()

@@ -1,0 +1,189 @@
+"""The text of one Slurm job: spec -> sbatch script, delivered as `jobs/<name>`. Pure.
+
+Owns the environment a workload sees (places, ranks, NCCL), the checks before launch and the launch
+line. Does not submit (infra/jobs) and does not know the code hash: the release folder's name is it.
+
+Two traps shape the text. A rank variable outside single quotes is expanded once, on the batch host,
+and gives every node rank 0: `$SLURM_NODEID` is read inside the task. And srun of Slurm 22.05 and
+later no longer takes --cpus-per-task from the job: it is passed again.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+
+from stacks.catalog import PLATFORMS
+from stacks.spec import JobSpec, StackSpec, WorkerSpec
+
+_CHECK = r"""
+fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
+[[ -x $SOPERATOR_PYTHON ]] ||
+  fail "$SOPERATOR_PYTHON is missing: make this Python environment in the jail, then submit again"
+for path in "$@"; do
+  mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
+done
+""".strip("\n")
+
+_LAUNCH = r"""
+exec "$SOPERATOR_PYTHON" -m torch.distributed.run \
+  --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" \
+  --nproc-per-node="$SOPERATOR_RANKS_PER_NODE" \
+  --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" -m "$@"
+""".strip("\n")
+
+
+class RenderError(ValueError):
+    """A job that this stack cannot run, with the path of the value and what is allowed."""
+
+
+def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
+    """The sbatch script of `job`; what follows its path on the sbatch line goes to the module."""
+    nodesets = _nodesets(spec, job)
+    ranks_per_node = max(1, job.gpus_per_node)
+    launched = job.nodes > 1 or job.gpus_per_node > 0
+    lines = [
+        "#!/bin/bash",
+        f"# Job {job.name} of stack {spec.name}; pulumi up renders and replaces it: do not edit.",
+        f"# In {spec.code_path}: sbatch jobs/{job.name} [--set key=value]",
+        *_directives(spec, job),
+        "set -euo pipefail",
+        "",
+        f"code=$(readlink -f {shlex.quote(f'{spec.code_path}/current')})",
+        'cd "$code"',
+        "export PYTHONPATH=$code PYTHONUNBUFFERED=1",
+        "export SOPERATOR_CODE_HASH=${code##*/}",
+        _export({"SOPERATOR_JOB": job.name, "SOPERATOR_STACK": spec.name}),
+        f"export SOPERATOR_PYTHON={shlex.quote(f'{spec.python_env_path}/bin/python')}",
+        *(
+            f"export SOPERATOR_PLACE_{place.upper()}={shlex.quote(path)}"
+            for place, path in sorted(spec.storage.places.items())
+        ),
+        *_hardware(nodesets, job),
+        f"export OMP_NUM_THREADS={max(1, job.cpus_per_task // ranks_per_node)}",
+        "",
+        "# Every node must see the same environment and mounts before ranks wait for each other.",
+        f"srun {_srun(job)} bash -c {_quote(_CHECK)} check {_words(_mounts(spec))}".rstrip(),
+        "",
+        *(_distributed(job, ranks_per_node) if launched else _plain(job)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _directives(spec: StackSpec, job: JobSpec) -> list[str]:
+    options = [
+        f"--job-name={job.name}",
+        f"--partition={job.partition}",
+        f"--nodes={job.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={job.cpus_per_task}",
+        *([f"--gpus-per-node={job.gpus_per_node}"] if job.gpus_per_node else []),
+        f"--time={job.time_limit}",
+        f"--output={spec.storage.places['logs']}/%x_%j.out",
+        "--open-mode=append",  # a requeued job keeps the log of its first run
+    ]
+    return [f"#SBATCH {option}" for option in options]
+
+
+def _nodesets(spec: StackSpec, job: JobSpec) -> tuple[WorkerSpec, ...]:
+    """Nodesets of the job's partition whose nodes have the GPUs it asks for, in declared order."""
+    partition = next((each for each in spec.slurm.partitions if each.name == job.partition), None)
+    if partition is None:
+        have = ", ".join(each.name for each in spec.slurm.partitions)
+        raise RenderError(
+            f"{spec.name}: jobs.{job.name}.partition: {job.partition!r} is not a partition "
+            f"(has: {have}); name one of these or declare it in slurm.partitions"
+        )
+    members = tuple(
+        worker
+        for worker in spec.nodes.workers
+        if not partition.nodesets or worker.name in partition.nodesets
+    )
+    fitting = tuple(worker for worker in members if _gpus(worker) >= job.gpus_per_node)
+    if not fitting:
+        have = ", ".join(f"{each.name} has {_gpus(each)}" for each in members) or "no nodeset"
+        raise RenderError(
+            f"{spec.name}: jobs.{job.name}.gpus_per_node: {job.gpus_per_node} is more than any node "
+            f"of partition {job.partition!r} has ({have}); lower it or change the preset"
+        )
+    return fitting
+
+
+def _gpus(worker: WorkerSpec) -> int:
+    return PLATFORMS[worker.platform].presets[worker.preset].gpus
+
+
+def _hardware(nodesets: Sequence[WorkerSpec], job: JobSpec) -> list[str]:
+    """Platform, preset and interconnect by nodeset; Slurm names nodes <nodeset>-<ordinal>."""
+    if len(nodesets) == 1:
+        return [_export(_hardware_environment(nodesets[0], job))]
+    lines = ['case "${SLURMD_NODENAME%-*}" in']
+    for worker in nodesets:
+        lines.append(f"  {worker.name}) {_export(_hardware_environment(worker, job))} ;;")
+    return [*lines, "esac"]
+
+
+def _hardware_environment(worker: WorkerSpec, job: JobSpec) -> dict[str, str]:
+    environment = {"SOPERATOR_PLATFORM": worker.platform, "SOPERATOR_PRESET": worker.preset}
+    if job.gpus_per_node and job.nodes > 1:
+        # NCCL reads NCCL_*; the TORCH_NCCL_ spellings in circulation have no effect. It finds
+        # InfiniBand by itself; without a fabric the search costs time and can pick a dead port.
+        environment["NCCL_SOCKET_IFNAME"] = "^docker0,lo"
+        if worker.infiniband_fabric is None:
+            environment["NCCL_IB_DISABLE"] = "1"
+    return environment
+
+
+def _mounts(spec: StackSpec) -> list[str]:
+    """Mount points that hold the places: what must be mounted on every node."""
+    declared = [submount.mount_path for submount in spec.storage.submounts]
+    if spec.storage.memory is not None:
+        declared.append(spec.storage.memory.mount_path)
+    paths = [*spec.storage.places.values(), spec.code_path]
+    return sorted(
+        mount
+        for mount in declared
+        if any(PurePosixPath(path).is_relative_to(mount) for path in paths)
+    )
+
+
+def _srun(job: JobSpec) -> str:
+    return f"--ntasks={job.nodes} --ntasks-per-node=1 --cpus-per-task={job.cpus_per_task}"
+
+
+def _distributed(job: JobSpec, ranks_per_node: int) -> list[str]:
+    return [
+        'read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        "MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
+        f"export MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE={ranks_per_node}",
+        "# Ranks that wait for a dead one are ended with it.",
+        (
+            f"exec srun {_srun(job)} --kill-on-bad-exit=1 "
+            f"bash -c {_quote(_LAUNCH)} launch {_module(job)}"
+        ),
+    ]
+
+
+def _plain(job: JobSpec) -> list[str]:
+    return [f'exec srun {_srun(job)} "$SOPERATOR_PYTHON" -m {_module(job)}']
+
+
+def _module(job: JobSpec) -> str:
+    return f'{_words([job.module, "--recipe", job.recipe, *job.args])} "$@"'
+
+
+def _export(environment: Mapping[str, str]) -> str:
+    pairs = (f"{name}={shlex.quote(value)}" for name, value in environment.items())
+    return f"export {' '.join(pairs)}"
+
+
+def _words(words: Sequence[str]) -> str:
+    return " ".join(shlex.quote(word) for word in words)
+
+
+def _quote(script: str) -> str:
+    """The script in single quotes, so that only the task on the node expands it."""
+    if "'" in script:
+        raise AssertionError("a launch script must not hold single quotes")
+    return f"'{script}'"
