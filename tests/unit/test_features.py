@@ -1,0 +1,158 @@
+"""docs/features.tsv is the acceptance table: each seed feature has one row, and each row says the truth.
+
+The invariants are complete numbering per seed, allowed states, and paths, tests and decisions that exist.
+Whether a named test passes is the test run's business, not this file's.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = ROOT / "docs" / "features.tsv"
+
+NUM_FEATURES = {"S000": 125, "S001": 97, "S002": 92, "S003": 90, "S004": 46}
+"""Features counted in each of the five seed documents; the numbering of each is contiguous."""
+
+KINDS = frozenset("CFOJNDSMT$RX")
+STATES = frozenset({"works", "not yet", "waived"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table; `where` and `test` hold names divided by spaces."""
+
+    id: str
+    kind: str
+    feature: str
+    state: str
+    where: str
+    test: str
+    adr: str
+    note: str
+
+
+def read_rows() -> list[Row]:
+    """The rows of the committed table, in file order."""
+    with TABLE.open(encoding="ascii", newline="") as file:
+        return [Row(**line) for line in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
+
+
+def problems(rows: list[Row]) -> list[str]:
+    """What is wrong with the table, one line each with the id, what came and what is allowed."""
+    return numbering_problems(rows) + [line for row in rows for line in row_problems(row)]
+
+
+def numbering_problems(rows: list[Row]) -> list[str]:
+    """Ids that are missing, repeated or of no seed."""
+    expected = {f"{seed}-{n:02d}" for seed, count in NUM_FEATURES.items() for n in range(1, count + 1)}
+    found = Counter(row.id for row in rows)
+    return (
+        [f"{id_}: has no row; add one" for id_ in sorted(expected - set(found))]
+        + [f"{id_}: is not a feature of a seed" for id_ in sorted(set(found) - expected)]
+        + [f"{id_}: has {n} rows; keep one" for id_, n in sorted(found.items()) if n > 1]
+    )
+
+
+def row_problems(row: Row) -> list[str]:
+    """What one row claims and the tree does not have."""
+    lines: list[str] = []
+    if row.kind not in KINDS or len(row.kind) != 1:
+        lines.append(f"{row.id}: kind {row.kind!r} is not one of {''.join(sorted(KINDS))}")
+    if not row.feature:
+        lines.append(f"{row.id}: has no text")
+    if row.state not in STATES:
+        lines.append(f"{row.id}: state {row.state!r} is not one of {sorted(STATES)}")
+    if row.state == "works" and not (row.where and row.test):
+        lines.append(f"{row.id}: works, but names no path or no test")
+    if row.state == "waived" and not row.adr:
+        lines.append(f"{row.id}: waived without a decision; name its number in docs/adr/")
+    lines += [f"{row.id}: path {p!r} does not exist" for p in row.where.split() if not (ROOT / p).exists()]
+    lines += [f"{row.id}: test {t!r} does not exist" for t in row.test.split() if not is_test(t)]
+    if row.adr and not list((ROOT / "docs" / "adr").glob(f"{row.adr}-*.md")):
+        lines.append(f"{row.id}: decision {row.adr!r} is not in docs/adr/")
+    return lines
+
+
+def is_test(node_id: str) -> bool:
+    """Whether a pytest node id (path::[Class::]function, parameters ignored) names a function in the tree."""
+    path, *names = node_id.split("[")[0].split("::")
+    file = ROOT / path
+    if not names or not file.is_file() or not names[-1].startswith("test_"):
+        return False
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    for name in names:
+        found = next((node for node in body if getattr(node, "name", None) == name), None)
+        if not isinstance(found, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            return False
+        body = found.body
+    return isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def test_every_feature_of_the_seeds_has_one_true_row() -> None:
+    """The table is how an evaluator finds where a promise is kept, so it may not name what is not there."""
+    assert problems(read_rows()) == []
+
+
+def test_every_waived_row_is_context_that_nothing_can_be_built_for() -> None:
+    """A feature that can be built is never waived: it is `not yet` until it works."""
+    assert [row.id for row in read_rows() if row.state == "waived" and row.kind != "X"] == []
+
+
+HERE = "tests/unit/test_features.py"
+GOOD = Row(
+    id="S000-01",
+    kind="R",
+    feature="a feature",
+    state="works",
+    where="docs/features.tsv",
+    test=f"{HERE}::test_a_planted_mistake_in_a_row_is_found",
+    adr="",
+    note="",
+)
+
+
+def test_a_row_that_names_what_exists_has_no_problem() -> None:
+    assert row_problems(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "Q"}, "kind 'Q'"),
+        ({"kind": ""}, "kind ''"),
+        ({"feature": ""}, "has no text"),
+        ({"state": "done"}, "state 'done'"),
+        ({"where": ""}, "names no path"),
+        ({"test": ""}, "no test"),
+        ({"where": "docs/none.md"}, "path 'docs/none.md' does not exist"),
+        ({"test": f"{HERE}::test_nothing"}, "does not exist"),
+        ({"test": f"{HERE}::Row::test_nothing"}, "does not exist"),
+        ({"test": f"{HERE}::Row"}, "does not exist"),
+        ({"test": HERE}, "does not exist"),
+        ({"test": "tests/unit/test_none.py::test_none"}, "does not exist"),
+        ({"state": "waived"}, "waived without a decision"),
+        ({"adr": "9999"}, "decision '9999'"),
+    ],
+)
+def test_a_planted_mistake_in_a_row_is_found(change: dict[str, str], message: str) -> None:
+    lines = row_problems(replace(GOOD, **change))
+    assert len(lines) == 1 and message in lines[0]
+
+
+def test_a_missing_a_repeated_and_an_unknown_id_are_found() -> None:
+    rows = read_rows()
+    stranger = replace(rows[0], id="S005-01")
+    lines = numbering_problems([*rows[2:], rows[2], stranger])
+    assert lines == [
+        "S000-01: has no row; add one",
+        "S000-02: has no row; add one",
+        "S005-01: is not a feature of a seed",
+        "S000-03: has 2 rows; keep one",
+    ]
