@@ -1,0 +1,228 @@
+"""Processes of the embedded cloud: detached, recorded, never confused with a stranger that reused a pid.
+
+Owns run/<name>.json: pid, start time and command of one process. A process is its own session and
+process group, so stopping it stops what it forked. Does not restart anything: reconcile/ does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from infra.local.errors import LocalError
+
+MARK = "SOPERATOR_PROCESS"
+"""Environment variable that tells a process of ours from a stranger once its leader is gone."""
+
+# The child waits until its record is on disk: whoever dies here, no process runs unrecorded.
+_WAIT_FOR_RECORD = 'read -r _ || exit 1; exec "$@" < /dev/null'
+
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+class ProcessError(LocalError):
+    """A process of the embedded cloud cannot be started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One recorded process; `start_ticks` and `boot_id` make its pid unique for ever."""
+
+    name: str
+    pid: int
+    start_ticks: int
+    boot_id: str
+    argv: tuple[str, ...]
+    log: str
+
+    @property
+    def alive(self) -> bool:
+        """True while exactly this process runs (a zombie does not)."""
+        _reap(self.pid)
+        return self.boot_id == _boot_id() and _start_ticks(self.pid) == self.start_ticks
+
+
+def start(
+    name: str,
+    argv: Sequence[str],
+    *,
+    run_dir: Path,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Process:
+    """Start `argv` detached and record it; returns the running one if it runs already.
+
+    `env` is the whole environment (default: this process's). Output is appended to `log`.
+    """
+    environment = dict(os.environ if env is None else env)
+    if shutil.which(argv[0], path=environment.get("PATH", os.defpath)) is None:
+        raise ProcessError(f"{name}: program '{argv[0]}' is not installed; run `make setup`")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(name, run_dir):
+        recorded = find(name, run_dir)
+        if recorded is not None and recorded.alive:
+            return recorded
+        environment[MARK] = _mark(name, run_dir)
+        with log.open("ab") as output:
+            child = subprocess.Popen(
+                ["/bin/sh", "-c", _WAIT_FOR_RECORD, "sh", *argv],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                cwd=cwd,
+                start_new_session=True,
+            )
+        _children[child.pid] = child
+        process = Process(
+            name=name,
+            pid=child.pid,
+            start_ticks=_start_ticks(child.pid) or 0,
+            boot_id=_boot_id(),
+            argv=tuple(argv),
+            log=str(log),
+        )
+        _write(_record_path(name, run_dir), json.dumps(asdict(process), indent=1) + "\n")
+        assert child.stdin is not None
+        child.stdin.write(b"\n")
+        child.stdin.close()
+        return process
+
+
+def stop(name: str, run_dir: Path, timeout_s: float = 10) -> bool:
+    """Stop a process and all it forked, TERM then KILL after `timeout_s`; True if anything ran."""
+    if not _record_path(name, run_dir).exists():
+        return False
+    with _locked(name, run_dir):
+        process = find(name, run_dir)
+        ran = process is not None and _signal_group(process, run_dir, signal.SIGTERM)
+        if process is not None and ran and not _gone(process, run_dir, timeout_s):
+            _signal_group(process, run_dir, signal.SIGKILL)
+            _gone(process, run_dir, timeout_s)
+        _record_path(name, run_dir).unlink(missing_ok=True)
+    return ran
+
+
+def alive(name: str, run_dir: Path) -> bool:
+    """True while the process recorded under `name` runs."""
+    process = find(name, run_dir)
+    return process is not None and process.alive
+
+
+def find(name: str, run_dir: Path) -> Process | None:
+    """The record of `name`, running or not."""
+    try:
+        fields = json.loads(_record_path(name, run_dir).read_text())
+    except (FileNotFoundError, ValueError):  # half-written records cannot be: writes are atomic
+        return None
+    return Process(**{**fields, "argv": tuple(fields["argv"])})
+
+
+def all_processes(run_dir: Path) -> list[Process]:
+    """Every recorded process by name, running or not."""
+    found = (find(path.stem, run_dir) for path in sorted(run_dir.glob("*.json")))
+    return [process for process in found if process is not None]
+
+
+def _signal_group(process: Process, run_dir: Path, number: signal.Signals) -> bool:
+    """Signal every member of the process's group; True if there was one."""
+    members = _members(process, run_dir)
+    for pid in members:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+    return bool(members)
+
+
+def _members(process: Process, run_dir: Path) -> list[int]:
+    """Pids of the process's group: all while its leader lives, else those that carry our mark."""
+    if process.boot_id != _boot_id():
+        return []
+    leader_lives = process.alive
+    mark = f"{MARK}={_mark(process.name, run_dir)}".encode()
+    members: list[int] = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal():
+            continue
+        fields = _stat(int(entry))
+        if fields is None or int(fields[2]) != process.pid:
+            continue
+        if leader_lives or mark in _environment(int(entry)):
+            members.append(int(entry))
+    return members
+
+
+def _gone(process: Process, run_dir: Path, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while _members(process, run_dir):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _reap(pid: int) -> None:
+    child = _children.get(pid)
+    if child is not None and child.poll() is not None:
+        del _children[pid]
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from the state on; None if there is no such process or it is dead."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else fields
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Start time in clock ticks since boot (field 22 of proc_pid_stat(5))."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[19])
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _mark(name: str, run_dir: Path) -> str:
+    return str(run_dir.resolve() / name)
+
+
+def _record_path(name: str, run_dir: Path) -> Path:
+    return run_dir / f"{name}.json"
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+@contextmanager
+def _locked(name: str, run_dir: Path) -> Iterator[None]:
+    """Hold the lock of `name`, so that two commands cannot start it twice."""
+    with (run_dir / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
