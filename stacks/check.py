@@ -1,0 +1,25 @@
+"""Rules across fields: check(spec) -> every problem of a stack, errors first.
+
+Owns the order of the rules. The rules are in rules/, hardware facts in catalog.py; nothing is raised.
+"""
+
+from __future__ import annotations
+
+from stacks.problem import Findings, Level, Problem, SpareNodes
+from stacks.rules.access import check_access
+from stacks.rules.jobs import check_jobs
+from stacks.rules.nodes import check_nodes
+from stacks.rules.storage import check_storage
+from stacks.spec import StackSpec
+
+__all__ = ["Level", "Problem", "SpareNodes", "check"]
+
+
+def check(spec: StackSpec) -> tuple[Problem, ...]:
+    """Every problem of the stack, errors before warnings, each group in the order of the file."""
+    findings = Findings(spec.name)
+    check_access(spec, findings)
+    check_storage(spec, findings)
+    check_nodes(spec, findings)
+    check_jobs(spec, findings)
+    return tuple(sorted(findings.problems, key=lambda problem: problem.level is Level.WARNING))

@@ -1,0 +1,67 @@
+"""One finding about a stack, and the collector that the rules report to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+
+
+class Level(StrEnum):
+    """An error would be refused by the API or break Soperator; a warning costs money or comfort."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpareNodes:
+    """Nodes that a warning calls unused; cost/ puts a price on them."""
+
+    role: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One finding: where, what came, what is allowed, what to do."""
+
+    level: Level
+    path: str
+    message: str
+    usd_per_month: Decimal | None = None
+    """What the finding costs; None when there is no money in it or cost/ has not priced it yet."""
+    spare_nodes: SpareNodes | None = None
+
+    def __str__(self) -> str:
+        price = "" if self.usd_per_month is None else f" (${self.usd_per_month:,.2f} per month)"
+        return f"{self.level}: {self.path}: {self.message}{price}"
+
+
+@dataclass(slots=True)
+class Findings:
+    """Problems in the order in which the rules find them; paths start with the stack's name."""
+
+    stack_name: str
+    problems: list[Problem] = field(default_factory=lambda: [])
+
+    def error(self, path: str, message: str) -> None:
+        """Adds what the API or Soperator would refuse."""
+        self.add(Level.ERROR, path, message)
+
+    def warn(self, path: str, message: str, spare_nodes: SpareNodes | None = None) -> None:
+        """Adds what works but costs money, time or comfort."""
+        self.add(Level.WARNING, path, message, spare_nodes)
+
+    def add(
+        self, level: Level, path: str, message: str, spare_nodes: SpareNodes | None = None
+    ) -> None:
+        """Adds one problem at a path inside the stack."""
+        self.problems.append(
+            Problem(
+                level=level,
+                path=f"{self.stack_name}.{path}",
+                message=message,
+                spare_nodes=spare_nodes,
+            )
+        )

@@ -1,0 +1,1 @@
+"""Rules across fields, one subject per file; check.py runs them."""

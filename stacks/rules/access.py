@@ -1,0 +1,159 @@
+"""Rules of identity and entry: Nebius ids, versions, names, SSH door, code paths."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Final
+
+from stacks.catalog import REGIONS
+from stacks.problem import Findings
+from stacks.rules.naming import is_under, name_problem, path_problem
+from stacks.spec import SshServiceType, StackSpec
+
+# Kubernetes' default range of node ports.
+_NODE_PORTS: Final = range(30000, 32768)
+_SSH_PORT: Final = 22
+# nebius.mk8s.v1.ControlPlaneSpec.etcd_cluster_size accepts 0 (default), 1 and 3.
+_ETCD_SIZES: Final = (1, 3)
+# Active checks of Soperator 4.1.7 hard-code this cluster name and namespace (ssh-check).
+_SOPERATOR_NAME: Final = "soperator"
+_KEY_TYPES: Final = (
+    "ssh-ed25519",
+    "ssh-rsa",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "sk-ssh-ed25519@openssh.com",
+    "sk-ecdsa-sha2-nistp256@openssh.com",
+)
+# Filesystems and groups are called <stack>-<role>; Nebius names hold 63 characters.
+_STACK_NAME_MAX: Final = 32
+
+
+def check_access(spec: StackSpec, findings: Findings) -> None:
+    """Names, ids, versions, SSH door and the paths of code and Python."""
+    problem = name_problem(spec.name, longest=_STACK_NAME_MAX)
+    if problem:
+        findings.error("name", problem)
+    _check_nebius(spec, findings)
+    _check_cluster(spec, findings)
+    _check_login(spec, findings)
+    _check_code(spec, findings)
+
+
+def _check_nebius(spec: StackSpec, findings: Findings) -> None:
+    nebius = spec.nebius
+    ids = (
+        ("tenant_id", nebius.tenant_id, "tenant-"),
+        ("project_id", nebius.project_id, "project-"),
+        ("network_id", nebius.network_id, "vpcnetwork-"),
+        ("subnet_id", nebius.subnet_id, "vpcsubnet-"),
+    )
+    for key, value, prefix in ids:
+        if value is not None and not value.startswith(prefix):
+            findings.error(
+                f"nebius.{key}", f"'{value}' is not an id of this kind; it starts with '{prefix}'"
+            )
+    if nebius.region not in REGIONS:
+        findings.error(
+            "nebius.region",
+            f"'{nebius.region}' is not a region (have: {', '.join(REGIONS)}); "
+            "see stacks/catalog.py",
+        )
+    if nebius.subnet_id is not None and nebius.network_id is None:
+        findings.warn(
+            "nebius.subnet_id",
+            "a subnet without its network; give network_id too, or a new network is made unused",
+        )
+
+
+def _check_cluster(spec: StackSpec, findings: Findings) -> None:
+    cluster = spec.cluster
+    if not re.fullmatch(r"1\.\d{2}", cluster.kubernetes_version):
+        findings.error(
+            "cluster.kubernetes_version",
+            f"'{cluster.kubernetes_version}' is not MAJOR.MINOR, such as '1.33'",
+        )
+    if not re.fullmatch(r"\d+\.\d+\.\d+(-\S+)?", cluster.soperator_version):
+        findings.error(
+            "cluster.soperator_version",
+            f"'{cluster.soperator_version}' is not a chart version, such as '4.1.7'",
+        )
+    if cluster.etcd_size not in _ETCD_SIZES:
+        findings.error("cluster.etcd_size", f"{cluster.etcd_size} is not allowed; use 1 or 3")
+    for key, value in (
+        ("slurm_cluster_name", cluster.slurm_cluster_name),
+        ("namespace", cluster.namespace),
+    ):
+        problem = name_problem(value, longest=63)
+        if problem:
+            findings.error(f"cluster.{key}", problem)
+        elif value != _SOPERATOR_NAME:
+            findings.warn(
+                f"cluster.{key}",
+                f"'{value}': Soperator's ssh-check only works with '{_SOPERATOR_NAME}'",
+            )
+
+
+def _check_login(spec: StackSpec, findings: Findings) -> None:
+    login = spec.login
+    if login.service is SshServiceType.NODE_PORT and login.ssh_port not in _NODE_PORTS:
+        findings.error(
+            "login.ssh_port",
+            f"{login.ssh_port} is no node port; NodePort allows "
+            f"{_NODE_PORTS.start} to {_NODE_PORTS.stop - 1}",
+        )
+    if login.service is SshServiceType.LOAD_BALANCER and login.ssh_port != _SSH_PORT:
+        findings.error(
+            "login.ssh_port",
+            f"{login.ssh_port}: Soperator's LoadBalancer listens on {_SSH_PORT}; "
+            "use that, or service NodePort",
+        )
+    if not login.ssh_public_keys:
+        findings.error(
+            "login.ssh_public_keys",
+            "no key, so nobody could enter; add 'file:~/.ssh/id_ed25519.pub' or a key line",
+        )
+    for index, line in enumerate(login.ssh_public_keys):
+        problem = public_key_problem(line)
+        if problem:
+            findings.error(f"login.ssh_public_keys[{index}]", problem)
+
+
+def public_key_problem(line: str) -> str | None:
+    """Why the line is not an OpenSSH public key, or None."""
+    if "PRIVATE KEY" in line:
+        return "this is a private key; give the .pub file, and treat the private key as exposed"
+    parts = line.split()
+    kind = parts[0] if parts else ""
+    if kind not in _KEY_TYPES or len(parts) < 2:
+        return f"'{line[:24]}' is not an OpenSSH public key (starts with: {', '.join(_KEY_TYPES)})"
+    try:
+        blob = base64.b64decode(parts[1], validate=True)
+    except (binascii.Error, ValueError):
+        return f"the {kind} key is not base64; copy the whole line of the .pub file"
+    length = int.from_bytes(blob[:4], "big")
+    if blob[4 : 4 + length] != kind.encode() or len(blob) <= 4 + length:
+        return f"the {kind} key is cut off; copy the whole line of the .pub file"
+    return None
+
+
+def _check_code(spec: StackSpec, findings: Findings) -> None:
+    for key, path in (("code_path", spec.code_path), ("python_env_path", spec.python_env_path)):
+        problem = path_problem(path)
+        if problem:
+            findings.error(key, problem)
+    memory = spec.storage.memory
+    if memory is not None and is_under(spec.code_path, memory.mount_path):
+        findings.error(
+            "code_path",
+            f"'{spec.code_path}' is on the memory of each worker ({memory.mount_path}); "
+            "the login node's files would not reach the jobs",
+        )
+    elif not any(is_under(spec.code_path, mount.mount_path) for mount in spec.storage.submounts):
+        findings.warn(
+            "code_path",
+            f"'{spec.code_path}' is under no declared submount, so code lies on the jail itself",
+        )

@@ -1,0 +1,171 @@
+"""Rules of partitions, jobs and the reference chat."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from stacks.catalog import find_preset
+from stacks.problem import Findings
+from stacks.rules.naming import name_problem, repeated
+from stacks.spec import JobSpec, PartitionSpec, StackSpec, WorkerSpec
+
+_DEFAULT: Final = re.compile(r"(?i)\bDefault=YES\b")
+_MODULE: Final = re.compile(r"workloads(\.[a-z_][a-z0-9_]*)+")
+_RECIPE: Final = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+# sbatch --time: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
+_TIME_LIMIT: Final = re.compile(r"\d+(:\d{2}){0,2}|\d+-\d{1,2}(:\d{2}){0,2}")
+_HIDDEN: Final = "hidden"
+"""Partition that every Slurm active check of Soperator submits to."""
+
+
+def check_jobs(spec: StackSpec, findings: Findings) -> None:
+    """Partitions first, then the jobs that use them, then the chat."""
+    _check_partitions(spec, findings)
+    for name in repeated(job.name for job in spec.jobs):
+        findings.error("jobs", f"name '{name}' is used twice; job names are unique")
+    for index, job in enumerate(spec.jobs):
+        _check_job(spec, job, f"jobs[{index}]", findings)
+    _check_order(spec, findings)
+    _check_chat(spec, findings)
+
+
+def nodesets_of(spec: StackSpec, partition: PartitionSpec) -> tuple[WorkerSpec, ...]:
+    """Workers of a partition: the named nodesets, or all when it names none."""
+    if not partition.nodesets:
+        return spec.nodes.workers
+    return tuple(worker for worker in spec.nodes.workers if worker.name in partition.nodesets)
+
+
+def _check_partitions(spec: StackSpec, findings: Findings) -> None:
+    partitions = spec.slurm.partitions
+    known = [worker.name for worker in spec.nodes.workers]
+    for name in repeated(partition.name for partition in partitions):
+        findings.error("slurm.partitions", f"name '{name}' is used twice; names are unique")
+    for index, partition in enumerate(partitions):
+        path = f"slurm.partitions[{index}]"
+        problem = name_problem(partition.name, longest=63)
+        if problem:
+            findings.error(f"{path}.name", problem)
+        for nodeset in partition.nodesets:
+            if nodeset not in known:
+                findings.error(
+                    f"{path}.nodesets",
+                    f"'{nodeset}' is not a nodeset (has: {', '.join(known)})",
+                )
+        if partition.name == _HIDDEN and partition.nodesets:
+            findings.error(
+                f"{path}.nodesets", "'hidden' must hold all nodes, so it names no nodesets"
+            )
+    if not any(partition.name == _HIDDEN for partition in partitions):
+        findings.error(
+            "slurm.partitions",
+            f"no partition '{_HIDDEN}'; Soperator's active checks submit to it: add it, "
+            "with Hidden=YES and no nodesets",
+        )
+    defaults = [part.name for part in partitions if _DEFAULT.search(part.config)]
+    if len(defaults) != 1:
+        got = f"{', '.join(defaults)} have" if defaults else "none has"
+        findings.error("slurm.partitions", f"{got} Default=YES; exactly one partition must")
+
+
+def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> None:
+    problem = name_problem(job.name, longest=63)
+    if problem:
+        findings.error(f"{path}.name", problem)
+    if not _MODULE.fullmatch(job.module):
+        findings.error(
+            f"{path}.module", f"'{job.module}' is not a module such as 'workloads.train'"
+        )
+    if not _RECIPE.fullmatch(job.recipe) or job.recipe.endswith(".json"):
+        findings.error(
+            f"{path}.recipe",
+            f"'{job.recipe}' is not a recipe; give the name of a file in workloads/recipes/ "
+            "without .json",
+        )
+    if not _TIME_LIMIT.fullmatch(job.time_limit):
+        findings.error(
+            f"{path}.time_limit",
+            f"'{job.time_limit}' is no Slurm time; write '02:00:00' or '1-00:00:00'",
+        )
+    partition = next((part for part in spec.slurm.partitions if part.name == job.partition), None)
+    if partition is None:
+        have = ", ".join(part.name for part in spec.slurm.partitions)
+        findings.error(f"{path}.partition", f"'{job.partition}' is not a partition (has: {have})")
+        return
+    _check_fit(job, nodesets_of(spec, partition), path, findings)
+
+
+def _check_fit(
+    job: JobSpec, workers: tuple[WorkerSpec, ...], path: str, findings: Findings
+) -> None:
+    """Whether enough nodes of the partition have the GPUs and CPUs that the job asks for."""
+    presets = [
+        (worker, preset)
+        for worker in workers
+        if (preset := find_preset(worker.platform, worker.preset)) is not None
+    ]
+    if not presets:
+        return
+    most_gpus = max(preset.gpus for _, preset in presets)
+    most_vcpus = max(preset.vcpus for _, preset in presets)
+    cpus = job.cpus_per_task * max(1, job.gpus_per_node)
+    if job.gpus_per_node > most_gpus:
+        findings.error(
+            f"{path}.gpus_per_node",
+            f"{job.gpus_per_node}, but a node of partition '{job.partition}' has {most_gpus}",
+        )
+    elif cpus > most_vcpus:
+        findings.error(
+            f"{path}.cpus_per_task",
+            f"{job.cpus_per_task} for each of {max(1, job.gpus_per_node)} tasks is {cpus} CPUs, "
+            f"but a node has {most_vcpus}",
+        )
+    else:
+        fitting = sum(
+            worker.max_nodes
+            for worker, preset in presets
+            if preset.gpus >= job.gpus_per_node and preset.vcpus >= cpus
+        )
+        if job.nodes > fitting:
+            findings.error(
+                f"{path}.nodes",
+                f"{job.nodes}, but partition '{job.partition}' has at most {fitting} such nodes",
+            )
+
+
+def _check_order(spec: StackSpec, findings: Findings) -> None:
+    after = {job.name: job.after for job in spec.jobs}
+    for index, job in enumerate(spec.jobs):
+        if job.after is None:
+            continue
+        if job.after not in after:
+            findings.error(
+                f"jobs[{index}].after", f"'{job.after}' is not a job (has: {', '.join(after)})"
+            )
+            continue
+        chain = [job.name]
+        while (following := after.get(chain[-1])) is not None and following not in chain:
+            chain.append(following)
+        if following == job.name:
+            findings.error(
+                f"jobs[{index}].after",
+                f"{' -> '.join((*chain, job.name))} is a circle; no job could start",
+            )
+
+
+def _check_chat(spec: StackSpec, findings: Findings) -> None:
+    chat = spec.chat
+    known = [worker.name for worker in spec.nodes.workers]
+    if chat.serving_nodeset is not None and chat.serving_nodeset not in known:
+        findings.error(
+            "chat.serving_nodeset",
+            f"'{chat.serving_nodeset}' is not a nodeset (has: {', '.join(known)})",
+        )
+    if chat.output_tokens > chat.context_tokens:
+        findings.error(
+            "chat.output_tokens",
+            f"{chat.output_tokens} tokens do not fit context_tokens ({chat.context_tokens})",
+        )
+    for name in repeated(speed.scenario for speed in chat.speeds):
+        findings.error("chat.speeds", f"scenario '{name}' is used twice; names are unique")

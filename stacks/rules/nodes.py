@@ -1,0 +1,221 @@
+"""Rules of node groups: platform, preset, fabric, disks, counts, names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from stacks.catalog import (
+    BOOT_DISK_ADVISED_GIB,
+    BOOT_DISK_MIN_GIB,
+    FABRICS,
+    NODES_PER_GROUP_MAX,
+    PLATFORMS,
+    STRIPED_DISK_MAX_GIB,
+    STRIPED_DISK_STEP_GIB,
+    SYSTEM_MIN_NODES_ADVISED,
+    VCPUS_ADVISED,
+    find_preset,
+)
+from stacks.problem import Findings, SpareNodes
+from stacks.rules.naming import name_problem, repeated
+from stacks.spec import Billing, BootDiskSpec, DiskType, NodeGroupSpec, StackSpec, WorkerSpec
+
+_STRIPED: Final = (DiskType.NETWORK_SSD_NON_REPLICATED, DiskType.NETWORK_SSD_IO_M3)
+# Slurm nodes and pods are called <nodeset>-<ordinal>; a pod's name has 63 characters.
+_NODESET_NAME_MAX: Final = 50
+_ROLES: Final = ("system", "controller", "login", "accounting")
+
+
+def node_groups(spec: StackSpec) -> Iterator[tuple[str, str, NodeGroupSpec]]:
+    """Role, path in the stack and node group, in the order of the file."""
+    yield "system", "nodes.system", spec.nodes.system
+    yield "controller", "nodes.controller", spec.nodes.controller
+    yield "login", "nodes.login", spec.nodes.login
+    if spec.nodes.accounting is not None:
+        yield "accounting", "nodes.accounting", spec.nodes.accounting
+    for index, worker in enumerate(spec.nodes.workers):
+        yield "worker", f"nodes.workers[{index}]", worker
+
+
+def check_nodes(spec: StackSpec, findings: Findings) -> None:
+    """Every node group on its own, then what holds between them."""
+    for role, path, group in node_groups(spec):
+        _check_hardware(spec.nebius.region, path, group, findings)
+        _check_boot_disk(role, f"{path}.boot_disk", group.boot_disk, findings)
+        _check_counts(role, path, group, findings)
+        _check_sufficiency(role, path, group, findings)
+    for index, worker in enumerate(spec.nodes.workers):
+        _check_worker(spec, worker, f"nodes.workers[{index}]", findings)
+    if not spec.nodes.workers:
+        findings.error("nodes.workers", "no nodeset, so no job could run; declare at least one")
+    for name in repeated(worker.name for worker in spec.nodes.workers):
+        findings.error("nodes.workers", f"name '{name}' is used twice; nodeset names are unique")
+    _check_accounting(spec, findings)
+
+
+def _check_hardware(region: str, path: str, group: NodeGroupSpec, findings: Findings) -> None:
+    platform = PLATFORMS.get(group.platform)
+    if platform is None:
+        findings.error(
+            f"{path}.platform",
+            f"'{group.platform}' is not a platform (has: {', '.join(PLATFORMS)}); "
+            "see stacks/catalog.py",
+        )
+        return
+    if group.preset not in platform.presets:
+        findings.error(
+            f"{path}.preset",
+            f"'{group.preset}' is not a preset of '{platform.name}' "
+            f"(has: {', '.join(platform.presets)}); see stacks/catalog.py",
+        )
+    if region not in platform.regions:
+        findings.error(
+            f"{path}.platform",
+            f"'{platform.name}' is not offered in {region} (is in: {', '.join(platform.regions)})",
+        )
+
+
+def _check_boot_disk(role: str, path: str, disk: BootDiskSpec, findings: Findings) -> None:
+    if disk.size_gib < BOOT_DISK_MIN_GIB:
+        findings.error(
+            f"{path}.size_gib", f"{disk.size_gib} GiB; the API accepts {BOOT_DISK_MIN_GIB} or more"
+        )
+    elif disk.size_gib < BOOT_DISK_ADVISED_GIB[role]:
+        findings.warn(
+            f"{path}.size_gib",
+            f"{disk.size_gib} GiB; Soperator's recipe wants {BOOT_DISK_ADVISED_GIB[role]} or more "
+            f"for {role} nodes (images and logs fill less)",
+        )
+    if disk.type in _STRIPED and disk.size_gib % STRIPED_DISK_STEP_GIB != 0:
+        step = STRIPED_DISK_STEP_GIB
+        above = -(-disk.size_gib // step) * step
+        findings.error(
+            f"{path}.size_gib",
+            f"{disk.size_gib} GiB is not a multiple of {step}, as {disk.type} needs; use {above}",
+        )
+    if disk.type in _STRIPED and disk.size_gib > STRIPED_DISK_MAX_GIB:
+        findings.error(
+            f"{path}.size_gib", f"{disk.size_gib} GiB; {disk.type} ends at {STRIPED_DISK_MAX_GIB}"
+        )
+
+
+def _check_counts(role: str, path: str, group: NodeGroupSpec, findings: Findings) -> None:
+    if group.min_nodes > group.max_nodes:
+        findings.error(
+            f"{path}.min_nodes", f"{group.min_nodes} is more than max_nodes ({group.max_nodes})"
+        )
+    if group.max_nodes > NODES_PER_GROUP_MAX:
+        findings.error(
+            f"{path}.max_nodes",
+            f"{group.max_nodes}; one node group holds {NODES_PER_GROUP_MAX}: declare more nodesets",
+        )
+    if role != "worker" and group.min_nodes == 0:
+        findings.error(f"{path}.min_nodes", f"0; without a {role} node Soperator does not start")
+    if role == "system" and 0 < group.min_nodes < SYSTEM_MIN_NODES_ADVISED:
+        findings.warn(
+            f"{path}.min_nodes",
+            f"{group.min_nodes}; Soperator's recipe wants {SYSTEM_MIN_NODES_ADVISED} system nodes",
+        )
+    if role in ("controller", "accounting") and group.max_nodes > 1:
+        spare = group.max_nodes - 1
+        findings.warn(
+            f"{path}.max_nodes",
+            f"{group.max_nodes} nodes, but Soperator runs one {role} and no backup: "
+            f"{spare} never used; set nodes to 1",
+            SpareNodes(role=role, count=spare),
+        )
+    if role != "worker" and group.billing is Billing.PREEMPTIBLE:
+        findings.warn(f"{path}.billing", f"preemptible: losing a {role} node stops the cluster")
+
+
+def _check_sufficiency(role: str, path: str, group: NodeGroupSpec, findings: Findings) -> None:
+    preset = find_preset(group.platform, group.preset)
+    advised = VCPUS_ADVISED.get(role)
+    if preset is not None and advised is not None and preset.vcpus < advised:
+        findings.warn(
+            f"{path}.preset",
+            f"'{preset.name}' has {preset.vcpus} vCPUs; Soperator's recipe calls less than "
+            f"{advised} insufficient for {role} nodes",
+        )
+
+
+def _check_worker(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
+    problem = name_problem(worker.name, longest=_NODESET_NAME_MAX)
+    if problem:
+        findings.error(f"{path}.name", problem)
+    if worker.name in _ROLES:
+        findings.error(f"{path}.name", f"'{worker.name}' is the node group of a role; rename it")
+    elif not worker.name.startswith("worker"):
+        findings.warn(
+            f"{path}.name",
+            f"'{worker.name}': the jail's ssh config only knows hosts called worker-*",
+        )
+    preset = find_preset(worker.platform, worker.preset)
+    if preset is None:
+        return
+    if worker.infiniband_fabric is not None:
+        _check_fabric(spec.nebius.region, worker, preset.allows_gpu_cluster, path, findings)
+    elif preset.allows_gpu_cluster and worker.max_nodes > 1:
+        findings.warn(
+            f"{path}.infiniband_fabric",
+            f"none, so nodes of '{preset.name}' talk over Ethernet; name a fabric "
+            f"({', '.join(_fabrics(spec.nebius.region, worker.platform))})",
+        )
+
+
+def _check_fabric(
+    region: str, worker: WorkerSpec, allows: bool, path: str, findings: Findings
+) -> None:
+    key, name = f"{path}.infiniband_fabric", worker.infiniband_fabric
+    fabric = FABRICS.get(name or "")
+    if not allows:
+        with_fabric = [
+            preset.name
+            for preset in PLATFORMS[worker.platform].presets.values()
+            if preset.allows_gpu_cluster
+        ]
+        instead = (
+            f"use {', '.join(with_fabric)} or remove the fabric"
+            if with_fabric
+            else "remove the fabric"
+        )
+        findings.error(
+            key,
+            f"'{name}': '{worker.preset}' of '{worker.platform}' cannot join a GPU cluster; "
+            f"{instead}",
+        )
+    elif fabric is None:
+        findings.warn(
+            key,
+            f"'{name}' is not in stacks/catalog.py (has: "
+            f"{', '.join(_fabrics(region, worker.platform))}); only the API can tell",
+        )
+    elif fabric.region != region or fabric.platform != worker.platform:
+        here = ", ".join(_fabrics(region, worker.platform)) or "none known"
+        findings.error(
+            key,
+            f"'{name}' is a fabric of {fabric.platform} in {fabric.region}, not of "
+            f"{worker.platform} in {region} (has: {here})",
+        )
+
+
+def _fabrics(region: str, platform: str) -> tuple[str, ...]:
+    return tuple(
+        fabric.name
+        for fabric in FABRICS.values()
+        if fabric.region == region and fabric.platform == platform
+    )
+
+
+def _check_accounting(spec: StackSpec, findings: Findings) -> None:
+    if spec.slurm.accounting and spec.nodes.accounting is None:
+        findings.error(
+            "nodes.accounting",
+            "missing, but slurm.accounting is true; declare the group or set it to false",
+        )
+    if not spec.slurm.accounting and spec.nodes.accounting is not None:
+        findings.error(
+            "nodes.accounting",
+            "declared, but slurm.accounting is false; remove the group or set it to true",
+        )

@@ -1,0 +1,170 @@
+"""Rules of filesystems, mounts, memory and places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from stacks.catalog import LARGE_FILESYSTEM_GIB, find_preset
+from stacks.problem import Findings
+from stacks.rules.naming import is_under, name_problem, path_problem, repeated
+from stacks.spec import PLACES, DiskType, StackSpec, SubmountSpec
+
+# nebius.compute.v1.FilesystemSpec.FilesystemType has no replicated/io-m3 split.
+_FILESYSTEM_TYPES: Final = (DiskType.NETWORK_SSD, DiskType.NETWORK_HDD)
+# The tag of a virtiofs device has 36 bytes (virtio 1.2, 5.11.4); ours is jail-submount-<name>.
+_SUBMOUNT_NAME_MAX: Final = 36 - len("jail-submount-")
+# Belong to the jail's own system or to Soperator's mounts.
+_RESERVED: Final = (
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/mnt/jail", "/mnt/jail.upper", "/proc",
+    "/run", "/sbin", "/sys", "/usr", "/var",
+)  # fmt: skip
+# Places that every node must see the same files at.
+_SHARED_PLACES: Final = frozenset(PLACES) - {"scratch", "cache"}
+
+
+def check_storage(spec: StackSpec, findings: Findings) -> None:
+    """Filesystem sizes and types, submounts, tmpfs, backups and places."""
+    _check_filesystems(spec, findings)
+    for index, submount in enumerate(spec.storage.submounts):
+        _check_submount(submount, f"storage.submounts[{index}]", findings)
+    _check_mount_paths(spec, findings)
+    _check_memory(spec, findings)
+    _check_places(spec, findings)
+
+
+def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
+    storage = spec.storage
+    for path, type_, size_gib in _filesystems(spec):
+        if type_ not in _FILESYSTEM_TYPES:
+            allowed = ", ".join(_FILESYSTEM_TYPES)
+            findings.error(f"{path}.type", f"'{type_}' is a disk type; filesystems have: {allowed}")
+        if size_gib is not None and size_gib > LARGE_FILESYSTEM_GIB:
+            findings.warn(
+                f"{path}.size_gib",
+                f"{size_gib} GiB: over {LARGE_FILESYSTEM_GIB} GiB Nebius support must allow it first",
+            )
+    if spec.slurm.accounting and storage.accounting is None:
+        findings.error(
+            "storage.accounting",
+            "missing, but slurm.accounting is true; give size_gib or set slurm.accounting to false",
+        )
+    if not spec.slurm.accounting and storage.accounting is not None:
+        findings.warn("storage.accounting", "paid for and unused: slurm.accounting is false")
+    if storage.backup is not None and storage.backup.size_gib > storage.jail.size_gib:
+        findings.warn(
+            "storage.backup.size_gib",
+            f"{storage.backup.size_gib} GiB a copy, but the jail has {storage.jail.size_gib} GiB",
+        )
+
+
+def _filesystems(spec: StackSpec) -> Iterator[tuple[str, DiskType, int | None]]:
+    storage = spec.storage
+    yield "storage.jail", storage.jail.type, storage.jail.size_gib
+    yield "storage.controller_spool", storage.controller_spool.type, storage.controller_spool.size_gib
+    if storage.accounting is not None:
+        yield "storage.accounting", storage.accounting.type, storage.accounting.size_gib
+    for index, submount in enumerate(storage.submounts):
+        yield f"storage.submounts[{index}]", submount.type, submount.size_gib
+
+
+def _check_submount(submount: SubmountSpec, path: str, findings: Findings) -> None:
+    problem = name_problem(submount.name, longest=_SUBMOUNT_NAME_MAX)
+    if problem:
+        findings.error(f"{path}.name", problem)
+    if (submount.size_gib is None) == (submount.existing_id is None):
+        got = "both" if submount.size_gib is not None else "neither"
+        findings.error(
+            path,
+            f"has {got} of size_gib and existing_id; give size_gib for a new filesystem "
+            "or existing_id for one that exists",
+        )
+    if submount.existing_id is not None and not submount.existing_id.startswith(
+        "computefilesystem-"
+    ):
+        findings.error(
+            f"{path}.existing_id",
+            f"'{submount.existing_id}' is not a filesystem's id; it starts with 'computefilesystem-'",
+        )
+
+
+def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
+    mounts = [
+        (f"storage.submounts[{index}].mount_path", submount.mount_path)
+        for index, submount in enumerate(spec.storage.submounts)
+    ]
+    if spec.storage.memory is not None:
+        mounts.append(("storage.memory.mount_path", spec.storage.memory.mount_path))
+    for name in repeated(submount.name for submount in spec.storage.submounts):
+        findings.error("storage.submounts", f"name '{name}' is used twice; names are unique")
+    for index, (key, path) in enumerate(mounts):
+        problem = path_problem(path)
+        if problem:
+            findings.error(key, problem)
+            continue
+        if path == "/":
+            findings.error(key, "'/' is the jail itself; choose a directory in it")
+            continue
+        for reserved in _RESERVED:
+            if is_under(path, reserved):
+                findings.error(key, f"'{path}' hides the system's {reserved}; choose another path")
+        for other_index, (other_key, other) in enumerate(mounts):
+            if path == other and other_index < index:
+                findings.error(key, f"'{path}' is already the path of {other_key}")
+            elif path != other and other != "/" and is_under(path, other):
+                findings.error(
+                    key,
+                    f"'{path}' lies inside '{other}' of {other_key}; a mount inside a mount can be "
+                    "hidden by it; put them side by side",
+                )
+
+
+def _check_memory(spec: StackSpec, findings: Findings) -> None:
+    memory = spec.storage.memory
+    memory_gib = 0 if memory is None else memory.size_gib
+    for index, worker in enumerate(spec.nodes.workers):
+        preset = find_preset(worker.platform, worker.preset)
+        if preset is None:
+            continue
+        if memory_gib >= preset.memory_gib:
+            findings.error(
+                "storage.memory.size_gib",
+                f"{memory_gib} GiB does not fit a node of '{worker.name}' ({preset.memory_gib} GiB)",
+            )
+        elif memory_gib + worker.shared_memory_gib > preset.memory_gib:
+            findings.warn(
+                f"nodes.workers[{index}].shared_memory_gib",
+                f"{worker.shared_memory_gib} GiB and {memory_gib} GiB of storage.memory are more "
+                f"than the node has ({preset.memory_gib} GiB); filling both kills the job",
+            )
+
+
+def _check_places(spec: StackSpec, findings: Findings) -> None:
+    places, memory = spec.storage.places, spec.storage.memory
+    mounts = [submount.mount_path for submount in spec.storage.submounts]
+    for place in PLACES:
+        if place not in places:
+            findings.error(
+                f"storage.places.{place}",
+                f"missing; recipes name all of: {', '.join(PLACES)}",
+            )
+    for place, path in places.items():
+        key = f"storage.places.{place}"
+        if place not in PLACES:
+            findings.error(key, f"unknown place; places are: {', '.join(PLACES)}")
+        problem = path_problem(path)
+        if problem:
+            findings.error(key, problem)
+        elif memory is not None and is_under(path, memory.mount_path):
+            if place in _SHARED_PLACES:
+                findings.error(
+                    key,
+                    f"'{path}' is on the memory of each worker ({memory.mount_path}), where other "
+                    "nodes do not see it; put it under a submount",
+                )
+        elif not any(is_under(path, mount) for mount in mounts):
+            findings.warn(
+                key,
+                f"'{path}' is under no declared mount ({', '.join(mounts)}), so it fills the jail "
+                f"({spec.storage.jail.size_gib} GiB)",
+            )
