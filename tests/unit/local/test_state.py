@@ -1,0 +1,47 @@
+"""One place decides where the state, the cache and the ports are."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.local.errors import LocalError
+from infra.local.state import CHECKOUT, Cache, Ports, State
+
+
+def test_the_state_is_in_the_checkout_unless_the_environment_says_otherwise():
+    assert State.from_environ({}).root == CHECKOUT / ".soperator"
+    assert State.from_environ({"SOPERATOR_STATE": "/x"}).runs("local", "7") == Path(
+        "/x/runs/local/7"
+    )
+
+
+def test_a_relative_folder_is_refused_because_plugins_run_elsewhere():
+    with pytest.raises(LocalError, match=r"^SOPERATOR_CACHE: 'cache' is not absolute"):
+        Cache.from_environ({"SOPERATOR_CACHE": "cache"})
+
+
+def test_the_workloads_environment_is_keyed_by_its_lock_file():
+    name = Cache(Path("/c")).workloads_venv.name
+    assert name.startswith("workloads-venv-")
+    assert len(name.removeprefix("workloads-venv-")) == 12
+
+
+def test_no_two_parts_of_the_embedded_cloud_share_a_port():
+    ports = Ports.from_environ({"SOPERATOR_LOCAL_PORT_BASE": "20000"})
+    names = ["nebius_api", "etcd_client", "etcd_peer", "kube_apiserver"]
+    names += ["slurmctld", "slurmdbd", "mariadb"]
+    used = [getattr(ports, name) for name in names] + [ports.slurmd(i) for i in range(80)]
+    assert used[:7] == list(range(20000, 20007))
+    assert len(set(used)) == len(used)
+    assert max(used) < 20100
+
+
+@pytest.mark.parametrize("text", ["80", "65437", "many", "-1"])
+def test_a_port_base_without_room_is_refused(text):
+    with pytest.raises(LocalError, match=rf"SOPERATOR_LOCAL_PORT_BASE: '{text}' is no port base"):
+        Ports.from_environ({"SOPERATOR_LOCAL_PORT_BASE": text})
+
+
+def test_more_workers_than_ports_are_refused():
+    with pytest.raises(LocalError, match=r"worker 80: .* at most 80 workers"):
+        Ports(20000).slurmd(80)
