@@ -1,0 +1,96 @@
+"""Totals of a stack: estimate(spec, book).
+
+Owns sums and what is missing from them. Does not own unit costs (unit_costs.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import date
+from decimal import Decimal
+
+from cost.components import CostComponent, components, node_rate
+from cost.price_book import HOURS_PER_MONTH, PriceBook, Unit, UnknownPrice
+from stacks.problem import Problem
+from stacks.spec import NodeGroupSpec, StackSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a stack costs while it exists; `low` at min_nodes, `high` at max_nodes."""
+
+    stack_name: str
+    heading: str | None
+    """Printed over the bill where the stack does not pay it."""
+    book_name: str
+    book_caveat: str
+    components: tuple[CostComponent, ...]
+    monthly_low_usd: Decimal
+    monthly_high_usd: Decimal
+    price_date: date | None
+    """Day of the oldest price used; None when no price is known."""
+
+    @property
+    def hourly_low_usd(self) -> Decimal:
+        """US dollars an hour at the least number of nodes."""
+        return self.monthly_low_usd / HOURS_PER_MONTH
+
+    @property
+    def hourly_high_usd(self) -> Decimal:
+        """US dollars an hour at the greatest number of nodes."""
+        return self.monthly_high_usd / HOURS_PER_MONTH
+
+    @property
+    def unpriced(self) -> tuple[CostComponent, ...]:
+        """Lines without an amount."""
+        return tuple(component for component in self.components if component.unknown is not None)
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether the totals miss a line, so that the truth is at least this much."""
+        return bool(self.unpriced)
+
+
+def estimate(spec: StackSpec, book: PriceBook) -> Estimate:
+    """The stack's bill with totals."""
+    lines = components(spec, book)
+    days = [price.date for line in lines for price in line.prices]
+    return Estimate(
+        stack_name=spec.name,
+        heading=spec.bill_heading,
+        book_name=book.name,
+        book_caveat=book.caveat,
+        components=lines,
+        monthly_low_usd=sum((line.monthly_low_usd or Decimal(0) for line in lines), Decimal(0)),
+        monthly_high_usd=sum((line.monthly_high_usd or Decimal(0) for line in lines), Decimal(0)),
+        price_date=min(days, default=None),
+    )
+
+
+def price_problems(
+    problems: tuple[Problem, ...], spec: StackSpec, book: PriceBook
+) -> tuple[Problem, ...]:
+    """The same problems, those about spare nodes with their US dollars per month."""
+    return tuple(_priced_problem(problem, spec, book) for problem in problems)
+
+
+def _priced_problem(problem: Problem, spec: StackSpec, book: PriceBook) -> Problem:
+    spare = problem.spare_nodes
+    groups: dict[str, NodeGroupSpec | None] = {
+        "controller": spec.nodes.controller,
+        "accounting": spec.nodes.accounting,
+    }
+    group = None if spare is None else groups.get(spare.role)
+    if spare is None or group is None:
+        return problem
+    one_node = node_month_usd(group, book)
+    return problem if one_node is None else replace(problem, usd_per_month=spare.count * one_node)
+
+
+def node_month_usd(group: NodeGroupSpec, book: PriceBook) -> Decimal | None:
+    """US dollars a month for one node with its boot disk; None when a price is unknown."""
+    rate = node_rate(group, book)
+    disk = book.find(f"disk/{group.boot_disk.type}", Unit.GIB_MONTH)
+    if isinstance(rate, UnknownPrice) or isinstance(disk, UnknownPrice):
+        return None
+    return rate.usd_per_month + group.boot_disk.size_gib * disk.usd
