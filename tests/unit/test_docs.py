@@ -1,0 +1,132 @@
+"""What the documents say of the tree is true: links, paths, commands; and no file names one machine.
+
+The invariants are those that rot quietly: a page moved, a command renamed, an address of somebody's host committed.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+import typer.main
+
+from infra.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
+COMMAND = re.compile(r"\bsoperator((?: +[a-z][a-z-]+){1,2})\b")
+CODE = re.compile(r"```\w*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
+MACHINE_PATH = re.compile(r"(?<![\w./{}$-])/(?:work|root)/(?!\.ssh)")
+ADDRESS = re.compile(r"https?://|^\s*(?:-i|-f|--(?:extra-)?index-url|--find-links)\b", re.MULTILINE)
+
+
+def committed(*patterns: str) -> list[Path]:
+    """Files under version control that match, as absolute paths; files deleted in the work tree are left out."""
+    out = subprocess.run(
+        ["git", "ls-files", "-z", "--", *patterns], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    return [ROOT / name for name in out.split("\0") if name and (ROOT / name).is_file()]
+
+
+def pages() -> list[Path]:
+    """Every Markdown page of the tree."""
+    return committed("*.md")
+
+
+def code_of(text: str) -> str:
+    """The code blocks and code spans of a page, a line each."""
+    return "\n".join(block or span for block, span in CODE.findall(text))
+
+
+def tree_of(text: str) -> list[str]:
+    """The paths that the README's file tree names: the first word of each line of its block."""
+    block = text.split("## File tree")[1].split("```")[1]
+    return [line.split()[0] for line in block.splitlines() if line.strip()]
+
+
+def unknown_commands(text: str) -> list[str]:
+    """`soperator` command lines in the code of a page whose verb (or sub-verb of a group) does not exist."""
+    root = typer.main.get_command(app)
+    assert isinstance(root, click.Group)
+    unknown: list[str] = []
+    for words in COMMAND.findall(code_of(text)):
+        verb, *rest = words.split()
+        command = root.get_command(click.Context(root), verb)
+        if isinstance(command, click.Group) and rest:
+            command = command.get_command(click.Context(command), rest[0])
+        if command is None:
+            unknown.append(f"soperator{words}")
+    return unknown
+
+
+def name_of(path: Path) -> str:
+    """The path in the tree, as a test id."""
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_soperator_command_in_a_page_exists(page: Path) -> None:
+    assert unknown_commands(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_command_that_does_not_exist_is_found() -> None:
+    assert unknown_commands("run `soperator levitate` first") == ["soperator levitate"]
+
+
+def test_every_path_of_the_file_tree_exists() -> None:
+    paths = tree_of((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(paths) > 10
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_file_tree_names_every_top_level_folder() -> None:
+    """A reader who lists the root finds each folder explained."""
+    named = {path.split("/")[0] for path in tree_of((ROOT / "README.md").read_text(encoding="utf-8"))}
+    folders = {path.relative_to(ROOT).parts[0] for path in committed() if path.parent != ROOT}
+    assert folders - named == set()
+
+
+def test_every_decision_is_in_the_index_with_its_title() -> None:
+    """Numbers are unique, titles carry them, and docs/adr/README.md lists all."""
+    folder = ROOT / "docs" / "adr"
+    decisions = sorted(folder.glob("[0-9]*.md"))
+    numbers = [page.name[:4] for page in decisions]
+    assert len(set(numbers)) == len(numbers)
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    for page in decisions:
+        title = page.read_text(encoding="utf-8").splitlines()[0]
+        assert title.startswith(f"# {page.name[:4]} "), page.name
+        assert f"| [{page.name[:4]}]({page.name}) | {title[7:]} |" in index
+
+
+def test_no_committed_file_names_a_path_of_one_machine() -> None:
+    """Paths of the author's machine make a claim that nobody else can run."""
+    found = [
+        f"{name_of(path)}:{number}"
+        for path in committed()
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="ignore").splitlines(), 1)
+        if MACHINE_PATH.search(line)
+    ]
+    assert found == []
+
+
+def test_lock_files_carry_no_address() -> None:
+    """The same lock file installs from the public index, a mirror and a wheelhouse (decision 0012)."""
+    locks = committed("*.lock")
+    assert locks
+    assert [name_of(path) for path in locks if ADDRESS.search(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_pages_are_ascii(page: Path) -> None:
+    """A page reads the same in every terminal."""
+    assert page.read_bytes().isascii()
