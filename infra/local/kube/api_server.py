@@ -1,0 +1,217 @@
+"""The API server of the local stack: etcd and kube-apiserver on loopback, with their certificates.
+
+Owns the two processes and every file they need, all in one folder. Objects survive a restart; the
+folder's removal is their end. No scheduler, controller-manager or kubelet: nothing runs pods here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from infra.local import process
+from infra.local.errors import LocalError
+from infra.local.kube.certificates import write_certificates
+from infra.local.kube.client import KubeClient
+from infra.local.kube.kubeconfig import Access
+from infra.local.state import Cache
+
+TOKEN: Final = "local-token"
+"""Bearer token of the cluster's administrator."""
+PORT_SETTING: Final = "SOPERATOR_LOCAL_PORT_BASE"
+_UNFINISHED_BUILD: Final = "build/kube-apiserver/kube-apiserver"
+"""Where set-up builds it, before it is moved into place."""
+_HOST: Final = "127.0.0.1"
+_READY_TIMEOUT_S: Final = 60.0
+_POLL_S: Final = 0.05
+_ETCD: Final = "etcd"
+_API_SERVER: Final = "kube-apiserver"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiServerConfig:
+    """Where the API server lives and on which loopback ports."""
+
+    folder: Path
+    run_dir: Path
+    etcd_port: int
+    etcd_peer_port: int
+    api_port: int
+
+    @property
+    def endpoint(self) -> str:
+        """URL of the API server."""
+        return f"https://{_HOST}:{self.api_port}"
+
+    @property
+    def ca_file(self) -> Path:
+        """PEM file of the authority that signed the server's certificate."""
+        return self.folder / "pki" / "ca.crt"
+
+    def access(self) -> Access:
+        """The administrator's access."""
+        return Access(server=self.endpoint, ca_pem=self.ca_file.read_text(), static_token=TOKEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What runs."""
+
+    etcd: bool
+    api_server: bool
+    ready: bool
+
+
+def start(config: ApiServerConfig, timeout_s: float = _READY_TIMEOUT_S) -> None:
+    """Start what is not running, and return once the API server is ready."""
+    found = status(config)
+    if found.ready and found.etcd:
+        return
+    etcd_binary, api_binary = _find_etcd(), find_api_server()
+    config.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_certificates(config.folder / "pki", _HOST)
+    _write_tokens(config.folder / "tokens.csv")
+    if not process.alive(_ETCD, config.run_dir):
+        _refuse_taken_ports("etcd", (config.etcd_port, config.etcd_peer_port))
+        process.start(
+            _ETCD,
+            _etcd_argv(etcd_binary, config),
+            run_dir=config.run_dir,
+            log=config.folder / "etcd.log",
+        )
+    if not process.alive(_API_SERVER, config.run_dir):
+        _refuse_taken_ports("kube-apiserver", (config.api_port,))
+        process.start(
+            _API_SERVER,
+            _api_server_argv(api_binary, config),
+            run_dir=config.run_dir,
+            log=config.folder / "kube-apiserver.log",
+        )
+    _wait_ready(config, timeout_s)
+
+
+def stop(config: ApiServerConfig) -> None:
+    """Stop both processes; what they stored stays."""
+    process.stop(_API_SERVER, config.run_dir)
+    process.stop(_ETCD, config.run_dir)
+
+
+def status(config: ApiServerConfig) -> Status:
+    """Which of the two processes run, and whether the API server is ready."""
+    api_server = process.alive(_API_SERVER, config.run_dir)
+    return Status(
+        etcd=process.alive(_ETCD, config.run_dir),
+        api_server=api_server,
+        ready=api_server and config.ca_file.exists() and _is_ready(config),
+    )
+
+
+def find_api_server() -> str:
+    """Path of the kube-apiserver program: PATH, then the cache."""
+    cache = Cache.from_environ()
+    built = cache.kube_apiserver
+    for candidate in (shutil.which("kube-apiserver"), built, cache.root / _UNFINISHED_BUILD):
+        if candidate and os.access(candidate, os.X_OK):
+            return str(candidate)
+    raise LocalError(
+        f"kube-apiserver: not on PATH and not at {built}; run `make setup` to build it"
+    )
+
+
+def _find_etcd() -> str:
+    found = shutil.which("etcd")
+    if found is None:
+        raise LocalError("etcd: not on PATH; install the Debian package etcd-server")
+    return found
+
+
+def _etcd_argv(binary: str, config: ApiServerConfig) -> list[str]:
+    client = f"http://{_HOST}:{config.etcd_port}"
+    peer = f"http://{_HOST}:{config.etcd_peer_port}"
+    return [
+        binary,
+        "--name=local",
+        f"--data-dir={config.folder / 'etcd'}",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=local={peer}",
+        "--logger=zap",
+        "--log-level=warn",
+    ]
+
+
+def _api_server_argv(binary: str, config: ApiServerConfig) -> list[str]:
+    pki = config.folder / "pki"
+    return [
+        binary,
+        f"--etcd-servers=http://{_HOST}:{config.etcd_port}",
+        f"--bind-address={_HOST}",
+        f"--advertise-address={_HOST}",
+        f"--secure-port={config.api_port}",
+        f"--tls-cert-file={pki / 'server.crt'}",
+        f"--tls-private-key-file={pki / 'server.key'}",
+        f"--service-account-key-file={pki / 'service-account.pub'}",
+        f"--service-account-signing-key-file={pki / 'service-account.key'}",
+        f"--service-account-issuer={config.endpoint}",
+        f"--token-auth-file={config.folder / 'tokens.csv'}",
+        "--authorization-mode=RBAC",
+        "--service-cluster-ip-range=10.96.0.0/16",
+        # Without a controller-manager no ServiceAccount token appears, so its admission would
+        # refuse every pod; a PriorityClass and the rest of the defaults stay checked.
+        "--disable-admission-plugins=ServiceAccount",
+        # Its endpoint would be written for a loopback address, which the API refuses.
+        "--endpoint-reconciler-type=none",
+        # As on the real cluster: mounts and slurmd need privileged containers.
+        "--allow-privileged=true",
+    ]
+
+
+def _write_tokens(path: Path) -> None:
+    path.touch(mode=0o600)
+    path.write_text(f'{TOKEN},local-admin,local-admin,"system:masters"\n')
+
+
+def _refuse_taken_ports(program: str, ports: tuple[int, ...]) -> None:
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((_HOST, port))
+            except OSError as error:
+                raise LocalError(
+                    f"{program}: port {port} is in use by another program; stop it or set "
+                    f"{PORT_SETTING} to another base port"
+                ) from error
+
+
+def _wait_ready(config: ApiServerConfig, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not _is_ready(config):
+        for name in (_ETCD, _API_SERVER):
+            if not process.alive(name, config.run_dir):
+                log = config.folder / f"{name}.log"
+                raise LocalError(f"{name}: ended at its start; see {log}: {_last_line(log)}")
+        if time.monotonic() > deadline:
+            log = config.folder / f"{_API_SERVER}.log"
+            raise LocalError(f"{_API_SERVER}: not ready after {timeout_s:g} s; see {log}")
+        time.sleep(_POLL_S)
+
+
+def _is_ready(config: ApiServerConfig) -> bool:
+    client = KubeClient(config.access())
+    try:
+        return client.is_ready()
+    finally:
+        client.close()
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return lines[-1] if lines else "(empty)"

@@ -1,0 +1,297 @@
+"""A small Kubernetes client: server-side apply, read, list, delete, wait.
+
+Owns discovery of the kinds and one-line errors. Objects are plain JSON mappings. The `kubernetes`
+package is not used: it takes half a second to import, and a preview starts this in every run.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import httpx
+
+from infra.local.kube.kubeconfig import Access
+
+Object = dict[str, Any]
+
+FIELD_MANAGER: Final = "pulumi"
+_REQUEST_TIMEOUT_S: Final = 30.0
+_POLL_S: Final = 0.25
+
+
+class KubeError(Exception):
+    """The API server refused a request; one line."""
+
+    def __init__(self, message: str, *, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+        """HTTP status; 0 where there was no answer."""
+
+
+class Unreachable(KubeError):
+    """There is no answer from the API server."""
+
+
+class Cancelled(KubeError):
+    """The user interrupted a wait."""
+
+
+class WaitTimeout(KubeError):
+    """An object did not become ready in time."""
+
+
+class KubeClient:
+    """Requests to one API server; safe to use from several threads."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._http = httpx.Client(
+            base_url=access.server,
+            verify=access.ssl_context(),
+            timeout=_REQUEST_TIMEOUT_S,
+            trust_env=False,  # a proxy of the host must never see a loopback request
+        )
+        self._kinds: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def version(self) -> str:
+        """The API server's version; raises Unreachable where there is none."""
+        return self._request("GET", "/version")["gitVersion"]
+
+    def is_ready(self) -> bool:
+        """Whether the API server answers and calls itself ready."""
+        try:
+            return self._send("GET", "/readyz", {}, None).status_code == 200
+        except Unreachable:
+            return False
+
+    def apply(
+        self, target: Object, *, dry_run: bool = False, field_manager: str = FIELD_MANAGER
+    ) -> Object:
+        """Server-side apply, taking over fields of others; the object as it is afterwards."""
+        params = {"fieldManager": field_manager, "force": "true", "fieldValidation": "Strict"}
+        if dry_run:
+            params["dryRun"] = "All"
+        return self._request(
+            "PATCH",
+            self.path(target),
+            params=params,
+            body=json.dumps(target).encode(),
+            content_type="application/apply-patch+yaml",
+            subject=describe(target),
+        )
+
+    def apply_status(self, target: Object, *, field_manager: str = FIELD_MANAGER) -> Object:
+        """Server-side apply of the status subresource."""
+        params = {"fieldManager": field_manager, "force": "true"}
+        return self._request(
+            "PATCH",
+            self.path(target) + "/status",
+            params=params,
+            body=json.dumps(target).encode(),
+            content_type="application/apply-patch+yaml",
+            subject=describe(target),
+        )
+
+    def get(self, target: Object) -> Object | None:
+        """The live object of the same kind and name, or None."""
+        try:
+            return self._request("GET", self.path(target), subject=describe(target))
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def list(
+        self, api_version: str, kind: str, namespace: str | None = None, label: str | None = None
+    ) -> list[Object]:
+        """The live objects of a kind, in one namespace or in all."""
+        probe: Object = {"apiVersion": api_version, "kind": kind, "metadata": {}}
+        if namespace is not None:
+            probe["metadata"]["namespace"] = namespace
+        params = {"labelSelector": label} if label else {}
+        found = self._request(
+            "GET", self._collection(probe, everywhere=namespace is None), params=params
+        )
+        return [{"apiVersion": api_version, "kind": kind, **item} for item in found["items"]]
+
+    def delete(self, target: Object) -> bool:
+        """Ask for the object's end; False if it is gone already."""
+        body = json.dumps({"propagationPolicy": "Background"}).encode()
+        try:
+            self._request("DELETE", self.path(target), body=body, subject=describe(target))
+        except KubeError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    def wait_for(
+        self,
+        target: Object,
+        what: str,
+        is_met: Callable[[Object], bool],
+        *,
+        timeout_s: float,
+        cancelled: threading.Event | None = None,
+    ) -> Object:
+        """The live object once `is_met` holds; a timeout says what its status was."""
+        event = cancelled or threading.Event()
+        deadline = time.monotonic() + timeout_s
+        while True:
+            live = self.get(target)
+            if live is not None and is_met(live):
+                return live
+            if event.is_set():
+                raise Cancelled(f"{describe(target)}: interrupted while waiting for {what}")
+            if time.monotonic() >= deadline:
+                raise WaitTimeout(
+                    f"{describe(target)}: waited {timeout_s:g} s for {what}; {summary(live)}"
+                )
+            event.wait(_POLL_S)
+
+    def wait_gone(
+        self, target: Object, *, timeout_s: float, cancelled: threading.Event | None = None
+    ) -> None:
+        """Return once the object is gone; a timeout names its finalizers."""
+        event = cancelled or threading.Event()
+        deadline = time.monotonic() + timeout_s
+        uid = target.get("metadata", {}).get("uid")
+        while True:
+            live = self.get(target)
+            if live is None or (uid is not None and live["metadata"]["uid"] != uid):
+                return
+            if event.is_set():
+                raise Cancelled(f"{describe(target)}: interrupted while waiting for its end")
+            if time.monotonic() >= deadline:
+                held = ", ".join(_finalizers(live)) or "none"
+                raise WaitTimeout(
+                    f"{describe(target)}: waited {timeout_s:g} s for its end; finalizers: {held}"
+                )
+            event.wait(_POLL_S)
+
+    def path(self, target: Object) -> str:
+        """The URL path of an object."""
+        return f"{self._collection(target)}/{target['metadata']['name']}"
+
+    def is_namespaced(self, target: Object) -> bool:
+        """Whether objects of this kind live in a namespace."""
+        return bool(self._kind(target)["namespaced"])
+
+    def forget_kinds(self) -> None:
+        """Discover the kinds again, after a CRD has been installed."""
+        with self._lock:
+            self._kinds.clear()
+
+    def _collection(self, target: Object, everywhere: bool = False) -> str:
+        kind = self._kind(target)
+        base = _group_path(target["apiVersion"])
+        if not kind["namespaced"] or everywhere:
+            return f"{base}/{kind['name']}"
+        namespace = target["metadata"].get("namespace") or self._access.namespace
+        return f"{base}/namespaces/{namespace}/{kind['name']}"
+
+    def _kind(self, target: Object) -> dict[str, Any]:
+        api_version, kind = target["apiVersion"], target["kind"]
+        with self._lock:
+            found = self._kinds.get(f"{api_version}/{kind}")
+        if found is not None:
+            return found
+        try:
+            resources = self._request("GET", _group_path(api_version))["resources"]
+        except KubeError as error:
+            if error.status != 404:
+                raise
+            resources = []
+        kinds = {f"{api_version}/{r['kind']}": r for r in resources if "/" not in r["name"]}
+        with self._lock:
+            self._kinds |= kinds
+        if f"{api_version}/{kind}" not in kinds:
+            raise KubeError(
+                f"{kind} ({api_version}): the API server does not know this kind; "
+                "install its CustomResourceDefinition first",
+                status=404,
+            )
+        return kinds[f"{api_version}/{kind}"]
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: dict[str, str] | None = None,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+        subject: str = "",
+    ) -> Any:
+        response = self._send(method, path, params or {}, body, content_type)
+        if response.status_code >= 400:
+            message = _message(response)
+            raise KubeError(
+                f"{subject}: {message}" if subject else message, status=response.status_code
+            )
+        return response.json()
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        params: dict[str, str],
+        body: bytes | None,
+        content_type: str = "application/json",
+    ) -> httpx.Response:
+        headers = {"Content-Type": content_type, "Accept": "application/json"}
+        if token := self._access.token():
+            headers["Authorization"] = f"Bearer {token}"
+        try:
+            return self._http.request(method, path, params=params, content=body, headers=headers)
+        except httpx.HTTPError as error:
+            raise Unreachable(f"{self._access.server}: no answer ({error})") from error
+
+
+def describe(target: Object) -> str:
+    """Kind and name for a person: `NodeSet soperator/worker`."""
+    metadata = target.get("metadata", {})
+    place = f"{metadata['namespace']}/" if metadata.get("namespace") else ""
+    return f"{target['kind']} {place}{metadata.get('name', '?')}"
+
+
+def summary(live: Object | None) -> str:
+    """What the status of an object says, in one line."""
+    if live is None:
+        return "it does not exist"
+    status = live.get("status", {})
+    conditions = [
+        f"{c['type']}={c['status']}" + (f" ({c['message']})" if c.get("message") else "")
+        for c in status.get("conditions", [])
+        if c.get("status") != "True"
+    ]
+    phase = status.get("phase")
+    parts = [f"phase {phase!r}" if phase else "no phase yet", *conditions]
+    return "; ".join(parts)
+
+
+def _finalizers(live: Object) -> list[str]:
+    metadata = live["metadata"].get("finalizers", [])
+    return metadata + live.get("spec", {}).get("finalizers", [])
+
+
+def _group_path(api_version: str) -> str:
+    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+
+
+def _message(response: httpx.Response) -> str:
+    """The API server's own words, on one line."""
+    try:
+        text = response.json()["message"]
+    except (ValueError, KeyError):
+        text = response.text or f"HTTP {response.status_code}"
+    return " ".join(text.split())
