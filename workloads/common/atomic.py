@@ -1,0 +1,60 @@
+"""Files and folders that appear whole or not at all, also after `kill -9`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file or a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` atomically; parents are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    fsync_path(path.parent)
+
+
+@contextlib.contextmanager
+def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield a scratch folder beside `path` that becomes `path` when the block ends well.
+
+    An error removes the scratch folder. With `replace` an existing folder is exchanged; without it
+    an existing one is an error, as nothing here deletes results.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        for folder, _, names in os.walk(partial):
+            for name in names:
+                fsync_path(Path(folder) / name)
+            fsync_path(Path(folder))
+        if path.exists() and replace:
+            old = path.with_name(f".{path.name}.{os.getpid()}.old")
+            os.rename(path, old)
+            os.rename(partial, path)
+            shutil.rmtree(old)
+        else:
+            os.rename(partial, path)
+        fsync_path(path.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

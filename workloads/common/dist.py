@@ -1,0 +1,134 @@
+"""The process group of a job: ranks from torchrun's environment, gloo on CPU, NCCL on GPUs.
+
+Owns start, barriers with a timeout, small reductions and the end of the group. Does not launch
+processes: torchrun does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from workloads.common.exit_codes import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+DEFAULT_TIMEOUT_S = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """This process's place among all ranks of the job."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """True on the one rank that writes results."""
+        return self.rank == 0
+
+    @property
+    def is_distributed(self) -> bool:
+        """True when a process group exists."""
+        return self.world_size > 1
+
+    def barrier(self) -> None:
+        """Wait for every rank; raises after the group's timeout."""
+        self.sum([0.0])
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Return the element-wise sum over all ranks, in float64."""
+        if not self.is_distributed:
+            return values
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's `value` on every rank."""
+        if not self.is_distributed:
+            return value
+        import torch.distributed as dist
+
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's `value` in rank order, on every rank."""
+        if not self.is_distributed:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+
+def environment_rank() -> tuple[int, int, int]:
+    """Return (rank, local rank, world size) of torchrun's environment; (0, 0, 1) without it."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    given = [name for name in names if name in os.environ]
+    if not given:
+        return 0, 0, 1
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(given)} set but not {', '.join(missing)}: start the job with torchrun"
+        )
+    rank, local_rank, world_size = (int(os.environ[name]) for name in names)
+    return rank, local_rank, world_size
+
+
+@contextlib.contextmanager
+def world(*, cpu_threads: int | None = None, timeout_s: int = DEFAULT_TIMEOUT_S) -> Iterator[World]:
+    """Yield this rank's World; the process group, if any, is destroyed at the end.
+
+    `cpu_threads` bounds torch's threads of this rank, so that ranks that share one machine do not
+    take each other's cores.
+    """
+    import torch
+
+    rank, local_rank, world_size = environment_rank()
+    if cpu_threads:
+        torch.set_num_threads(cpu_threads)
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        if local_rank >= count:
+            raise ConfigError(
+                f"LOCAL_RANK {local_rank}: this node shows {count} GPUs to the job; "
+                "ask for one GPU per rank (jobs[].gpus_per_node)"
+            )
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+    here = World(rank=rank, local_rank=local_rank, world_size=world_size, device=device)
+    if not here.is_distributed:
+        yield here
+        return
+    import torch.distributed as dist
+
+    if os.environ.get("MASTER_ADDR") in ("127.0.0.1", "localhost", "::1"):
+        # All ranks are on this machine; gloo would else ask DNS for the host's own name.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        backend="nccl" if device.type == "cuda" else "gloo",
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if device.type == "cuda" else None,
+    )
+    try:
+        yield here
+    finally:
+        dist.destroy_process_group()

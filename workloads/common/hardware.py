@@ -1,0 +1,64 @@
+"""What this job runs on: device, declared platform and preset, peak arithmetic rate.
+
+Owns the table of dense bf16 peaks. Does not own prices or presets: stacks/catalog.py and cost/ do.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# Dense bf16 tensor-core peak in FLOP/s, by a part of torch's device name. The data sheets print the
+# figure with 2:4 sparsity; dense is half of it. Retrieved 2026-10-01.
+# H100 SXM: https://www.nvidia.com/en-us/data-center/h100/ (1,979 teraFLOPS with sparsity)
+# H200 SXM: https://www.nvidia.com/en-us/data-center/h200/ (1,979 teraFLOPS with sparsity)
+# L40S: https://www.nvidia.com/en-us/data-center/l40s/ (733 teraFLOPS with sparsity)
+PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
+    ("H200", 989.4e12),
+    ("H100 80GB HBM3", 989.4e12),
+    ("L40S", 362.05e12),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The `hardware` object of a run record."""
+
+    platform: str | None
+    preset: str | None
+    device: str
+    num_nodes: int
+    num_gpus_declared: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object as plain values."""
+        return asdict(self)
+
+
+def peak_bf16_flops(device_name: str) -> float | None:
+    """Return the dense bf16 peak of one device in FLOP/s; None when it is not in the table."""
+    for part, flops in PEAK_BF16_FLOPS:
+        if part in device_name:
+            return flops
+    return None
+
+
+def device_name() -> str:
+    """Return the name of the accelerator of this rank, or `cpu`; imports torch only for a GPU."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def detect(device: str) -> Hardware:
+    """Return the hardware of this job from what the stack and Slurm declare."""
+    num_nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    gpus_on_node = os.environ.get("SLURM_GPUS_ON_NODE", "0")
+    return Hardware(
+        platform=os.environ.get("SOPERATOR_PLATFORM") or None,
+        preset=os.environ.get("SOPERATOR_PRESET") or None,
+        device=device,
+        num_nodes=num_nodes,
+        num_gpus_declared=num_nodes * (int(gpus_on_node) if gpus_on_node.isdigit() else 0),
+    )

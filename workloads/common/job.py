@@ -1,0 +1,90 @@
+"""The frame of every job: command line, run record, exit code.
+
+Owns what all jobs share. Usage in a `__main__.py`: `sys.exit(run_job("train", main))`, where
+`main(job)` does the work and raises when it cannot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workloads.common import hardware
+from workloads.common.dist import environment_rank
+from workloads.common.exit_codes import ConfigError, ExitCode, WorkloadError, exit_code_of, reason_of
+from workloads.common.log import log
+from workloads.common.places import Places
+from workloads.common.record import RunRecord, job_id
+from workloads.recipes import Recipe, load_recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What `main` of a job gets."""
+
+    recipe: Recipe
+    places: Places
+    record: RunRecord
+    results_dir: Path
+    """Folder of this job's results; made."""
+
+
+def parse_arguments(kind: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return `--recipe`, `--set` and `--resume` of the command line."""
+    parser = argparse.ArgumentParser(prog=f"python -m workloads.{kind}")
+    parser.add_argument("--recipe", required=True, help="name in workloads/recipes, or a file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    if kind == "train":
+        parser.add_argument("--resume", help="auto, requeue, never, or a checkpoint folder")
+    return parser.parse_args(arguments)
+
+
+def run_job(
+    kind: str, main: Callable[[Job], None], arguments: Sequence[str] | None = None
+) -> ExitCode:
+    """Run `main`; rank 0 writes the run record, also for a failure; return the exit code."""
+    options = parse_arguments({"prepare-data": "data"}.get(kind, kind), arguments)
+    # `--resume X` is short for `--set train.resume=X`.
+    if getattr(options, "resume", None):
+        options.overrides.append(f"train.resume={options.resume}")
+    record = RunRecord(kind=kind, recipe=options.recipe)
+    results_dir: Path | None = None
+    is_main = os.environ.get("RANK", "0") == "0"
+    try:
+        rank, _, record.world_size = environment_rank()
+        is_main = rank == 0
+        places = Places()
+        results_dir = places.path("results") / job_id()
+        results_dir.mkdir(parents=True, exist_ok=True)
+        recipe = load_recipe(options.recipe, options.overrides)
+        record.recipe = recipe.name
+        record.model = Path(recipe.model).name
+        record.hardware = hardware.detect("cpu")
+        main(Job(recipe=recipe, places=places, record=record, results_dir=results_dir))
+        record.outcome, code = "PASS", ExitCode.OK
+    except Exception as error:
+        code = _fail(record, error, exit_code_of(error))
+    if is_main:
+        record.finish(results_dir)
+    return code
+
+
+def _fail(record: RunRecord, error: Exception, code: ExitCode) -> ExitCode:
+    record.outcome, record.reason = "FAIL", reason_of(error)
+    if not isinstance(error, WorkloadError):
+        traceback.print_exc(file=sys.stderr)
+    log(f"{code.name} (exit {int(code)}): {record.reason}", every_rank=True)
+    return code
+
+
+def section_of(recipe: Recipe, name: str) -> ConfigError:
+    """Return the error for a recipe without the section that a job needs."""
+    return ConfigError(
+        f"recipe '{recipe.name}' has no section '{name}'; name one that has it, "
+        f"see workloads/recipes"
+    )

@@ -1,0 +1,76 @@
+"""Logical places (data, model, chkpt, ...) of a stack, resolved to paths inside the job.
+
+Owns the environment contract `SOPERATOR_PLACE_<PLACE>` and the look-up of models and data that the
+jail image brings. Does not create anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from workloads.common.exit_codes import ConfigError, DataError
+
+PLACES = ("data", "model", "chkpt", "elastic", "logs", "results", "cache", "scratch")
+IMAGE_MODELS = Path("/opt/soperator/models")
+IMAGE_DATA = Path("/opt/soperator/data")
+
+
+class Places:
+    """Paths of the logical places that this job was given."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = os.environ if environment is None else environment
+
+    def path(self, place: str) -> Path:
+        """Return the directory of `place`."""
+        if place not in PLACES:
+            raise ConfigError(f"place '{place}' is unknown; allowed: {', '.join(PLACES)}")
+        variable = f"SOPERATOR_PLACE_{place.upper()}"
+        value = self._environment.get(variable)
+        if not value:
+            raise ConfigError(
+                f"{variable} is not set: the recipe needs the place '{place}'; declare "
+                f"storage.places.{place} in the stack, or export {variable}=/some/path"
+            )
+        if not value.startswith("/"):
+            raise ConfigError(f"{variable}: '{value}' is not an absolute path")
+        return Path(value)
+
+    def expand(self, value: str, *, at: str) -> Path:
+        """Return `value` with `{place:NAME}` replaced; `at` is the recipe key for the message."""
+        if value.startswith("{place:"):
+            name, closed, rest = value.removeprefix("{place:").partition("}")
+            if not closed:
+                raise ConfigError(f"{at}: '{value}' has no closing brace; write {{place:data}}/x")
+            return self.path(name) / rest.lstrip("/")
+        if not value.startswith("/"):
+            raise ConfigError(
+                f"{at}: '{value}' is neither an absolute path nor one that starts with {{place:NAME}}"
+            )
+        return Path(value)
+
+    def model_dir(self, name: str) -> Path:
+        """Return the folder of model `name`: the place `model` first, then the jail image."""
+        return self._find(name, "model", IMAGE_MODELS, "config.json")
+
+    def data_path(self, name: str) -> Path:
+        """Return a file or folder of raw data: the place `data` first, then the jail image."""
+        return self._find(name, "data", IMAGE_DATA, None)
+
+    def _find(self, name: str, place: str, image: Path, marker: str | None) -> Path:
+        if name.startswith(("/", "{")):
+            candidates = [self.expand(name, at=place)]
+        else:
+            candidates = [self.path(place) / name, image / name]
+            if "/" in name:
+                candidates += [self.path(place) / Path(name).name, image / Path(name).name]
+        for candidate in candidates:
+            if (candidate / marker).is_file() if marker else candidate.exists():
+                return candidate
+        need = f" with a {marker}" if marker else ""
+        raise DataError(
+            f"{place} '{name}' was not found{need}; looked in: "
+            f"{', '.join(str(path) for path in candidates)}; copy it to the first of these"
+        )

@@ -1,0 +1,102 @@
+"""The run record: one JSON object per job, schema version 1 (docs/architecture.md).
+
+Owns the fields and how they are written: `<results>/<job id>/run_record.json`, and the last line of
+the job's log. Does not decide the outcome: job.py does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from workloads.common import atomic
+from workloads.common.hardware import Hardware
+
+SCHEMA_VERSION = 1
+Outcome = Literal["PASS", "FAIL", "NOT_RUN"]
+VERSIONED_PACKAGES = ("torch", "transformers", "peft", "pyarrow")
+
+
+def utc_now() -> str:
+    """Return the time as the record spells it: 2026-11-21T05:00:00Z."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def job_id() -> str:
+    """Return Slurm's job id, or a name made from the process id when run by hand."""
+    return os.environ.get("SLURM_JOB_ID") or f"manual-{os.environ.get('MASTER_PORT', os.getpid())}"
+
+
+def job_name(default: str) -> str:
+    """Return the stack's name of this job, or `default` when run by hand."""
+    return os.environ.get("SOPERATOR_JOB") or os.environ.get("SLURM_JOB_NAME") or default
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that move results."""
+    versions = {"python": platform.python_version()}
+    for name in VERSIONED_PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@dataclass(slots=True, kw_only=True)
+class RunRecord:
+    """What one job did; metrics carry their unit in the name."""
+
+    kind: str
+    recipe: str
+    started_at: str = field(default_factory=utc_now)
+    outcome: Outcome = "NOT_RUN"
+    reason: str | None = None
+    hardware: Hardware | None = None
+    engine: str | None = None
+    model: str | None = None
+    world_size: int = 1
+    metrics: dict[str, float | int] = field(default_factory=dict)
+    artifacts: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain values; a metric that is not a finite number is an error."""
+        for name, value in self.metrics.items():
+            assert math.isfinite(value), f"metric {name} is {value}"
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": self.kind,
+            "job_id": job_id(),
+            "job": job_name(self.kind),
+            "stack": os.environ.get("SOPERATOR_STACK") or None,
+            "code_hash": os.environ.get("SOPERATOR_CODE_HASH") or None,
+            "git_revision": os.environ.get("SOPERATOR_GIT_REVISION") or None,
+            "started_at": self.started_at,
+            "finished_at": utc_now(),
+            "outcome": self.outcome,
+            "reason": self.reason,
+            "hardware": self.hardware.to_json() if self.hardware else None,
+            "versions": package_versions(),
+            "engine": self.engine,
+            "model": self.model,
+            "recipe": self.recipe,
+            "world_size": self.world_size,
+            "metrics": self.metrics,
+            "artifacts": self.artifacts,
+        }
+
+    def finish(self, results_dir: Path | None) -> None:
+        """Write the record to `results_dir` (None: no such place) and print it as one line."""
+        line = json.dumps(self.to_json())
+        if results_dir is not None:
+            atomic.write_text(results_dir / "run_record.json", line + "\n")
+        sys.stderr.flush()
+        print(line, flush=True)

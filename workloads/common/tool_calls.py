@@ -1,0 +1,122 @@
+"""Tool calls as text: the one form that training writes and evaluation reads.
+
+Owns `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` and a tolerant reader that also takes
+Glaive's `<functioncall>` with arguments as a quoted JSON string. Does not judge the values.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+GLAIVE_OPEN = "<functioncall>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call of a function by its name."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def render(call: ToolCall) -> str:
+    """Return the text of an assistant message that makes `call`."""
+    body = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
+    return f"{OPEN}\n{body}\n{CLOSE}"
+
+
+def parse_calls(text: str) -> list[ToolCall] | None:
+    """Return the calls in `text` in order; None when there is a call that cannot be read.
+
+    A text without any call gives an empty list. Without a marker, a text that is one JSON object
+    with a name and arguments counts as a call, as base models write it.
+    """
+    marked = OPEN in text or GLAIVE_OPEN in text
+    if not marked:
+        stripped = text.strip()
+        if not stripped.startswith("{"):
+            return []
+        call = _call_of(_first_object(stripped))
+        return [call] if call else []
+    calls: list[ToolCall] = []
+    for body in _marked_bodies(text):
+        call = _call_of(_first_object(body))
+        if call is None:
+            return None
+        calls.append(call)
+    return calls
+
+
+def _marked_bodies(text: str) -> Iterator[str]:
+    position = 0
+    while True:
+        starts = [
+            (found, marker)
+            for marker in (OPEN, GLAIVE_OPEN)
+            if (found := text.find(marker, position)) >= 0
+        ]
+        if not starts:
+            return
+        start, marker = min(starts)
+        start += len(marker)
+        yield text[start:].lstrip()
+        position = start
+
+
+def _first_object(text: str) -> Any:
+    """Return the JSON object that `text` starts with; None when there is none."""
+    try:
+        return json.JSONDecoder(strict=False).raw_decode(text)[0]
+    except ValueError:
+        return _glaive_object(text)
+
+
+def _glaive_object(text: str) -> Any:
+    """Read Glaive's form: {"name": "f", "arguments": '{"a": "it's"}'} with single quotes inside."""
+    head, found, tail = text.partition('"arguments":')
+    tail = tail.lstrip()
+    if not found or not tail.startswith("'"):
+        return None
+    try:
+        name = json.loads(head.rstrip().rstrip(",") + "}")
+    except ValueError:
+        return None
+    # The quoted text is JSON itself, so the object's own end is where a decoder stops; a search
+    # for the closing quote would stop at an apostrophe inside a value.
+    inner = tail[1:].replace("\\'", "'")
+    try:
+        arguments, end = json.JSONDecoder(strict=False).raw_decode(inner)
+    except ValueError:
+        return None
+    if not inner[end:].lstrip().startswith("'"):
+        return None
+    return {**name, "arguments": arguments} if isinstance(name, dict) else None
+
+
+def _call_of(value: Any) -> ToolCall | None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = _quoted_arguments(arguments)
+    if not isinstance(arguments, dict):
+        return None
+    return ToolCall(name=value["name"], arguments=arguments)
+
+
+def _quoted_arguments(text: str) -> Any:
+    """Read arguments given as a string: JSON, or a Python literal as some rows have it."""
+    if not text.strip():
+        return {}
+    try:
+        return json.loads(text, strict=False)
+    except ValueError:
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            return None

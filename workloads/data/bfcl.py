@@ -1,0 +1,98 @@
+"""Berkeley Function Calling Leaderboard v4, category simple_python, as chats.
+
+Reads `BFCL_v4_simple_python.json` and `possible_answer/` of bfcl-eval (Apache-2.0). The reference
+answer is built from the first allowed value of every argument that may not be left out. BFCL is a
+test set: training on one part of it measures learning of the format, not of function calling at
+large.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workloads.common.exit_codes import DataError
+from workloads.common.tool_calls import CLOSE, OPEN, ToolCall, render
+from workloads.data.chats import Chat
+
+CATEGORY = "BFCL_v4_simple_python.json"
+OPTIONAL = ""
+"""In a list of allowed values: the argument may be left out."""
+
+
+def system_prompt(functions: list[Mapping[str, Any]]) -> str:
+    """Return the system message that offers `functions` and asks for our call format."""
+    lines = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
+    return (
+        "You call functions. The functions you may use:\n"
+        f"{lines}\n"
+        "Answer with one call and nothing else:\n"
+        f'{OPEN}\n{{"name": "function_name", "arguments": {{"argument": "value"}}}}\n{CLOSE}'
+    )
+
+
+def reference_call(possible_answer: Mapping[str, Any]) -> ToolCall:
+    """Return the call made of the first allowed values, optional arguments left out."""
+    ((name, arguments),) = possible_answer.items()
+    return ToolCall(
+        name=name,
+        arguments={
+            argument: _first_value(values)
+            for argument, values in arguments.items()
+            if OPTIONAL not in values
+        },
+    )
+
+
+def _first_value(values: list[Any]) -> Any:
+    """Return the first allowed value; dictionaries hold lists of allowed values themselves."""
+    return _plain(values[0])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _plain(allowed[0]) for key, allowed in value.items() if OPTIONAL not in allowed
+        }
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return [_plain(item) for item in value]
+    return value
+
+
+def read(folder: Path, *, limit: int | None = None) -> list[Chat]:
+    """Return the chats of bfcl-eval's data folder, in file order."""
+    rows = _lines(folder / CATEGORY)
+    answers = {row["id"]: row for row in _lines(folder / "possible_answer" / CATEGORY)}
+    chats: list[Chat] = []
+    for row in rows[:limit]:
+        answer = answers.get(row["id"])
+        if answer is None:
+            raise DataError(f"{folder / CATEGORY}: {row['id']} has no possible answer")
+        ((ground_truth),) = answer["ground_truth"]
+        functions = row["function"]
+        messages = [
+            {"role": "system", "content": system_prompt(functions)},
+            *({"role": m["role"], "content": m["content"]} for m in row["question"][0]),
+            {"role": "assistant", "content": render(reference_call(ground_truth))},
+        ]
+        chats.append(
+            Chat(
+                id=row["id"],
+                messages=tuple(messages),
+                group=functions[0]["name"],
+                functions=tuple(functions),
+                possible_answer=ground_truth,
+            )
+        )
+    return chats
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise DataError(f"{path}: missing; take the data folder of bfcl-eval 2026.3.23")
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    except ValueError as error:
+        raise DataError(f"{path}: is not JSON lines: {error}") from error

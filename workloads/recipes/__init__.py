@@ -1,0 +1,55 @@
+"""Recipes: what a job does, as JSON or YAML files named model_method_hardware.
+
+Owns the shape of a recipe. A relative model, dataset or source is looked up in its place first,
+then in what the jail image brings; other paths start with `{place:NAME}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workloads.common.exit_codes import ConfigError
+from workloads.common.recipe import apply_overrides, parse, read_mapping
+from workloads.data.config import DataConfig
+from workloads.evaluate.config import EvaluateConfig
+from workloads.train.config import TrainConfig
+
+RECIPES_DIR = Path(__file__).parent
+ENDINGS = (".json", ".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One recipe; a job reads its own section and the model."""
+
+    name: str
+    model: str
+    """Model id such as Qwen/Qwen3-14B, or an absolute folder."""
+    description: str = ""
+    data: DataConfig | None = None
+    train: TrainConfig | None = None
+    evaluate: EvaluateConfig | None = None
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the shipped recipes, sorted."""
+    return sorted(path.stem for path in RECIPES_DIR.iterdir() if path.suffix in ENDINGS)
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the shipped recipe `name`, or the one in file `name`, with `--set` overrides."""
+    path = Path(name)
+    if path.suffix not in ENDINGS:
+        candidates = [RECIPES_DIR / f"{name}{ending}" for ending in ENDINGS]
+        found = [candidate for candidate in candidates if candidate.is_file()]
+        if not found:
+            raise ConfigError(
+                f"recipe '{name}' is not shipped (has: {', '.join(recipe_names())}); "
+                "give one of these or the path of a .json or .yaml file"
+            )
+        path = found[0]
+    mapping = apply_overrides(read_mapping(path), overrides)
+    mapping.setdefault("name", path.stem)
+    return parse(Recipe, mapping, at=path.stem)
