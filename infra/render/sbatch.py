@@ -80,10 +80,18 @@ def _directives(spec: StackSpec, job: JobSpec) -> list[str]:
         f"--cpus-per-task={job.cpus_per_task}",
         *([f"--gpus-per-node={job.gpus_per_node}"] if job.gpus_per_node else []),
         f"--time={job.time_limit}",
-        f"--output={spec.storage.places['logs']}/%x_%j.out",
+        f"--output={_logs(spec)}/%x_%j.out",
         "--open-mode=append",  # a requeued job keeps the log of its first run
     ]
     return [f"#SBATCH {option}" for option in options]
+
+
+def _logs(spec: StackSpec) -> str:
+    if "logs" not in spec.storage.places:
+        raise RenderError(
+            f"{spec.name}: storage.places.logs: missing; name the folder for job logs"
+        )
+    return spec.storage.places["logs"]
 
 
 def _nodesets(spec: StackSpec, job: JobSpec) -> tuple[WorkerSpec, ...]:
@@ -104,8 +112,8 @@ def _nodesets(spec: StackSpec, job: JobSpec) -> tuple[WorkerSpec, ...]:
     if not fitting:
         have = ", ".join(f"{each.name} has {_gpus(each)}" for each in members) or "no nodeset"
         raise RenderError(
-            f"{spec.name}: jobs.{job.name}.gpus_per_node: {job.gpus_per_node} is more than any node "
-            f"of partition {job.partition!r} has ({have}); lower it or change the preset"
+            f"{spec.name}: jobs.{job.name}.gpus_per_node: {job.gpus_per_node} is more than a node "
+            f"has in partition {job.partition!r} ({have}); lower it or change the preset"
         )
     return fitting
 

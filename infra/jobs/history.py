@@ -1,0 +1,42 @@
+"""Submissions made from this checkout: `<state>/runs/<stack>/<job id>/submission.json`.
+
+Owns that file and the folder of one run. A submission says what was asked, a run record what came.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+from infra.jobs.submit import Submission
+
+SUBMISSION = "submission.json"
+
+
+def run_folder(state: Path, stack: str, job_id: str) -> Path:
+    """Where everything about one job is kept on this machine."""
+    return state / "runs" / stack / job_id
+
+
+def remember(state: Path, submission: Submission) -> None:
+    """Writes the submission down, whole or not at all; drops a run of a former cluster's same id."""
+    folder = run_folder(state, submission.stack, submission.job_id)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{SUBMISSION}.part"
+    part.write_text(json.dumps(asdict(submission), indent=2) + "\n", encoding="utf-8")
+    part.replace(folder / SUBMISSION)
+
+
+def submissions(state: Path, stack: str) -> tuple[Submission, ...]:
+    """Submissions to this stack, oldest first; a damaged file is as good as none."""
+    found = []
+    for path in (state / "runs" / stack).glob(f"*/{SUBMISSION}"):
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            found.append(Submission(**{**values, "sets": tuple(values["sets"])}))
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+    return tuple(sorted(found, key=lambda each: (each.submitted_at, int(each.job_id))))

@@ -1,0 +1,124 @@
+"""What a deployed stack says about itself: its Pulumi outputs, read once through the pulumi CLI.
+
+Owns the shape that every job command works from. Decides no environment: the caller gives it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.jobs.errors import JobsError
+from infra.jobs.ssh import Endpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackOutputs:
+    """Outputs of one stack; secrets are not among them."""
+
+    stack: str
+    login_ip: str
+    ssh_port: int
+    login_host_key: str
+    code_path: str
+    code_hash: str
+    places: Mapping[str, str]
+    jobs: Mapping[str, str]
+    """Job name -> the exact shell command that starts it."""
+    ssh_command: str | None = None
+    mounts: Mapping[str, Any] | tuple[Any, ...] = ()
+    nodesets: Any = None
+    cost: Any = None
+    warnings: tuple[str, ...] = ()
+
+    def endpoint(self, identity: Path) -> Endpoint:
+        """The login node, opened with the private key `identity`."""
+        return Endpoint(
+            host=self.login_ip,
+            port=self.ssh_port,
+            host_key=self.login_host_key,
+            identity=identity,
+        )
+
+    def log_path(self, job_name: str, job_id: str) -> str:
+        """Where the job writes standard output and error on the cluster."""
+        return f"{self.places['logs']}/{job_name}_{job_id}.out"
+
+    def results_path(self, job_id: str) -> str:
+        """Where the job writes its results and run record on the cluster."""
+        return f"{self.places['results']}/{job_id}"
+
+
+def read_outputs(stack: str, *, root: Path, environ: Mapping[str, str]) -> StackOutputs:
+    """Outputs of the deployed stack; `root` holds Pulumi.yaml."""
+    command = ["pulumi", "stack", "output", "--json", "--stack", stack, "--non-interactive"]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=root,
+            env={**environ, "PULUMI_SKIP_UPDATE_CHECK": "true"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise JobsError(
+            'pulumi: not on PATH; run `make setup`, then `eval "$(soperator env)"`'
+        ) from error
+    if done.returncode != 0:
+        raise JobsError(_refusal(stack, done.stderr or done.stdout))
+    return outputs_from(stack, json.loads(done.stdout))
+
+
+def outputs_from(stack: str, values: Mapping[str, Any]) -> StackOutputs:
+    """Outputs from the mapping that pulumi prints; every missing name is reported at once."""
+    needed = (
+        "login_ip",
+        "ssh_port",
+        "login_host_key",
+        "code_path",
+        "code_hash",
+        "places",
+        "jobs",
+    )
+    missing = [name for name in needed if values.get(name) in (None, "")]
+    if missing:
+        raise JobsError(
+            f"{stack}: outputs {', '.join(missing)} are missing: the stack is not fully up; "
+            f"run `pulumi up --stack {stack}`"
+        )
+    return StackOutputs(
+        stack=stack,
+        login_ip=str(values["login_ip"]),
+        ssh_port=int(values["ssh_port"]),
+        login_host_key=str(values["login_host_key"]),
+        code_path=str(values["code_path"]),
+        code_hash=str(values["code_hash"]),
+        places=dict(values["places"]),
+        jobs=dict(values["jobs"]),
+        ssh_command=values.get("ssh_command"),
+        mounts=values.get("mounts") or (),
+        nodesets=values.get("nodesets"),
+        cost=values.get("cost"),
+        warnings=tuple(values.get("warnings") or ()),
+    )
+
+
+def _refusal(stack: str, text: str) -> str:
+    """One line for what the pulumi CLI printed."""
+    if "incorrect passphrase" in text:
+        return (
+            f"{stack}: the passphrase does not open this stack's state; give the one it was made "
+            "with in PULUMI_CONFIG_PASSPHRASE_FILE or PULUMI_CONFIG_PASSPHRASE"
+        )
+    if "passphrase must be set" in text:
+        return f'{stack}: the state needs its passphrase; run `eval "$(soperator env)"`'
+    if "no stack named" in text or "not found" in text:
+        return f"{stack}: not deployed in this backend; run `pulumi up --stack {stack}`"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "?")
+    return f"{stack}: pulumi stack output: {reason.removeprefix('error: ')}"

@@ -1,0 +1,217 @@
+"""One SSH connection to a login node, with the host key that the stack's outputs pin.
+
+Owns connecting, running commands and streaming their output. Uses no agent, no user configuration
+and no key but the given one, so a command does the same on every machine. Knows nothing of Slurm.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import paramiko
+
+from infra.jobs.errors import JobsError
+
+_CONNECT_TIMEOUT_S = 15
+_KEEPALIVE_S = 15
+_CHUNK_BYTES = 1 << 16
+
+# paramiko logs tracebacks of its threads to stderr; we turn each into one line.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A login node: address, pinned host key (OpenSSH public line) and the key that opens it."""
+
+    host: str
+    port: int
+    host_key: str
+    identity: Path
+    user: str = "root"
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one remote command did."""
+
+    command: str
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+
+class Connection:
+    """An open connection; use it as a context manager."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._transport = _connect(endpoint)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection and whatever still runs on it."""
+        self._transport.close()
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        """Runs `command` in the user's shell and waits for its end."""
+        return self.run_bytes(command, stdin=stdin)[0]
+
+    def run_bytes(self, command: str, *, stdin: bytes = b"") -> tuple[Result, bytes]:
+        """As `run`, with standard output also as it came, for archives."""
+        channel = self._open(command)
+        try:
+            channel.sendall(stdin)
+            channel.shutdown_write()
+            stdout, stderr = _drain(channel)
+            code = channel.recv_exit_status()
+        except (OSError, paramiko.SSHException) as error:
+            raise self._lost(error) from error
+        finally:
+            channel.close()
+        if code < 0:
+            raise self._lost(EOFError("closed by the other side"))
+        text = stdout.decode(errors="replace")
+        result = Result(
+            command=command, exit_code=code, stdout=text, stderr=stderr.decode(errors="replace")
+        )
+        return result, stdout
+
+    def stream(self, command: str, *, poll_s: float) -> Iterator[bytes]:
+        """Output of `command` as it comes; b"" after each `poll_s` of silence, ends with it."""
+        channel = self._open(command)
+        channel.settimeout(poll_s)
+        try:
+            while True:
+                try:
+                    chunk = channel.recv(_CHUNK_BYTES)
+                except TimeoutError:
+                    if not self._transport.is_active():
+                        raise self._lost(EOFError("closed by the other side")) from None
+                    yield b""
+                    continue
+                if not chunk:
+                    return
+                yield chunk
+        except (OSError, paramiko.SSHException) as error:
+            raise self._lost(error) from error
+        finally:
+            channel.close()
+
+    def _open(self, command: str) -> paramiko.Channel:
+        try:
+            channel = self._transport.open_session(timeout=_CONNECT_TIMEOUT_S)
+            channel.exec_command(command)
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise self._lost(error) from error
+        return channel
+
+    def _lost(self, error: Exception) -> JobsError:
+        reason = str(error) or type(error).__name__
+        return JobsError(
+            f"{self.endpoint}: the connection was lost ({reason}); jobs go on: run this again"
+        )
+
+
+def _connect(endpoint: Endpoint) -> paramiko.Transport:
+    identity = _identity(endpoint.identity)
+    host_key = parse_public_key(endpoint.host_key)
+    try:
+        sock = socket.create_connection((endpoint.host, endpoint.port), timeout=_CONNECT_TIMEOUT_S)
+    except OSError as error:
+        raise JobsError(
+            f"{endpoint}: {error.strerror or error}; is the stack up? "
+            "`pulumi up` brings it up, `soperator local status` shows the local one"
+        ) from error
+    transport = paramiko.Transport(sock)
+    transport.banner_timeout = transport.auth_timeout = _CONNECT_TIMEOUT_S
+    try:
+        # `hostkey` also limits the key types on offer, so the pinned one is what is compared.
+        transport.connect(hostkey=host_key, username=endpoint.user, pkey=identity)
+    except paramiko.AuthenticationException as error:
+        transport.close()
+        raise JobsError(
+            f"{endpoint}: key {endpoint.identity} was refused; add its public half to "
+            "login.ssh_public_keys and run pulumi up, or give another key with --identity"
+        ) from error
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        transport.close()
+        raise _handshake_error(endpoint, error) from error
+    transport.set_keepalive(_KEEPALIVE_S)
+    return transport
+
+
+def _handshake_error(endpoint: Endpoint, error: Exception) -> JobsError:
+    text = str(error) or type(error).__name__
+    if "Bad host key" in text or "Incompatible ssh peer" in text or "no acceptable" in text:
+        return JobsError(
+            f"{endpoint}: the host key is not the one that the stack pins, so nothing was sent; "
+            "if the login node was rebuilt run pulumi up, else someone is in between"
+        )
+    return JobsError(f"{endpoint}: no SSH session: {text}; try again, or look at the login node")
+
+
+def _identity(path: Path) -> paramiko.PKey:
+    if not path.is_file():
+        raise JobsError(
+            f"{path}: no such private key; give the one whose public half the stack declares "
+            "in login.ssh_public_keys with --identity"
+        )
+    try:
+        return paramiko.PKey.from_path(path)
+    except paramiko.PasswordRequiredException as error:
+        raise JobsError(
+            f"{path}: the key has a passphrase, which is not asked for here; "
+            "give a key without one with --identity"
+        ) from error
+    except (paramiko.SSHException, ValueError, OSError) as error:
+        raise JobsError(f"{path}: not a private key that can be read: {error}") from error
+
+
+def parse_public_key(line: str) -> paramiko.PKey:
+    """The key of an OpenSSH public key line `TYPE BASE64 [COMMENT]`."""
+    parts = line.split()
+    try:
+        return paramiko.PKey.from_type_string(parts[0], base64.b64decode(parts[1], validate=True))
+    except (IndexError, binascii.Error, ValueError, paramiko.SSHException) as error:
+        raise JobsError(
+            f"login_host_key: {line[:40]!r} is not an OpenSSH public key line; run pulumi up"
+        ) from error
+
+
+def _drain(channel: paramiko.Channel) -> tuple[bytes, bytes]:
+    """Both outputs to their end; stderr in a thread, as an unread one would block the command."""
+    stderr: list[bytes] = []
+    reader = threading.Thread(
+        target=lambda: stderr.append(channel.makefile_stderr("rb").read()), daemon=True
+    )
+    reader.start()
+    stdout = channel.makefile("rb").read()
+    reader.join()
+    return stdout, b"".join(stderr)

@@ -1,0 +1,119 @@
+"""Submits one declared job: refuses unknown names and stale code, then runs sbatch.
+
+Owns the meaning of a submission. Settings are checked by the workload, whose recipe knows them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+
+from infra.jobs import parse
+from infra.jobs.errors import JobsError
+from infra.jobs.outputs import StackOutputs
+from infra.jobs.slurm import Shell, refused, sbatch_command
+
+_STALE_EXIT = 75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """One accepted job and what it was made of."""
+
+    stack: str
+    job: str
+    job_id: str
+    code_hash: str
+    sets: tuple[str, ...]
+    after: str | None
+    log_path: str
+    submitted_at: str
+    """UTC, ISO 8601."""
+    cluster: str
+    """Host key of the login node: job ids start again at 1 on a cluster that was made anew."""
+
+
+def submit(
+    shell: Shell,
+    outputs: StackOutputs,
+    job: str,
+    *,
+    code_hash: str,
+    sets: Sequence[str] = (),
+    after: str | None = None,
+    git_revision: str | None = None,
+) -> Submission:
+    """Submits `job` if the cluster runs exactly the code `code_hash`; one round trip."""
+    check_job(outputs, job)
+    sbatch = sbatch_command(
+        f"jobs/{job}",
+        job_args(sets),
+        after=after,
+        export=[f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else (),
+    )
+    result = shell.run(
+        f"cd {shlex.quote(outputs.code_path)} && release=$(readlink current) && "
+        f'if [ "${{release##*/}}" != {code_hash} ]; then echo "${{release##*/}}"; '
+        f"exit {_STALE_EXIT}; fi; exec {sbatch}"
+    )
+    if result.exit_code == _STALE_EXIT:
+        raise JobsError(
+            f"{job}: the cluster has code {result.stdout.strip()}, this checkout is {code_hash}; "
+            f"run `pulumi up --stack {outputs.stack}`, or submit with --sync to send it now"
+        )
+    if not result.ok:
+        raise refused(f"{job}: sbatch", result)
+    number = parse.submitted_id(result.stdout)
+    return Submission(
+        stack=outputs.stack,
+        job=job,
+        job_id=number,
+        code_hash=code_hash,
+        sets=tuple(sets),
+        after=after,
+        log_path=outputs.log_path(job, number),
+        submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        cluster=outputs.login_host_key,
+    )
+
+
+def dry_run(
+    shell: Shell,
+    outputs: StackOutputs,
+    job: str,
+    *,
+    sets: Sequence[str] = (),
+    after: str | None = None,
+) -> str:
+    """What would be submitted and when Slurm would start it; nothing is queued."""
+    check_job(outputs, job)
+    script = f"jobs/{job}"
+    shown = sbatch_command(script, job_args(sets), after=after)
+    asked = sbatch_command(script, job_args(sets), test_only=True)
+    result = shell.run(f"cd {shlex.quote(outputs.code_path)} && cat {script} && {asked}")
+    if not result.ok:
+        raise refused(f"{job}: sbatch --test-only", result)
+    return f"# {shown}\n# {result.stderr.strip()}\n{result.stdout}"
+
+
+def check_job(outputs: StackOutputs, job: str) -> None:
+    """Refuses a job that the stack does not declare, with the nearest name."""
+    if job in outputs.jobs:
+        return
+    near = get_close_matches(job, outputs.jobs, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    have = ", ".join(sorted(outputs.jobs))
+    raise JobsError(f"{outputs.stack}: jobs: {job!r} is not declared{hint} (has: {have})")
+
+
+def job_args(sets: Sequence[str]) -> list[str]:
+    """`--set key=value` for each setting; a setting without `=` is refused."""
+    wrong = [each for each in sets if "=" not in each or each.startswith("=")]
+    if wrong:
+        raise JobsError(
+            f"--set {' '.join(wrong)}: not key=value; write for example --set train.max_steps=8"
+        )
+    return [word for each in sets for word in ("--set", each)]

@@ -1,0 +1,42 @@
+"""Sends this checkout's code to the cluster the way `pulumi up` does: one release, then `current`.
+
+Owns the layout of releases on the cluster. What a release holds is in infra/render/archive.py.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from infra.jobs.errors import JobsError
+from infra.jobs.slurm import Shell
+from infra.render.archive import hash_files, pack
+
+# Unpacked aside and renamed, so a release folder is always whole; `mv -T` moves `current` at once.
+_INSTALL = """
+set -eu
+cd {code_path}
+mkdir -p releases
+if [ ! -d releases/{hash} ]; then
+  rm -rf releases/{hash}.part
+  mkdir releases/{hash}.part
+  tar -xz --no-same-owner -C releases/{hash}.part
+  mv -T releases/{hash}.part releases/{hash}
+fi
+ln -sfn releases/{hash} .current.{hash}
+mv -T .current.{hash} current
+for name in workloads jobs configs; do ln -sfn current/$name $name; done
+"""
+
+
+def send(shell: Shell, code_path: str, files: Mapping[str, bytes]) -> str:
+    """Makes the files the live release and returns its hash; sending twice changes nothing."""
+    release = hash_files(files)
+    command = _INSTALL.format(code_path=shlex.quote(code_path), hash=release)
+    result = shell.run(command, stdin=pack(files))
+    if not result.ok:
+        raise JobsError(
+            f"{code_path}: the code was not installed: {result.stderr.strip() or 'no message'}; "
+            "look at its owner and free space on the login node"
+        )
+    return release
