@@ -1,7 +1,7 @@
-"""docs/features.tsv is the acceptance table: each seed feature has one row, and each row says the truth.
+"""docs/features.tsv is the acceptance table: one row per seed feature, and each says the truth.
 
-The invariants are complete numbering per seed, allowed states, and paths, tests and decisions that exist.
-Whether a named test passes is the test run's business, not this file's.
+The invariants are complete numbering per seed, allowed states, and paths, tests and decisions that
+exist. Whether a named test passes is the test run's business, not this file's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Row:
 def read_rows() -> list[Row]:
     """The rows of the committed table, in file order."""
     with TABLE.open(encoding="ascii", newline="") as file:
-        return [Row(**line) for line in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
+        lines = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        return [Row(**line) for line in lines]
 
 
 def problems(rows: list[Row]) -> list[str]:
@@ -51,7 +52,7 @@ def problems(rows: list[Row]) -> list[str]:
 
 def numbering_problems(rows: list[Row]) -> list[str]:
     """Ids that are missing, repeated or of no seed."""
-    expected = {f"{seed}-{n:02d}" for seed, count in NUM_FEATURES.items() for n in range(1, count + 1)}
+    expected = {f"{seed}-{n + 1:02d}" for seed, num in NUM_FEATURES.items() for n in range(num)}
     found = Counter(row.id for row in rows)
     return (
         [f"{id_}: has no row; add one" for id_ in sorted(expected - set(found))]
@@ -73,15 +74,17 @@ def row_problems(row: Row) -> list[str]:
         lines.append(f"{row.id}: works, but names no path or no test")
     if row.state == "waived" and not row.adr:
         lines.append(f"{row.id}: waived without a decision; name its number in docs/adr/")
-    lines += [f"{row.id}: path {p!r} does not exist" for p in row.where.split() if not (ROOT / p).exists()]
-    lines += [f"{row.id}: test {t!r} does not exist" for t in row.test.split() if not is_test(t)]
+    paths = [path for path in row.where.split() if not (ROOT / path).exists()]
+    tests = [test for test in row.test.split() if not is_test(test)]
+    lines += [f"{row.id}: path {path!r} does not exist" for path in paths]
+    lines += [f"{row.id}: test {test!r} does not exist" for test in tests]
     if row.adr and not list((ROOT / "docs" / "adr").glob(f"{row.adr}-*.md")):
         lines.append(f"{row.id}: decision {row.adr!r} is not in docs/adr/")
     return lines
 
 
 def is_test(node_id: str) -> bool:
-    """Whether a pytest node id (path::[Class::]function, parameters ignored) names a function in the tree."""
+    """Whether a pytest node id (path::[Class::]function, parameters ignored) names a test."""
     path, *names = node_id.split("[")[0].split("::")
     file = ROOT / path
     if not names or not file.is_file() or not names[-1].startswith("test_"):
@@ -96,7 +99,7 @@ def is_test(node_id: str) -> bool:
 
 
 def test_every_feature_of_the_seeds_has_one_true_row() -> None:
-    """The table is how an evaluator finds where a promise is kept, so it may not name what is not there."""
+    """An evaluator finds here where a promise is kept, so it names only what is there."""
     assert problems(read_rows()) == []
 
 
@@ -143,7 +146,8 @@ def test_a_row_that_names_what_exists_has_no_problem() -> None:
 )
 def test_a_planted_mistake_in_a_row_is_found(change: dict[str, str], message: str) -> None:
     lines = row_problems(replace(GOOD, **change))
-    assert len(lines) == 1 and message in lines[0]
+    assert len(lines) == 1
+    assert message in lines[0]
 
 
 def test_a_missing_a_repeated_and_an_unknown_id_are_found() -> None:
