@@ -76,7 +76,7 @@ class PriceBook:
             raise PriceBookError(f"{name}: no such price book in {prices_dir} (have: {have})")
         try:
             # BaseLoader keeps every scalar as text, so no price passes through a binary float.
-            document: object = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
+            document: object = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)  # noqa: S506
         except yaml.YAMLError as error:
             raise PriceBookError(f"{path}: not valid YAML: {error}") from error
         return _book(document, path)
@@ -95,16 +95,16 @@ class PriceBook:
 
 def _book(document: object, path: Path) -> PriceBook:
     problems: list[str] = []
-    if not _is_map(document) or not _is_map(document.get("prices")):
+    entries = document.get("prices") if _is_map(document) else None
+    if not _is_map(document) or not _is_map(entries):
         raise PriceBookError(f"{path}: expected a mapping of {', '.join(_BOOK_KEYS)}")
     problems += [f"{path}.{key}: unknown key" for key in document if key not in _BOOK_KEYS]
     if document.get("name") != path.stem:
         problems.append(f"{path}.name: {document.get('name')!r} is not the file's name")
     if document.get("currency") != "USD":
         problems.append(f"{path}.currency: {document.get('currency')!r}; only USD is supported")
-    entries = document["prices"]
     prices: dict[str, Price] = {}
-    for sku, entry in (entries if _is_map(entries) else {}).items():
+    for sku, entry in entries.items():
         price = _price(sku, entry, f"{path}.prices.{sku}", problems)
         if price is not None:
             prices[sku] = price

@@ -1,7 +1,7 @@
 """Hardware facts: platforms, presets, CPU topology, fabrics, regions and disk rules.
 
 Every table stands under its source and date. Owns no prices (cost/) and no choices (Pulumi.*.yaml).
-The live lists are `nebius compute platform list` and the capacity API; this is what is checked offline.
+The live lists are those of the API (`nebius compute platform list`); these are offline copies.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _SXM_B300: Final = (
     _preset(192, 2768, gpus=8, sockets=2, gpu_cluster=True),
 )
 
-# L40S has no InfiniBand. Source: docs.nebius.com/compute/virtual-machines/types, read 2026-11 through
+# L40S has no InfiniBand. Source: docs.nebius.com/compute/virtual-machines/types, 2026-11, through
 # public copies of its table; `2gpu-64vcpu-384gb` is also what seed 000 ran. The CPU topology is not
 # published: it is taken from the CPU platforms of the same generation (Genoa as cpu-d3, Ice Lake as
 # cpu-e2) and must be confirmed with `slurmd -C` on a node.

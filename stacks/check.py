@@ -1,6 +1,6 @@
 """Rules across fields: check(spec) -> every problem of a stack, errors first.
 
-Owns the order of the rules. The rules are in rules/, hardware facts in catalog.py; nothing is raised.
+Owns the order of the rules, which are in rules/; hardware facts are in catalog.py. Raises nothing.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Findings:
     """Problems in the order in which the rules find them; paths start with the stack's name."""
 
     stack_name: str
-    problems: list[Problem] = field(default_factory=lambda: [])
+    problems: list[Problem] = field(default_factory=list[Problem])
 
     def error(self, path: str, message: str) -> None:
         """Adds what the API or Soperator would refuse."""

@@ -13,7 +13,6 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-
 PLACES: Final = ("data", "model", "chkpt", "elastic", "logs", "results", "cache", "scratch")
 """Logical places that recipes name; every stack maps each to a path."""
 
@@ -75,7 +74,7 @@ class FilesystemSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmountSpec:
-    """One extra shared filesystem, mounted in the jail at `mount_path`: `existing_id` or `size_gib`."""
+    """One extra shared filesystem in the jail at `mount_path`: `existing_id` or `size_gib`."""
 
     name: str
     mount_path: str
@@ -140,7 +139,7 @@ class NodeGroupSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec(NodeGroupSpec):
-    """One nodeset: a node group whose nodes run slurmd. Slurm names its nodes `<name>-<ordinal>`."""
+    """One nodeset: a node group whose nodes run slurmd, called `<name>-<ordinal>` in Slurm."""
 
     name: str
     infiniband_fabric: str | None = None
@@ -215,7 +214,7 @@ class AssumedSpeedSpec:
     engine: str | None = None
     """Engine name of a run record that may replace this row; None is never replaced."""
     batch_size: int = 1
-    """Conversations generated at once; a run record of another batch size never replaces this row."""
+    """Conversations generated at once; a run record must have the same to replace this row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +226,7 @@ class ChatSpec:
     output_tokens: int
     speeds: tuple[AssumedSpeedSpec, ...] = ()
     serving_nodeset: str | None = None
-    """Nodeset that serves chats, for the inference-only view; None charges the whole cluster only."""
+    """Nodeset that serves chats, for the serving-only view; None charges the cluster only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +245,7 @@ class StackSpec:
     prices: str
     """Price book in cost/prices/ without its ending."""
     code_path: str
-    """Directory in the jail that receives workloads/, jobs/ and configs/; `current` in it is the live release."""
+    """Directory in the jail that receives the code; `current` in it is the live release."""
     python_env_path: str
     """Python environment in the jail that jobs run with."""
     bill_heading: str | None = None

@@ -42,7 +42,7 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
         if size_gib is not None and size_gib > LARGE_FILESYSTEM_GIB:
             findings.warn(
                 f"{path}.size_gib",
-                f"{size_gib} GiB: over {LARGE_FILESYSTEM_GIB} GiB Nebius support must allow it first",
+                f"{size_gib} GiB: over {LARGE_FILESYSTEM_GIB} GiB needs Nebius support first",
             )
     if spec.slurm.accounting and storage.accounting is None:
         findings.error(
@@ -61,7 +61,11 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
 def _filesystems(spec: StackSpec) -> Iterator[tuple[str, DiskType, int | None]]:
     storage = spec.storage
     yield "storage.jail", storage.jail.type, storage.jail.size_gib
-    yield "storage.controller_spool", storage.controller_spool.type, storage.controller_spool.size_gib
+    yield (
+        "storage.controller_spool",
+        storage.controller_spool.type,
+        storage.controller_spool.size_gib,
+    )
     if storage.accounting is not None:
         yield "storage.accounting", storage.accounting.type, storage.accounting.size_gib
     for index, submount in enumerate(storage.submounts):
@@ -84,7 +88,7 @@ def _check_submount(submount: SubmountSpec, path: str, findings: Findings) -> No
     ):
         findings.error(
             f"{path}.existing_id",
-            f"'{submount.existing_id}' is not a filesystem's id; it starts with 'computefilesystem-'",
+            f"'{submount.existing_id}' is no filesystem id; it starts with 'computefilesystem-'",
         )
 
 
@@ -129,7 +133,7 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
         if memory_gib >= preset.memory_gib:
             findings.error(
                 "storage.memory.size_gib",
-                f"{memory_gib} GiB does not fit a node of '{worker.name}' ({preset.memory_gib} GiB)",
+                f"{memory_gib} GiB is more than a '{worker.name}' node has ({preset.memory_gib})",
             )
         elif memory_gib + worker.shared_memory_gib > preset.memory_gib:
             findings.warn(

@@ -1,0 +1,70 @@
+"""The stack output `cost`: outputs(estimate, unit_costs) -> plain values, the same on every run.
+
+Money is text of a decimal, or None with its reason under `reasons`. Dates, never ages: an
+unchanged stack must preview unchanged tomorrow.
+"""
+
+from __future__ import annotations
+
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Final
+
+from cost.estimate import Estimate
+from cost.unit_costs import Basis, ChatCost, NotKnown, UnitCosts
+
+_CENT: Final = Decimal("0.01")
+_TINY: Final = Decimal("0.000001")
+
+
+def outputs(estimate: Estimate, unit_costs: UnitCosts) -> dict[str, object]:
+    """The stack output `cost`; unit costs are the first scenario's, for the whole cluster."""
+    chat = None if isinstance(unit_costs.chats, NotKnown) else unit_costs.chats[0]
+    run = None if isinstance(unit_costs.run, NotKnown) else unit_costs.run
+    reasons = {
+        **({"per_run_usd": str(unit_costs.run)} if run is None else {}),
+        **(
+            {"per_chat_usd": str(unit_costs.chats), "per_1m_tokens_usd": str(unit_costs.chats)}
+            if chat is None
+            else {}
+        ),
+    }
+    return {
+        "hourly_usd": money(estimate.hourly_low_usd, _TINY),
+        "hourly_high_usd": money(estimate.hourly_high_usd, _TINY),
+        "monthly_low_usd": money(estimate.monthly_low_usd),
+        "monthly_high_usd": money(estimate.monthly_high_usd),
+        "is_lower_bound": estimate.is_lower_bound,
+        "unpriced": [f"{line.name}: {line.unknown}" for line in estimate.unpriced],
+        "per_run_usd": None if run is None else money(run.cluster_usd, _TINY),
+        "per_1m_tokens_usd": None if chat is None else money(chat.cluster_usd_per_1m_tokens, _TINY),
+        "per_chat_usd": None if chat is None else money(chat.cluster_low_usd, _TINY),
+        "serving_node_per_chat_usd": None
+        if chat is None or chat.serving_usd is None
+        else money(chat.serving_usd, _TINY),
+        "basis": "NOT KNOWN" if chat is None else basis(chat),
+        "reasons": reasons,
+        "price_book": estimate.book_name,
+        "price_date": None if estimate.price_date is None else estimate.price_date.isoformat(),
+        "heading": estimate.heading,
+    }
+
+
+def basis(chat: ChatCost) -> str:
+    """Where the speed of a scenario comes from, in one line."""
+    speed = chat.speed
+    day = "" if speed.date is None else f" on {speed.date.isoformat()}"
+    origin = f"measured{day}" if speed.basis is Basis.MEASURED else "assumed"
+    return (
+        f"{speed.scenario}: {number(speed.output_tokens_per_s)} tokens/s {origin}: {speed.source}"
+    )
+
+
+def money(usd: Decimal, step: Decimal = _CENT) -> str:
+    """The amount as text, rounded half up to the step."""
+    return f"{usd.quantize(step, ROUND_HALF_UP):f}"
+
+
+def number(value: Decimal) -> str:
+    """The number as text with at most six digits behind the point and no zeros at the end."""
+    text = f"{value.quantize(_TINY, ROUND_HALF_UP):f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
