@@ -1,0 +1,79 @@
+"""What the job commands share: the checkout, the state folder, the outputs and the way in.
+
+Owns which key opens a login node and which code the checkout holds. One SSH connection per command.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.local.state import CHECKOUT, State
+
+if TYPE_CHECKING:
+    from infra.jobs.outputs import StackOutputs
+    from infra.jobs.ssh import Connection
+
+StackOption = Annotated[str, typer.Option("--stack", "-s", help="Stack to use.")]
+IdentityOption = Annotated[
+    Path | None,
+    typer.Option("--identity", "-i", help="Private key; the state folder's own by default."),
+]
+DEFAULT_STACK = "local"
+
+
+def state_root() -> Path:
+    """The state folder."""
+    return State.from_environ().root
+
+
+def read(stack: str) -> StackOutputs:
+    """Outputs of the deployed stack, read once through pulumi."""
+    from infra.cli.env import environment
+    from infra.jobs.outputs import read_outputs
+
+    return read_outputs(stack, root=CHECKOUT, environ={**os.environ, **environment()})
+
+
+def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:
+    """A connection to the stack's login node."""
+    from infra.jobs.ssh import Connection
+
+    return Connection(outputs.endpoint(private_key(identity)))
+
+
+def private_key(identity: Path | None) -> Path:
+    """The given key, else that of SOPERATOR_SSH_PUBLIC_KEY_FILE, else the state folder's own."""
+    if identity is not None:
+        return identity.expanduser()
+    declared = os.environ.get("SOPERATOR_SSH_PUBLIC_KEY_FILE", "")
+    if declared.endswith(".pub"):
+        return Path(declared.removesuffix(".pub")).expanduser()
+    return State.from_environ().ssh_key
+
+
+def local_code(stack: str) -> dict[str, bytes]:
+    """What this checkout would deliver to the stack."""
+    from infra.cli.env import environment
+    from infra.render.archive import code_files
+    from stacks.load import load_stack
+
+    return code_files(CHECKOUT, load_stack(stack, environ={**os.environ, **environment()}))
+
+
+def git_revision() -> str | None:
+    """Commit of the checkout; None outside git."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(CHECKOUT), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

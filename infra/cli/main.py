@@ -1,0 +1,126 @@
+"""The `soperator` command: one verb per file, imported only when it runs.
+
+Owns the list of verbs and exit codes: 0 ok, 1 refused, 2 wrong usage, 130 interrupted.
+`logs` and `demo` end with the status of the job that they followed.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+class _Verb(NamedTuple):
+    module: str
+    help: str
+
+
+# The help line stands here so that `soperator --help` imports no verb.
+VERBS = {
+    "env": _Verb("infra.cli.env", "Print the environment that plain pulumi needs, for eval."),
+    "doctor": _Verb("infra.cli.doctor", "Check tools, credentials and prices; name each fix."),
+    "cost": _Verb("infra.cli.cost", "Show what a stack costs, or compare two stacks."),
+    "chat-cost": _Verb("infra.cli.chat_cost", "Show what one reference chat costs on a stack."),
+    "submit": _Verb("infra.cli.submit", "Submit a declared job."),
+    "status": _Verb("infra.cli.status", "List the jobs of a cluster, or show one."),
+    "logs": _Verb("infra.cli.logs", "Follow the log of a job to its end."),
+    "cancel": _Verb("infra.cli.cancel", "End jobs, running or waiting."),
+    "pull": _Verb("infra.cli.pull", "Bring results, run record and log of a job here."),
+    "ssh": _Verb("infra.cli.ssh", "Open a shell on the login node, or run one command."),
+    "report": _Verb("infra.cli.report", "Write report.html from what is declared and measured."),
+    "demo": _Verb("infra.cli.demo", "Run the main job on the local stack, end to end."),
+    "local": _Verb("infra.cli.local", "Start, stop and look at the embedded cloud."),
+    "kube-token": _Verb("infra.cli.kube_token", "Print a Kubernetes exec credential."),
+}
+
+# By name, so that catching them imports nothing.
+_REFUSALS = frozenset(
+    {
+        "infra.jobs.errors.JobsError",
+        "infra.local.errors.LocalError",
+        "infra.nebius.errors.NebiusError",
+        "infra.render.sbatch.RenderError",
+        "infra.cli.errors.CliError",
+        "stacks.load.StackError",
+        "cost.price_book.PriceBookError",
+        "cost.run_record.RunRecordError",
+    }
+)
+
+
+class LazyGroup(TyperGroup):
+    """Commands that are imported when they run; refusals become a line each and exit code 1."""
+
+    _listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        verb = VERBS.get(cmd_name)
+        if verb is None:
+            return None
+        if self._listing:
+            return TyperCommand(cmd_name, help=verb.help, short_help=verb.help)
+        return _load(cmd_name, verb)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._listing = True
+        super().format_help(ctx, formatter)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            for line in str(error).splitlines():
+                print(f"soperator: {line}", file=sys.stderr)
+            raise typer.Exit(1) from error
+
+
+def is_refusal(error: BaseException) -> bool:
+    """True for errors that tell a user what to do; any other is a defect with its traceback."""
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
+    return bool(names & _REFUSALS)
+
+
+app = typer.Typer(
+    name="soperator",
+    cls=LazyGroup,
+    help="Slurm on Nebius Kubernetes, as declared in stacks/: what it costs, what runs, what came.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root() -> None:
+    """A group even while typer knows of no command."""
+
+
+def _load(name: str, verb: _Verb) -> Any:
+    module = import_module(verb.module)
+    if hasattr(module, "app"):
+        command = typer.main.get_command(module.app)
+    else:
+        single = typer.Typer(
+            add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+        )
+        single.command(name, help=module.command.__doc__ or verb.help)(module.command)
+        command = typer.main.get_command(single)
+    command.name = name
+    return command
+
+
+if __name__ == "__main__":
+    app()
