@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from typing import Any, Final, TypeVar
@@ -26,6 +25,8 @@ from pulumi.runtime.proto import plugin_pb2, provider_pb2_grpc
 from pulumi.runtime.proto import provider_pb2 as pb
 
 from infra.plugins.diff import Diff, Kind, compare, first_keys
+from infra.plugins.engine import EngineLog
+from infra.plugins.process import exit_with_parent
 from infra.plugins.values import (
     UNKNOWN,
     Archive,
@@ -92,6 +93,8 @@ class Provider:
     def __init__(self) -> None:
         self.cancelled = threading.Event()
         """Set when the user interrupts; long waits must end soon after."""
+        self.engine = EngineLog("")
+        """Where lines for the user go while a call runs."""
 
     def configure(self, variables: Values) -> None:
         """Takes the provider's configuration, before any resource call."""
@@ -138,9 +141,11 @@ def serve(provider: Provider, name: str, version: str) -> None:
     logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, stream=sys.stderr)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
+    addresses = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    provider.engine = EngineLog(addresses[0] if addresses else "")
     server, port = start(provider, name, version)
     print(port, flush=True)
-    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
+    exit_with_parent()
     server.wait_for_termination()
 
 
@@ -159,13 +164,6 @@ def start(provider: Provider, name: str, version: str) -> tuple[grpc.Server, int
     port = server.add_insecure_port(f"{_HOST}:0")
     server.start()
     return server, port
-
-
-def _exit_with_parent(parent: int) -> None:
-    """Ends the process once its engine is gone, even by SIGKILL, so that none is left behind."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(0)
 
 
 Response = TypeVar("Response", bound=message.Message)

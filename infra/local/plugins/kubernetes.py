@@ -1,0 +1,148 @@
+"""Stand-in for pulumi-kubernetes 4.34: any kind by server-side apply, and Helm releases.
+
+Owns the connection and the choice between object and release. Speaks the official SDK's tokens
+(`kubernetes:<group>/<version>:<Kind>`, `kubernetes:helm.sh/v3:Release`). A preview asks the API server
+with dry runs where it can be reached. Started by the engine; used only where the official plugin is
+not found. No charts are pulled: see infra/local/kube/charts.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable
+from typing import Any, Final
+
+from infra.local.kube.client import KubeClient, KubeError, Unreachable
+from infra.local.kube.kubeconfig import KubeconfigError, read_kubeconfig
+from infra.local.plugins.kubernetes_log import EngineLog
+from infra.local.plugins.kubernetes_objects import Objects
+from infra.local.plugins.kubernetes_release import Releases
+from infra.plugins.provider import UNKNOWN, Diff, Provider, ProviderError, serve
+
+VERSION: Final = "4.34.2"
+"""The official plugin's version whose contract this follows."""
+_RELEASE: Final = "kubernetes:helm.sh/v3:Release"
+_COMPONENTS: Final = ("kubernetes:yaml", "kubernetes:helm.sh/v4", "kubernetes:kustomize")
+
+Values = dict[str, Any]
+
+
+class Kubernetes(Provider):
+    """Kubernetes objects and Helm releases of one cluster."""
+
+    def __init__(self, log: EngineLog) -> None:
+        super().__init__()
+        self.log = log
+        self._variables: Values = {}
+        self._client: KubeClient | None = None
+        self._lock = threading.Lock()
+        self._handlers = {"object": Objects(self), "release": Releases(self)}
+
+    def configure(self, variables: Values) -> None:
+        self._variables = variables
+
+    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, Iterable[Any]]:
+        return self._handler(type_).check(old, new)
+
+    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
+        return self._handler(type_).diff(id, old_inputs, new)
+
+    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+        with _one_line_errors():
+            return self._handler(type_).create(urn, inputs, preview)
+
+    def update(
+        self,
+        type_: str,
+        urn: str,
+        id: str,
+        old_state: Values,
+        old_inputs: Values,
+        new: Values,
+        preview: bool,
+    ) -> Values:
+        with _one_line_errors():
+            return self._handler(type_).update(urn, id, old_state, new, preview)
+
+    def read(
+        self, type_: str, id: str, state: Values, inputs: Values
+    ) -> tuple[str, Values, Values] | None:
+        with _one_line_errors():
+            return self._handler(type_).read(type_, id, state, inputs)
+
+    def delete(self, type_: str, id: str, state: Values) -> None:
+        try:
+            with _one_line_errors():
+                self._handler(type_).delete(type_, id, state)
+        except ProviderError as error:
+            if self.option("deleteUnreachable") and isinstance(error.__cause__, Unreachable):
+                return
+            raise
+
+    def client(self) -> KubeClient:
+        """The connection to the configured cluster."""
+        kubeconfig = self._variables.get("kubeconfig")
+        if not isinstance(kubeconfig, str) or not kubeconfig.strip():
+            raise ProviderError(
+                "kubernetes provider: kubeconfig: is required; give the provider a kubeconfig "
+                "(this stand-in never takes the one of the user)"
+            )
+        with self._lock:
+            if self._client is None:
+                context = self._variables.get("context")
+                access = read_kubeconfig(kubeconfig, context or None)
+                if self._variables.get("namespace"):
+                    access.namespace = self._variables["namespace"]
+                self._client = KubeClient(access)
+            return self._client
+
+    def preview_client(self, urn: str) -> KubeClient | None:
+        """The connection for a dry run; None, with one note, where there is no cluster yet."""
+        if self._variables.get("kubeconfig") is UNKNOWN:
+            return None  # the cluster is made by this very update: nothing to ask, nothing to say
+        try:
+            client = self.client()
+            client.version()
+        except Unreachable as error:
+            self.log.once(urn, f"{error}; this preview is not checked by the API server")
+            return None
+        return client
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of objects that name none."""
+        configured = self._variables.get("namespace")
+        return configured if isinstance(configured, str) and configured else "default"
+
+    def option(self, name: str) -> bool:
+        """A switch of the provider's configuration."""
+        return self._variables.get(name) in (True, "true")
+
+    def _handler(self, type_: str) -> Any:
+        if type_.startswith(_COMPONENTS):
+            raise ProviderError(
+                f"{type_}: the stand-in serves plain resources and helm.v3.Release only; "
+                "install the official kubernetes plugin for components"
+            )
+        return self._handlers["release" if type_ == _RELEASE else "object"]
+
+
+class _one_line_errors:
+    """Turns the client's errors into refusals."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, KubeError | KubeconfigError):
+            raise ProviderError(str(error)) from error
+
+
+def main() -> None:
+    """Serve the engine that started this process."""
+    serve(Kubernetes(EngineLog(sys.argv[1:])), "kubernetes", VERSION)
+
+
+if __name__ == "__main__":
+    main()

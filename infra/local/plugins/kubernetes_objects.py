@@ -1,0 +1,307 @@
+"""Resources that are one Kubernetes object.
+
+Owns identity (`namespace/name`), automatic names, what needs a replacement, and the comparison with
+the live object: only fields that the program declares count, so the API server's defaults are no drift.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import string
+from collections.abc import Iterable
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any, Final
+
+from infra.local.kube.client import Cancelled, KubeClient, KubeError, WaitTimeout, describe
+from infra.local.plugins.kubernetes_namespace import finish_namespace
+from infra.local.plugins.kubernetes_wait import timeout_of, waits_of
+from infra.plugins.provider import (
+    UNKNOWN,
+    Diff,
+    PartialError,
+    ProviderError,
+    Secret,
+    compare,
+    contains_unknown,
+)
+
+if TYPE_CHECKING:
+    from infra.local.plugins.kubernetes import Kubernetes
+
+Values = dict[str, Any]
+
+_IDENTITY: Final = ("apiVersion", "kind", "metadata.name", "metadata.namespace")
+# Fields that the API refuses to change, or whose change must reach the pods that read them.
+# Source: pulumi-kubernetes provider/pkg/provider/diff forceNew table, read 2026-11-21, our kinds.
+_REPLACED: Final[dict[str, tuple[str, ...]]] = {
+    "ConfigMap": ("data", "binaryData", "immutable"),
+    "Secret": ("data", "stringData", "type", "immutable"),
+    "PersistentVolume": ("spec.local", "spec.csi", "spec.hostPath", "spec.nfs"),
+    "PersistentVolumeClaim": ("spec",),
+    "StorageClass": ("parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"),
+    "Job": ("spec.selector", "spec.template"),
+    "DaemonSet": ("spec.selector",),
+    "Deployment": ("spec.selector",),
+}
+_MUTABLE: Final = {"ConfigMap": "enableConfigMapMutable", "Secret": "enableSecretMutable"}
+_SECRET_FIELDS: Final = ("data", "stringData")
+_SERVER_METADATA: Final = (
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "generation",
+    "managedFields",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+)
+_SUFFIX_LETTERS: Final = string.ascii_lowercase + string.digits
+_SUFFIX_LENGTH: Final = 8
+_SUFFIXES: Final[dict[str, Decimal]] = {
+    "m": Decimal("0.001"),
+    "k": Decimal(10**3),
+    "M": Decimal(10**6),
+    "G": Decimal(10**9),
+    "T": Decimal(10**12),
+    "Ki": Decimal(2**10),
+    "Mi": Decimal(2**20),
+    "Gi": Decimal(2**30),
+    "Ti": Decimal(2**40),
+}
+
+
+class Objects:
+    """The engine's verbs on single objects."""
+
+    def __init__(self, provider: Kubernetes) -> None:
+        self._provider = provider
+
+    def check(self, old: Values, new: Values) -> tuple[Values, Iterable[tuple[str, str]]]:
+        failures = [
+            (key, "is required") for key in ("apiVersion", "kind") if not _known_text(new.get(key))
+        ]
+        return _conceal_secret(new), failures
+
+    def diff(self, id: str, old_inputs: Values, new: Values) -> Diff:
+        detailed = compare(old_inputs, new)
+        old_name = old_inputs.get("metadata", {}).get("name")
+        new_name = new.get("metadata", {}).get("name")
+        if old_name is None and new_name == id.rpartition("/")[2]:
+            detailed.pop("metadata.name", None)  # the automatic name, now written down
+        if new_name is None and old_name is not None:
+            detailed.pop("metadata.name", None)  # an automatic name keeps what is there
+        fixed = (*_IDENTITY, *self._replaced(new))
+        replaces = tuple(p for p in detailed if any(_below(p, at) for at in fixed))
+        return Diff(
+            detailed=detailed,
+            replaces=replaces,
+            stables=("apiVersion", "kind"),
+            # Two objects cannot have one name at the same time.
+            delete_before_replace=bool(replaces) and new_name is not None and old_name == new_name,
+        )
+
+    def create(self, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+        target = self._named(urn, inputs)
+        if preview:
+            return "", self._preview(urn, inputs, target)
+        client = self._provider.client()
+        live = client.apply(self._placed(client, target))
+        return _id(live), self._await(client, inputs, live)
+
+    def update(self, urn: str, id: str, old_state: Values, new: Values, preview: bool) -> Values:
+        target = _with_id(new, id)
+        if preview:
+            return self._preview(urn, new, target)
+        client = self._provider.client()
+        return self._await(client, new, client.apply(self._placed(client, target)))
+
+    def read(
+        self, type_: str, id: str, state: Values, inputs: Values
+    ) -> tuple[str, Values, Values] | None:
+        client = self._provider.client()
+        target = _with_id(inputs or _of_type(type_), id)
+        live = client.get(self._placed(client, target))
+        if live is None:
+            return None
+        declared = project(live, inputs) if inputs else _without_server_fields(live)
+        return _id(live), _state(live, declared), _conceal_secret(declared)
+
+    def delete(self, type_: str, id: str, state: Values) -> None:
+        client = self._provider.client()
+        known = {key: state[key] for key in ("apiVersion", "kind") if key in state}
+        target = self._placed(client, _with_id(known or _of_type(type_), id))
+        remove(client, target, timeout_of(state), self._provider.cancelled)
+
+    def _preview(self, urn: str, inputs: Values, target: Values) -> Values:
+        if not contains_unknown(target):
+            client = self._provider.preview_client(urn)
+            if client is not None:
+                dry_run(client, self._placed_or_same(client, target))
+        state = {**inputs, "metadata": dict(inputs.get("metadata") or {})}
+        state["metadata"].setdefault("name", UNKNOWN)
+        return _conceal_secret(state)
+
+    def _await(self, client: KubeClient, inputs: Values, live: Values) -> Values:
+        state = _state(live, project(live, inputs))
+        try:
+            for wait in waits_of(inputs):
+                client.wait_for(
+                    live,
+                    wait.what,
+                    wait.is_met,
+                    timeout_s=timeout_of(inputs),
+                    cancelled=self._provider.cancelled,
+                )
+        except (WaitTimeout, Cancelled) as error:
+            raise PartialError(str(error), id=_id(live), state=state) from error
+        return state
+
+    def _named(self, urn: str, inputs: Values) -> Values:
+        metadata = dict(inputs.get("metadata") or {})
+        if not metadata.get("name") and metadata.get("name") is not UNKNOWN:
+            suffix = "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(_SUFFIX_LENGTH))
+            metadata["name"] = f"{urn.rpartition('::')[2]}-{suffix}"
+            notes = {**(metadata.get("annotations") or {}), "pulumi.com/autonamed": "true"}
+            metadata["annotations"] = notes
+        return {**inputs, "metadata": metadata}
+
+    def _placed(self, client: KubeClient, target: Values) -> Values:
+        """The object with its namespace, where its kind has one."""
+        metadata = dict(target["metadata"])
+        if client.is_namespaced(target):
+            metadata["namespace"] = metadata.get("namespace") or self._provider.namespace
+        return {**target, "metadata": metadata}
+
+    def _placed_or_same(self, client: KubeClient, target: Values) -> Values:
+        try:
+            return self._placed(client, target)
+        except KubeError as error:
+            if error.status != 404:
+                raise
+            return target
+
+    def _replaced(self, new: Values) -> tuple[str, ...]:
+        kind = new.get("kind", "")
+        option = _MUTABLE.get(kind)
+        if option and self._provider.option(option) and not new.get("immutable"):
+            return ("immutable", "type")
+        return _REPLACED.get(kind, ())
+
+
+def dry_run(client: KubeClient, target: Values) -> None:
+    """Have the API server check an object; what the same update will make first is no error."""
+    try:
+        client.apply(target, dry_run=True)
+    except KubeError as error:
+        if error.status != 404:
+            raise
+        if "namespaces" not in str(error):
+            return  # the kind comes with a release of the same update
+        # The namespace comes with the same update: check the fields in one that exists.
+        metadata = {**target["metadata"], "namespace": "default"}
+        client.apply({**target, "metadata": metadata}, dry_run=True)
+
+
+def remove(client: KubeClient, target: Values, timeout_s: float, cancelled: Any) -> None:
+    """Delete an object and return once it is gone."""
+    live = client.get(target)
+    if live is None:
+        return
+    client.delete(live)
+    if live["kind"] == "Namespace" and live["apiVersion"] == "v1":
+        finish_namespace(client, live["metadata"]["name"])
+    client.wait_gone(live, timeout_s=timeout_s, cancelled=cancelled)
+
+
+def project(live: Any, declared: Any) -> Any:
+    """The live value, reduced to the fields that are declared."""
+    if isinstance(declared, dict) and isinstance(live, dict):
+        found = {key: project(live[key], item) for key, item in declared.items() if key in live}
+        if declared.get("kind") == "Secret" and "stringData" in declared:
+            data = {key: _decoded(value) for key, value in (live.get("data") or {}).items()}
+            found["stringData"] = {k: v for k, v in data.items() if k in declared["stringData"]}
+        return found
+    if isinstance(declared, list) and isinstance(live, list):
+        shared = [project(item, was) for item, was in zip(live, declared, strict=False)]
+        return shared + live[len(declared) :]
+    return declared if _same_scalar(live, declared) else live
+
+
+def _same_scalar(live: Any, declared: Any) -> bool:
+    """Whether two values mean the same to the API: 1000m and 1, or null and nothing."""
+    if live == declared:
+        return True
+    return isinstance(live, str) and isinstance(declared, str | int) and (
+        _quantity(live) is not None and _quantity(live) == _quantity(str(declared))
+    )
+
+
+def _quantity(text: str) -> Decimal | None:
+    number = text.rstrip(string.ascii_letters)
+    factor = _SUFFIXES.get(text[len(number) :]) if number != text else Decimal(1)
+    try:
+        return None if factor is None else Decimal(number) * factor
+    except InvalidOperation:
+        return None
+
+
+def _state(live: Values, declared: Values) -> Values:
+    """The outputs: what is declared, as it is in the cluster, with the identity the server gave."""
+    metadata = {**declared.get("metadata", {})}
+    for key in ("name", "namespace", "uid"):
+        if key in live["metadata"]:
+            metadata[key] = live["metadata"][key]
+    return _conceal_secret({**declared, "metadata": metadata})
+
+
+def _conceal_secret(values: Values) -> Values:
+    """The values with a Secret's content wrapped."""
+    if values.get("kind") != "Secret":
+        return values
+    return {
+        key: Secret(item) if key in _SECRET_FIELDS and not isinstance(item, Secret) else item
+        for key, item in values.items()
+    }
+
+
+def _without_server_fields(live: Values) -> Values:
+    """What a program would have declared to get this object."""
+    metadata = {k: v for k, v in live["metadata"].items() if k not in _SERVER_METADATA}
+    return {**{k: v for k, v in live.items() if k != "status"}, "metadata": metadata}
+
+
+def _decoded(value: str) -> str:
+    return base64.b64decode(value).decode(errors="replace")
+
+
+def _id(live: Values) -> str:
+    namespace = live["metadata"].get("namespace")
+    name = live["metadata"]["name"]
+    return f"{namespace}/{name}" if namespace else name
+
+
+def _with_id(values: Values, id: str) -> Values:
+    namespace, _, name = id.rpartition("/")
+    metadata = {**(values.get("metadata") or {}), "name": name}
+    if namespace:
+        metadata["namespace"] = namespace
+    return {**values, "metadata": metadata}
+
+
+def _of_type(type_: str) -> Values:
+    """apiVersion and kind of a type token; the core group is written `core/v1` there."""
+    _, group_version, kind = type_.split(":")
+    return {"apiVersion": group_version.removeprefix("core/"), "kind": kind}
+
+
+def _known_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _below(path: str, at: str) -> bool:
+    """Whether `path` is `at`, inside it, or above it (a whole mapping came or went)."""
+    return path == at or path.startswith((f"{at}.", f"{at}[")) or at.startswith(f"{path}.")
+
+
+__all__ = ["Objects", "ProviderError", "describe", "dry_run", "project", "remove"]

@@ -1,0 +1,265 @@
+"""Helm releases: known Soperator charts are rendered and applied, the others recorded.
+
+Owns the record of a release (ConfigMap `release-<name>`: revision, status, inventory), pruning of what
+is no longer rendered, and readiness. Does not pull charts and runs no hooks.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import string
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from infra.local.kube.charts.release import RECORDED_LABEL, Object, Release
+from infra.local.kube.charts.render import CRDS_CHART, Rendered, render
+from infra.local.kube.charts.values import ChartError
+from infra.local.kube.client import Cancelled, KubeClient, KubeError, WaitTimeout
+from infra.local.plugins.kubernetes_objects import dry_run, remove
+from infra.local.plugins.kubernetes_wait import readiness_of
+from infra.plugins.provider import (
+    UNKNOWN,
+    Asset,
+    Diff,
+    PartialError,
+    ProviderError,
+    compare,
+    contains_unknown,
+)
+
+if TYPE_CHECKING:
+    from infra.local.plugins.kubernetes import Kubernetes
+
+Values = dict[str, Any]
+
+RELEASE_LABEL: Final = "local.soperator/release"
+DEFAULT_TIMEOUT_S: Final = 300.0
+"""As in Helm: five minutes."""
+_SUFFIX_LETTERS: Final = string.ascii_lowercase + string.digits
+
+
+class Releases:
+    """The engine's verbs on helm.v3.Release."""
+
+    def __init__(self, provider: Kubernetes) -> None:
+        self._provider = provider
+
+    def check(self, old: Values, new: Values) -> tuple[Values, Iterable[tuple[str, str]]]:
+        return new, [("chart", "is required")] if not new.get("chart", UNKNOWN) else []
+
+    def diff(self, id: str, old_inputs: Values, new: Values) -> Diff:
+        detailed = compare(old_inputs, new)
+        replaces = tuple(path for path in detailed if path in ("name", "namespace"))
+        same_name = new.get("name") is not None and new.get("name") == old_inputs.get("name")
+        return Diff(
+            detailed=detailed,
+            replaces=replaces,
+            delete_before_replace=bool(replaces) and same_name,
+        )
+
+    def create(self, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+        suffix = "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(8))
+        name = inputs.get("name") or f"{urn.rpartition('::')[2]}-{suffix}"
+        if preview:
+            return "", self._preview(urn, name, inputs)
+        release = self._release(name, inputs)
+        return f"{release.namespace}/{release.name}", self._deploy(urn, release, inputs)
+
+    def update(self, urn: str, id: str, old_state: Values, new: Values, preview: bool) -> Values:
+        name = id.rpartition("/")[2]
+        if preview:
+            return self._preview(urn, name, new)
+        return self._deploy(urn, self._release(name, new), new)
+
+    def read(
+        self, type_: str, id: str, state: Values, inputs: Values
+    ) -> tuple[str, Values, Values] | None:
+        client = self._provider.client()
+        record = client.get(_record_key(id))
+        if record is None:
+            return None
+        missing = [key for key in _inventory(record) if client.get(_target(key)) is None]
+        if missing:
+            # An object went away: the release is no longer what was declared.
+            inputs = {**inputs, "values": {}}
+        return id, {**state, **inputs, "status": _status(record)}, inputs
+
+    def delete(self, type_: str, id: str, state: Values) -> None:
+        client = self._provider.client()
+        record = client.get(_record_key(id))
+        if record is None:
+            return
+        timeout_s = float(state.get("timeout") or DEFAULT_TIMEOUT_S)
+        for key in reversed(_inventory(record)):
+            remove(client, _target(key), timeout_s, self._provider.cancelled)
+        remove(client, record, timeout_s, self._provider.cancelled)
+
+    def _preview(self, urn: str, name: Any, inputs: Values) -> Values:
+        if not contains_unknown({**inputs, "name": name}):
+            rendered = self._render(self._release(name, inputs), inputs)
+            self._say(urn, name, inputs, rendered)
+            client = self._provider.preview_client(urn)
+            for target in rendered.objects if client else ():
+                dry_run(client, target)
+        return {**inputs, "name": inputs.get("name") or UNKNOWN, "status": UNKNOWN}
+
+    def _deploy(self, urn: str, release: Release, inputs: Values) -> Values:
+        rendered = self._render(release, inputs)
+        self._say(urn, release.name, inputs, rendered)
+        client = self._provider.client()
+        if inputs.get("createNamespace"):
+            namespace = {"name": release.namespace}
+            client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": namespace})
+        id_ = f"{release.namespace}/{release.name}"
+        before = client.get(_record_key(id_))
+        revision = int(before["data"]["revision"]) + 1 if before else 1
+        known = _inventory(before) if before else []
+        keep = [] if release.chart == CRDS_CHART else [_key(t) for t in rendered.objects]
+        # Written first with all objects of both revisions: an interrupted update loses none.
+        both = keep + [key for key in known if key not in keep]
+        _record(client, release, rendered, revision, "pending", both)
+        for target in rendered.objects:
+            client.apply(target)
+        for key in reversed([key for key in known if key not in keep]):
+            remove(client, _target(key), DEFAULT_TIMEOUT_S, self._provider.cancelled)
+        state = {**inputs, "name": release.name, "namespace": release.namespace}
+        try:
+            if not inputs.get("skipAwait"):
+                self._await(client, rendered.objects, inputs)
+        except (WaitTimeout, Cancelled) as error:
+            record = _record(client, release, rendered, revision, "failed", keep)
+            state["status"] = _status(record)
+            message = f"release {release.name}: {error}"
+            raise PartialError(message, id=id_, state=state) from error
+        record = _record(client, release, rendered, revision, "deployed", keep)
+        return {**state, "status": _status(record)}
+
+    def _await(self, client: KubeClient, objects: list[Object], inputs: Values) -> None:
+        timeout_s = float(inputs.get("timeout") or DEFAULT_TIMEOUT_S)
+        for target in objects:
+            wait = readiness_of(target)
+            if wait is not None:
+                client.wait_for(
+                    target,
+                    wait.what,
+                    wait.is_met,
+                    timeout_s=timeout_s,
+                    cancelled=self._provider.cancelled,
+                )
+
+    def _render(self, release: Release, inputs: Values) -> Rendered:
+        try:
+            return render(inputs["chart"], release.version, release, _values(inputs))
+        except ChartError as error:
+            raise ProviderError(f"release {release.name}: {error}") from error
+
+    def _release(self, name: str, inputs: Values) -> Release:
+        return Release(
+            name=name,
+            namespace=inputs.get("namespace") or self._provider.namespace,
+            chart=inputs["chart"].rpartition("/")[2],
+            version=str(inputs.get("version") or ""),
+        )
+
+    def _say(self, urn: str, name: str, inputs: Values, rendered: Rendered) -> None:
+        chart = inputs["chart"].rpartition("/")[2]
+        log = self._provider.log
+        if rendered.recorded_only:
+            log.once(urn, f"release {name}: chart {chart} is recorded only, not run, on this stack")
+            return
+        log.once(urn, f"release {name}: chart {chart} rendered to {len(rendered.objects)} objects")
+        if rendered.unused:
+            unused = ", ".join(rendered.unused)
+            log.once(urn, f"release {name}: values without effect on this stack: {unused}")
+
+
+def _values(inputs: Values) -> Values:
+    """The values of a release: its files in order, then `values` over them."""
+    merged: Values = {}
+    for asset in inputs.get("valueYamlFiles") or []:
+        if not isinstance(asset, Asset) or (asset.path is None and asset.text is None):
+            raise ProviderError("valueYamlFiles: give files as FileAsset or StringAsset")
+        text = asset.text if asset.path is None else Path(asset.path).read_text()
+        merged = _over(merged, yaml.safe_load(text or "") or {})
+    return _over(merged, inputs.get("values") or {})
+
+
+def _over(below: Values, above: Values) -> Values:
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(below.get(key), dict)
+        merged[key] = _over(below[key], value) if both else value
+    return merged
+
+
+def _record(
+    client: KubeClient,
+    release: Release,
+    rendered: Rendered,
+    revision: int,
+    status: str,
+    inventory: list[str],
+) -> Object:
+    """The release's ConfigMap as it is after this write."""
+    labels = {
+        RELEASE_LABEL: release.name,
+        RECORDED_LABEL: "true" if rendered.recorded_only else "false",
+    }
+    own = f"v1/ConfigMap/{release.namespace}/release-{release.name}"
+    data = {
+        "name": release.name,
+        "namespace": release.namespace,
+        "chart": release.chart,
+        "version": release.version,
+        "revision": str(revision),
+        "status": status,
+        "inventory": json.dumps([key for key in inventory if key != own]),
+    }
+    metadata = {
+        "name": f"release-{release.name}",
+        "namespace": release.namespace,
+        "labels": labels,
+    }
+    return client.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    )
+
+
+def _record_key(id: str) -> Object:
+    namespace, _, name = id.rpartition("/")
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"release-{name}", "namespace": namespace},
+    }
+
+
+def _status(record: Object) -> Values:
+    """The release's status as the official plugin reports it."""
+    data = record["data"]
+    fields = {key: data[key] for key in ("status", "name", "namespace", "chart", "version")}
+    return {**fields, "appVersion": data["version"], "revision": int(data["revision"])}
+
+
+def _inventory(record: Object) -> list[str]:
+    return json.loads(record["data"].get("inventory", "[]"))
+
+
+def _key(target: Object) -> str:
+    metadata = target["metadata"]
+    return "/".join(
+        (target["apiVersion"], target["kind"], metadata.get("namespace", ""), metadata["name"])
+    )
+
+
+def _target(key: str) -> Object:
+    api_version, kind, namespace, name = key.rsplit("/", 3)
+    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
+
+
+__all__ = ["KubeError", "Releases"]

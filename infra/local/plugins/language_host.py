@@ -1,0 +1,104 @@
+"""Stand-in for pulumi-language-python: runs the Python program for the engine, in this process.
+
+Used only beside an engine built from source, where no official language host can be had. Owns Run
+and the process's end; installs nothing, converts nothing, and serves no plugin written in Python.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+import threading
+from concurrent import futures
+from pathlib import Path
+from typing import Final
+
+import grpc
+from google.protobuf import empty_pb2
+from pulumi.automation._server import LanguageServer
+from pulumi.runtime.proto import language_pb2, language_pb2_grpc, plugin_pb2
+
+from infra.plugins.process import exit_with_parent
+
+_MAX_MESSAGE_BYTES: Final = 400 << 20
+_VERSION: Final = "3.190.0"
+
+
+class LanguageHost(LanguageServer):
+    """The engine's LanguageRuntime service; the automation API's own server runs the program."""
+
+    def __init__(self, engine_address: str) -> None:
+        super().__init__(lambda: None)
+        self._engine_address = engine_address
+        self._running = threading.Lock()
+
+    def Handshake(self, request, context):
+        self._engine_address = request.engine_address
+        return language_pb2.LanguageHandshakeResponse()
+
+    def GetPluginInfo(self, request, context):
+        return plugin_pb2.PluginInfo(version=_VERSION)
+
+    def RuntimeOptionsPrompts(self, request, context):
+        return language_pb2.RuntimeOptionsResponse()
+
+    def GetProgramDependencies(self, request, context):
+        return language_pb2.GetProgramDependenciesResponse()
+
+    def InstallDependencies(self, request, context):
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "dependencies: run `make setup`")
+
+    def Cancel(self, request, context):
+        return empty_pb2.Empty()
+
+    def Run(self, request, context):
+        program = entry_point(request.info.program_directory, request.info.entry_point)
+        # The pulumi runtime keeps its settings in the process: one program at a time.
+        with self._running:
+            os.chdir(request.pwd or request.info.program_directory)
+            for folder in (str(program.parent), str(Path.cwd())):
+                if folder not in sys.path:
+                    sys.path.insert(0, folder)
+            sys.argv = [str(program), *request.args]
+            self.program = lambda: run(program)
+            # LanguageServer.Run reads the engine's address from the first argument.
+            del request.args[:]
+            request.args.append(self._engine_address)
+            return super().Run(request, context)
+
+
+def run(program: Path) -> None:
+    """Runs the program file as the main module."""
+    runpy.run_path(str(program), run_name="__main__")
+
+
+def entry_point(program_directory: str, name: str) -> Path:
+    """The file to run: `main` of Pulumi.yaml, or `__main__.py` in it where it is a folder."""
+    path = Path(program_directory, name)
+    return path / "__main__.py" if path.is_dir() else path
+
+
+def main() -> None:
+    """Serve on a loopback port, print it, and end with the engine."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(0))
+    positional = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    limits = [
+        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+        ("grpc.so_reuseport", 0),
+    ]
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=8), options=limits)
+    host = LanguageHost(positional[0] if positional else "")
+    language_pb2_grpc.add_LanguageRuntimeServicer_to_server(host, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    print(port, flush=True)
+    exit_with_parent()
+    server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""SSH for the stand-in of pulumi-command: connect, run a command, copy files.
+
+Owns the meaning of `connection` (pulumi-command 1.2.1), with the host key pinned where it is given.
+Never reads the agent, the user's keys or ~/.ssh of this machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import posixpath
+import stat
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import paramiko
+from paramiko.pkey import UnknownKeyType
+
+from infra.plugins.provider import ProviderError
+
+_KEY_TYPES: Final = (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey)
+_SSH_PORT: Final = 22
+_DIAL_ERROR_LIMIT: Final = 10
+"""Default of connection.dialErrorLimit; -1 has no limit."""
+_PER_DIAL_TIMEOUT_S: Final = 15
+"""Default of connection.perDialTimeout; 0 has no limit."""
+_FIRST_DELAY_S: Final = 0.1
+_LONGEST_DELAY_S: Final = 5.0
+Line = Callable[[str, str], None]
+"""Called with `stdout` or `stderr` and one line of it."""
+
+
+class _AnyHostKey(paramiko.MissingHostKeyPolicy):
+    """What pulumi-command does without connection.hostKey: the server is not verified."""
+
+    def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
+        return
+
+
+@contextmanager
+def connected(
+    connection: Mapping[str, Any], cancelled: threading.Event
+) -> Iterator[paramiko.SSHClient]:
+    """An SSH client of `connection`, through its proxy where it has one."""
+    proxy = connection.get("proxy")
+    if proxy:
+        with (
+            connected(proxy, cancelled) as bastion,
+            _dial(connection, cancelled, bastion) as client,
+        ):
+            yield client
+    else:
+        with _dial(connection, cancelled, None) as client:
+            yield client
+
+
+def run(
+    client: paramiko.SSHClient,
+    command: str,
+    *,
+    environment: Mapping[str, str],
+    stdin: str,
+    line: Line,
+    cancelled: threading.Event,
+) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of a shell command line."""
+    transport = client.get_transport()
+    assert transport is not None
+    channel = transport.open_session()
+    with channel:
+        for name, value in environment.items():
+            channel.set_environment_variable(name, value)
+        channel.exec_command(command)
+        # A server may end before it reads its input; that is the command's business.
+        writer = threading.Thread(target=_feed, args=(channel, stdin.encode()), daemon=True)
+        writer.start()
+        out, err = _Lines("stdout", line), _Lines("stderr", line)
+        while not (channel.exit_status_ready() and channel.eof_received):
+            if cancelled.is_set():
+                raise ProviderError("cancelled: the command was cut off on the server")
+            if not _drain(channel, out, err):
+                cancelled.wait(0.02)
+        while _drain(channel, out, err):
+            pass
+        return channel.recv_exit_status(), out.finish(), err.finish()
+
+
+def copy_text(sftp: paramiko.SFTPClient, text: str, remote: str) -> None:
+    """Writes `text` to the remote file; a directory in its place is refused."""
+    if _is_dir(sftp, remote):
+        raise ProviderError(
+            f"remotePath: '{remote}' is a directory; a text asset needs the path of a file"
+        )
+    make_dirs(sftp, posixpath.dirname(remote))
+    sftp.putfo(io.BytesIO(text.encode()), remote)
+
+
+def copy_path(sftp: paramiko.SFTPClient, source: str, remote: str) -> None:
+    """Copies a local file or folder; `folder` lands in remote/folder, `folder/` in remote itself.
+
+    source | remote is a directory | remote is missing | remote is a file
+    dir    | remote/dir            | remote/dir        | refused
+    dir/   | remote                | remote            | refused
+    file   | remote/file           | remote            | overwritten
+    """
+    local = Path(source)
+    if not local.exists():
+        raise ProviderError(f"source: '{source}' does not exist on this machine")
+    if local.is_file():
+        target = posixpath.join(remote, local.name) if _is_dir(sftp, remote) else remote
+        make_dirs(sftp, posixpath.dirname(target))
+        sftp.put(str(local), target)
+        return
+    target = remote if source.endswith("/") else posixpath.join(remote, local.resolve().name)
+    make_dirs(sftp, target)
+    for path in sorted(local.rglob("*")):
+        there = posixpath.join(target, path.relative_to(local).as_posix())
+        if path.is_dir():
+            make_dirs(sftp, there)
+        else:
+            sftp.put(str(path), there)
+
+
+def make_dirs(sftp: paramiko.SFTPClient, path: str) -> None:
+    """Makes a remote directory and its parents; one that is a file is refused."""
+    if path in ("", "/"):
+        return
+    try:
+        mode = sftp.stat(path).st_mode or 0
+    except FileNotFoundError:
+        make_dirs(sftp, posixpath.dirname(path))
+        sftp.mkdir(path)
+        return
+    if not stat.S_ISDIR(mode):
+        raise ProviderError(f"remotePath: '{path}' exists and is not a directory; remove it")
+
+
+def _is_dir(sftp: paramiko.SFTPClient, path: str) -> bool:
+    try:
+        return stat.S_ISDIR(sftp.stat(path).st_mode or 0)
+    except FileNotFoundError:
+        return False
+
+
+def _dial(
+    connection: Mapping[str, Any], cancelled: threading.Event, bastion: paramiko.SSHClient | None
+) -> paramiko.SSHClient:
+    host, port = connection["host"], int(connection.get("port") or _SSH_PORT)
+    where = f"{connection.get('user') or 'root'}@{host}:{port}"
+    limit = int(connection.get("dialErrorLimit", _DIAL_ERROR_LIMIT))
+    delay, dials = _FIRST_DELAY_S, 0
+    while True:
+        try:
+            return _dial_once(connection, host, port, bastion)
+        except paramiko.BadHostKeyException as error:
+            got, pinned = error.key.get_base64(), error.expected_key.get_base64()
+            raise ProviderError(
+                f"connection.hostKey: {where} answered with {error.key.get_name()} {got}, "
+                f"pinned is {pinned}; if the server was rebuilt, pin its new key"
+            ) from error
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            dials += 1
+            if 0 <= limit < dials:
+                raise ProviderError(
+                    f"connection: {where}: {error or type(error).__name__} "
+                    f"(tried {dials} times); check that sshd runs there and knows the key"
+                ) from error
+        if cancelled.wait(delay):
+            raise ProviderError(f"cancelled while connecting to {where}")
+        delay = min(delay * 1.5, _LONGEST_DELAY_S)
+
+
+def _dial_once(
+    connection: Mapping[str, Any], host: str, port: int, bastion: paramiko.SSHClient | None
+) -> paramiko.SSHClient:
+    client = paramiko.SSHClient()
+    client.set_missing_host_key_policy(_AnyHostKey())
+    if pinned := connection.get("hostKey"):
+        client.set_missing_host_key_policy(paramiko.RejectPolicy())
+        name = host if port == _SSH_PORT else f"[{host}]:{port}"
+        key = _public_key(pinned)
+        client.get_host_keys().add(name, key.get_name(), key)
+    sock = None
+    if bastion is not None:
+        transport = bastion.get_transport()
+        assert transport is not None
+        sock = transport.open_channel("direct-tcpip", (host, port), ("127.0.0.1", 0))
+    timeout = float(connection.get("perDialTimeout", _PER_DIAL_TIMEOUT_S)) or None
+    try:
+        client.connect(
+            host,
+            port,
+            username=connection.get("user") or "root",
+            password=connection.get("password"),
+            pkey=_private_key(connection),
+            timeout=timeout,
+            banner_timeout=timeout,
+            auth_timeout=timeout,
+            allow_agent=False,
+            look_for_keys=False,
+            sock=sock,
+        )
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def _private_key(connection: Mapping[str, Any]) -> paramiko.PKey | None:
+    text = connection.get("privateKey")
+    if not text:
+        return None
+    for kind in _KEY_TYPES:
+        try:
+            return kind.from_private_key(
+                io.StringIO(text), password=connection.get("privateKeyPassword")
+            )
+        except paramiko.PasswordRequiredException:
+            raise ProviderError(
+                "connection.privateKey is encrypted; give connection.privateKeyPassword"
+            ) from None
+        except (paramiko.SSHException, ValueError, IndexError):
+            continue
+    raise ProviderError(
+        "connection.privateKey is no private key that can be read "
+        "(Ed25519, ECDSA or RSA in OpenSSH or PEM form)"
+    )
+
+
+def _public_key(line: str) -> paramiko.PKey:
+    words = line.split()
+    try:
+        return paramiko.PKey.from_type_string(words[0], base64.b64decode(words[1], validate=True))
+    except (IndexError, ValueError, paramiko.SSHException, UnknownKeyType) as error:
+        raise ProviderError(
+            f"connection.hostKey: '{line}' is no public key line such as 'ssh-ed25519 AAAA...'"
+        ) from error
+
+
+def _feed(channel: paramiko.Channel, data: bytes) -> None:
+    try:
+        channel.sendall(data)
+        channel.shutdown_write()
+    except OSError:
+        return
+
+
+def _drain(channel: paramiko.Channel, out: _Lines, err: _Lines) -> bool:
+    """Takes what has come; True if anything had."""
+    came = False
+    if channel.recv_ready():
+        out.add(channel.recv(1 << 16))
+        came = True
+    if channel.recv_stderr_ready():
+        err.add(channel.recv_stderr(1 << 16))
+        came = True
+    return came
+
+
+class _Lines:
+    """Collects a stream and hands on each full line."""
+
+    def __init__(self, name: str, line: Line) -> None:
+        self._name, self._line = name, line
+        self._data = bytearray()
+        self._told = 0
+
+    def add(self, data: bytes) -> None:
+        self._data += data
+        while (end := self._data.find(b"\n", self._told)) >= 0:
+            self._line(self._name, self._data[self._told : end].decode(errors="replace"))
+            self._told = end + 1
+
+    def finish(self) -> str:
+        """The whole text without its last newline."""
+        if self._told < len(self._data):
+            self._line(self._name, self._data[self._told :].decode(errors="replace"))
+        return self._data.decode(errors="replace").removesuffix("\n")

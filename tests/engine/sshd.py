@@ -1,0 +1,68 @@
+"""A real sshd on a loopback port for one test, with its own host key and one user key."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Sshd:
+    """Where the server is and how to enter."""
+
+    port: int
+    host_key: str
+    private_key: str
+
+    def connection(self, **changes):
+        """Inputs of pulumi-command's connection."""
+        user = {"host": "127.0.0.1", "port": self.port, "user": "root"}
+        return {**user, "privateKey": self.private_key, "hostKey": self.host_key, **changes}
+
+
+@contextlib.contextmanager
+def running_sshd(folder: Path) -> Iterator[Sshd]:
+    """Start one in `folder`, and stop it with every session that it has."""
+    program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None or os.geteuid() != 0:
+        pytest.skip("needs root and openssh-server (`make setup`)")
+    for name in ("host", "user"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
+        )
+    # sshd refuses to start without its fixed privilege separation folder.
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = folder / "sshd_config"
+    config.write_text(
+        f"""ListenAddress 127.0.0.1:{port}
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/user.pub
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+StrictModes no
+UsePAM no
+AcceptEnv *
+PidFile none
+Subsystem sftp internal-sftp
+"""
+    )
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen([program, "-D", "-e", "-f", config], stderr=log) as process,
+    ):
+        try:
+            yield Sshd(port, (folder / "host.pub").read_text(), (folder / "user").read_text())
+        finally:
+            process.terminate()

@@ -1,0 +1,223 @@
+"""The stand-in for pulumi-command does over a real sshd what the official plugin does."""
+
+import subprocess
+import threading
+
+import pytest
+
+from infra.local.plugins.command import COPY, LOCAL, REMOTE, CommandProvider
+from infra.plugins.provider import UNKNOWN, Archive, Asset, ProviderError
+from tests.engine.sshd import running_sshd
+
+pytestmark = pytest.mark.engine
+URN = "urn:pulumi:dev::proj::command:remote:Command::ready"
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory):
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture
+def plugin():
+    return CommandProvider()
+
+
+@pytest.fixture
+def lines(plugin):
+    told = []
+
+    class Log:
+        def info(self, urn, line, *, passing=False):
+            told.append(line)
+
+    plugin.engine = Log()
+    return told
+
+
+def remote(sshd, **inputs):
+    return {"connection": sshd.connection(), **inputs}
+
+
+def test_create_runs_once_and_keeps_its_output(plugin, sshd, lines):
+    inputs = remote(sshd, create="echo one; echo two >&2", stdin="ignored")
+    id_, state = plugin.create(REMOTE, URN, inputs, False)
+    assert id_.startswith("ready")
+    assert (state["stdout"], state["stderr"]) == ("one", "two")
+    assert sorted(lines) == ["one", "two"]
+
+
+def test_standard_input_and_environment_reach_the_command(plugin, sshd):
+    inputs = remote(sshd, create='cat; printf "%s" "$GREETING"', stdin="in\n")
+    inputs["environment"] = {"GREETING": "hello there"}
+    _, state = plugin.create(REMOTE, URN, inputs, False)
+    assert state["stdout"] == "in\nhello there"
+
+
+def test_a_large_output_arrives_whole(plugin, sshd):
+    _, state = plugin.create(
+        REMOTE, URN, remote(sshd, create="seq 1 100000", logging="none"), False
+    )
+    assert state["stdout"].splitlines() == [str(i) for i in range(1, 100001)]
+
+
+def test_a_preview_runs_nothing_and_leaves_the_output_open(plugin, sshd, tmp_path):
+    inputs = remote(sshd, create=f"touch {tmp_path}/made")
+    _, state = plugin.create(REMOTE, URN, inputs, True)
+    after = plugin.update(REMOTE, URN, "x", {**inputs, "stdout": "o"}, inputs, inputs, True)
+    assert state["stdout"] is after["stdout"] is UNKNOWN
+    assert not (tmp_path / "made").exists()
+
+
+def test_an_update_runs_update_and_without_it_create_again(plugin, sshd):
+    old = remote(sshd, create="echo c", stdout="before", stderr="")
+    new = remote(sshd, create="echo again $PULUMI_COMMAND_STDOUT")
+    assert plugin.update(REMOTE, URN, "x", old, old, new, False)["stdout"] == "again before"
+    new["update"] = "echo updated"
+    assert plugin.update(REMOTE, URN, "x", old, old, new, False)["stdout"] == "updated"
+    new |= {"update": "echo none:$PULUMI_COMMAND_STDOUT", "addPreviousOutputInEnv": False}
+    assert plugin.update(REMOTE, URN, "x", old, old, new, False)["stdout"] == "none:"
+
+
+def test_delete_runs_the_delete_command_with_the_last_output(plugin, sshd, tmp_path):
+    state = remote(sshd, delete=f"echo $PULUMI_COMMAND_STDOUT > {tmp_path}/gone", stdout="last")
+    plugin.delete(REMOTE, "x", state)
+    assert (tmp_path / "gone").read_text() == "last\n"
+
+
+def test_a_failed_command_is_an_error_with_its_status_and_output(plugin, sshd):
+    inputs = remote(sshd, create="echo out; echo 'no space left' >&2; exit 7")
+    with pytest.raises(ProviderError, match=r"^command on root@127.0.0.1: exit status 7: no space"):
+        plugin.create(REMOTE, URN, inputs, False)
+
+
+def test_output_that_is_not_logged_stays_out_of_the_error(plugin, sshd, lines):
+    inputs = remote(sshd, create="echo hunter2 >&2; exit 1", logging="none")
+    with pytest.raises(ProviderError, match="its output is not logged"):
+        plugin.create(REMOTE, URN, inputs, False)
+    assert lines == []
+
+
+def test_a_server_with_another_host_key_is_refused_at_once(plugin, sshd):
+    other = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJTEQYBhvJUYyGCQSCbWuMPmDKqkmIvFY8oMJmvDbFWz"
+    inputs = {"connection": sshd.connection(hostKey=other), "create": "true"}
+    with pytest.raises(ProviderError, match=r"^connection.hostKey: root@127.0.0.1:\d+ answered"):
+        plugin.create(REMOTE, URN, inputs, False)
+
+
+def test_a_host_key_that_is_no_key_is_refused(plugin, sshd):
+    inputs = {"connection": sshd.connection(hostKey="garbage"), "create": "true"}
+    with pytest.raises(ProviderError, match=r"^connection.hostKey: 'garbage' is no public key"):
+        plugin.create(REMOTE, URN, inputs, False)
+
+
+def test_a_wrong_user_key_fails_after_the_declared_number_of_tries(plugin, sshd, tmp_path):
+    subprocess.run(["ssh-keygen", "-qt", "ed25519", "-N", "", "-f", tmp_path / "k"], check=True)
+    key = (tmp_path / "k").read_text()
+    inputs = {"connection": sshd.connection(privateKey=key, dialErrorLimit=1), "create": "true"}
+    with pytest.raises(ProviderError, match=r"Authentication failed.*tried 2 times"):
+        plugin.create(REMOTE, URN, inputs, False)
+
+
+def test_a_connection_goes_through_its_proxy(plugin, sshd):
+    inputs = {"connection": sshd.connection(proxy=sshd.connection()), "create": "echo through"}
+    assert plugin.create(REMOTE, URN, inputs, False)[1]["stdout"] == "through"
+
+
+@pytest.mark.parametrize("type_", [REMOTE, LOCAL])
+def test_cancel_ends_a_running_command(plugin, sshd, lines, type_):
+    inputs = {"create": "echo started; exec sleep 600"} | (
+        {"connection": sshd.connection()} if type_ == REMOTE else {}
+    )
+    timer = threading.Timer(0.5, plugin.cancelled.set)
+    timer.start()
+    with pytest.raises(ProviderError, match=r"^cancelled"):
+        plugin.create(type_, URN, inputs, False)
+    timer.join()
+
+
+def test_a_folder_lands_in_the_remote_folder_and_with_a_slash_its_content(plugin, sshd, tmp_path):
+    source = tmp_path / "code"
+    (source / "deep" / "empty").mkdir(parents=True)
+    (source / "deep" / "a.py").write_text("a")
+    target = tmp_path / "new" / "place"
+    inputs = remote(sshd, remotePath=str(target), source=Archive(path=str(source)))
+    plugin.create(COPY, URN, inputs, False)
+    assert (target / "code" / "deep" / "a.py").read_text() == "a"
+    assert (target / "code" / "deep" / "empty").is_dir()
+    inputs["source"] = Archive(path=f"{source}/")
+    plugin.create(COPY, URN, inputs, False)
+    assert (target / "deep" / "a.py").read_text() == "a"
+
+
+def test_a_file_lands_in_a_folder_or_replaces_a_file(plugin, sshd, tmp_path):
+    source = tmp_path / "job.sh"
+    source.write_text("new")
+    folder, file = tmp_path / "folder", tmp_path / "file"
+    folder.mkdir()
+    file.write_text("something longer")
+    for place in (folder, file, tmp_path / "missing" / "name"):
+        inputs = remote(sshd, remotePath=str(place), source=Asset(path=str(source)))
+        plugin.create(COPY, URN, inputs, False)
+    assert (folder / "job.sh").read_text() == file.read_text() == "new"
+    assert (tmp_path / "missing" / "name").read_text() == "new"
+
+
+def test_a_text_becomes_a_file_and_never_a_folder(plugin, sshd, tmp_path):
+    inputs = remote(sshd, remotePath=str(tmp_path / "conf"), source=Asset(text="x = 1\n"))
+    plugin.create(COPY, URN, inputs, False)
+    assert (tmp_path / "conf").read_text() == "x = 1\n"
+    inputs["remotePath"] = str(tmp_path)
+    with pytest.raises(
+        ProviderError, match="is a directory; a text asset needs"
+    ):
+        plugin.create(COPY, URN, inputs, False)
+
+
+def test_a_folder_onto_a_file_is_refused(plugin, sshd, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "code").mkdir()
+    archive = Archive(path=f"{tmp_path}/code/")
+    inputs = remote(sshd, remotePath=str(tmp_path / "file"), source=archive)
+    with pytest.raises(ProviderError, match="exists and is not a directory"):
+        plugin.create(COPY, URN, inputs, False)
+
+
+def test_a_copy_is_repeated_only_for_new_content_or_a_new_place(plugin, sshd, tmp_path):
+    target = tmp_path / "conf"
+    old = remote(sshd, remotePath=str(target), source=Asset(text="1", hash="1"))
+    plugin.update(COPY, URN, "x", old, old, {**old, "triggers": ["t"]}, False)
+    assert not target.exists()
+    new = {**old, "source": Asset(text="2", hash="2")}
+    plugin.update(COPY, URN, "x", old, old, new, True)
+    assert not target.exists()
+    plugin.update(COPY, URN, "x", old, old, new, False)
+    assert target.read_text() == "2"
+
+
+def test_a_local_command_has_its_folder_environment_and_interpreter(plugin, tmp_path):
+    inputs = {
+        "create": "import os; print(os.getcwd(), os.environ['A'])",
+        "dir": str(tmp_path),
+        "environment": {"A": "b"},
+        "interpreter": ["python3", "-c"],
+    }
+    assert plugin.create(LOCAL, URN, inputs, False)[1]["stdout"] == f"{tmp_path} b"
+
+
+def test_every_problem_of_the_inputs_is_reported_before_anything_runs(plugin):
+    inputs = {"connection": {"agentSocketPath": "/a"}, "source": Archive(uri="x"), "logging": "all"}
+    _, wrong = plugin.check(COPY, {}, inputs)
+    assert [path for path, _ in wrong] == [
+        "remotePath",
+        "connection.host",
+        "connection.agentSocketPath",
+        "source",
+        "logging",
+    ]
+
+
+def test_unknown_inputs_pass_the_check_of_a_preview(plugin):
+    inputs = dict.fromkeys(("connection", "remotePath", "source", "logging"), UNKNOWN)
+    assert plugin.check(COPY, {}, inputs) == (inputs, [])
