@@ -1,0 +1,127 @@
+"""Calls that are no create, get, list, update or delete: tokens, prices, secrets, versions."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jwt
+from google.protobuf import json_format
+from google.protobuf.descriptor import MethodDescriptor
+
+from infra.local.nebius_api.errors import unauthenticated
+from infra.local.nebius_api.store import Store
+from infra.local.nebius_api.usage import GIB, size_bytes, used_by
+from infra.nebius.schema import Schema
+
+_TOKEN_S: Final = 12 * 3600
+_KUBERNETES_VERSIONS: Final = ("1.31", "1.32", "1.33")
+# Invented prices, in USD per hour: only the shape of the answer is the real one.
+_USD_PER_GPU_HOUR: Final = 3.5
+_USD_PER_GIB_HOUR: Final = 0.00011
+UNAUTHENTICATED_METHODS: Final = frozenset({"nebius.iam.v1.TokenExchangeService/Exchange"})
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call that a hook answers."""
+
+    schema: Schema
+    store: Store
+    method: MethodDescriptor
+    request: Any
+    subject: str
+    """Id of the account behind the token."""
+
+    def answer(self, **fields: Any) -> Any:
+        """A new response message."""
+        return self.schema.message(self.method.output_type.full_name)(**fields)
+
+
+def _exchange_token(call: Call) -> Any:
+    """Trades a JWT, signed by a service account's registered key, for a bearer token."""
+    token = call.request.subject_token
+    try:
+        key = call.store.resources[jwt.get_unverified_header(token)["kid"]]
+        account = key.spec.account.service_account.id
+        claims = jwt.decode(
+            token, key.spec.data, algorithms=["RS256"], options={"verify_aud": False}
+        )
+        if not claims["iss"] == claims["sub"] == account:
+            raise ValueError(f"iss and sub are not {account}, the owner of the key")
+    except (jwt.PyJWTError, KeyError, ValueError) as error:
+        raise unauthenticated(f"bad subject token: {error}") from error
+    access_token = f"ne1{uuid.uuid4().hex}"
+    call.store.put_token(access_token, account)
+    return call.answer(
+        access_token=access_token,
+        token_type="Bearer",  # noqa: S106
+        expires_in=_TOKEN_S,
+        issued_token_type="urn:ietf:params:oauth:token-type:access_token",  # noqa: S106
+    )
+
+
+def _profile(call: Call) -> Any:
+    answer = call.answer()
+    account = call.store.resources.get(call.subject)
+    if account is not None:
+        answer.service_account_profile.info.CopyFrom(account)
+    else:
+        answer.user_profile.id = call.subject
+    return answer
+
+
+def _estimate(call: Call) -> Any:
+    answer = call.answer(currency=call.request.currency or "usd")
+    total = 0.0
+    for wanted in call.request.resource_specs:
+        name = wanted.spec.type_url.rsplit("/", 1)[1]
+        request: Any = call.schema.message(name).FromString(wanted.spec.value)
+        cost = _usd_per_hour(call.schema, request)
+        row = answer.resource_costs.add()
+        row.metadata.CopyFrom(request.metadata)
+        _fill_cost(row, cost)
+        total += cost
+    _fill_cost(answer.total_costs.add(), total)
+    return answer
+
+
+def _usd_per_hour(schema: Schema, request: Any) -> float:
+    if hasattr(request.spec, "template"):
+        group: Any = schema.message("nebius.mk8s.v1.NodeGroup")(spec=request.spec)
+        used = used_by(schema, group)
+        return _USD_PER_GPU_HOUR * sum(n for quota, n in used.items() if ".gpu." in quota)
+    if hasattr(request.spec, "size_gibibytes"):
+        return size_bytes(request.spec) / GIB * _USD_PER_GIB_HOUR
+    return 0.0
+
+
+def _fill_cost(row: Any, usd: float) -> None:
+    row.aggregation_unit.unit = "hour"
+    row.general.total.cost = f"{usd:.6f}"
+    row.general.total.cost_rounded = f"{usd:.2f}"
+
+
+def _secret(call: Call) -> Any:
+    key = call.store.resources[call.request.id]
+    answer = call.answer(secret=f"emulated-secret-{key.metadata.id[-8:]}")
+    if hasattr(answer, "aws_access_key_id"):
+        answer.aws_access_key_id = f"NAKI{key.metadata.id[-12:].upper()}"
+    return answer
+
+
+def _control_plane_versions(call: Call) -> Any:
+    items = [{"version": version} for version in _KUBERNETES_VERSIONS]
+    return json_format.ParseDict({"items": items}, call.answer())
+
+
+HOOKS: Final[Mapping[str, Callable[[Call], Any]]] = {
+    "nebius.billing.v1.CalculatorService/EstimateBatch": _estimate,
+    "nebius.iam.v1.AccessKeyService/GetSecretOnce": _secret,
+    "nebius.iam.v1.ProfileService/Get": _profile,
+    "nebius.iam.v1.TokenExchangeService/Exchange": _exchange_token,
+    "nebius.iam.v2.AccessKeyService/GetSecret": _secret,
+    "nebius.mk8s.v1.ClusterService/ListControlPlaneVersions": _control_plane_versions,
+}
