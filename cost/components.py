@@ -32,7 +32,7 @@ class Rate:
 
     usd: Decimal
     per: str
-    """Piece and period as printed, such as `node/hour`."""
+    """Piece and period as printed, such as `node/h`."""
     is_hourly: bool
 
     @property
@@ -88,11 +88,11 @@ def components(spec: StackSpec, book: PriceBook) -> tuple[CostComponent, ...]:
         *_object_storage(spec, book),
         _priced(
             section=Section.NETWORK,
-            name="Public IP address (login)",
+            name="public IP address (login)",
             size="1",
             quantity=1,
             price=book.find("public-ip", Unit.ADDRESS_HOUR),
-            per="address/hour",
+            per="address/h",
         ),
     )
 
@@ -105,12 +105,12 @@ def node_rate(group: NodeGroupSpec, book: PriceBook) -> Rate | UnknownPrice:
 
 def _groups(spec: StackSpec) -> Iterator[tuple[str, NodeGroupSpec]]:
     for worker in spec.nodes.workers:
-        yield f"Worker nodes '{worker.name}'", worker
-    yield "System nodes", spec.nodes.system
-    yield "Controller nodes", spec.nodes.controller
-    yield "Login nodes", spec.nodes.login
+        yield worker.name, worker
+    yield "system", spec.nodes.system
+    yield "controller", spec.nodes.controller
+    yield "login", spec.nodes.login
     if spec.nodes.accounting is not None:
-        yield "Accounting nodes", spec.nodes.accounting
+        yield "accounting", spec.nodes.accounting
 
 
 def _nodes(label: str, group: NodeGroupSpec, book: PriceBook) -> CostComponent:
@@ -119,7 +119,7 @@ def _nodes(label: str, group: NodeGroupSpec, book: PriceBook) -> CostComponent:
     rate, prices = (None, ()) if isinstance(found, UnknownPrice) else found
     return CostComponent(
         section=Section.COMPUTE,
-        name=f"{label}, {group.platform}",
+        name=f"{label} ({group.platform})",
         size=f"{_range(group)} x {group.preset}",
         quantity_low=group.min_nodes,
         quantity_high=group.max_nodes,
@@ -155,19 +155,19 @@ def _node_prices(
         if price.covers_vm:
             # One line per GPU since 2025-10-01: adding vCPUs and memory would charge them twice.
             break
-    return Rate(usd=usd, per="node/hour", is_hourly=True), tuple(prices)
+    return Rate(usd=usd, per="node/h", is_hourly=True), tuple(prices)
 
 
 def _boot_disks(label: str, group: NodeGroupSpec, book: PriceBook) -> CostComponent:
     size_gib = group.boot_disk.size_gib
     return _priced(
         section=Section.BOOT_DISKS,
-        name=f"{label}, {group.boot_disk.type}",
+        name=f"{label} ({group.boot_disk.type.removeprefix('network-')})",
         size=f"{_range(group)} x {size_gib} GiB",
         quantity=group.min_nodes * size_gib,
         quantity_high=group.max_nodes * size_gib,
         price=book.find(f"{_DISK_SKU}{group.boot_disk.type}", Unit.GIB_MONTH),
-        per="GiB/month",
+        per="GiB/mo",
         nodeset=group.name if isinstance(group, WorkerSpec) else None,
     )
 
@@ -176,7 +176,7 @@ def _filesystems(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent]:
     storage = spec.storage
     yield _filesystem("jail", storage.jail.size_gib, storage.jail.type, book)
     for mount in storage.submounts:
-        yield _filesystem(f"{mount.name} submount", mount.size_gib, mount.type, book)
+        yield _filesystem(f"{mount.name} (submount)", mount.size_gib, mount.type, book)
     if storage.accounting is not None:
         yield _filesystem("accounting", storage.accounting.size_gib, storage.accounting.type, book)
     spool = storage.controller_spool
@@ -186,11 +186,11 @@ def _filesystems(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent]:
 def _filesystem(name: str, size_gib: int | None, type_: DiskType, book: PriceBook) -> CostComponent:
     return _priced(
         section=Section.FILESYSTEMS,
-        name=f"{name} filesystem",
+        name=name,
         size="existing" if size_gib is None else f"{size_gib} GiB",
         quantity=size_gib,
         price=book.find(f"{_FILESYSTEM_SKU}{type_}", Unit.GIB_MONTH),
-        per="GiB/month",
+        per="GiB/mo",
     )
 
 
@@ -200,20 +200,20 @@ def _object_storage(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent]
     if backup is not None:
         yield _priced(
             section=Section.OBJECT_STORAGE,
-            name="Daily jail backups",
+            name="daily jail backups",
             size=f"{backup.keep_daily} x {backup.size_gib} GiB",
             quantity=backup.keep_daily * backup.size_gib,
             price=price,
-            per="GiB/month",
+            per="GiB/mo",
         )
     if bucket_gib is not None:
         yield _priced(
             section=Section.OBJECT_STORAGE,
-            name="JSON configs, versioned",
+            name="JSON configs (versioned)",
             size=f"{bucket_gib} GiB" if bucket_gib else "< 1 GiB",
             quantity=bucket_gib,
             price=price,
-            per="GiB/month",
+            per="GiB/mo",
         )
 
 
@@ -239,7 +239,7 @@ def _priced(
         size=size,
         quantity_low=quantity,
         quantity_high=quantity if quantity_high is None else quantity_high,
-        rate=Rate(usd=price.usd, per=per, is_hourly=per.endswith("/hour")) if known else None,
+        rate=Rate(usd=price.usd, per=per, is_hourly=per.endswith("/h")) if known else None,
         prices=(price,) if known else (),
         unknown=unknown,
         nodeset=nodeset,

@@ -22,10 +22,6 @@ from stacks.spec import StackSpec, WorkerSpec
 SECONDS_PER_HOUR: Final = Decimal(3600)
 SECONDS_PER_DAY: Final = Decimal(86400)
 MILLION: Final = Decimal(1_000_000)
-MONTH_NOTE: Final = (
-    "A chat's cost is at full load, over the bill's month of 730 hours. Seed 000 divided $19,000 "
-    "by 30 days, which gives 1.4 % more: $3.86, $0.24 and $0.07."
-)
 _SPEED_METRIC: Final = "output_tokens_per_s"
 _BATCH_SPEED_METRIC: Final = "batch_output_tokens_per_s"
 _BATCH_SIZE_METRIC: Final = "batch_size"
@@ -141,8 +137,7 @@ def _speeds(spec: StackSpec, records: Sequence[RunRecord]) -> tuple[Speed, ...]:
         else:
             speeds.append(_measured_speed(row.scenario, *found))
     for (engine, batch_size), found in measured.items():
-        label = "one conversation" if batch_size == 1 else f"batch of {batch_size}"
-        speeds.append(_measured_speed(f"Measured, {label} ({engine})", *found))
+        speeds.append(_measured_speed(f"{engine}, batch {batch_size}", *found))
     return tuple(speeds)
 
 
