@@ -21,7 +21,7 @@ from infra.local.kube.client import KubeClient
 from infra.local.kube.kubeconfig import Access
 from infra.local.state import Cache
 
-TOKEN: Final = "local-token"
+TOKEN: Final = "local-token"  # noqa: S105 - opens a loopback port of this machine only
 """Bearer token of the cluster's administrator."""
 PORT_SETTING: Final = "SOPERATOR_LOCAL_PORT_BASE"
 _UNFINISHED_BUILD: Final = "build/kube-apiserver/kube-apiserver"
@@ -163,9 +163,9 @@ def _api_server_argv(binary: str, config: ApiServerConfig) -> list[str]:
         f"--token-auth-file={config.folder / 'tokens.csv'}",
         "--authorization-mode=RBAC",
         "--service-cluster-ip-range=10.96.0.0/16",
-        # Without a controller-manager no ServiceAccount token appears, so its admission would
-        # refuse every pod; a PriorityClass and the rest of the defaults stay checked.
-        "--disable-admission-plugins=ServiceAccount",
+        # Both lean on the controller-manager, which does not run: default ServiceAccounts would be
+        # missing, and the finalizers of volumes and claims would never be taken away.
+        "--disable-admission-plugins=ServiceAccount,StorageObjectInUseProtection",
         # Its endpoint would be written for a loopback address, which the API refuses.
         "--endpoint-reconciler-type=none",
         # As on the real cluster: mounts and slurmd need privileged containers.

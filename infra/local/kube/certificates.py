@@ -1,4 +1,4 @@
-"""Certificates of the local API server: its authority, its server certificate, service-account keys.
+"""Certificates of the local API server and its keys for service accounts.
 
 Made once; made again when the server certificate nears its end.
 """

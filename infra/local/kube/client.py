@@ -32,15 +32,15 @@ class KubeError(Exception):
         """HTTP status; 0 where there was no answer."""
 
 
-class Unreachable(KubeError):
+class UnreachableError(KubeError):
     """There is no answer from the API server."""
 
 
-class Cancelled(KubeError):
+class CancelledError(KubeError):
     """The user interrupted a wait."""
 
 
-class WaitTimeout(KubeError):
+class WaitTimeoutError(KubeError):
     """An object did not become ready in time."""
 
 
@@ -63,14 +63,14 @@ class KubeClient:
         self._http.close()
 
     def version(self) -> str:
-        """The API server's version; raises Unreachable where there is none."""
+        """The API server's version; raises UnreachableError where there is none."""
         return self._request("GET", "/version")["gitVersion"]
 
     def is_ready(self) -> bool:
         """Whether the API server answers and calls itself ready."""
         try:
             return self._send("GET", "/readyz", {}, None).status_code == 200
-        except Unreachable:
+        except UnreachableError:
             return False
 
     def apply(
@@ -118,9 +118,8 @@ class KubeClient:
         if namespace is not None:
             probe["metadata"]["namespace"] = namespace
         params = {"labelSelector": label} if label else {}
-        found = self._request(
-            "GET", self._collection(probe, everywhere=namespace is None), params=params
-        )
+        path = self._collection(probe, everywhere=namespace is None)
+        found = self._request("GET", path, params=params)
         return [{"apiVersion": api_version, "kind": kind, **item} for item in found["items"]]
 
     def delete(self, target: Object) -> bool:
@@ -151,9 +150,9 @@ class KubeClient:
             if live is not None and is_met(live):
                 return live
             if event.is_set():
-                raise Cancelled(f"{describe(target)}: interrupted while waiting for {what}")
+                raise CancelledError(f"{describe(target)}: interrupted while waiting for {what}")
             if time.monotonic() >= deadline:
-                raise WaitTimeout(
+                raise WaitTimeoutError(
                     f"{describe(target)}: waited {timeout_s:g} s for {what}; {summary(live)}"
                 )
             event.wait(_POLL_S)
@@ -170,13 +169,35 @@ class KubeClient:
             if live is None or (uid is not None and live["metadata"]["uid"] != uid):
                 return
             if event.is_set():
-                raise Cancelled(f"{describe(target)}: interrupted while waiting for its end")
+                raise CancelledError(f"{describe(target)}: interrupted while waiting for its end")
             if time.monotonic() >= deadline:
                 held = ", ".join(_finalizers(live)) or "none"
-                raise WaitTimeout(
+                raise WaitTimeoutError(
                     f"{describe(target)}: waited {timeout_s:g} s for its end; finalizers: {held}"
                 )
             event.wait(_POLL_S)
+
+    def namespaced_kinds(self) -> list[tuple[str, str]]:
+        """(apiVersion, kind) of everything that can be listed and deleted in a namespace."""
+        groups = self._request("GET", "/apis")["groups"]
+        versions = ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]
+        found = []
+        for version in versions:
+            for kind in self._request("GET", _group_path(version))["resources"]:
+                deletable = {"list", "delete"} <= set(kind["verbs"])
+                if kind["namespaced"] and deletable and "/" not in kind["name"]:
+                    found.append((version, kind["kind"]))
+        return found
+
+    def finalize_namespace(self, namespace: Object) -> None:
+        """Take the API server's own finalizer off a deleted namespace."""
+        body = {**namespace, "spec": {"finalizers": []}}
+        self._request(
+            "PUT",
+            self.path(namespace) + "/finalize",
+            body=json.dumps(body).encode(),
+            subject=describe(namespace),
+        )
 
     def path(self, target: Object) -> str:
         """The URL path of an object."""
@@ -254,7 +275,7 @@ class KubeClient:
         try:
             return self._http.request(method, path, params=params, content=body, headers=headers)
         except httpx.HTTPError as error:
-            raise Unreachable(f"{self._access.server}: no answer ({error})") from error
+            raise UnreachableError(f"{self._access.server}: no answer ({error})") from error
 
 
 def describe(target: Object) -> str:

@@ -34,4 +34,5 @@ def _established(crd: dict[str, Any]) -> bool:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    return yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 8 times faster, where it was built
+    return yaml.load(path.read_text(), Loader=loader)  # noqa: S506 - both loaders are safe

@@ -1,19 +1,20 @@
 """Stand-in for pulumi-kubernetes 4.34: any kind by server-side apply, and Helm releases.
 
 Owns the connection and the choice between object and release. Speaks the official SDK's tokens
-(`kubernetes:<group>/<version>:<Kind>`, `kubernetes:helm.sh/v3:Release`). A preview asks the API server
-with dry runs where it can be reached. Started by the engine; used only where the official plugin is
-not found. No charts are pulled: see infra/local/kube/charts.
+(`kubernetes:<group>/<version>:<Kind>`, `kubernetes:helm.sh/v3:Release`). A preview asks the API
+server with dry runs where it can be reached. Started by the engine; used only where the official
+plugin is not found. No charts are pulled: see infra/local/kube/charts.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
-from infra.local.kube.client import KubeClient, KubeError, Unreachable
+from infra.local.kube.client import KubeClient, KubeError, UnreachableError
 from infra.local.kube.kubeconfig import KubeconfigError, read_kubeconfig
 from infra.local.plugins.kubernetes_log import EngineLog
 from infra.local.plugins.kubernetes_objects import Objects
@@ -76,7 +77,7 @@ class Kubernetes(Provider):
             with _one_line_errors():
                 self._handler(type_).delete(type_, id, state)
         except ProviderError as error:
-            if self.option("deleteUnreachable") and isinstance(error.__cause__, Unreachable):
+            if self.option("deleteUnreachable") and isinstance(error.__cause__, UnreachableError):
                 return
             raise
 
@@ -104,7 +105,7 @@ class Kubernetes(Provider):
         try:
             client = self.client()
             client.version()
-        except Unreachable as error:
+        except UnreachableError as error:
             self.log.once(urn, f"{error}; this preview is not checked by the API server")
             return None
         return client
@@ -128,15 +129,13 @@ class Kubernetes(Provider):
         return self._handlers["release" if type_ == _RELEASE else "object"]
 
 
-class _one_line_errors:
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
     """Turns the client's errors into refusals."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, KubeError | KubeconfigError):
-            raise ProviderError(str(error)) from error
+    try:
+        yield
+    except (KubeError, KubeconfigError) as error:
+        raise ProviderError(str(error)) from error
 
 
 def main() -> None:

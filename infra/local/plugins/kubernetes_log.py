@@ -39,7 +39,7 @@ class EngineLog:
             self._said.add(message)
         self.info(urn, message)
 
-    def _send(self, urn: str, message: str, severity: int) -> None:
+    def _send(self, urn: str, message: str, severity: engine_pb2.LogSeverity.ValueType) -> None:
         if self._engine is None:
             return
         request = engine_pb2.LogRequest(severity=severity, message=message, urn=urn)

@@ -1,7 +1,7 @@
 """Resources that are one Kubernetes object.
 
 Owns identity (`namespace/name`), automatic names, what needs a replacement, and the comparison with
-the live object: only fields that the program declares count, so the API server's defaults are no drift.
+the live object: only declared fields count, so the API server's defaults are no drift.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import base64
 import secrets
 import string
+import threading
 from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
-from infra.local.kube.client import Cancelled, KubeClient, KubeError, WaitTimeout, describe
+from infra.local.kube.client import CancelledError, KubeClient, KubeError, WaitTimeoutError
 from infra.local.plugins.kubernetes_namespace import finish_namespace
 from infra.local.plugins.kubernetes_wait import timeout_of, waits_of
 from infra.plugins.provider import (
     UNKNOWN,
     Diff,
     PartialError,
-    ProviderError,
     Secret,
     compare,
     contains_unknown,
@@ -153,7 +153,7 @@ class Objects:
                     timeout_s=timeout_of(inputs),
                     cancelled=self._provider.cancelled,
                 )
-        except (WaitTimeout, Cancelled) as error:
+        except (WaitTimeoutError, CancelledError) as error:
             raise PartialError(str(error), id=_id(live), state=state) from error
         return state
 
@@ -203,14 +203,16 @@ def dry_run(client: KubeClient, target: Values) -> None:
         client.apply({**target, "metadata": metadata}, dry_run=True)
 
 
-def remove(client: KubeClient, target: Values, timeout_s: float, cancelled: Any) -> None:
+def remove(
+    client: KubeClient, target: Values, timeout_s: float, cancelled: threading.Event
+) -> None:
     """Delete an object and return once it is gone."""
     live = client.get(target)
     if live is None:
         return
     client.delete(live)
     if live["kind"] == "Namespace" and live["apiVersion"] == "v1":
-        finish_namespace(client, live["metadata"]["name"])
+        finish_namespace(client, live["metadata"]["name"], cancelled)
     client.wait_gone(live, timeout_s=timeout_s, cancelled=cancelled)
 
 
@@ -232,8 +234,10 @@ def _same_scalar(live: Any, declared: Any) -> bool:
     """Whether two values mean the same to the API: 1000m and 1, or null and nothing."""
     if live == declared:
         return True
-    return isinstance(live, str) and isinstance(declared, str | int) and (
-        _quantity(live) is not None and _quantity(live) == _quantity(str(declared))
+    return (
+        isinstance(live, str)
+        and isinstance(declared, str | int)
+        and (_quantity(live) is not None and _quantity(live) == _quantity(str(declared)))
     )
 
 
@@ -302,6 +306,3 @@ def _known_text(value: Any) -> bool:
 def _below(path: str, at: str) -> bool:
     """Whether `path` is `at`, inside it, or above it (a whole mapping came or went)."""
     return path == at or path.startswith((f"{at}.", f"{at}[")) or at.startswith(f"{path}.")
-
-
-__all__ = ["Objects", "ProviderError", "describe", "dry_run", "project", "remove"]

@@ -1,7 +1,7 @@
 """Helm releases: known Soperator charts are rendered and applied, the others recorded.
 
-Owns the record of a release (ConfigMap `release-<name>`: revision, status, inventory), pruning of what
-is no longer rendered, and readiness. Does not pull charts and runs no hooks.
+Owns the record of a release (ConfigMap `release-<name>`: revision, status, inventory), pruning of
+what is no longer rendered, and readiness. Does not pull charts and runs no hooks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import yaml
 from infra.local.kube.charts.release import RECORDED_LABEL, Object, Release
 from infra.local.kube.charts.render import CRDS_CHART, Rendered, render
 from infra.local.kube.charts.values import ChartError
-from infra.local.kube.client import Cancelled, KubeClient, KubeError, WaitTimeout
+from infra.local.kube.client import CancelledError, KubeClient, WaitTimeoutError
 from infra.local.plugins.kubernetes_objects import dry_run, remove
 from infra.local.plugins.kubernetes_wait import readiness_of
 from infra.plugins.provider import (
@@ -103,8 +103,9 @@ class Releases:
             rendered = self._render(self._release(name, inputs), inputs)
             self._say(urn, name, inputs, rendered)
             client = self._provider.preview_client(urn)
-            for target in rendered.objects if client else ():
-                dry_run(client, target)
+            if client is not None:
+                for target in rendered.objects:
+                    dry_run(client, target)
         return {**inputs, "name": inputs.get("name") or UNKNOWN, "status": UNKNOWN}
 
     def _deploy(self, urn: str, release: Release, inputs: Values) -> Values:
@@ -130,7 +131,7 @@ class Releases:
         try:
             if not inputs.get("skipAwait"):
                 self._await(client, rendered.objects, inputs)
-        except (WaitTimeout, Cancelled) as error:
+        except (WaitTimeoutError, CancelledError) as error:
             record = _record(client, release, rendered, revision, "failed", keep)
             state["status"] = _status(record)
             message = f"release {release.name}: {error}"
@@ -209,7 +210,6 @@ def _record(
         RELEASE_LABEL: release.name,
         RECORDED_LABEL: "true" if rendered.recorded_only else "false",
     }
-    own = f"v1/ConfigMap/{release.namespace}/release-{release.name}"
     data = {
         "name": release.name,
         "namespace": release.namespace,
@@ -217,7 +217,7 @@ def _record(
         "version": release.version,
         "revision": str(revision),
         "status": status,
-        "inventory": json.dumps([key for key in inventory if key != own]),
+        "inventory": json.dumps(inventory),
     }
     metadata = {
         "name": f"release-{release.name}",
@@ -260,6 +260,3 @@ def _target(key: str) -> Object:
     api_version, kind, namespace, name = key.rsplit("/", 3)
     metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
-
-
-__all__ = ["KubeError", "Releases"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from infra.local.kube.charts import nodesets, slurm_cluster, slurm_cluster_storage
-from infra.local.kube.charts.release import RECORDED_LABEL, Object, Release
+from infra.local.kube.charts.release import Object, Release
 from infra.local.kube.charts.values import ChartError, merge
 from infra.local.kube.crd import load_crds
 
@@ -36,13 +36,13 @@ class Rendered:
 
 
 def render(chart: str, version: str, release: Release, values: Mapping[str, Any]) -> Rendered:
-    """The objects of a release; one ConfigMap for a chart that is only recorded."""
+    """The objects of a release; none for a chart that is only recorded."""
     chart = chart.rpartition("/")[2]
     if chart == CRDS_CHART:
         return Rendered(objects=load_crds(), recorded_only=False)
     renderer = _RENDERERS.get(chart)
     if renderer is None:
-        return Rendered(objects=[_record(chart, version, release)], recorded_only=True)
+        return Rendered(objects=[], recorded_only=True)
     if version != CHART_VERSION:
         raise ChartError(
             f"{chart}: version {version!r} is not known to the local stack (has: {CHART_VERSION}); "
@@ -52,17 +52,3 @@ def render(chart: str, version: str, release: Release, values: Mapping[str, Any]
     return Rendered(
         objects=renderer(release, merged.values), recorded_only=False, unused=merged.unused
     )
-
-
-def _record(chart: str, version: str, release: Release) -> Object:
-    """The trace of a chart whose work the local stack does not need."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": f"release-{release.name}",
-            "namespace": release.namespace,
-            "labels": {RECORDED_LABEL: "true"},
-        },
-        "data": {"chart": chart, "version": version, "release": release.name},
-    }

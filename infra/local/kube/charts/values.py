@@ -146,7 +146,7 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader that knows the tags of the values files."""
 
 
-def _content(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
+def _content(loader: Any, node: yaml.Node) -> Any:
     if isinstance(node, yaml.MappingNode):
         return loader.construct_mapping(node, deep=True)
     if isinstance(node, yaml.SequenceNode):
