@@ -17,6 +17,7 @@ from infra.local.state import CHECKOUT, State
 if TYPE_CHECKING:
     from infra.jobs.outputs import StackOutputs
     from infra.jobs.ssh import Connection
+    from stacks.spec import StackSpec
 
 StackOption = Annotated[str, typer.Option("--stack", "-s", help="Stack to use.")]
 IdentityOption = Annotated[
@@ -31,12 +32,21 @@ def state_root() -> Path:
     return State.from_environ().root
 
 
+def environ() -> dict[str, str]:
+    """The environment of `soperator env`, under what the user's own shell says."""
+    from infra.cli.env import environment
+
+    ours = environment()
+    # The engine must be found, and its passphrase match, in a shell that never ran `soperator env`.
+    forced = {name: ours[name] for name in ("PATH", "PULUMI_CONFIG_PASSPHRASE") if name in ours}
+    return {**ours, **os.environ, **forced}
+
+
 def read(stack: str) -> StackOutputs:
     """Outputs of the deployed stack, read once through pulumi."""
-    from infra.cli.env import environment
     from infra.jobs.outputs import read_outputs
 
-    return read_outputs(stack, root=CHECKOUT, environ={**os.environ, **environment()})
+    return read_outputs(stack, root=CHECKOUT, environ=environ())
 
 
 def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:
@@ -56,13 +66,18 @@ def private_key(identity: Path | None) -> Path:
     return State.from_environ().ssh_key
 
 
-def local_code(stack: str) -> dict[str, bytes]:
-    """What this checkout would deliver to the stack."""
-    from infra.cli.env import environment
-    from infra.render.archive import code_files
+def spec(stack: str) -> StackSpec:
+    """The declared stack."""
     from stacks.load import load_stack
 
-    return code_files(CHECKOUT, load_stack(stack, environ={**os.environ, **environment()}))
+    return load_stack(stack, environ=environ())
+
+
+def local_code(stack: str) -> dict[str, bytes]:
+    """What this checkout would deliver to the stack."""
+    from infra.render.archive import code_files
+
+    return code_files(CHECKOUT, spec(stack))
 
 
 def git_revision() -> str | None:

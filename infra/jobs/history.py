@@ -21,7 +21,7 @@ def run_folder(state: Path, stack: str, job_id: str) -> Path:
 
 
 def remember(state: Path, submission: Submission) -> None:
-    """Writes the submission down, whole or not at all; drops a run of a former cluster's same id."""
+    """Writes the submission down whole; drops the run of a former cluster that had its id."""
     folder = run_folder(state, submission.stack, submission.job_id)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)

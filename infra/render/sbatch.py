@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
-from stacks.catalog import PLATFORMS
+from stacks.catalog import find_preset
 from stacks.spec import JobSpec, StackSpec, WorkerSpec
 
 _CHECK = r"""
@@ -119,7 +119,8 @@ def _nodesets(spec: StackSpec, job: JobSpec) -> tuple[WorkerSpec, ...]:
 
 
 def _gpus(worker: WorkerSpec) -> int:
-    return PLATFORMS[worker.platform].presets[worker.preset].gpus
+    preset = find_preset(worker.platform, worker.preset)
+    return preset.gpus if preset else 0
 
 
 def _hardware(nodesets: Sequence[WorkerSpec], job: JobSpec) -> list[str]:

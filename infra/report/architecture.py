@@ -1,0 +1,179 @@
+"""The declared architecture as one inline SVG, drawn from the spec alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from infra.report import svg
+from stacks.catalog import find_preset
+from stacks.spec import Billing, NodeGroupSpec, StackSpec, WorkerSpec
+
+_WIDTH = 1080.0
+_MARGIN, _GAP, _PAD = 12.0, 14.0, 16.0
+_LINE = 18.0
+_MAX_PIPS = 64
+"""GPUs drawn per nodeset; more are a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    title: str
+    lines: tuple[str, ...]
+    cls: str = "card"
+    pips: int = 0
+    num_nodes: int = 0
+
+
+def draw(spec: StackSpec) -> str:
+    """The stack as boxes: door, roles and workers inside the cluster, storage below."""
+    inner = _WIDTH - 2 * _MARGIN - 2 * _PAD
+    parts: list[str] = []
+    y = _MARGIN + 34
+    roles = _row(_roles(spec), _MARGIN + _PAD, y, inner)
+    parts += roles.parts
+    y += roles.height + _GAP
+    columns = min(3, max(1, len(spec.nodes.workers)))
+    workers = [_worker(worker) for worker in spec.nodes.workers]
+    for start in range(0, len(workers), columns):
+        row = _row(workers[start : start + columns], _MARGIN + _PAD, y, inner)
+        parts += row.parts
+        y += row.height + _GAP
+    cluster_bottom = y - _GAP + _PAD
+    cluster = spec.cluster
+    heading = (
+        f"mk8s cluster, Kubernetes {cluster.kubernetes_version}  /  Soperator "
+        f"{cluster.soperator_version}  /  {spec.nebius.region}"
+    )
+    frame = [
+        svg.rect(_MARGIN, _MARGIN, _WIDTH - 2 * _MARGIN, cluster_bottom - _MARGIN, "frame", 14),
+        svg.text(_MARGIN + _PAD, _MARGIN + 22, heading, "frame-title"),
+    ]
+    y = cluster_bottom + 30
+    middle = _WIDTH / 2
+    parts += [
+        svg.line(middle, cluster_bottom, middle, y, "wire"),
+        svg.text(middle + 10, cluster_bottom + 20, "shared over virtiofs by every node", "note"),
+    ]
+    cards = _storage(spec)
+    columns = 4
+    for start in range(0, len(cards), columns):
+        row = _row(cards[start : start + columns], _MARGIN, y, _WIDTH - 2 * _MARGIN, columns)
+        parts += row.parts
+        y += row.height + _GAP
+    label = f"Architecture of stack {spec.name}"
+    return svg.document(_WIDTH, y - _GAP + _MARGIN, label, [*frame, *parts])
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    parts: list[str]
+    height: float
+
+
+def _row(cards: Sequence[_Card], x: float, y: float, width: float, columns: int = 0) -> _Row:
+    """Cards side by side, all as high as the highest."""
+    columns = columns or len(cards)
+    card_width = (width - _GAP * (columns - 1)) / columns
+    height = max(_height(card, card_width) for card in cards)
+    parts = []
+    for index, card in enumerate(cards):
+        parts += _draw(card, x + index * (card_width + _GAP), y, card_width, height)
+    return _Row(parts, height)
+
+
+def _height(card: _Card, width: float) -> float:
+    return 30 + _LINE * len(card.lines) + _pip_rows(card, width) * 16 + (10 if card.pips else 0)
+
+
+def _pip_rows(card: _Card, width: float) -> int:
+    per_row = max(1, int((width - 2 * _PAD) // 16))
+    return -(-min(card.pips, _MAX_PIPS) // per_row) if card.pips else 0
+
+
+def _draw(card: _Card, x: float, y: float, width: float, height: float) -> list[str]:
+    characters = int((width - 2 * _PAD) / 6.6)
+    parts = [
+        svg.rect(x, y, width, height, card.cls),
+        svg.text(x + _PAD, y + 22, svg.clip(card.title, characters), "card-title"),
+    ]
+    for index, content in enumerate(card.lines):
+        line_y = y + 22 + _LINE * (index + 1)
+        parts.append(svg.text(x + _PAD, line_y, svg.clip(content, characters), "card-line"))
+    per_row = max(1, int((width - 2 * _PAD) // 16))
+    top = y + 32 + _LINE * len(card.lines)
+    for index in range(min(card.pips, _MAX_PIPS)):
+        column, row = index % per_row, index // per_row
+        parts.append(svg.rect(x + _PAD + column * 16, top + row * 16, 12, 12, "pip", 3))
+    return parts
+
+
+def _roles(spec: StackSpec) -> list[_Card]:
+    login = spec.login
+    cards = [
+        _group("system", spec.nodes.system),
+        _group("controller", spec.nodes.controller, "slurmctld"),
+        _group(
+            "login",
+            spec.nodes.login,
+            f"SSH {login.service}, port {login.ssh_port}",
+            cls="card door",
+        ),
+    ]
+    if spec.nodes.accounting is not None:
+        cards.append(_group("accounting", spec.nodes.accounting, "slurmdbd, MariaDB"))
+    return cards
+
+
+def _group(name: str, group: NodeGroupSpec, extra: str = "", cls: str = "card") -> _Card:
+    disk = f"boot {group.boot_disk.size_gib} GiB {group.boot_disk.type}"
+    lines = (f"{group.platform} {group.preset}", disk, *((extra,) if extra else ()))
+    return _Card(f"{name}  x {_count(group)}", lines, cls)
+
+
+def _worker(worker: WorkerSpec) -> _Card:
+    preset = find_preset(worker.platform, worker.preset)
+    gpus = preset.gpus if preset else 0
+    billing = ", preemptible" if worker.billing is Billing.PREEMPTIBLE else ""
+    fabric = worker.infiniband_fabric
+    lines = (
+        f"{worker.platform} {worker.preset}{billing}",
+        f"boot {worker.boot_disk.size_gib} GiB {worker.boot_disk.type}",
+        f"InfiniBand {fabric}" if fabric else "Ethernet between nodes",
+        *((f"{gpus} GPUs on each of {_count(worker)} nodes",) if gpus else ("no GPU",)),
+    )
+    title = f"nodeset {worker.name}  x {_count(worker)}"
+    return _Card(title, lines, "card worker", gpus * worker.max_nodes, worker.max_nodes)
+
+
+def _storage(spec: StackSpec) -> list[_Card]:
+    storage = spec.storage
+    cards = [_Card("jail  /", (f"{storage.jail.size_gib} GiB {storage.jail.type}",), "card disk")]
+    for submount in storage.submounts:
+        size = f"{submount.size_gib} GiB" if submount.size_gib else f"{submount.existing_id}"
+        places = [
+            place
+            for place, where in sorted(storage.places.items())
+            if where == submount.mount_path or where.startswith(f"{submount.mount_path}/")
+        ]
+        lines = (f"{size} {submount.type}", *((f"places: {', '.join(places)}",) if places else ()))
+        cards.append(_Card(f"{submount.name}  {submount.mount_path}", lines, "card disk"))
+    if storage.memory is not None:
+        memory = storage.memory
+        line = f"{memory.size_gib} GiB tmpfs on every worker"
+        cards.append(_Card(f"memory  {memory.mount_path}", (line,), "card disk"))
+    spool = storage.controller_spool
+    cards.append(_Card("controller spool", (f"{spool.size_gib} GiB {spool.type}",), "card disk"))
+    if storage.accounting is not None:
+        line = f"{storage.accounting.size_gib} GiB {storage.accounting.type}"
+        cards.append(_Card("accounting", (line,), "card disk"))
+    if storage.backup is not None:
+        line = f"{storage.backup.keep_daily} daily copies of {storage.backup.size_gib} GiB"
+        cards.append(_Card("backup bucket", (line,), "card disk"))
+    return cards
+
+
+def _count(group: NodeGroupSpec) -> str:
+    if group.min_nodes == group.max_nodes:
+        return str(group.min_nodes)
+    return f"{group.min_nodes}..{group.max_nodes}"

@@ -1,0 +1,124 @@
+"""Gathers what the report shows: the declared stack, its bill and what its jobs measured.
+
+Owns reading `<state>/runs/<stack>/`. A file there that cannot be read is named on the page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from cost.estimate import Estimate, estimate
+from cost.price_book import PriceBook
+from cost.run_record import RunRecord, load_run_records
+from cost.unit_costs import UnitCosts, unit_costs
+from stacks.spec import StackSpec
+
+_MODELS = ("base_model", "finetuned_model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything on the page; no text is markup yet."""
+
+    spec: StackSpec
+    estimate: Estimate
+    assumed: UnitCosts
+    """Unit costs without any measurement."""
+    units: UnitCosts
+    """Unit costs with what was measured."""
+    records: tuple[RunRecord, ...]
+    """Oldest first."""
+    details: Mapping[str, Mapping[str, Any]]
+    """Raw record by path of its file: versions, code hash, reason."""
+    training: RunRecord | None
+    losses: tuple[tuple[int, float], ...]
+    """(step, loss) of `training`, steps from 1."""
+    evaluation_run: RunRecord | None
+    evaluation: Mapping[str, Any] | None
+    """Its result in the shape of seed 000: base_model, finetuned_model, comparison."""
+    problems: tuple[str, ...]
+
+
+def collect(spec: StackSpec, state: Path) -> Report:
+    """The report's content for one stack."""
+    records, problems = load_run_records(state / "runs" / spec.name)
+    # Damaged ends and interrupted pulls live in hidden folders.
+    records = tuple(
+        sorted(
+            (each for each in records if not Path(each.path).parent.name.startswith(".")),
+            key=lambda each: (each.finished_at, each.job_id),
+        )
+    )
+    bill = estimate(spec, PriceBook.load(spec.prices))
+    training = _last(records, "train")
+    evaluation_run = _last(records, "evaluate")
+    return Report(
+        spec=spec,
+        estimate=bill,
+        assumed=unit_costs(spec, bill, ()),
+        units=unit_costs(spec, bill, records),
+        records=records,
+        details={each.path: _object(Path(each.path)) for each in records},
+        training=training,
+        losses=_losses(Path(training.path).parent) if training else (),
+        evaluation_run=evaluation_run,
+        evaluation=_evaluation(Path(evaluation_run.path).parent) if evaluation_run else None,
+        problems=problems,
+    )
+
+
+def total_seconds(records: tuple[RunRecord, ...]) -> Decimal:
+    """Seconds that the jobs ran, summed."""
+    return sum((each.duration_s for each in records), Decimal(0))
+
+
+def last_finished(report: Report) -> datetime | None:
+    """When the newest record ended; None without records."""
+    return max((each.finished_at for each in report.records), default=None)
+
+
+def _last(records: tuple[RunRecord, ...], kind: str) -> RunRecord | None:
+    passed = [each for each in records if each.kind == kind and each.outcome == "PASS"]
+    return passed[-1] if passed else None
+
+
+def _losses(folder: Path) -> tuple[tuple[int, float], ...]:
+    """Points of loss_curve.jsonl; a line cut by a kill is skipped."""
+    points = []
+    for line in _text(folder / "loss_curve.jsonl").splitlines():
+        try:
+            value = json.loads(line)
+            points.append((int(value["step"]) + 1, float(value["loss"])))
+        except (ValueError, TypeError, KeyError):
+            continue
+    return tuple(points)
+
+
+def _evaluation(folder: Path) -> Mapping[str, Any] | None:
+    """The result file of an evaluation, known by its shape."""
+    for path in sorted(folder.glob("*.json")):
+        value = _object(path)
+        if all(isinstance(value.get(name), Mapping) for name in _MODELS):
+            return value
+    return None
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(_text(path))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
