@@ -60,7 +60,7 @@ class State:
 
     @property
     def offline(self) -> Path:
-        """File backend (`pulumi/`) and emulator (`nebius/`, `run/`) of `soperator env --offline`."""
+        """File backend and emulator of `soperator env --offline`."""
         return self.root / "offline"
 
     @property

@@ -1,0 +1,151 @@
+"""The Pulumi engine on this machine: which one runs, its plugins, its secrets and its stacks.
+
+Owns PATH, PULUMI_HOME/plugins, the passphrase, the user's SSH key and the file backend. Official
+engines and plugins win wherever they are found; installing them is the business of infra/setup.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from infra.local.errors import LocalError
+from infra.local.state import CHECKOUT, PULUMI_VERSION, Cache, State
+
+PROJECT: Final = "soperator-stack"
+PASSPHRASE: Final = "soperator-offline"  # noqa: S105
+"""Opens the salts of the shipped stack files. It protects nothing that matters: for a real cloud
+run `pulumi stack change-secrets-provider passphrase` with one of your own."""
+STAND_INS: Final = {"command": "pulumi-command", "kubernetes": "pulumi-kubernetes"}
+"""Plugin -> Python package whose version the engine asks for."""
+_VERSION = re.compile(r"^v?(\d+)\.(\d+)\.")
+
+
+def search_path(path: str, cache: Cache) -> str:
+    """PATH with this checkout's Python first and, where PATH has no engine, the cache's next."""
+    own = [str(CHECKOUT / ".venv" / "bin")]
+    tools = [str(cache.pulumi.parent), str(cache.kube_apiserver.parent)]
+    rest = [part for part in path.split(os.pathsep) if part and part not in own + tools]
+    found = shutil.which("pulumi", path=os.pathsep.join(rest))
+    if cache.pulumi.exists() and (found is None or not is_recent(Path(found))):
+        own.append(tools[0])
+    # Debian keeps daemons in sbin, which is not on every user's PATH.
+    last = [tools[1], *(p for p in ("/usr/sbin", "/sbin") if p not in rest)]
+    return os.pathsep.join(own + rest + last)
+
+
+def is_recent(pulumi: Path) -> bool:
+    """Whether this engine is at least the one that we build."""
+    try:
+        done = subprocess.run(
+            [pulumi, "version"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PULUMI_SKIP_UPDATE_CHECK": "true"},
+        )
+    except OSError:
+        return False
+    found, needed = _VERSION.match(done.stdout.strip()), _VERSION.match(PULUMI_VERSION)
+    if found is None or needed is None:
+        return False
+    return tuple(map(int, found.groups())) >= tuple(map(int, needed.groups()))
+
+
+def make_passphrase(state: State) -> None:
+    """Write the passphrase file unless there is one."""
+    if not state.passphrase.exists():
+        _write_private(state.passphrase, PASSPHRASE + "\n")
+
+
+def make_ssh_key(state: State) -> None:
+    """Make the key of the `local` stack's user unless there is one."""
+    if state.ssh_public_key.exists():
+        return
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()
+    ).decode()
+    public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+    _write_private(state.ssh_key, private)
+    # The public key last: its presence says that both are whole.
+    _write_private(state.ssh_public_key, f"{public.decode()} soperator-local\n")
+
+
+def link_plugins(home: Path) -> list[str]:
+    """Put stand-ins into PULUMI_HOME/plugins where no official plugin is; returns their names.
+
+    Not on PATH: there a plugin would win over an official one and warn at every run.
+    """
+    stand_ins = []
+    for name, package in STAND_INS.items():
+        program = f"pulumi-resource-{name}"
+        version = metadata.version(package)
+        folder = home / "plugins" / f"resource-{name}-v{version}"
+        link = folder / program
+        official = Path.home() / ".pulumi" / "plugins" / folder.name / program
+        if link.exists() and not link.is_symlink():
+            continue
+        if shutil.which(program) is not None:
+            link.unlink(missing_ok=True)
+            continue
+        stand_in = CHECKOUT / "infra" / "local" / "plugins" / "bin" / program
+        target = official if official.exists() else stand_in
+        if target is stand_in:
+            stand_ins.append(name)
+        if link.is_symlink() and link.readlink() == target:
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = folder / f".{program}.{os.getpid()}"
+        fresh.symlink_to(target)
+        fresh.replace(link)
+    return stand_ins
+
+
+def init_stacks(backend: Path, environ: Mapping[str, str]) -> None:
+    """Make every stack of stacks/ known to the file backend; its file is not touched."""
+    backend.mkdir(parents=True, exist_ok=True)
+    for file in sorted((CHECKOUT / "stacks").glob("Pulumi.*.yaml")):
+        stack = file.name.removeprefix("Pulumi.").removesuffix(".yaml")
+        if (backend / ".pulumi" / "stacks" / PROJECT / f"{stack}.json").exists():
+            continue
+        if "\nencryptionsalt:" not in file.read_text():
+            raise LocalError(
+                f"{file.name}: encryptionsalt is missing, and the engine would write one into the "
+                "file; take it from git, or run `pulumi stack init` yourself"
+            )
+        _pulumi(["stack", "init", stack, "--no-select", "--non-interactive"], environ)
+
+
+def _pulumi(arguments: list[str], environ: Mapping[str, str]) -> None:
+    program = shutil.which("pulumi", path=environ.get("PATH"))
+    if program is None:
+        raise LocalError("pulumi: not installed; run `make setup`")
+    done = subprocess.run(
+        [program, "-C", CHECKOUT, *arguments],
+        env=dict(environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise LocalError(f"pulumi {' '.join(arguments)}: {done.stderr.strip() or done.stdout}")
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file of mode 0600, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    fresh.replace(path)
