@@ -6,6 +6,7 @@ Owns the options that every job shares: no network, SDPA attention, the type of 
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ def load_model(model_dir: Path, *, dtype: torch.dtype, device: torch.device) -> 
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    # peft asks transformers for a property that transformers has renamed; not the user's business.
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
     try:
         model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=dtype, attn_implementation="sdpa", use_safetensors=True

@@ -1,0 +1,144 @@
+"""Greedy generation in batches with a KV cache, with prefill and decode timed apart.
+
+Owns left padding, the decode loop and the clock. Measured speed is decode only: the prompts'
+prefill (which also yields the first token) is excluded, as is one warm-up run.
+Shapes: B streams, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """Tokens of a batch of streams and the time they took."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    """Per stream, without the end-of-turn token."""
+    prefill_s: float
+    decode_s: float
+    num_decoded: int
+    """Tokens made by decode steps, over all streams; a stream that has ended adds none."""
+
+
+def stop_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the ids that end an assistant turn: the model's and the tokenizer's."""
+    declared = getattr(model.generation_config, "eos_token_id", None)
+    ids = declared if isinstance(declared, list) else [declared]
+    return frozenset(i for i in [*ids, tokenizer.eos_token_id] if i is not None)
+
+
+@torch.inference_mode()
+def generate(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    pad_id: int,
+    stop_ids: frozenset[int],
+) -> Generated:
+    """Return the greedy continuation of each prompt; empty `stop_ids` decodes to the limit."""
+    from transformers import DynamicCache
+
+    device = model.device
+    length = max(map(len, prompts))
+    input_ids_BT = torch.full((len(prompts), length), pad_id, device=device)
+    mask_BT = torch.zeros_like(input_ids_BT)
+    for row, prompt in enumerate(prompts):
+        input_ids_BT[row, length - len(prompt) :] = torch.tensor(prompt, device=device)
+        mask_BT[row, length - len(prompt) :] = 1
+    position_ids_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
+
+    cache = DynamicCache(config=model.config)
+    outputs: list[list[int]] = [[] for _ in prompts]
+    running = [True] * len(prompts)
+    num_decoded = 0
+    started_s = _clock(device)
+    next_B = _forward(model, input_ids_BT, mask_BT, position_ids_BT, cache)
+    prefilled_s = _clock(device)
+    for step in range(max_new_tokens):
+        for row, token in enumerate(next_B.tolist()):
+            if not running[row]:
+                continue
+            num_decoded += step > 0
+            if token in stop_ids:
+                running[row] = False
+            else:
+                outputs[row].append(token)
+        if step + 1 == max_new_tokens or not any(running):
+            break
+        mask_BT = torch.nn.functional.pad(mask_BT, (0, 1), value=1)
+        position_ids_BT = position_ids_BT[:, -1:] + 1
+        next_B = _forward(model, next_B[:, None], mask_BT, position_ids_BT, cache)
+    return Generated(
+        token_ids=tuple(map(tuple, outputs)),
+        prefill_s=prefilled_s - started_s,
+        decode_s=_clock(device) - prefilled_s,
+        num_decoded=num_decoded,
+    )
+
+
+def _forward(
+    model: Any,
+    input_ids_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    position_ids_BT: torch.Tensor,
+    cache: Any,
+) -> torch.Tensor:
+    logits_B1V = model(
+        input_ids=input_ids_BT,
+        attention_mask=mask_BT,
+        position_ids=position_ids_BT,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits
+    return logits_B1V[:, -1].argmax(-1)
+
+
+def _clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def generate_all(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    batch_size: int,
+    max_new_tokens: int,
+    pad_id: int,
+    stop_ids: frozenset[int],
+) -> list[tuple[int, ...]]:
+    """Return the continuations of all prompts in order, in batches of similar length."""
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    results: list[tuple[int, ...]] = [()] * len(prompts)
+    for first in range(0, len(order), batch_size):
+        indices = order[first : first + batch_size]
+        made = generate(
+            model,
+            [prompts[index] for index in indices],
+            max_new_tokens=max_new_tokens,
+            pad_id=pad_id,
+            stop_ids=stop_ids,
+        )
+        for index, tokens in zip(indices, made.token_ids, strict=True):
+            results[index] = tokens
+    return results
+
+
+def decode_tokens_per_s(
+    model: Any, prompts: Sequence[Sequence[int]], *, num_tokens: int, pad_id: int
+) -> float:
+    """Return decoded tokens per second of all streams together, after one short warm-up run."""
+    nothing: frozenset[int] = frozenset()
+    generate(model, prompts, max_new_tokens=3, pad_id=pad_id, stop_ids=nothing)
+    made = generate(model, prompts, max_new_tokens=num_tokens, pad_id=pad_id, stop_ids=nothing)
+    return made.num_decoded / made.decode_s

@@ -1,0 +1,93 @@
+"""What a run measures: loss curve, tokens per second, useful-token MFU.
+
+Rates count tokens that are not padding, over all ranks, from the end of the first train step of
+this process (which pays for warm-up) to the end of the last; checkpoint stalls are inside.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from workloads.common.hardware import peak_bf16_flops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One train step over all ranks."""
+
+    step: int
+    loss: float
+    """Mean cross entropy per label token, in nats."""
+    grad_norm: float
+    learning_rate: float
+    num_tokens: int
+    num_label_tokens: int
+
+    def to_line(self) -> str:
+        """Return the line of the loss curve."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps(values)
+
+
+class LossCurve:
+    """Loss curve as JSON lines; a resumed run cuts off what came after its checkpoint."""
+
+    def __init__(self, path: Path, *, first_step: int) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept: list[str] = []
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                # The last line may be cut by a kill; it belongs to a step that is trained again.
+                if line.endswith("}") and json.loads(line)["step"] < first_step:
+                    kept.append(line)
+        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+    def append(self, result: StepResult) -> None:
+        """Add one step."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(result.to_line() + "\n")
+
+
+@dataclass(slots=True)
+class Throughput:
+    """Tokens and time after the first step of this process."""
+
+    num_steps: int = 0
+    num_tokens: int = 0
+    started_s: float | None = None
+    ended_s: float = 0.0
+    losses: list[float] = field(default_factory=list)
+
+    def add(self, result: StepResult) -> None:
+        """Count one finished step."""
+        now = time.perf_counter()
+        self.losses.append(result.loss)
+        if self.started_s is None:
+            self.started_s = now
+            return
+        self.num_steps += 1
+        self.num_tokens += result.num_tokens
+        self.ended_s = now
+
+    def metrics(
+        self, *, world_size: int, flops_per_token: float, device_name: str
+    ) -> dict[str, float | int]:
+        """Return the rates; none when fewer than two steps ran."""
+        if not self.num_steps or self.started_s is None:
+            return {}
+        tokens_per_s = self.num_tokens / (self.ended_s - self.started_s)
+        rates: dict[str, float | int] = {
+            "train_tokens_per_s": tokens_per_s,
+            "train_tokens_per_s_per_gpu": tokens_per_s / world_size,
+            "train_step_s": (self.ended_s - self.started_s) / self.num_steps,
+        }
+        peak = peak_bf16_flops(device_name)
+        if peak:
+            rates["useful_token_mfu_percent"] = (
+                100 * tokens_per_s * flops_per_token / (peak * world_size)
+            )
+        return rates
