@@ -13,10 +13,15 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from cost.estimate import estimate
+from cost.price_book import PriceBook
 from infra.cli.main import app
+from stacks.load import load_stack
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
+BILL = re.compile(r"^\| `([a-z0-9-]+)` \|.*\| ([\d,.]+) to ([\d,.]+) \|$", re.MULTILINE)
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA7d6kvCBXm6BGmFm44RlGE+aOuW7I3Q4+0T9P4cg1Zj docs"
 COMMAND = re.compile(r"(?:^|[(;&|] *)soperator((?: +[a-z][a-z-]+){1,2})\b", re.MULTILINE)
 CODE = re.compile(r"```\w*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
 MACHINE_PATH = re.compile(r"(?<![\w./{}$-])/(?:work|root)/(?!\.ssh)")
@@ -97,6 +102,23 @@ def test_the_file_tree_names_every_top_level_folder() -> None:
     named = {path.split("/")[0] for path in tree_of(readme)}
     folders = {path.relative_to(ROOT).parts[0] for path in committed() if path.parent != ROOT}
     assert folders - named == set()
+
+
+def test_the_bills_in_the_readme_are_those_that_the_stacks_declare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A changed price or preset changes the README in the same commit."""
+    key = tmp_path / "key.pub"
+    key.write_text(PUBLIC_KEY)
+    monkeypatch.setenv("SOPERATOR_SSH_PUBLIC_KEY_FILE", str(key))
+    printed = BILL.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    declared = []
+    for path in sorted((ROOT / "stacks").glob("Pulumi.*.yaml")):
+        spec = load_stack(path.name.split(".")[1])
+        bill = estimate(spec, PriceBook.load(spec.prices))
+        low, high = f"{bill.monthly_low_usd:,.2f}", f"{bill.monthly_high_usd:,.2f}"
+        declared.append((spec.name, low, high))
+    assert sorted(printed) == declared
 
 
 def test_every_decision_is_in_the_index_with_its_title() -> None:
