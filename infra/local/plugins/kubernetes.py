@@ -8,7 +8,6 @@ plugin is not found. No charts are pulled: see infra/local/kube/charts.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from typing import Any, Final
 
 from infra.local.kube.client import KubeClient, KubeError, UnreachableError
 from infra.local.kube.kubeconfig import KubeconfigError, read_kubeconfig
-from infra.local.plugins.kubernetes_log import EngineLog
 from infra.local.plugins.kubernetes_objects import Objects
 from infra.local.plugins.kubernetes_release import Releases
 from infra.plugins.provider import UNKNOWN, Diff, Provider, ProviderError, serve
@@ -32,9 +30,9 @@ Values = dict[str, Any]
 class Kubernetes(Provider):
     """Kubernetes objects and Helm releases of one cluster."""
 
-    def __init__(self, log: EngineLog) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.log = log
+        self._said: set[str] = set()
         self._variables: Values = {}
         self._client: KubeClient | None = None
         self._lock = threading.Lock()
@@ -106,9 +104,17 @@ class Kubernetes(Provider):
             client = self.client()
             client.version()
         except UnreachableError as error:
-            self.log.once(urn, f"{error}; this preview is not checked by the API server")
+            self.say_once(urn, f"{error}; this preview is not checked by the API server")
             return None
         return client
+
+    def say_once(self, urn: str, line: str) -> None:
+        """Shows one line at a resource, the first time it comes."""
+        with self._lock:
+            if line in self._said:
+                return
+            self._said.add(line)
+        self.engine.info(urn, line)
 
     @property
     def namespace(self) -> str:
@@ -140,7 +146,7 @@ def _one_line_errors() -> Iterator[None]:
 
 def main() -> None:
     """Serve the engine that started this process."""
-    serve(Kubernetes(EngineLog(sys.argv[1:])), "kubernetes", VERSION)
+    serve(Kubernetes(), "kubernetes", VERSION)
 
 
 if __name__ == "__main__":

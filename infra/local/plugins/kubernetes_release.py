@@ -168,14 +168,14 @@ class Releases:
 
     def _say(self, urn: str, name: str, inputs: Values, rendered: Rendered) -> None:
         chart = inputs["chart"].rpartition("/")[2]
-        log = self._provider.log
+        say = self._provider.say_once
         if rendered.recorded_only:
-            log.once(urn, f"release {name}: chart {chart} is recorded only, not run, on this stack")
+            say(urn, f"release {name}: chart {chart} is recorded only, not run, on this stack")
             return
-        log.once(urn, f"release {name}: chart {chart} rendered to {len(rendered.objects)} objects")
+        say(urn, f"release {name}: chart {chart} rendered to {len(rendered.objects)} objects")
         if rendered.unused:
             unused = ", ".join(rendered.unused)
-            log.once(urn, f"release {name}: values without effect on this stack: {unused}")
+            say(urn, f"release {name}: values without effect on this stack: {unused}")
 
 
 def _values(inputs: Values) -> Values:

@@ -1,0 +1,72 @@
+"""A real API server for one test module, in a folder of its own, on free loopback ports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.local.errors import LocalError
+from infra.local.kube import api_server
+from infra.local.kube.api_server import TOKEN, ApiServerConfig
+from infra.local.kube.client import KubeClient
+from infra.local.kube.crd import install_crds
+
+
+def config_in(folder: Path) -> ApiServerConfig:
+    """A configuration with three free ports; skips where the programs are missing."""
+    if shutil.which("etcd") is None:
+        pytest.skip("needs the Debian package etcd-server (`make setup`)")
+    try:
+        api_server.find_api_server()
+    except LocalError as error:
+        pytest.skip(str(error))
+    etcd, peer, api = free_ports(3)
+    return ApiServerConfig(
+        folder=folder / "kube",
+        run_dir=folder / "run",
+        etcd_port=etcd,
+        etcd_peer_port=peer,
+        api_port=api,
+    )
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that nothing listens on."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+@contextlib.contextmanager
+def running_cluster(folder: Path) -> Iterator[ApiServerConfig]:
+    """A ready API server that knows the Soperator kinds."""
+    config = config_in(folder)
+    try:
+        api_server.start(config)
+        install_crds(KubeClient(config.access()))
+        yield config
+    finally:
+        api_server.stop(config)
+
+
+def kubeconfig(config: ApiServerConfig) -> str:
+    """The administrator's kubeconfig as JSON."""
+    cluster = {"server": config.endpoint, "certificate-authority": str(config.ca_file)}
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "local", "cluster": cluster}],
+            "users": [{"name": "admin", "user": {"token": TOKEN}}],
+            "contexts": [{"name": "local", "context": {"cluster": "local", "user": "admin"}}],
+            "current-context": "local",
+        }
+    )
