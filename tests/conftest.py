@@ -1,0 +1,48 @@
+"""Fixtures for every tier: golden files and an SSH public key for the stack files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GOLDEN_DIR = Path(__file__).parent / "golden"
+# Made for the tests with ssh-keygen; its private half was thrown away.
+PUBLIC_KEY = (
+    "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGJGVJRcWE02OPAsk5Nx3B3O4RMs6uxZK6tZKMTZEYFN tests"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --update-golden."""
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write tests/golden/ from what the code prints now; review the diff",
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden("cost/l40s-dev.txt", text)`: the text must be that file's, to the byte."""
+    update = bool(request.config.getoption("--update-golden"))
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN_DIR / name
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"{path} is missing; run with --update-golden and review it"
+        assert text == path.read_text(encoding="utf-8"), f"{path} differs; see --update-golden"
+
+    return compare
+
+
+@pytest.fixture
+def public_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A public key that the shipped stacks read through SOPERATOR_SSH_PUBLIC_KEY_FILE."""
+    path = tmp_path / "id_ed25519.pub"
+    path.write_text(PUBLIC_KEY + "\n", encoding="utf-8")
+    monkeypatch.setenv("SOPERATOR_SSH_PUBLIC_KEY_FILE", str(path))
+    return path

@@ -1,0 +1,261 @@
+"""The loader refuses what it does not understand, names the path, and says it all at once."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stacks.load import STACKS_DIR, StackError, load_config, load_stack, stack_names
+from stacks.spec import Billing, DiskType
+from tests.conftest import PUBLIC_KEY
+from tests.unit.stacks.conftest import Change, changed, load, namespaced
+
+
+def problems_of(config: dict[str, Any]) -> tuple[str, ...]:
+    with pytest.raises(StackError, match="demo") as caught:
+        load(config)
+    return caught.value.problems
+
+
+def test_the_four_stacks_are_shipped():
+    assert stack_names() == ("h100-prod", "h200-elastic", "l40s-dev", "local")
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_a_stack_file_and_the_configuration_of_the_engine_load_the_same(
+    name: str, public_key_file: Path
+):
+    """The engine hands mappings and lists over as JSON text, and texts as they are."""
+    document = yaml.safe_load((STACKS_DIR / f"Pulumi.{name}.yaml").read_text())["config"]
+    from_engine = {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in document.items()
+    }
+    assert load_config(from_engine, name) == load_stack(name)
+
+
+def test_nodes_sets_both_bounds(config: dict[str, Any]):
+    worker = load(config).nodes.workers[0]
+    assert (worker.min_nodes, worker.max_nodes) == (2, 2)
+
+
+def test_defaults_fill_what_is_not_written(config: dict[str, Any]):
+    spec = load(config)
+    assert spec.storage.jail.type is DiskType.NETWORK_SSD
+    assert spec.nodes.system.billing is Billing.ON_DEMAND
+    assert spec.storage.config_bucket_gib is None
+
+
+def test_the_mount_points_of_a_loaded_stack_cannot_be_changed(config: dict[str, Any]):
+    places: Any = load(config).storage.places
+    with pytest.raises(TypeError, match="assignment"):
+        places["data"] = "/elsewhere"
+
+
+def test_a_misspelt_key_is_refused_with_the_nearest_name(config: dict[str, Any]):
+    worker = config["nodes"]["workers"][0]
+    worker["platfrom"] = worker.pop("platform")
+    assert problems_of(config) == (
+        "demo.nodes.workers[0].platfrom: unknown key; did you mean 'platform'?",
+        "demo.nodes.workers[0].platform: missing; give text",
+    )
+
+
+def test_a_misspelt_nodes_shorthand_is_refused_with_the_nearest_name(config: dict[str, Any]):
+    worker = config["nodes"]["workers"][0]
+    worker["node"] = worker.pop("nodes")
+    assert "demo.nodes.workers[0].node: unknown key; did you mean 'nodes'?" in problems_of(config)
+
+
+def test_a_misspelt_top_level_key_is_refused(config: dict[str, Any]):
+    config["storrage"] = config.pop("storage")
+    assert problems_of(config)[0] == "demo.storrage: unknown key; did you mean 'storage'?"
+
+
+def test_every_problem_is_reported_at_once(config: dict[str, Any]):
+    config["storage"]["jail"]["size_gib"] = 0
+    config["cluster"]["kubernetes_version"] = Decimal("1.33")
+    config["login"]["service"] = "NodePrt"
+    config["jobs"][1]["nodes"] = "two"
+    del config["chat"]["model"]
+    assert len(problems_of(config)) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            lambda c: c["storage"]["jail"].update(size_gib=0),
+            "demo.storage.jail.size_gib: expected a whole number of 1 or more, got 0",
+        ),
+        (
+            lambda c: c["storage"]["jail"].update(size_gib="256"),
+            "demo.storage.jail.size_gib: expected a whole number, got text '256'",
+        ),
+        (
+            lambda c: c["storage"]["jail"].update(size_gib=True),
+            "demo.storage.jail.size_gib: expected a whole number, got true",
+        ),
+        (
+            lambda c: c["nodes"]["workers"][0].update(nodes=0),
+            "demo.nodes.workers[0].nodes: expected a whole number of 1 or more, got 0",
+        ),
+        (
+            lambda c: c["nodes"]["workers"][0].update(min_nodes=1),
+            "demo.nodes.workers[0].nodes: give either nodes or min_nodes and max_nodes, not both",
+        ),
+        (
+            lambda c: c["cluster"].update(kubernetes_version=Decimal("1.33")),
+            "demo.cluster.kubernetes_version: expected text, got number 1.33; put it in quotes",
+        ),
+        (
+            lambda c: c["storage"]["jail"].update(type="network-ssd-io-m4"),
+            (
+                "demo.storage.jail.type: expected one of network-ssd, network-ssd-non-replicated, "
+                "network-ssd-io-m3, network-hdd, got text 'network-ssd-io-m4'; did you mean "
+                "'network-ssd-io-m3'?"
+            ),
+        ),
+        (
+            lambda c: c["slurm"].update(accounting="yes"),
+            "demo.slurm.accounting: expected true or false, got text 'yes'",
+        ),
+        (
+            lambda c: c.update(jobs={"name": "x"}),
+            "demo.jobs: expected a list, got a mapping",
+        ),
+        (
+            lambda c: c.update(cluster="newest"),
+            (
+                "demo.cluster: expected a mapping of kubernetes_version, etcd_size, "
+                "soperator_version, slurm_cluster_name, namespace, got text 'newest'"
+            ),
+        ),
+        (
+            lambda c: c["chat"].update(
+                speeds=[{"scenario": "s", "output_tokens_per_s": 0, "source": "x"}]
+            ),
+            "demo.chat.speeds[0].output_tokens_per_s: expected a number over 0, got number 0",
+        ),
+        (lambda c: c.update(prices=""), "demo.prices: expected text, got text ''"),
+        (
+            lambda c: c.update(name="other"),
+            "demo.name: unknown key; the file name is the stack's name",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_path(change: Change, problem: str):
+    with pytest.raises(StackError, match="demo") as caught:
+        changed(change)
+    assert caught.value.problems == (problem,)
+
+
+def test_a_minimum_of_no_workers_is_allowed(config: dict[str, Any]):
+    worker = config["nodes"]["workers"][0]
+    del worker["nodes"]
+    worker.update(min_nodes=0, max_nodes=4)
+    assert load(config).nodes.workers[0].min_nodes == 0
+
+
+def test_a_speed_is_exact(config: dict[str, Any]):
+    config["chat"]["speeds"] = [{"scenario": "s", "output_tokens_per_s": 3.8, "source": "x"}]
+    assert load(config).chat.speeds[0].output_tokens_per_s == Decimal("3.8")
+
+
+def test_keys_of_other_programs_are_ignored(config: dict[str, Any]):
+    mapping = {**namespaced(config), "kubernetes:context": "x", "pulumi:tags": {"a": "b"}}
+    assert load_config(mapping, "demo", environ={}) == load(config)
+
+
+def test_a_key_without_its_project_is_refused(config: dict[str, Any]):
+    with pytest.raises(
+        StackError, match=r"demo\.prices: unknown key; write 'soperator-stack:price"
+    ):
+        load_config({**namespaced(config), "prices": "x"}, "demo", environ={})
+
+
+def test_the_keys_that_pulumi_writes_beside_the_configuration_are_ignored(
+    tmp_path: Path, config: dict[str, Any]
+):
+    document = {
+        "encryptionsalt": "v1:abc",
+        "secretsprovider": "passphrase",
+        "config": namespaced(config),
+    }
+    (tmp_path / "Pulumi.demo.yaml").write_text(yaml.safe_dump(document))
+    assert load_stack("demo", tmp_path, environ={}) == load(config)
+
+
+def test_a_stack_that_does_not_exist_is_answered_with_those_that_do():
+    with pytest.raises(StackError, match=r"did you mean 'l40s-dev'.*h100-prod, h200-elastic"):
+        load_stack("l40s")
+
+
+def test_text_that_is_not_yaml_names_the_file(tmp_path: Path):
+    (tmp_path / "Pulumi.demo.yaml").write_text("config: [")
+    with pytest.raises(StackError, match=r"Pulumi.demo.yaml is not valid YAML"):
+        load_stack("demo", tmp_path)
+
+
+def test_a_file_without_configuration_says_what_is_missing(tmp_path: Path):
+    (tmp_path / "Pulumi.demo.yaml").write_text("encryptionsalt: v1:abc\n")
+    with pytest.raises(StackError, match=r"has no 'config:' mapping"):
+        load_stack("demo", tmp_path)
+
+
+def test_a_key_that_is_written_twice_is_refused(tmp_path: Path):
+    """Plain YAML readers keep the last one silently; half an edit would be lost."""
+    (tmp_path / "Pulumi.demo.yaml").write_text("config:\n  a: 1\n  a: 2\n")
+    with pytest.raises(StackError, match="key 'a' is written twice"):
+        load_stack("demo", tmp_path)
+
+
+def test_an_unquoted_time_limit_stays_text(tmp_path: Path, config: dict[str, Any]):
+    """YAML 1.1 reads 00:20:00 as the number 1200; the engine's reader does not."""
+    config["jobs"][0]["time_limit"] = "00:20:00"
+    text = yaml.safe_dump({"config": namespaced(config)}).replace("'00:20:00'", "00:20:00")
+    assert "time_limit: 00:20:00" in text
+    (tmp_path / "Pulumi.demo.yaml").write_text(text)
+    assert load_stack("demo", tmp_path, environ={}).jobs[0].time_limit == "00:20:00"
+
+
+def test_a_key_file_is_read_and_each_key_kept_once(config: dict[str, Any], tmp_path: Path):
+    path = tmp_path / "keys.pub"
+    path.write_text(f"# mine\n\n{PUBLIC_KEY}\nssh-rsa AAAA other\n")
+    config["login"]["ssh_public_keys"] = ["file:$KEYS/keys.pub", PUBLIC_KEY]
+    spec = load_config(namespaced(config), "demo", environ={"KEYS": str(tmp_path)})
+    assert spec.login.ssh_public_keys == (PUBLIC_KEY, "ssh-rsa AAAA other")
+
+
+def test_the_key_file_falls_back_to_the_usual_one(config: dict[str, Any], tmp_path: Path):
+    path = tmp_path / ".ssh" / "id_ed25519.pub"
+    path.parent.mkdir()
+    path.write_text(PUBLIC_KEY)
+    config["login"]["ssh_public_keys"] = ["file:${SOPERATOR_SSH_PUBLIC_KEY_FILE}"]
+    spec = load_config(namespaced(config), "demo", environ={"HOME": str(tmp_path)})
+    assert spec.login.ssh_public_keys == (PUBLIC_KEY,)
+
+
+def test_a_missing_key_file_says_how_to_make_one(config: dict[str, Any], tmp_path: Path):
+    config["login"]["ssh_public_keys"] = [f"file:{tmp_path}/none.pub"]
+    (problem,) = problems_of(config)
+    assert problem == (
+        f"demo.login.ssh_public_keys[0]: cannot read the SSH public key {tmp_path}/none.pub "
+        "(no such file or directory); make one with 'ssh-keygen -t ed25519' or set "
+        "SOPERATOR_SSH_PUBLIC_KEY_FILE"
+    )
+
+
+def test_a_variable_that_is_not_set_is_named(config: dict[str, Any]):
+    config["login"]["ssh_public_keys"] = ["file:$NOWHERE/a.pub"]
+    assert problems_of(config) == (
+        (
+            "demo.login.ssh_public_keys[0]: '$NOWHERE/a.pub': $NOWHERE is not set; export it or give "
+            "a path"
+        ),
+    )

@@ -1,0 +1,168 @@
+"""What a stack declares survives being written as configuration and loaded again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from decimal import Decimal
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stacks.load import load_config
+from stacks.spec import (
+    AssumedSpeedSpec,
+    BackupSpec,
+    Billing,
+    BootDiskSpec,
+    ChatSpec,
+    ClusterSpec,
+    DiskType,
+    FilesystemSpec,
+    JobSpec,
+    LoginSpec,
+    MemoryMountSpec,
+    NebiusSpec,
+    NodeGroupSpec,
+    NodesSpec,
+    PartitionSpec,
+    SlurmSpec,
+    SshServiceType,
+    StackSpec,
+    StorageSpec,
+    SubmountSpec,
+    WorkerSpec,
+)
+from stacks.yaml_text import parse_yaml
+
+# Printable text with a letter in it: what YAML and JSON must both keep.
+texts = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1).filter(
+    lambda text: not text.startswith("file:")
+)
+sizes = st.integers(1, 10**6)
+speeds = st.decimals("0.001", "1000000", places=3)
+boot_disks = st.builds(BootDiskSpec, size_gib=sizes, type=st.sampled_from(DiskType))
+filesystems = st.builds(FilesystemSpec, size_gib=sizes, type=st.sampled_from(DiskType))
+hardware = {
+    "platform": texts,
+    "preset": texts,
+    "boot_disk": boot_disks,
+    "min_nodes": st.integers(0, 100),
+    "max_nodes": st.integers(1, 100),
+    "billing": st.sampled_from(Billing),
+}
+groups = st.builds(NodeGroupSpec, **hardware)
+workers = st.builds(
+    WorkerSpec,
+    **hardware,
+    name=texts,
+    infiniband_fabric=st.none() | texts,
+    shared_memory_gib=sizes,
+    features=st.lists(texts, max_size=2).map(tuple),
+)
+stacks = st.builds(
+    StackSpec,
+    name=st.just("demo"),
+    nebius=st.builds(NebiusSpec, tenant_id=texts, project_id=texts, region=texts),
+    cluster=st.builds(ClusterSpec, kubernetes_version=texts, etcd_size=sizes),
+    storage=st.builds(
+        StorageSpec,
+        jail=filesystems,
+        controller_spool=filesystems,
+        accounting=st.none() | filesystems,
+        submounts=st.lists(
+            st.builds(SubmountSpec, name=texts, mount_path=texts, size_gib=st.none() | sizes),
+            max_size=2,
+        ).map(tuple),
+        memory=st.none() | st.builds(MemoryMountSpec, mount_path=texts, size_gib=sizes),
+        backup=st.none() | st.builds(BackupSpec, keep_daily=sizes, size_gib=sizes),
+        places=st.dictionaries(texts, texts, max_size=3),
+    ),
+    nodes=st.builds(
+        NodesSpec,
+        system=groups,
+        controller=groups,
+        login=groups,
+        accounting=st.none() | groups,
+        workers=st.lists(workers, max_size=2).map(tuple),
+    ),
+    login=st.builds(
+        LoginSpec,
+        ssh_public_keys=st.lists(texts, max_size=2, unique=True).map(tuple),
+        service=st.sampled_from(SshServiceType),
+        ssh_port=sizes,
+    ),
+    slurm=st.builds(
+        SlurmSpec,
+        partitions=st.lists(st.builds(PartitionSpec, name=texts), max_size=2).map(tuple),
+        accounting=st.booleans(),
+    ),
+    jobs=st.lists(
+        st.builds(
+            JobSpec,
+            name=texts,
+            module=texts,
+            recipe=texts,
+            gpus_per_node=st.integers(0, 8),
+            after=st.none() | texts,
+        ),
+        max_size=2,
+    ).map(tuple),
+    chat=st.builds(
+        ChatSpec,
+        model=texts,
+        context_tokens=sizes,
+        output_tokens=sizes,
+        speeds=st.lists(
+            st.builds(AssumedSpeedSpec, scenario=texts, output_tokens_per_s=speeds, source=texts),
+            max_size=2,
+        ).map(tuple),
+    ),
+    prices=texts,
+    code_path=texts,
+    python_env_path=texts,
+    bill_heading=st.none() | texts,
+)
+
+
+def plain(value: Any) -> Any:
+    """A spec as the values that a configuration file holds."""
+    if is_dataclass(value):
+        return {
+            item.name: plain(getattr(value, item.name))
+            for item in fields(value)
+            if getattr(value, item.name) is not None
+        }
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Decimal):
+        return float(value)
+    return str(value) if isinstance(value, str) else value
+
+
+def written(spec: StackSpec) -> dict[str, Any]:
+    values = plain(spec)
+    del values["name"]
+    return {f"soperator-stack:{key}": value for key, value in values.items()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(stacks)
+def test_a_stack_written_as_yaml_loads_as_itself(spec: StackSpec):
+    # JSON is YAML with every text in quotes, so no text is taken for a number.
+    document: Any = parse_yaml(json.dumps(written(spec), ensure_ascii=False))
+    assert load_config(document, "demo", environ={}) == spec
+
+
+@settings(max_examples=60, deadline=None)
+@given(stacks)
+def test_a_stack_handed_over_by_the_engine_loads_as_itself(spec: StackSpec):
+    from_engine = {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in written(spec).items()
+    }
+    assert load_config(from_engine, "demo", environ={}) == spec
