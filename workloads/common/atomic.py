@@ -26,7 +26,7 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(partial, path)
+    partial.replace(path)
     fsync_path(path.parent)
 
 
@@ -49,11 +49,11 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
             fsync_path(Path(folder))
         if path.exists() and replace:
             old = path.with_name(f".{path.name}.{os.getpid()}.old")
-            os.rename(path, old)
-            os.rename(partial, path)
+            path.rename(old)
+            partial.rename(path)
             shutil.rmtree(old)
         else:
-            os.rename(partial, path)
+            partial.rename(path)
         fsync_path(path.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

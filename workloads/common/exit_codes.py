@@ -47,7 +47,7 @@ class NonFiniteLossError(WorkloadError):
     exit_code = ExitCode.NON_FINITE
 
 
-class Preempted(WorkloadError):
+class PreemptedError(WorkloadError):
     """A signal asked the job to stop and its state is saved."""
 
     exit_code = ExitCode.PREEMPTED

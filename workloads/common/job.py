@@ -16,7 +16,13 @@ from pathlib import Path
 
 from workloads.common import hardware
 from workloads.common.dist import environment_rank
-from workloads.common.exit_codes import ConfigError, ExitCode, WorkloadError, exit_code_of, reason_of
+from workloads.common.exit_codes import (
+    ConfigError,
+    ExitCode,
+    WorkloadError,
+    exit_code_of,
+    reason_of,
+)
 from workloads.common.log import log
 from workloads.common.places import Places
 from workloads.common.record import RunRecord, job_id

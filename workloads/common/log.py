@@ -1,4 +1,4 @@
-"""Progress lines on stderr, flushed one by one so that a reader of the job's log sees them at once."""
+"""Progress lines on stderr, flushed one by one: a reader of the job's log sees them at once."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(model_dir: Path) -> Any:
-    """Return the tokenizer in `model_dir`; a tokenizer without a padding token pads with its eos."""
+    """Return the tokenizer in `model_dir`; one without a padding token pads with its eos."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoTokenizer
 
@@ -40,7 +40,7 @@ def load_model(model_dir: Path, *, dtype: torch.dtype, device: torch.device) -> 
     # peft asks transformers for a property that transformers has renamed; not the user's business.
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=dtype, attn_implementation="sdpa", use_safetensors=True
         )
     except (OSError, ValueError) as error:

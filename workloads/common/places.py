@@ -47,7 +47,7 @@ class Places:
             return self.path(name) / rest.lstrip("/")
         if not value.startswith("/"):
             raise ConfigError(
-                f"{at}: '{value}' is neither an absolute path nor one that starts with {{place:NAME}}"
+                f"{at}: '{value}' is neither an absolute path nor starts with {{place:NAME}}"
             )
         return Path(value)
 

@@ -57,7 +57,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> dic
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
                 raise ConfigError(
-                    f"--set {override}: '{'.'.join(parents[: depth + 1])}' is a value, not a section"
+                    f"--set {override}: '{'.'.join(parents[: depth + 1])}' is no section"
                 )
         node[last] = value
     return result
@@ -103,8 +103,14 @@ def _convert(kind: Any, value: Any, at: str, problems: list[str]) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        return _wrong(at, value, {str: "a string", int: "a whole number", float: "a number"}.get(
-            kind, f"a {kind.__name__}"), problems)
+        return _wrong(
+            at,
+            value,
+            {str: "a string", int: "a whole number", float: "a number"}.get(
+                kind, f"a {kind.__name__}"
+            ),
+            problems,
+        )
     return value
 
 

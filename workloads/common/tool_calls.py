@@ -1,7 +1,7 @@
 """Tool calls as text: the one form that training writes and evaluation reads.
 
-Owns `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` and a tolerant reader that also takes
-Glaive's `<functioncall>` with arguments as a quoted JSON string. Does not judge the values.
+Owns `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` and a tolerant reader that takes
+also Glaive's `<functioncall>` with arguments as a quoted JSON string. Does not judge the values.
 """
 
 from __future__ import annotations

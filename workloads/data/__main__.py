@@ -36,10 +36,9 @@ def main(job: Job) -> None:
     for reject in rejects[:5]:
         log(f"rejected {reject['at']}: {reject['reason']}")
     if not chats:
-        raise DataError(f"{source}: no usable row of {len(rejects)}; see {output}/rejects.jsonl")
-    sides = split(
-        chats, test_ratio=config.test_ratio, rand_sort=config.rand_sort, seed=config.seed
-    )
+        first = f"; the first: {rejects[0]['at']}: {rejects[0]['reason']}" if rejects else ""
+        raise DataError(f"{source}: no usable row, {len(rejects)} rejected{first}")
+    sides = split(chats, test_ratio=config.test_ratio, rand_sort=config.rand_sort, seed=config.seed)
     log(f"{len(chats)} chats: {len(sides.train)} train, {len(sides.test)} test")
 
     tokenizer = load_tokenizer(model_dir)

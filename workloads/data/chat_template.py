@@ -38,7 +38,9 @@ class Rendered:
 def check_tokenizer(tokenizer: Any) -> None:
     """Refuse a tokenizer that cannot render chats or cannot tell where its tokens came from."""
     if not tokenizer.chat_template:
-        raise DataError("the model's tokenizer has no chat template; take an instruction-tuned model")
+        raise DataError(
+            "the model's tokenizer has no chat template; take an instruction-tuned model"
+        )
     if not tokenizer.is_fast:
         raise DataError("the model's tokenizer is not a fast one: it gives no character offsets")
 
@@ -94,7 +96,7 @@ def _turn(
 
 
 def encode(tokenizer: Any, rendered: Sequence[Rendered]) -> list[Example]:
-    """Return examples with labels on the assistant's tokens only; runs the tokenizer in parallel."""
+    """Return examples with labels on the assistant's tokens only; the tokenizer runs parallel."""
     if not rendered:
         return []
     batch = tokenizer(
@@ -121,8 +123,8 @@ def _labels(
         start, end = spans[0]
         if first < start or last > end:
             raise DataError(
-                f"token {rendered.text[first:last]!r} lies across the edge of an assistant turn, so "
-                "training and generation would see different tokens; this tokenizer and chat "
+                f"token {rendered.text[first:last]!r} lies across the edge of an assistant turn, "
+                "so training and generation would see different tokens; this tokenizer and chat "
                 "template do not fit each other"
             )
         labels[position] = ids[position]

@@ -53,7 +53,9 @@ def check_messages(messages: Any, *, at: str) -> tuple[Mapping[str, str], ...]:
     for index, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
         if role not in ROLES:
-            raise DataError(f"{at}: messages[{index}].role is {role!r}, allowed: {', '.join(ROLES)}")
+            raise DataError(
+                f"{at}: messages[{index}].role is {role!r}, allowed: {', '.join(ROLES)}"
+            )
         calls = message.get("tool_calls")
         if calls:
             content = "\n".join([content or "", *map(_openai_call, calls)]).strip()

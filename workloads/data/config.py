@@ -16,7 +16,7 @@ class SourceConfig:
 
     kind: Literal["bfcl", "jsonl", "parquet"]
     path: str
-    """bfcl: folder of bfcl-eval's data; else a file or a folder of files, looked up in the place `data`."""
+    """bfcl: folder of bfcl-eval's data; else a file or a folder of files. Place `data` first."""
     format: Literal["messages", "system_user_assistant", "glaive"] = "messages"
     """Columns of jsonl and parquet rows; has no effect on bfcl."""
     limit: int | None = None

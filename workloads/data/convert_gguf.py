@@ -75,7 +75,7 @@ def convert(source: Path, destination: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m workloads.data.convert_gguf", description=__doc__.splitlines()[0]
+        prog="python -m workloads.data.convert_gguf", description="GGUF to safetensors"
     )
     parser.add_argument("source", type=Path, help="a .gguf file, or a folder with one")
     parser.add_argument("destination", type=Path, help="folder to write")

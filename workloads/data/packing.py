@@ -1,7 +1,8 @@
 """Best-fit packing of examples into rows of fixed length with document boundaries.
 
 Owns which examples share a row, position ids that restart per document, and the block-diagonal
-causal mask. Padding is reported, never hidden.
+causal mask. Rows are padded only to the longest of
+their micro batch; the training loop reports what padding was computed.
 Shapes: B rows, T tokens of a row.
 """
 
@@ -80,8 +81,8 @@ def pack(examples: Sequence[Example], *, sequence_length: int) -> list[Pack]:
     return [Pack(examples=tuple(examples[i] for i in sorted(row))) for row in rows]
 
 
-def padding_percent(packs: Sequence[Pack], *, sequence_length: int) -> float:
-    """Return the share of row positions that hold no token, in percent."""
+def unused_percent(packs: Sequence[Pack], *, sequence_length: int) -> float:
+    """Return the share of all rows' positions that holds no token, in percent."""
     total = len(packs) * sequence_length
     return 100 * (1 - sum(pack.num_tokens for pack in packs) / total) if total else 0.0
 

@@ -33,9 +33,7 @@ class Tokenized:
     @property
     def num_assistant_tokens(self) -> int:
         """Tokens that carry a label."""
-        return sum(
-            sum(label != IGNORED for label in example.labels) for example in self.examples
-        )
+        return sum(sum(label != IGNORED for label in example.labels) for example in self.examples)
 
 
 def tokenize(
@@ -46,7 +44,7 @@ def tokenize(
     overlong: Literal["drop", "refuse"],
     **template: Any,
 ) -> Tokenized:
-    """Return the examples of `chats` in order; too long ones are dropped and counted, or refused."""
+    """Return the examples of `chats` in order; long ones are dropped and counted, or refused."""
     kept: list[Example] = []
     num_dropped = 0
     for first in range(0, len(chats), CHATS_PER_BATCH):
@@ -73,7 +71,7 @@ def tokenize(
 
 
 def write_parquet(path: Path, examples: Iterable[Example]) -> None:
-    """Write the three columns as lists of int32 (labels int64 would double the file for nothing)."""
+    """Write the three columns as lists of int32."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

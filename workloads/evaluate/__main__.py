@@ -110,7 +110,9 @@ def load_held_out(config: EvaluateConfig, dataset: Path, tokenizer: Any) -> Held
         raise DataError(f"{chats_file}: missing; run prepare-data first")
     template = json.loads(summary_file.read_text(encoding="utf-8"))["chat_template_kwargs"]
     chats = read_jsonl(chats_file)[: config.num_rows]
-    texts = [prompt_text(tokenizer, chat.messages[: _last_turn(chat)], **template) for chat in chats]
+    texts = [
+        prompt_text(tokenizer, chat.messages[: _last_turn(chat)], **template) for chat in chats
+    ]
     examples = read_parquet(dataset / "tokens_test.parquet")[: config.num_perplexity_rows]
     if not chats or not examples:
         raise DataError(f"{dataset}: the test split is empty; raise data.test_ratio")

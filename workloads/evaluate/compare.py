@@ -58,9 +58,7 @@ def comparison(base: dict[str, Any], tuned: dict[str, Any]) -> dict[str, float]:
     deltas = {
         "perplexity": -change_percent(base["perplexity"], tuned["perplexity"]),
         "speed": change_percent(base["output_tokens_per_s"], tuned["output_tokens_per_s"]),
-        "message_length": change_percent(
-            base["message_length_avg"], tuned["message_length_avg"]
-        ),
+        "message_length": change_percent(base["message_length_avg"], tuned["message_length_avg"]),
     }
     for name in ("function_name_accuracy", "argument_accuracy"):
         if name in base:

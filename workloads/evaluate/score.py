@@ -55,9 +55,7 @@ def score(
         return Score(parsed=True, name_correct=False, arguments_correct=False, reason=reason)
     function = next(function for function in functions if function["name"] == name)
     problem = argument_problem(calls[0], function=function, allowed=allowed)
-    return Score(
-        parsed=True, name_correct=True, arguments_correct=problem is None, reason=problem
-    )
+    return Score(parsed=True, name_correct=True, arguments_correct=problem is None, reason=problem)
 
 
 def argument_problem(

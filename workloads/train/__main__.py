@@ -19,7 +19,7 @@ from workloads.common.exit_codes import DataError
 from workloads.common.job import Job, run_job, section_of
 from workloads.common.log import log
 from workloads.data.chat_template import IGNORED
-from workloads.data.packing import Pack, pack, padding_percent
+from workloads.data.packing import Pack, pack, unused_percent
 from workloads.data.tokenize import read_parquet
 from workloads.train.config import TrainConfig
 
@@ -97,14 +97,14 @@ def _train(
     from workloads.train.signals import stop_request
 
     num_steps = num_train_steps(config, num_packs=len(packs), world_size=here.world_size)
-    padding = padding_percent(packs, sequence_length=config.sequence_length)
+    unused = unused_percent(packs, sequence_length=config.sequence_length)
     tokenizer = load_tokenizer(model_dir)
     model = build_model(model_dir, config, device=here.device)
     num_all, num_trained = num_parameters(model)
     log(
         f"{model_dir.name}: {num_all / 1e6:.1f}M parameters, {num_trained / 1e6:.2f}M trained "
         f"({config.method}, {config.dtype}); world size {here.world_size} on {here.device.type}; "
-        f"{len(packs)} packed rows of {config.sequence_length}, padding {padding:.2f} %; "
+        f"{len(packs)} packed rows of {config.sequence_length}, {100 - unused:.1f} % filled; "
         f"{num_steps} train steps"
     )
     trained = [weight for weight in model.parameters() if weight.requires_grad]
@@ -113,9 +113,7 @@ def _train(
 
     folder = _agree(here, lambda: run_folder.choose(chkpt, resume=config.resume))
     mark = fingerprint(config, model_dir, packs, num_steps)
-    progress = checkpoint.Progress(
-        step=0, position=0, world_size=here.world_size, fingerprint=mark
-    )
+    progress = checkpoint.Progress(step=0, position=0, world_size=here.world_size, fingerprint=mark)
     if folder.resume_from is not None:
         loaded = checkpoint.load(
             folder.resume_from, model=model, optimizer=optimizer, world=here, fingerprint=mark
@@ -151,7 +149,6 @@ def _train(
         "num_train_steps": num_steps,
         "num_packed_rows": len(packs),
         "num_dropped_examples": num_dropped,
-        "padding_percent": padding,
         **throughput.metrics(
             world_size=here.world_size,
             flops_per_token=flops_per_token(model, method=config.method),

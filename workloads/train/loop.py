@@ -17,7 +17,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from workloads.common.dist import World
-from workloads.common.exit_codes import NonFiniteLossError, Preempted
+from workloads.common.exit_codes import NonFiniteLossError, PreemptedError
 from workloads.common.log import log
 from workloads.data.packing import Batch, collate
 from workloads.train import checkpoint
@@ -49,7 +49,7 @@ class Trainer:
     stop: StopRequest
 
     def run(self) -> Throughput:
-        """Train to the last step; a stop request saves and raises Preempted."""
+        """Train to the last step; a stop request saves and raises PreemptedError."""
         module = self._distributed()
         throughput = Throughput()
         every = self.config.checkpoint_every
@@ -69,7 +69,7 @@ class Trainer:
                 self.save()
                 saved = self.progress.step
             if stop and not done:
-                raise Preempted(
+                raise PreemptedError(
                     f"stopped by a signal after step {saved} of {self.num_steps}; saved in "
                     f"{self.folder.path}; run the job again with --resume auto to continue"
                 )
@@ -100,10 +100,11 @@ class Trainer:
     def _step(self, module: Any) -> tuple[StepResult, bool]:
         config, world = self.config, self.world
         batches = self._batches()
-        num_labels, num_tokens, num_stops = world.sum(
+        num_labels, num_tokens, num_positions, num_stops = world.sum(
             [
                 float(sum(batch.num_label_tokens for batch in batches)),
                 float(sum(batch.num_tokens for batch in batches)),
+                float(sum(batch.input_ids_BT.numel() for batch in batches)),
                 float(bool(self.stop)),
             ]
         )
@@ -144,6 +145,7 @@ class Trainer:
             grad_norm=grad_norm,
             learning_rate=rate,
             num_tokens=int(num_tokens),
+            num_positions=int(num_positions),
             num_label_tokens=int(num_labels),
         )
         return result, num_stops > 0

@@ -24,6 +24,9 @@ class StepResult:
     grad_norm: float
     learning_rate: float
     num_tokens: int
+    """Tokens that are not padding."""
+    num_positions: int
+    """Tokens and padding: what the model computed on."""
     num_label_tokens: int
 
     def to_line(self) -> str:
@@ -58,6 +61,7 @@ class Throughput:
 
     num_steps: int = 0
     num_tokens: int = 0
+    num_positions: int = 0
     started_s: float | None = None
     ended_s: float = 0.0
     losses: list[float] = field(default_factory=list)
@@ -71,6 +75,7 @@ class Throughput:
             return
         self.num_steps += 1
         self.num_tokens += result.num_tokens
+        self.num_positions += result.num_positions
         self.ended_s = now
 
     def metrics(
@@ -84,6 +89,7 @@ class Throughput:
             "train_tokens_per_s": tokens_per_s,
             "train_tokens_per_s_per_gpu": tokens_per_s / world_size,
             "train_step_s": (self.ended_s - self.started_s) / self.num_steps,
+            "padding_percent": 100 * (1 - self.num_tokens / self.num_positions),
         }
         peak = peak_bf16_flops(device_name)
         if peak:

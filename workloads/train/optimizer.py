@@ -27,10 +27,12 @@ class AdamW(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps})
+        super().__init__(
+            params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
+        )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         """Apply one update; every weight with a gradient moves."""
         assert closure is None
         for group in self.param_groups:
@@ -47,7 +49,7 @@ class AdamW(torch.optim.Optimizer):
             if weight.dtype != torch.float32:
                 state["weight_fp32"] = weight.float()
         state["step"] += 1
-        gradient = weight.grad.float()  # type: ignore[union-attr]
+        gradient = weight.grad.float()
         master = state.get("weight_fp32", weight)
         beta1, beta2 = group["betas"]
         state["exp_avg"].lerp_(gradient, 1 - beta1)
@@ -74,7 +76,7 @@ class AdamW(torch.optim.Optimizer):
 
 
 def learning_rate_factor(step: int, *, config: TrainConfig, num_steps: int) -> float:
-    """Return the factor on the learning rate of 0-based `step`: linear warm-up, then the schedule."""
+    """Return the factor on the learning rate of 0-based `step`: warm-up, then the schedule."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     if config.schedule == "constant":

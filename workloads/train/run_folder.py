@@ -90,7 +90,7 @@ def publish(folder: RunFolder) -> None:
     partial = link.with_name(f".final.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     partial.symlink_to(Path(folder.path.name) / "final")
-    os.replace(partial, link)
+    partial.replace(link)
     atomic.write_text(folder.chkpt / LATEST, f"{folder.final.relative_to(folder.chkpt)}\n")
 
 
