@@ -15,6 +15,8 @@ import typer
 from infra.local.state import CHECKOUT, State
 
 if TYPE_CHECKING:
+    from cost.estimate import Estimate
+    from cost.unit_costs import UnitCosts
     from infra.jobs.outputs import StackOutputs
     from infra.jobs.ssh import Connection
     from stacks.spec import StackSpec
@@ -71,6 +73,18 @@ def spec(stack: str) -> StackSpec:
     from stacks.load import load_stack
 
     return load_stack(stack, environ=environ())
+
+
+def bill(stack: str) -> tuple[Estimate, UnitCosts]:
+    """The stack's bill and its unit costs, with the runs that were pulled here."""
+    from cost.estimate import estimate
+    from cost.price_book import PriceBook
+    from cost.unit_costs import unit_costs
+    from infra.jobs.records import load_records
+
+    declared = spec(stack)
+    total = estimate(declared, PriceBook.load(declared.prices))
+    return total, unit_costs(declared, total, load_records(state_root(), stack))
 
 
 def local_code(stack: str) -> dict[str, bytes]:

@@ -9,8 +9,8 @@ from infra.report import svg
 
 _WIDTH, _HEIGHT = 960.0, 320.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 16.0, 16.0, 44.0
-_SMOOTHING = 0.8
-"""Weight of the past in the moving average: about five steps."""
+_SMOOTHING = 0.6
+"""Weight of the past in the moving average: about two and a half steps."""
 
 
 def loss_curve(points: Sequence[tuple[int, float]]) -> str:

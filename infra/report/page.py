@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,22 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"usd": usd, "cents": cents, "number": number, "duration": duration}
+    environment.filters |= {
+        "usd": usd,
+        "cents": cents,
+        "price": price,
+        "number": number,
+        "duration": duration,
+    }
     metrics = evaluation_rows(report.evaluation)
     return environment.get_template("page.html.j2").render(
         report=report,
         spec=report.spec,
         bill=report.estimate,
+        bill_parts=[
+            (part.value, list(lines))
+            for part, lines in groupby(report.estimate.components, key=lambda line: line.section)
+        ],
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 (our own file)
         architecture=Markup(architecture.draw(report.spec)),  # noqa: S704 (escaped in svg.py)
         loss_chart=Markup(charts.loss_curve(report.losses)),  # noqa: S704 (numbers only)
@@ -168,6 +178,12 @@ def usd(amount: Decimal | None) -> str:
     return f"${amount:,.0f}" if abs(amount) >= 100 else f"${amount:,.2f}"
 
 
+def price(amount: Decimal) -> str:
+    """Dollars as a price list writes them: at least cents, no zeros behind them."""
+    whole, _, places = f"{amount:.6f}".partition(".")
+    return f"${int(whole):,}.{places.rstrip('0').ljust(2, '0')}"
+
+
 def cents(amount: Decimal | None) -> str:
     """Dollars with as many places as a small amount needs for three digits."""
     if amount is None:
@@ -192,11 +208,6 @@ def duration(seconds: Decimal | float) -> str:
     if hours:
         return f"{hours} h {minutes:02d} min"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-
-def utc(moment: datetime) -> str:
-    """`2026-11-21 05:00 UTC`."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _chats(units: UnitCosts) -> tuple[ChatCost, ...]:

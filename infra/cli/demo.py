@@ -1,0 +1,172 @@
+"""`soperator demo`: the main job on the `local` stack, end to end; runs again after any kill.
+
+Owns the order of the stages; each stage in infra/demo/ does nothing that is already done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli import context
+from infra.cli.errors import CliError
+from infra.local.state import CHECKOUT
+
+if TYPE_CHECKING:
+    from infra.demo.progress import Progress
+
+_STACK = "local"
+# Small enough for a check of the whole path in about two minutes; the numbers mean little.
+_REDUCED = {
+    "finetune": ("train.max_steps=6",),
+    "evaluate": (
+        "evaluate.num_rows=4",
+        "evaluate.num_perplexity_rows=8",
+        "evaluate.num_samples=2",
+        "evaluate.max_new_tokens=48",
+    ),
+}
+
+
+def command(
+    reduced: Annotated[
+        bool, typer.Option("--reduced", help="Few steps and rows: checks the path, not the model.")
+    ] = False,
+    destroy: Annotated[
+        bool, typer.Option("--destroy", help="Take everything down at the end and prove it.")
+    ] = False,
+) -> None:
+    """Run the main job on the local stack, end to end, and write report.html."""
+    from infra.demo.progress import Progress
+
+    state = context.state_root()
+    if os.geteuid() != 0:
+        raise CliError("demo: needs root for mount namespaces and Slurm's daemons; run it as root")
+    with _alone(state / "demo" / "lock"):
+        progress = Progress()
+        _bring_up(state, progress)
+        _run_jobs(state, progress, _REDUCED if reduced else {})
+        _report(state, progress)
+        if destroy:
+            _take_down(state, progress)
+
+
+def _bring_up(state: Path, progress: Progress) -> None:
+    from infra.cli import env
+    from infra.demo import engine, leftovers
+
+    leftovers.remember(state / "demo" / "before.json")
+    env.prepare()
+    with progress.stage("local up"):
+        _local("up")
+    with progress.stage("pulumi up"):
+        engine.run(
+            ["up", "--skip-preview"],
+            stack=_STACK,
+            root=CHECKOUT,
+            environ=_environ(),
+            log=state / "demo" / "up.log",
+            say=progress.say,
+        )
+
+
+def _run_jobs(state: Path, progress: Progress, settings: dict[str, tuple[str, ...]]) -> None:
+    from infra.demo.chain import Chain
+    from infra.jobs.outputs import read_outputs
+    from infra.render.archive import hash_files
+
+    outputs = read_outputs(_STACK, root=CHECKOUT, environ=_environ())
+    with context.connect(outputs) as connection:
+        chain = Chain(
+            connection=connection,
+            outputs=outputs,
+            state=state,
+            code_hash=hash_files(context.local_code(_STACK)),
+            git_revision=context.git_revision(),
+            say=progress.say,
+        )
+        for step in chain.run(context.spec(_STACK), settings):
+            remark = f"job {step.job.id}" + (", from an earlier run" if step.reused else "")
+            progress.note(step.job.name, seconds(step.job.elapsed), remark)
+
+
+def _report(state: Path, progress: Progress) -> None:
+    from infra.demo import summary
+    from infra.report.collect import collect
+    from infra.report.page import write
+
+    report = collect(context.spec(_STACK), state)
+    page = write(report, state / "report.html")
+    print(summary.text(report, progress.stages, page))
+
+
+def _take_down(state: Path, progress: Progress) -> None:
+    from infra.demo import engine, leftovers
+
+    with progress.stage("pulumi destroy"):
+        engine.run(
+            ["destroy", "--skip-preview"],
+            stack=_STACK,
+            root=CHECKOUT,
+            environ=_environ(),
+            log=state / "demo" / "destroy.log",
+            say=progress.say,
+        )
+    _local("down")
+    before = state / "demo" / "before.json"
+    left = leftovers.find(state, before)
+    if left:
+        raise CliError("\n".join(["destroy: something is left:", *left]))
+    before.unlink(missing_ok=True)
+    print(f"Destroyed: no process, mount or file is left outside {state}.")
+
+
+def seconds(elapsed: str | None) -> float:
+    """Seconds of Slurm's [DAYS-]HH:MM:SS."""
+    days, _, clock = (elapsed or "0").rpartition("-")
+    total = 0
+    for part in clock.split(":"):
+        total = total * 60 + int(part)
+    return float(total + 86400 * int(days or 0))
+
+
+def _environ() -> dict[str, str]:
+    """The demo's own environment: it must not depend on what the shell was told before."""
+    from infra.cli.env import environment
+
+    return {**os.environ, **environment()}
+
+
+def _local(verb: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "infra.cli.main", "local", verb],
+        cwd=CHECKOUT,
+        env=_environ(),
+        stdout=sys.stderr,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise CliError(f"demo: `soperator local {verb}` ended with {done.returncode}; see above")
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One demo at a time for one state folder; the lock dies with its holder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CliError(
+                f"demo: another one runs with {path.parent.parent}; wait for it, or give this one "
+                "its own SOPERATOR_STATE and SOPERATOR_LOCAL_PORT_BASE"
+            ) from error
+        yield

@@ -1,0 +1,125 @@
+"""`soperator doctor`: what is missing on this machine for a stack, each with its fix."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime
+from typing import Annotated
+
+import typer
+
+from infra.cli import context, output
+from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.output import Format
+
+_OLD_PRICES_DAYS = 90
+_LOCAL_TOOLS = ("munged", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "sshd", "etcd")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: PASS, WARN or FAIL, what was seen, and the fix where one is needed."""
+
+    check: str
+    outcome: str
+    seen: str
+    fix: str | None = None
+
+
+def command(
+    stack: StackOption = DEFAULT_STACK,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+) -> None:
+    """Check tools, credentials and prices; name each fix. Exit code 1 when something fails."""
+    environ = context.environ()
+    checks: list[Callable[[], list[Finding]]] = [
+        lambda: tools(stack, environ["PATH"]),
+        lambda: credentials(stack, environ),
+        lambda: declared(stack),
+    ]
+    findings = [finding for check in checks for finding in check()]
+    if format is Format.JSON:
+        output.print_json([asdict(each) for each in findings])
+    else:
+        output.print_table(
+            ("CHECK", "OUTCOME", "SEEN", "FIX"),
+            [(each.check, each.outcome, each.seen, each.fix or "") for each in findings],
+        )
+    raise typer.Exit(any(each.outcome == "FAIL" for each in findings))
+
+
+def tools(stack: str, path: str) -> list[Finding]:
+    """Programs that the stack needs on this machine."""
+    fixes = {"pulumi": "make setup", "ssh": "apt-get install openssh-client"}
+    if stack == DEFAULT_STACK:
+        fixes |= dict.fromkeys((*_LOCAL_TOOLS, "kube-apiserver"), "make setup")
+    found = {name: shutil.which(name, path=path) for name in fixes}
+    findings = [
+        Finding(name, "PASS", found[name] or "")
+        if found[name]
+        else Finding(name, "WARN" if name == "ssh" else "FAIL", "not on PATH", fix)
+        for name, fix in fixes.items()
+    ]
+    if stack == DEFAULT_STACK and os.geteuid() != 0:
+        findings.append(Finding("root", "FAIL", f"uid {os.geteuid()}", "run as root"))
+    return findings
+
+
+def credentials(stack: str, environ: dict[str, str]) -> list[Finding]:
+    """The key that opens the login node, and the token of the cloud."""
+    key = context.private_key(None)
+    findings = [
+        Finding("SSH key", "PASS", str(key))
+        if key.is_file()
+        else Finding("SSH key", "FAIL", f"{key} is missing", "soperator env, or --identity KEY")
+    ]
+    if stack == DEFAULT_STACK:
+        return findings
+    token = os.environ.get("NEBIUS_IAM_TOKEN")
+    if token:
+        findings.append(Finding("Nebius token", "PASS", "NEBIUS_IAM_TOKEN is set"))
+    else:
+        fix = "export NEBIUS_IAM_TOKEN=$(nebius iam get-access-token)"
+        findings.append(Finding("Nebius token", "FAIL", "NEBIUS_IAM_TOKEN is not set", fix))
+    return findings
+
+
+def declared(stack: str) -> list[Finding]:
+    """The stack file by its own rules, and how old the prices are."""
+    from cost.estimate import price_problems
+    from cost.price_book import PriceBook
+    from stacks.check import Level, check
+
+    spec = context.spec(stack)
+    problems = price_problems(check(spec), spec, PriceBook.load(spec.prices))
+    findings = [
+        Finding(
+            problem.path,
+            "FAIL" if problem.level is Level.ERROR else "WARN",
+            str(problem).split(": ", 2)[2],
+            f"edit stacks/Pulumi.{stack}.yaml",
+        )
+        for problem in problems
+    ]
+    if not findings:
+        findings.append(Finding(f"stacks/Pulumi.{stack}.yaml", "PASS", "no problem found"))
+    bill, _ = context.bill(stack)
+    findings += [
+        Finding(f"price of {line.name}", "WARN", str(line.unknown), f"add it to {bill.book_name}")
+        for line in bill.unpriced
+    ]
+    return [*findings, price_age(bill.price_date, today=datetime.now(UTC).date())]
+
+
+def price_age(oldest: date | None, *, today: date) -> Finding:
+    """Prices move: a book of more than 90 days is a warning."""
+    if oldest is None:
+        return Finding("price age", "WARN", "no price is known", "add prices to cost/prices")
+    age = (today - oldest).days
+    if age > _OLD_PRICES_DAYS:
+        fix = "compare with the console's price list and date the book anew"
+        return Finding("price age", "WARN", f"{oldest} is {age} days old", fix)
+    return Finding("price age", "PASS", f"{oldest}, {age} days old")

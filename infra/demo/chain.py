@@ -1,0 +1,168 @@
+"""Runs the jobs of a stack in their order: submits, follows, pulls; goes on where it was killed.
+
+Owns when an earlier job counts: same cluster, code and settings, submitted after the job it needs,
+and still running, or done with its run record on the cluster. Anything else runs again.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.cli.errors import CliError
+from infra.jobs import history, logs, pull, slurm, submit
+from infra.jobs.errors import JobsError
+from infra.jobs.outputs import StackOutputs
+from infra.jobs.parse import Job
+from infra.jobs.ssh import Connection
+from infra.jobs.submit import Submission
+from stacks.spec import JobSpec, StackSpec
+
+_LINE_EVERY_S = 5.0
+_LAST_LINES = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One job of the chain, finished and pulled."""
+
+    job: Job
+    reused: bool
+    folder: Path
+
+
+@dataclass(slots=True, kw_only=True)
+class Chain:
+    """The jobs of one stack, over one connection."""
+
+    connection: Connection
+    outputs: StackOutputs
+    state: Path
+    code_hash: str
+    git_revision: str | None
+    say: Callable[[str], None]
+
+    def run(self, spec: StackSpec, settings: Mapping[str, tuple[str, ...]]) -> list[Step]:
+        """Every declared job to its end, each after the one it needs; the first failure ends it."""
+        chosen: dict[str, Submission] = {}
+        reused: set[str] = set()
+        for job in in_order(spec):
+            sets = settings.get(job.name, ())
+            needed = chosen.get(job.after or "")
+            earlier = self._earlier(job, sets, needed)
+            if earlier is not None:
+                reused.add(job.name)
+            chosen[job.name] = earlier or self._submit(job, sets, needed)
+        return [self._finish(each, reused=each.job in reused) for each in chosen.values()]
+
+    def _earlier(
+        self, job: JobSpec, sets: tuple[str, ...], needed: Submission | None
+    ) -> Submission | None:
+        """The newest submission that counts, and a line that says so."""
+        for each in reversed(history.submissions(self.state, self.outputs.stack)):
+            if (each.job, each.code_hash, each.sets, each.cluster) != (
+                job.name,
+                self.code_hash,
+                sets,
+                self.outputs.login_host_key,
+            ) or (needed is not None and int(each.job_id) < int(needed.job_id)):
+                continue
+            try:
+                found = slurm.find(self.connection, each.job_id)
+            except JobsError:
+                continue
+            if found.name == job.name and not found.finished:
+                self.say(f"{job.name}: job {each.job_id} of an earlier run is {found.state}")
+                return each
+            if found.name == job.name and found.succeeded and self._has_record(each.job_id):
+                self.say(
+                    f"{job.name}: job {each.job_id} did this with the same code and settings; "
+                    "its result is used again"
+                )
+                return each
+        return None
+
+    def _has_record(self, job_id: str) -> bool:
+        record = f"{self.outputs.results_path(job_id)}/run_record.json"
+        return self.connection.run(f"test -s {shlex.quote(record)}").ok
+
+    def _submit(self, job: JobSpec, sets: tuple[str, ...], needed: Submission | None) -> Submission:
+        after = None
+        if needed is not None and not slurm.find(self.connection, needed.job_id).succeeded:
+            after = needed.job_id
+        submission = submit.submit(
+            self.connection,
+            self.outputs,
+            job.name,
+            code_hash=self.code_hash,
+            sets=sets,
+            after=after,
+            git_revision=self.git_revision,
+        )
+        history.remember(self.state, submission)
+        waits = f", after job {after}" if after else ""
+        self.say(f"{job.name}: submitted as job {submission.job_id}{waits}")
+        return submission
+
+    def _finish(self, submission: Submission, *, reused: bool) -> Step:
+        """Follows the job to its end and pulls what it left; a failed job is an error."""
+        tail = _Tail(submission.job, self.say)
+        job = logs.follow(
+            self.connection,
+            submission.log_path,
+            submission.job_id,
+            write=tail.add,
+            on_state=lambda job: self.say(f"{job.name}: job {job.id} is {job.state}"),
+        )
+        folder = pull.pull(
+            self.connection, self.outputs, submission.job, submission.job_id, state=self.state
+        )
+        if not job.succeeded:
+            raise CliError(
+                f"{job.name} (job {job.id}) ended {job.state} with {job.status}; its log is "
+                f"{folder / 'job.log'}, its last lines:\n{tail.last_lines()}"
+            )
+        return Step(job=job, reused=reused, folder=folder)
+
+
+class _Tail:
+    """Shows a line of a job's log every few seconds and keeps the last ones."""
+
+    def __init__(self, name: str, say: Callable[[str], None]) -> None:
+        self._name, self._say = name, say
+        self._text = b""
+        self._shown_at = 0.0
+
+    def add(self, chunk: bytes) -> None:
+        """Takes more of the log."""
+        self._text = (self._text + chunk)[-20_000:]
+        lines = self._lines()
+        if lines and time.monotonic() - self._shown_at >= _LINE_EVERY_S:
+            self._shown_at = time.monotonic()
+            self._say(f"{self._name}: {lines[-1]}")
+
+    def last_lines(self) -> str:
+        """The end of the log, for an error."""
+        return "\n".join(self._lines()[-_LAST_LINES:])
+
+    def _lines(self) -> list[str]:
+        """Whole lines without the run record, which is a line for programs."""
+        whole = self._text.rpartition(b"\n")[0].decode(errors="replace").splitlines()
+        return [line for line in whole if line.strip() and not line.startswith('{"schema')]
+
+
+def in_order(spec: StackSpec) -> list[JobSpec]:
+    """The jobs so that each comes after the one it needs; a circle is refused."""
+    left = {job.name: job for job in spec.jobs}
+    done: list[JobSpec] = []
+    while left:
+        ready = [job for job in left.values() if job.after not in left]
+        if not ready:
+            raise CliError(f"{spec.name}: jobs: {', '.join(left)} wait for each other; see `after`")
+        done += ready
+        for job in ready:
+            del left[job.name]
+    return done

@@ -1,0 +1,116 @@
+"""Runs the pulumi CLI on a stack: output to a file, short progress, and locks of dead runs removed.
+
+Owns what a killed run leaves in the file backend. The environment is the caller's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from infra.cli.errors import CliError
+
+_LAST_LINES = 12
+_WAIT_S = 0.5
+_PROGRESS_EVERY = 10
+
+
+def run(
+    arguments: Sequence[str],
+    *,
+    stack: str,
+    root: Path,
+    environ: Mapping[str, str],
+    log: Path,
+    say: Callable[[str], None],
+) -> None:
+    """Runs `pulumi <arguments> --stack S`; its whole output goes to `log`."""
+    release_lock(stack, backend=_backend(environ), root=root, environ=environ, say=say)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = ["pulumi", *arguments, "--stack", stack, "--yes", "--non-interactive"]
+    done = 0
+    with log.open("w", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            [*command, "--color=never"],
+            cwd=root,
+            env=dict(environ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            file.write(line)
+            if line.rstrip().endswith((" created", " updated", " deleted", "s)")):
+                done += 1
+                if done % _PROGRESS_EVERY == 0:
+                    say(f"pulumi {arguments[0]}: {done} resources")
+        code = process.wait()
+    if code != 0:
+        raise CliError(_failure(arguments[0], code, log))
+
+
+def release_lock(
+    stack: str,
+    *,
+    backend: Path | None,
+    root: Path,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+) -> None:
+    """Waits for a pulumi that works on the stack, and removes the lock of one that was killed."""
+    if backend is None:
+        return
+    told = False
+    while locks := _locks(backend, stack):
+        alive = [pid for pid in locks if _is_pulumi(pid)]
+        if not alive:
+            say("a killed run left the stack locked; unlocking")
+            subprocess.run(
+                ["pulumi", "cancel", "--yes", "--stack", stack],
+                cwd=root,
+                env=dict(environ),
+                capture_output=True,
+                check=True,
+            )
+            return
+        if not told:
+            say(f"pulumi (pid {alive[0]}) of an earlier run still works on {stack}; waiting for it")
+            told = True
+        time.sleep(_WAIT_S)
+
+
+def _backend(environ: Mapping[str, str]) -> Path | None:
+    url = environ.get("PULUMI_BACKEND_URL", "")
+    return Path(url.removeprefix("file://")) if url.startswith("file://") else None
+
+
+def _locks(backend: Path, stack: str) -> list[int]:
+    """Process ids in the lock files of the stack."""
+    pids = []
+    for path in (backend / ".pulumi" / "locks").glob(f"**/{stack}/*.json"):
+        try:
+            pids.append(int(json.loads(path.read_text(encoding="utf-8"))["pid"]))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError):
+            pids.append(0)  # cut by the kill: nobody holds it
+    return pids
+
+
+def _is_pulumi(pid: int) -> bool:
+    try:
+        return pid > 0 and "pulumi" in str(Path(f"/proc/{pid}/exe").readlink())
+    except OSError:
+        return False
+
+
+def _failure(verb: str, code: int, log: Path) -> str:
+    lines = [line.rstrip() for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+    errors = [line.strip() for line in lines if "error:" in line] or lines[-_LAST_LINES:]
+    shown = "\n".join(dict.fromkeys(errors[-_LAST_LINES:]))
+    return f"pulumi {verb} ended with {code}; its whole output is in {log}\n{shown}"

@@ -1,0 +1,80 @@
+"""Proves that the embedded cloud is gone: no process, mount or file outside the state folder.
+
+Owns what is looked at: `remember` before anything is made, `find` when everything is down.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+_WATCHED = ("/", "/home", "/mnt", "/opt", "/run", "/srv", "/var/spool")
+"""Folders in which a stack that escaped its namespace would show: declared mounts and daemons."""
+
+
+def remember(path: Path) -> None:
+    """Writes down what the watched folders hold, unless an earlier run that was killed did."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(_listing()), encoding="utf-8")
+    part.replace(path)
+
+
+def find(state: Path, before: Path) -> list[str]:
+    """What is left, one line each; empty when nothing is."""
+    return [*_processes(state), *_mounts(state), *_files(state, before)]
+
+
+def _processes(state: Path) -> list[str]:
+    """Processes with a file, folder or argument in the state folder's embedded cloud."""
+    mark = str(state / "local")
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (
+                (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
+            where = str((folder / "cwd").readlink())
+        except OSError:
+            continue
+        if int(folder.name) != os.getpid() and (mark in command or where.startswith(mark)):
+            found.append(f"process {folder.name}: {command[:80].strip()}")
+    return found
+
+
+def _mounts(state: Path) -> list[str]:
+    """Mounts of the state folder, in the mount namespace of any process."""
+    found: dict[str, str] = {}
+    for path in Path("/proc").glob("[0-9]*/mountinfo"):
+        try:
+            lines = path.read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            if f"{state}/local" in line or f"{state.name}/local/" in line.split()[3]:
+                found.setdefault(line.split()[4], f"mount {line.split()[4]} of {path.parent.name}")
+    return sorted(found.values())
+
+
+def _files(state: Path, before: Path) -> list[str]:
+    try:
+        known = json.loads(before.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [
+        f"file {Path(folder) / name}"
+        for folder, names in _listing().items()
+        for name in sorted(set(names) - set(known.get(folder, [])))
+        if not Path(folder, name).is_relative_to(state)
+    ]
+
+
+def _listing() -> dict[str, list[str]]:
+    return {
+        folder: sorted(path.name for path in Path(folder).iterdir())
+        for folder in _WATCHED
+        if Path(folder).is_dir()
+    }

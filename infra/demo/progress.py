@@ -1,0 +1,35 @@
+"""Short progress of a long command on standard error, and how long each stage took."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Progress:
+    """Prints one line per event, with the seconds since the start; remembers the stages."""
+
+    started_s: float = field(default_factory=time.monotonic)
+    stages: list[tuple[str, float, str]] = field(default_factory=list)
+    """Name, seconds, remark of every stage that ended."""
+
+    def say(self, text: str) -> None:
+        """One line, at once."""
+        elapsed = time.monotonic() - self.started_s
+        print(f"[{elapsed:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    def note(self, name: str, seconds: float, remark: str) -> None:
+        """Remembers a stage whose time is known from elsewhere."""
+        self.stages.append((name, seconds, remark))
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times the block; a stage that is left by an error is not among the stages."""
+        self.say(name)
+        started = time.monotonic()
+        yield
+        self.note(name, time.monotonic() - started, "")
