@@ -1,0 +1,20 @@
+"""An SSH key pair in a Pulumi program."""
+
+from __future__ import annotations
+
+import pulumi
+
+
+class KeyPair(pulumi.CustomResource):
+    """One ed25519 key pair, kept in the state; a new comment makes a new pair."""
+
+    public_key: pulumi.Output[str]
+    """One line, as in authorized_keys."""
+    private_key: pulumi.Output[str]
+    """OpenSSH PEM, without a passphrase; secret."""
+
+    def __init__(
+        self, name: str, *, comment: str, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        properties = {"comment": comment, "public_key": None, "private_key": None}
+        super().__init__("soperator:ssh:KeyPair", name, properties, opts)

@@ -1,0 +1,182 @@
+"""One resource type of the API, found by its token: its service, its requests, its checks."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from google.protobuf.descriptor import Descriptor, ServiceDescriptor
+
+from infra.nebius.schema import Schema
+from infra.nebius.validation import Validator
+from infra.nebius.values import Reading, canonical, fill, unknown_key
+from infra.plugins.provider import UNKNOWN, Failure, ProviderError, Secret
+
+Values = dict[str, Any]
+_METADATA: Final = ("parent_id", "name", "labels")
+"""Metadata that a user declares; the rest is the server's."""
+_SIZES: Final = {
+    "size_bytes": 1,
+    "size_kibibytes": 1 << 10,
+    "size_mebibytes": 1 << 20,
+    "size_gibibytes": 1 << 30,
+}
+_validating = threading.Lock()
+
+
+@cache
+def _validator(schema: Schema) -> Validator:
+    return Validator(schema)
+
+
+@dataclass(frozen=True)
+class ResourceType:
+    """Everything that a generic provider needs to know about a type."""
+
+    schema: Schema
+    token: str
+    resource: Descriptor
+    service: ServiceDescriptor
+
+    @classmethod
+    def of_token(cls, schema: Schema, token: str) -> ResourceType:
+        """The type of `nebius:compute/v1:Filesystem`."""
+        _, package, name = token.split(":")
+        full = f"nebius.{package.replace('/', '.')}"
+        service = schema.service_of(full, name)
+        resource = None if service is None else schema.resource_of(service)
+        if service is None or resource is None:
+            known = schema.resources_in(full)
+            if not known:
+                raise ProviderError(f"{token}: the API has no package {full}")
+            raise ProviderError(f"{token}: {unknown_key(name, known)}")
+        return cls(schema, token, resource, service)
+
+    @property
+    def name(self) -> str:
+        """Short name for messages, such as `Filesystem`."""
+        return self.resource.name
+
+    def check(self, inputs: Values) -> tuple[Values, list[Failure]]:
+        """Inputs in canonical spelling and everything that the API would refuse in them."""
+        reading = Reading()
+        metadata = inputs.get("metadata")
+        spec = {} if inputs.get("spec") is None else inputs["spec"]
+        for key in inputs.keys() - {"metadata", "spec"}:
+            reading.refuse(key, unknown_key(key, ("metadata", "spec")))
+        if metadata is UNKNOWN or spec is UNKNOWN:
+            return inputs, reading.problems
+        if not isinstance(metadata, dict):
+            reading.refuse("metadata", "declare parent_id and name")
+            return inputs, reading.problems
+        for key in metadata.keys() - set(_METADATA):
+            reading.refuse(f"metadata.{key}", unknown_key(key, _METADATA))
+        if metadata.get("parent_id") is None:
+            reading.refuse("metadata.parent_id", "declare it: the SDK's own default can be wrong")
+        request = self._message("Create")
+        declared = {key: metadata[key] for key in _METADATA if key in metadata}
+        fill(self.schema, request.metadata, declared, "metadata", reading)
+        fill(self.schema, request.spec, spec, "spec", reading)
+        request.spec.SetInParent()
+        if reading.problems:
+            return inputs, reading.problems
+        reading.problems += self._broken_rules(request, reading.unknown)
+        fields = self.resource.fields_by_name
+        clean = {
+            "metadata": canonical(self.schema, fields["metadata"].message_type, metadata),
+            "spec": canonical(self.schema, fields["spec"].message_type, spec),
+        }
+        return clean, reading.problems
+
+    def _broken_rules(self, request: Any, unknown: list[str]) -> list[Failure]:
+        """Nebius's own validation rules, but for those that a value known later may satisfy."""
+        later = [path.replace("[", ".").replace("]", "") for path in unknown]
+        with _validating:
+            found = _validator(self.schema).violations(request)
+        return [
+            (path, reason)
+            for path, reason in found
+            if not any(one == path or one.startswith(f"{path}.") for one in later)
+        ]
+
+    def _message(self, method: str) -> Any:
+        name = self.service.methods_by_name[method].input_type.full_name
+        return self.schema.message(name)()
+
+    def create_request(self, inputs: Values) -> Any:
+        """The Create request of checked inputs, all known."""
+        return self._filled("Create", inputs)
+
+    def update_request(self, id_: str, inputs: Values) -> Any:
+        """The Update request of checked inputs, all known."""
+        if "Update" not in self.service.methods_by_name:
+            raise ProviderError(f"{self.token}: the API cannot update it; replace it")
+        request = self._filled("Update", inputs)
+        request.metadata.id = id_
+        return request
+
+    def _filled(self, method: str, inputs: Values) -> Any:
+        request, reading = self._message(method), Reading()
+        fill(self.schema, request.metadata, inputs["metadata"], "metadata", reading)
+        request.spec.SetInParent()
+        fill(self.schema, request.spec, inputs.get("spec", {}), "spec", reading)
+        if reading.problems or reading.unknown:
+            path, reason = (reading.problems or [(reading.unknown[0], "is not known yet")])[0]
+            raise ProviderError(f"{path}: {reason}")
+        return request
+
+    def reset_mask(self, request: Any) -> str:
+        """The mask that resets whatever the request leaves out, made by the SDK's own rules."""
+        from nebius.base.protos.dynamic import REGISTRY
+
+        own = REGISTRY.message_class(request.DESCRIPTOR.full_name)
+        message: Any = own.FromString(request.SerializeToString())
+        return message.get_full_update_reset_mask().marshal()
+
+    def inputs_of(self, values: Values, declared: Values) -> Values:
+        """The declaration that fits what the API has.
+
+        Only what was declared is compared, because servers fill in defaults; an import, which
+        declared nothing, takes everything.
+        """
+        metadata = {k: v for k, v in values.get("metadata", {}).items() if k in _METADATA and v}
+        spec = values.get("spec", {})
+        if not declared:
+            return {"metadata": metadata, "spec": spec}
+        known = declared.get("metadata", {})
+        kept = {key: metadata[key] for key in _METADATA if key in metadata and key in known}
+        if "labels" in known or metadata.get("labels"):
+            kept["labels"] = metadata.get("labels", {})
+        return {**declared, "metadata": kept, "spec": _narrow(spec, declared.get("spec", {}))}
+
+
+def _narrow(found: Any, declared: Any) -> Any:
+    """`found`, without keys of messages that were not declared."""
+    if isinstance(found, Secret):
+        return _narrow(found.value, declared)
+    if isinstance(found, dict) and isinstance(declared, dict):
+        kept = {}
+        for key, value in declared.items():
+            if key in found:
+                kept[key] = _narrow(found[key], value)
+            elif _is_zero(value) or _same_size(found, key, value):
+                kept[key] = value
+        return kept
+    if isinstance(found, list) and isinstance(declared, list):
+        head = [_narrow(one, old) for one, old in zip(found, declared, strict=False)]
+        return head + found[len(declared) :]
+    return found
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether a proto3 server says nothing for this value."""
+    return value in (0, "", False) or value in ([], {})
+
+
+def _same_size(found: dict[str, Any], key: str, value: Any) -> bool:
+    """Whether the server keeps a declared size in another unit."""
+    if key not in _SIZES or key in found:
+        return False
+    return any(value * _SIZES[key] == found[unit] * _SIZES[unit] for unit in _SIZES.keys() & found)
