@@ -1,4 +1,4 @@
-"""Processes of the embedded cloud: detached, recorded, never confused with a stranger that reused a pid.
+"""Processes of the embedded cloud: detached, recorded, never mistaken for one that reused a pid.
 
 Owns run/<name>.json: pid, start time and command of one process. A process is its own session and
 process group, so stopping it stops what it forked. Does not restart anything: reconcile/ does.
@@ -153,14 +153,15 @@ def _members(process: Process, run_dir: Path) -> list[int]:
     leader_lives = process.alive
     mark = f"{MARK}={_mark(process.name, run_dir)}".encode()
     members: list[int] = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdecimal():
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
             continue
-        fields = _stat(int(entry))
+        pid = int(entry.name)
+        fields = _stat(pid)
         if fields is None or int(fields[2]) != process.pid:
             continue
-        if leader_lives or mark in _environment(int(entry)):
-            members.append(int(entry))
+        if leader_lives or mark in _environment(pid):
+            members.append(pid)
     return members
 
 
@@ -180,7 +181,7 @@ def _reap(pid: int) -> None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state on; None if there is no such process or it is dead."""
+    """Fields of /proc/PID/stat from the state on; None for no process and for a dead one."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -73,9 +73,11 @@ class KubeClient:
         return self._request("GET", "/version")["gitVersion"]
 
     def is_ready(self) -> bool:
-        """Whether the API server answers and calls itself ready."""
+        """Whether the API server calls itself ready and can read what it stored."""
+        # /readyz stays green for a moment after the store is gone: ask for something stored.
+        paths = ("/readyz", "/api/v1/namespaces/default")
         try:
-            return self._send("GET", "/readyz", {}, None).status == 200
+            return all(self._send("GET", path, {}, None).status == 200 for path in paths)
         except UnreachableError:
             return False
 
@@ -138,6 +140,25 @@ class KubeClient:
                 return False
             raise
         return True
+
+    def merge_patch(self, target: Object, patch: Object, *, subresource: str = "") -> Object:
+        """JSON merge patch of the object, or of one of its subresources."""
+        return self._request(
+            "PATCH",
+            self.path(target) + (f"/{subresource}" if subresource else ""),
+            body=json.dumps(patch).encode(),
+            content_type="application/merge-patch+json",
+            subject=describe(target),
+        )
+
+    def finalize_namespace(self, namespace: Object) -> None:
+        """Let a deleted namespace end, as the namespace controller does once it is empty."""
+        body = json.dumps({**namespace, "spec": {"finalizers": []}}).encode()
+        try:
+            self._request("PUT", self.path(namespace) + "/finalize", body=body)
+        except KubeError as error:
+            if error.status != 404:
+                raise
 
     def wait_for(
         self,

@@ -1,0 +1,287 @@
+"""The embedded cloud as a whole: its parts, their order, and what each needs of this machine.
+
+Parts: the Nebius API, etcd, the API server, the reconciler. The reconciler starts the Slurm daemons
+and starts again whatever part ends; `up` starts the reconciler. Owns the state folder's SSH key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from infra.local import process
+from infra.local.errors import LocalError
+from infra.local.kube import api_server
+from infra.local.kube.api_server import ApiServerConfig
+from infra.local.kube.certificates import write_certificates
+from infra.local.kube.client import KubeClient
+from infra.local.kube.crd import install_crds
+from infra.local.slurm.cluster import SlurmRuntime, is_listening
+from infra.local.state import CHECKOUT, Cache, Ports, State
+
+EMULATOR: Final = "nebius-api"
+RECONCILER: Final = "reconcile"
+SERVICES: Final = (EMULATOR, "etcd", "kube-apiserver", RECONCILER)
+PORT_SETTING: Final = "SOPERATOR_LOCAL_PORT_BASE"
+_READY_S: Final = 60.0
+_POLL_S: Final = 0.05
+_PROGRAMS: Final = {
+    "etcd": "etcd-server",
+    "munged": "munge",
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "slurmdbd": "slurmdbd",
+    "mariadbd": "mariadb-server",
+    "/usr/sbin/sshd": "openssh-server",
+    "unshare": "util-linux",
+    "pivot_root": "util-linux",
+}
+"""Program and the Debian package that brings it."""
+_SYSTEM_PATH: Final = "/usr/local/sbin:/usr/sbin:/sbin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of the cloud for people: a process, and the port it answers on."""
+
+    name: str
+    pid: int | None
+    port: int | None
+    ready: bool
+    log: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cloud:
+    """The embedded cloud of one state folder."""
+
+    state: State
+    cache: Cache
+    ports: Ports
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Cloud:
+        """The cloud that the environment names."""
+        return cls(
+            state=State.from_environ(environ),
+            cache=Cache.from_environ(environ),
+            ports=Ports.from_environ(environ),
+        )
+
+    @property
+    def kube(self) -> ApiServerConfig:
+        """Its API server."""
+        return ApiServerConfig(
+            folder=self.state.local / "kube",
+            run_dir=self.state.run,
+            etcd_port=self.ports.etcd_client,
+            etcd_peer_port=self.ports.etcd_peer,
+            api_port=self.ports.kube_apiserver,
+        )
+
+    @property
+    def runtime(self) -> SlurmRuntime:
+        """Its Slurm daemons."""
+        return SlurmRuntime(self.state.local / "slurm", self.state.run)
+
+    def environment(self) -> dict[str, str]:
+        """Environment of its parts."""
+        return {
+            **os.environ,
+            "PATH": f"{os.environ.get('PATH', os.defpath)}:{_SYSTEM_PATH}",
+            "PYTHONPATH": str(CHECKOUT),
+            "SOPERATOR_STATE": str(self.state.root),
+            "SOPERATOR_CACHE": str(self.cache.root),
+            PORT_SETTING: str(self.ports.base),
+            "SOPERATOR_NEBIUS_ENDPOINT": f"http://127.0.0.1:{self.ports.nebius_api}",
+            "NEBIUS_IAM_TOKEN": api_server.TOKEN,
+        }
+
+
+def up(cloud: Cloud) -> None:
+    """Start what does not run; returns once both APIs answer and the reconciler works."""
+    check_machine(cloud)
+    cloud.state.local.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_ssh_key(cloud.state)
+    write_certificates(cloud.kube.folder / "pki", "127.0.0.1")
+    with ThreadPoolExecutor(2) as threads:
+        starting = [threads.submit(start_emulator, cloud), threads.submit(_start_kube, cloud)]
+        for started in starting:
+            started.result()
+    start_reconciler(cloud)
+
+
+def down(cloud: Cloud, *, purge: bool = False) -> None:
+    """Stop every part, job and session; with `purge` remove what they stored."""
+    process.stop(RECONCILER, cloud.state.run)
+    cloud.runtime.stop_all()
+    api_server.stop(cloud.kube)
+    process.stop(EMULATOR, cloud.state.run)
+    if purge and cloud.state.local.exists():
+        shutil.rmtree(cloud.state.local)
+
+
+def parts(cloud: Cloud) -> list[Part]:
+    """Every part that runs or should run."""
+    known = {EMULATOR: cloud.ports.nebius_api, "etcd": cloud.ports.etcd_client}
+    known["kube-apiserver"] = cloud.ports.kube_apiserver
+    recorded = {item.name: item for item in process.all_processes(cloud.state.run)}
+    names = [*SERVICES, *sorted(set(recorded) - set(SERVICES))]
+    found = []
+    for name in names:
+        item = recorded.get(name)
+        runs = item is not None and item.alive
+        port = known.get(name) or cloud.runtime.port_of(name)
+        found.append(
+            Part(
+                name=name,
+                pid=item.pid if item is not None and runs else None,
+                port=port,
+                ready=runs and (port is None or is_listening(port)),
+                log=item.log if item is not None else "",
+            )
+        )
+    return found
+
+
+def start_services(cloud: Cloud) -> None:
+    """Start the Nebius API and the API server where they have ended."""
+    start_emulator(cloud)
+    api_server.start(cloud.kube)
+
+
+def start_emulator(cloud: Cloud) -> None:
+    """Start the emulated Nebius API and wait for it."""
+    port = cloud.ports.nebius_api
+    if process.alive(EMULATOR, cloud.state.run) and is_listening(port):
+        return
+    if not process.alive(EMULATOR, cloud.state.run):
+        refuse_taken_port(EMULATOR, port)
+    folder = cloud.state.local / EMULATOR
+    folder.mkdir(parents=True, exist_ok=True)
+    argv = [sys.executable, "-m", "infra.local.nebius_api", "--state", str(folder)]
+    argv += ["--port", str(port), "--kube-endpoint", cloud.kube.endpoint]
+    argv += ["--kube-ca", str(cloud.kube.ca_file)]
+    log = cloud.state.local / "log" / f"{EMULATOR}.log"
+    process.start(EMULATOR, argv, run_dir=cloud.state.run, log=log, env=cloud.environment())
+    _wait_listening(cloud, EMULATOR, port, log)
+
+
+def start_reconciler(cloud: Cloud) -> None:
+    """Start the reconciler and wait for its first pass."""
+    if process.alive(RECONCILER, cloud.state.run):
+        return
+    log = cloud.state.local / "log" / f"{RECONCILER}.log"
+    argv = [sys.executable, "-m", "infra.local.reconcile", "--state", str(cloud.state.root)]
+    process.start(RECONCILER, argv, run_dir=cloud.state.run, log=log, env=cloud.environment())
+
+
+def check_machine(cloud: Cloud) -> None:
+    """Refuse a machine that cannot run the cloud, naming everything that is missing."""
+    if os.geteuid() != 0:
+        raise LocalError(
+            "the embedded cloud needs root, for mount namespaces and sshd; run it with sudo or in "
+            "a container as root"
+        )
+    path = cloud.environment()["PATH"]
+    missing = [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
+    if missing:
+        packages = " ".join(sorted({_PROGRAMS[name] for name in missing}))
+        names = ", ".join(missing)
+        raise LocalError(f"not installed: {names} (Debian: {packages}); run `make setup`")
+    api_server.find_api_server()
+    _check_folder(cloud.state)
+
+
+def make_ssh_key(state: State) -> None:
+    """Make the key of the local stack's user, once."""
+    key = state.ssh_key
+    if key.exists() and state.ssh_public_key.exists():
+        return
+    key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial = key.with_suffix(".partial")
+    for path in (partial, Path(f"{partial}.pub")):
+        path.unlink(missing_ok=True)
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "soperator-local"]
+    subprocess.run([*argv, "-f", str(partial)], check=True, stdin=subprocess.DEVNULL)
+    Path(f"{partial}.pub").replace(state.ssh_public_key)
+    partial.replace(key)
+
+
+def refuse_taken_port(part: str, port: int) -> None:
+    """Refuse a port that a stranger holds."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise LocalError(
+                f"{part}: port {port} is in use by another program; stop it or set "
+                f"{PORT_SETTING} to another base port"
+            ) from error
+
+
+def _start_kube(cloud: Cloud) -> None:
+    api_server.start(cloud.kube)
+    client = KubeClient(cloud.kube.access())
+    try:
+        install_crds(client)
+    finally:
+        client.close()
+
+
+def _check_folder(state: State) -> None:
+    """Refuse a state folder on a file system without the owners and sockets that daemons need."""
+    state.root.mkdir(parents=True, exist_ok=True)
+    probe = state.root / ".probe"
+    probe.unlink(missing_ok=True)
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            # By a short way: the address of a socket takes at most 107 bytes.
+            folder = os.open(state.root, os.O_RDONLY)
+            try:
+                server.bind(f"/proc/self/fd/{folder}/.probe")
+            finally:
+                os.close(folder)
+        probe.chmod(0o600)
+        supported = probe.stat().st_mode & 0o777 == 0o600
+    except OSError:
+        supported = False
+    finally:
+        probe.unlink(missing_ok=True)
+    if not supported:
+        raise LocalError(
+            f"SOPERATOR_STATE: {state.root} is on a file system without sockets or file modes "
+            f"({_file_system(state.root)}); set it to a folder on a local Linux file system"
+        )
+
+
+def _file_system(path: Path) -> str:
+    found = "unknown"
+    best = ""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, point, kind, *_ = line.split()
+        point = re.sub(r"\\040", " ", point)
+        if str(path).startswith(point) and len(point) >= len(best):
+            best, found = point, kind
+    return found
+
+
+def _wait_listening(cloud: Cloud, name: str, port: int, log: Path) -> None:
+    deadline = time.monotonic() + _READY_S
+    while not is_listening(port):
+        if not process.alive(name, cloud.state.run):
+            raise LocalError(f"{name}: ended at its start; see {log}")
+        if time.monotonic() > deadline:
+            raise LocalError(f"{name}: does not listen on port {port} after {_READY_S:g} s")
+        time.sleep(_POLL_S)

@@ -1,0 +1,173 @@
+"""Kubernetes nodes out of mk8s node groups, as the managed control plane makes them.
+
+Owns the reading of ready node groups over the Nebius API and the Node objects with their labels,
+taints, capacity and attached filesystems. No kubelet stands behind them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from infra.local.kube.client import KubeClient
+from infra.local.reconcile.plan import TOPOLOGY_LABELS
+from infra.local.reconcile.scheduling import GPU_RESOURCE
+from infra.local.reconcile.snapshot import Object, annotation, name_of
+from infra.local.reconcile.volumes import FILESYSTEMS
+from stacks.catalog import PLATFORMS
+
+GROUP_LABEL: Final = "local.soperator/node-group"
+_APPLIED: Final = "local.soperator/applied"
+_MANAGER: Final = "mk8s"
+_MAX_PODS: Final = 110
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """One ready node group."""
+
+    id: str
+    num_nodes: int
+    platform: str
+    preset: str
+    labels: dict[str, str] = field(default_factory=dict)
+    taints: tuple[dict[str, str], ...] = ()
+    filesystems: tuple[tuple[str, str], ...] = ()
+    """Mount tag and filesystem id of each attached filesystem."""
+    gpu_cluster: str = ""
+
+
+def node_objects(groups: Iterable[NodeGroup]) -> list[Object]:
+    """The nodes of the groups, named after their group."""
+    return [_node(group, index) for group in groups for index in range(group.num_nodes)]
+
+
+def reconcile_nodes(client: KubeClient, groups: Iterable[NodeGroup], nodes: list[Object]) -> None:
+    """Apply the nodes that differ from `nodes`, the live ones, and remove those without a group."""
+    live = {name_of(node): node for node in nodes if GROUP_LABEL in (_labels(node))}
+    wanted = node_objects(groups)
+    for node in wanted:
+        found = live.pop(name_of(node), None)
+        if found is None or not _is_current(found, node):
+            status = node.pop("status")
+            client.apply(node, field_manager=_MANAGER)
+            # Admission puts a not-ready taint on every new node; a second apply takes it off.
+            client.apply(node, field_manager=_MANAGER)
+            head = {key: node[key] for key in ("apiVersion", "kind")}
+            named = {**head, "metadata": {"name": name_of(node)}, "status": status}
+            client.apply_status(named, field_manager=_MANAGER)
+    for node in live.values():
+        client.delete(node)
+
+
+def read_groups(sdk: Any, projects: Sequence[str]) -> list[NodeGroup]:
+    """Node groups that run, of every mk8s cluster of the projects."""
+    from nebius.api.nebius.mk8s import v1 as mk8s
+
+    clusters, groups = mk8s.ClusterServiceClient(sdk), mk8s.NodeGroupServiceClient(sdk)
+    found: list[NodeGroup] = []
+    for project in projects:
+        for cluster in clusters.list(mk8s.ListClustersRequest(parent_id=project)).wait().items:
+            request = mk8s.ListNodeGroupsRequest(parent_id=cluster.metadata.id)
+            found += [
+                _group(item)
+                for item in groups.list(request).wait().items
+                if item.status.state.name == "RUNNING"
+            ]
+    return sorted(found, key=lambda group: group.id)
+
+
+def read_projects(sdk: Any) -> list[str]:
+    """Ids of every project that the emulator has."""
+    from nebius.api.nebius.iam import v2 as iam
+
+    tenants = iam.TenantServiceClient(sdk).list(iam.ListTenantsRequest()).wait().items
+    projects = iam.ProjectServiceClient(sdk)
+    return [
+        project.metadata.id
+        for tenant in tenants
+        for project in projects.list(iam.ListProjectsRequest(parent_id=tenant.metadata.id))
+        .wait()
+        .items
+    ]
+
+
+def _group(item: Any) -> NodeGroup:
+    template = item.spec.template
+    return NodeGroup(
+        id=item.metadata.id,
+        num_nodes=item.status.target_node_count,
+        platform=template.resources.platform,
+        preset=template.resources.preset,
+        labels=dict(template.metadata.labels),
+        taints=tuple(
+            {"key": taint.key, "value": taint.value, "effect": _EFFECTS[taint.effect.name]}
+            for taint in template.taints
+        ),
+        filesystems=tuple(
+            (attached.mount_tag, attached.existing_filesystem.id)
+            for attached in template.filesystems
+        ),
+        gpu_cluster=template.gpu_cluster.id if template.gpu_cluster else "",
+    )
+
+
+_EFFECTS: Final = {
+    "NO_EXECUTE": "NoExecute",
+    "NO_SCHEDULE": "NoSchedule",
+    "PREFER_NO_SCHEDULE": "PreferNoSchedule",
+}
+
+
+def _node(group: NodeGroup, index: int) -> Object:
+    preset = PLATFORMS[group.platform].presets[group.preset]
+    capacity = {
+        "cpu": str(preset.vcpus),
+        "memory": f"{preset.memory_gib}Gi",
+        "pods": str(_MAX_PODS),
+    }
+    if preset.gpus:
+        capacity[GPU_RESOURCE] = str(preset.gpus)
+    name = f"{group.id}-{index}"
+    labels = {
+        **group.labels,
+        GROUP_LABEL: group.id,
+        "kubernetes.io/hostname": name,
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": "amd64",
+    }
+    if group.gpu_cluster:
+        labels |= dict.fromkeys(TOPOLOGY_LABELS, group.gpu_cluster)
+    attached = ",".join(f"{tag}={id_}" for tag, id_ in group.filesystems)
+    node: Object = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels, "annotations": {FILESYSTEMS: attached}},
+        "spec": {"taints": [dict(taint) for taint in group.taints]},
+        "status": {
+            "capacity": capacity,
+            "allocatable": capacity,
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "conditions": [{"type": "Ready", "status": "True", "reason": "NodeGroupRunning"}],
+        },
+    }
+    text = json.dumps(node, sort_keys=True)
+    node["metadata"]["annotations"][_APPLIED] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return node
+
+
+def _is_current(found: Object, wanted: Object) -> bool:
+    taints = (found.get("spec") or {}).get("taints") or []
+    ready = any(c["type"] == "Ready" for c in (found.get("status") or {}).get("conditions") or [])
+    return (
+        annotation(found, _APPLIED) == annotation(wanted, _APPLIED)
+        and len(taints) == len(wanted["spec"]["taints"])
+        and ready
+    )
+
+
+def _labels(node: Object) -> dict[str, str]:
+    return node["metadata"].get("labels") or {}

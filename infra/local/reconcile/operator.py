@@ -1,0 +1,200 @@
+"""The stand-in of the Soperator operator: custom resources in, daemons and statuses out.
+
+Owns one pass: read, plan, converge, report. Reads Kubernetes objects only. Safe to kill at any
+point: the next pass finds what runs by its records.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from infra.local.kube.client import KubeClient, KubeError
+from infra.local.reconcile.garbage import bind_claims, end_namespaces, release_deleted
+from infra.local.reconcile.plan import (
+    DATABASE,
+    ClusterPlan,
+    NodeSetPlan,
+    Plan,
+    PodPlan,
+    make_plan,
+)
+from infra.local.reconcile.snapshot import Object, Snapshot
+from infra.local.reconcile.status import (
+    cluster_status,
+    differs,
+    nodeset_status,
+    refused_status,
+    with_status,
+)
+from infra.local.reconcile.volumes import Places, Volume
+from infra.local.slurm import daemons
+from infra.local.slurm.cluster import SlurmRuntime
+from infra.local.slurm.daemons import Daemon
+from infra.local.slurm.pod import Mount, PodSpec
+from infra.local.slurm.settings import SlurmSettings
+from infra.local.state import Cache, Ports, State
+
+_MANAGER: Final = "soperator"
+_SLURMDBD: Final = "slurmdbd"
+_HIDDEN_BY_JAIL: Final = ("/root/", "/home/", "/mnt/", "/srv/", "/tmp/", "/run/")  # noqa: S108
+
+
+@dataclass(slots=True)
+class Operator:
+    """The operator of one state folder."""
+
+    client: KubeClient
+    state: State
+    cache: Cache
+    ports: Ports
+    runtime: SlurmRuntime = field(init=False)
+    _places: Places = field(init=False)
+
+    def __post_init__(self) -> None:
+        folder = self.state.local / "slurm"
+        self.runtime = SlurmRuntime(folder, self.state.run)
+        self._places = Places(
+            filesystems=self.state.local / "filesystems", pods=self.runtime.pods_folder
+        )
+
+    def step(self) -> Snapshot:
+        """One pass over everything; the snapshot that it acted on."""
+        snapshot = Snapshot.read(self.client)
+        bind_claims(self.client, snapshot)
+        plan = make_plan(
+            snapshot, places=self._places, ports=self.ports, worker_port=self._worker_port
+        )
+        waiting = self.runtime.converge(self._daemons(plan))
+        self._report(plan, waiting)
+        release_deleted(self.client, snapshot)
+        end_namespaces(self.client, snapshot)
+        return snapshot
+
+    def _daemons(self, plan: Plan) -> list[Daemon]:
+        if plan.cluster is None:
+            return []
+        cluster, shared = plan.cluster, self.runtime.shared
+        settings = cluster.settings
+        shared.prepare()
+        shared.write_cluster(settings)
+        shared.write_ssh(cluster.ssh.port, cluster.ssh.authorized_keys, cluster.ssh.host_keys)
+        configuration = shared.read("slurm.conf", "gres.conf")
+        made = self._accounting(cluster, settings)
+        if (pod := self._pod(cluster.controller)) is not None:
+            made.append(daemons.slurmctld(settings, pod, configuration))
+        if (pod := self._pod(cluster.login, brings_image=True)) is not None:
+            reads = (*shared.read("sshd_config"), *shared.host_key_texts())
+            made.append(daemons.sshd(cluster.ssh.port, pod, reads))
+        for nodeset in plan.nodesets:
+            made += self._workers(nodeset, settings, configuration)
+        return made
+
+    def _accounting(self, cluster: ClusterPlan, settings: SlurmSettings) -> list[Daemon]:
+        if cluster.accounting is None or (pod := self._pod(cluster.accounting)) is None:
+            return []
+        reads = self.runtime.shared.read("slurmdbd.conf")
+        own = PodSpec(name=_SLURMDBD, argv=(), jail=pod.jail)
+        return [
+            daemons.mariadb(settings, pod, DATABASE),
+            daemons.slurmdbd(settings, own, reads),
+        ]
+
+    def _workers(
+        self, nodeset: NodeSetPlan, settings: SlurmSettings, configuration: tuple[str, ...]
+    ) -> list[Daemon]:
+        made = []
+        for worker, planned in zip(nodeset.workers, nodeset.pods, strict=True):
+            pod = self._pod(planned, brings_image=True)
+            if pod is not None:
+                made.append(daemons.slurmd(settings, worker, pod, configuration))
+        return made
+
+    def _pod(self, plan: PodPlan, *, brings_image: bool = False) -> PodSpec | None:
+        """The pod with its volumes made; None while it waits."""
+        if plan.problem or plan.jail is None:
+            return None
+        plan.jail.mkdir(parents=True, exist_ok=True)
+        mounts = [_mount(path, volume) for path, volume in plan.mounts]
+        if brings_image:
+            mounts += _image_mounts(self.cache)
+        return PodSpec(name=plan.name, argv=(), jail=plan.jail, mounts=tuple(mounts))
+
+    def _report(self, plan: Plan, waiting: dict[str, str]) -> None:
+        reports = [
+            (item.source, nodeset_status(item, waiting, cluster_runs=plan.cluster is not None))
+            for item in plan.nodesets
+        ]
+        reports += [(source, refused_status(source, reason)) for source, reason in plan.refused]
+        if plan.cluster is not None:
+            reports.append((plan.cluster.source, cluster_status(plan.cluster, waiting)))
+        for source, status in reports:
+            if differs(source, status):
+                self._apply_status(with_status(source, status))
+
+    def _apply_status(self, target: Object) -> None:
+        try:
+            self.client.apply_status(target, field_manager=_MANAGER)
+        except KubeError as error:
+            if error.status != 404:  # deleted meanwhile
+                raise
+
+    def _worker_port(self, worker: str) -> int:
+        """The worker's port; kept, so that other nodesets come and go without a restart."""
+        path = self.runtime.folder / "worker-ports.json"
+        known: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+        if worker not in known:
+            taken = set(known.values())
+            known[worker] = next(index for index in range(len(taken) + 1) if index not in taken)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(".partial")
+            partial.write_text(json.dumps(known, indent=1) + "\n")
+            partial.replace(path)
+        return self.ports.slurmd(known[worker])
+
+
+def _mount(path: str, volume: Volume) -> Mount:
+    """The mount of a volume, with its folder and files made."""
+    if volume.folder is None:
+        return Mount(path=path, tmpfs_bytes=volume.tmpfs_bytes)
+    volume.folder.mkdir(parents=True, exist_ok=True)
+    for name, content in volume.files:
+        file = volume.folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists() or file.read_bytes() != content:
+            file.write_bytes(content)
+            file.chmod(volume.file_mode)
+    return Mount(path=path, source=volume.folder)
+
+
+def _image_mounts(cache: Cache) -> Sequence[Mount]:
+    """What the jail image brings: Python environment, model and data of the cache, read-only."""
+    mounts: list[Mount] = []
+    try:
+        environment = cache.workloads_venv
+    except FileNotFoundError:  # no lock file: this checkout has no workloads
+        environment = None
+    if environment is not None and environment.is_dir():
+        mounts.append(Mount(path="/opt/soperator/venv", source=environment, read_only=True))
+        prefix = _interpreter_prefix(environment)
+        if prefix is not None and f"{prefix}/".startswith(_HIDDEN_BY_JAIL):
+            mounts.append(Mount(path=str(prefix), source=prefix, read_only=True))
+    for name, folder in (("models", cache.models), ("data", cache.data)):
+        if folder.is_dir():
+            mounts.append(Mount(path=f"/opt/soperator/{name}", source=folder, read_only=True))
+    return mounts
+
+
+def _interpreter_prefix(environment: Path) -> Path | None:
+    """Where the Python is installed that a virtual environment was made with."""
+    python = environment / "bin" / "python"
+    return python.resolve().parents[1] if python.exists() else None
+
+
+def log(text: str) -> None:
+    """One line in the reconciler's log."""
+    print(text, file=sys.stderr, flush=True)

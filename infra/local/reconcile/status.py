@@ -1,0 +1,114 @@
+"""What the operator reports: phase and conditions of SlurmCluster and NodeSet.
+
+A condition that is not met says what is missing in words. Owns no decisions: plan.py made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from infra.local.reconcile.plan import ClusterPlan, NodeSetPlan, PodPlan
+from infra.local.reconcile.snapshot import Object, name_of
+
+_NEEDED: Final = (
+    "CommonAvailable",
+    "ControllersAvailable",
+    "LoginAvailable",
+    "AccountingAvailable",
+)
+
+
+def cluster_status(plan: ClusterPlan, waiting: Mapping[str, str]) -> dict[str, Any]:
+    """Status of the SlurmCluster; `waiting` says by pod why it is not ready, empty where it is."""
+    controller = _pod_problem(plan.controller, waiting)
+    login = _pod_problem(plan.login, waiting)
+    problems = {
+        "CommonAvailable": "",
+        "ControllersAvailable": controller,
+        "LoginAvailable": login,
+        "PopulateJailMode": "",
+    }
+    if plan.accounting is not None:
+        problems["AccountingAvailable"] = _pod_problem(plan.accounting, waiting) or waiting.get(
+            "slurmdbd", ""
+        )
+    notes = dict(plan.notes)
+    conditions = [_condition(plan.source, key, text) for key, text in (problems | notes).items()]
+    needed = [text for key, text in (problems | notes).items() if key in _NEEDED]
+    return {
+        "phase": "Reconciling" if any(needed) else "Available",
+        "conditions": conditions,
+        "readyLogin": 0 if login else 1,
+    }
+
+
+def refused_status(source: Object, reason: str) -> dict[str, Any]:
+    """Status of a SlurmCluster of which nothing comes up."""
+    return {
+        "phase": "Not available",
+        "conditions": [_condition(source, "CommonAvailable", reason)],
+        "readyLogin": 0,
+    }
+
+
+def nodeset_status(
+    plan: NodeSetPlan, waiting: Mapping[str, str], *, cluster_runs: bool
+) -> dict[str, Any]:
+    """Status of a NodeSet: ready once every worker of it is."""
+    wanted = plan.source["spec"].get("replicas", 1)
+    if plan.problem:
+        problems = [plan.problem]
+    elif not cluster_runs:
+        problems = ["the SlurmCluster does not come up"]
+    else:
+        reasons = ((pod.name, _pod_problem(pod, waiting)) for pod in plan.pods)
+        problems = [f"{name}: {reason}" for name, reason in reasons if reason]
+    ready = 0 if plan.problem or not cluster_runs else len(plan.pods) - len(problems)
+    text = "; ".join(problems)
+    return {
+        "phase": "Pending" if problems else "Ready",
+        "replicas": ready,
+        "conditions": [
+            _condition(plan.source, "PodsReady", text and f"{ready} of {wanted} ready; {text}")
+        ],
+    }
+
+
+def _pod_problem(pod: PodPlan, waiting: Mapping[str, str]) -> str:
+    return pod.problem or waiting.get(pod.name, "not started")
+
+
+def _condition(source: Object, type_: str, problem: str) -> dict[str, Any]:
+    """A condition that keeps the time of its last change."""
+    status = "False" if problem else "True"
+    for old in (source.get("status") or {}).get("conditions") or []:
+        if old["type"] == type_ and old["status"] == status:
+            changed = old["lastTransitionTime"]
+            break
+    else:
+        changed = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "type": type_,
+        "status": status,
+        "reason": "Missing" if problem else "Ready",
+        "message": problem,
+        "lastTransitionTime": changed,
+    }
+
+
+def differs(source: Object, status: Mapping[str, Any]) -> bool:
+    """Whether the live status of the object says something else."""
+    live = source.get("status") or {}
+    return any(live.get(key) != value for key, value in status.items())
+
+
+def with_status(source: Object, status: Mapping[str, Any]) -> Object:
+    """The object as apply_status takes it."""
+    return {
+        "apiVersion": source["apiVersion"],
+        "kind": source["kind"],
+        "metadata": {"name": name_of(source), "namespace": source["metadata"]["namespace"]},
+        "status": dict(status),
+    }

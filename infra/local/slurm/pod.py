@@ -1,0 +1,235 @@
+"""A pod of the embedded cloud: one daemon in a root, mounts and host name of its own.
+
+Owns the shell script that builds the root from the host's directories (read-only) and the declared
+mounts, and the search for every process that lives in a pod. Nothing is made in the host's own
+directories: a mount point that the host lacks gets its parent from the jail, with the host's
+entries mounted into it one by one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+STATE_PATH: Final = "/run/soperator"
+"""Where a pod sees the folder that the Slurm daemons share: configuration, sockets, spool."""
+
+_FROM_JAIL: Final = ("/home", "/mnt", "/root", "/srv")
+"""Directories of the jail filesystem, never of the host."""
+_OWN: Final = ("/run", "/tmp")  # noqa: S108
+"""Directories that each pod has for itself."""
+_SKIPPED: Final = ("/lost+found", "/swapfile")
+_KERNEL: Final = ("/dev", "/proc", "/sys")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """One mount of a pod: a host path, or a tmpfs of `tmpfs_bytes`."""
+
+    path: str
+    source: Path | None = None
+    tmpfs_bytes: int | None = None
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSpec:
+    """What runs in a pod and what it sees."""
+
+    name: str
+    argv: tuple[str, ...]
+    jail: Path
+    """Host folder with the jail's home, root, mnt and srv."""
+    mounts: tuple[Mount, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def mounts_hash(self) -> str:
+        """Changes when the pod must be made anew, not only its daemon restarted."""
+        return hashlib.sha256(repr((self.jail, self.mounts)).encode()).hexdigest()[:16]
+
+
+def marker(slurm_dir: Path, pod: str = "") -> str:
+    """Name of the pod's root mount: tells its processes from all others on the machine."""
+    state = hashlib.sha256(str(slurm_dir.resolve()).encode()).hexdigest()[:12]
+    return f"soperator-{state}-{pod}"
+
+
+def render_script(pod: PodSpec, slurm_dir: Path) -> str:
+    """The shell script that becomes the pod's daemon."""
+    root = slurm_dir / "pods" / pod.name / "root"
+    steps = _Steps(root, pod.jail)
+    own_tmp = slurm_dir / "pods" / pod.name / "tmp"
+    steps.add("set -e")
+    steps.add(f"mount -t tmpfs -o mode=755 {marker(slurm_dir, pod.name)} {_quoted(root)}")
+    # Else a recursive bind of the state folder's own file system would bring this root along.
+    steps.add(f"mount --make-unbindable {_quoted(root)}")
+    shadowed = _shadowed([mount.path for mount in pod.mounts])
+    for entry in sorted(os.scandir("/"), key=lambda entry: entry.name):
+        steps.top_level(entry, shadowed)
+    for path in _FROM_JAIL:
+        steps.from_jail(path)
+    steps.add(f"mkdir -p {_quoted(own_tmp)} && chmod 1777 {_quoted(own_tmp)}")
+    steps.mount(Mount(path="/tmp", source=own_tmp))  # noqa: S108
+    steps.add(f"mkdir {_quoted(root)}/run")
+    steps.add(f"mount -t tmpfs -o mode=755 run {_quoted(root)}/run")
+    steps.add(f"mkdir -m 755 {_quoted(root)}/run/sshd {_quoted(root)}/run/lock")
+    steps.mount(Mount(path=STATE_PATH, source=slurm_dir / "shared"))
+    steps.add(f"mount --bind {_quoted(slurm_dir / 'shared' / 'hosts')} {_quoted(root)}/etc/hosts")
+    for mount in sorted(pod.mounts, key=lambda mount: PurePosixPath(mount.path).parts):
+        steps.mount(mount)
+    steps.add(f"hostname {shlex.quote(pod.name)}")
+    # pivot_root(2) onto itself: the old root ends up on top and is detached.
+    steps.add(f"cd {_quoted(root)} && pivot_root . . && umount -l .")
+    steps.add("cd /root")
+    exports = " ".join(f"{key}={shlex.quote(value)}" for key, value in pod.environment)
+    steps.add(f"exec env {exports} {shlex.join(pod.argv)}")
+    return "\n".join(steps.lines) + "\n"
+
+
+def argv(script: Path) -> list[str]:
+    """The command that runs a pod's script in namespaces of its own."""
+    return ["unshare", "--mount", "--uts", "--propagation", "private", "/bin/sh", str(script)]
+
+
+def processes(slurm_dir: Path, pod: str | None = None) -> list[int]:
+    """Pids of everything that lives in the pod, or in any pod: daemons, jobs, SSH sessions."""
+    return [pid for pid, _ in _living(_wanted(slurm_dir, pod))]
+
+
+def kill(slurm_dir: Path, pod: str | None = None, timeout_s: float = 5) -> bool:
+    """End everything in the pod, or in every pod; TERM, then KILL after half of `timeout_s`."""
+    wanted = _wanted(slurm_dir, pod)
+    started = time.monotonic()
+    while living := list(_living(wanted)):
+        waited = time.monotonic() - started
+        if waited > timeout_s:
+            return False
+        number = signal.SIGTERM if waited < timeout_s / 2 else signal.SIGKILL
+        for pid, start in living:
+            _signal(pid, start, number, wanted)
+        time.sleep(0.05)
+    return True
+
+
+class _Steps:
+    """The script's lines so far."""
+
+    def __init__(self, root: Path, jail: Path) -> None:
+        self.lines: list[str] = []
+        self._root = root
+        self._jail = jail
+
+    def add(self, line: str) -> None:
+        self.lines.append(line)
+
+    def top_level(self, entry: os.DirEntry[str], shadowed: set[str]) -> None:
+        """Show one entry of the host's root."""
+        if entry.path in (*_FROM_JAIL, *_OWN, *_SKIPPED):
+            return
+        self._show(entry, shadowed)
+
+    def from_jail(self, path: str) -> None:
+        """Show a directory of the jail, shared by all pods and kept."""
+        self.add(f"mkdir -p {_quoted(self._jail)}{path}")
+        self.mount(Mount(path=path, source=Path(f"{self._jail}{path}")))
+
+    def mount(self, mount: Mount) -> None:
+        target = _quoted(f"{self._root}{mount.path}")
+        self.add(f"mkdir -p {target}")
+        if mount.source is None:
+            self.add(f"mount -t tmpfs -o mode=1777,size={mount.tmpfs_bytes} tmpfs {target}")
+            return
+        self.add(f"mount --bind {_quoted(mount.source)} {target}")
+        if mount.read_only:
+            self.add(f"mount -o remount,bind,ro {target}")
+
+    def _show(self, entry: os.DirEntry[str], shadowed: set[str]) -> None:
+        target = _quoted(f"{self._root}{entry.path}")
+        if entry.is_symlink():
+            self.add(f"ln -s {_quoted(Path(entry.path).readlink())} {target}")
+        elif entry.path in shadowed:
+            self._shadow(entry.path, shadowed)
+        elif entry.is_dir():
+            self.add(f"mkdir -p {target} && mount --rbind {_quoted(entry.path)} {target}")
+            if entry.path not in _KERNEL:
+                self.add(f"mount -o remount,bind,ro {target}")
+        elif entry.is_file():
+            self.add(f"[ -e {target} ] || touch {target}")
+            self.add(f"mount --bind -o ro {_quoted(entry.path)} {target}")
+
+    def _shadow(self, path: str, shadowed: set[str]) -> None:
+        """Show a host directory as one of the jail's, so that it can take new mount points."""
+        self.from_jail(path)
+        for child in sorted(os.scandir(path), key=lambda child: child.name):
+            target = _quoted(f"{self._root}{child.path}")
+            if child.is_symlink():
+                link = _quoted(Path(child.path).readlink())
+                self.add(f"[ -L {target} ] || ln -s {link} {target}")
+            else:
+                self._show(child, shadowed)
+
+
+def _shadowed(paths: Sequence[str]) -> set[str]:
+    """Host directories that lack a mount point which a pod needs below them."""
+    shadowed: set[str] = set()
+    for path in paths:
+        parents = [str(parent) for parent in PurePosixPath(path).parents][:-1]
+        if not parents or f"/{PurePosixPath(path).parts[1]}" in (*_FROM_JAIL, *_OWN, *_KERNEL):
+            continue
+        if Path(path).is_dir():
+            continue
+        existing = [parent for parent in parents if Path(parent).is_dir()]
+        # Its parents are shown entry by entry too: a read-only one would refuse the mount point.
+        shadowed.update(existing)
+    return shadowed
+
+
+def _living(wanted: str) -> Iterator[tuple[int, str]]:
+    """Pid and start time of every process whose root carries the marker."""
+    for entry in Path("/proc").iterdir():
+        pid = int(entry.name) if entry.name.isdecimal() else 0
+        if pid and (start := _pod_process(pid, wanted)) is not None:
+            yield pid, start
+
+
+def _pod_process(pid: int, wanted: str) -> str | None:
+    try:
+        mounts = Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")
+        if not any(f" - tmpfs {wanted}" in line for line in mounts.splitlines()):
+            return None
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):  # it ended meanwhile
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _signal(pid: int, start: str, number: signal.Signals, wanted: str) -> None:
+    """Signal exactly that process: the descriptor pins it before it is looked at again."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if _pod_process(pid, wanted) == start:
+            signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(descriptor)
+
+
+def _wanted(slurm_dir: Path, pod: str | None) -> str:
+    """What a mountinfo line of the pod holds; a space ends the marker of one pod."""
+    return marker(slurm_dir) if pod is None else marker(slurm_dir, pod) + " "
+
+
+def _quoted(path: Path | str) -> str:
+    return shlex.quote(str(path))
