@@ -36,7 +36,7 @@ def search_path(path: str, cache: Cache) -> str:
     if cache.pulumi.exists() and (found is None or not is_usable(Path(found))):
         own.append(tools[0])
     # Debian keeps daemons in sbin, which is not on every user's PATH.
-    last = [tools[1], *(p for p in ("/usr/sbin", "/sbin") if p not in rest)]
+    last = [*(p for p in ("/usr/sbin", "/sbin") if p not in rest), tools[1]]
     return os.pathsep.join(own + rest + last)
 
 

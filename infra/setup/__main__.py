@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _run(step, console)
     except (SetupError, LocalError) as error:
         lines = str(error).splitlines() or ["no message"]
-        console.print("\n".join(f"setup: {line}" for line in lines), markup=False, style="red")
+        console.print(
+            "\n".join(f"setup: {line}" for line in lines), markup=False, style="red", soft_wrap=True
+        )
         return 1
     except KeyboardInterrupt:
         console.print("setup: interrupted; run it again, it goes on where it was")
@@ -58,9 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(step: Step, console: Console) -> None:
     if step.done():
-        console.print(f"ok    {step.name}", markup=False, highlight=False)
+        console.print(f"ok    {step.name}", markup=False, highlight=False, soft_wrap=True)
         return
-    console.print(f"make  {step.name} ({step.expect})", markup=False, highlight=False)
+    console.print(
+        f"make  {step.name} ({step.expect})", markup=False, highlight=False, soft_wrap=True
+    )
     begin = time.monotonic()
     if console.is_terminal:
         with console.status(step.name) as status:
@@ -70,7 +74,9 @@ def _run(step: Step, console: Console) -> None:
     if not step.done():
         raise SetupError(f"{step.name}: made, but not found; remove the cache's copy and run again")
     seconds = time.monotonic() - begin
-    console.print(f"ok    {step.name}, {seconds:.0f} s", markup=False, highlight=False)
+    console.print(
+        f"ok    {step.name}, {seconds:.0f} s", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def _reachable(progress: Progress) -> bool:
     """Whether Pulumi's site answers; asked once a step and with a short patience."""
     progress.now(f"asking {_SITE}")
     try:
-        with urllib.request.urlopen(_SITE, timeout=_REACHED_IN_S):  # noqa: S310 - a constant
+        with urllib.request.urlopen(_SITE, timeout=_REACHED_IN_S):
             return True
     except urllib.error.HTTPError as error:
         refused = f"answers {error.code}"

@@ -38,9 +38,9 @@ def build(
     }
     progress.now("go mod download")
     progress.execute(["go", "mod", "download"], cwd=source, env=env, fix=fix)
-    flags = "-s -w " + " ".join(f"-X {key}={value}" for key, value in variables.items())
+    link = "-s -w " + " ".join(f"-X {key}={value}" for key, value in variables.items())
     progress.execute(
-        ["go", "build", "-v", "-ldflags", flags.strip(), "-o", output, package],
+        ["go", "build", "-v", "-ldflags", link.strip(), "-o", output, package],
         cwd=source,
         env=env,
         fix=fix,

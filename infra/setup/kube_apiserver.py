@@ -1,4 +1,4 @@
-"""The Kubernetes API server of the embedded cloud: the one on PATH, else a build from Go modules."""
+"""The embedded cloud's Kubernetes API server: the one on PATH, else a build from Go modules."""
 
 from __future__ import annotations
 

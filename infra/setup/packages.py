@@ -1,4 +1,4 @@
-"""Python packages that set-up installs outside .venv: the jobs' environment, the model, the data."""
+"""Python packages that go outside .venv: the jobs' environment, the model, the data."""
 
 from __future__ import annotations
 

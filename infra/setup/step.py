@@ -44,7 +44,7 @@ class Step:
 
 
 class Progress:
-    """Tells the user what a step does now, on a terminal by a spinner, else now and then by a line."""
+    """Tells the user what a step does now: a spinner on a terminal, else a line now and then."""
 
     def __init__(self, console: Console, name: str, status: Status | None) -> None:
         self._console, self._name, self._status = console, name, status
@@ -52,7 +52,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self._console.print(f"  {text}", markup=False, highlight=False)
+        self._console.print(f"  {text}", markup=False, highlight=False, soft_wrap=True)
 
     def now(self, text: str) -> None:
         """What goes on at the moment."""
@@ -88,7 +88,8 @@ class Progress:
             try:
                 for line in process.stdout:
                     kept = [*kept, line.rstrip()][-_KEPT_LINES:]
-                    self.now(line)
+                    if line.strip():
+                        self.now(line)
             except BaseException:
                 process.terminate()
                 raise
@@ -105,7 +106,11 @@ def whole_folder(final: Path) -> Iterator[Path]:
         shutil.rmtree(left)
     fresh = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
     fresh.chmod(0o755)
-    yield fresh
+    try:
+        yield fresh
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
     if final.exists():
         old = fresh.with_name(f"{fresh.name}.old")
         final.rename(old)
