@@ -42,7 +42,7 @@ _REFUSALS = frozenset(
     {
         "infra.jobs.errors.JobsError",
         "infra.local.errors.LocalError",
-        "infra.nebius.errors.NebiusError",
+        "infra.nebius.sdk.EndpointError",
         "infra.render.sbatch.RenderError",
         "infra.cli.errors.CliError",
         "stacks.load.StackError",

@@ -27,10 +27,15 @@ done
 """.strip("\n")
 
 _LAUNCH = r"""
-exec "$SOPERATOR_PYTHON" -m torch.distributed.run \
+"$SOPERATOR_PYTHON" -m workloads.common.launch \
   --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" \
   --nproc-per-node="$SOPERATOR_RANKS_PER_NODE" \
-  --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" -m "$@"
+  --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" -m "$@" || {
+  status=$?
+  set -o noclobber
+  echo "$status" 2>/dev/null > "$SOPERATOR_EXIT_FILE"
+  exit "$status"
+}
 """.strip("\n")
 
 
@@ -166,11 +171,19 @@ def _distributed(job: JobSpec, ranks_per_node: int) -> list[str]:
         'read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         "MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
         f"export MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE={ranks_per_node}",
+        "SOPERATOR_EXIT_FILE=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID/.first_exit_status",
+        'mkdir -p "${SOPERATOR_EXIT_FILE%/*}"',
+        'rm -f "$SOPERATOR_EXIT_FILE"',
+        "export SOPERATOR_EXIT_FILE",
+        "status=0",
         "# Ranks that wait for a dead one are ended with it.",
         (
-            f"exec srun {_srun(job)} --kill-on-bad-exit=1 "
-            f"bash -c {_quote(_LAUNCH)} launch {_module(job)}"
+            f"srun {_srun(job)} --kill-on-bad-exit=1 "
+            f"bash -c {_quote(_LAUNCH)} launch {_module(job)} || status=$?"
         ),
+        "# srun has the highest status of all nodes; the first one says why the job failed.",
+        '[[ $status -eq 0 || ! -s $SOPERATOR_EXIT_FILE ]] || read -r status < "$SOPERATOR_EXIT_FILE"',
+        'exit "$status"',
     ]
 
 

@@ -1,0 +1,10 @@
+"""`soperator kube-token`: what kubeconfig files run to get a token; no nebius CLI is needed."""
+
+from __future__ import annotations
+
+
+def command() -> None:
+    """Print a Kubernetes exec credential."""
+    from infra.nebius.token import exec_credential
+
+    print(exec_credential())
