@@ -172,7 +172,7 @@ LOCKS += [f"infra/setup/{name}.lock" for name in ("bootstrap", "model", "data")]
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_file_pins_by_hash_and_names_no_index(name):
     text = (CHECKOUT / name).read_text()
-    pinned = re.findall(r"^[\w.\[\],-]+==\S+ \\\n    --hash=sha256:", text, re.MULTILINE)
+    pinned = re.findall(r"^[\w.\[\], -]+==\S+ \\\n    --hash=sha256:", text, re.MULTILINE)
     assert len(pinned) == len(re.findall(r"^[a-z0-9]", text, re.MULTILINE))
     assert "://" not in text
     assert "--index" not in text
