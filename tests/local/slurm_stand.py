@@ -1,0 +1,403 @@
+"""A cluster of real daemons for the tests: an API server, charts as the program gives them, nodes.
+
+Owns one state folder, its ports and the reconciler's process. A test changes the values, applies
+them and looks through the user's door.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.local import process
+from infra.local.cloud import RECONCILER, Cloud, check_machine
+from infra.local.errors import LocalError
+from infra.local.kube import api_server
+from infra.local.kube.charts.release import Object, Release
+from infra.local.kube.charts.render import CHART_VERSION, render
+from infra.local.kube.client import KubeClient
+from infra.local.kube.crd import install_crds
+from infra.local.process import alive
+from infra.local.reconcile.nodes import NodeGroup, reconcile_nodes
+from infra.local.slurm import pod as pods
+from infra.local.state import Cache, Ports, State
+from tests.local.kube_server import free_ports
+
+NAMESPACE = "soperator"
+NODESET_LABEL = "slurm.nebius.ai/nodeset"
+STORAGE, CLUSTER, NODESETS = "helm-slurm-cluster-storage", "helm-slurm-cluster", "helm-nodesets"
+TAGS = ("jail", "controller-spool", "accounting", "jail-submount-data", "jail-submount-home")
+WAIT_S = 60.0
+
+Values = dict[str, dict[str, Any]]
+
+
+def shipped_values(ssh_port: int, public_key: str) -> Values:
+    """Values of the three charts as they are right: two workers of two GPUs, no accounting."""
+    filters = [
+        {"name": role, "nodeSelector": {NODESET_LABEL: role}}
+        for role in ("system", "controller", "login", "accounting")
+    ]
+    jail = {"persistentVolumeClaim": {"claimName": "jail-pvc", "readOnly": False}}
+    claims = ("jail", "controller-spool", "jail-submount-data", "jail-submount-home")
+    matching = [{"key": "slurm.nebius.ai/jail", "operator": "In", "values": ["true"]}]
+    place = {"matchExpressions": matching, "tolerations": [{"operator": "Exists"}]}
+    submounts = {"data": "/mnt/data", "home": "/home"}
+    return {
+        STORAGE: {
+            "volume": {
+                "jail": {"size": "256Gi"},
+                "controllerSpool": {"size": "128Gi"},
+                "accounting": {"enabled": True, "size": "128Gi"},
+                "jailSubMounts": [
+                    {"name": n, "size": "256Gi", "filestoreDeviceName": f"jail-submount-{n}"}
+                    for n in submounts
+                ],
+            },
+            "storage": {name: place for name in ("jail", "controllerSpool", "accounting")},
+        },
+        CLUSTER: {
+            "clusterName": "soperator",
+            "k8sNodeFilters": filters,
+            "slurmConfig": {"topologyPlugin": "", "topologyParam": ""},
+            "partitionConfiguration": {
+                "configType": "structured",
+                "partitions": [
+                    {"name": "main", "isAll": True, "config": "Default=YES State=UP"},
+                    {"name": "hidden", "isAll": True, "config": "Hidden=YES State=UP"},
+                ],
+            },
+            "volumeSources": [
+                {
+                    "name": name,
+                    "persistentVolumeClaim": {"claimName": f"{name}-pvc", "readOnly": False},
+                }
+                for name in claims
+            ],
+            "secrets": {"sshdKeysName": "login-host-keys"},
+            "populateJail": {"k8sNodeFilterName": "system"},
+            "sConfigController": {"node": {"k8sNodeFilterName": "system"}},
+            "slurmNodes": {
+                "accounting": {"enabled": False, "k8sNodeFilterName": "accounting"},
+                "controller": {
+                    "k8sNodeFilterName": "controller",
+                    "volumes": {
+                        "spool": {
+                            "volumeSourceName": "controller-spool",
+                            "volumeClaimTemplateSpec": None,
+                        }
+                    },
+                },
+                "login": {
+                    "k8sNodeFilterName": "login",
+                    "size": 1,
+                    "sshdServiceType": "NodePort",
+                    "sshdServiceNodePort": ssh_port,
+                    "sshRootPublicKeys": [public_key],
+                    "volumes": {
+                        "jailSubMounts": [
+                            {
+                                "name": n,
+                                "mountPath": path,
+                                "volumeSourceName": f"jail-submount-{n}",
+                            }
+                            for n, path in submounts.items()
+                        ]
+                    },
+                },
+                "exporter": {"enabled": False, "k8sNodeFilterName": "system"},
+                "rest": {"enabled": False, "k8sNodeFilterName": "system"},
+            },
+        },
+        NODESETS: {
+            "nodesets": [
+                {
+                    "name": "worker",
+                    "annotations": {"slurm.nebius.ai/parental-cluster-ref": "soperator"},
+                    "replicas": 2,
+                    "gpu": {"enabled": True},
+                    "nodeSelector": {"slurm.nebius.ai/nodeset-name": "worker"},
+                    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+                    "nodeConfig": {
+                        "static": "CPUs=64 Boards=1 SocketsPerBoard=1 CoresPerSocket=32 "
+                        "ThreadsPerCore=2 Gres=gpu:nvidia_l40s:2"
+                    },
+                    "munge": {"resources": {"cpu": "500m", "memory": "1Gi"}},
+                    "slurmd": {
+                        "resources": {"cpu": "60", "memory": "350Gi", "gpu": 2},
+                        "volumes": {
+                            "spool": {"emptyDir": {}},
+                            "jail": jail,
+                            "sharedMemorySize": "1Gi",
+                            "jailSubMounts": [
+                                *(
+                                    {
+                                        "name": n,
+                                        "mountPath": path,
+                                        "volumeSource": {
+                                            "persistentVolumeClaim": {
+                                                "claimName": f"jail-submount-{n}-pvc"
+                                            }
+                                        },
+                                    }
+                                    for n, path in submounts.items()
+                                ),
+                                {
+                                    "name": "memory",
+                                    "mountPath": "/mnt/memory",
+                                    "volumeSource": {
+                                        "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}
+                                    },
+                                },
+                            ],
+                        },
+                    },
+                }
+            ]
+        },
+    }
+
+
+def node_groups(num_workers: int = 2) -> list[NodeGroup]:
+    """The node groups of the local stack, with every filesystem attached."""
+    filesystems = tuple((tag, f"computefilesystem-{tag}") for tag in TAGS)
+    roles = ("system", "controller", "login", "accounting")
+    groups = [
+        NodeGroup(
+            id=f"mk8snodegroup-{role}",
+            num_nodes=1,
+            platform="cpu-d3",
+            preset="8vcpu-32gb",
+            labels={NODESET_LABEL: role, "slurm.nebius.ai/jail": "true"},
+            filesystems=filesystems,
+        )
+        for role in roles
+    ]
+    labels = {
+        NODESET_LABEL: "worker",
+        "slurm.nebius.ai/nodeset-name": "worker",
+        "slurm.nebius.ai/jail": "true",
+    }
+    workers = NodeGroup(
+        id="mk8snodegroup-worker",
+        num_nodes=num_workers,
+        platform="gpu-l40s-d",
+        preset="2gpu-64vcpu-384gb",
+        labels=labels,
+        taints=({"key": "nvidia.com/gpu", "value": "", "effect": "NoSchedule"},),
+        filesystems=filesystems,
+    )
+    return [*groups, workers]
+
+
+@dataclass
+class Stand:
+    """One state folder with its API server and reconciler."""
+
+    cloud: Cloud
+    client: KubeClient
+    ssh_port: int
+    key: Path
+    host_key: Path
+    applied: list[Object] = field(default_factory=list)
+
+    def values(self) -> Values:
+        """Right values, to be spoilt."""
+        public = self.key.with_suffix(".pub").read_text().strip()
+        return copy.deepcopy(shipped_values(self.ssh_port, public))
+
+    def set_nodes(self, groups: list[NodeGroup]) -> None:
+        """Make the Kubernetes nodes of these groups, as the nodes loop does."""
+        reconcile_nodes(self.client, groups, self.client.list("v1", "Node"))
+
+    def apply(self, values: Values, groups: list[NodeGroup] | None = None) -> None:
+        """Apply what the charts render from the values."""
+        self.set_nodes(node_groups() if groups is None else groups)
+        objects: list[Object] = []
+        for chart, given in values.items():
+            release = Release(
+                name=chart.removeprefix("helm-"),
+                namespace=NAMESPACE,
+                chart=chart,
+                version=CHART_VERSION,
+            )
+            objects += render(chart, CHART_VERSION, release, given).objects
+        head = [_namespace(), _secret(self.host_key)]
+        for item in [*head, *objects]:
+            self.client.apply(item)
+        self.applied = objects
+
+    def delete(self) -> None:
+        """Delete what was applied, last first, and wait for the end of it all."""
+        for item in reversed(self.applied):
+            self.client.delete(item)
+        for item in self.applied:
+            self.client.wait_gone(item, timeout_s=WAIT_S)
+        self.applied = []
+        self.wait(lambda: not pods.processes(self.cloud.runtime.folder), "the end of the pods")
+
+    def status(self, kind: str, name: str) -> dict[str, Any]:
+        """Live status of a SlurmCluster or NodeSet."""
+        version = "v1" if kind == "SlurmCluster" else "v1alpha1"
+        target = {
+            "apiVersion": f"slurm.nebius.ai/{version}",
+            "kind": kind,
+            "metadata": {"name": name, "namespace": NAMESPACE},
+        }
+        return (self.client.get(target) or {}).get("status") or {}
+
+    def messages(self, kind: str, name: str) -> str:
+        """Messages of the conditions that are not met."""
+        conditions = self.status(kind, name).get("conditions") or []
+        return "; ".join(c["message"] for c in conditions if c["status"] == "False")
+
+    def wait_message(self, kind: str, name: str, text: str) -> None:
+        """Wait until a condition says `text`."""
+        self.wait(lambda: text in self.messages(kind, name), f"'{text}' in {kind} {name}")
+
+    def wait_idle(self, nodes: str) -> None:
+        """Wait until exactly these nodes (as Slurm lists them) are idle, seen over SSH."""
+        command = "sinfo -h -p main -t idle -o %N"
+        self.wait(lambda: self.ssh(command).stdout.strip() == nodes, f"idle {nodes}")
+
+    def wait(self, is_met: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+        """Poll until `is_met`; the failure shows every status."""
+        deadline = time.monotonic() + timeout_s
+        while not is_met():
+            if time.monotonic() > deadline:
+                cluster = self.messages("SlurmCluster", "soperator")
+                nodeset = self.messages("NodeSet", "worker")
+                logs = "\n".join(self._last_lines())
+                pytest.fail(f"no {what}; cluster: {cluster}; nodeset: {nodeset}\n{logs}")
+            time.sleep(0.1)
+
+    def ssh(self, command: str, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run a command on the login node, with the host key of the Secret pinned."""
+        public = self.host_key.with_suffix(".pub").read_text().split()
+        known_hosts = self.key.parent / "known_hosts"
+        known_hosts.write_text(f"[127.0.0.1]:{self.ssh_port} {public[0]} {public[1]}\n")
+        argv = ["ssh", "-F", "/dev/null", "-i", str(self.key), "-p", str(self.ssh_port)]
+        argv += ["-o", f"UserKnownHostsFile={known_hosts}", "-o", "BatchMode=yes"]
+        argv += ["-o", "StrictHostKeyChecking=yes", "-o", "IdentitiesOnly=yes", *options]
+        argv += ["root@127.0.0.1", command]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+    def submit(self, script: str, *options: str) -> str:
+        """Submit a batch script in /mnt/data; its job id."""
+        quoted = script.replace("'", "'\\''")
+        submitted = self.ssh(
+            f"cd /mnt/data && sbatch --parsable {' '.join(options)} --wrap '{quoted}'"
+        )
+        assert submitted.returncode == 0, submitted.stderr
+        return submitted.stdout.strip()
+
+    def output(self, job: str) -> str:
+        """Output of a job, once it has ended."""
+        path = self.cloud.state.local / "filesystems" / "computefilesystem-jail-submount-data"
+        self.wait(lambda: self.ssh(f"squeue -h -j {job}").stdout.strip() == "", f"end of {job}")
+        return (path / f"slurm-{job}.out").read_text()
+
+    def start_reconciler(self) -> None:
+        """Start the reconciler without its loops for nodes and services."""
+        argv = [sys.executable, "-m", "infra.local.reconcile", "--state"]
+        argv += [str(self.cloud.state.root), "--without-nodes"]
+        process.start(
+            RECONCILER,
+            argv,
+            run_dir=self.cloud.state.run,
+            log=self.cloud.state.local / "log" / "reconcile.log",
+            env=self.cloud.environment(),
+        )
+
+    def pid(self, name: str) -> int:
+        """Pid of a recorded process that runs."""
+        found = process.find(name, self.cloud.state.run)
+        assert found is not None, name
+        return found.pid if found.alive else 0
+
+    def _last_lines(self) -> Iterator[str]:
+        logs = [*(self.cloud.runtime.folder / "log").glob("*.log")]
+        for log in [*logs, self.cloud.state.local / "log" / "reconcile.log"]:
+            if log.exists():
+                lines = log.read_text(errors="replace").splitlines()[-4:]
+                yield f"{log.name}: " + " | ".join(lines)
+
+
+@contextlib.contextmanager
+def running_stand(folder: Path) -> Iterator[Stand]:
+    """A stand in its own folder and on its own ports; skips where this machine cannot run one."""
+    base, ssh_port = _free_base(), free_ports(1)[0]
+    cloud = Cloud(state=State(folder / "state"), cache=Cache(folder / "cache"), ports=Ports(base))
+    try:
+        check_machine(_with_real_cache(cloud))
+    except LocalError as error:
+        pytest.skip(str(error))
+    key, host_key = folder / "id", folder / "host_key"
+    for path in (key, host_key):
+        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
+        subprocess.run(argv, check=True)
+    client = None
+    try:
+        api_server.start(cloud.kube)
+        client = KubeClient(cloud.kube.access())
+        install_crds(client)
+        stand = Stand(cloud, client, ssh_port, key, host_key)
+        stand.start_reconciler()
+        yield stand
+    finally:
+        if client is not None:
+            client.close()
+        process.stop(RECONCILER, cloud.state.run)
+        cloud.runtime.stop_all()
+        api_server.stop(cloud.kube)
+        left = pods.processes(cloud.runtime.folder)
+        running = [
+            p.name for p in process.all_processes(cloud.state.run) if alive(p.name, cloud.state.run)
+        ]
+        shutil.rmtree(folder, ignore_errors=True)
+        assert not left
+        assert not running
+
+
+def _with_real_cache(cloud: Cloud) -> Cloud:
+    return Cloud(state=cloud.state, cache=Cache.from_environ(), ports=cloud.ports)
+
+
+def _free_base() -> int:
+    """A port base whose ports are free now, other than those of stands in parallel."""
+    for base in range(20000 + os.getpid() % 50 * 200, 32000, 200):
+        with contextlib.suppress(OSError):
+            from socket import socket
+
+            with contextlib.ExitStack() as stack:
+                for port in (*range(base, base + 8), *range(base + 20, base + 24)):
+                    stack.enter_context(socket()).bind(("127.0.0.1", port))
+            return base
+    raise AssertionError("no free port base")
+
+
+def _namespace() -> Object:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+
+
+def _secret(host_key: Path) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "login-host-keys", "namespace": NAMESPACE},
+        "stringData": {
+            "ssh_host_ed25519_key": host_key.read_text(),
+            "ssh_host_ed25519_key.pub": host_key.with_suffix(".pub").read_text(),
+        },
+    }
