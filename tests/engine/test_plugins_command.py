@@ -169,9 +169,7 @@ def test_a_text_becomes_a_file_and_never_a_folder(plugin, sshd, tmp_path):
     plugin.create(COPY, URN, inputs, False)
     assert (tmp_path / "conf").read_text() == "x = 1\n"
     inputs["remotePath"] = str(tmp_path)
-    with pytest.raises(
-        ProviderError, match="is a directory; a text asset needs"
-    ):
+    with pytest.raises(ProviderError, match="is a directory; a text asset needs"):
         plugin.create(COPY, URN, inputs, False)
 
 
