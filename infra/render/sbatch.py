@@ -77,6 +77,8 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
 
 
 def _directives(spec: StackSpec, job: JobSpec) -> list[str]:
+    logs = _place(spec, "logs")
+    _place(spec, "results")
     options = [
         f"--job-name={job.name}",
         f"--partition={job.partition}",
@@ -85,18 +87,18 @@ def _directives(spec: StackSpec, job: JobSpec) -> list[str]:
         f"--cpus-per-task={job.cpus_per_task}",
         *([f"--gpus-per-node={job.gpus_per_node}"] if job.gpus_per_node else []),
         f"--time={job.time_limit}",
-        f"--output={_logs(spec)}/%x_%j.out",
+        f"--output={logs}/%x_%j.out",
         "--open-mode=append",  # a requeued job keeps the log of its first run
     ]
     return [f"#SBATCH {option}" for option in options]
 
 
-def _logs(spec: StackSpec) -> str:
-    if "logs" not in spec.storage.places:
+def _place(spec: StackSpec, name: str) -> str:
+    if name not in spec.storage.places:
         raise RenderError(
-            f"{spec.name}: storage.places.logs: missing; name the folder for job logs"
+            f"{spec.name}: storage.places.{name}: missing; jobs write there; name one"
         )
-    return spec.storage.places["logs"]
+    return spec.storage.places[name]
 
 
 def _nodesets(spec: StackSpec, job: JobSpec) -> tuple[WorkerSpec, ...]:
@@ -182,7 +184,9 @@ def _distributed(job: JobSpec, ranks_per_node: int) -> list[str]:
             f"bash -c {_quote(_LAUNCH)} launch {_module(job)} || status=$?"
         ),
         "# srun has the highest status of all nodes; the first one says why the job failed.",
-        '[[ $status -eq 0 || ! -s $SOPERATOR_EXIT_FILE ]] || read -r status < "$SOPERATOR_EXIT_FILE"',
+        "if [[ $status -ne 0 && -s $SOPERATOR_EXIT_FILE ]]; then",
+        '  read -r status < "$SOPERATOR_EXIT_FILE"',
+        "fi",
         'exit "$status"',
     ]
 

@@ -1,0 +1,267 @@
+"""Jobs through the user's door: a real login node, real Slurm, the scripts that are rendered.
+
+The invariant: what a command says about a job is what Slurm did with it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.demo.chain import Chain
+from infra.jobs import history, logs, pull, slurm, submit, sync
+from infra.jobs.errors import JobsError
+from infra.jobs.ssh import Connection
+from infra.local.state import CHECKOUT
+from infra.render.archive import hash_files
+from infra.render.sbatch import render_sbatch
+from stacks.spec import JobSpec, StackSpec
+from tests.local.jobs_cluster import JobsCluster, running_cluster
+
+pytestmark = pytest.mark.local
+
+# What a job of ours does without a model: says what it sees, writes a record, ends as it is told.
+PROBE = """
+import json, os, pathlib, sys, time
+rank = int(os.environ.get("RANK", 0))
+sets = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+seen = {k: v for k, v in os.environ.items() if k.startswith(("SOPERATOR_", "NCCL_", "MASTER_"))}
+seen |= {"rank": rank, "argv": sys.argv[1:], "cwd": os.getcwd(), "node": os.uname().nodename}
+print(json.dumps(seen), flush=True)
+for number in range(int(sets.get("lines", 0))):
+    print(f"line {number}", flush=True)
+    time.sleep(float(sets.get("every", 0)))
+results = pathlib.Path(os.environ["SOPERATOR_PLACE_RESULTS"], os.environ["SLURM_JOB_ID"])
+results.mkdir(parents=True, exist_ok=True)
+(results / "run_record.json").write_text("{}")
+time.sleep(float(sets.get("sleep", 0)))
+if int(sets.get("fail_rank", 0)) == rank:
+    sys.exit(int(sets.get("exit", 0)))
+time.sleep(float(sets.get("linger", 0)))
+"""
+
+
+def probe_spec(spec: StackSpec) -> StackSpec:
+    """The local stack with jobs that run in a second."""
+    probe = JobSpec(name="probe", module="workloads.probe", recipe="none")
+    ranks = replace(probe, name="ranks", nodes=2, gpus_per_node=2, cpus_per_task=4)
+    return replace(spec, jobs=(probe, ranks, replace(probe, name="second", after="probe")))
+
+
+def release(spec: StackSpec) -> dict[str, bytes]:
+    """What `pulumi up` would deliver, with the probe as the only workload."""
+    launcher = [CHECKOUT / "workloads" / "common" / f"{name}.py" for name in _LAUNCHER]
+    files = {path.relative_to(CHECKOUT).as_posix(): path.read_bytes() for path in launcher}
+    files |= {"workloads/__init__.py": b"", "workloads/probe.py": PROBE.encode()}
+    return files | {f"jobs/{job.name}": render_sbatch(spec, job).encode() for job in spec.jobs}
+
+
+_LAUNCHER = ("__init__", "launch", "exit_codes", "log")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
+    folder = tmp_path_factory.mktemp("jobs")
+    identity = folder / "id"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", identity], check=True)
+    public = Path(f"{identity}.pub").read_text().strip()
+    with running_cluster(folder, public, identity) as made:
+        spec = probe_spec(made.spec)
+        outputs = replace(made.outputs, jobs={job.name: "" for job in spec.jobs})
+        yield replace(made, spec=spec, outputs=outputs)
+
+
+@pytest.fixture
+def connection(cluster: JobsCluster) -> Iterator[Connection]:
+    with Connection(cluster.outputs.endpoint(cluster.identity)) as opened:
+        sync.send(opened, cluster.outputs.code_path, release(cluster.spec))
+        yield opened
+
+
+def start(
+    cluster: JobsCluster, connection: Connection, job: str, *sets: str, after: str | None = None
+) -> submit.Submission:
+    digest = hash_files(release(cluster.spec))
+    return submit.submit(connection, cluster.outputs, job, code_hash=digest, sets=sets, after=after)
+
+
+def finish(connection: Connection, submission: submit.Submission) -> tuple[int, str]:
+    """Exit status and log of the job, through `logs`."""
+    received = bytearray()
+    job = logs.follow(
+        connection,
+        submission.log_path,
+        submission.job_id,
+        write=lambda chunk: received.extend(chunk),
+    )
+    return job.status, received.decode()
+
+
+def test_a_job_sees_its_places_its_code_and_its_settings(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    submission = start(cluster, connection, "probe", "a.b=c d")
+    status, log = finish(connection, submission)
+    seen = json.loads(log.splitlines()[0])
+    assert status == 0
+    assert seen["SOPERATOR_PLACE_CHKPT"] == "/mnt/chkpt"
+    assert seen["SOPERATOR_CODE_HASH"] == submission.code_hash
+    assert seen["cwd"] == f"/home/shared/finetune_code/releases/{submission.code_hash}"
+    assert (seen["SOPERATOR_PLATFORM"], seen["SOPERATOR_PRESET"]) == (
+        "gpu-l40s-d",
+        "2gpu-64vcpu-384gb",
+    )
+    assert seen["argv"] == ["--recipe", "none", "--set", "a.b=c d"]
+
+
+def test_four_ranks_on_two_nodes_have_four_numbers_and_one_master(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    """`$SLURM_NODEID` expanded on the batch host made every node rank 0 and hung the job."""
+    status, log = finish(connection, start(cluster, connection, "ranks"))
+    seen = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    assert status == 0
+    assert {(each["rank"], each["node"]) for each in seen} == {
+        (0, "worker-0"),
+        (1, "worker-0"),
+        (2, "worker-1"),
+        (3, "worker-1"),
+    }
+    assert {each["MASTER_ADDR"] for each in seen} == {"worker-0"}
+    assert {each["NCCL_IB_DISABLE"] for each in seen} == {"1"}
+
+
+def test_the_exit_status_of_the_rank_that_failed_first_is_the_jobs(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    """srun reports the highest status of all nodes: 75 of a stopped one would hide the 65."""
+    submission = start(cluster, connection, "ranks", "fail_rank=3", "exit=65", "linger=60")
+    status, _ = finish(connection, submission)
+    assert status == 65
+
+
+def test_sbatch_on_the_login_node_runs_the_same_job(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    typed = connection.run(
+        f"cd {cluster.outputs.code_path} && sbatch --parsable --wait jobs/probe --set exit=7"
+    )
+    assert typed.exit_code == 7
+    log = connection.run(f"cat {cluster.outputs.log_path('probe', typed.stdout.strip())}")
+    assert json.loads(log.stdout.splitlines()[0])["argv"][-1] == "exit=7"
+
+
+def test_a_missing_python_environment_ends_the_job_with_78_and_says_what_to_do(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    spec = replace(cluster.spec, python_env_path="/opt/none")
+    files = release(spec)
+    sync.send(connection, cluster.outputs.code_path, files)
+    submission = submit.submit(connection, cluster.outputs, "probe", code_hash=hash_files(files))
+    status, log = finish(connection, submission)
+    assert status == 78
+    assert "/opt/none/bin/python is missing: make this Python environment" in log
+
+
+def test_code_that_is_not_on_the_cluster_is_refused_and_nothing_is_queued(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    before = slurm.recent(connection, days=1)
+    with pytest.raises(JobsError, match="this checkout is 0000000000000000; run `pulumi up"):
+        submit.submit(connection, cluster.outputs, "probe", code_hash="0000000000000000")
+    assert slurm.recent(connection, days=1) == before
+
+
+def test_a_job_after_a_failed_one_is_cancelled_instead_of_waiting_for_ever(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    first = start(cluster, connection, "probe", "sleep=2", "exit=3")
+    second = start(cluster, connection, "second", after=first.job_id)
+    status, _ = finish(connection, second)
+    assert slurm.find(connection, first.job_id).exit_code == 3
+    assert slurm.find(connection, second.job_id).state == "CANCELLED"
+    assert status != 0
+
+
+def test_a_cancelled_job_ends_its_log_with_a_status_that_is_not_0(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    submission = start(cluster, connection, "probe", "lines=1000", "every=0.2")
+    log = bytearray()
+
+    def write(chunk: bytes) -> None:
+        log.extend(chunk)
+        if b"line 2\n" in log:
+            slurm.cancel(connection, [submission.job_id])
+
+    job = logs.follow(connection, submission.log_path, submission.job_id, write=write)
+    assert (job.state, job.succeeded) == ("CANCELLED", False)
+    assert job.status != 0
+
+
+def test_a_pulled_job_brings_its_record_its_log_and_its_submission(
+    cluster: JobsCluster, connection: Connection, tmp_path: Path
+) -> None:
+    submission = start(cluster, connection, "probe")
+    history.remember(tmp_path, submission)
+    finish(connection, submission)
+    folder = pull.pull(connection, cluster.outputs, "probe", submission.job_id, state=tmp_path)
+    assert folder == tmp_path / "runs" / "jobs" / submission.job_id
+    assert {path.name for path in folder.iterdir()} == {
+        "run_record.json",
+        "job.log",
+        "submission.json",
+    }
+    assert history.submissions(tmp_path, "jobs") == (submission,)
+
+
+def test_a_wrong_host_key_stops_the_connection_before_anything_is_sent(
+    cluster: JobsCluster, tmp_path: Path
+) -> None:
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True
+    )
+    other = (tmp_path / "other.pub").read_text()
+    endpoint = replace(cluster.outputs, login_host_key=other).endpoint(cluster.identity)
+    with pytest.raises(JobsError, match="the host key is not the one that the stack pins"):
+        Connection(endpoint)
+
+
+def test_a_key_that_is_not_declared_is_refused_with_what_to_declare(
+    cluster: JobsCluster, tmp_path: Path
+) -> None:
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True
+    )
+    with pytest.raises(JobsError, match=r"was refused; add its public half to login\.ssh_public"):
+        Connection(cluster.outputs.endpoint(tmp_path / "other"))
+
+
+def test_a_chain_that_runs_again_uses_finished_jobs_and_repeats_changed_ones(
+    cluster: JobsCluster, connection: Connection, tmp_path: Path
+) -> None:
+    spec = replace(cluster.spec, jobs=tuple(j for j in cluster.spec.jobs if j.name != "ranks"))
+    said: list[str] = []
+    chain = Chain(
+        connection=connection,
+        outputs=cluster.outputs,
+        state=tmp_path,
+        code_hash=hash_files(release(cluster.spec)),
+        git_revision=None,
+        say=said.append,
+    )
+    first = chain.run(spec, {})
+    again = chain.run(spec, {})
+    changed = chain.run(spec, {"second": ("a=b",)})
+    earlier = chain.run(spec, {"probe": ("a=b",)})
+    assert [step.reused for step in first] == [False, False]
+    assert [step.reused for step in again] == [True, True]
+    assert [step.reused for step in changed] == [True, False]
+    # `second` ran before the new `probe`, so what it made no longer follows from it.
+    assert [step.reused for step in earlier] == [False, False]
+    assert [step.job.id for step in again] == [step.job.id for step in first]
