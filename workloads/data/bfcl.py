@@ -9,7 +9,7 @@ large.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,25 +33,24 @@ def system_prompt(functions: list[Mapping[str, Any]]) -> str:
     )
 
 
-def reference_call(possible_answer: Mapping[str, Any]) -> ToolCall:
-    """Return the call made of the first allowed values, optional arguments left out."""
+def reference_call(possible_answer: Mapping[str, Any], *, required: Collection[str]) -> ToolCall:
+    """Return the call made of the first allowed values, optional arguments left out.
+
+    Two rows mark an argument as optional that their function requires; it stays in.
+    """
     ((name, arguments),) = possible_answer.items()
     return ToolCall(
         name=name,
         arguments={
-            argument: _first_value(values)
+            argument: _plain(next(value for value in values if value != OPTIONAL))
             for argument, values in arguments.items()
-            if OPTIONAL not in values
+            if OPTIONAL not in values or argument in required
         },
     )
 
 
-def _first_value(values: list[Any]) -> Any:
-    """Return the first allowed value; dictionaries hold lists of allowed values themselves."""
-    return _plain(values[0])
-
-
 def _plain(value: Any) -> Any:
+    """Return `value` with the first allowed value inside dictionaries, which hold lists of them."""
     if isinstance(value, dict):
         return {
             key: _plain(allowed[0]) for key, allowed in value.items() if OPTIONAL not in allowed
@@ -72,10 +71,12 @@ def read(folder: Path, *, limit: int | None = None) -> list[Chat]:
             raise DataError(f"{folder / CATEGORY}: {row['id']} has no possible answer")
         ((ground_truth),) = answer["ground_truth"]
         functions = row["function"]
+        required = functions[0]["parameters"].get("required", ())
+        reference = reference_call(ground_truth, required=required)
         messages = [
             {"role": "system", "content": system_prompt(functions)},
             *({"role": m["role"], "content": m["content"]} for m in row["question"][0]),
-            {"role": "assistant", "content": render(reference_call(ground_truth))},
+            {"role": "assistant", "content": render(reference)},
         ]
         chats.append(
             Chat(

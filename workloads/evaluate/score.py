@@ -82,12 +82,12 @@ def _value_matches(value: Any, *, detail: Mapping[str, Any], allowed: Sequence[A
     expected = TYPES[declared]
     if expected is float and type(value) is int:
         value = float(value)
-    example = next((item for item in allowed if item != OPTIONAL), None)
+    given = [item for item in allowed if item != OPTIONAL]
     # BFCL lets an answer name a variable: the allowed value's type then differs from the declared
     # one, and the value counts with the allowed value's type.
-    is_variable = example is not None and type(example) is not expected
+    is_variable = bool(given) and type(given[0]) is not expected
     if type(value) is not expected:
-        return example is not None and type(value) is type(example) and value in allowed
+        return bool(given) and type(value) is type(given[0]) and value in allowed
     if expected is list:
         item_type = TYPES.get(str(detail.get("items", {}).get("type")))
         if item_type and not _items_have_type(value, item_type, allowed):
@@ -95,14 +95,14 @@ def _value_matches(value: Any, *, detail: Mapping[str, Any], allowed: Sequence[A
         if is_variable:
             return value in allowed
         if item_type is dict:
-            return any(_dicts_match(value, item) for item in allowed if item != OPTIONAL)
+            return any(_dicts_match(value, item) for item in given)
         return _standard_items(value) in [
             _standard_items(item) for item in allowed if isinstance(item, list)
         ]
     if is_variable:
         return value in allowed
     if expected is dict:
-        return any(_dict_matches(value, item) for item in allowed if item != OPTIONAL)
+        return any(_dict_matches(value, item) for item in given)
     if expected is str:
         return _standard(value) in [_standard(item) for item in allowed if isinstance(item, str)]
     return value in allowed

@@ -32,15 +32,15 @@ class AdamW(torch.optim.Optimizer):
         )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Apply one update; every weight with a gradient moves."""
         assert closure is None
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    self._update(weight, group)
+                    self._update(weight, weight.grad.float(), group)
 
-    def _update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
+    def _update(self, weight: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[weight]
         if not state:
             state["step"] = 0
@@ -49,7 +49,6 @@ class AdamW(torch.optim.Optimizer):
             if weight.dtype != torch.float32:
                 state["weight_fp32"] = weight.float()
         state["step"] += 1
-        gradient = weight.grad.float()
         master = state.get("weight_fp32", weight)
         beta1, beta2 = group["betas"]
         state["exp_avg"].lerp_(gradient, 1 - beta1)

@@ -1,0 +1,190 @@
+"""Places, exit codes, run records, atomic folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from workloads.common import atomic
+from workloads.common.dist import environment_rank
+from workloads.common.exit_codes import (
+    ConfigError,
+    DataError,
+    ExitCode,
+    NonFiniteLossError,
+    PreemptedError,
+    exit_code_of,
+)
+from workloads.common.hardware import peak_bf16_flops
+from workloads.common.places import Places
+from workloads.common.record import RunRecord
+from workloads.common.tool_calls import ToolCall, parse_calls, render
+
+
+def test_a_place_without_its_variable_says_what_to_export() -> None:
+    with pytest.raises(ConfigError, match=r"SOPERATOR_PLACE_DATA is not set.*storage.places.data"):
+        Places({}).path("data")
+
+
+def test_a_relative_place_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not an absolute path"):
+        Places({"SOPERATOR_PLACE_DATA": "x"}).path("data")
+
+
+def test_a_template_expands_to_its_place() -> None:
+    places = Places({"SOPERATOR_PLACE_CHKPT": "/mnt/chkpt"})
+    assert places.expand("{place:chkpt}/latest", at="x") == Path("/mnt/chkpt/latest")
+    with pytest.raises(ConfigError, match=r"evaluate\.adapter: 'a/b' is neither"):
+        places.expand("a/b", at="evaluate.adapter")
+    with pytest.raises(ConfigError, match="place 'disk' is unknown"):
+        places.expand("{place:disk}/x", at="x")
+
+
+def test_a_model_is_found_by_its_full_or_last_name(tmp_path: Path) -> None:
+    (tmp_path / "Qwen3-14B").mkdir()
+    (tmp_path / "Qwen3-14B" / "config.json").write_text("{}")
+    places = Places({"SOPERATOR_PLACE_MODEL": str(tmp_path)})
+    assert places.model_dir("Qwen/Qwen3-14B") == tmp_path / "Qwen3-14B"
+    with pytest.raises(DataError, match=f"model 'x' was not found.*{tmp_path}/x"):
+        places.model_dir("x")
+
+
+def test_exit_codes_are_distinct_and_only_success_is_zero() -> None:
+    codes = [int(code) for code in ExitCode]
+    assert len(set(codes)) == len(codes)
+    assert [code for code in ExitCode if code == 0] == [ExitCode.OK]
+
+
+def test_each_failure_has_its_own_exit_code() -> None:
+    """A published trainer caught RuntimeError and returned None: OOM and NCCL errors exited 0."""
+    import torch
+    import torch.distributed as dist
+
+    cases: list[tuple[BaseException, ExitCode]] = [
+        (torch.OutOfMemoryError("CUDA out of memory"), ExitCode.OUT_OF_MEMORY),
+        (MemoryError(), ExitCode.OUT_OF_MEMORY),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate"),
+            ExitCode.OUT_OF_MEMORY,
+        ),
+        (dist.DistBackendError("NCCL error"), ExitCode.DISTRIBUTED),
+        (RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed"), ExitCode.DISTRIBUTED),
+        (PreemptedError("x"), ExitCode.PREEMPTED),
+        (DataError("x"), ExitCode.BAD_DATA),
+        (ConfigError("x"), ExitCode.BAD_CONFIG),
+        (NonFiniteLossError("x"), ExitCode.NON_FINITE),
+        (RuntimeError("shapes differ"), ExitCode.FAILED),
+    ]
+    assert [exit_code_of(error) for error, _ in cases] == [code for _, code in cases]
+
+
+def test_a_real_cpu_allocation_failure_counts_as_out_of_memory() -> None:
+    import torch
+
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert exit_code_of(caught.value) == ExitCode.OUT_OF_MEMORY
+
+
+def test_half_of_the_rank_variables_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that expanded its rank on the login node hung; half a set must not pass as rank 0."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(ConfigError, match="RANK set but not LOCAL_RANK, WORLD_SIZE"):
+        environment_rank()
+
+
+def test_the_record_has_exactly_the_fields_of_schema_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    record = RunRecord(kind="train", recipe="r").to_json()
+    assert list(record) == [
+        *("schema_version", "kind", "job_id", "job", "stack", "code_hash", "git_revision"),
+        *("started_at", "finished_at", "outcome", "reason", "hardware", "versions", "engine"),
+        *("model", "recipe", "world_size", "metrics", "artifacts"),
+    ]
+    assert record["schema_version"] == 1
+    assert record["job_id"] == "12"
+
+
+def test_the_record_is_one_line_and_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunRecord(kind="train", recipe="r", reason="two\nlines").finish(tmp_path / "12")
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 1
+    assert json.loads(printed) == json.loads((tmp_path / "12" / "run_record.json").read_text())
+
+
+def test_a_peak_that_is_not_in_the_table_is_unknown() -> None:
+    assert peak_bf16_flops("cpu") is None
+    assert peak_bf16_flops("NVIDIA H200") == 989.4e12
+    assert peak_bf16_flops("NVIDIA H100 PCIe") is None
+
+
+def test_a_killed_writer_leaves_no_folder(tmp_path: Path) -> None:
+    target = tmp_path / "result"
+    child = os.fork()
+    if child == 0:
+        with atomic.new_directory(target) as partial:
+            (partial / "half").write_text("x")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert not target.exists()
+
+
+def test_an_error_leaves_the_earlier_folder(tmp_path: Path) -> None:
+    target = tmp_path / "result"
+    with atomic.new_directory(target) as partial:
+        (partial / "a").write_text("1")
+
+    def write_and_stop() -> None:
+        with atomic.new_directory(target, replace=True) as partial:
+            (partial / "a").write_text("2")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        write_and_stop()
+    assert (target / "a").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["result"]
+
+
+CALL = ToolCall(name="f", arguments={"a": 1, "b": "it's"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        render(CALL),
+        '<tool_call>{"name": "f", "arguments": {"a": 1, "b": "it\'s"}}',
+        '<functioncall> {"name": "f", "arguments": \'{"a": 1, "b": "it\\\'s"}\'} <|endoftext|>',
+        '<functioncall> {"name": "f", "arguments": \'{"a": 1, "b": "it\'s"}\'}',
+        '{"name": "f", "arguments": "{\\"a\\": 1, \\"b\\": \\"it\'s\\"}"}',
+        '{"name": "f", "parameters": {"a": 1, "b": "it\'s"}} and so on }',
+    ],
+)
+def test_a_call_is_read_in_every_form_that_models_write(text: str) -> None:
+    """A published parser took the first { to the last } and read Glaive's own form as nothing."""
+    assert parse_calls(text) == [CALL]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The answer is 4.", []),
+        ("", []),
+        ("<tool_call>\nnot json\n</tool_call>", None),
+        ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', None),
+        ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', None),
+        ('<tool_call>{"name": "f"}</tool_call>', [ToolCall(name="f")]),
+        (render(CALL) + "\n" + render(CALL), [CALL, CALL]),
+    ],
+)
+def test_no_call_and_an_unreadable_call_are_told_apart(
+    text: str, expected: list[ToolCall] | None
+) -> None:
+    assert parse_calls(text) == expected

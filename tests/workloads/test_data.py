@@ -1,0 +1,336 @@
+"""Chat formats, split, masks, packing, and the prepare-data job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.workloads.conftest import EXCERPT, make_tokenizer
+from workloads.common.exit_codes import DataError, ExitCode
+from workloads.common.tool_calls import parse_calls
+from workloads.data import bfcl
+from workloads.data.chat_template import IGNORED, Example, encode, prompt_text, render
+from workloads.data.chats import Chat, from_row, read_source
+from workloads.data.config import SourceConfig
+from workloads.data.packing import collate, pack, unused_percent
+from workloads.data.split import split
+from workloads.data.tokenize import read_parquet, tokenize
+
+CHAT = (
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "4"},
+)
+# Earlier assistant turns lose their <think> block once another user turn follows, as in Qwen3.
+REWRITING_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' and loop.last %}<think></think>{% endif %}"
+    "{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think></think>{% endif %}"
+)
+
+
+def learned_text(tokenizer: Any, example: Example) -> list[str]:
+    """Returns the texts of each run of labelled tokens."""
+    runs: list[list[int]] = [[]]
+    for label in example.labels:
+        if label == IGNORED:
+            runs.append([])
+        else:
+            runs[-1].append(label)
+    return [tokenizer.decode(ids) for ids in runs if ids]
+
+
+def test_only_the_assistants_tokens_carry_labels(tokenizer: Any) -> None:
+    """A published run took the loss on prompts and padding: 85 % of it was padding."""
+    (example,) = encode(tokenizer, render(tokenizer, CHAT))
+    assert learned_text(tokenizer, example) == ["Hello<|im_end|>", "4<|im_end|>"]
+    assert all(
+        label in (IGNORED, token)
+        for label, token in zip(example.labels, example.input_ids, strict=True)
+    )
+
+
+def test_the_first_learned_token_follows_exactly_the_generation_prompt(tokenizer: Any) -> None:
+    (example,) = encode(tokenizer, render(tokenizer, CHAT))
+    prompt = tokenizer(prompt_text(tokenizer, CHAT[:2]), add_special_tokens=False)["input_ids"]
+    first = next(i for i, label in enumerate(example.labels) if label != IGNORED)
+    assert list(example.input_ids[:first]) == prompt
+
+
+def test_a_template_that_rewrites_earlier_turns_gives_one_example_per_turn() -> None:
+    tokenizer = make_tokenizer(REWRITING_TEMPLATE)
+    examples = encode(tokenizer, render(tokenizer, CHAT))
+    assert [learned_text(tokenizer, example) for example in examples] == [
+        ["Hello<|im_end|>"],
+        ["4<|im_end|>"],
+    ]
+
+
+def test_a_generation_prompt_that_is_not_the_turns_start_is_refused() -> None:
+    tokenizer = make_tokenizer(
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}<bot>{% endif %}"
+    )
+    with pytest.raises(DataError, match="generation prompt is not how the turn starts"):
+        render(tokenizer, CHAT)
+
+
+def test_a_template_that_changes_the_answer_is_refused() -> None:
+    tokenizer = make_tokenizer(
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] | upper }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    with pytest.raises(DataError, match="changes the text of the turn"):
+        render(tokenizer, CHAT)
+
+
+def test_an_overlong_chat_is_counted_or_refused_by_name(tokenizer: Any) -> None:
+    chats = [
+        Chat(id="short", messages=CHAT[:3], group="a"),
+        Chat(id="long", messages=CHAT, group="b"),
+    ]
+    limit = len(encode(tokenizer, render(tokenizer, CHAT[:3]))[0].input_ids)
+    tokens = tokenize(tokenizer, chats, max_tokens=limit, overlong="drop")
+    assert (len(tokens.examples), tokens.num_dropped) == (1, 1)
+    with pytest.raises(DataError, match=f"chat long: .* at most {limit} allowed"):
+        tokenize(tokenizer, chats, max_tokens=limit, overlong="refuse")
+
+
+def example_of(length: int, first: int = 0) -> Example:
+    """Returns an example whose second half is learned."""
+    ids = tuple((first + i) % 200 for i in range(length))
+    half = length // 2
+    return Example(input_ids=ids, labels=(IGNORED,) * half + ids[half:])
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_packing_keeps_every_example_once_and_no_row_overflows(lengths: list[int]) -> None:
+    examples = [example_of(length, first=i) for i, length in enumerate(lengths)]
+    packs = pack(examples, sequence_length=40)
+    packed = [example for row in packs for example in row.examples]
+    assert sorted(packed, key=repr) == sorted(examples, key=repr)
+    assert all(row.num_tokens <= 40 for row in packs)
+    # Best fit never opens a row while two rows could be one.
+    fills = sorted(row.num_tokens for row in packs)
+    assert len(fills) < 2 or fills[0] + fills[1] > 40
+    used = 100 * sum(lengths) / (40 * len(packs))
+    assert unused_percent(packs, sequence_length=40) == pytest.approx(100 - used)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_positions_restart_and_no_document_sees_or_predicts_another(lengths: list[int]) -> None:
+    packs = pack([example_of(length) for length in lengths], sequence_length=30)
+    batch = collate(packs, pad_id=0, length=32)
+    for row, packed in enumerate(packs):
+        start = 0
+        for example in packed.examples:
+            end = start + len(example.input_ids)
+            assert batch.position_ids_BT[row, start:end].tolist() == list(range(end - start))
+            mask = batch.mask_B1TT[row, 0]
+            assert not mask[start:end, :start].any()
+            assert not mask[start:end, end:].any()
+            assert mask[start:end, start:end].tolist() == [
+                [key <= query for key in range(end - start)] for query in range(end - start)
+            ]
+            # The last token of a document predicts nothing.
+            assert batch.labels_BT[row, end - 1] == IGNORED
+            assert batch.labels_BT[row, start : end - 1].tolist() == list(example.labels[1:])
+            start = end
+        assert (batch.labels_BT[row, start:] == IGNORED).all()
+    assert batch.num_tokens == sum(lengths)
+
+
+def test_an_example_longer_than_the_row_is_refused() -> None:
+    with pytest.raises(DataError, match="41 tokens do not fit sequence_length 40"):
+        pack([example_of(41)], sequence_length=40)
+
+
+def test_packed_rows_give_the_logits_and_the_loss_of_single_rows(model: Any) -> None:
+    import torch
+
+    from workloads.train.model import AssistantLoss
+
+    examples = [example_of(length, first=length) for length in (9, 17, 5, 11)]
+    packs = pack(examples, sequence_length=24)
+    assert len(packs) < len(examples)
+    loss = AssistantLoss(model)
+    with torch.no_grad():
+        packed = collate(packs, pad_id=0, length=26)
+        singles = [collate(pack([e], sequence_length=24), pad_id=0) for e in examples]
+        torch.testing.assert_close(loss(packed), sum(loss(batch) for batch in singles))
+        for row, content in enumerate(packs):
+            start = 0
+            for example in content.examples:
+                alone = model(torch.tensor([example.input_ids])).logits[0]
+                together = model(
+                    input_ids=packed.input_ids_BT[row : row + 1],
+                    position_ids=packed.position_ids_BT[row : row + 1],
+                    attention_mask=packed.mask_B1TT[row : row + 1],
+                ).logits[0, start : start + len(example.input_ids)]
+                torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-4)
+                start += len(example.input_ids)
+
+
+def chats_of(groups: list[str]) -> list[Chat]:
+    """Returns one chat per group name, all different."""
+    return [
+        Chat(
+            id=str(i),
+            group=group,
+            messages=({"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "a"}),
+        )
+        for i, group in enumerate(groups)
+    ]
+
+
+@given(st.lists(st.sampled_from("abcdefgh"), min_size=8, max_size=40), st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_no_group_is_on_both_sides_and_no_chat_is_lost(names: list[str], seed: int) -> None:
+    chats = chats_of([*names, "x", "y"])
+    sides = split(chats, test_ratio=0.2, rand_sort=True, seed=seed)
+    assert not {c.group for c in sides.train} & {c.group for c in sides.test}
+    assert sorted(int(c.id) for c in sides.train + sides.test) == list(range(len(chats)))
+    assert sides == split(chats, test_ratio=0.2, rand_sort=True, seed=seed)
+
+
+def test_without_rand_sort_the_order_stays_and_the_end_is_the_test() -> None:
+    sides = split(chats_of(list("abcde")), test_ratio=0.4, rand_sort=False, seed=0)
+    assert [c.id for c in sides.train] == ["0", "1", "2"]
+    assert [c.id for c in sides.test] == ["3", "4"]
+
+
+def test_equal_conversations_count_once() -> None:
+    chats = chats_of(list("abc"))
+    sides = split([*chats, chats[0]], test_ratio=0.3, rand_sort=True, seed=0)
+    assert sides.num_duplicates == 1
+    assert len(sides.train) + len(sides.test) == 3
+
+
+def test_a_split_that_leaves_a_side_empty_is_refused() -> None:
+    with pytest.raises(DataError, match="leaves 0 to train and 2 to test"):
+        split(chats_of(["a", "a"]), test_ratio=0.5, rand_sort=True, seed=0)
+
+
+def test_bfcl_references_are_calls_with_optional_arguments_left_out() -> None:
+    chats = {chat.id: chat for chat in bfcl.read(EXCERPT)}
+    assert len(chats) == 20
+    calls = parse_calls(chats["simple_python_0"].messages[-1]["content"])
+    assert calls is not None
+    assert calls[0].arguments == {"base": 10, "height": 5}
+    assert "calculate_triangle_area" in chats["simple_python_0"].messages[0]["content"]
+    # Required by the function, though its answer marks it as optional.
+    calls = parse_calls(chats["simple_python_17"].messages[-1]["content"])
+    assert calls is not None
+    assert calls[0].arguments == {"number": 450, "formatted": True}
+
+
+GLAIVE = {
+    "system": "SYSTEM: You may call -\n{}",
+    "chat": 'USER: Rate?\n\n\nASSISTANT: <functioncall> {"name": "rate", "arguments": '
+    '\'{"of": "it\'s"}\'} <|endoftext|>\n\n\nFUNCTION RESPONSE: {"r": 1}\n\n\n'
+    "ASSISTANT: It is 1. <|endoftext|>",
+}
+
+
+def test_glaive_rows_become_messages_with_our_call_form() -> None:
+    chat = from_row(GLAIVE, "glaive", at="x:1")
+    roles = [m["role"] for m in chat.messages]
+    assert roles == ["system", "user", "assistant", "tool", "assistant"]
+    assert chat.messages[2]["content"] == (
+        '<tool_call>\n{"name": "rate", "arguments": {"of": "it\'s"}}\n</tool_call>'
+    )
+    assert chat.messages[4]["content"] == "It is 1."
+
+
+def test_openai_tool_calls_become_our_call_form() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    row = {
+        "messages": [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ]
+    }
+    chat = from_row(row, "messages", at="x:1")
+    assert parse_calls(chat.messages[1]["content"]) is not None
+
+
+def test_rows_that_cannot_be_read_are_kept_apart_with_line_and_reason(tmp_path: Path) -> None:
+    good = {"system": "", "user": "q", "assistant": "a"}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{json.dumps(good)}\n{{broken\n{json.dumps({'user': 'q'})}\n")
+    source = SourceConfig(kind="jsonl", path="x", format="system_user_assistant")
+    chats, rejects = read_source(source, path)
+    assert len(chats) == 1
+    assert [reject["at"] for reject in rejects] == ["rows.jsonl:2", "rows.jsonl:3"]
+    assert "no assistant turn" in rejects[1]["reason"]
+
+
+def test_parquet_chats_are_read_in_order(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        {"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": "a"}]}
+        for i in range(3)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "part.parquet")
+    chats, rejects = read_source(SourceConfig(kind="parquet", path="x"), tmp_path)
+    assert [chat.messages[0]["content"] for chat in chats] == ["q0", "q1", "q2"]
+    assert not rejects
+
+
+def test_prepare_data_writes_chats_split_and_exactly_three_columns(places: Path, run: Any) -> None:
+    import pyarrow.parquet as pq
+
+    code, record = run("prepare-data")
+    assert (code, record["outcome"], record["kind"]) == (0, "PASS", "prepare-data")
+    folder = places / "data" / "prepared"
+    lines = {
+        name: (folder / name).read_text().splitlines()
+        for name in ("chats.jsonl", "chats_train.jsonl", "chats_test.jsonl")
+    }
+    assert len(lines["chats.jsonl"]) == 20
+    assert len(lines["chats_test.jsonl"]) == 5
+    assert len(lines["chats_train.jsonl"]) == 15
+    table = pq.read_table(folder / "tokens_train.parquet")
+    assert table.column_names == ["input_ids", "labels", "attention_mask"]
+    assert len(read_parquet(folder / "tokens_train.parquet")) == 15
+    assert json.loads((folder / "summary.json").read_text())["num_train_chats"] == 15
+    before = (folder / "tokens_train.parquet").read_bytes()
+    assert run("prepare-data")[0] == 0
+    assert (folder / "tokens_train.parquet").read_bytes() == before
+
+
+def test_unusable_data_is_a_failed_record_and_its_own_exit_code(places: Path, run: Any) -> None:
+    bad = places / "data" / "rows.jsonl"
+    bad.write_text("{broken\n")
+    code, record = run("prepare-data", "data.source.kind=jsonl", "data.source.path=rows.jsonl")
+    assert code == ExitCode.BAD_DATA
+    assert record["outcome"] == "FAIL"
+    assert "rows.jsonl:1" in record["reason"]
+    assert not (places / "data" / "prepared").exists()
+
+
+def test_a_recipe_without_the_section_is_a_config_error(places: Path, run: Any) -> None:
+    (places / "tiny_recipe.json").write_text(json.dumps({"model": "tiny"}))
+    code, record = run("prepare-data")
+    assert code == ExitCode.BAD_CONFIG
+    assert "has no section 'data'" in record["reason"]
+
+
+def test_converting_a_folder_without_a_model_says_what_was_expected(tmp_path: Path) -> None:
+    from workloads.data.convert_gguf import main
+
+    assert main([str(tmp_path), str(tmp_path / "out")]) == ExitCode.BAD_DATA
+    assert main([str(tmp_path / "none"), str(tmp_path / "out")]) == ExitCode.BAD_DATA
+    assert not (tmp_path / "out").exists()

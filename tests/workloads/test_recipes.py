@@ -1,0 +1,109 @@
+"""Recipes: every shipped one loads; mistakes are told with their path."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workloads.common.exit_codes import ConfigError
+from workloads.recipes import load_recipe, recipe_names
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_recipe_loads_and_has_a_section(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert recipe.data or recipe.train or recipe.evaluate
+
+
+def test_the_recipes_that_stacks_name_are_shipped() -> None:
+    assert {
+        "bfcl_smollm2",
+        "smollm2_135m_lora_2xcpu",
+        "finance_qwen3_14b",
+        "qwen3_14b_lora_8xl40s",
+        "glaive_qwen2_7b",
+        "qwen2_7b_lora_16xh100",
+        "qwen2_7b_full_4xh200",
+    } <= set(recipe_names())
+
+
+def test_the_h100_recipe_has_the_seeds_own_values() -> None:
+    train = load_recipe("qwen2_7b_lora_16xh100").train
+    assert train is not None
+    assert (train.lora.rank, train.lora.alpha) == (64, 128)
+    assert train.micro_batch_size * train.gradient_accumulation * 16 == 128
+    assert (train.learning_rate, train.schedule, train.sequence_length) == (2e-5, "cosine", 4096)
+
+
+def test_an_override_changes_one_value_and_keeps_its_type() -> None:
+    recipe = load_recipe("smollm2_135m_lora_2xcpu", ["train.max_steps=8", "train.lora.rank=4"])
+    assert recipe.train is not None
+    assert (recipe.train.max_steps, recipe.train.lora.rank) == (8, 4)
+    assert recipe.train.lora.alpha == 32
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.max_stepz=8", "train.max_stepz: unknown key; did you mean 'max_steps'"),
+        ("train.max_steps=many", 'train.max_steps: got "many", expected a whole number'),
+        ("train.max_steps=true", "train.max_steps: got true, expected a whole number"),
+        ("train.method=qlora", 'train.method: got "qlora", expected one of lora, full'),
+        ("train.micro_batch_size=0", "train.micro_batch_size: got 0, expected > 0"),
+        ("train.epochs=1", "set exactly one of them"),
+        ("train.lora.rank.x=1", "'train.lora.rank' is no section"),
+        ("max_steps", "write it as section.key=value"),
+    ],
+)
+def test_a_wrong_override_is_refused_with_its_path(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+        load_recipe("smollm2_135m_lora_2xcpu", [override])
+
+
+def test_all_problems_of_a_recipe_are_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps({"model": 3, "train": {"dataset": "x", "lr": 1}}))
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(str(path))
+    text = str(caught.value)
+    assert "bad.model: got 3, expected a string" in text
+    assert "bad.train.lr: unknown key" in text
+    assert "bad.train.learning_rate: missing" in text
+
+
+def test_yaml_recipes_load_like_json(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("model: m\ntrain: {dataset: d, max_steps: 2, learning_rate: 1.0e-3}\n")
+    recipe = load_recipe(str(path))
+    assert recipe.train is not None
+    assert recipe.train.learning_rate == 1e-3
+
+
+def test_an_unknown_recipe_names_the_shipped_ones() -> None:
+    with pytest.raises(ConfigError, match="bfcl_smollm2, finance_qwen3_14b"):
+        load_recipe("nope")
+
+
+def test_lora_r64_on_the_qwen2_7b_shape_trains_the_seeds_161_million_weights() -> None:
+    """The count that seed 001 prints; on the meta device, so nothing is allocated."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    from workloads.train.model import attach_lora, num_parameters
+
+    train = load_recipe("qwen2_7b_lora_16xh100").train
+    assert train is not None
+    shape = Qwen2Config(
+        vocab_size=152064,
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+    )
+    with torch.device("meta"):
+        model = attach_lora(AutoModelForCausalLM.from_config(shape), train)
+    assert num_parameters(model)[1] == 161_480_704
