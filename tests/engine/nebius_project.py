@@ -1,0 +1,169 @@
+"""A tiny Pulumi project over the emulated Nebius API, run by the real engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from infra.local.state import Cache
+
+CHECKOUT = Path(__file__).parents[2]
+PROJECT = "project-e00p"
+FILESYSTEM = "nebius:compute/v1:Filesystem"
+_PLUGINS = CHECKOUT / "infra" / "plugins" / "bin"
+_PULUMI_YAML = f"""
+name: tiny
+runtime: python
+plugins:
+  providers:
+    - {{name: nebius, path: {_PLUGINS}}}
+    - {{name: soperator, path: {_PLUGINS}}}
+"""
+_PROGRAM = """
+import json
+from pathlib import Path
+
+import pulumi
+
+from infra.keys import KeyPair
+from infra.nebius.resource import Resource
+
+declared = json.loads(Path(__file__).with_name("declared.json").read_text())
+made = {}
+for name, (token, metadata, spec) in declared.items():
+    for part in metadata, spec:
+        for key, value in part.items():
+            if isinstance(value, str) and value.startswith("id of "):
+                part[key] = made[value.removeprefix("id of ")].id
+    made[name] = Resource(token, name, metadata=metadata, spec=spec)
+    pulumi.export(name, made[name].id)
+if not declared:
+    pair = KeyPair("deploy", comment="deploy key")
+    pulumi.export("public_key", pair.public_key)
+    pulumi.export("private_key", pair.private_key)
+"""
+
+
+def filesystem(name: str, **spec: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The declaration of a filesystem of 64 GiB, changed by `spec`."""
+    metadata = {"parent_id": PROJECT, "name": name}
+    return FILESYSTEM, metadata, {"type": "network-ssd", "size_gibibytes": 64, **spec}
+
+
+def pulumi_binary() -> str | None:
+    """The engine on PATH, or the one that set-up installed."""
+    installed = Cache.from_environ().pulumi
+    return shutil.which("pulumi") or (str(installed) if installed.exists() else None)
+
+
+class Emulator:
+    """The emulator's process over one state folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = 0
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, latency_s: float = 0.05) -> None:
+        """Starts it, on the same port as before if there was one."""
+        command = [sys.executable, "-m", "infra.local.nebius_api", "--state", str(self.folder)]
+        command += ["--port", str(self.port), "--latency", str(latency_s)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT)
+        assert self.process.stdout is not None
+        ready = self.process.stdout.readline()
+        assert "ready" in ready, ready
+        self.port = urllib.parse.urlsplit(ready.split()[4].rstrip(",")).port or 0
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+            self.process = None
+
+
+@contextmanager
+def running_emulator(folder: Path) -> Iterator[Emulator]:
+    """An emulator for the length of a test."""
+    emulator = Emulator(folder)
+    emulator.start()
+    try:
+        yield emulator
+    finally:
+        emulator.kill()
+
+
+class Project:
+    """The project folder, its file backend and its environment."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder
+        self.environ = {
+            "HOME": str(folder),
+            "LANG": "C.UTF-8",
+            "PATH": os.pathsep.join(
+                (
+                    str(Path(sys.executable).parent),
+                    str(CHECKOUT / "infra" / "local" / "plugins" / "bin"),
+                    os.environ["PATH"],
+                )
+            ),
+            "PYTHONPATH": str(CHECKOUT),
+            "NEBIUS_IAM_TOKEN": "local-token",
+            "SOPERATOR_CACHE": str(Cache.from_environ().root),
+            "SOPERATOR_NEBIUS_ENDPOINT": f"http://127.0.0.1:{port}",
+            "PULUMI_BACKEND_URL": f"file://{folder}",
+            "PULUMI_CONFIG_PASSPHRASE": "tests",
+            "PULUMI_HOME": str(folder / "pulumi-home"),
+            "PULUMI_SKIP_UPDATE_CHECK": "true",
+        }
+        (folder / "Pulumi.yaml").write_text(_PULUMI_YAML)
+        (folder / "__main__.py").write_text(_PROGRAM)
+        self.declare()
+        self.run("stack", "init", "test")
+
+    def declare(self, **resources: Any) -> None:
+        """Replaces what the program declares; with nothing it declares a key pair."""
+        (self.folder / "declared.json").write_text(json.dumps(resources))
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """A running pulumi command."""
+        binary = pulumi_binary()
+        assert binary is not None
+        return subprocess.Popen(
+            [binary, *arguments, "--non-interactive", "--color=never"],
+            cwd=self.folder,
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, *arguments: str, fails: bool = False) -> str:
+        """What a pulumi command printed."""
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=120)
+        assert (process.returncode != 0) is fails, output
+        return output
+
+    def up(self, *arguments: str, fails: bool = False) -> str:
+        """`pulumi up` without asking."""
+        return self.run("up", "--yes", "--skip-preview", *arguments, fails=fails)
+
+    def outputs(self) -> dict[str, Any]:
+        """Stack outputs, with secrets."""
+        return json.loads(self.run("stack", "output", "--json", "--show-secrets"))
+
+    def state(self) -> str:
+        """The state file as it lies on the disk."""
+        return (self.folder / ".pulumi" / "stacks" / "tiny" / "test.json").read_text()
