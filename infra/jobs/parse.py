@@ -148,14 +148,16 @@ def scontrol_job(output: str) -> Job:
     try:
         state = _state(fields["JobState"])
         waiting = state == "PENDING"
+        started = None if waiting else _present(fields.get("StartTime", ""))
         return Job(
             id=fields["JobId"],
             name=fields["JobName"],
             state=state,
             exit_code=None if state in ACTIVE_STATES else exit_code(fields["ExitCode"]),
-            elapsed=_present(fields.get("RunTime", "")),
+            # Without a start Slurm 22.05 counts the run time from 1970.
+            elapsed=_present(fields.get("RunTime", "")) if started else None,
             submitted=_present(fields.get("SubmitTime", "")),
-            started=None if waiting else _present(fields.get("StartTime", "")),
+            started=started,
             ended=None if state in ACTIVE_STATES else _present(fields.get("EndTime", "")),
             where=_present(fields.get("Reason" if waiting else "NodeList", "")),
         )

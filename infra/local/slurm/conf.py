@@ -48,7 +48,7 @@ def render_slurm_conf(settings: SlurmSettings) -> str:
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core_Memory",
         "SchedulerType=sched/backfill",
-        "SchedulerParameters=sched_min_interval=100000,bf_interval=5",
+        "SchedulerParameters=sched_min_interval=100000,batch_sched_delay=0,bf_interval=5",
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
         "KillOnBadExit=1",
@@ -56,6 +56,7 @@ def render_slurm_conf(settings: SlurmSettings) -> str:
         "ReturnToService=2",
         "SlurmdParameters=config_overrides",
         "ScronParameters=enable",
+        "MailProg=/bin/true",
         "GresTypes=gpu",
         # A cluster whose NodeName lines are missing still starts, as it does with dynamic nodes.
         "MaxNodeCount=1024",
@@ -72,7 +73,7 @@ def render_slurm_conf(settings: SlurmSettings) -> str:
 
 
 def render_gres_conf(workers: Sequence[WorkerNode]) -> str:
-    """gres.conf: every declared GPU is an empty file; a count without files drains the node."""
+    """gres.conf: every declared GPU is a device; a count without files drains the node."""
     lines = []
     for worker in workers:
         kind, count = gpus(worker.static)

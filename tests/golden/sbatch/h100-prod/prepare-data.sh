@@ -1,0 +1,39 @@
+#!/bin/bash
+# Job prepare-data of stack h100-prod; pulumi up renders and replaces it: do not edit.
+# In /home/shared/finetune_code: sbatch jobs/prepare-data [--set key=value]
+#SBATCH --job-name=prepare-data
+#SBATCH --partition=main
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=64
+#SBATCH --time=02:00:00
+#SBATCH --output=/mnt/training/logs/%x_%j.out
+#SBATCH --open-mode=append
+set -euo pipefail
+
+code=$(readlink -f /home/shared/finetune_code/current)
+cd "$code"
+export PYTHONPATH=$code PYTHONUNBUFFERED=1
+export SOPERATOR_CODE_HASH=${code##*/}
+export SOPERATOR_JOB=prepare-data SOPERATOR_STACK=h100-prod
+export SOPERATOR_PYTHON=/opt/soperator/venv/bin/python
+export SOPERATOR_PLACE_CACHE=/mnt/training/cache
+export SOPERATOR_PLACE_CHKPT=/mnt/training/checkpoints
+export SOPERATOR_PLACE_DATA=/mnt/training/data
+export SOPERATOR_PLACE_ELASTIC=/mnt/training/checkpoints/elastic
+export SOPERATOR_PLACE_LOGS=/mnt/training/logs
+export SOPERATOR_PLACE_MODEL=/mnt/training/models
+export SOPERATOR_PLACE_RESULTS=/mnt/inference/results
+export SOPERATOR_PLACE_SCRATCH=/mnt/memory
+export SOPERATOR_PLATFORM=gpu-h100-sxm SOPERATOR_PRESET=8gpu-128vcpu-1600gb
+export OMP_NUM_THREADS=64
+
+# Every node must see the same environment and mounts before ranks wait for each other.
+srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=64 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
+[[ -x $SOPERATOR_PYTHON ]] ||
+  fail "$SOPERATOR_PYTHON is missing: make this Python environment in the jail, then submit again"
+for path in "$@"; do
+  mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
+done' check /home /mnt/inference /mnt/memory /mnt/training
+
+exec srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=64 "$SOPERATOR_PYTHON" -m workloads.data --recipe glaive_qwen2_7b "$@"

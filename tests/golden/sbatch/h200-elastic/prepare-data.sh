@@ -1,0 +1,39 @@
+#!/bin/bash
+# Job prepare-data of stack h200-elastic; pulumi up renders and replaces it: do not edit.
+# In /home/shared/finetune_code: sbatch jobs/prepare-data [--set key=value]
+#SBATCH --job-name=prepare-data
+#SBATCH --partition=main
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=8
+#SBATCH --time=02:00:00
+#SBATCH --output=/mnt/training-data/logs/%x_%j.out
+#SBATCH --open-mode=append
+set -euo pipefail
+
+code=$(readlink -f /home/shared/finetune_code/current)
+cd "$code"
+export PYTHONPATH=$code PYTHONUNBUFFERED=1
+export SOPERATOR_CODE_HASH=${code##*/}
+export SOPERATOR_JOB=prepare-data SOPERATOR_STACK=h200-elastic
+export SOPERATOR_PYTHON=/opt/soperator/venv/bin/python
+export SOPERATOR_PLACE_CACHE=/mnt/training-data/cache
+export SOPERATOR_PLACE_CHKPT=/mnt/checkpoints
+export SOPERATOR_PLACE_DATA=/mnt/training-data/datasets
+export SOPERATOR_PLACE_ELASTIC=/mnt/checkpoints/elastic
+export SOPERATOR_PLACE_LOGS=/mnt/training-data/logs
+export SOPERATOR_PLACE_MODEL=/mnt/training-data/models
+export SOPERATOR_PLACE_RESULTS=/mnt/training-data/results
+export SOPERATOR_PLACE_SCRATCH=/mnt/scratch
+export SOPERATOR_PLATFORM=gpu-h200-sxm SOPERATOR_PRESET=1gpu-16vcpu-200gb
+export OMP_NUM_THREADS=8
+
+# Every node must see the same environment and mounts before ranks wait for each other.
+srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=8 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
+[[ -x $SOPERATOR_PYTHON ]] ||
+  fail "$SOPERATOR_PYTHON is missing: make this Python environment in the jail, then submit again"
+for path in "$@"; do
+  mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
+done' check /home /mnt/checkpoints /mnt/scratch /mnt/training-data
+
+exec srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=8 "$SOPERATOR_PYTHON" -m workloads.data --recipe glaive_qwen2_7b "$@"

@@ -1,0 +1,106 @@
+"""What Slurm prints becomes what Slurm meant. Fixtures are output of Debian's Slurm 22.05.8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.jobs import parse
+from infra.jobs.errors import JobsError
+
+FIXTURES = Path(__file__).parent / "fixtures"
+LINES = (FIXTURES / "scontrol_22.05.txt").read_text(encoding="utf-8").splitlines()
+JOBS = {job.id: job for job in map(parse.scontrol_job, LINES)}
+
+
+def test_a_failed_job_has_its_exit_code_and_its_times() -> None:
+    job = JOBS["1"]
+    assert (job.name, job.state, job.exit_code, job.status) == ("probe", "FAILED", 3, 3)
+    assert (job.elapsed, job.ended, job.where) == ("00:00:01", "2026-11-21T05:44:39", "worker-0")
+
+
+def test_a_job_that_was_cancelled_before_its_start_ran_for_no_time() -> None:
+    """Slurm prints RunTime=20778-05:44:40 for it: the days since 1970."""
+    assert (JOBS["2"].state, JOBS["2"].elapsed, JOBS["2"].started) == ("CANCELLED", None, None)
+
+
+def test_a_cancelled_job_never_counts_as_success_though_its_exit_code_is_0() -> None:
+    assert (JOBS["2"].exit_code, JOBS["2"].status) == (0, 1)
+
+
+def test_a_signal_reads_as_a_shell_would_say_it() -> None:
+    assert JOBS["4"].status == 128 + 9
+
+
+def test_a_name_with_spaces_and_bars_survives() -> None:
+    assert JOBS["4"].name == "a|b c"
+
+
+def test_a_running_job_has_no_exit_code_and_no_end() -> None:
+    job = JOBS["5"]
+    assert (job.finished, job.exit_code, job.ended) == (False, None, None)
+    assert job.where == "worker-[0-1]"
+
+
+def test_a_waiting_job_says_why() -> None:
+    assert (JOBS["6"].where, JOBS["6"].started) == ("JobHeldUser", None)
+
+
+def test_squeue_gives_every_job_of_the_queue() -> None:
+    jobs = {job.id: job for job in parse.squeue((FIXTURES / "squeue_22.05.txt").read_text())}
+    assert set(jobs) == {"1", "2", "3", "4", "5", "6"}
+    assert (jobs["4"].name, jobs["4"].state) == ("a|b c", "FAILED")
+    assert (jobs["6"].where, jobs["6"].started) == ("JobHeldUser", None)
+
+
+def test_sacct_says_who_cancelled_and_only_the_state_is_kept() -> None:
+    line = "7|finetune|CANCELLED by 0|0:15|00:00:09|2026-11-21T05:00:00|2026-11-21T05:00:01|"
+    (job,) = parse.sacct(line + "2026-11-21T05:00:10|worker-[0-1]\n")
+    assert (job.state, job.status, job.name) == ("CANCELLED", 128 + 15, "finetune")
+
+
+def test_a_state_that_a_later_slurm_invents_ends_a_wait() -> None:
+    assert parse.Job(id="1", name="x", state="LAUNCH_FAILED").finished
+
+
+@pytest.mark.parametrize(("output", "job_id"), [("12\n", "12"), ("12;cluster\n", "12")])
+def test_sbatch_prints_an_id_with_or_without_its_cluster(output: str, job_id: str) -> None:
+    assert parse.submitted_id(output) == job_id
+
+
+@pytest.mark.parametrize("output", ["", "Submitted batch job 12", "12 34"])
+def test_anything_else_from_sbatch_is_quoted_back(output: str) -> None:
+    with pytest.raises(JobsError, match="instead of a job id"):
+        parse.submitted_id(output)
+
+
+@pytest.mark.parametrize("line", ["12", "1|a|RUNNING|0:01"])
+def test_a_cut_line_is_an_error_and_not_half_a_job(line: str) -> None:
+    with pytest.raises(JobsError, match="which is not"):
+        parse.squeue(line)
+    with pytest.raises(JobsError, match="which is not"):
+        parse.sacct(line)
+
+
+_WORD = st.text(st.characters(codec="ascii", exclude_characters="|\n\r\x0b\x0c\x1c\x1d\x1e"))
+
+
+@given(name=_WORD, state=st.sampled_from(["RUNNING", "PENDING", "COMPLETED", "NODE_FAIL"]))
+def test_no_job_name_moves_another_field(name: str, state: str) -> None:
+    times = "2026-11-21T05:44:35|2026-11-21T05:44:38"
+    (queued,) = parse.squeue(f"5|{name}|{state}|0:07|{times}|worker-0\n")
+    (accounted,) = parse.sacct(f"5|{name}|{state}|0:0|00:00:07|{times}|Unknown|worker-0\n")
+    for job in (queued, accounted):
+        assert (job.name, job.state, job.where) == (name, state, "worker-0")
+
+
+@given(code=st.integers(0, 255), signal=st.integers(0, 64))
+def test_only_success_has_status_0(code: int, signal: int) -> None:
+    for state in ("FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"):
+        job = parse.Job(
+            id="1", name="x", state=state, exit_code=parse.exit_code(f"{code}:{signal}")
+        )
+        assert job.status != 0

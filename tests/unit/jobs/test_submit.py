@@ -1,0 +1,130 @@
+"""A submission is refused with a reason before anything is queued, or is exactly one sbatch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from infra.jobs import history, slurm, submit
+from infra.jobs.errors import JobsError
+from infra.jobs.outputs import StackOutputs, outputs_from
+from infra.jobs.ssh import Result
+
+OUTPUTS = StackOutputs(
+    stack="local",
+    login_ip="127.0.0.1",
+    ssh_port=30022,
+    login_host_key="ssh-ed25519 AAAA",
+    code_path="/home/shared/code",
+    code_hash="0123456789abcdef",
+    places={"logs": "/mnt/logs", "results": "/mnt/results"},
+    jobs={"prepare-data": "", "finetune": ""},
+)
+HASH = "0123456789abcdef"
+
+
+@dataclass
+class Recorded:
+    """A shell that answers as it is told and remembers what it was asked."""
+
+    stdout: str = "12\n"
+    stderr: str = ""
+    exit_code: int = 0
+    asked: list[str] = field(default_factory=list)
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        self.asked.append(command)
+        return Result(
+            command=command, exit_code=self.exit_code, stdout=self.stdout, stderr=self.stderr
+        )
+
+
+def test_a_submission_is_one_round_trip_with_the_dependency_and_the_settings() -> None:
+    shell = Recorded()
+    made = submit.submit(
+        shell, OUTPUTS, "finetune", code_hash=HASH, sets=["train.max_steps=8"], after="11"
+    )
+    (command,) = shell.asked
+    assert command.endswith(
+        "exec sbatch --parsable --dependency=afterok:11 --kill-on-invalid-dep=yes "
+        "jobs/finetune --set train.max_steps=8"
+    )
+    assert (made.job_id, made.log_path) == ("12", "/mnt/logs/finetune_12.out")
+
+
+def test_a_setting_cannot_leave_its_word() -> None:
+    shell = Recorded()
+    submit.submit(shell, OUTPUTS, "finetune", code_hash=HASH, sets=["a=$(reboot); b"])
+    assert shell.asked[0].endswith("--set 'a=$(reboot); b'")
+
+
+def test_an_unknown_job_is_refused_with_the_nearest_name() -> None:
+    shell = Recorded()
+    with pytest.raises(JobsError, match="'fintune' is not declared; did you mean 'finetune'"):
+        submit.submit(shell, OUTPUTS, "fintune", code_hash=HASH)
+    assert not shell.asked
+
+
+def test_stale_code_names_both_hashes_and_both_ways_out() -> None:
+    shell = Recorded(stdout="feedfeedfeedfeed\n", exit_code=75)
+    with pytest.raises(JobsError, match=r"has code feedfeedfeedfeed.*`pulumi up.*--sync"):
+        submit.submit(shell, OUTPUTS, "finetune", code_hash=HASH)
+
+
+def test_what_sbatch_refuses_is_said_in_its_own_words() -> None:
+    text = "sbatch: error: Batch job submission failed: Job dependency problem\n"
+    with pytest.raises(JobsError, match=r"finetune: sbatch: exit 1: .*Job dependency problem"):
+        submit.submit(
+            Recorded(stdout="", stderr=text, exit_code=1), OUTPUTS, "finetune", code_hash=HASH
+        )
+
+
+@pytest.mark.parametrize("setting", ["steps", "=8", ""])
+def test_a_setting_without_a_key_or_a_value_is_refused(setting: str) -> None:
+    with pytest.raises(JobsError, match="not key=value"):
+        submit.job_args([setting])
+
+
+@pytest.mark.parametrize("text", ["12; reboot", "-1", "", "1_2", "x"])
+def test_only_a_number_reaches_the_shell_as_a_job_id(text: str) -> None:
+    with pytest.raises(JobsError, match="is not a job id"):
+        slurm.job_id(text)
+
+
+def test_a_job_that_slurm_forgot_is_an_error_that_says_so() -> None:
+    text = "slurm_load_jobs error: Invalid job id specified\nSlurm accounting storage is disabled\n"
+    with pytest.raises(JobsError, match="Slurm knows no such job"):
+        slurm.find(Recorded(stdout="", stderr=text, exit_code=1), "99")
+
+
+def test_without_accounting_the_queue_is_all_there_is() -> None:
+    shell = Recorded(
+        stdout="5|ranks|RUNNING|0:01|2026-11-21T05:44:38|2026-11-21T05:44:40|worker-0\n--\n",
+        stderr="Slurm accounting storage is disabled\n",
+        exit_code=1,
+    )
+    assert [job.id for job in slurm.recent(shell, days=7)] == ["5"]
+
+
+def test_every_missing_output_is_named_at_once() -> None:
+    with pytest.raises(JobsError, match=r"login_ip, ssh_port.*run `pulumi up --stack x`"):
+        outputs_from("x", {"code_path": "/c", "code_hash": "h", "places": {"a": "/a"}})
+
+
+def test_a_new_job_drops_what_a_former_cluster_left_under_its_id(tmp_path: Path) -> None:
+    made = submit.submit(Recorded(), OUTPUTS, "finetune", code_hash=HASH)
+    old = history.run_folder(tmp_path, "local", "12")
+    old.mkdir(parents=True)
+    (old / "run_record.json").write_text("{}")
+    history.remember(tmp_path, made)
+    assert [path.name for path in old.iterdir()] == ["submission.json"]
+    assert history.submissions(tmp_path, "local") == (made,)
+
+
+def test_a_damaged_submission_is_as_good_as_none(tmp_path: Path) -> None:
+    folder = history.run_folder(tmp_path, "local", "12")
+    folder.mkdir(parents=True)
+    (folder / "submission.json").write_text('{"stack": "local"')
+    assert history.submissions(tmp_path, "local") == ()

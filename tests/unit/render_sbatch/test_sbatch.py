@@ -1,0 +1,133 @@
+"""The text of every shipped job, and the rules it is made by."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.render.archive import code_files, code_hash, hash_files, pack
+from infra.render.sbatch import RenderError, render_sbatch
+from stacks.load import STACKS_DIR, load_stack, stack_names
+from stacks.spec import JobSpec, PartitionSpec, StackSpec
+
+JOB = JobSpec(name="train", module="workloads.train", recipe="r", nodes=2, gpus_per_node=2)
+CHECKOUT = STACKS_DIR.parent
+
+
+@pytest.fixture
+def spec(public_key_file: Path) -> StackSpec:
+    return load_stack("local")
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_every_shipped_job_renders_as_its_golden_file(
+    stack: str, public_key_file: Path, golden: Callable[[str, str], None]
+) -> None:
+    spec = load_stack(stack)
+    for job in spec.jobs:
+        text = render_sbatch(spec, job)
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+        golden(f"sbatch/{stack}/{job.name}.sh", text)
+
+
+def test_the_node_rank_is_read_on_the_node(spec: StackSpec) -> None:
+    """Outside single quotes the batch host expands it: both nodes were rank 0 and the job hung."""
+    text = render_sbatch(spec, JOB)
+    quoted = text.split("'")[1::2]
+    assert any('--node-rank="$SLURM_NODEID"' in part for part in quoted)
+    assert not any("SLURM_NODEID" in part for part in text.split("'")[0::2])
+
+
+def test_a_job_without_gpus_on_one_node_has_no_launcher(spec: StackSpec) -> None:
+    text = render_sbatch(spec, replace(JOB, nodes=1, gpus_per_node=0))
+    assert "workloads.common.launch" not in text
+    assert "--gpus-per-node" not in text
+
+
+def test_threads_are_shared_between_the_ranks_of_a_node(spec: StackSpec) -> None:
+    assert "OMP_NUM_THREADS=8\n" in render_sbatch(spec, replace(JOB, cpus_per_task=16))
+
+
+def test_infiniband_is_off_only_where_the_nodeset_has_no_fabric(spec: StackSpec) -> None:
+    (worker,) = spec.nodes.workers
+    fabric = replace(worker, infiniband_fabric="fabric-3")
+    on_fabric = replace(spec, nodes=replace(spec.nodes, workers=(fabric,)))
+    assert "NCCL_IB_DISABLE=1" in render_sbatch(spec, JOB)
+    assert "NCCL_IB_DISABLE" not in render_sbatch(on_fabric, JOB)
+
+
+def test_two_nodesets_in_one_partition_are_told_apart_on_the_node(spec: StackSpec) -> None:
+    (worker,) = spec.nodes.workers
+    other = replace(worker, name="cheap", preset="1gpu-16vcpu-96gb")
+    both = replace(spec, nodes=replace(spec.nodes, workers=(worker, other)))
+    text = render_sbatch(both, replace(JOB, gpus_per_node=1))
+    assert 'case "${SLURMD_NODENAME%-*}" in' in text
+    assert "cheap) export SOPERATOR_PLATFORM=gpu-l40s-d SOPERATOR_PRESET=1gpu-16vcpu-96gb" in text
+    # The smaller nodes cannot run two ranks, so they are no candidates.
+    assert "cheap" not in render_sbatch(both, JOB)
+
+
+def test_more_gpus_than_a_node_has_are_refused_with_what_it_has(spec: StackSpec) -> None:
+    with pytest.raises(RenderError, match=r"jobs.train.gpus_per_node: 8 .*worker has 2"):
+        render_sbatch(spec, replace(JOB, gpus_per_node=8))
+
+
+def test_an_unknown_partition_is_refused_with_the_declared_ones(spec: StackSpec) -> None:
+    with pytest.raises(RenderError, match=r"'gpu' is not a partition \(has: main, hidden\)"):
+        render_sbatch(spec, replace(JOB, partition="gpu"))
+
+
+def test_a_partition_without_fitting_nodesets_is_refused(spec: StackSpec) -> None:
+    partition = PartitionSpec(name="main", nodesets=("elsewhere",))
+    slurm = replace(spec.slurm, partitions=(partition,))
+    with pytest.raises(RenderError, match="no nodeset"):
+        render_sbatch(replace(spec, slurm=slurm), JOB)
+
+
+def test_words_from_the_stack_file_stay_words(spec: StackSpec) -> None:
+    text = render_sbatch(spec, replace(JOB, args=("--note", "a b; $(reboot)")))
+    assert "--note 'a b; $(reboot)'" in text
+
+
+def test_the_hash_changes_with_the_code_and_with_a_declared_job(
+    spec: StackSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "workloads").mkdir()
+    source = tmp_path / "workloads" / "train.py"
+    source.write_text("a")
+    first = code_hash(tmp_path, spec)
+    assert code_hash(tmp_path, spec) == first
+    source.write_text("b")
+    assert code_hash(tmp_path, spec) != first
+    job = replace(spec.jobs[0], time_limit="00:01:00")
+    assert code_hash(tmp_path, replace(spec, jobs=(job, *spec.jobs[1:]))) != code_hash(
+        tmp_path, spec
+    )
+
+
+def test_the_hash_ignores_what_python_writes_beside_the_code(
+    spec: StackSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "workloads" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "workloads" / "train.py").write_text("a")
+    first = code_hash(tmp_path, spec)
+    (tmp_path / "workloads" / "__pycache__" / "train.pyc").write_bytes(b"x")
+    assert code_hash(tmp_path, spec) == first
+
+
+def test_the_hash_does_not_depend_on_where_a_byte_stands() -> None:
+    assert hash_files({"ab": b"c"}) != hash_files({"a": b"bc"})
+
+
+def test_equal_files_pack_to_equal_bytes() -> None:
+    files = {"jobs/a": b"1", "workloads/b.py": b"2"}
+    assert pack(files) == pack(dict(reversed(files.items())))
+
+
+def test_a_folder_without_workloads_is_not_a_checkout(spec: StackSpec, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="run this in a checkout"):
+        code_files(tmp_path, spec)
