@@ -156,10 +156,13 @@ def _run_note(run: RunCost | NotKnown) -> str:
     if isinstance(run, NotKnown):
         return f"Cost per training run: {run}."
     nodes = _UNKNOWN if run.nodes_usd is None else _small_usd(run.nodes_usd)
+    measured = (
+        f"{run.job}, job {run.job_id}: {number(run.duration_s)} s on {run.device}, "
+        f"measured on {run.date.isoformat()}"
+    )
     return (
-        f"Cost per training run: {_small_usd(run.cluster_usd)} of the whole cluster, {nodes} of the "
-        f"job's own nodes ({run.num_nodes}) alone ({run.job}, job {run.job_id}: {number(run.duration_s)} s on "
-        f"{run.device}, measured on {run.date.isoformat()})."
+        f"Cost per training run: {_small_usd(run.cluster_usd)} of the whole cluster, {nodes} of "
+        f"the job's own nodes ({run.num_nodes}) alone ({measured})."
     )
 
 

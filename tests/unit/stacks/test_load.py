@@ -173,9 +173,7 @@ def test_keys_of_other_programs_are_ignored(config: dict[str, Any]):
 
 
 def test_a_key_without_its_project_is_refused(config: dict[str, Any]):
-    with pytest.raises(
-        StackError, match=r"demo\.prices: unknown key; write 'soperator-stack:price"
-    ):
+    with pytest.raises(StackError, match=r"demo\.prices: unknown key; write 'soperator-stack"):
         load_config({**namespaced(config), "prices": "x"}, "demo", environ={})
 
 
@@ -255,7 +253,7 @@ def test_a_variable_that_is_not_set_is_named(config: dict[str, Any]):
     config["login"]["ssh_public_keys"] = ["file:$NOWHERE/a.pub"]
     assert problems_of(config) == (
         (
-            "demo.login.ssh_public_keys[0]: '$NOWHERE/a.pub': $NOWHERE is not set; export it or give "
-            "a path"
+            "demo.login.ssh_public_keys[0]: '$NOWHERE/a.pub': $NOWHERE is not set; "
+            "export it or give a path"
         ),
     )

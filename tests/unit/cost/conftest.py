@@ -1,0 +1,67 @@
+"""Shipped stacks with their price books, and run records to place beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cost.estimate import Estimate, estimate
+from cost.price_book import PriceBook
+from cost.run_record import RunRecord, parse_run_record
+from stacks.load import load_stack
+from stacks.spec import StackSpec
+
+Priced = tuple[StackSpec, Estimate]
+
+RECORD: dict[str, Any] = {
+    "schema_version": 1,
+    "kind": "evaluate",
+    "job_id": "12",
+    "job": "evaluate",
+    "stack": "local",
+    "code_hash": "abc",
+    "git_revision": None,
+    "started_at": "2026-11-21T05:00:00Z",
+    "finished_at": "2026-11-21T05:01:40Z",
+    "outcome": "PASS",
+    "reason": None,
+    "hardware": {
+        "platform": "gpu-l40s-d",
+        "preset": "2gpu-64vcpu-384gb",
+        "device": "cpu",
+        "num_nodes": 1,
+        "num_gpus_declared": 2,
+    },
+    "versions": {"python": "3.11.7"},
+    "engine": "transformers",
+    "model": "SmolLM2-135M-Instruct",
+    "recipe": "bfcl_smollm2",
+    "world_size": 1,
+    "metrics": {"output_tokens_per_s": 12.25, "perplexity": 4.5},
+    "artifacts": {},
+}
+
+
+@pytest.fixture
+def priced(public_key_file: Path) -> Callable[[str], Priced]:
+    """`priced("l40s-dev")`: the shipped stack and its estimate."""
+
+    def load(name: str) -> Priced:
+        spec = load_stack(name)
+        return spec, estimate(spec, PriceBook.load(spec.prices))
+
+    return load
+
+
+def record_text(**changes: Any) -> str:
+    """The text of a valid run record after the changes."""
+    return json.dumps({**RECORD, **changes})
+
+
+def record(**changes: Any) -> RunRecord:
+    """A valid run record after the changes."""
+    return parse_run_record(record_text(**changes), "run_record.json")

@@ -1,0 +1,146 @@
+"""Properties of money: sums hold, more nodes never cost less, no binary float anywhere."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import cost
+from cost.estimate import Estimate, estimate
+from cost.price_book import HOURS_PER_MONTH, PriceBook
+from cost.unit_costs import unit_costs
+from stacks.catalog import PLATFORMS
+from stacks.load import stack_names
+from stacks.spec import BootDiskSpec, DiskType, StackSpec, WorkerSpec
+from tests.unit.cost.conftest import Priced, record
+
+SETTINGS = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+hardware = st.sampled_from(
+    [(platform.name, preset) for platform in PLATFORMS.values() for preset in platform.presets]
+)
+counts = st.tuples(st.integers(0, 100), st.integers(1, 100)).map(sorted)
+
+
+@st.composite
+def worker_sets(draw: st.DrawFn) -> tuple[WorkerSpec, ...]:
+    workers: list[WorkerSpec] = []
+    for index in range(draw(st.integers(1, 3))):
+        platform, preset = draw(hardware)
+        low, high = draw(counts)
+        disk = BootDiskSpec(
+            size_gib=draw(st.integers(64, 4096)), type=draw(st.sampled_from(DiskType))
+        )
+        workers.append(
+            WorkerSpec(
+                name=f"worker-{index}",
+                platform=platform,
+                preset=preset,
+                min_nodes=low,
+                max_nodes=high,
+                boot_disk=disk,
+            )
+        )
+    return tuple(workers)
+
+
+def bill_of(spec: StackSpec, workers: tuple[WorkerSpec, ...]) -> Estimate:
+    spec = replace(spec, nodes=replace(spec.nodes, workers=workers))
+    return estimate(spec, PriceBook.load("nebius-2025-10"))
+
+
+@SETTINGS
+@given(workers=worker_sets())
+def test_the_total_is_the_sum_of_its_lines(
+    priced: Callable[[str], Priced], workers: tuple[WorkerSpec, ...]
+):
+    bill = bill_of(priced("l40s-dev")[0], workers)
+    low = [line.monthly_low_usd for line in bill.components if line.unknown is None]
+    high = [line.monthly_high_usd for line in bill.components if line.unknown is None]
+    assert sum(usd for usd in low if usd is not None) == bill.monthly_low_usd
+    assert sum(usd for usd in high if usd is not None) == bill.monthly_high_usd
+    assert bill.is_lower_bound == (None in {line.monthly_low_usd for line in bill.components})
+
+
+@SETTINGS
+@given(workers=worker_sets())
+def test_the_low_total_is_never_above_the_high_one(
+    priced: Callable[[str], Priced], workers: tuple[WorkerSpec, ...]
+):
+    bill = bill_of(priced("l40s-dev")[0], workers)
+    assert Decimal(0) < bill.monthly_low_usd <= bill.monthly_high_usd
+
+
+@SETTINGS
+@given(workers=worker_sets())
+def test_one_more_node_never_costs_less(
+    priced: Callable[[str], Priced], workers: tuple[WorkerSpec, ...]
+):
+    spec = priced("l40s-dev")[0]
+    first = replace(
+        workers[0], min_nodes=workers[0].min_nodes + 1, max_nodes=workers[0].max_nodes + 1
+    )
+    before, after = bill_of(spec, workers), bill_of(spec, (first, *workers[1:]))
+    known = {line.name: line.rate for line in before.components if line.nodeset == first.name}
+    expected = sum(
+        (
+            rate.usd_per_month * (1 if "node" in rate.per else first.boot_disk.size_gib)
+            for rate in known.values()
+            if rate is not None
+        ),
+        Decimal(0),
+    )
+    assert after.monthly_low_usd - before.monthly_low_usd == expected >= 0
+
+
+@SETTINGS
+@given(speed=st.decimals("0.01", "100000", places=2))
+def test_chats_of_a_month_at_full_load_pay_the_whole_bill(
+    priced: Callable[[str], Priced], speed: Decimal
+):
+    spec, bill = priced("l40s-dev")
+    row = replace(spec.chat.speeds[0], output_tokens_per_s=speed)
+    spec = replace(spec, chat=replace(spec.chat, speeds=(row,)))
+    chats = unit_costs(spec, bill, []).chats
+    assert isinstance(chats, tuple)
+    paid = chats[0].cluster_low_usd * chats[0].chats_per_day * HOURS_PER_MONTH / 24
+    assert paid.quantize(Decimal("0.000001")) == bill.monthly_low_usd.quantize(Decimal("0.000001"))
+
+
+def assert_no_float(value: object, path: str) -> None:
+    assert not isinstance(value, float), path
+    if is_dataclass(value):
+        for item in fields(value):
+            assert_no_float(getattr(value, item.name), f"{path}.{item.name}")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            assert_no_float(item, f"{path}[{key}]")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            assert_no_float(item, f"{path}[{index}]")
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_no_figure_of_a_stack_or_its_bill_is_a_binary_float(
+    priced: Callable[[str], Priced], name: str
+):
+    spec, bill = priced(name)
+    assert_no_float(spec, "spec")
+    assert_no_float(bill, "bill")
+    assert_no_float(unit_costs(spec, bill, [record()]), "unit_costs")
+    assert_no_float(record(), "record")
+
+
+@pytest.mark.parametrize("path", sorted(Path(cost.__path__[0]).rglob("*.py")), ids=lambda p: p.name)
+def test_the_code_of_cost_has_no_float_literal_and_no_float_call(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        assert not (isinstance(node, ast.Constant) and isinstance(node.value, float)), node.lineno
+        assert not (isinstance(node, ast.Name) and node.id == "float"), node.lineno

@@ -1,0 +1,128 @@
+"""The bill and the chat table of seed 000, row by row.
+
+Expected figures are recomputed by hand from its unit prices over 730 hours; the seed's own rows
+round the hourly node prices to cents first, which is why its totals say $18,124 to $19,054.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import ROUND_HALF_UP, Decimal
+
+import pytest
+
+from cost.components import Section
+from cost.table import render
+from cost.unit_costs import Basis, NotKnown, unit_costs
+from tests.unit.cost.conftest import Priced
+
+CENT = Decimal("0.01")
+
+ROWS = [
+    (Section.COMPUTE, "worker (gpu-l40s-d)", "5 x 2gpu-64vcpu-384gb", "16676.12", "16676.12"),
+    (Section.COMPUTE, "system (cpu-d3)", "3..9 x 8vcpu-32gb", "434.50", "1303.49"),
+    (Section.COMPUTE, "controller (cpu-d3)", "2 x 4vcpu-16gb", "144.83", "144.83"),
+    (Section.COMPUTE, "login (cpu-d3)", "1 x 4vcpu-16gb", "72.42", "72.42"),
+    (Section.COMPUTE, "accounting (cpu-d3)", "1 x 8vcpu-32gb", "144.83", "144.83"),
+    (Section.BOOT_DISKS, "worker (ssd-non-replicated)", "5 x 558 GiB", "147.87", "147.87"),
+    (Section.BOOT_DISKS, "system (ssd)", "3..9 x 128 GiB", "27.26", "81.79"),
+    (Section.BOOT_DISKS, "controller (ssd)", "2 x 128 GiB", "18.18", "18.18"),
+    (Section.BOOT_DISKS, "login (ssd)", "1 x 256 GiB", "18.18", "18.18"),
+    (Section.BOOT_DISKS, "accounting (ssd)", "1 x 128 GiB", "9.09", "9.09"),
+    (Section.FILESYSTEMS, "jail", "256 GiB", "20.48", "20.48"),
+    (Section.FILESYSTEMS, "data (submount)", "1024 GiB", "81.92", "81.92"),
+    (Section.FILESYSTEMS, "chkpt (submount)", "1024 GiB", "81.92", "81.92"),
+    (Section.FILESYSTEMS, "model (submount)", "1024 GiB", "81.92", "81.92"),
+    (Section.FILESYSTEMS, "home (submount)", "256 GiB", "20.48", "20.48"),
+    (Section.FILESYSTEMS, "accounting", "256 GiB", "20.48", "20.48"),
+    (Section.FILESYSTEMS, "controller_spool", "128 GiB", "10.24", "10.24"),
+    (Section.OBJECT_STORAGE, "daily jail backups", "7 x 1024 GiB", "105.37", "105.37"),
+    (Section.OBJECT_STORAGE, "JSON configs (versioned)", "< 1 GiB", "0.00", "0.00"),
+    (Section.NETWORK, "public IP address (login)", "1", "0.00", "0.00"),
+]
+
+
+def cents(usd: Decimal | None) -> str:
+    assert usd is not None
+    return str(usd.quantize(CENT, ROUND_HALF_UP))
+
+
+def test_every_row_of_the_bill_is_the_seed_s_to_the_cent(priced: Callable[[str], Priced]):
+    _, bill = priced("l40s-dev")
+    assert [
+        (
+            line.section,
+            line.name,
+            line.size,
+            cents(line.monthly_low_usd),
+            cents(line.monthly_high_usd),
+        )
+        for line in bill.components
+    ] == ROWS
+
+
+def test_the_totals_are_exact(priced: Callable[[str], Priced]):
+    _, bill = priced("l40s-dev")
+    assert (cents(bill.monthly_low_usd), cents(bill.monthly_high_usd)) == ("18116.08", "19039.60")
+    assert not bill.is_lower_bound
+
+
+@pytest.mark.parametrize(
+    ("name", "usd"),
+    [
+        ("worker (gpu-l40s-d)", "4.5688"),
+        ("system (cpu-d3)", "0.1984"),
+        ("login (cpu-d3)", "0.0992"),
+    ],
+)
+def test_a_node_hour_costs_what_its_parts_do(priced: Callable[[str], Priced], name: str, usd: str):
+    """4.5688 = 2 x 1.35 + 64 x 0.01 + 384 x 0.0032."""
+    _, bill = priced("l40s-dev")
+    (rate,) = [line.rate for line in bill.components if line.name == name]
+    assert rate is not None
+    assert rate.usd == Decimal(usd)
+
+
+# Scenario, tokens a day, chats a day (seed 000); dollars a chat over 730 hours: cluster, one node.
+CHATS = [
+    ("Single Batch Finetuned", 328_320, 164, ("3.628", "3.813"), "0.668"),
+    ("Batch Size 16 Finetuned", 5_184_000, 2_592, ("0.230", "0.241"), "0.0423"),
+    ("Optimized Target", 17_280_000, 8_640, ("0.0689", "0.0724"), "0.0127"),
+]
+
+
+def test_the_chat_table_has_the_seed_s_speeds_and_volumes(priced: Callable[[str], Priced]):
+    spec, bill = priced("l40s-dev")
+    chats = unit_costs(spec, bill, []).chats
+    assert not isinstance(chats, NotKnown)
+    for chat, (scenario, tokens, per_day, cluster, node) in zip(chats, CHATS, strict=True):
+        assert chat.speed.scenario == scenario
+        assert chat.speed.basis is Basis.ASSUMED
+        assert "seed 000" in chat.speed.source
+        assert (int(chat.tokens_per_day), int(chat.chats_per_day)) == (tokens, per_day)
+        for usd, expected in zip(
+            (chat.cluster_low_usd, chat.cluster_high_usd), cluster, strict=True
+        ):
+            assert usd.quantize(Decimal(expected), ROUND_HALF_UP) == Decimal(expected)
+        assert chat.serving_usd is not None
+        assert chat.serving_usd.quantize(Decimal(node), ROUND_HALF_UP) == Decimal(node)
+
+
+def test_the_seed_s_own_figures_come_from_nineteen_thousand_over_thirty_days(
+    priced: Callable[[str], Priced],
+):
+    """$3.86, $0.24 and $0.07: the same volumes, but $19,000 over 30 days."""
+    spec, bill = priced("l40s-dev")
+    chats = unit_costs(spec, bill, []).chats
+    assert not isinstance(chats, NotKnown)
+    assert [cents(Decimal(19_000) / 30 / chat.chats_per_day) for chat in chats] == [
+        "3.86",
+        "0.24",
+        "0.07",
+    ]
+
+
+def test_the_difference_to_the_seed_s_month_is_printed(priced: Callable[[str], Priced]):
+    spec, bill = priced("l40s-dev")
+    text = " ".join(render(bill, unit_costs(spec, bill, [])).split())
+    assert "as seed 000 counts chats, gives $3.68..$3.87 for Single Batch Finetuned" in text

@@ -1,0 +1,198 @@
+"""A measurement replaces an assumption only where it measures the same thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from cost.run_record import RunRecord
+from cost.summary import outputs
+from cost.unit_costs import Basis, ChatCost, NotKnown, UnitCosts, unit_costs
+from tests.unit.cost.conftest import RECORD, Priced, record
+
+H200 = {**RECORD["hardware"], "platform": "gpu-h200-sxm", "preset": "1gpu-16vcpu-200gb"}
+
+
+def chats_of(costs: UnitCosts) -> tuple[ChatCost, ...]:
+    assert not isinstance(costs.chats, NotKnown)
+    return costs.chats
+
+
+def test_a_measurement_gives_the_local_stack_its_cost_per_chat(priced: Callable[[str], Priced]):
+    """10.0444 dollars an hour x 2000 tokens / (12.25 x 3600) tokens an hour."""
+    (chat,) = chats_of(unit_costs(*priced("local"), [record()]))
+    assert chat.speed.basis is Basis.MEASURED
+    assert chat.speed.source == "job 12 of stack local on cpu"
+    assert str(chat.speed.date) == "2026-11-21"
+    assert chat.cluster_low_usd.quantize(Decimal("0.0001")) == Decimal("0.4555")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"outcome": "FAIL"},
+        {"outcome": "NOT_RUN"},
+        {"kind": "train"},
+        {"model": "SmolLM2-360M-Instruct"},
+        {"model": None},
+        {"engine": None},
+        {"hardware": None},
+        {"hardware": {**RECORD["hardware"], "preset": "2gpu-96vcpu-576gb"}},
+        {"hardware": {**RECORD["hardware"], "platform": None}},
+        {"metrics": {"perplexity": 4.5}},
+        {"metrics": {"output_tokens_per_s": 0}},
+        {"metrics": {"batch_output_tokens_per_s": 50}},
+    ],
+)
+def test_a_record_of_something_else_does_not_count(
+    priced: Callable[[str], Priced], changes: dict[str, Any]
+):
+    """The last row: a batched speed without its batch size belongs to no scenario."""
+    costs = unit_costs(*priced("local"), [record(**changes)])
+    assert isinstance(costs.chats, NotKnown)
+
+
+def test_what_is_not_known_says_what_to_run(priced: Callable[[str], Priced]):
+    costs = unit_costs(*priced("h100-prod"), [])
+    assert str(costs.chats) == (
+        "NOT KNOWN: no speed of Qwen2-7B-Instruct is declared or measured on this preset; "
+        "run: soperator submit evaluate --stack h100-prod"
+    )
+    assert str(costs.run) == (
+        "NOT KNOWN: no training run of this stack has passed; "
+        "run: soperator submit finetune --stack h100-prod"
+    )
+
+
+def seed_model(**changes: Any) -> RunRecord:
+    return record(**{"model": "Qwen/Qwen3-14B", "stack": "l40s-dev", **changes})
+
+
+def test_a_measurement_of_the_local_model_leaves_the_assumptions_of_l40s_dev(
+    priced: Callable[[str], Priced],
+):
+    """Both stacks declare the same preset; only the model tells them apart."""
+    chats = chats_of(unit_costs(*priced("l40s-dev"), [record()]))
+    assert {chat.speed.basis for chat in chats} == {Basis.ASSUMED}
+
+
+def test_a_measurement_replaces_the_row_of_its_engine_and_batch_size(
+    priced: Callable[[str], Priced],
+):
+    metrics = {"output_tokens_per_s": 20, "batch_output_tokens_per_s": 250, "batch_size": 16}
+    chats = chats_of(unit_costs(*priced("l40s-dev"), [seed_model(metrics=metrics)]))
+    assert [
+        (chat.speed.scenario, chat.speed.output_tokens_per_s, chat.speed.basis) for chat in chats
+    ] == [
+        ("Single Batch Finetuned", Decimal(20), Basis.MEASURED),
+        ("Batch Size 16 Finetuned", Decimal(250), Basis.MEASURED),
+        ("Optimized Target", Decimal(200), Basis.ASSUMED),
+    ]
+
+
+def test_a_measurement_of_another_batch_size_or_engine_is_a_row_of_its_own(
+    priced: Callable[[str], Priced],
+):
+    metrics = {"batch_output_tokens_per_s": 250, "batch_size": 32}
+    vllm = seed_model(engine="vllm")
+    chats = chats_of(unit_costs(*priced("l40s-dev"), [seed_model(metrics=metrics), vllm]))
+    assert [chat.speed.scenario for chat in chats[3:]] == [
+        "transformers, batch 32",
+        "vllm, batch 1",
+    ]
+    assert {chat.speed.basis for chat in chats[:3]} == {Basis.ASSUMED}
+
+
+def test_the_newest_measurement_wins_whatever_the_order(priced: Callable[[str], Priced]):
+    old = record(metrics={"output_tokens_per_s": 5}, finished_at="2026-11-20T05:01:40Z")
+    for records in ([old, record()], [record(), old]):
+        (chat,) = chats_of(unit_costs(*priced("local"), records))
+        assert chat.speed.output_tokens_per_s == Decimal("12.25")
+
+
+def test_a_nodeset_that_does_not_serve_is_not_measured_for_chats(
+    priced: Callable[[str], Priced],
+):
+    spec, bill = priced("local")
+    other = replace(spec.nodes.workers[0], name="worker-b", preset="2gpu-96vcpu-576gb")
+    spec = replace(spec, nodes=replace(spec.nodes, workers=(*spec.nodes.workers, other)))
+    of_other = record(hardware={**RECORD["hardware"], "preset": "2gpu-96vcpu-576gb"})
+    assert isinstance(unit_costs(spec, bill, [of_other]).chats, NotKnown)
+
+
+def test_without_a_serving_nodeset_only_the_whole_cluster_is_charged(
+    priced: Callable[[str], Priced],
+):
+    spec, bill = priced("local")
+    spec = replace(spec, chat=replace(spec.chat, serving_nodeset=None))
+    (chat,) = chats_of(unit_costs(spec, bill, [record()]))
+    assert chat.serving_usd is None
+    assert chat.cluster_low_usd > 0
+
+
+def test_a_training_run_costs_its_time_times_the_cluster(priced: Callable[[str], Priced]):
+    """4 H200 nodes at 3.50 for half an hour: 7 dollars of the nodes alone."""
+    spec, bill = priced("h200-elastic")
+    train = record(
+        kind="train",
+        stack="h200-elastic",
+        job="finetune",
+        hardware={**H200, "num_nodes": 4},
+        started_at="2026-11-21T05:00:00Z",
+        finished_at="2026-11-21T05:30:00Z",
+    )
+    run = unit_costs(spec, bill, [train]).run
+    assert not isinstance(run, NotKnown)
+    assert run.nodes_usd == Decimal(7)
+    assert run.cluster_usd == bill.hourly_low_usd / 2
+
+
+@pytest.mark.parametrize("changes", [{"outcome": "FAIL"}, {"stack": "other"}, {"kind": "evaluate"}])
+def test_a_training_run_of_another_stack_or_that_failed_has_no_cost(
+    priced: Callable[[str], Priced], changes: dict[str, Any]
+):
+    train = record(**{"kind": "train", **changes})
+    assert isinstance(unit_costs(*priced("local"), [train]).run, NotKnown)
+
+
+def test_the_stack_output_gives_money_as_text_and_dates_but_no_ages(
+    priced: Callable[[str], Priced],
+):
+    spec, bill = priced("local")
+    train = record(kind="train", job="finetune", job_id="11")
+    assert outputs(bill, unit_costs(spec, bill, [record(), train])) == {
+        "hourly_usd": "10.044400",
+        "hourly_high_usd": "10.466099",
+        "monthly_low_usd": "7332.41",
+        "monthly_high_usd": "7640.25",
+        "is_lower_bound": False,
+        "unpriced": [],
+        "per_run_usd": "0.279011",
+        "per_1m_tokens_usd": "227.764172",
+        "per_chat_usd": "0.455528",
+        "serving_node_per_chat_usd": "0.207202",
+        "basis": "transformers, batch 1: 12.25 tokens/s measured on 2026-11-21: "
+        "job 12 of stack local on cpu",
+        "reasons": {},
+        "price_book": "seed000",
+        "price_date": "2026-11-21",
+        "heading": "What this shape would cost on Nebius; this machine bills nothing.",
+    }
+
+
+def test_the_stack_output_gives_a_reason_for_what_is_not_known(priced: Callable[[str], Priced]):
+    spec, bill = priced("h100-prod")
+    found = outputs(bill, unit_costs(spec, bill, []))
+    assert (found["per_chat_usd"], found["per_1m_tokens_usd"], found["per_run_usd"]) == (
+        None,
+        None,
+        None,
+    )
+    assert found["basis"] == "NOT KNOWN"
+    reasons = found["reasons"]
+    assert isinstance(reasons, dict)
+    assert set(reasons) == {"per_chat_usd", "per_1m_tokens_usd", "per_run_usd"}
