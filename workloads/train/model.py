@@ -27,7 +27,7 @@ def build_model(model_dir: Path, config: TrainConfig, *, device: torch.device) -
     if config.method == "lora":
         model = attach_lora(model, config)
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
         if config.method == "lora":
             # Else the first layer's input needs no gradient and its checkpoint is cut off.
             model.enable_input_require_grads()

@@ -1,0 +1,173 @@
+"""Generation, merging, perplexity, the deltas of seed 000, and the evaluate job."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workloads.common.exit_codes import ExitCode
+from workloads.evaluate.compare import comparison
+
+
+def test_the_deltas_have_the_signs_and_values_of_the_seeds_example() -> None:
+    base = {
+        "perplexity": 7.033111572265625,
+        "message_length_avg": 671.0,
+        "output_tokens_per_s": 100,
+    }
+    tuned = {
+        "perplexity": 4.704128742218018,
+        "message_length_avg": 125.1,
+        "output_tokens_per_s": 16.53102337769744,
+    }
+    deltas = comparison(base, tuned)
+    assert deltas["perplexity"] == pytest.approx(33.11454405517637, rel=1e-12)
+    assert deltas["speed"] == pytest.approx(-83.46897662230256, rel=1e-12)
+    assert deltas["message_length"] == pytest.approx(-81.35618479880775, rel=1e-12)
+
+
+PROMPTS = [[7, 8, 9, 10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34]]
+
+
+def test_batched_generation_equals_transformers_own_one_by_one(model: Any) -> None:
+    import torch
+
+    from workloads.evaluate.generate import generate_all
+
+    stop = frozenset({model.generation_config.eos_token_id})
+    ours = generate_all(
+        model, PROMPTS, batch_size=3, max_new_tokens=12, pad_id=model.config.pad_token_id,
+        stop_ids=stop,
+    )  # fmt: skip
+    for prompt, tokens in zip(PROMPTS, ours, strict=True):
+        made = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0]
+        expected = [t for t in made[len(prompt) :].tolist() if t not in stop]
+        assert list(tokens) == expected
+        assert expected
+
+
+def test_generation_stops_at_the_end_of_turn_and_counts_only_what_it_made(model: Any) -> None:
+    from workloads.evaluate.generate import generate
+
+    free = generate(model, PROMPTS[:1], max_new_tokens=8, pad_id=0, stop_ids=frozenset())
+    assert free.num_decoded == 7  # the first token comes from the prefill
+    stop = free.token_ids[0][3]
+    before = free.token_ids[0][: free.token_ids[0].index(stop)]
+    stopped = generate(model, PROMPTS[:1], max_new_tokens=8, pad_id=0, stop_ids=frozenset({stop}))
+    assert stopped.token_ids[0] == before
+    assert stopped.num_decoded == len(before)
+
+
+def test_a_merged_adapter_gives_the_unmerged_logits(model: Any) -> None:
+    import torch
+
+    from workloads.evaluate.adapter import merge
+    from workloads.train.config import LoraConfig, TrainConfig
+    from workloads.train.model import attach_lora
+
+    config = TrainConfig(
+        dataset="x", max_steps=1, learning_rate=1.0, lora=LoraConfig(rank=4, alpha=8)
+    )
+    ids = torch.tensor([PROMPTS[0]])
+    with torch.no_grad():
+        before = model(ids).logits
+        tuned = attach_lora(model, config).eval()
+        torch.testing.assert_close(tuned(ids).logits, before)  # B starts at zero
+        for name, weight in tuned.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.2)
+        unmerged = tuned(ids).logits
+        assert not torch.allclose(unmerged, before, atol=1e-2)
+        merged = merge(tuned)
+        assert not [name for name, _ in merged.named_parameters() if "lora" in name]
+        torch.testing.assert_close(merged(ids).logits, unmerged, atol=1e-4, rtol=1e-4)
+
+
+def test_perplexity_weighs_tokens_not_rows(model: Any) -> None:
+    """The mean of per-row means would weigh a two-token answer like a long one."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from workloads.data.chat_template import IGNORED, Example
+    from workloads.evaluate.perplexity import loss_sum
+
+    examples = [
+        Example(input_ids=tuple(range(20)), labels=(IGNORED,) * 18 + (18, 19)),
+        Example(input_ids=tuple(range(40, 60)), labels=(IGNORED,) * 2 + tuple(range(42, 60))),
+    ]
+    total, num_tokens = loss_sum(model, examples, pad_id=0)
+    expected = 0.0
+    with torch.no_grad():
+        for example in examples:
+            logits = model(torch.tensor([example.input_ids])).logits[0, :-1]
+            expected += float(
+                cross_entropy(logits, torch.tensor(example.labels[1:]), reduction="sum")
+            )
+    assert num_tokens == 20
+    assert total == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_pipeline_ends_with_the_json_of_seed_000(places: Path, run: Any) -> None:
+    assert run("prepare-data")[0] == 0
+    code, record = run("train")
+    assert code == 0
+    final = places / "chkpt" / "finetune" / "12" / "final"
+    assert record["artifacts"]["adapter_dir"] == str(final)
+    assert (places / "chkpt" / "finetune" / "final" / "adapter_model.safetensors").is_file()
+    assert (places / "chkpt" / "latest").read_text() == "finetune/12/final\n"
+    curve = Path(record["artifacts"]["loss_curve"]).read_text().splitlines()
+    assert [json.loads(line)["step"] for line in curve] == [0, 1, 2, 3]
+    assert record["metrics"]["train_tokens_per_s"] > 0
+
+    code, record = run("evaluate")
+    assert (code, record["outcome"], record["engine"]) == (0, "PASS", "transformers")
+    result = json.loads(Path(record["artifacts"]["evaluation"]).read_text())
+    assert list(result) == ["base_model", "finetuned_model", "comparison"]
+    for name in ("base_model", "finetuned_model"):
+        part = result[name]
+        assert {"perplexity", "message_length_avg", "sample_generations"} <= part.keys()
+        assert math.isfinite(part["perplexity"])
+        assert len(part["sample_generations"]) == 2
+        for sample in part["sample_generations"]:
+            assert list(sample) == ["input", "reference", "generated"]
+    assert {"perplexity", "speed", "message_length"} <= result["comparison"].keys()
+    assert result["comparison"]["perplexity"] > 0, "four steps on these rows lower the perplexity"
+    for metric in ("output_tokens_per_s", "batch_output_tokens_per_s", "batch_size"):
+        assert record["metrics"][metric] > 0
+
+
+def test_stdout_is_the_json_and_then_the_record_line(
+    places: Path, run: Any, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from workloads.common.job import run_job
+    from workloads.evaluate.__main__ import main
+
+    run("prepare-data")
+    run("train", "train.max_steps=1")
+    capsys.readouterr()
+    assert run_job("evaluate", main, ["--recipe", str(recipe_file)]) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert json.loads("\n".join(lines[:-1])).keys() >= {"base_model", "finetuned_model"}
+    assert json.loads(lines[-1])["kind"] == "evaluate"
+
+
+def test_an_adapter_of_another_base_model_is_refused(places: Path, run: Any) -> None:
+    run("prepare-data")
+    run("train", "train.max_steps=1")
+    config = places / "chkpt" / "finetune" / "12" / "final" / "adapter_config.json"
+    values = json.loads(config.read_text())
+    config.write_text(json.dumps({**values, "base_model_name_or_path": "Qwen/Qwen3-14B"}))
+    code, record = run("evaluate")
+    assert code == ExitCode.BAD_DATA
+    assert "adapter of 'Qwen3-14B', the recipe's model is 'tiny'" in record["reason"]
+
+
+def test_evaluating_before_training_says_what_to_run(places: Path, run: Any) -> None:
+    run("prepare-data")
+    code, record = run("evaluate")
+    assert code == ExitCode.BAD_DATA
+    assert "latest: missing; run the train job first" in record["reason"]

@@ -1,0 +1,249 @@
+"""Numerics of training: token weights, ranks, optimizer, resume, stop signals, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from workloads.common.exit_codes import ExitCode
+from workloads.data.packing import pack
+from workloads.train import metrics
+from workloads.train.config import TrainConfig
+from workloads.train.optimizer import AdamW, learning_rate_factor
+from workloads.train.order import Stream
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def adapter(places: Path, job_id: str = "12") -> dict[str, torch.Tensor]:
+    """Returns the final adapter of a run."""
+    from safetensors.torch import load_file
+
+    return load_file(places / "chkpt" / "finetune" / job_id / "final" / "adapter_model.safetensors")
+
+
+def losses(places: Path, job_id: str = "12") -> list[float]:
+    """Returns the loss curve of a run."""
+    lines = (places / "results" / job_id / "loss_curve.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def launch(places: Path, recipe: Path, job_id: str, *overrides: str) -> subprocess.CompletedProcess:
+    """Runs the train job on two ranks through our launcher, as an sbatch file does."""
+    command = [
+        *(sys.executable, "-m", "workloads.common.launch", "--nnodes=1", "--nproc-per-node=2"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
+        *("-m", "workloads.train", "--recipe", str(recipe)),
+        *(part for override in overrides for part in ("--set", override)),
+    ]
+    environment = {**os.environ, "SLURM_JOB_ID": job_id, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_two_ranks_give_the_losses_and_weights_of_one(
+    places: Path, run: Any, recipe_file: Path
+) -> None:
+    """Rows hold different numbers of label tokens: averaging per-rank means would differ here."""
+    run("prepare-data")
+    small = ("train.sequence_length=1600", "train.overlong=drop", "train.max_steps=3")
+    assert run("train", *small, "train.gradient_accumulation=4")[0] == 0
+    result = launch(places, recipe_file, "13", *small, "train.gradient_accumulation=2")
+    assert result.returncode == 0, result.stderr
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert (record["world_size"], record["outcome"]) == (2, "PASS")
+    assert losses(places, "13") == pytest.approx(losses(places, "12"), rel=1e-5)
+    one, two = adapter(places, "12"), adapter(places, "13")
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-5)
+
+
+def test_the_launcher_keeps_the_exit_code_that_torchrun_hides(
+    places: Path, run: Any, recipe_file: Path
+) -> None:
+    result = launch(places, recipe_file, "13", "train.dataset=missing")
+    assert result.returncode == ExitCode.BAD_DATA, result.stderr
+    record = json.loads((places / "results" / "13" / "run_record.json").read_text())
+    assert record["outcome"] == "FAIL"
+    assert "data 'missing' was not found" in record["reason"]
+
+
+def test_a_stopped_run_resumes_to_the_bit(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A published trainer restarted at step 0 with a new warm-up after every preemption."""
+    run("prepare-data")
+    options = ("train.max_steps=6", "train.lora.dropout=0.1", "train.warmup_steps=2")
+    assert run("train", *options)[0] == 0
+    whole, whole_losses = adapter(places), losses(places)
+
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    append = metrics.LossCurve.append
+
+    def stop_in_step_3(curve: metrics.LossCurve, result: metrics.StepResult) -> None:
+        append(curve, result)
+        if result.step == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    monkeypatch.setattr(metrics.LossCurve, "append", stop_in_step_3)
+    code, record = run("train", *options, "train.checkpoint_every=0")
+    assert code == ExitCode.PREEMPTED
+    assert "after step 3 of 6" in record["reason"]
+    assert not (places / "chkpt" / "finetune" / "13" / "final").exists()
+
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert run("train", *options)[0] == 0
+    assert losses(places, "13") == whole_losses
+    resumed = adapter(places, "13")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_new_job_starts_anew_and_resume_auto_continues_the_last_one(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("prepare-data")
+    assert run("train", "train.max_steps=2")[0] == 0
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    assert run("train", "train.max_steps=2", "train.resume=auto")[0] == 0
+    assert losses(places, "13") == [], "all steps were already done"
+    first, second = adapter(places, "12"), adapter(places, "13")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    monkeypatch.setenv("SLURM_JOB_ID", "14")
+    assert run("train", "train.max_steps=2")[0] == 0
+    assert len(losses(places, "14")) == 2
+
+
+def test_a_job_id_that_comes_again_does_not_touch_the_earlier_run(places: Path, run: Any) -> None:
+    """Slurm counts from 1 again on a new cluster, while the checkpoints live on."""
+    run("prepare-data")
+    assert run("train", "train.max_steps=2")[0] == 0
+    before = (places / "chkpt" / "finetune" / "12" / "final" / "adapter_model.safetensors").stat()
+    code, record = run("train", "train.max_steps=2", "train.seed=5")
+    assert code == 0
+    assert record["artifacts"]["adapter_dir"].endswith("finetune/12-2/final")
+    after = (places / "chkpt" / "finetune" / "12" / "final" / "adapter_model.safetensors").stat()
+    assert (before.st_mtime_ns, before.st_ino) == (after.st_mtime_ns, after.st_ino)
+    assert (places / "chkpt" / "latest").read_text() == "finetune/12-2/final\n"
+
+
+def test_a_checkpoint_of_other_settings_is_refused(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("prepare-data")
+    assert run("train", "train.max_steps=2")[0] == 0
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    code, record = run("train", "train.max_steps=2", "train.resume=auto", "train.seed=9")
+    assert code == ExitCode.BAD_CONFIG
+    assert "another model, data set or train settings" in record["reason"]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_its_own_code(places: Path, run: Any) -> None:
+    run("prepare-data")
+    code, record = run("train", "train.learning_rate=1e30", "train.max_grad_norm=1e30")
+    assert code == ExitCode.NON_FINITE
+    assert "lower train.learning_rate" in record["reason"]
+    assert not (places / "chkpt" / "latest").exists()
+
+
+def test_out_of_memory_is_a_failed_record_and_not_success(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workloads.train import model
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    run("prepare-data")
+    monkeypatch.setattr(model, "build_model", full)
+    code, record = run("train")
+    assert code == ExitCode.OUT_OF_MEMORY
+    assert record["outcome"] == "FAIL"
+    assert "CUDA out of memory" in record["reason"]
+
+
+def test_examples_longer_than_a_row_are_refused_before_training(places: Path, run: Any) -> None:
+    run("prepare-data")
+    code, record = run("train", "train.sequence_length=900")
+    assert code == ExitCode.BAD_DATA
+    assert "longer than train.sequence_length 900" in record["reason"]
+
+
+def test_full_training_in_bf16_runs_and_writes_a_model(places: Path, run: Any) -> None:
+    run("prepare-data")
+    code, record = run("train", "train.method=full", "train.dtype=bf16", "train.max_steps=2",
+                       "train.gradient_checkpointing=true")  # fmt: skip
+    assert code == 0, record
+    assert (places / "chkpt" / "finetune" / "12" / "final" / "model.safetensors").is_file()
+    assert record["metrics"]["num_trained_parameters"] == record["metrics"]["num_parameters"]
+    assert run("evaluate")[0] == 0
+
+
+def test_adamw_equals_torchs_on_fp32_weights() -> None:
+    torch.manual_seed(0)
+    ours = torch.nn.Parameter(torch.randn(5, 3))
+    theirs = torch.nn.Parameter(ours.detach().clone())
+    pairs = (
+        (ours, AdamW([ours], lr=0.1, weight_decay=0.2)),
+        (theirs, torch.optim.AdamW([theirs], lr=0.1, weight_decay=0.2)),
+    )
+    for step in range(5):
+        gradient = torch.randn(5, 3, generator=torch.Generator().manual_seed(step))
+        for weight, optimizer in pairs:
+            weight.grad = gradient.clone()
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_bf16_weights_keep_updates_below_their_rounding_step() -> None:
+    """1e-4 is below the rounding step of bf16 at 1.0 (2^-8): in place, 100 updates move nothing."""
+    weight = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    optimizer = AdamW([weight], lr=1e-4, weight_decay=0.0)
+    for _ in range(100):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    assert weight.item() == pytest.approx(0.99, abs=0.004)
+    copy = AdamW([weight], lr=1e-4, weight_decay=0.0)
+    copy.load_state_dict(optimizer.state_dict())
+    assert copy.state[weight]["weight_fp32"].dtype == torch.float32
+
+
+def test_warm_up_rises_to_the_full_rate_and_cosine_falls_to_zero() -> None:
+    config = TrainConfig(dataset="x", max_steps=12, warmup_steps=2, learning_rate=1.0)
+    factors = [learning_rate_factor(step, config=config, num_steps=12) for step in range(13)]
+    assert factors[:3] == [0.5, 1.0, 1.0]
+    assert factors[7] == pytest.approx(0.5)
+    assert factors[12] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_stream_gives_every_row_once_an_epoch_at_any_world_size(world_size: int) -> None:
+    from tests.workloads.test_data import example_of
+
+    packs = pack([example_of(10, first=i) for i in range(12)], sequence_length=10)
+    stream = Stream(packs=packs, seed=3)
+    seen = []
+    for position in range(0, 24, 4):
+        step = [
+            row
+            for rank in range(world_size)
+            for batch in stream.micro_batches(
+                position, rank=rank, world_size=world_size, micro_batch_size=1,
+                num_micro=4 // world_size,
+            )
+            for row in batch
+        ]  # fmt: skip
+        assert sorted(map(repr, step)) == sorted(map(repr, stream.rows(position, 4)))
+        seen += step
+    assert sorted(map(repr, seen[:12])) == sorted(map(repr, packs))
+    assert sorted(map(repr, seen[12:])) == sorted(map(repr, packs))
+    assert seen[:12] != seen[12:], "each epoch has its own order"
