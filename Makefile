@@ -45,7 +45,7 @@ preview: setup ## Preview a stack offline, with its cost: make preview STACK=h10
 	@variables="$$($(SOPERATOR) env --offline)"; eval "$$variables"; pulumi preview --stack $(STACK)
 
 bench: setup ## Measure the local stack: up, second up, submit, log delay
-	@$(PYTHON3) -m tests.bench
+	@$(PYTHON3) -m benchmarks
 
 lock: ## Write the lock files anew from the requirements
 	@infra/setup/bootstrap.sh

@@ -10,6 +10,7 @@ import time
 def exit_with_parent() -> None:
     """Watches, in the background, for the death of this process's parent, even by SIGKILL.
 
+    Call it first: a parent that died before cannot be told from any other.
     Not prctl(PR_SET_PDEATHSIG): that fires when the parent's *thread* ends, and the engine is a Go
     program whose threads come and go.
     """

@@ -137,6 +137,7 @@ class Provider:
 
 def serve(provider: Provider, name: str, version: str) -> None:
     """Serves the provider on a loopback port, prints the port, and ends with the engine."""
+    exit_with_parent()
     verbose = any(argument.startswith(("-v=", "--v=")) for argument in sys.argv[1:])
     logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, stream=sys.stderr)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -145,7 +146,6 @@ def serve(provider: Provider, name: str, version: str) -> None:
     provider.engine = EngineLog(addresses[0] if addresses else "")
     server, port = start(provider, name, version)
     print(port, flush=True)
-    exit_with_parent()
     server.wait_for_termination()
 
 

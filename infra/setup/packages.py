@@ -46,7 +46,7 @@ def data_step(cache: Cache) -> Step:
     final, lock = cache.data / DATA, "data.lock"
     return Step(
         name="data BFCL v4",
-        expect="30 MB",
+        expect="5 MB",
         done=lambda: _is_made_from(final, lock),
         run=lambda progress: _make_data(final, lock, progress),
     )

@@ -82,6 +82,7 @@ def entry_point(program_directory: str, name: str) -> Path:
 
 def main() -> None:
     """Serve on a loopback port, print it, and end with the engine."""
+    exit_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
     positional = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
@@ -96,7 +97,6 @@ def main() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     print(port, flush=True)
-    exit_with_parent()
     server.wait_for_termination()
 
 
