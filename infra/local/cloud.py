@@ -35,6 +35,8 @@ SERVICES: Final = (EMULATOR, "etcd", "kube-apiserver", RECONCILER)
 PORT_SETTING: Final = "SOPERATOR_LOCAL_PORT_BASE"
 _READY_S: Final = 60.0
 _POLL_S: Final = 0.05
+_LATENCY: Final = "latency"
+"""File beside the emulator's state: seconds of every operation."""
 _PROGRAMS: Final = {
     "etcd": "etcd-server",
     "munged": "munge",
@@ -172,9 +174,23 @@ def start_emulator(cloud: Cloud) -> None:
     argv = [sys.executable, "-m", "infra.local.nebius_api", "--state", str(folder)]
     argv += ["--port", str(port), "--kube-endpoint", cloud.kube.endpoint]
     argv += ["--kube-ca", str(cloud.kube.ca_file)]
+    if (latency := folder / _LATENCY).exists():
+        argv += ["--latency", latency.read_text()]
     log = cloud.state.local / "log" / f"{EMULATOR}.log"
     process.start(EMULATOR, argv, run_dir=cloud.state.run, log=log, env=cloud.environment())
     _wait_listening(cloud, EMULATOR, port, log)
+
+
+def restart_emulator(cloud: Cloud, *, latency_s: float | None) -> None:
+    """Start the Nebius API again with another time of its operations; None is its default."""
+    latency = cloud.state.local / EMULATOR / _LATENCY
+    if latency_s is None:
+        latency.unlink(missing_ok=True)
+    else:
+        latency.write_text(f"{latency_s:g}")
+    # The reconciler may win the race to start it: both start the same.
+    process.stop(EMULATOR, cloud.state.run)
+    start_emulator(cloud)
 
 
 def start_reconciler(cloud: Cloud) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,7 @@ from infra.local.kube.client import KubeClient, KubeError
 from infra.local.reconcile.garbage import bind_claims, end_namespaces, release_deleted
 from infra.local.reconcile.plan import (
     DATABASE,
+    DATABASE_POD,
     ClusterPlan,
     NodeSetPlan,
     Plan,
@@ -40,7 +41,6 @@ from infra.local.slurm.settings import SlurmSettings
 from infra.local.state import Cache, Ports, State
 
 _MANAGER: Final = "soperator"
-_SLURMDBD: Final = "slurmdbd"
 _HIDDEN_BY_JAIL: Final = ("/root/", "/home/", "/mnt/", "/srv/", "/tmp/", "/run/")  # noqa: S108
 
 
@@ -98,9 +98,9 @@ class Operator:
         if cluster.accounting is None or (pod := self._pod(cluster.accounting)) is None:
             return []
         reads = self.runtime.shared.read("slurmdbd.conf")
-        own = PodSpec(name=_SLURMDBD, argv=(), jail=pod.jail)
+        own = PodSpec(name=pod.name, argv=(), jail=pod.jail)
         return [
-            daemons.mariadb(settings, pod, DATABASE),
+            daemons.mariadb(settings, replace(pod, name=DATABASE_POD), DATABASE),
             daemons.slurmdbd(settings, own, reads),
         ]
 

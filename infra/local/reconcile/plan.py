@@ -22,6 +22,7 @@ from infra.local.state import Ports
 CLUSTER_REF: Final = "slurm.nebius.ai/parental-cluster-ref"
 TOPOLOGY_LABELS: Final = ("topology.nebius.com/tier-0", "topology.nebius.com/tier-1")
 DATABASE: Final = "/run/mysql"
+DATABASE_POD: Final = "acct-db-0"
 _JAIL: Final = "jail"
 _JAIL_UPPER: Final = "/mnt/jail.upper"
 _DEFAULT_NODE_PORT: Final = 30022
@@ -257,7 +258,7 @@ class _Maker:
             if wanted and free and volume["spec"].get("storageClassName") == wanted:
                 folder = filesystem_folder(volume, node, self._places)
                 return Volume(folder=folder / "mysql")
-        return Volume(folder=self._places.pods / ACCOUNTING / "volumes" / "mysql")
+        return Volume(folder=self._places.pods / DATABASE_POD / "volumes" / "mysql")
 
     def _login(self, spec: Mapping[str, Any]) -> PodPlan:
         if spec.get("size", 1) == 0:

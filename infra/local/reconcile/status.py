@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from infra.local.reconcile.plan import ClusterPlan, NodeSetPlan, PodPlan
+from infra.local.reconcile.plan import DATABASE_POD, ClusterPlan, NodeSetPlan, PodPlan
 from infra.local.reconcile.snapshot import Object, name_of
 
 _NEEDED: Final = (
@@ -31,8 +31,8 @@ def cluster_status(plan: ClusterPlan, waiting: Mapping[str, str]) -> dict[str, A
         "PopulateJailMode": "",
     }
     if plan.accounting is not None:
-        problems["AccountingAvailable"] = _pod_problem(plan.accounting, waiting) or waiting.get(
-            "slurmdbd", ""
+        problems["AccountingAvailable"] = waiting.get(DATABASE_POD, "") or _pod_problem(
+            plan.accounting, waiting
         )
     notes = dict(plan.notes)
     conditions = [_condition(plan.source, key, text) for key, text in (problems | notes).items()]

@@ -172,9 +172,13 @@ def base_pod(name: str, jail: Path, mounts: Sequence[pods.Mount]) -> PodSpec:
 
 def is_listening(port: int) -> bool:
     """Whether a server listens on 127.0.0.1:port, without disturbing it by a connection."""
-    wanted = f"0100007F:{port:04X}"
-    with Path("/proc/net/tcp").open() as table:
-        return any(line.split()[1] == wanted and line.split()[3] == "0A" for line in table)
+    # gRPC listens on an IPv6 socket that is mapped to 127.0.0.1.
+    wanted = (f"0100007F:{port:04X}", f"0000000000000000FFFF00000100007F:{port:04X}")
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        lines = table.read_text().splitlines() if table.exists() else []
+        if any(line.split()[1] in wanted and line.split()[3] == "0A" for line in lines):
+            return True
+    return False
 
 
 def _is_taken(port: int) -> bool:

@@ -6,7 +6,9 @@ Owns the files in the shared folder that the daemons read. Starts nothing: clust
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
+import stat
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -107,7 +109,7 @@ class SharedFolder:
             (self.folder / "spool" / worker.name).mkdir(exist_ok=True)
         most = max((conf.gpus(worker.static)[1] for worker in settings.workers), default=0)
         for index in range(most):
-            (self.folder / "dev" / f"gpu{index}").touch()
+            _make_device(self.folder / "dev" / f"gpu{index}")
         if settings.accounting:
             password = (self.folder / "database-password").read_text()
             slurmdbd = conf.render_slurmdbd_conf(settings, password)
@@ -209,6 +211,16 @@ def _database_sql(password: str) -> str:
         f"ALTER USER {user} IDENTIFIED BY '{password}';\n"
         f"GRANT ALL ON slurm_acct_db.* TO {user};\n"
     )
+
+
+def _make_device(path: Path) -> None:
+    """A second /dev/null: slurmd sets CUDA_VISIBLE_DEVICES only for character devices."""
+    if path.exists():
+        return
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:  # a container without mknod: the GPU counts, the variable is missing
+        path.touch()
 
 
 def _write_private(path: Path, content: bytes) -> None:
