@@ -51,7 +51,8 @@ def loopback_target() -> str | None:
             f"{ENDPOINT_VARIABLE}: plain text to {url.hostname} is refused, a token would "
             "travel in clear; only loopback is allowed, unset it for the real cloud"
         )
-    return f"{url.hostname}:{url.port}"
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"{host}:{url.port}"
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,0 +1,55 @@
+"""Key pairs are made once, are real, and keep their secret."""
+
+import subprocess
+
+import pytest
+
+from infra.keys.provider import TYPE, KeysProvider, make_key_pair
+from infra.plugins.provider import UNKNOWN, ProviderError, Secret
+
+URN = f"urn:pulumi:local::soperator-stack::{TYPE}::deploy"
+
+
+@pytest.fixture
+def provider():
+    return KeysProvider()
+
+
+def test_ssh_keygen_derives_the_same_public_key(provider, tmp_path):
+    _, state = provider.create(TYPE, URN, {"comment": "deploy of local"}, False)
+    file = tmp_path / "key"
+    file.write_text(state["private_key"].value)
+    file.chmod(0o600)
+    derived = subprocess.run(
+        ["ssh-keygen", "-y", "-f", file], capture_output=True, text=True, check=True
+    ).stdout
+    assert state["public_key"].split()[:2] == derived.split()[:2]
+    assert state["public_key"].startswith("ssh-ed25519 ")
+    assert state["public_key"].endswith(" deploy of local")
+
+
+def test_the_private_key_is_secret_even_before_it_exists(provider):
+    _, state = provider.create(TYPE, URN, {"comment": "c"}, True)
+    assert isinstance(state["private_key"], Secret)
+    assert state["public_key"] is UNKNOWN
+
+
+def test_two_pairs_differ():
+    assert make_key_pair("c") != make_key_pair("c")
+
+
+def test_only_a_new_comment_makes_a_new_pair(provider):
+    assert provider.diff(TYPE, "i", {"comment": "a"}, {}, {"comment": "a"}).detailed == {}
+    assert provider.diff(TYPE, "i", {"comment": "a"}, {}, {"comment": "b"}).replaces == ("comment",)
+
+
+def test_a_comment_is_one_line(provider):
+    _, problems = provider.check(TYPE, {}, {"comment": "a\nb"})
+    assert [path for path, _ in problems] == ["comment"]
+    _, problems = provider.check(TYPE, {}, {"comment": "a", "bits": 4096})
+    assert problems == [("bits", "unknown; has comment")]
+
+
+def test_another_type_is_refused(provider):
+    with pytest.raises(ProviderError, match="has only soperator:ssh:KeyPair"):
+        provider.check("soperator:ssh:Certificate", {}, {})

@@ -1,0 +1,67 @@
+"""One constructor: plain text stays on this machine, and missing credentials are told at once."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from infra.nebius import sdk, token
+from infra.nebius.sdk import EndpointError, loopback_target, make_sdk
+
+
+@pytest.fixture
+def endpoint(monkeypatch):
+    return lambda value: monkeypatch.setenv("SOPERATOR_NEBIUS_ENDPOINT", value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.9.9.9", "[::1]"])
+def test_loopback_is_taken(endpoint, host):
+    endpoint(f"http://{host}:17800")
+    assert loopback_target() == f"{host}:17800"
+
+
+@pytest.mark.parametrize(
+    "value", ["http://10.0.0.1:80", "http://api.nebius.cloud:443", "http://0.0.0.0:1"]
+)
+def test_plain_text_to_anything_but_loopback_is_refused(endpoint, value):
+    endpoint(value)
+    with pytest.raises(EndpointError, match="in clear"):
+        loopback_target()
+
+
+@pytest.mark.parametrize("value", ["127.0.0.1:17800", "https://127.0.0.1:1", "http://127.0.0.1"])
+def test_another_form_is_refused_with_the_right_one(endpoint, value):
+    endpoint(value)
+    with pytest.raises(EndpointError, match=r"http://127\.0\.0\.1:PORT"):
+        loopback_target()
+
+
+def test_the_real_cloud_without_credentials_says_how_to_get_them(monkeypatch, tmp_path):
+    monkeypatch.delenv("SOPERATOR_NEBIUS_ENDPOINT", raising=False)
+    monkeypatch.delenv("NEBIUS_IAM_TOKEN", raising=False)
+    monkeypatch.setattr(sdk, "CLI_CONFIG", tmp_path / "none.yaml")
+    with pytest.raises(EndpointError, match="nebius iam get-access-token"):
+        make_sdk()
+
+
+def test_the_emulator_without_a_token_says_so(endpoint, monkeypatch):
+    endpoint("http://127.0.0.1:17800")
+    monkeypatch.delenv("NEBIUS_IAM_TOKEN", raising=False)
+    with pytest.raises(EndpointError, match="soperator env"):
+        make_sdk()
+
+
+def test_the_exec_credential_is_what_kubernetes_reads(endpoint, monkeypatch):
+    endpoint("http://127.0.0.1:17800")
+    monkeypatch.setenv("NEBIUS_IAM_TOKEN", "local-token")
+    credential = json.loads(token.exec_credential())
+    assert credential["kind"] == "ExecCredential"
+    assert credential["apiVersion"] == "client.authentication.k8s.io/v1"
+    assert credential["status"] == {"token": "local-token"}
+
+
+def test_the_expiry_of_a_token_is_told_in_utc(monkeypatch):
+    expires_at = datetime(2026, 11, 21, 5, 0, tzinfo=UTC)
+    monkeypatch.setattr(token, "iam_token", lambda: ("t", expires_at))
+    status = json.loads(token.exec_credential())["status"]
+    assert status["expirationTimestamp"] == "2026-11-21T05:00:00Z"

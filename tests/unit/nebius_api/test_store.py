@@ -1,0 +1,81 @@
+"""What the emulator acknowledged is still there after it died."""
+
+import pytest
+
+from infra.local.nebius_api.emulator import Emulator
+from infra.local.nebius_api.errors import ApiError
+from infra.local.nebius_api.store import IDEMPOTENCY_S
+from infra.local.state import Cache
+
+FILESYSTEMS = "/nebius.compute.v1.FilesystemService/"
+LOGIN = {"authorization": "Bearer local-token"}
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def start(folder, clock):
+    """An emulator; the one before it on this folder was never closed, as after kill -9."""
+    return Emulator(folder, Cache.from_environ().root, latency_s=60, clock=clock)
+
+
+def call(emulator, method, key=None, **fields):
+    found = emulator.schema.methods[FILESYSTEMS + method]
+    request = emulator.schema.message(found.input_type.full_name)(**fields)
+    metadata = LOGIN | ({"x-idempotency-key": key} if key else {})
+    return emulator.call(found, request, metadata)
+
+
+def create(emulator, name, key=None):
+    metadata = {"parent_id": "project-e00p", "name": name}
+    spec = {"size_gibibytes": 1, "type": "NETWORK_SSD"}
+    return call(emulator, "Create", key, metadata=metadata, spec=spec)
+
+
+def test_resources_operations_and_keys_survive_the_process(tmp_path):
+    clock = Clock()
+    operation = create(start(tmp_path, clock), "jail", key="k")
+    again = start(tmp_path, clock)
+    assert create(again, "jail", key="k").id == operation.id
+    assert call(again, "Get", id=operation.resource_id).status.state == 1  # CREATING
+    clock.now += 61
+    assert call(again, "Get", id=operation.resource_id).status.state == 2  # READY
+
+
+def test_an_operation_that_became_due_while_nothing_ran_is_finished(tmp_path):
+    clock = Clock()
+    operation = create(start(tmp_path, clock), "jail")
+    clock.now += 3600
+    again = start(tmp_path, clock)
+    assert call(again, "Get", id=operation.resource_id).status.state == 2
+    assert again.store.operations[operation.id].done
+
+
+def test_a_refused_call_leaves_no_trace(tmp_path):
+    clock = Clock()
+    emulator = start(tmp_path, clock)
+    create(emulator, "twin")
+    with pytest.raises(ApiError, match="already exists"):
+        create(emulator, "twin", key="k")
+    again = start(tmp_path, clock)
+    assert len(list(again.store.of_kind("computefilesystem"))) == 1
+    assert again.store.remembered("anything", "k", clock.now) is None
+
+
+def test_an_idempotency_key_is_forgotten_after_a_day(tmp_path):
+    clock = Clock()
+    emulator = start(tmp_path, clock)
+    first = create(emulator, "a", key="k")
+    clock.now += IDEMPOTENCY_S + 1
+    assert create(emulator, "b", key="k").id != first.id
+
+
+def test_a_second_start_seeds_nothing_anew(tmp_path):
+    first = start(tmp_path, Clock())
+    first.store.drop("quotaallowance-e00pcompute-disk-count")
+    first.store.commit()
+    assert start(tmp_path, Clock()).store.resources.keys() == first.store.resources.keys()
