@@ -1,58 +1,35 @@
 """Prints an estimate and its unit costs: render(estimate, unit_costs, format).
 
-Owns layout: text of at most 100 columns, markdown, csv, an HTML fragment and JSON, all in ASCII.
-Computes nothing but roundings.
+Owns what is printed in each format; layout.py owns how tables look. Computes nothing but roundings.
 """
 
 from __future__ import annotations
 
 import csv
-import html
 import io
 import json
-import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal
-from enum import StrEnum
-from typing import Final
+from decimal import Decimal
 
 from cost.components import CostComponent
 from cost.estimate import Estimate
+from cost.layout import (
+    GAP,
+    UNKNOWN,
+    WIDTH,
+    Document,
+    Format,
+    Table,
+    lay_out,
+    small_usd_text,
+    span,
+    usd_text,
+)
 from cost.price_book import HOURS_PER_MONTH
 from cost.summary import basis, money, number, outputs
 from cost.unit_costs import ChatCost, NotKnown, RunCost, UnitCosts
 
-WIDTH: Final = 100
-_GAP: Final = "  "
-_UNKNOWN: Final = "unknown"
-
-
-class Format(StrEnum):
-    """What `soperator cost --format` accepts."""
-
-    TABLE = "table"
-    JSON = "json"
-    MARKDOWN = "markdown"
-    CSV = "csv"
-    HTML = "html"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
-    """Headings and rows of text; `num_text_columns` columns are left-aligned, the rest right."""
-
-    title: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    num_text_columns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Document:
-    heading: str | None
-    tables: tuple[_Table, ...]
-    notes: tuple[str, ...]
+__all__ = ["WIDTH", "Format", "render"]
 
 
 def render(estimate: Estimate, unit_costs: UnitCosts, format: Format = Format.TABLE) -> str:
@@ -61,32 +38,30 @@ def render(estimate: Estimate, unit_costs: UnitCosts, format: Format = Format.TA
         return json.dumps(_plain(estimate, unit_costs), indent=2) + "\n"
     if format is Format.CSV:
         return _csv(estimate, unit_costs)
-    document = _document(estimate, unit_costs)
-    renderers = {Format.TABLE: _text, Format.MARKDOWN: _markdown, Format.HTML: _html}
-    return renderers[format](document)
+    return lay_out(_document(estimate, unit_costs), format)
 
 
-def _document(estimate: Estimate, unit_costs: UnitCosts) -> _Document:
+def _document(estimate: Estimate, unit_costs: UnitCosts) -> Document:
     tables = [_bill(estimate)]
     if not isinstance(unit_costs.chats, NotKnown):
         tables.append(_scenarios(unit_costs.chats, is_lower_bound=unit_costs.is_lower_bound))
-    return _Document(
+    return Document(
         heading=estimate.heading, tables=tuple(tables), notes=tuple(_notes(estimate, unit_costs))
     )
 
 
-def _bill(estimate: Estimate) -> _Table:
+def _bill(estimate: Estimate) -> Table:
     rows: list[tuple[str, ...]] = []
     section = None
     for line in estimate.components:
         if line.section is not section:
             section = line.section
             rows.append((str(section), "", "", ""))
-        rows.append((f"{_GAP}{line.name}", line.size, _rate(line), _monthly(line)))
-    total = _span(_usd(estimate.monthly_low_usd), _usd(estimate.monthly_high_usd), " .. ")
+        rows.append((f"{GAP}{line.name}", line.size, _rate(line), _monthly(line)))
+    total = span(usd_text(estimate.monthly_low_usd), usd_text(estimate.monthly_high_usd), " .. ")
     bound = ", at least" if estimate.is_lower_bound else ""
     rows.append((f"Total{bound}", "", "", total))
-    return _Table(
+    return Table(
         title=f"Monthly cost of {estimate.stack_name} (USD without tax, {HOURS_PER_MONTH} hours)",
         headings=("Resource", "Size", "Price", "Total Monthly"),
         rows=tuple(rows),
@@ -94,9 +69,9 @@ def _bill(estimate: Estimate) -> _Table:
     )
 
 
-def _scenarios(chats: Sequence[ChatCost], *, is_lower_bound: bool) -> _Table:
+def _scenarios(chats: Sequence[ChatCost], *, is_lower_bound: bool) -> Table:
     bound = ", at least" if is_lower_bound else ""
-    return _Table(
+    return Table(
         title=f"Cost per chat{bound} (whole cluster; one serving node alone)",
         headings=(
             "Scenario",
@@ -112,8 +87,12 @@ def _scenarios(chats: Sequence[ChatCost], *, is_lower_bound: bool) -> _Table:
                 number(chat.speed.output_tokens_per_s),
                 f"{int(chat.tokens_per_day):,}",
                 f"{int(chat.chats_per_day):,}",
-                _span(_small_usd(chat.cluster_low_usd), _small_usd(chat.cluster_high_usd), ".."),
-                _UNKNOWN if chat.serving_usd is None else _small_usd(chat.serving_usd),
+                span(
+                    small_usd_text(chat.cluster_low_usd),
+                    small_usd_text(chat.cluster_high_usd),
+                    "..",
+                ),
+                UNKNOWN if chat.serving_usd is None else small_usd_text(chat.serving_usd),
             )
             for chat in chats
         ),
@@ -149,96 +128,21 @@ def _thirty_days(chat: ChatCost) -> str:
     """Cost per chat when the monthly bill is divided by the chats of 30 days."""
     factor = HOURS_PER_MONTH / Decimal(30 * 24)
     low, high = chat.cluster_low_usd * factor, chat.cluster_high_usd * factor
-    return _span(_small_usd(low), _small_usd(high), "..")
+    return span(small_usd_text(low), small_usd_text(high), "..")
 
 
 def _run_note(run: RunCost | NotKnown) -> str:
     if isinstance(run, NotKnown):
         return f"Cost per training run: {run}."
-    nodes = _UNKNOWN if run.nodes_usd is None else _small_usd(run.nodes_usd)
+    nodes = UNKNOWN if run.nodes_usd is None else small_usd_text(run.nodes_usd)
     measured = (
         f"{run.job}, job {run.job_id}: {number(run.duration_s)} s on {run.device}, "
         f"measured on {run.date.isoformat()}"
     )
     return (
-        f"Cost per training run: {_small_usd(run.cluster_usd)} of the whole cluster, {nodes} of "
-        f"the job's own nodes ({run.num_nodes}) alone ({measured})."
+        f"Cost per training run: {small_usd_text(run.cluster_usd)} of the whole cluster, {nodes} "
+        f"of the job's own nodes ({run.num_nodes}) alone ({measured})."
     )
-
-
-def _text(document: _Document) -> str:
-    lines: list[str] = []
-    if document.heading is not None:
-        lines += [*textwrap.wrap(document.heading, WIDTH), ""]
-    for table in document.tables:
-        lines += [*textwrap.wrap(table.title, WIDTH), *_text_table(table), ""]
-    for note in document.notes:
-        lines += textwrap.wrap(note, WIDTH, initial_indent="- ", subsequent_indent="  ")
-    return "\n".join(line.rstrip() for line in lines) + "\n"
-
-
-def _text_table(table: _Table) -> list[str]:
-    rows = (table.headings, *table.rows)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(table.headings))]
-    # Only names are of any length: the first column gives way so that every line fits.
-    room = WIDTH - sum(widths[1:]) - len(_GAP) * (len(widths) - 1)
-    widths[0] = min(widths[0], room)
-    rule = "-" * (sum(widths) + len(_GAP) * (len(widths) - 1))
-    lines = [_text_row(row, widths, table.num_text_columns) for row in rows]
-    return [rule, lines[0], rule, *lines[1:], rule]
-
-
-def _text_row(row: tuple[str, ...], widths: Sequence[int], num_text_columns: int) -> str:
-    cells = [
-        cell if len(cell) <= width else f"{cell[: width - 3]}..."
-        for cell, width in zip(row, widths, strict=True)
-    ]
-    return _GAP.join(
-        f"{cell:<{width}}" if column < num_text_columns else f"{cell:>{width}}"
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-
-
-def _markdown(document: _Document) -> str:
-    lines: list[str] = []
-    if document.heading is not None:
-        lines += [f"> {document.heading}", ""]
-    for table in document.tables:
-        marks = [
-            ":--" if column < table.num_text_columns else "--:"
-            for column in range(len(table.headings))
-        ]
-        cells = [[cell.strip().replace("|", "\\|") for cell in row] for row in table.rows]
-        lines += [
-            f"**{table.title}**",
-            "",
-            *(f"| {' | '.join(row)} |" for row in (table.headings, marks, *cells)),
-            "",
-        ]
-    lines += [f"- {note}" for note in document.notes]
-    return "\n".join(lines) + "\n"
-
-
-def _html(document: _Document) -> str:
-    parts = ['<section class="cost">']
-    if document.heading is not None:
-        parts.append(f'<p class="heading">{html.escape(document.heading)}</p>')
-    for table in document.tables:
-        parts += [f"<table><caption>{html.escape(table.title)}</caption>", "<thead><tr>"]
-        parts += [f"<th>{html.escape(heading)}</th>" for heading in table.headings]
-        parts.append("</tr></thead><tbody>")
-        for row in table.rows:
-            cells = "".join(
-                f"<td{'' if column < table.num_text_columns else ' class=number'}>"
-                f"{html.escape(cell.strip())}</td>"
-                for column, cell in enumerate(row)
-            )
-            is_section = not any(row[1:])
-            parts.append(f"<tr{' class=section' if is_section else ''}>{cells}</tr>")
-        parts.append("</tbody></table>")
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in document.notes)
-    parts += [f'<ul class="notes">{notes}</ul>', "</section>"]
-    return "\n".join(parts) + "\n"
 
 
 def _csv(estimate: Estimate, unit_costs: UnitCosts) -> str:
@@ -312,7 +216,7 @@ def _plain_chat(chat: ChatCost) -> dict[str, str | None]:
 
 def _rate(line: CostComponent) -> str:
     if line.rate is None:
-        return _UNKNOWN
+        return UNKNOWN
     if line.rate.usd == 0:
         return "free"
     text = number(line.rate.usd)
@@ -323,24 +227,8 @@ def _rate(line: CostComponent) -> str:
 def _monthly(line: CostComponent) -> str:
     low, high = line.monthly_low_usd, line.monthly_high_usd
     if low is None or high is None:
-        return _UNKNOWN
-    return _span(_usd(low), _usd(high), " .. ")
-
-
-def _span(low: str, high: str, to: str) -> str:
-    return low if low == high else f"{low}{to}{high}"
-
-
-def _usd(usd: Decimal) -> str:
-    return f"${usd.quantize(Decimal('0.01'), ROUND_HALF_UP):,f}"
-
-
-def _small_usd(usd: Decimal) -> str:
-    """Cents from a dollar up, three significant digits below, so that small costs stay visible."""
-    if usd >= 1 or usd == 0:
-        return _usd(usd)
-    step = Decimal(1).scaleb(usd.adjusted() - 2)
-    return f"${usd.quantize(step, ROUND_HALF_UP):f}"
+        return UNKNOWN
+    return span(usd_text(low), usd_text(high), " .. ")
 
 
 def _csv_usd(usd: Decimal | None) -> str:
