@@ -65,7 +65,7 @@ def shipped_values(ssh_port: int, public_key: str) -> Values:
                     for n in submounts
                 ],
             },
-            "storage": {name: place for name in ("jail", "controllerSpool", "accounting")},
+            "storage": dict.fromkeys(("jail", "controllerSpool", "accounting"), place),
         },
         CLUSTER: {
             "clusterName": "soperator",

@@ -1,0 +1,173 @@
+"""One mistake at a time in what the program applies, seen on real daemons through the user's door.
+
+Each test spoils right values, applies them, and finds the cluster wrong the way it would be on the
+cloud, with a status that says what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from infra.local import process
+from tests.local.slurm_stand import CLUSTER, NODESETS, Stand, node_groups, running_stand
+
+pytestmark = pytest.mark.local
+
+
+@pytest.fixture(scope="module")
+def module_stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    with running_stand(tmp_path_factory.mktemp("stand")) as made:
+        yield made
+
+
+@pytest.fixture
+def stand(module_stand: Stand) -> Iterator[Stand]:
+    """The module's stand; what a test applied is deleted after it."""
+    yield module_stand
+    module_stand.delete()
+
+
+def test_a_worker_without_gres_comes_up_without_gpus(stand: Stand) -> None:
+    values = stand.values()
+    values[NODESETS]["nodesets"][0]["nodeConfig"]["static"] = "CPUs=64"
+    stand.apply(values)
+    stand.wait_idle("worker-[0-1]")
+    assert stand.ssh("sinfo -h -p main -o %G").stdout.strip() == "(null)"
+    refused = stand.ssh("sbatch --gpus-per-node=1 --wrap hostname")
+    assert refused.returncode != 0
+    assert "Requested node configuration is not available" in refused.stderr
+
+
+def test_default_partitions_leave_the_workers_without_node_lines(stand: Stand) -> None:
+    values = stand.values()
+    values[CLUSTER]["partitionConfiguration"] = {"configType": "default"}
+    stand.apply(values)
+    stand.wait_message("NodeSet", "worker", "Unable to determine this slurmd's NodeName")
+    assert "n/a" in stand.ssh("sinfo -h -p main").stdout
+
+
+def test_a_job_for_a_partition_that_is_not_declared_is_refused(stand: Stand) -> None:
+    values = stand.values()
+    partitions = values[CLUSTER]["partitionConfiguration"]["partitions"]
+    values[CLUSTER]["partitionConfiguration"]["partitions"] = partitions[:1]
+    stand.apply(values)
+    stand.wait_idle("worker-[0-1]")
+    refused = stand.ssh("sbatch -p hidden --wrap hostname")
+    assert refused.returncode != 0
+    assert "invalid partition specified" in refused.stderr
+
+
+def test_a_nodeset_that_names_another_cluster_is_ignored(stand: Stand) -> None:
+    values = stand.values()
+    key = "slurm.nebius.ai/parental-cluster-ref"
+    values[NODESETS]["nodesets"][0]["annotations"][key] = "slurm1"
+    stand.apply(values)
+    stand.wait_message("NodeSet", "worker", "no SlurmCluster 'slurm1'")
+    stand.wait(lambda: stand.ssh("true").returncode == 0, "login")
+    assert not process.alive("slurm-worker-0", stand.cloud.state.run)
+
+
+def test_a_cluster_without_the_jail_source_does_not_come_up(stand: Stand) -> None:
+    values = stand.values()
+    sources = values[CLUSTER]["volumeSources"]
+    values[CLUSTER]["volumeSources"] = [item for item in sources if item["name"] != "jail"]
+    stand.apply(values)
+    stand.wait_message("SlurmCluster", "soperator", "no source named 'jail'")
+    assert stand.ssh("true").returncode != 0
+
+
+def test_a_submount_that_is_not_declared_is_absent_in_jobs(stand: Stand) -> None:
+    values = stand.values()
+    volumes = values[NODESETS]["nodesets"][0]["slurmd"]["volumes"]
+    volumes["jailSubMounts"] = [m for m in volumes["jailSubMounts"] if m["name"] != "memory"]
+    stand.apply(values)
+    stand.wait_idle("worker-[0-1]")
+    job = stand.submit("mountpoint /mnt/memory")
+    assert "/mnt/memory: No such file or directory" in stand.output(job)
+
+
+def test_a_claim_that_nobody_made_keeps_the_workers_pending(stand: Stand) -> None:
+    values = stand.values()
+    values["helm-slurm-cluster-storage"]["volume"]["jailSubMounts"].pop(0)
+    stand.apply(values)
+    claim = "persistentvolumeclaim 'jail-submount-data-pvc' not found"
+    stand.wait_message("NodeSet", "worker", claim)
+    stand.wait_message("SlurmCluster", "soperator", claim)
+
+
+def test_a_filesystem_that_is_not_attached_keeps_the_workers_pending(stand: Stand) -> None:
+    groups = [
+        replace(
+            group,
+            filesystems=tuple(
+                item for item in group.filesystems if item[0] != "jail-submount-data"
+            ),
+        )
+        for group in node_groups()
+    ]
+    stand.apply(stand.values(), groups)
+    stand.wait_message("NodeSet", "worker", "no filesystem with mount tag 'jail-submount-data'")
+
+
+def test_a_cluster_without_user_keys_lets_nobody_in(stand: Stand) -> None:
+    values = stand.values()
+    values[CLUSTER]["slurmNodes"]["login"]["sshRootPublicKeys"] = []
+    stand.apply(values)
+    stand.wait_message("SlurmCluster", "soperator", "login.sshRootPublicKeys is empty")
+    stand.wait(lambda: "Permission denied" in stand.ssh("true").stderr, "a refusal")
+
+
+def test_host_keys_that_are_not_declared_break_the_pinning(stand: Stand) -> None:
+    values = stand.values()
+    values[CLUSTER]["secrets"] = {}
+    stand.apply(values)
+    stand.wait(lambda: stand.status("SlurmCluster", "soperator").get("readyLogin") == 1, "login")
+    assert "Host key verification failed" in stand.ssh("true").stderr
+
+
+def test_fewer_replicas_make_fewer_nodes(stand: Stand) -> None:
+    values = stand.values()
+    values[NODESETS]["nodesets"][0]["replicas"] = 1
+    stand.apply(values)
+    stand.wait_idle("worker-0")
+    assert stand.ssh("sinfo -h -N -p main -o %N").stdout.split() == ["worker-0"]
+
+
+def test_tree_topology_without_infiniband_keeps_gpu_workers_away(stand: Stand) -> None:
+    values = stand.values()
+    values[CLUSTER]["slurmConfig"] = {}
+    stand.apply(values)
+    stand.wait_message("NodeSet", "worker", "worker-init waits for the label")
+
+
+def test_a_nodeset_that_selects_no_node_stays_pending(stand: Stand) -> None:
+    values = stand.values()
+    selector = {"slurm.nebius.ai/nodeset-name": "worker-h100"}
+    values[NODESETS]["nodesets"][0]["nodeSelector"] = selector
+    stand.apply(values)
+    stand.wait_message("NodeSet", "worker", "no node matches nodeSelector")
+
+
+def test_a_taint_that_is_not_tolerated_keeps_the_workers_pending(stand: Stand) -> None:
+    values = stand.values()
+    values[NODESETS]["nodesets"][0]["tolerations"] = []
+    stand.apply(values)
+    stand.wait_message("NodeSet", "worker", "taint nvidia.com/gpu")
+
+
+def test_a_third_worker_waits_for_a_third_node(stand: Stand) -> None:
+    values = stand.values()
+    values[NODESETS]["nodesets"][0]["replicas"] = 3
+    stand.apply(values)
+    stand.wait_idle("worker-[0-1]")
+    stand.wait_message("NodeSet", "worker", "2 of 3 ready; worker-2: insufficient")
+
+
+def test_rest_without_accounting_is_skipped_and_said(stand: Stand) -> None:
+    values = stand.values()
+    values[CLUSTER]["slurmNodes"]["rest"]["enabled"] = True
+    stand.apply(values)
+    stand.wait_message("SlurmCluster", "soperator", "it needs accounting.enabled")

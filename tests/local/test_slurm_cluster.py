@@ -1,0 +1,133 @@
+"""A right cluster on real daemons: what a user sees, how it heals, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.local import process
+from infra.local.cloud import RECONCILER
+from infra.local.slurm import pod as pods
+from tests.local.slurm_stand import CLUSTER, Stand, node_groups, running_stand
+
+pytestmark = pytest.mark.local
+
+DAEMONS = ("accounting-0", "acct-db-0", "controller-0", "login-0", "worker-0", "worker-1")
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    """A cluster with accounting, up for the whole module."""
+    with running_stand(tmp_path_factory.mktemp("stand")) as made:
+        values = made.values()
+        values[CLUSTER]["slurmNodes"]["accounting"] |= {
+            "enabled": True,
+            "mariadbOperator": {
+                "enabled": True,
+                "storage": {
+                    "volumeClaimTemplate": {
+                        "storageClassName": "slurm-local-pv",
+                        "accessModes": ["ReadWriteMany"],
+                        "resources": {"requests": {"storage": "128Gi"}},
+                    }
+                },
+            },
+        }
+        made.apply(values)
+        made.wait_idle("worker-[0-1]")
+        yield made
+
+
+def test_status_says_available_and_ready(stand: Stand) -> None:
+    stand.wait(
+        lambda: stand.status("SlurmCluster", "soperator").get("phase") == "Available", "Available"
+    )
+    stand.wait(lambda: stand.status("NodeSet", "worker").get("phase") == "Ready", "Ready")
+    assert stand.status("NodeSet", "worker")["replicas"] == 2
+
+
+def test_a_job_runs_on_both_workers_with_a_gpu_each(stand: Stand) -> None:
+    job = stand.submit(
+        "srun -l sh -c 'echo $(hostname) gpu=$CUDA_VISIBLE_DEVICES'", "-N2", "--gpus-per-node=1"
+    )
+    assert sorted(stand.output(job).splitlines()) == ["0: worker-0 gpu=0", "1: worker-1 gpu=0"]
+
+
+def test_accounting_knows_the_jobs(stand: Stand) -> None:
+    job = stand.submit("true")
+    stand.output(job)
+    command = f"sacct -n -X -P -j {job} -o State,ExitCode"
+    stand.wait(lambda: stand.ssh(command).stdout.strip() == "COMPLETED|0:0", f"sacct of {job}")
+
+
+def test_declared_paths_are_shared_between_login_and_workers(stand: Stand) -> None:
+    assert stand.ssh("echo hello > /home/greeting && echo bye > /root/note").returncode == 0
+    job = stand.submit("cat /home/greeting /root/note; findmnt -no TARGET /mnt/memory")
+    assert stand.output(job).split() == ["hello", "bye", "/mnt/memory"]
+
+
+def test_the_host_keeps_its_own_directories(stand: Stand) -> None:
+    before = {path: sorted(Path(path).iterdir()) for path in ("/mnt", "/home", "/opt", "/")}
+    done = stand.ssh("touch /mnt/new /home/new /root/new-in-jail /tmp/new-in-pod; mkdir /data")
+    assert {path: sorted(Path(path).iterdir()) for path in before} == before
+    assert not Path("/root/new-in-jail").exists()
+    assert not Path("/tmp/new-in-pod").exists()
+    assert "/mnt/new" not in done.stderr
+    assert stand.ssh("touch /usr/new").returncode != 0
+    mounts = Path("/proc/self/mountinfo").read_text()
+    assert str(stand.cloud.runtime.folder) not in mounts
+
+
+def test_a_password_opens_nothing(stand: Stand) -> None:
+    refused = stand.ssh("true", "-o", "PubkeyAuthentication=no")
+    assert "Permission denied (publickey)" in refused.stderr
+
+
+@pytest.mark.parametrize("name", [*DAEMONS, "munged"])
+def test_a_killed_daemon_comes_back(stand: Stand, name: str) -> None:
+    killed = stand.pid(f"slurm-{name}")
+    os.kill(killed, signal.SIGKILL)
+    stand.wait(lambda: stand.pid(f"slurm-{name}") not in (0, killed), f"new {name}")
+    stand.wait_idle("worker-[0-1]")
+
+
+def test_everything_comes_back_after_a_kill_of_everything(stand: Stand) -> None:
+    for recorded in process.all_processes(stand.cloud.state.run):
+        if recorded.name == RECONCILER or recorded.name.startswith("slurm-"):
+            os.kill(recorded.pid, signal.SIGKILL)
+    stand.start_reconciler()
+    stand.wait_idle("worker-[0-1]")
+    assert stand.ssh("cat /home/greeting").stdout.strip() == "hello"
+
+
+def test_a_job_survives_the_end_of_its_slurmd(stand: Stand) -> None:
+    job = stand.submit(
+        "touch started; while [ ! -e go ]; do sleep 0.1; done; echo survived", "-w worker-0"
+    )
+    stand.wait(lambda: stand.ssh("cat /mnt/data/started").returncode == 0, "the job")
+    killed = stand.pid("slurm-worker-0")
+    os.kill(killed, signal.SIGKILL)
+    stand.wait(lambda: stand.pid("slurm-worker-0") not in (0, killed), "new worker-0")
+    stand.ssh("touch /mnt/data/go")
+    assert stand.output(job).strip() == "survived"
+
+
+def test_a_node_group_that_shrinks_takes_its_worker_along(stand: Stand) -> None:
+    stand.set_nodes(node_groups(num_workers=1))
+    stand.wait(lambda: stand.pid("slurm-worker-0") != 0, "worker-0")
+    run_dir = stand.cloud.state.run
+    stand.wait(lambda: not process.alive("slurm-worker-1", run_dir), "the end of worker-1")
+    stand.set_nodes(node_groups())
+    stand.wait_idle("worker-[0-1]")
+
+
+def test_deletion_leaves_no_process_and_no_mount(stand: Stand) -> None:
+    stand.submit("sleep 1000", "-N2")
+    stand.delete()
+    running = [p.name for p in process.all_processes(stand.cloud.state.run) if p.alive]
+    assert not [name for name in running if name.startswith("slurm-")]
+    assert pods.processes(stand.cloud.runtime.folder) == []
