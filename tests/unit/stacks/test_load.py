@@ -257,3 +257,10 @@ def test_a_variable_that_is_not_set_is_named(config: dict[str, Any]):
             "export it or give a path"
         ),
     )
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_every_recipe_that_a_stack_names_is_shipped(name: str, public_key_file: Path):
+    recipes = STACKS_DIR.parent / "workloads" / "recipes"
+    for job in load_stack(name).jobs:
+        assert (recipes / f"{job.recipe}.json").is_file(), job.name
