@@ -28,9 +28,7 @@ def code_files(root: Path, spec: StackSpec) -> dict[str, bytes]:
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     }
     if not files:
-        raise FileNotFoundError(
-            f"{root / 'workloads'}: no files; run from a checkout of this project"
-        )
+        raise FileNotFoundError(f"{root / 'workloads'}: no files; run this in a checkout")
     for job in spec.jobs:
         files[f"jobs/{job.name}"] = render_sbatch(spec, job).encode()
     files["configs/stack.json"] = _stack_config(spec)

@@ -1,0 +1,155 @@
+"""The report says what was declared and measured, and nothing that it was given becomes markup."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from infra.report import architecture, charts, page
+from infra.report.collect import Report, collect
+from stacks.load import load_stack, stack_names
+from tests.unit.report.reports import HOSTILE, evaluation, record, write_record, write_runs
+
+
+class Tags(HTMLParser):
+    """Every tag of a page with its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+@pytest.fixture
+def report(tmp_path: Path, public_key_file: Path) -> Report:
+    write_runs(tmp_path, hostile=HOSTILE)
+    return collect(load_stack("local"), tmp_path)
+
+
+def test_text_from_models_and_records_never_becomes_a_tag(report: Report) -> None:
+    tags = Tags()
+    html = page.render(report)
+    tags.feed(html)
+    assert html.count("&lt;script&gt;alert(") >= 5
+    assert not {"script", "img", "link", "iframe", "object"} & {tag for tag, _ in tags.tags}
+    assert not any(name.startswith("on") for _, attrs in tags.tags for name in attrs)
+
+
+def test_the_page_refers_to_nothing_outside_itself(report: Report) -> None:
+    tags = Tags()
+    html = page.render(report)
+    tags.feed(html)
+    assert not [attrs for _, attrs in tags.tags if {"src", "href", "srcset"} & set(attrs)]
+    style = html[html.index("<style>") : html.index("</style>")]
+    assert not re.search(r"url\(|@import", style)
+
+
+def test_the_bill_of_a_stack_that_pays_nothing_is_headed_so(report: Report) -> None:
+    assert "What this shape would cost on Nebius; this machine bills nothing." in page.render(
+        report
+    )
+
+
+def test_a_cut_line_of_the_loss_curve_is_skipped(report: Report) -> None:
+    assert [step for step, _ in report.losses] == list(range(1, 13))
+
+
+def test_the_measured_speed_makes_the_cost_per_chat(report: Report) -> None:
+    (one, batch) = page.chat_rows(report)
+    assert [page.basis(row) for row in (one, batch)] == ["measured 2026-11-21"] * 2
+    # 2,000 output tokens at 11.83 tokens/s, for what the whole cluster costs an hour.
+    hourly = report.estimate.hourly_low_usd
+    assert one.cluster_low_usd == hourly * 2000 / (Decimal("11.83") * 3600)
+
+
+def test_before_and_after_say_which_direction_is_better() -> None:
+    rows = {row["key"]: row for row in page.evaluation_rows(evaluation())}
+    # (4.704128742218018 - 7.033111572265625) / 7.033111572265625, as seed 000 prints it.
+    assert (rows["perplexity"]["change"], rows["perplexity"]["better"]) == ("-33.1 %", True)
+    accuracy = rows["function_name_accuracy"]
+    assert (accuracy["change"], accuracy["better"]) == ("+83.3 points", True)
+    assert rows["message_length_avg"]["better"] is None
+
+
+def test_a_stack_that_ran_nothing_says_so_in_every_section(
+    tmp_path: Path, public_key_file: Path
+) -> None:
+    html = page.render(collect(load_stack("local"), tmp_path))
+    assert "NOT RUN: no training run" in html
+    assert "NOT RUN: no evaluation" in html
+    assert "NOT KNOWN" in html
+
+
+def test_a_failed_run_is_listed_and_is_not_the_training_that_is_shown(
+    tmp_path: Path, public_key_file: Path
+) -> None:
+    write_record(tmp_path, record("train", "5", outcome="FAIL", reason="out of memory"))
+    report = collect(load_stack("local"), tmp_path)
+    assert report.training is None
+    assert "out of memory" in page.render(report)
+
+
+def test_a_damaged_record_is_named_on_the_page(tmp_path: Path, public_key_file: Path) -> None:
+    folder = write_record(tmp_path, record("train", "5"))
+    (folder / "run_record.json").write_text('{"schema_version": 1')
+    assert f"{folder}/run_record.json: not valid JSON" in page.render(
+        collect(load_stack("local"), tmp_path)
+    )
+
+
+def test_equal_input_gives_equal_bytes(report: Report) -> None:
+    assert page.render(report) == page.render(report)
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_every_declared_nodeset_and_mount_is_in_the_picture(
+    stack: str, public_key_file: Path
+) -> None:
+    spec = load_stack(stack)
+    picture = architecture.draw(spec)
+    for worker in spec.nodes.workers:
+        assert f"nodeset {worker.name}" in picture
+        assert worker.preset in picture
+    for submount in spec.storage.submounts:
+        assert submount.mount_path in picture
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.41, 2.03), (0, 0), (1e-9, 2e-9), (-3, 5), (100000, 100001)]
+)
+def test_ticks_cover_what_they_stand_for(low: float, high: float) -> None:
+    ticks = charts.nice_ticks(low, high, 5)
+    assert ticks[0] <= low
+    assert ticks[-1] >= high
+    assert 2 <= len(ticks) <= 9
+
+
+def test_the_moving_average_of_a_constant_is_the_constant() -> None:
+    smoothed = charts.smooth([(step, 3.0) for step in range(9)])
+    assert [loss for _, loss in smoothed] == pytest.approx([3.0] * 9)
+
+
+def test_a_loss_that_is_not_a_number_leaves_no_gap_in_the_markup() -> None:
+    chart = charts.loss_curve([(1, 2.0), (2, float("nan")), (3, 1.0)])
+    assert "nan" not in chart
+
+
+@pytest.mark.parametrize(
+    ("amount", "shown"),
+    [("0.4717", "$0.472"), ("0.00612", "$0.00612"), ("12.5", "$12.50"), ("0", "$0.00")],
+)
+def test_small_amounts_keep_three_digits(amount: str, shown: str) -> None:
+    assert page.cents(Decimal(amount)) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(12, "12 s"), (184, "3 min 04 s"), (3720, "1 h 02 min")]
+)
+def test_times_are_written_for_people(seconds: int, shown: str) -> None:
+    assert page.duration(seconds) == shown
