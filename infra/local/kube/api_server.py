@@ -29,6 +29,9 @@ _UNFINISHED_BUILD: Final = "build/kube-apiserver/kube-apiserver"
 _HOST: Final = "127.0.0.1"
 _READY_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05
+_IMPATIENT_S: Final = 0.5
+_PORT_TIMEOUT_S: Final = 5.0
+"""A killed process gives its ports back only when its last thread is gone."""
 _ETCD: Final = "etcd"
 _API_SERVER: Final = "kube-apiserver"
 
@@ -69,14 +72,16 @@ class Status:
 
 def start(config: ApiServerConfig, timeout_s: float = _READY_TIMEOUT_S) -> None:
     """Start what is not running, and return once the API server is ready."""
-    found = status(config)
-    if found.ready and found.etcd:
+    if status(config).ready:
         return
     etcd_binary, api_binary = _find_etcd(), find_api_server()
     config.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_certificates(config.folder / "pki", _HOST)
     _write_tokens(config.folder / "tokens.csv")
     if not process.alive(_ETCD, config.run_dir):
+        # An API server that lost its store hangs on its caches for up to a minute: start it anew.
+        # It keeps nothing, and its orderly end would wait for the store.
+        process.stop(_API_SERVER, config.run_dir, timeout_s=_IMPATIENT_S)
         _refuse_taken_ports("etcd", (config.etcd_port, config.etcd_peer_port))
         process.start(
             _ETCD,
@@ -104,11 +109,8 @@ def stop(config: ApiServerConfig) -> None:
 def status(config: ApiServerConfig) -> Status:
     """Which of the two processes run, and whether the API server is ready."""
     api_server = process.alive(_API_SERVER, config.run_dir)
-    return Status(
-        etcd=process.alive(_ETCD, config.run_dir),
-        api_server=api_server,
-        ready=api_server and config.ca_file.exists() and _is_ready(config),
-    )
+    etcd = process.alive(_ETCD, config.run_dir)
+    return Status(etcd=etcd, api_server=api_server, ready=etcd and api_server and _is_ready(config))
 
 
 def find_api_server() -> str:
@@ -179,16 +181,25 @@ def _write_tokens(path: Path) -> None:
 
 
 def _refuse_taken_ports(program: str, ports: tuple[int, ...]) -> None:
+    deadline = time.monotonic() + _PORT_TIMEOUT_S
     for port in ports:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((_HOST, port))
-            except OSError as error:
+        while not _is_free(port):
+            if time.monotonic() > deadline:
                 raise LocalError(
                     f"{program}: port {port} is in use by another program; stop it or set "
                     f"{PORT_SETTING} to another base port"
-                ) from error
+                )
+            time.sleep(_POLL_S)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except OSError:
+            return False
+        return True
 
 
 def _wait_ready(config: ApiServerConfig, timeout_s: float) -> None:

@@ -22,6 +22,7 @@ Object = dict[str, Any]
 FIELD_MANAGER: Final = "pulumi"
 _CONNECT_TIMEOUT_S: Final = 5.0
 _REQUEST_TIMEOUT_S: Final = 30.0
+_READINESS_TIMEOUT_S: Final = 2.0
 _MAX_CONNECTIONS: Final = 16
 _RETRIES: Final = urllib3.Retry(total=1, connect=0, redirect=0, other=0, allowed_methods=None)
 """A connection that the server closed while idle is tried again; every request is idempotent."""
@@ -77,9 +78,17 @@ class KubeClient:
         # /readyz stays green for a moment after the store is gone: ask for something stored.
         paths = ("/readyz", "/api/v1/namespaces/default")
         try:
-            return all(self._send("GET", path, {}, None).status == 200 for path in paths)
-        except UnreachableError:
+            return all(self._is_ok(path) for path in paths)
+        except urllib3.exceptions.HTTPError:
             return False
+
+    def _is_ok(self, path: str) -> bool:
+        headers = {"Authorization": f"Bearer {self._access.token()}"}
+        timeout = _READINESS_TIMEOUT_S
+        return (
+            self._http.request("GET", path, headers=headers, timeout=timeout, retries=False).status
+            == 200
+        )
 
     def apply(
         self, target: Object, *, dry_run: bool = False, field_manager: str = FIELD_MANAGER
@@ -153,7 +162,10 @@ class KubeClient:
 
     def finalize_namespace(self, namespace: Object) -> None:
         """Let a deleted namespace end, as the namespace controller does once it is empty."""
-        body = json.dumps({**namespace, "spec": {"finalizers": []}}).encode()
+        # Without a version: whoever releases it at the same time is no conflict.
+        metadata = {"name": namespace["metadata"]["name"]}
+        freed = {**namespace, "metadata": metadata, "spec": {"finalizers": []}}
+        body = json.dumps(freed).encode()
         try:
             self._request("PUT", self.path(namespace) + "/finalize", body=body)
         except KubeError as error:
@@ -215,16 +227,6 @@ class KubeClient:
                 if kind["namespaced"] and deletable and "/" not in kind["name"]:
                     found.append((version, kind["kind"]))
         return found
-
-    def finalize_namespace(self, namespace: Object) -> None:
-        """Take the API server's own finalizer off a deleted namespace."""
-        body = {**namespace, "spec": {"finalizers": []}}
-        self._request(
-            "PUT",
-            self.path(namespace) + "/finalize",
-            body=json.dumps(body).encode(),
-            subject=describe(namespace),
-        )
 
     def path(self, target: Object) -> str:
         """The URL path of an object."""
@@ -318,7 +320,7 @@ def summary(live: Object | None) -> str:
     status = live.get("status", {})
     conditions = [
         f"{c['type']}={c['status']}" + (f" ({c['message']})" if c.get("message") else "")
-        for c in status.get("conditions", [])
+        for c in (status.get("conditions") or [])
         if c.get("status") != "True"
     ]
     phase = status.get("phase")

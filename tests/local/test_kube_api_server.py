@@ -1,0 +1,111 @@
+"""The local API server starts, survives the death of either half, and says what is in its way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.local import process
+from infra.local.errors import LocalError
+from infra.local.kube import api_server
+from infra.local.kube.client import KubeClient, KubeError
+from infra.local.kube.crd import install_crds, load_crds
+from infra.local.kube.kubeconfig import Access
+from tests.local.kube_server import config_in, running_cluster
+
+pytestmark = pytest.mark.local
+
+NOTE = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "note", "namespace": "default"},
+    "data": {"text": "kept"},
+}
+
+
+def listening(family):
+    """(address, port) of every listening socket, from /proc/net."""
+    rows = [line.split() for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]]
+    local = [row[1].split(":") for row in rows if row[3] == "0A"]
+    return [(host, int(port, 16)) for host, port in local]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with running_cluster(tmp_path_factory.mktemp("kube")) as config:
+        yield config
+
+
+@pytest.mark.parametrize("victim", ["etcd", "kube-apiserver"])
+def test_what_was_stored_survives_a_kill_of_either_process(cluster, victim):
+    client = KubeClient(cluster.access())
+    client.apply(NOTE)
+    found = process.find(victim, cluster.run_dir)
+    os.kill(found.pid, signal.SIGKILL)
+    while found.alive:  # the kernel takes its time with 300 MB of memory
+        time.sleep(0.01)
+    api_server.start(cluster)
+    assert api_server.status(cluster) == api_server.Status(etcd=True, api_server=True, ready=True)
+    assert client.get(NOTE)["data"] == {"text": "kept"}
+
+
+def test_a_second_start_keeps_the_processes(cluster):
+    before = [process.find(name, cluster.run_dir).pid for name in ("etcd", "kube-apiserver")]
+    api_server.start(cluster)
+    after = [process.find(name, cluster.run_dir).pid for name in ("etcd", "kube-apiserver")]
+    assert before == after
+
+
+def test_only_the_token_opens_the_door(cluster):
+    stranger = Access(
+        server=cluster.endpoint, ca_pem=cluster.ca_file.read_text(), static_token="guess"
+    )
+    with pytest.raises(KubeError, match="Unauthorized"):
+        KubeClient(stranger).get(NOTE)
+
+
+def test_it_listens_on_loopback_only(cluster):
+    ports = {cluster.etcd_port, cluster.etcd_peer_port, cluster.api_port}
+    hosts = {host for host, port in [*listening("tcp"), *listening("tcp6")] if port in ports}
+    assert hosts == {"0100007F"}  # 127.0.0.1, as the kernel writes it
+
+
+def test_private_keys_are_readable_by_their_owner_only(cluster):
+    secret = [*(cluster.folder / "pki").glob("*.key"), cluster.folder / "tokens.csv"]
+    assert len(secret) == 3
+    assert {path.stat().st_mode & 0o777 for path in secret} == {0o600}
+
+
+def test_installing_the_kinds_again_changes_nothing(cluster):
+    client = KubeClient(cluster.access())
+    before = [client.get(crd)["metadata"]["resourceVersion"] for crd in load_crds()]
+    install_crds(client)
+    assert [client.get(crd)["metadata"]["resourceVersion"] for crd in load_crds()] == before
+
+
+@pytest.mark.parametrize("taken", ["etcd_port", "etcd_peer_port", "api_port"])
+def test_a_port_in_use_is_named_with_the_setting_that_moves_it(tmp_path, taken):
+    config = config_in(tmp_path)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", getattr(config, taken)))
+        other.listen()
+        port = getattr(config, taken)
+        try:
+            with pytest.raises(LocalError, match=f"port {port} .* SOPERATOR_LOCAL_PORT_BASE"):
+                api_server.start(config)
+        finally:
+            api_server.stop(config)
+
+
+def test_stopping_leaves_no_process(tmp_path):
+    config = config_in(tmp_path)
+    api_server.start(config)
+    started = [process.find(name, config.run_dir) for name in ("etcd", "kube-apiserver")]
+    api_server.stop(config)
+    assert [found.alive for found in started] == [False, False]
+    assert api_server.status(config) == api_server.Status(etcd=False, api_server=False, ready=False)

@@ -1,0 +1,351 @@
+"""The kubernetes stand-in's behaviour against a real API server, without the engine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+
+import pytest
+
+from infra.local.kube.client import KubeClient
+from infra.local.plugins.kubernetes import Kubernetes
+from infra.plugins.provider import UNKNOWN, Asset, PartialError, ProviderError, Secret
+from tests.local.kube_server import kubeconfig, running_cluster
+
+pytestmark = pytest.mark.local
+
+CONFIG_MAP = "kubernetes:core/v1:ConfigMap"
+SECRET = "kubernetes:core/v1:Secret"
+NODESET = "kubernetes:slurm.nebius.ai/v1alpha1:NodeSet"
+RELEASE = "kubernetes:helm.sh/v3:Release"
+CHARTS = "oci://cr.eu-north1.nebius.cloud/soperator"
+
+
+def urn(name):
+    return f"urn:pulumi:dev::proj::{CONFIG_MAP}::{name}"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with running_cluster(tmp_path_factory.mktemp("kube")) as config:
+        yield config
+
+
+@pytest.fixture(scope="module")
+def client(cluster):
+    return KubeClient(cluster.access())
+
+
+@pytest.fixture
+def plugin(cluster):
+    made = Kubernetes()
+    made.configure({"kubeconfig": kubeconfig(cluster)})
+    return made
+
+
+@pytest.fixture
+def namespace(client, plugin, request):
+    name = f"t-{abs(hash(request.node.name))}"
+    inputs = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    client.apply(inputs)
+    yield name
+    for item in client.list("slurm.nebius.ai/v1alpha1", "NodeSet", name):
+        item["metadata"].pop("managedFields", None)
+        client.apply({**_bare(item), "metadata": {**_bare(item)["metadata"], "finalizers": []}})
+    plugin.cancelled.clear()
+    plugin.delete("kubernetes:core/v1:Namespace", name, inputs)
+
+
+def _bare(item):
+    metadata = {key: item["metadata"][key] for key in ("name", "namespace")}
+    return {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": metadata}
+
+
+def config_map(namespace, name="cm", **data):
+    metadata = {"namespace": namespace, **({"name": name} if name else {})}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def nodeset_values(*names):
+    return {
+        "nodesets": [
+            {
+                "name": name,
+                "munge": {"resources": {"cpu": "500m", "memory": "1Gi"}},
+                "slurmd": {
+                    "resources": {"cpu": "4", "memory": "8Gi"},
+                    "volumes": {"spool": {"emptyDir": {}}, "jail": {"emptyDir": {}}},
+                },
+            }
+            for name in names
+        ]
+    }
+
+
+def release(namespace, *names, **changes):
+    return {
+        "name": "nodesets",
+        "namespace": namespace,
+        "chart": f"{CHARTS}/helm-nodesets",
+        "version": "4.1.7",
+        "values": nodeset_values(*names),
+        "skipAwait": True,
+        **changes,
+    }
+
+
+def nodeset(namespace, name="worker"):
+    return {
+        "apiVersion": "slurm.nebius.ai/v1alpha1",
+        "kind": "NodeSet",
+        "metadata": {"name": name, "namespace": namespace},
+    }
+
+
+def set_phase(client, target, phase, generation=1, message="said by the test"):
+    condition = {
+        "type": "PodsReady",
+        "status": "True" if phase == "Ready" else "False",
+        "reason": "Test",
+        "message": message,
+        "observedGeneration": generation,
+        "lastTransitionTime": "2026-11-21T05:00:00Z",
+    }
+    status = {"phase": phase, "replicas": 1, "conditions": [condition]}
+    client.apply_status({**target, "status": status}, field_manager="reconciler")
+
+
+def test_a_preview_leaves_nothing_behind(plugin, client, namespace):
+    inputs = config_map(namespace, a="1")
+    _, state = plugin.create(CONFIG_MAP, urn("cm"), inputs, True)
+    assert state == inputs
+    assert client.get(inputs) is None
+
+
+def test_a_preview_checks_the_fields_of_an_object_whose_namespace_comes_later(plugin):
+    inputs = {**config_map("not-there-yet", a="1"), "dta": {}}
+    with pytest.raises(ProviderError, match=r"ConfigMap .*dta: field not declared in schema"):
+        plugin.create(CONFIG_MAP, urn("cm"), inputs, True)
+
+
+def test_a_preview_with_unknown_values_asks_nobody():
+    plugin = Kubernetes()
+    plugin.configure({"kubeconfig": UNKNOWN})
+    inputs = config_map("default", a=UNKNOWN)
+    assert plugin.create(CONFIG_MAP, urn("cm"), inputs, True)[1] == inputs
+
+
+def test_a_preview_without_an_answer_passes_and_says_so_once(plugin, cluster):
+    away = json.loads(kubeconfig(cluster))
+    away["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    plugin.configure({"kubeconfig": json.dumps(away)})
+    said = []
+    plugin.engine.info = lambda urn, line, **_: said.append(line)
+    for name in ("one", "two"):
+        plugin.create(CONFIG_MAP, urn(name), config_map("default", name), True)
+    assert len(said) == 1
+    assert "not checked by the API server" in said[0]
+    with pytest.raises(ProviderError, match="no answer"):
+        plugin.create(CONFIG_MAP, urn("one"), config_map("default", "one"), False)
+
+
+def test_an_object_without_a_name_gets_one_that_stays(plugin, client, namespace):
+    inputs = config_map(namespace, name=None, a="1")
+    id_, state = plugin.create(CONFIG_MAP, urn("notes"), inputs, False)
+    assert id_ == f"{namespace}/{state['metadata']['name']}"
+    assert id_.startswith(f"{namespace}/notes-")
+    found = plugin.read(CONFIG_MAP, id_, state, inputs)
+    assert found == (id_, state, inputs)
+    assert plugin.diff(CONFIG_MAP, id_, inputs, state, inputs).detailed == {}
+
+
+def test_drift_of_a_declared_field_is_seen_and_defaults_are_not(plugin, client, namespace):
+    inputs = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "claim", "namespace": namespace},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "2048Gi"}},
+        },
+    }
+    type_ = "kubernetes:core/v1:PersistentVolumeClaim"
+    id_, state = plugin.create(type_, urn("claim"), inputs, False)
+    assert client.get(inputs)["spec"]["volumeMode"] == "Filesystem"
+    assert plugin.read(type_, id_, state, inputs) == (id_, state, inputs)
+
+    note = config_map(namespace, a="1")
+    id_, state = plugin.create(CONFIG_MAP, urn("cm"), note, False)
+    client.apply({**note, "data": {"a": "2", "b": "by hand"}}, field_manager="pulumi")
+    _, _, seen = plugin.read(CONFIG_MAP, id_, state, note)
+    assert seen["data"] == {"a": "2"}
+
+
+def test_a_secret_stays_wrapped_and_its_drift_is_seen(plugin, client, namespace):
+    inputs = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "key", "namespace": namespace},
+        "stringData": {"token": "one"},
+    }
+    checked, failures = plugin.check(SECRET, {}, inputs)
+    assert checked["stringData"] == Secret({"token": "one"})
+    assert not list(failures)
+    id_, state = plugin.create(SECRET, urn("key"), inputs, False)
+    assert state["stringData"] == Secret({"token": "one"})
+    client.apply({**inputs, "stringData": {"token": "two"}})
+    assert plugin.read(SECRET, id_, state, inputs)[2]["stringData"] == Secret({"token": "two"})
+
+
+def test_what_was_deleted_by_hand_is_read_as_gone_and_deletes_without_error(
+    plugin, client, namespace
+):
+    inputs = config_map(namespace)
+    id_, state = plugin.create(CONFIG_MAP, urn("cm"), inputs, False)
+    client.delete(inputs)
+    assert plugin.read(CONFIG_MAP, id_, state, inputs) is None
+    plugin.delete(CONFIG_MAP, id_, state)
+
+
+def test_a_finalizer_that_nobody_takes_is_named_when_the_time_is_over(plugin, client, namespace):
+    notes = {"finalizers": ["test/hold"], "annotations": {"pulumi.com/timeoutSeconds": "0"}}
+    inputs = config_map(namespace)
+    inputs["metadata"] |= notes
+    id_, state = plugin.create(CONFIG_MAP, urn("cm"), inputs, False)
+    with pytest.raises(ProviderError, match=r"ConfigMap .*/cm: waited 0 s .* test/hold"):
+        plugin.delete(CONFIG_MAP, id_, state)
+    client.apply({**inputs, "metadata": {**inputs["metadata"], "finalizers": []}})
+
+
+def test_wait_for_waits_for_the_status_that_is_asked(plugin, client, namespace):
+    spec = {
+        "munge": {"image": {"repository": "m"}, "resources": {}},
+        "slurmd": {
+            "image": {"repository": "s"},
+            "resources": {},
+            "volumes": {"spool": {"emptyDir": {}}, "jail": {"emptyDir": {}}},
+        },
+    }
+    inputs = {**nodeset(namespace), "spec": spec}
+    inputs["metadata"]["annotations"] = {
+        "pulumi.com/waitFor": "jsonpath={.status.phase}=Ready",
+        "pulumi.com/timeoutSeconds": "0",
+    }
+    with pytest.raises(PartialError, match=r"NodeSet .*/worker: waited 0 s for jsonpath") as raised:
+        plugin.create(NODESET, urn("worker"), inputs, False)
+    assert raised.value.id == f"{namespace}/worker"
+    set_phase(client, nodeset(namespace), "Ready")
+    assert plugin.update(NODESET, urn("worker"), raised.value.id, {}, {}, inputs, False)
+
+
+def test_a_release_records_its_revision_and_prunes_what_is_no_longer_rendered(
+    plugin, client, namespace
+):
+    inputs = release(namespace, "one", "two")
+    id_, state = plugin.create(RELEASE, urn("nodesets"), inputs, False)
+    assert id_ == f"{namespace}/nodesets"
+    assert state["status"] == {
+        "status": "deployed",
+        "name": "nodesets",
+        "namespace": namespace,
+        "chart": "helm-nodesets",
+        "version": "4.1.7",
+        "appVersion": "4.1.7",
+        "revision": 1,
+    }
+    fewer = release(namespace, "two")
+    state = plugin.update(RELEASE, urn("nodesets"), id_, state, inputs, fewer, False)
+    assert state["status"]["revision"] == 2
+    assert client.get(nodeset(namespace, "one")) is None
+    assert client.get(nodeset(namespace, "two")) is not None
+    plugin.delete(RELEASE, id_, state)
+    assert client.get(nodeset(namespace, "two")) is None
+    assert client.list("v1", "ConfigMap", namespace, "local.soperator/release=nodesets") == []
+
+
+def test_an_unknown_chart_is_recorded_under_its_label(plugin, client, namespace):
+    inputs = release(namespace, chart=f"{CHARTS}/helm-soperator", name="operator", values={})
+    _, state = plugin.create(RELEASE, urn("operator"), inputs, False)
+    assert state["status"]["status"] == "deployed"
+    found = client.list("v1", "ConfigMap", namespace, "local.soperator/recorded=true")
+    assert [item["metadata"]["name"] for item in found] == ["release-operator"]
+    assert found[0]["data"]["chart"] == "helm-soperator"
+
+
+def test_another_chart_version_is_refused(plugin, namespace):
+    inputs = release(namespace, "one", version="4.1.8")
+    with pytest.raises(ProviderError, match=r"version '4.1.8' is not known .* cluster.soperator"):
+        plugin.create(RELEASE, urn("nodesets"), inputs, True)
+
+
+def test_a_release_that_does_not_become_ready_says_which_object_and_why(plugin, client, namespace):
+    inputs = release(namespace, "worker", skipAwait=False, timeout=0.001)
+    with pytest.raises(PartialError, match=r"NodeSet .*/worker: waited .*; no phase yet"):
+        plugin.create(RELEASE, urn("nodesets"), inputs, False)
+    set_phase(client, nodeset(namespace), "Pending", message="worker-1 has no node")
+    with pytest.raises(PartialError, match=r"phase 'Pending'; PodsReady=False \(worker-1 has no"):
+        plugin.create(RELEASE, urn("nodesets"), inputs, False)
+    set_phase(client, nodeset(namespace), "Ready")
+    _, state = plugin.create(RELEASE, urn("nodesets"), inputs, False)
+    assert state["status"]["status"] == "deployed"
+
+
+def test_a_status_of_an_earlier_generation_is_not_readiness(plugin, client, namespace):
+    inputs = release(namespace, "worker", skipAwait=False, timeout=0.001)
+    plugin.create(RELEASE, urn("nodesets"), {**inputs, "skipAwait": True}, False)
+    set_phase(client, nodeset(namespace), "Ready", generation=1)
+    more = release(namespace, "worker", skipAwait=False, timeout=0.001)
+    more["values"]["nodesets"][0]["replicas"] = 2
+    with pytest.raises(PartialError, match="waited"):
+        plugin.update(RELEASE, urn("n"), f"{namespace}/nodesets", {}, inputs, more, False)
+
+
+def test_an_interrupt_ends_a_wait_and_keeps_what_was_made(plugin, client, namespace):
+    inputs = release(namespace, "worker", skipAwait=False, timeout=600)
+    caught = []
+
+    def create():
+        try:
+            plugin.create(RELEASE, urn("nodesets"), inputs, False)
+        except PartialError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=create)
+    thread.start()
+    plugin.cancelled.set()
+    thread.join(timeout=30)
+    assert not thread.is_alive()
+    assert "interrupted while waiting for phase Ready" in str(caught[0])
+    assert caught[0].state["status"]["status"] == "failed"
+
+
+def test_values_files_lie_below_the_values(plugin, client, namespace, tmp_path):
+    file = tmp_path / "values.yaml"
+    file.write_text("images: {munge: {tag: from-file}, slurmd: {tag: from-file}}\n")
+    inputs = release(namespace, "worker", valueYamlFiles=[Asset(path=str(file))])
+    inputs["values"]["images"] = {"munge": {"tag": "from-values"}}
+    plugin.create(RELEASE, urn("nodesets"), inputs, False)
+    spec = client.get(nodeset(namespace))["spec"]
+    tags = (spec["munge"]["image"]["tag"], spec["slurmd"]["image"]["tag"])
+    assert tags == ("from-values", "from-file")
+
+
+def test_an_exec_credential_of_the_kubeconfig_opens_the_cluster(cluster, namespace):
+    credential = {"status": {"token": "local-token"}}
+    config = json.loads(kubeconfig(cluster))
+    config["users"][0]["user"] = {
+        "exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": sys.executable,
+            "args": ["-c", f"print({json.dumps(json.dumps(credential))})"],
+        }
+    }
+    plugin = Kubernetes()
+    plugin.configure({"kubeconfig": json.dumps(config), "namespace": namespace})
+    id_, _ = plugin.create(CONFIG_MAP, urn("cm"), config_map(None, a="1") | _no_namespace(), False)
+    assert id_ == f"{namespace}/cm"
+
+
+def _no_namespace():
+    return {"metadata": {"name": "cm"}}
