@@ -49,6 +49,8 @@ _PROGRAMS: Final = {
     "pivot_root": "util-linux",
 }
 """Program and the Debian package that brings it."""
+_FOREVER: Final = 'while :; do "$@"; sleep 1; done'
+"""Nobody else would start the reconciler again after a kill -9."""
 _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
@@ -194,11 +196,12 @@ def restart_emulator(cloud: Cloud, *, latency_s: float | None) -> None:
 
 
 def start_reconciler(cloud: Cloud) -> None:
-    """Start the reconciler and wait for its first pass."""
+    """Start the reconciler."""
     if process.alive(RECONCILER, cloud.state.run):
         return
     log = cloud.state.local / "log" / f"{RECONCILER}.log"
     argv = [sys.executable, "-m", "infra.local.reconcile", "--state", str(cloud.state.root)]
+    argv = ["/bin/sh", "-c", _FOREVER, "sh", *argv]
     process.start(RECONCILER, argv, run_dir=cloud.state.run, log=log, env=cloud.environment())
 
 

@@ -99,6 +99,7 @@ def test_everything_comes_back_after_a_kill_of_everything(stand: Stand) -> None:
     for recorded in process.all_processes(stand.cloud.state.run):
         if recorded.name == RECONCILER or recorded.name.startswith("slurm-"):
             os.kill(recorded.pid, signal.SIGKILL)
+    stand.wait(lambda: stand.pid(RECONCILER) == 0, "the end of the reconciler")
     stand.start_reconciler()
     stand.wait_idle("worker-[0-1]")
     assert stand.ssh("cat /home/greeting").stdout.strip() == "hello"

@@ -9,6 +9,7 @@ starts the Nebius API and the API server again when they end. Daemons outlive it
 from __future__ import annotations
 
 import argparse
+import fcntl
 import signal
 import sys
 import threading
@@ -32,6 +33,9 @@ def main() -> int:
     cloud = Cloud(
         state=State(options.state), cache=Cache.from_environ(), ports=Ports.from_environ()
     )
+    # A second reconciler waits for the end of the first.
+    lock = (options.state / "local" / "reconcile.lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
