@@ -1,0 +1,130 @@
+"""What counts as drift, what needs a replacement, and what a resource waits for."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.local.plugins.kubernetes import Kubernetes
+from infra.local.plugins.kubernetes_objects import project
+from infra.local.plugins.kubernetes_wait import readiness_of, waits_of
+from infra.plugins.provider import ProviderError
+
+URN_TYPE = "kubernetes:core/v1:ConfigMap"
+
+
+def diff(old, new, id="ns/cm", **options):
+    plugin = Kubernetes()
+    plugin.configure(options)
+    return plugin.diff(URN_TYPE, id, old, old, new)
+
+
+def config_map(name="cm", kind="ConfigMap", **data):
+    metadata = {"namespace": "ns", **({"name": name} if name else {})}
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "data": data}
+
+
+def test_a_new_name_replaces_and_the_old_object_may_stay_until_then():
+    found = diff(config_map("cm"), config_map("other"))
+    assert found.replaces == ("metadata.name",)
+    assert not found.delete_before_replace
+
+
+def test_another_namespace_replaces_the_old_object_before_the_new_one_comes():
+    new = config_map()
+    new["metadata"]["namespace"] = "elsewhere"
+    found = diff(config_map(), new)
+    assert found.replaces == ("metadata.namespace",)
+    assert found.delete_before_replace
+
+
+def test_a_label_is_changed_in_place():
+    new = config_map()
+    new["metadata"]["labels"] = {"a": "1"}
+    found = diff(config_map(), new)
+    assert dict(found.detailed) == {"metadata.labels": "add"}
+    assert found.replaces == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [("ConfigMap", "enableConfigMapMutable"), ("Secret", "enableSecretMutable")],
+)
+def test_data_replaces_unless_the_provider_makes_it_mutable(kind, option):
+    old, new = config_map(kind=kind, a="1"), config_map(kind=kind, a="2")
+    assert diff(old, new).replaces == ("data.a",)
+    assert diff(old, new, **{option: "true"}).replaces == ()
+
+
+def test_an_automatic_name_that_is_written_down_later_is_no_change():
+    assert diff(config_map(name=None), config_map("cm-1"), id="ns/cm-1").detailed == {}
+
+
+def test_fields_that_the_program_does_not_declare_are_no_drift():
+    live = {"spec": {"replicas": 1, "paused": False}, "status": {"phase": "x"}}
+    assert project(live, {"spec": {"replicas": 2}}) == {"spec": {"replicas": 1}}
+
+
+@pytest.mark.parametrize(
+    ("live", "declared"), [("1", "1000m"), ("1Gi", "1024Mi"), ("2", 2), ("500m", "0.5")]
+)
+def test_quantities_that_mean_the_same_are_no_drift(live, declared):
+    assert project({"cpu": live}, {"cpu": declared}) == {"cpu": declared}
+
+
+def test_a_quantity_that_means_more_is_drift():
+    assert project({"cpu": "2"}, {"cpu": "1000m"}) == {"cpu": "2"}
+
+
+def test_items_that_were_added_by_hand_are_drift():
+    assert project({"a": [{"x": 1, "d": 0}, {"x": 2}]}, {"a": [{"x": 1}]}) == {
+        "a": [{"x": 1}, {"x": 2}]
+    }
+
+
+def wait(expression):
+    annotations = {"pulumi.com/waitFor": expression}
+    return waits_of({"metadata": {"annotations": annotations}})
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "jsonpath={.status.phase}=Available",
+        "jsonpath={.status.phase}",
+        "condition=Ready",
+        'jsonpath={.status.conditions[?(@.type=="Ready")].status}=True',
+        "jsonpath={.status.conditions[0].status}=True",
+    ],
+)
+def test_a_wait_expression_holds_for_the_live_object_it_describes(expression):
+    (found,) = wait(expression)
+    conditions = [{"type": "Ready", "status": "True"}]
+    assert found.is_met({"status": {"phase": "Available", "conditions": conditions}})
+    assert not found.is_met({"status": {"conditions": [{"type": "Ready", "status": "False"}]}})
+    assert not found.is_met({})
+
+
+def test_a_wait_expression_that_is_not_understood_is_refused():
+    with pytest.raises(ProviderError, match=r"waitFor: 'phase=Ready' is not understood"):
+        wait("phase=Ready")
+
+
+def test_only_soperator_kinds_have_a_readiness_of_their_own():
+    assert readiness_of({"apiVersion": "v1", "kind": "ConfigMap"}) is None
+    assert readiness_of({"apiVersion": "example.com/v1", "kind": "NodeSet"}) is None
+    ready = readiness_of({"apiVersion": "slurm.nebius.ai/v1", "kind": "SlurmCluster"})
+    assert ready is not None
+    assert ready.is_met({"metadata": {}, "status": {"phase": "Available"}})
+
+
+def test_components_of_the_official_plugin_are_refused_by_name():
+    plugin = Kubernetes()
+    with pytest.raises(ProviderError, match=r"helm\.v3\.Release only; install the official"):
+        plugin.check("kubernetes:helm.sh/v4:Chart", {}, {})
+
+
+def test_a_provider_without_a_kubeconfig_never_takes_the_users_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "mine"))
+    plugin = Kubernetes()
+    with pytest.raises(ProviderError, match="kubeconfig: is required"):
+        plugin.create(URN_TYPE, "urn:pulumi:dev::p::t::cm", config_map(), False)
