@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cost.table import Format
+from cost.layout import Format
 from infra.cli import context
 from infra.cli.context import DEFAULT_STACK, StackOption
 

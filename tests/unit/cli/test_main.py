@@ -1,0 +1,92 @@
+"""The command's manners: exit codes, one line per problem, nothing imported that is not needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.cli import main
+from infra.cli.main import VERBS, app
+from infra.jobs.errors import JobsError
+
+RUNNER = CliRunner()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_listed_verb_runs_and_explains_itself(verb: str) -> None:
+    result = RUNNER.invoke(app, [verb, "--help"])
+    assert result.exit_code == 0, result.output
+    assert "Usage:" in result.output
+
+
+def test_help_imports_no_verb_and_nothing_slow() -> None:
+    script = (
+        "import sys\nfrom infra.cli.main import app\n"
+        "try: app(['--help'])\nexcept SystemExit: pass\n"
+        "print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stderr.split())
+    assert "demo" in done.stdout
+    assert not {"paramiko", "pulumi", "nebius", "jinja2", "rich", "yaml"} & loaded
+    assert not [name for name in loaded if name.startswith("infra.") and name not in _NEEDED]
+
+
+_NEEDED = {"infra.cli", "infra.cli.main"}
+
+
+def test_the_table_of_verbs_has_a_module_for_each_and_each_module_a_verb() -> None:
+    folder = Path(main.__file__).parent
+    shared = {"__init__", "main", "context", "errors", "output"}
+    modules = {f"infra.cli.{path.stem}" for path in folder.glob("*.py")} - {
+        f"infra.cli.{name}" for name in shared
+    }
+    assert modules == {verb.module for verb in VERBS.values()}
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Makes `soperator status` raise."""
+
+    def command() -> None:
+        raise error
+
+    module = SimpleNamespace(command=command)
+    monkeypatch.setattr(main, "import_module", lambda name: module)
+
+
+def test_a_refusal_is_a_line_for_each_problem_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake(monkeypatch, JobsError("one: wrong; do this\ntwo: wrong; do that"))
+    result = RUNNER.invoke(app, ["status"])
+    assert result.exit_code == 1
+    assert result.stderr == "soperator: one: wrong; do this\nsoperator: two: wrong; do that\n"
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(monkeypatch, ZeroDivisionError("a defect"))
+    assert isinstance(RUNNER.invoke(app, ["status"]).exception, ZeroDivisionError)
+
+
+def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(monkeypatch, KeyboardInterrupt())
+    assert RUNNER.invoke(app, ["status"]).exit_code == 130
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["submit"], ["cost", "--format", "pdf"]])
+def test_wrong_usage_ends_with_2(words: list[str]) -> None:
+    assert RUNNER.invoke(app, words).exit_code == 2
+
+
+def test_every_refusal_named_in_the_table_exists() -> None:
+    for name in main._REFUSALS:
+        module, _, kind = name.rpartition(".")
+        assert issubclass(getattr(import_module(module), kind), Exception)

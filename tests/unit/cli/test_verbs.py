@@ -1,0 +1,154 @@
+"""Verbs that need no cluster, on the shipped stacks and with a stand-in for the pulumi CLI."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import date
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.cli.demo import seconds
+from infra.cli.doctor import price_age
+from infra.cli.main import app
+from infra.demo import engine, leftovers
+from infra.jobs.errors import JobsError
+from infra.jobs.outputs import read_outputs
+from tests.unit.report.reports import write_runs
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path) -> Path:
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
+    return tmp_path
+
+
+def pulumi(folder: Path, script: str) -> dict[str, str]:
+    """An environment in which `pulumi` is this shell script."""
+    program = folder / "bin" / "pulumi"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("format", ["table", "json", "markdown", "csv", "html"])
+def test_cost_prints_every_stack_in_every_format(state: Path, format: str) -> None:
+    result = RUNNER.invoke(app, ["cost", "--stack", "l40s-dev", "--format", format])
+    assert result.exit_code == 0, result.output
+    assert "18,116" in result.output or "18116" in result.output
+
+
+def test_cost_compares_two_stacks(state: Path) -> None:
+    result = RUNNER.invoke(app, ["cost", "--stack", "l40s-dev", "--compare", "local"])
+    assert result.exit_code == 0, result.output
+
+
+def test_an_unknown_stack_is_refused_with_the_nearest_name(state: Path) -> None:
+    result = RUNNER.invoke(app, ["cost", "--stack", "l40-dev"])
+    assert result.exit_code == 1
+    assert "l40s-dev" in result.stderr
+
+
+def test_chat_cost_without_any_speed_says_what_to_run(state: Path) -> None:
+    result = RUNNER.invoke(app, ["chat-cost", "--stack", "local"])
+    assert result.exit_code == 1
+    assert "soperator submit evaluate --stack local" in result.stderr
+
+
+def test_chat_cost_uses_what_was_measured(state: Path) -> None:
+    write_runs(state)
+    result = RUNNER.invoke(app, ["chat-cost", "--stack", "local", "--format", "json"])
+    rows = json.loads(result.stdout)
+    assert [row["speed"]["basis"] for row in rows] == ["measured", "measured"]
+
+
+def test_report_prints_the_path_of_the_page(state: Path) -> None:
+    write_runs(state)
+    result = RUNNER.invoke(app, ["report", "--stack", "local"])
+    assert result.stdout.strip() == str(state / "report.html")
+    assert (state / "report.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("error: get stack secrets manager: incorrect passphrase", "does not open this stack's"),
+        ("error: no stack named 'x' found", "not deployed in this backend; run `pulumi up"),
+        ("error: something else broke", "pulumi stack output: something else broke"),
+    ],
+)
+def test_what_pulumi_refuses_is_one_line_that_says_what_to_do(
+    tmp_path: Path, printed: str, said: str
+) -> None:
+    environ = pulumi(tmp_path, f'echo "{printed}" >&2; exit 255')
+    with pytest.raises(JobsError, match=said) as caught:
+        read_outputs("x", root=tmp_path, environ=environ)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_pulumi_the_way_to_get_it_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobsError, match="make setup"):
+        read_outputs("x", root=tmp_path, environ={"PATH": str(tmp_path)})
+
+
+def test_prices_older_than_90_days_are_a_warning() -> None:
+    today = date(2026, 11, 21)
+    assert price_age(date(2026, 8, 23), today=today).outcome == "PASS"
+    assert price_age(date(2026, 8, 22), today=today).outcome == "WARN"
+    assert price_age(None, today=today).outcome == "WARN"
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "expected"),
+    [("00:00:07", 7), ("01:02:03", 3723), ("2-00:00:01", 172801), ("0:05", 5), (None, 0)],
+)
+def test_slurms_times_are_seconds(elapsed: str | None, expected: float) -> None:
+    assert seconds(elapsed) == expected
+
+
+def lock(backend: Path, pid: int) -> Path:
+    """A lock of the file backend, as a pulumi with this pid writes it."""
+    path = backend / ".pulumi" / "locks" / "organization" / "soperator-stack" / "local" / "a.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"pid": pid, "username": "root", "hostname": "h"}))
+    return path
+
+
+def test_the_lock_of_a_killed_pulumi_is_removed(tmp_path: Path) -> None:
+    path = lock(tmp_path, 2**22 + 1)
+    said: list[str] = []
+    environ = pulumi(tmp_path, f"echo $@ > {tmp_path}/asked; rm {path}")
+    engine.release_lock("local", backend=tmp_path, root=tmp_path, environ=environ, say=said.append)
+    assert (tmp_path / "asked").read_text() == "cancel --yes --stack local\n"
+    assert said == ["a killed run left the stack locked; unlocking"]
+
+
+def test_the_failure_of_pulumi_shows_its_errors_and_names_the_file(tmp_path: Path) -> None:
+    environ = pulumi(tmp_path, "echo noise; echo 'error: quota of GPUs is 0'; exit 3")
+    with pytest.raises(Exception, match=r"ended with 3(.|\n)*log\nerror: quota of GPUs is 0"):
+        engine.run(
+            ["up"], stack="x", root=tmp_path, environ=environ, log=tmp_path / "log", say=print
+        )
+
+
+def test_what_was_there_before_is_no_leftover(tmp_path: Path) -> None:
+    before = tmp_path / "before.json"
+    leftovers.remember(before)
+    assert leftovers.find(tmp_path, before) == []
+
+
+def test_a_new_file_in_a_watched_folder_is_a_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = tmp_path / "mnt"
+    watched.mkdir()
+    monkeypatch.setattr(leftovers, "_WATCHED", (str(watched),))
+    before = tmp_path / "state" / "before.json"
+    leftovers.remember(before)
+    (watched / "data").mkdir()
+    assert leftovers.find(tmp_path / "state", before) == [f"file {watched / 'data'}"]
