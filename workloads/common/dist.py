@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -91,6 +92,14 @@ def environment_rank() -> tuple[int, int, int]:
     return rank, local_rank, world_size
 
 
+def _is_loopback(host: str) -> bool:
+    """True when `host` names this machine's loopback."""
+    try:
+        return socket.gethostbyname(host).startswith("127.")
+    except OSError:
+        return False
+
+
 @contextlib.contextmanager
 def world(*, cpu_threads: int | None = None, timeout_s: int = DEFAULT_TIMEOUT_S) -> Iterator[World]:
     """Yield this rank's World; the process group, if any, is destroyed at the end.
@@ -120,7 +129,7 @@ def world(*, cpu_threads: int | None = None, timeout_s: int = DEFAULT_TIMEOUT_S)
         return
     import torch.distributed as dist
 
-    if os.environ.get("MASTER_ADDR") in ("127.0.0.1", "localhost", "::1"):
+    if _is_loopback(os.environ.get("MASTER_ADDR", "")):
         # All ranks are on this machine; gloo would else ask DNS for the host's own name.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
