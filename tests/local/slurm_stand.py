@@ -337,7 +337,7 @@ class Stand:
 @contextlib.contextmanager
 def running_stand(folder: Path) -> Iterator[Stand]:
     """A stand in its own folder and on its own ports; skips where this machine cannot run one."""
-    base, ssh_port = _free_base(), free_ports(1)[0]
+    base, ssh_port = free_base(), free_ports(1)[0]
     cloud = Cloud(state=State(folder / "state"), cache=Cache(folder / "cache"), ports=Ports(base))
     try:
         check_machine(_with_real_cache(cloud))
@@ -374,7 +374,7 @@ def _with_real_cache(cloud: Cloud) -> Cloud:
     return Cloud(state=cloud.state, cache=Cache.from_environ(), ports=cloud.ports)
 
 
-def _free_base() -> int:
+def free_base() -> int:
     """A port base whose ports are free now, other than those of stands in parallel."""
     for base in range(20000 + os.getpid() % 50 * 200, 32000, 200):
         with contextlib.suppress(OSError):
