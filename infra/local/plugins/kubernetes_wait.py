@@ -64,7 +64,7 @@ def readiness_of(target: dict[str, Any]) -> Wait | None:
 def _is_stale(live: dict[str, Any]) -> bool:
     """Whether the status still speaks of an earlier spec, where it says which one."""
     status = live.get("status", {})
-    observed = [c.get("observedGeneration") for c in status.get("conditions", [])]
+    observed = [c.get("observedGeneration") for c in (status.get("conditions") or [])]
     observed.append(status.get("observedGeneration"))
     known = [generation for generation in observed if generation]
     return bool(known) and max(known) < live["metadata"].get("generation", 0)
