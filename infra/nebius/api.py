@@ -161,7 +161,7 @@ class Api:
 
 def _report_auth_errors() -> dict[str, str]:
     """Makes a rejected service account key fail at once, not after the whole timeout."""
-    from nebius.aio.token.renewable import OPTION_REPORT_ERROR
+    from nebius.aio.token.options import OPTION_REPORT_ERROR
 
     return {OPTION_REPORT_ERROR: "true"}
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 
-from infra.nebius.schema import Schema
+from infra.nebius.schema import Schema, message_of
 from infra.nebius.validation import Validator
 from infra.nebius.values import Reading, canonical, fill, unknown_key
 from infra.plugins.provider import UNKNOWN, Failure, ProviderError, Secret
@@ -85,8 +85,8 @@ class ResourceType:
         reading.problems += self._broken_rules(request, reading.unknown)
         fields = self.resource.fields_by_name
         clean = {
-            "metadata": canonical(self.schema, fields["metadata"].message_type, metadata),
-            "spec": canonical(self.schema, fields["spec"].message_type, spec),
+            "metadata": canonical(self.schema, message_of(fields["metadata"]), metadata),
+            "spec": canonical(self.schema, message_of(fields["spec"]), spec),
         }
         return clean, reading.problems
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from infra.nebius.schema import Schema, is_map
+from infra.nebius.schema import Schema, enum_of, is_map, message_of
 from infra.plugins.provider import UNKNOWN, Secret
 
 _DURATION: Final = "google.protobuf.Duration"
@@ -116,7 +116,7 @@ def _fill_map(
     if not isinstance(value, Mapping):
         reading.refuse(at, f"{value!r} is no mapping")
         return
-    item_type = own.message_type.fields_by_name["value"]
+    item_type = message_of(own).fields_by_name["value"]
     for key, item in value.items():
         if item is UNKNOWN:
             reading.unknown.append(f"{at}.{key}")
@@ -169,12 +169,12 @@ def _scalar(own: FieldDescriptor, value: Any, at: str, reading: Reading) -> Any:
 
 
 def _enum_number(own: FieldDescriptor, value: Any, at: str, reading: Reading) -> int | None:
-    by_name = own.enum_type.values_by_name
+    by_name = enum_of(own).values_by_name
     name = str(value).upper().replace("-", "_")
     if name in by_name:
         return by_name[name].number
     allowed = [
-        known.name.lower().replace("_", "-") for known in own.enum_type.values if known.number
+        known.name.lower().replace("_", "-") for known in enum_of(own).values if known.number
     ]
     reading.refuse(at, f"{value!r} is not one of {', '.join(allowed)}")
     return None
@@ -200,7 +200,7 @@ def plain(schema: Schema, message: Any) -> dict[str, Any]:
 
 def _plain(schema: Schema, own: FieldDescriptor, value: Any) -> Any:
     if is_map(own):
-        item = own.message_type.fields_by_name["value"]
+        item = message_of(own).fields_by_name["value"]
         return {str(key): _plain_item(schema, item, value[key]) for key in sorted(value)}
     if own.is_repeated:
         return [_plain_item(schema, own, item) for item in value]
@@ -233,7 +233,7 @@ def _canonical(schema: Schema, own: FieldDescriptor, value: Any) -> Any:
     if value is UNKNOWN:
         return value
     if is_map(own):
-        item = own.message_type.fields_by_name["value"]
+        item = message_of(own).fields_by_name["value"]
         return {key: _canonical_item(schema, item, one) for key, one in value.items()}
     if own.is_repeated:
         return [_canonical_item(schema, own, item) for item in value]

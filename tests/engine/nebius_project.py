@@ -19,13 +19,13 @@ CHECKOUT = Path(__file__).parents[2]
 PROJECT = "project-e00p"
 FILESYSTEM = "nebius:compute/v1:Filesystem"
 _PLUGINS = CHECKOUT / "infra" / "plugins" / "bin"
-_PULUMI_YAML = f"""
+_PULUMI_YAML = """
 name: tiny
 runtime: python
 plugins:
   providers:
-    - {{name: nebius, path: {_PLUGINS}}}
-    - {{name: soperator, path: {_PLUGINS}}}
+    - {{name: nebius, path: {plugins}}}
+    - {{name: soperator, path: {plugins}}}
 """
 _PROGRAM = """
 import json
@@ -127,7 +127,9 @@ class Project:
             "PULUMI_HOME": str(folder / "pulumi-home"),
             "PULUMI_SKIP_UPDATE_CHECK": "true",
         }
-        (folder / "Pulumi.yaml").write_text(_PULUMI_YAML)
+        # Relative, as in the real project: the engine takes it from the folder of Pulumi.yaml.
+        plugins = os.path.relpath(_PLUGINS, folder)
+        (folder / "Pulumi.yaml").write_text(_PULUMI_YAML.format(plugins=plugins))
         (folder / "__main__.py").write_text(_PROGRAM)
         self.declare()
         self.run("stack", "init", "test")

@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from infra.nebius.schema import Schema, is_google, is_map
+from infra.nebius.schema import Schema, is_google, is_map, message_of
 
 
 def submask(mask: Any, key: str) -> Any:
@@ -49,7 +49,7 @@ def _merge_map(target: Any, source: Any, field: FieldDescriptor, mask: Any) -> N
     for key in [key for key in old if key not in new]:
         del old[key]
     for key in new:
-        if field.message_type.fields_by_name["value"].message_type is None:
+        if message_of(field).fields_by_name["value"].message_type is None:
             old[key] = new[key]
         else:
             merge(old[key], new[key], submask(mask, str(key)))
@@ -78,7 +78,7 @@ def _merge_message(target: Any, source: Any, field: FieldDescriptor, mask: Any) 
         return
     old, new = getattr(target, field.name), getattr(source, field.name)
     old.SetInParent()
-    if is_google(field.message_type):
+    if is_google(message_of(field)):
         old.CopyFrom(new)
     else:
         merge(old, new, mask)
@@ -90,7 +90,7 @@ def changed_immutables(schema: Schema, old: Any, new: Any, path: str = "") -> It
         at = f"{path}.{field.name}" if path else field.name
         immutable = "IMMUTABLE" in schema.behaviors(field)
         is_tree = field.message_type is not None and not field.is_repeated
-        if is_tree and not is_google(field.message_type):
+        if is_tree and not is_google(message_of(field)):
             had, has = old.HasField(field.name), new.HasField(field.name)
             if immutable and had != has:
                 yield at

@@ -13,6 +13,10 @@ from infra.local.nebius_api.errors import ApiError
 from infra.local.nebius_api.operations import rpc_status
 
 
+def _serialize(answer: Any) -> bytes:
+    return answer.SerializeToString()
+
+
 class Server(grpc.GenericRpcHandler):
     """Serves an emulator on a loopback port; unary calls only."""
 
@@ -33,7 +37,7 @@ class Server(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(
             serve,
             request_deserializer=self._schema.message(method.input_type.full_name).FromString,
-            response_serializer=lambda answer: answer.SerializeToString(),
+            response_serializer=_serialize,
         )
 
     async def _serve(self, method: Any, request: Any, context: Any) -> Any:
