@@ -24,6 +24,7 @@ from infra.local.reconcile.operator import Operator, log
 from infra.local.state import Cache, Ports, State
 
 _INTERVAL_S: Final = 0.3
+_HEAL_INTERVAL_S: Final = 2.0
 _AFTER_ERROR_S: Final = 1.0
 
 
@@ -42,7 +43,9 @@ def main() -> int:
     loops = [threading.Thread(target=_repeat, args=(_operate(cloud), stopped))]
     if not options.without_nodes:
         loops.append(threading.Thread(target=_repeat, args=(_mirror_nodes(cloud), stopped)))
-        loops.append(threading.Thread(target=_repeat, args=(_heal(cloud), stopped)))
+        loops.append(
+            threading.Thread(target=_repeat, args=(_heal(cloud), stopped, _HEAL_INTERVAL_S))
+        )
     for loop in loops:
         loop.start()
     for loop in loops:
@@ -78,13 +81,15 @@ def _heal(cloud: Cloud) -> Callable[[], None]:
     return lambda: start_services(cloud)
 
 
-def _repeat(step: Callable[[], None], stopped: threading.Event) -> None:
+def _repeat(
+    step: Callable[[], None], stopped: threading.Event, interval_s: float = _INTERVAL_S
+) -> None:
     """Call `step` again and again; an error is logged once until it changes."""
     last = ""
     while not stopped.is_set():
         try:
             step()
-            last, pause = "", _INTERVAL_S
+            last, pause = "", interval_s
         except Exception as error:  # a loop that ends heals nothing any more
             text = f"{type(error).__name__}: {error}"
             if text != last:
