@@ -110,26 +110,38 @@ class Chain:
     def _finish(self, submission: Submission, *, reused: bool) -> Step:
         """Follows the job to its end and pulls what it left; a failed job is an error."""
         tail = _Tail(submission.job, self.say)
-        job = logs.follow(
-            self.connection,
-            submission.log_path,
-            submission.job_id,
-            write=tail.add,
-            on_state=lambda job: self.say(f"{job.name}: job {job.id} is {job.state}"),
-        )
+        job = slurm.find(self.connection, submission.job_id)
+        if not job.finished:
+            job = logs.follow(
+                self.connection,
+                submission.log_path,
+                submission.job_id,
+                write=tail.add,
+                on_state=lambda job: self.say(f"{job.name}: job {job.id} is {job.state}"),
+            )
+        if not job.succeeded:
+            raise CliError(self._failure(submission, job))
         folder = pull.pull(
             self.connection, self.outputs, submission.job, submission.job_id, state=self.state
         )
-        if not job.succeeded:
-            raise CliError(
-                f"{job.name} (job {job.id}) ended {job.state} with {job.status}; its log is "
-                f"{folder / 'job.log'}, its last lines:\n{tail.last_lines()}"
-            )
         return Step(job=job, reused=reused, folder=folder)
+
+    def _failure(self, submission: Submission, job: Job) -> str:
+        """How the job ended, and its last words where it had any."""
+        ended = f"{submission.job} (job {job.id}) ended {job.state} with {job.status}"
+        try:
+            folder = pull.pull(
+                self.connection, self.outputs, submission.job, job.id, state=self.state
+            )
+            lines = (folder / "job.log").read_text(errors="replace").splitlines()
+        except (JobsError, FileNotFoundError):
+            return f"{ended} before it wrote a log; {job.where or 'Slurm gives no reason'}"
+        shown = [line for line in lines if not line.startswith('{"schema')][-_LAST_LINES:]
+        return "\n".join([f"{ended}; its log is {folder / 'job.log'}, its last lines:", *shown])
 
 
 class _Tail:
-    """Shows a line of a job's log every few seconds and keeps the last ones."""
+    """Shows a line of a job's log every few seconds."""
 
     def __init__(self, name: str, say: Callable[[str], None]) -> None:
         self._name, self._say = name, say
@@ -144,14 +156,10 @@ class _Tail:
             self._shown_at = time.monotonic()
             self._say(f"{self._name}: {lines[-1]}")
 
-    def last_lines(self) -> str:
-        """The end of the log, for an error."""
-        return "\n".join(self._lines()[-_LAST_LINES:])
-
     def _lines(self) -> list[str]:
-        """Whole lines without the run record, which is a line for programs."""
+        """Whole lines without JSON, which is for programs."""
         whole = self._text.rpartition(b"\n")[0].decode(errors="replace").splitlines()
-        return [line for line in whole if line.strip() and not line.startswith('{"schema')]
+        return [line for line in whole if line.strip() and line[0] not in " {}[]"]
 
 
 def in_order(spec: StackSpec) -> list[JobSpec]:

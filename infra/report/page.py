@@ -87,7 +87,7 @@ def evaluation_rows(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]
     rows = []
     for key in base:
         before, after = base[key], tuned.get(key)
-        if not (_is_number(before) and _is_number(after)):
+        if not (_is_number(before) and _is_number(after)) or key.startswith("num_"):
             continue
         share = "accuracy" in key and max(abs(before), abs(after)) <= 1
         shown_before, shown_after = (100 * before, 100 * after) if share else (before, after)

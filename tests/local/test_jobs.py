@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.cli.errors import CliError
 from infra.demo.chain import Chain
 from infra.jobs import history, logs, pull, slurm, submit, sync
 from infra.jobs.errors import JobsError
@@ -265,3 +266,19 @@ def test_a_chain_that_runs_again_uses_finished_jobs_and_repeats_changed_ones(
     # `second` ran before the new `probe`, so what it made no longer follows from it.
     assert [step.reused for step in earlier] == [False, False]
     assert [step.job.id for step in again] == [step.job.id for step in first]
+
+
+def test_a_failed_job_ends_the_chain_with_its_last_words(
+    cluster: JobsCluster, connection: Connection, tmp_path: Path
+) -> None:
+    spec = replace(cluster.spec, jobs=cluster.spec.jobs[:1])
+    chain = Chain(
+        connection=connection,
+        outputs=cluster.outputs,
+        state=tmp_path,
+        code_hash=hash_files(release(cluster.spec)),
+        git_revision=None,
+        say=lambda _text: None,
+    )
+    with pytest.raises(CliError, match=r"probe \(job \d+\) ended FAILED with 65(.|\n)*line 0"):
+        chain.run(spec, {"probe": ("lines=1", "exit=65")})
