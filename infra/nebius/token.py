@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime
 
-from infra.nebius.sdk import make_sdk
+from infra.nebius.sdk import TOKEN_VARIABLE, make_sdk
 
 _TIMEOUT_S = 30.0
 
 
 def iam_token() -> tuple[str, datetime | None]:
     """The bearer token that the environment gives, and when it expires where that is known."""
+    # kubectl runs this for each command: a given token must not cost the import of the SDK.
+    if token := os.environ.get(TOKEN_VARIABLE):
+        return token, None
     client = make_sdk()
     try:
-        token = client.get_token_sync(timeout=_TIMEOUT_S)
-        return token.token, token.expiration
+        fetched = client.get_token_sync(timeout=_TIMEOUT_S)
+        return fetched.token, fetched.expiration
     finally:
         client.sync_close()
 

@@ -1,4 +1,4 @@
-"""The API's behaviour: one rule for each verb, for every service of the SDK.
+"""The API's calls: one rule for each shape of method, for every service of the SDK.
 
 What would be written for each service is read from the descriptors (infra/nebius/schema.py); what
 they do not state is in rules.py, states.py, usage.py and hooks.py. Real servers may differ: see
@@ -7,45 +7,27 @@ docs/unverified.md.
 
 from __future__ import annotations
 
-import copy
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
-from nebius.base.fieldmask_parser import parse as parse_mask
 
-from infra.local.nebius_api import references
-from infra.local.nebius_api.errors import (
-    ApiError,
-    already_exists,
-    bad_request,
-    bad_state,
-    not_found,
-    unauthenticated,
-    unimplemented,
-    version_conflict,
-)
+from infra.local.nebius_api.changes import Changes
+from infra.local.nebius_api.errors import ApiError, not_found, unauthenticated, unimplemented
 from infra.local.nebius_api.faults import Faults
 from infra.local.nebius_api.hooks import HOOKS, UNAUTHENTICATED_METHODS, Call
-from infra.local.nebius_api.listing import fill_page, select
-from infra.local.nebius_api.mutate import changed_immutables, merge, strip, submask
+from infra.local.nebius_api.listing import as_type, fill_page, select
 from infra.local.nebius_api.operations import Operations
-from infra.local.nebius_api.rules import check_rules
 from infra.local.nebius_api.seed import seed
-from infra.local.nebius_api.states import set_state
 from infra.local.nebius_api.store import Store
-from infra.local.nebius_api.usage import check_quota, used_in
+from infra.local.nebius_api.usage import used_in
 from infra.nebius.schema import OPERATION, OPERATIONS, Schema, is_resource
-from infra.nebius.validation import Validator
 
 _OPERATION_SERVICES = tuple(f"{name}Service" for name in OPERATIONS)
-_OWNED_BY_SERVER = ("id", "parent_id", "resource_version", "created_at", "updated_at")
 
 
 @dataclass(frozen=True)
@@ -74,7 +56,7 @@ class Emulator:
         self.store = Store(self.folder, self.schema)
         self.faults = Faults(self.folder)
         self._operations = Operations(self.schema, self.store, self.latency_s)
-        self._validator = Validator(self.schema)
+        self._changes = Changes(self.schema, self.store, self._operations, self.clock)
         seed(self.schema, self.store)
 
     def call(self, method: MethodDescriptor, request: Any, metadata: dict[str, str]) -> Any:
@@ -126,10 +108,7 @@ class Emulator:
     # Reads
 
     def _get(self, id_: str) -> Any:
-        resource = self.store.resources.get(id_)
-        if resource is None:
-            raise not_found(f"resource {id_!r} not found", id_)
-        return resource
+        return self._changes.get(id_)
 
     def _read(self, method: MethodDescriptor, request: Any) -> Any:
         kind = self.schema.kind(method.output_type)
@@ -168,7 +147,7 @@ class Emulator:
             resource.status.usage_percentage = f"{share:.2f}"
         if kind == "mk8scluster" and not resource.status.reconciling:
             self._fill_kube_access(resource)
-        return self._as_type(resource, wanted)
+        return as_type(self.schema, resource, wanted)
 
     def _fill_kube_access(self, cluster: Any) -> None:
         status = cluster.status.control_plane
@@ -176,17 +155,6 @@ class Emulator:
             status.endpoints.public_endpoint = self.kube.endpoint
         if self.kube.ca_file is not None and self.kube.ca_file.exists():
             status.auth.cluster_ca_certificate = self.kube.ca_file.read_text()
-
-    def _as_type(self, resource: Any, wanted: Descriptor) -> Any:
-        if resource.DESCRIPTOR is wanted:
-            return resource
-        body = json_format.MessageToDict(
-            resource, preserving_proto_field_name=True, descriptor_pool=self.schema.pool
-        )
-        other = self.schema.message(wanted.full_name)()
-        return json_format.ParseDict(
-            body, other, ignore_unknown_fields=True, descriptor_pool=self.schema.pool
-        )
 
     def _operation_service(self, method: MethodDescriptor, request: Any) -> Any:
         if method.name == "List":
@@ -218,13 +186,14 @@ class Emulator:
             return self._as_operation(method, message)
         resource = self.schema.resource_of(method.containing_service)
         if resource is not None and method.name.startswith("Create"):
-            resource_id = self._create(request, resource)
+            resource_id = self._changes.create(request, resource)
         elif resource is not None and method.name == "Update":
-            resource_id = self._update(request, resource, metadata)
+            resource_id = self._changes.update(request, resource, metadata)
         elif method.name == "Delete" and hasattr(request, "id"):
-            resource_id = self._delete(request.id)
+            resource_id = self._changes.delete(request.id)
         elif hasattr(request, "id"):
-            resource_id = self._act(request.id)
+            # Start, Activate and the like: an operation that changes nothing.
+            resource_id = self._get(request.id).metadata.id
         else:
             raise unimplemented(name)
         message = self._operations.start(
@@ -245,96 +214,3 @@ class Emulator:
             return message
         other = self.schema.message(method.output_type.full_name)
         return other.FromString(message.SerializeToString())
-
-    def _create(self, request: Any, resource: Descriptor) -> str:
-        self._validate(request)
-        references.check_parent(self.schema, self.store, request)
-        references.check_references(self.schema, self.store, request)
-        new: Any = self.schema.message(resource.full_name)()
-        for part, value in request.ListFields():
-            own = resource.fields_by_name.get(part.name)
-            if own is None or own.message_type is None:
-                continue
-            if own.message_type is part.message_type:
-                getattr(new, part.name).CopyFrom(value)
-        strip(self.schema, new, "OUTPUT_ONLY")
-        strip(self.schema, new, "INPUT_ONLY")
-        self._check_name_is_free(new)
-        check_rules(self.schema, self.store, new)
-        check_quota(self.schema, self.store, new)
-        new.metadata.id = f"{self.schema.kind(resource)}-e00{uuid.uuid4().hex[:16]}"
-        new.metadata.resource_version = 1
-        now = self._operations.timestamp(self.clock())
-        new.metadata.created_at.CopyFrom(now)
-        new.metadata.updated_at.CopyFrom(now)
-        set_state(self.schema, new, "creating")
-        self.store.put(new)
-        return new.metadata.id
-
-    def _check_name_is_free(self, new: Any) -> None:
-        kind, metadata = self.schema.kind(new.DESCRIPTOR), new.metadata
-        if self.schema.is_unnamed(new.DESCRIPTOR) or not metadata.name:
-            return
-        other = self.store.find(kind, parent_id=metadata.parent_id, name=metadata.name)
-        if other is not None:
-            raise already_exists(f"{kind} {metadata.name!r}", other.metadata.id)
-
-    def _update(self, request: Any, resource: Descriptor, metadata: dict[str, str]) -> str:
-        old = self._as_type(self._get(request.metadata.id), resource)
-        version = request.metadata.resource_version
-        if version not in (0, old.metadata.resource_version):
-            raise version_conflict(old.metadata.id, old.metadata.resource_version, version)
-        self._operations.check_idle(old.metadata.id)
-        mask = parse_mask(metadata.get("x-resetmask", ""))
-        new = copy.deepcopy(old)
-        for part in request.DESCRIPTOR.fields:
-            own = resource.fields_by_name.get(part.name)
-            if part.message_type is None or own is None:
-                continue
-            if own.message_type is not part.message_type:
-                continue
-            below = submask(mask, part.name)
-            if request.HasField(part.name):
-                merge(getattr(new, part.name), getattr(request, part.name), below)
-            elif below is not None:
-                new.ClearField(part.name)
-        for name in _OWNED_BY_SERVER:
-            new.metadata.ClearField(name)
-        for own, value in old.metadata.ListFields():
-            if own.name in _OWNED_BY_SERVER and own.message_type is None:
-                setattr(new.metadata, own.name, value)
-            elif own.name in _OWNED_BY_SERVER:
-                getattr(new.metadata, own.name).CopyFrom(value)
-        self._validate(request, exempt="metadata.parent_id")
-        references.check_references(self.schema, self.store, request)
-        if changed := list(changed_immutables(self.schema, old, new)):
-            raise bad_request((path, "field is immutable") for path in changed)
-        check_rules(self.schema, self.store, new)
-        check_quota(self.schema, self.store, new, old)
-        if new != old:
-            new.metadata.resource_version += 1
-            new.metadata.updated_at.CopyFrom(self._operations.timestamp(self.clock()))
-        set_state(self.schema, new, "updating")
-        self.store.put(new)
-        return new.metadata.id
-
-    def _delete(self, id_: str) -> str:
-        resource = self._get(id_)
-        if getattr(getattr(resource, "spec", None), "forbid_deletion", False):
-            raise bad_state(id_, f"{id_} has forbid_deletion set")
-        self._operations.check_idle(id_)
-        references.check_unused(self.schema, self.store, id_)
-        set_state(self.schema, resource, "deleting")
-        self.store.put(resource)
-        return id_
-
-    def _act(self, id_: str) -> str:
-        """Start, Activate and the like: an operation that changes nothing."""
-        self._get(id_)
-        return id_
-
-    def _validate(self, request: Any, exempt: str | None = None) -> None:
-        """Refuses what breaks a buf.validate rule; the SDK's own updates leave out `exempt`."""
-        found = [one for one in self._validator.violations(request) if one[0] != exempt]
-        if found:
-            raise bad_request(found)

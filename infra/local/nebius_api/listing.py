@@ -6,6 +6,7 @@ import base64
 import binascii
 from typing import Any, Final
 
+from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from infra.local.nebius_api.errors import bad_request, unimplemented
@@ -59,3 +60,16 @@ def _offset(token: str) -> int:
         return int(base64.b64decode(token, validate=True) or 0)
     except (ValueError, binascii.Error):
         raise bad_request([("page_token", f"{token!r} is none of ours")]) from None
+
+
+def as_type(schema: Schema, resource: Any, wanted: Descriptor) -> Any:
+    """The resource as another API version shows it: iam has two views of one resource."""
+    if resource.DESCRIPTOR is wanted:
+        return resource
+    body = json_format.MessageToDict(
+        resource, preserving_proto_field_name=True, descriptor_pool=schema.pool
+    )
+    other = schema.message(wanted.full_name)()
+    return json_format.ParseDict(
+        body, other, ignore_unknown_fields=True, descriptor_pool=schema.pool
+    )

@@ -124,6 +124,16 @@ def test_a_quota_is_asked_once_and_told_in_gib(provider, declared, urn, served):
     assert len(served.calls("FilesystemService/Create")) == 1
 
 
+def test_a_quota_error_without_a_retry_hint_is_asked_once_too(provider, declared, urn, served):
+    violation = {"quota": "compute.disk.count", "limit": "1", "requested": "2", "message": "no"}
+    details = {"quota_failure": {"violations": [violation]}}
+    served.plant("FilesystemService.Create", "RESOURCE_EXHAUSTED", times=9, details=details)
+    with pytest.raises(ProviderError, match=r"compute\.disk\.count: 2 wanted in all, limit 1"):
+        provider.create(TYPE, urn, declared(), False)
+    assert len(served.calls("FilesystemService/Create")) == 1
+    served.emulator.faults.plant([])
+
+
 def test_a_name_that_is_taken_is_told_with_its_owner(provider, declared, urn, made):
     with pytest.raises(ProviderError, match=f"taken by {made[0]}; rename"):
         provider.create(TYPE, f"{urn}-other", declared(), False)
@@ -190,5 +200,6 @@ def test_a_dead_emulator_is_named_at_once(declared, urn, served, provider, monke
     monkeypatch.setenv("SOPERATOR_NEBIUS_ENDPOINT", "http://127.0.0.1:1")
     lost = NebiusProvider()
     monkeypatch.setattr("infra.nebius.api._BACK_OFF_S", ())
-    with pytest.raises(ProviderError, match=r"127\.0\.0\.1:1; start it with `soperator local up`"):
+    with pytest.raises(ProviderError, match="start it with `soperator local up`") as caught:
         lost.create(TYPE, urn, inputs, False)
+    assert caught.value.__cause__.code == "UNAVAILABLE"  # not a timeout that was waited out
