@@ -129,6 +129,10 @@ def test_a_node_group_that_shrinks_takes_its_worker_along(stand: Stand) -> None:
 def test_deletion_leaves_no_process_and_no_mount(stand: Stand) -> None:
     stand.submit("sleep 1000", "-N2")
     stand.delete()
-    running = [p.name for p in process.all_processes(stand.cloud.state.run) if p.alive]
-    assert not [name for name in running if name.startswith("slurm-")]
+    stand.wait(lambda: not _running(stand), "the end of the daemons")
     assert pods.processes(stand.cloud.runtime.folder) == []
+
+
+def _running(stand: Stand) -> list[str]:
+    recorded = process.all_processes(stand.cloud.state.run)
+    return [item.name for item in recorded if item.alive and item.name.startswith("slurm-")]

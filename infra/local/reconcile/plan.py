@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from infra.local.reconcile.configuration import slurm_settings
 from infra.local.reconcile.quantity import quantity
 from infra.local.reconcile.scheduling import Scheduler
 from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of, secret_data
 from infra.local.reconcile.volumes import Places, UnboundError, Volume, filesystem_folder, resolve
 from infra.local.slurm.conf import ACCOUNTING, CONTROLLER, CONTROLLER_SPOOL, LOGIN
-from infra.local.slurm.settings import Partition, SlurmSettings, WorkerNode
+from infra.local.slurm.settings import SlurmSettings, WorkerNode
 from infra.local.state import Ports
 
 CLUSTER_REF: Final = "slurm.nebius.ai/parental-cluster-ref"
@@ -26,18 +27,6 @@ DATABASE_POD: Final = "acct-db-0"
 _JAIL: Final = "jail"
 _JAIL_UPPER: Final = "/mnt/jail.upper"
 _DEFAULT_NODE_PORT: Final = 30022
-_SLURM_NAMES: Final = {
-    "completeWait": "CompleteWait",
-    "defCpuPerGPU": "DefCpuPerGPU",
-    "defMemPerNode": "DefMemPerNode",
-    "maxJobCount": "MaxJobCount",
-    "messageTimeout": "MessageTimeout",
-    "minJobAge": "MinJobAge",
-}
-_DEFAULT_PARTITIONS: Final = (
-    Partition(name="main", config="Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES"),
-    Partition(name="hidden", config="Default=NO Hidden=YES MaxTime=INFINITE State=UP"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +156,7 @@ class _Maker:
         )
         return ClusterPlan(
             source=self._cluster,
-            settings=self._settings(workers, accounting, has_database),
+            settings=slurm_settings(self._cluster, workers, self._ports, accounting=has_database),
             controller=self._controller(nodes["controller"]),
             accounting=self._accounting(accounting) if has_database else None,
             login=self._login(nodes["login"]),
@@ -336,34 +325,6 @@ class _Maker:
             mounts=(*sorted(mounts.items()), *extra),
         )
 
-    def _settings(
-        self,
-        workers: tuple[WorkerNode, ...],
-        accounting: Mapping[str, Any],
-        has_database: bool,
-    ) -> SlurmSettings:
-        config = self._spec.get("slurmConfig") or {}
-        partitions = self._spec.get("partitionConfiguration") or {}
-        kind = partitions.get("configType", "default")
-        return SlurmSettings(
-            cluster=name_of(self._cluster),
-            slurmctld_port=self._ports.slurmctld,
-            slurmdbd_port=self._ports.slurmdbd,
-            mariadb_port=self._ports.mariadb,
-            workers=workers,
-            declares_nodes=kind == "structured",
-            partitions=_partitions(kind, partitions),
-            raw_partitions=tuple(partitions.get("rawConfig") or ()) if kind == "custom" else (),
-            accounting=has_database,
-            job_gather=(accounting.get("slurmConfig") or {}).get(
-                "jobAcctGatherType", "jobacct_gather/linux"
-            ),
-            slurm_config={
-                slurm: config[key] for key, slurm in _SLURM_NAMES.items() if key in config
-            },
-            custom=self._spec.get("customSlurmConfig", ""),
-        )
-
     def _notes(
         self, nodes: Mapping[str, Any], nodesets: tuple[NodeSetPlan, ...]
     ) -> list[tuple[str, str]]:
@@ -387,21 +348,6 @@ class _Maker:
     def _no_source(self, name: str | None) -> str:
         known = ", ".join(self._sources) or "none"
         return f"volumeSourceName '{name}' is not in spec.volumeSources (has: {known})"
-
-
-def _partitions(kind: str, configuration: Mapping[str, Any]) -> tuple[Partition, ...]:
-    if kind == "default":
-        return _DEFAULT_PARTITIONS
-    if kind == "custom":
-        return ()
-    return tuple(
-        Partition(
-            name=item["name"],
-            config=item.get("config", ""),
-            nodesets=None if item.get("isAll") else tuple(item.get("nodeSetRefs") or ()),
-        )
-        for item in configuration.get("partitions") or []
-    )
 
 
 def _source(mount: Mapping[str, Any]) -> Mapping[str, Any]:
