@@ -23,7 +23,7 @@ command -v "$python" >/dev/null 2>&1 ||
     stop "$python has no venv module" "apt-get install python3.11-venv"
 
 rm -f .venv/.complete
-if ! .venv/bin/python -c '' 2>/dev/null || [ "$(.venv/bin/python -c 'import sys; print(sys.prefix)')" != "$(pwd -P)/.venv" ]; then
+if ! .venv/bin/python -c 'import pip' 2>/dev/null || [ "$(.venv/bin/python -c 'import sys; print(sys.prefix)')" != "$(pwd -P)/.venv" ]; then
     say "setup: virtual environment .venv"
     rm -rf .venv
     "$python" -m venv .venv || stop ".venv could not be made" "look above; is the disk full (df -h .)?"

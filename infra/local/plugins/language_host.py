@@ -66,7 +66,11 @@ class LanguageHost(LanguageServer):
             # LanguageServer.Run reads the engine's address from the first argument.
             del request.args[:]
             request.args.append(self._engine_address)
-            return super().Run(request, context)
+            result = super().Run(request, context)
+            if result.error:
+                # Its message is logged already: without bail the engine would print it again.
+                return language_pb2.RunResponse(bail=True)
+            return result
 
 
 def run(program: Path) -> None:

@@ -1,0 +1,37 @@
+"""Shared filesystems: jail, controller spool, accounting and the submounts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pulumi
+
+from infra.components.base import child
+from infra.render.names import filesystems
+from stacks.spec import StackSpec, SubmountSpec
+
+
+class Filesystems(pulumi.ComponentResource):
+    """One Nebius filesystem per declaration; an existing one is used by its id."""
+
+    ids: Mapping[str, pulumi.Input[str]]
+    """Mount tag -> filesystem id."""
+
+    def __init__(
+        self, name: str, spec: StackSpec, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__("soperator:infra:Filesystems", name, None, opts)
+        ids: dict[str, pulumi.Input[str]] = {}
+        for tag, declared in filesystems(spec):
+            if isinstance(declared, SubmountSpec) and declared.existing_id is not None:
+                ids[tag] = declared.existing_id
+                continue
+            ids[tag] = child(
+                self,
+                "nebius:compute/v1:Filesystem",
+                f"{name}-{tag}",
+                parent_id=spec.nebius.project_id,
+                spec={"type": declared.type.value, "size_gibibytes": declared.size_gib},
+            ).id
+        self.ids = ids
+        self.register_outputs({"ids": ids})

@@ -1,0 +1,80 @@
+"""The user's door: proves that the cluster is ready and delivers the code through it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pulumi
+import pulumi_command as command
+
+from infra.keys import KeyPair
+from infra.render.archive import code_files, hash_files
+from infra.render.login import activate_script, places_script, ready_script
+from infra.render.release_folder import write_release
+from stacks.spec import StackSpec
+
+# A real login node appears minutes after its release is applied.
+_DIAL_ATTEMPTS = 240
+_DIAL_TIMEOUT_S = 15
+
+
+class Login(pulumi.ComponentResource):
+    """SSH with the deploy key and the pinned host key: readiness, places, one release of code."""
+
+    code_hash: str
+    ready: pulumi.Output[str]
+    """What `sinfo` proved."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: StackSpec,
+        *,
+        root: Path,
+        build_folder: Path,
+        login_ip: pulumi.Input[str],
+        host_key: KeyPair,
+        deploy_key: KeyPair,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("soperator:infra:Login", name, None, opts)
+        connection = command.remote.ConnectionArgs(
+            host=login_ip,
+            port=spec.login.ssh_port,
+            user="root",
+            private_key=deploy_key.private_key,
+            host_key=host_key.public_key,
+            dial_error_limit=_DIAL_ATTEMPTS,
+            per_dial_timeout=_DIAL_TIMEOUT_S,
+        )
+        script = ready_script(spec)
+        ready = command.remote.Command(
+            f"{name}-ready",
+            connection=connection,
+            create=script,
+            triggers=[script],
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        places = command.remote.Command(
+            f"{name}-places",
+            connection=connection,
+            create=places_script(spec),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        files = code_files(root, spec)
+        self.code_hash = hash_files(files)
+        code = command.remote.CopyToRemote(
+            f"{name}-code",
+            connection=connection,
+            source=pulumi.FileArchive(write_release(build_folder / spec.name, files, root)),
+            remote_path=f"{spec.code_path}/releases/{self.code_hash}",
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[places]),
+        )
+        command.remote.Command(
+            f"{name}-current",
+            connection=connection,
+            create=activate_script(spec, self.code_hash),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[code]),
+        )
+        self.ready = ready.stdout
+        self.register_outputs({"code_hash": self.code_hash})

@@ -1,0 +1,94 @@
+"""One whole stack: network, filesystems, kube cluster, nodes, Soperator, Slurm, the user's door."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pulumi
+import pulumi_kubernetes as kubernetes
+
+from infra.components.filesystems import Filesystems
+from infra.components.kube_cluster import KubeCluster
+from infra.components.login import Login
+from infra.components.network import Network
+from infra.components.node_groups import NodeGroups
+from infra.components.slurm_cluster import SlurmCluster
+from infra.components.soperator import Soperator
+from infra.keys import KeyPair
+from infra.render import outputs
+from stacks.spec import StackSpec
+
+
+class Stack(pulumi.ComponentResource):
+    """Everything that a stack file declares, in dependency order."""
+
+    outputs: dict[str, object]
+    """Stack outputs, but for the bill and the warnings."""
+
+    def __init__(self, spec: StackSpec, *, root: Path, build_folder: Path) -> None:
+        name = spec.name
+        super().__init__("soperator:infra:Stack", name)
+        mine = pulumi.ResourceOptions(parent=self)
+        network = Network(name, spec.nebius, mine)
+        filesystems = Filesystems(name, spec, mine)
+        kube = KubeCluster(name, spec, subnet_id=network.subnet_id, opts=mine)
+        nodes = NodeGroups(
+            name,
+            spec,
+            cluster_id=kube.cluster_id,
+            subnet_id=network.subnet_id,
+            filesystem_ids=filesystems.ids,
+            opts=mine,
+        )
+        host_key = KeyPair(f"{name}-host-key", comment=f"{name} login", opts=mine)
+        deploy_key = KeyPair(f"{name}-deploy-key", comment=f"{name} deploy", opts=mine)
+        provider = kubernetes.Provider(
+            f"{name}-kubernetes",
+            kubeconfig=kube.kubeconfig,
+            # A changed Secret or ConfigMap is updated in place: a replaced one would restart pods.
+            enable_config_map_mutable=True,
+            enable_secret_mutable=True,
+            opts=mine,
+        )
+        soperator = Soperator(
+            name,
+            spec,
+            provider=provider,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[nodes]),
+        )
+        slurm = SlurmCluster(
+            name,
+            spec,
+            provider=provider,
+            allocation_id=network.allocation_id,
+            host_key=host_key,
+            deploy_key=deploy_key,
+            after=soperator.ready,
+            opts=mine,
+        )
+        login = Login(
+            name,
+            spec,
+            root=root,
+            build_folder=build_folder,
+            login_ip=network.login_ip,
+            host_key=host_key,
+            deploy_key=deploy_key,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[slurm]),
+        )
+        port = spec.login.ssh_port
+        self.outputs = {
+            "login_ip": network.login_ip,
+            "ssh_port": port,
+            "login_host_key": host_key.public_key,
+            "ssh_command": network.login_ip.apply(lambda ip: outputs.ssh_command(ip, port)),
+            "kubeconfig": kube.kubeconfig,
+            "mounts": outputs.mounts(spec),
+            "places": dict(spec.storage.places),
+            "code_path": spec.code_path,
+            "code_hash": login.code_hash,
+            "jobs": outputs.job_commands(spec),
+            "nodesets": outputs.nodesets(spec),
+            "ready": login.ready,
+        }
+        self.register_outputs({})

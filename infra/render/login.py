@@ -1,0 +1,77 @@
+"""Shell text that the program runs on the login node: readiness, places, the live release. Pure.
+
+Does not connect: infra/components/login.py does, with the pinned host key.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Final
+
+from stacks.spec import StackSpec
+
+_READY_TIMEOUT_S: Final = 3600
+# Nodes at work are ready too: an update must not wait for running jobs.
+_READY_STATES: Final = "idle|mixed|allocated|completing"
+
+
+def minimum_nodes(spec: StackSpec) -> tuple[str, ...]:
+    """Slurm node names that must be idle: each nodeset's declared minimum, from ordinal 0."""
+    return tuple(
+        f"{worker.name}-{ordinal}"
+        for worker in spec.nodes.workers
+        for ordinal in range(worker.min_nodes)
+    )
+
+
+def ready_script(spec: StackSpec, *, timeout_s: int = _READY_TIMEOUT_S) -> str:
+    """Waits until `sinfo` shows every declared node idle or at work; prints the nodes."""
+    nodes = minimum_nodes(spec)
+    if not nodes:
+        return "scontrol ping"
+    return f"""
+set -eu
+deadline=$(( $(date +%s) + {timeout_s} ))
+while :; do
+  missing=
+  states=$(sinfo --noheader --Node --partition=hidden --format='%N %T' 2>&1 | sort -u) || true
+  for node in {shlex.join(nodes)}; do
+    echo "$states" | grep -qE "^$node ({_READY_STATES})$" || missing="$missing $node"
+  done
+  [ -n "$missing" ] || break
+  if [ "$(date +%s)" -ge "$deadline" ]; then
+    echo "not idle after {timeout_s} s:$missing; sinfo says:" >&2
+    echo "$states" >&2
+    sinfo --list-reasons >&2 || true
+    exit 1
+  fi
+  sleep 0.3
+done
+echo "{len(nodes)} nodes ready: {shlex.join(nodes)}"
+""".strip()
+
+
+def places_script(spec: StackSpec) -> str:
+    """Makes the folders of every shared place and of the code; prints nothing."""
+    memory = spec.storage.memory
+    on_worker = "" if memory is None else memory.mount_path
+    shared = sorted(
+        {
+            path
+            for path in spec.storage.places.values()
+            if not on_worker or not (path + "/").startswith(on_worker.rstrip("/") + "/")
+        }
+    )
+    return "mkdir -p " + shlex.join([*shared, f"{spec.code_path}/releases"])
+
+
+def activate_script(spec: StackSpec, release: str) -> str:
+    """Makes `releases/<release>` the live code in one step."""
+    return f"""
+set -eu
+cd {shlex.quote(spec.code_path)}
+test -d releases/{release}/workloads
+ln -sfn releases/{release} .current.{release}
+mv -T .current.{release} current
+for name in workloads jobs configs; do ln -sfn current/$name $name; done
+""".strip()

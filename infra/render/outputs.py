@@ -1,0 +1,49 @@
+"""Stack outputs that are plain values: spec -> dict. Pure; ids and addresses come elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.render.login import minimum_nodes
+from stacks.spec import StackSpec
+
+
+def mounts(spec: StackSpec) -> dict[str, str]:
+    """Mount path in the jail -> what stands behind it."""
+    found = {"/": f"filesystem jail, {spec.storage.jail.size_gib} GiB"}
+    for submount in spec.storage.submounts:
+        size = (
+            f"existing {submount.existing_id}"
+            if submount.existing_id is not None
+            else f"{submount.size_gib} GiB"
+        )
+        found[submount.mount_path] = f"filesystem {submount.name}, {size}"
+    if spec.storage.memory is not None:
+        found[spec.storage.memory.mount_path] = f"tmpfs, {spec.storage.memory.size_gib} GiB a node"
+    return found
+
+
+def job_commands(spec: StackSpec) -> dict[str, str]:
+    """Job name -> the exact shell command that starts it."""
+    return {job.name: f"soperator submit {job.name} --stack {spec.name}" for job in spec.jobs}
+
+
+def nodesets(spec: StackSpec) -> dict[str, dict[str, Any]]:
+    """Nodeset name -> platform, preset and declared size."""
+    names = minimum_nodes(spec)
+    return {
+        worker.name: {
+            "platform": worker.platform,
+            "preset": worker.preset,
+            "min_nodes": worker.min_nodes,
+            "max_nodes": worker.max_nodes,
+            "nodes": [name for name in names if name.rsplit("-", 1)[0] == worker.name],
+        }
+        for worker in spec.nodes.workers
+    }
+
+
+def ssh_command(login_ip: str, ssh_port: int) -> str:
+    """How a declared user enters; `soperator ssh` pins the host key as well."""
+    port = "" if ssh_port == 22 else f" -p {ssh_port}"
+    return f"ssh{port} root@{login_ip}"
