@@ -30,10 +30,15 @@ def main() -> None:
         raise pulumi.RunError(str(error)) from error
     book = PriceBook.load(spec.prices)
     problems = price_problems(check(spec), spec, book)
-    errors = [str(problem) for problem in problems if problem.level is Level.ERROR]
+    # The engine prints the level itself.
+    errors = [
+        str(problem).removeprefix(f"{Level.ERROR}: ")
+        for problem in problems
+        if problem.level is Level.ERROR
+    ]
     if errors:
         raise pulumi.RunError("\n".join(errors))
-    warnings = [str(problem) for problem in problems]
+    warnings = [str(problem).removeprefix(f"{Level.WARNING}: ") for problem in problems]
     for warning in warnings:
         pulumi.log.warn(warning)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pulumi
 import pulumi_kubernetes as kubernetes
 
+from infra.components.buckets import Buckets
 from infra.components.filesystems import Filesystems
 from infra.components.kube_cluster import KubeCluster
 from infra.components.login import Login
@@ -31,6 +32,7 @@ class Stack(pulumi.ComponentResource):
         mine = pulumi.ResourceOptions(parent=self)
         network = Network(name, spec.nebius, mine)
         filesystems = Filesystems(name, spec, mine)
+        Buckets(name, spec, mine)
         kube = KubeCluster(name, spec, subnet_id=network.subnet_id, opts=mine)
         nodes = NodeGroups(
             name,
