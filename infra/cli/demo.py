@@ -54,20 +54,32 @@ def command(
         progress = Progress()
         _bring_up(state, progress)
         _run_jobs(state, progress, _REDUCED if reduced else {})
+        # The measured speed becomes the stack's cost per chat: outputs change, resources do not.
+        _pulumi_up(state, progress, "pulumi up, measured cost")
         _report(state, progress)
         if destroy:
             _take_down(state, progress)
 
 
 def _bring_up(state: Path, progress: Progress) -> None:
+    from cost.layout import Format
+    from cost.table import render
     from infra.cli import env
-    from infra.demo import engine, leftovers
+    from infra.demo import leftovers
 
     leftovers.remember(state / "demo" / "before.json")
     env.prepare()
+    # What a preview prints: the price comes before anything is made.
+    print(render(*context.bill(_STACK), Format.TABLE), flush=True)
     with progress.stage("local up"):
         _local("up")
-    with progress.stage("pulumi up"):
+    _pulumi_up(state, progress, "pulumi up")
+
+
+def _pulumi_up(state: Path, progress: Progress, stage: str) -> None:
+    from infra.demo import engine
+
+    with progress.stage(stage):
         engine.run(
             ["up", "--skip-preview"],
             stack=_STACK,
