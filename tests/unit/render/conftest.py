@@ -1,0 +1,35 @@
+"""Stacks for the tests of infra/render: the shipped `local` one, and one cut to the least."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stacks.load import load_stack
+from stacks.spec import StackSpec
+
+
+@pytest.fixture
+def spec(public_key_file: Path) -> StackSpec:
+    """The shipped `local` stack."""
+    return load_stack("local")
+
+
+@pytest.fixture
+def bare(spec: StackSpec) -> StackSpec:
+    """The `local` stack without submounts, tmpfs and accounting."""
+    storage = replace(spec.storage, accounting=None, submounts=(), memory=None)
+    return replace(
+        spec,
+        storage=storage,
+        nodes=replace(spec.nodes, accounting=None),
+        slurm=replace(spec.slurm, accounting=False),
+    )
+
+
+def as_json(value: object) -> str:
+    """Text of a golden file."""
+    return json.dumps(value, indent=2) + "\n"

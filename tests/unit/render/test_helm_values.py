@@ -1,0 +1,258 @@
+"""Values of the Soperator charts: golden per stack, taken by the charts, and in agreement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from infra.local.kube.charts.release import Release
+from infra.local.kube.charts.render import Rendered, render
+from infra.render import names
+from infra.render.helm_values import gres, nodesets_values, slurm_cluster_values, storage_values
+from infra.render.node_group import labels, roles
+from stacks.load import load_stack, stack_names
+from stacks.spec import SshServiceType, StackSpec, SubmountSpec
+from tests.unit.render.conftest import as_json
+
+pytestmark = pytest.mark.usefixtures("public_key_file")
+
+KEYS = ["ssh-ed25519 AAAA user", "ssh-ed25519 BBBB deploy"]
+
+
+def values(spec: StackSpec) -> dict[str, dict[str, Any]]:
+    """Chart -> what the program gives it."""
+    cluster = slurm_cluster_values(spec, allocation_id="vpcallocation-1", ssh_public_keys=KEYS)
+    return {
+        "helm-slurm-cluster-storage": storage_values(spec),
+        "helm-slurm-cluster": cluster,
+        "helm-nodesets": nodesets_values(spec),
+    }
+
+
+def rendered(spec: StackSpec, chart: str) -> Rendered:
+    version = spec.cluster.soperator_version
+    release = Release(
+        name=chart.removeprefix("helm-"),
+        namespace=spec.cluster.namespace,
+        chart=chart,
+        version=version,
+    )
+    return render(chart, version, release, values(spec)[chart])
+
+
+def found(value: object, key: str) -> Iterator[Any]:
+    """Every value of `key`, at any depth."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            if name == key:
+                yield each
+            yield from found(each, key)
+    elif isinstance(value, list):
+        for each in value:
+            yield from found(each, key)
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_the_values_of_every_shipped_stack_are_the_golden_ones(
+    stack: str, golden: Callable[[str, str], None]
+) -> None:
+    for chart, given in values(load_stack(stack)).items():
+        golden(f"helm_values/{stack}/{chart}.json", as_json(given))
+
+
+@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize(
+    "chart", ["helm-slurm-cluster-storage", "helm-slurm-cluster", "helm-nodesets"]
+)
+def test_the_chart_takes_every_value_and_makes_objects_of_them(stack: str, chart: str) -> None:
+    """The renderers refuse a name that the chart does not know; the real chart ignores it."""
+    result = rendered(load_stack(stack), chart)
+    assert not result.recorded_only
+    assert result.objects
+
+
+@pytest.mark.parametrize("stack", stack_names())
+class TestAgreement:
+    """What one chart, the node groups or the cloud call a thing, the others call the same."""
+
+    def test_every_filesystem_is_a_volume_under_its_mount_tag(self, stack: str) -> None:
+        spec = load_stack(stack)
+        tags = [tag for tag, _ in names.filesystems(spec)]
+        assert sorted(found(storage_values(spec), "filestoreDeviceName")) == sorted(tags)
+
+    def test_every_claim_in_use_is_made_by_the_storage_chart(self, stack: str) -> None:
+        spec = load_stack(stack)
+        made = {
+            each["metadata"]["name"]
+            for each in rendered(spec, "helm-slurm-cluster-storage").objects
+            if each["kind"] == "PersistentVolumeClaim"
+        }
+        cluster, nodesets = (values(spec)[n] for n in ("helm-slurm-cluster", "helm-nodesets"))
+        used = {*found(cluster, "claimName"), *found(nodesets, "claimName")}
+        assert used
+        assert used <= made
+
+    def test_every_named_volume_source_is_declared(self, stack: str) -> None:
+        cluster = values(load_stack(stack))["helm-slurm-cluster"]
+        declared = {source["name"] for source in cluster["volumeSources"]}
+        assert names.JAIL in declared
+        assert set(found(cluster, "volumeSourceName")) <= declared
+
+    def test_every_named_node_filter_is_declared(self, stack: str) -> None:
+        cluster = values(load_stack(stack))["helm-slurm-cluster"]
+        declared = {each["name"] for each in cluster["k8sNodeFilters"]}
+        assert set(found(cluster, "k8sNodeFilterName")) <= declared
+
+    def test_every_node_selector_matches_a_node_group(self, stack: str) -> None:
+        """A label that no node has leaves the pods pending without a word."""
+        spec = load_stack(stack)
+        groups = [labels(role).items() for role in roles(spec)]
+        given = values(spec)
+        selectors = list(
+            found([given["helm-slurm-cluster"], given["helm-nodesets"]], "nodeSelector")
+        )
+        for placement in found(given, "matchExpressions"):
+            selectors += [{each["key"]: one} for each in placement for one in each["values"]]
+        assert selectors
+        for selector in selectors:
+            assert any(selector.items() <= group for group in groups), selector
+
+    def test_login_and_workers_mount_the_same_submounts(self, stack: str) -> None:
+        spec = load_stack(stack)
+        cluster, nodesets = (values(spec)[n] for n in ("helm-slurm-cluster", "helm-nodesets"))
+        (on_login,) = found(cluster, "jailSubMounts")
+        shared = {each["mountPath"] for each in on_login}
+        assert shared == {each.mount_path for each in spec.storage.submounts}
+        for on_worker in found(nodesets, "jailSubMounts"):
+            memory = spec.storage.memory
+            own = set() if memory is None else {memory.mount_path}
+            assert {each["mountPath"] for each in on_worker} == shared | own
+
+    def test_every_nodeset_says_whose_cluster_it_is(self, stack: str) -> None:
+        given = values(load_stack(stack))
+        for nodeset in given["helm-nodesets"]["nodesets"]:
+            owner = nodeset["annotations"][names.CLUSTER_REF]
+            assert owner == given["helm-slurm-cluster"]["clusterName"]
+
+
+def nodeset(spec: StackSpec) -> dict[str, Any]:
+    (only,) = nodesets_values(spec)["nodesets"]
+    return only
+
+
+def slurm(spec: StackSpec) -> dict[str, Any]:
+    return values(spec)["helm-slurm-cluster"]
+
+
+def with_worker(spec: StackSpec, **changes: Any) -> StackSpec:
+    (worker,) = spec.nodes.workers
+    return replace(spec, nodes=replace(spec.nodes, workers=(replace(worker, **changes),)))
+
+
+def test_a_worker_declares_its_gres_in_the_node_line(spec: StackSpec) -> None:
+    """Structured mode derives none: a job with --gpus would wait for ever."""
+    assert nodeset(spec)["nodeConfig"]["static"].endswith(" Gres=gpu:nvidia_l40s:2")
+
+
+def test_a_worker_without_gpus_asks_for_none(spec: StackSpec) -> None:
+    plain = nodeset(with_worker(spec, platform="cpu-d3", preset="8vcpu-32gb"))
+    assert "Gres" not in plain["nodeConfig"]["static"]
+    assert "gpu" not in plain["slurmd"]["resources"]
+    assert not {"gpu", "tolerations"} & set(plain)
+
+
+def test_gres_counts_the_gpus_of_the_preset(spec: StackSpec) -> None:
+    (worker,) = spec.nodes.workers
+    assert gres(worker) == "gpu:nvidia_l40s:2"
+    assert gres(replace(worker, preset="1gpu-16vcpu-96gb")) == "gpu:nvidia_l40s:1"
+    assert gres(replace(worker, platform="cpu-d3", preset="8vcpu-32gb")) is None
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_slurmd_leaves_a_part_of_its_node_to_the_system(stack: str) -> None:
+    """A request of the whole node is never scheduled."""
+    spec = load_stack(stack)
+    for worker, given in zip(spec.nodes.workers, nodesets_values(spec)["nodesets"], strict=True):
+        vcpus, memory_gib = (int(part.rstrip("vcpugb")) for part in worker.preset.split("-")[-2:])
+        resources = given["slurmd"]["resources"]
+        assert 0 < int(resources["cpu"]) <= vcpus - 2
+        assert 0 < int(resources["memory"].removesuffix("Gi")) < memory_gib * 0.9
+
+
+def test_an_unknown_preset_is_refused_with_where_presets_are_listed(spec: StackSpec) -> None:
+    with pytest.raises(ValueError, match=r"gpu-l40s-d has no preset 9gpu; see stacks/catalog.py"):
+        nodesets_values(with_worker(spec, preset="9gpu"))
+
+
+def test_the_tree_topology_is_off_only_where_no_nodeset_has_a_fabric(spec: StackSpec) -> None:
+    """With it, workers off InfiniBand wait for labels that they never get."""
+    assert slurm(spec)["slurmConfig"] == {"topologyPlugin": "", "topologyParam": ""}
+    assert slurm(with_worker(spec, infiniband_fabric="fabric-6"))["slurmConfig"] == {}
+
+
+def test_a_node_port_is_the_declared_one_and_needs_no_allocation(spec: StackSpec) -> None:
+    login = slurm(spec)["slurmNodes"]["login"]
+    assert (login["sshdServiceType"], login["sshdServiceNodePort"]) == ("NodePort", 30022)
+    assert "vpcallocation-1" not in str(login)
+
+
+def test_a_load_balancer_gets_the_allocated_address(spec: StackSpec) -> None:
+    door = replace(spec.login, service=SshServiceType.LOAD_BALANCER, ssh_port=22)
+    login = slurm(replace(spec, login=door))["slurmNodes"]["login"]
+    assert login["sshdServiceAnnotations"] == {
+        "nebius.com/load-balancer-allocation-id": "vpcallocation-1"
+    }
+    assert "sshdServiceNodePort" not in login
+
+
+def test_the_login_node_lets_in_exactly_the_given_keys_and_proves_itself(spec: StackSpec) -> None:
+    cluster = slurm(spec)
+    assert cluster["slurmNodes"]["login"]["sshRootPublicKeys"] == KEYS
+    assert cluster["secrets"] == {"sshdKeysName": names.LOGIN_HOST_KEYS}
+
+
+def test_without_accounting_what_needs_it_is_off_too(bare: StackSpec) -> None:
+    nodes = slurm(bare)["slurmNodes"]
+    assert [nodes[name]["enabled"] for name in ("accounting", "rest", "exporter")] == [False] * 3
+    assert "accounting" not in storage_values(bare)["volume"]
+    for chart in values(bare):
+        assert rendered(bare, chart).objects
+
+
+def test_the_database_lives_on_the_accounting_filesystem_where_there_is_one(
+    spec: StackSpec,
+) -> None:
+    def claim(of: StackSpec) -> dict[str, Any]:
+        (template,) = found(slurm(of)["slurmNodes"]["accounting"], "volumeClaimTemplate")
+        return template
+
+    assert claim(spec)["storageClassName"] == "slurm-local-pv"
+    assert claim(spec)["resources"]["requests"]["storage"] == "128Gi"
+    without = replace(spec, storage=replace(spec.storage, accounting=None))
+    assert "storageClassName" not in claim(without)
+
+
+def test_a_partition_without_nodesets_has_all_nodes(spec: StackSpec) -> None:
+    main, hidden = spec.slurm.partitions
+    named = replace(main, nodesets=("worker",))
+    changed = replace(spec, slurm=replace(spec.slurm, partitions=(named, hidden)))
+    parts = slurm(changed)["partitionConfiguration"]["partitions"]
+    assert (parts[0]["nodeSetRefs"], "isAll" in parts[0]) == (["worker"], False)
+    assert (parts[1]["isAll"], "nodeSetRefs" in parts[1]) == (True, False)
+
+
+def test_an_existing_filesystem_is_claimed_without_knowing_its_size(spec: StackSpec) -> None:
+    old = SubmountSpec(name="old", mount_path="/mnt/old", existing_id="computefilesystem-1")
+    changed = replace(spec, storage=replace(spec.storage, submounts=(old,)))
+    (volume,) = storage_values(changed)["volume"]["jailSubMounts"]
+    assert volume == {"name": "old", "size": "1Gi", "filestoreDeviceName": "jail-submount-old"}
+
+
+def test_shared_memory_and_the_tmpfs_have_their_declared_sizes(spec: StackSpec) -> None:
+    volumes = nodeset(with_worker(spec, shared_memory_gib=48))["slurmd"]["volumes"]
+    assert volumes["sharedMemorySize"] == "48Gi"
+    (tmpfs,) = [each for each in volumes["jailSubMounts"] if each["name"] == "memory"]
+    assert tmpfs["volumeSource"] == {"emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}

@@ -1,0 +1,196 @@
+"""The scripts of the login node, run by a real shell; only Slurm itself is played."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.render.login import activate_script, minimum_nodes, places_script, ready_script
+from stacks.spec import StackSpec
+
+# Each look of the script is one line of `looks`, its nodes apart by commas; the last one stays.
+# The nodes are printed twice and in disorder, as sinfo does for several partitions.
+SINFO = r"""#!/bin/bash
+cd "${0%/*}"
+echo "$*" >> calls
+[[ $1 == --list-reasons ]] && { echo "disk full on worker-1"; exit; }
+head -n 1 looks | tr , '\n' | tee again
+cat again
+[[ $(wc -l < looks) -eq 1 ]] || sed -i 1d looks
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder first on PATH: `sinfo` that shows `looks`, and a `sleep` that takes no time."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, text in {"sinfo": SINFO, "sleep": '#!/bin/sh\necho "$1" >> "${0%/*}/naps"\n'}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def shell(script: str, *, shell: str = "bash") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [shell, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def naps(slurm: Path) -> int:
+    path = slurm / "naps"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_the_minimum_of_every_nodeset_is_expected_from_ordinal_zero(spec: StackSpec) -> None:
+    (worker,) = spec.nodes.workers
+    scaling = replace(worker, name="cheap", min_nodes=1, max_nodes=8)
+    off = replace(worker, name="off", min_nodes=0, max_nodes=8)
+    both = replace(spec, nodes=replace(spec.nodes, workers=(worker, scaling, off)))
+    assert minimum_nodes(both) == ("worker-0", "worker-1", "cheap-0")
+
+
+@pytest.mark.parametrize("interpreter", ["bash", "dash"])
+def test_nodes_that_are_idle_are_ready_at_once(
+    spec: StackSpec, slurm: Path, interpreter: str
+) -> None:
+    """The command resource gives the text to the login shell, whichever that is."""
+    (slurm / "looks").write_text("worker-1 idle,worker-0 idle\n")
+    done = shell(ready_script(spec), shell=interpreter)
+    assert (done.returncode, done.stdout) == (0, "2 nodes ready: worker-0 worker-1\n"), done.stderr
+    assert naps(slurm) == 0
+
+
+def test_it_waits_for_the_last_node(spec: StackSpec, slurm: Path) -> None:
+    (slurm / "looks").write_text(
+        "\nworker-0 idle\nworker-0 idle,worker-1 down*\nworker-0 idle,worker-1 idle\n"
+    )
+    assert shell(ready_script(spec)).returncode == 0
+    assert naps(slurm) == 3
+
+
+@pytest.mark.parametrize("state", ["idle", "mixed", "allocated", "completing"])
+def test_a_node_at_work_is_ready(spec: StackSpec, slurm: Path, state: str) -> None:
+    (slurm / "looks").write_text(f"worker-0 idle,worker-1 {state}\n")
+    assert shell(ready_script(spec, timeout_s=0)).returncode == 0
+
+
+@pytest.mark.parametrize("state", ["idle*", "down", "drained", "draining", "future", "unknown*"])
+def test_a_node_that_takes_no_job_is_not_ready(spec: StackSpec, slurm: Path, state: str) -> None:
+    """A star is a node that does not answer: idle* is not idle."""
+    (slurm / "looks").write_text(f"worker-0 idle,worker-1 {state}\n")
+    assert shell(ready_script(spec, timeout_s=0)).returncode == 1
+
+
+def test_a_failure_names_the_node_what_sinfo_shows_and_slurms_reason(
+    spec: StackSpec, slurm: Path
+) -> None:
+    (slurm / "looks").write_text("worker-0 idle,worker-1 drained\n")
+    done = shell(ready_script(spec, timeout_s=0))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "not idle after 0 s: worker-1; sinfo says:",
+        "worker-0 idle",
+        "worker-1 drained",
+        "disk full on worker-1",
+    ]
+
+
+def test_a_slurm_that_does_not_answer_yet_is_waited_for(spec: StackSpec, slurm: Path) -> None:
+    """On a new cluster sshd is there before slurmctld."""
+    (slurm / "sinfo").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1")
+    done = shell(ready_script(spec, timeout_s=0))
+    assert done.returncode == 1
+    assert "worker-0 worker-1; sinfo says:\nUnable to contact slurm controller" in done.stderr
+
+
+def test_a_node_whose_name_ends_like_an_expected_one_does_not_count(
+    spec: StackSpec, slurm: Path
+) -> None:
+    (slurm / "looks").write_text("big-worker-0 idle,worker-01 idle,worker-1 idle\n")
+    done = shell(ready_script(spec, timeout_s=0))
+    assert done.returncode == 1
+    assert "not idle after 0 s: worker-0;" in done.stderr
+
+
+def test_the_partition_that_holds_every_node_is_asked(spec: StackSpec, slurm: Path) -> None:
+    (slurm / "looks").write_text("worker-0 idle,worker-1 idle\n")
+    shell(ready_script(spec))
+    assert "--partition=hidden" in (slurm / "calls").read_text()
+
+
+def test_without_a_node_that_always_runs_the_controller_alone_must_answer(
+    spec: StackSpec,
+) -> None:
+    (worker,) = spec.nodes.workers
+    scaling = replace(worker, min_nodes=0)
+    empty = replace(spec, nodes=replace(spec.nodes, workers=(scaling,)))
+    assert ready_script(empty) == "scontrol ping"
+
+
+@pytest.fixture
+def rooted(spec: StackSpec, tmp_path: Path) -> StackSpec:
+    """The stack with its paths in a temporary folder, one of them to be quoted."""
+    root = tmp_path / "the jail"
+    assert spec.storage.memory is not None
+    memory = replace(spec.storage.memory, mount_path=f"{root}/mnt/memory")
+    places = {name: f"{root}{path}" for name, path in spec.storage.places.items()}
+    storage = replace(spec.storage, places=places, memory=memory)
+    return replace(spec, storage=storage, code_path=f"{root}/code")
+
+
+def test_every_shared_place_is_made_and_none_in_the_memory_of_a_worker(rooted: StackSpec) -> None:
+    done = shell(places_script(rooted))
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    for name, path in rooted.storage.places.items():
+        assert Path(path).is_dir() is (name != "scratch"), name
+    assert Path(rooted.code_path, "releases").is_dir()
+
+
+def test_a_place_beside_the_tmpfs_with_a_name_that_starts_alike_is_made(
+    rooted: StackSpec,
+) -> None:
+    places = {**rooted.storage.places, "cache": rooted.storage.places["scratch"] + "-cache"}
+    beside = replace(rooted, storage=replace(rooted.storage, places=places))
+    assert shell(places_script(beside)).returncode == 0
+    assert Path(places["cache"]).is_dir()
+
+
+def release(spec: StackSpec, name: str) -> Path:
+    """A delivered release whose only module says its name."""
+    folder = Path(spec.code_path, "releases", name)
+    for part in ("workloads", "jobs", "configs"):
+        (folder / part).mkdir(parents=True)
+    (folder / "workloads" / "version").write_text(name)
+    return folder
+
+
+def test_a_release_becomes_current_and_is_seen_through_the_short_names(rooted: StackSpec) -> None:
+    code = Path(rooted.code_path)
+    for name in ("aaaa", "bbbb", "bbbb", "aaaa"):
+        if not (code / "releases" / name).exists():
+            release(rooted, name)
+        done = shell(activate_script(rooted, name))
+        assert done.returncode == 0, done.stderr
+        assert (code / "current").readlink() == Path("releases", name)
+        assert (code / "workloads" / "version").read_text() == name
+        assert (code / "jobs").resolve() == code.resolve() / "releases" / name / "jobs"
+    assert sorted(path.name for path in code.iterdir()) == [
+        "configs",
+        "current",
+        "jobs",
+        "releases",
+        "workloads",
+    ]
+
+
+def test_a_release_that_did_not_arrive_leaves_the_old_one_live(rooted: StackSpec) -> None:
+    release(rooted, "aaaa")
+    assert shell(activate_script(rooted, "aaaa")).returncode == 0
+    Path(rooted.code_path, "releases", "bbbb").mkdir()
+    assert shell(activate_script(rooted, "bbbb")).returncode != 0
+    assert Path(rooted.code_path, "current").readlink() == Path("releases", "aaaa")

@@ -1,0 +1,62 @@
+"""Stack outputs that are plain values."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+from infra.render import outputs
+from stacks.spec import StackSpec, SubmountSpec
+
+
+def test_every_mount_path_says_what_stands_behind_it(spec: StackSpec) -> None:
+    assert outputs.mounts(spec) == {
+        "/": "filesystem jail, 256 GiB",
+        "/mnt/data": "filesystem data, 256 GiB",
+        "/mnt/chkpt": "filesystem chkpt, 256 GiB",
+        "/mnt/model": "filesystem model, 256 GiB",
+        "/home": "filesystem home, 256 GiB",
+        "/mnt/memory": "tmpfs, 2 GiB a node",
+    }
+
+
+def test_an_existing_filesystem_is_named_by_its_id_and_not_by_a_size(spec: StackSpec) -> None:
+    old = SubmountSpec(name="old", mount_path="/mnt/old", existing_id="computefilesystem-1")
+    found = outputs.mounts(replace(spec, storage=replace(spec.storage, submounts=(old,))))
+    assert found["/mnt/old"] == "filesystem old, existing computefilesystem-1"
+
+
+def test_without_a_tmpfs_no_mount_speaks_of_one(bare: StackSpec) -> None:
+    assert outputs.mounts(bare) == {"/": "filesystem jail, 256 GiB"}
+
+
+def test_every_job_has_the_command_that_starts_it(spec: StackSpec) -> None:
+    commands = outputs.job_commands(spec)
+    assert list(commands) == [job.name for job in spec.jobs]
+    for name, line in commands.items():
+        assert shlex.split(line) == ["soperator", "submit", name, "--stack", "local"]
+
+
+def test_a_nodeset_lists_the_nodes_that_always_exist(spec: StackSpec) -> None:
+    assert outputs.nodesets(spec) == {
+        "worker": {
+            "platform": "gpu-l40s-d",
+            "preset": "2gpu-64vcpu-384gb",
+            "min_nodes": 2,
+            "max_nodes": 2,
+            "nodes": ["worker-0", "worker-1"],
+        }
+    }
+
+
+def test_nodes_of_a_nodeset_whose_name_starts_another_stay_its_own(spec: StackSpec) -> None:
+    (worker,) = spec.nodes.workers
+    other = replace(worker, name="worker-big", min_nodes=1)
+    found = outputs.nodesets(replace(spec, nodes=replace(spec.nodes, workers=(worker, other))))
+    assert found["worker"]["nodes"] == ["worker-0", "worker-1"]
+    assert found["worker-big"]["nodes"] == ["worker-big-0"]
+
+
+def test_the_ssh_command_names_a_port_only_where_it_is_not_the_usual_one() -> None:
+    assert outputs.ssh_command("1.2.3.4", 22) == "ssh root@1.2.3.4"
+    assert outputs.ssh_command("127.0.0.1", 30022) == "ssh -p 30022 root@127.0.0.1"
