@@ -51,9 +51,10 @@ _KRUISE: Final = _Chart(
     repository="https://openkruise.github.io/charts",
     namespace="kruise-system",
     values={
-        "featureGates": "ImagePullJobGate=true\\,RecreatePodWhenChangeVCTInCloneSetGate=true"
-        "\\,StatefulSetAutoResizePVCGate=true\\,StatefulSetAutoDeletePVC=true"
-        "\\,PreDownloadImageForInPlaceUpdate=true\\,ResourceDistributionGate=true",
+        # Bare commas: a backslash before each is for `helm --set` and would stay in the value.
+        "featureGates": "ImagePullJobGate=true,RecreatePodWhenChangeVCTInCloneSetGate=true,"
+        "StatefulSetAutoResizePVCGate=true,StatefulSetAutoDeletePVC=true,"
+        "PreDownloadImageForInPlaceUpdate=true,ResourceDistributionGate=true",
     },
 )
 _MARIADB_CRDS: Final = _Chart(
@@ -116,10 +117,8 @@ class Soperator(pulumi.ComponentResource):
             "soperatorchecks",
             version=spec.cluster.soperator_version,
             namespace=SYSTEM_NAMESPACE,
-            # On by default this deletes any Kubernetes node that is not ready for 15 minutes.
-            values={
-                "checks": {"manager": {"env": {"isPrometheusCrdInstalled": "true"}}},
-            },
+            # It also deletes nodes that are not ready for 15 minutes: the node groups make new ones.
+            values={"checks": {"manager": {"env": {"isPrometheusCrdInstalled": "true"}}}},
             provider=provider,
             after=[operator],
         )
