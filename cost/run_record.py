@@ -78,10 +78,15 @@ class RunRecord:
 
 
 def load_run_records(folder: Path) -> tuple[tuple[RunRecord, ...], tuple[str, ...]]:
-    """Records under the folder by path, and what is wrong with the files that are not records."""
+    """Records under the folder by path, and what is wrong with the files that are not records.
+
+    Hidden folders are left out: an interrupted pull leaves its copy of a record in one.
+    """
     records: list[RunRecord] = []
     problems: list[str] = []
     for path in sorted(folder.rglob(FILE_NAME)) if folder.is_dir() else []:
+        if any(part.startswith(".") for part in path.relative_to(folder).parts):
+            continue
         try:
             records.append(parse_run_record(path.read_text(encoding="utf-8"), str(path)))
         except (OSError, UnicodeDecodeError) as error:

@@ -48,13 +48,7 @@ class Report:
 def collect(spec: StackSpec, state: Path) -> Report:
     """The report's content for one stack."""
     records, problems = load_run_records(state / "runs" / spec.name)
-    # Damaged ends and interrupted pulls live in hidden folders.
-    records = tuple(
-        sorted(
-            (each for each in records if not Path(each.path).parent.name.startswith(".")),
-            key=lambda each: (each.finished_at, each.job_id),
-        )
-    )
+    records = tuple(sorted(records, key=lambda each: (each.finished_at, each.job_id)))
     bill = estimate(spec, PriceBook.load(spec.prices))
     training = _last(records, "train")
     evaluation_run = _last(records, "evaluate")

@@ -88,5 +88,15 @@ def test_a_folder_gives_its_records_and_says_what_is_wrong_with_the_rest(tmp_pat
     assert str(tmp_path / "8" / "run_record.json") in problems[0]
 
 
+def test_the_copy_of_an_interrupted_pull_is_no_record(tmp_path: Path):
+    """A pull that was killed leaves `.7.part/7/run_record.json`; the job must not count twice."""
+    for folder in ("7", ".7.part/7"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "run_record.json").write_text(record_text(job_id="7"))
+    records, problems = load_run_records(tmp_path)
+    assert [Path(found.path).parent for found in records] == [tmp_path / "7"]
+    assert problems == ()
+
+
 def test_a_folder_that_does_not_exist_has_no_records(tmp_path: Path):
     assert load_run_records(tmp_path / "none") == ((), ())
