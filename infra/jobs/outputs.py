@@ -18,7 +18,7 @@ from infra.jobs.ssh import Endpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOutputs:
-    """Outputs of one stack; secrets are not among them."""
+    """What the job commands need of a stack's outputs; secrets are not among them."""
 
     stack: str
     login_ip: str
@@ -29,11 +29,6 @@ class StackOutputs:
     places: Mapping[str, str]
     jobs: Mapping[str, str]
     """Job name -> the exact shell command that starts it."""
-    ssh_command: str | None = None
-    mounts: Mapping[str, Any] | tuple[Any, ...] = ()
-    nodesets: Any = None
-    cost: Any = None
-    warnings: tuple[str, ...] = ()
 
     def endpoint(self, identity: Path) -> Endpoint:
         """The login node, opened with the private key `identity`."""
@@ -100,11 +95,6 @@ def outputs_from(stack: str, values: Mapping[str, Any]) -> StackOutputs:
         code_hash=str(values["code_hash"]),
         places=dict(values["places"]),
         jobs=dict(values["jobs"]),
-        ssh_command=values.get("ssh_command"),
-        mounts=values.get("mounts") or (),
-        nodesets=values.get("nodesets"),
-        cost=values.get("cost"),
-        warnings=tuple(values.get("warnings") or ()),
     )
 
 

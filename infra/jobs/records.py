@@ -13,8 +13,3 @@ from cost.run_record import RunRecord, load_run_records
 def load_records(state: Path, stack: str) -> tuple[RunRecord, ...]:
     """Readable records of the stack; a damaged file counts as no measurement."""
     return load_run_records(state / "runs" / stack)[0]
-
-
-def record_problems(state: Path, stack: str) -> tuple[str, ...]:
-    """What is wrong with the files that `load_records` left out, one line each."""
-    return load_run_records(state / "runs" / stack)[1]

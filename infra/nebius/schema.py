@@ -10,7 +10,6 @@ takes either. Does not talk to anything.
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from collections import defaultdict
 from functools import cache, cached_property
@@ -238,8 +237,3 @@ def _in_dependency_order(files: descriptor_pb2.FileDescriptorSet) -> list[Any]:
                 ordered.append(pending.pop(name))
                 done.add(name)
     return ordered
-
-
-def snake(name: str) -> str:
-    """`NodeGroup` -> `node_group`."""
-    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).lower()

@@ -35,13 +35,8 @@ def code_files(root: Path, spec: StackSpec) -> dict[str, bytes]:
     return dict(sorted(files.items()))
 
 
-def code_hash(root: Path, spec: StackSpec) -> str:
-    """16 hex digits that change with any path or byte of `code_files`, and with nothing else."""
-    return hash_files(code_files(root, spec))
-
-
 def hash_files(files: Mapping[str, bytes]) -> str:
-    """16 hex digits of a SHA-256 over sorted paths and contents."""
+    """16 hex digits that change with any path or byte of the files, and with nothing else."""
     digest = hashlib.sha256()
     for path, content in sorted(files.items()):
         # Lengths keep ("ab", "c") and ("a", "bc") apart.

@@ -19,7 +19,6 @@ from typing import Final
 from infra.local import process
 from infra.local.slurm import pod as pods
 from infra.local.slurm.daemons import Daemon, SharedFolder
-from infra.local.slurm.pod import PodSpec
 
 _PREFIX: Final = "slurm-"
 _MUNGED: Final = "slurm-munged"
@@ -163,11 +162,6 @@ class SlurmRuntime:
 
     def _log(self, pod: str) -> Path:
         return self.folder / "log" / f"{pod}.log"
-
-
-def base_pod(name: str, jail: Path, mounts: Sequence[pods.Mount]) -> PodSpec:
-    """A pod without its daemon yet."""
-    return PodSpec(name=name, argv=(), jail=jail, mounts=tuple(mounts))
 
 
 def is_listening(port: int) -> bool:

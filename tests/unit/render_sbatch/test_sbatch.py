@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.render.archive import code_files, code_hash, hash_files, pack
+from infra.render.archive import code_files, hash_files, pack
 from infra.render.sbatch import RenderError, render_sbatch
 from stacks.load import STACKS_DIR, load_stack, stack_names
 from stacks.spec import JobSpec, PartitionSpec, StackSpec
@@ -99,14 +99,14 @@ def test_the_hash_changes_with_the_code_and_with_a_declared_job(
     (tmp_path / "workloads").mkdir()
     source = tmp_path / "workloads" / "train.py"
     source.write_text("a")
-    first = code_hash(tmp_path, spec)
-    assert code_hash(tmp_path, spec) == first
+    first = hash_files(code_files(tmp_path, spec))
+    assert hash_files(code_files(tmp_path, spec)) == first
     source.write_text("b")
-    assert code_hash(tmp_path, spec) != first
+    second = hash_files(code_files(tmp_path, spec))
+    assert second != first
     job = replace(spec.jobs[0], time_limit="00:01:00")
-    assert code_hash(tmp_path, replace(spec, jobs=(job, *spec.jobs[1:]))) != code_hash(
-        tmp_path, spec
-    )
+    changed = replace(spec, jobs=(job, *spec.jobs[1:]))
+    assert hash_files(code_files(tmp_path, changed)) != second
 
 
 def test_the_hash_ignores_what_python_writes_beside_the_code(
@@ -114,9 +114,9 @@ def test_the_hash_ignores_what_python_writes_beside_the_code(
 ) -> None:
     (tmp_path / "workloads" / "__pycache__").mkdir(parents=True)
     (tmp_path / "workloads" / "train.py").write_text("a")
-    first = code_hash(tmp_path, spec)
+    first = hash_files(code_files(tmp_path, spec))
     (tmp_path / "workloads" / "__pycache__" / "train.pyc").write_bytes(b"x")
-    assert code_hash(tmp_path, spec) == first
+    assert hash_files(code_files(tmp_path, spec)) == first
 
 
 def test_the_hash_does_not_depend_on_where_a_byte_stands() -> None:
