@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ from workloads.common.exit_codes import (
     exit_code_of,
 )
 from workloads.common.hardware import peak_bf16_flops
+from workloads.common.job import Job, run_job
 from workloads.common.places import Places
-from workloads.common.record import RunRecord
+from workloads.common.record import RunRecord, job_id
 from workloads.common.tool_calls import ToolCall, parse_calls, render
 
 
@@ -188,3 +190,24 @@ def test_no_call_and_an_unreadable_call_are_told_apart(
     text: str, expected: list[ToolCall] | None
 ) -> None:
     assert parse_calls(text) == expected
+
+
+def test_a_failed_rank_writes_the_record_that_a_stopped_rank_0_could_not(
+    places: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun stops the other ranks as soon as one has failed, rank 0 among them."""
+    for name, value in {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+
+    def fail(job: Job) -> None:
+        raise DataError("rows.jsonl: not found")
+
+    code = run_job("train", fail, ["--recipe", str(recipe_file)])
+    record = places / "results" / job_id() / "run_record.json"
+    assert code is ExitCode.BAD_DATA
+    assert json.loads(record.read_text())["reason"] == "rows.jsonl: not found"
+
+    record.write_text("of rank 0\n")
+    os.utime(record, (time.time() + 5, time.time() + 5))
+    run_job("train", fail, ["--recipe", str(recipe_file)])
+    assert record.read_text() == "of rank 0\n"

@@ -53,7 +53,10 @@ def parse_arguments(kind: str, arguments: Sequence[str] | None) -> argparse.Name
 def run_job(
     kind: str, main: Callable[[Job], None], arguments: Sequence[str] | None = None
 ) -> ExitCode:
-    """Run `main`; rank 0 writes the run record, also for a failure; return the exit code."""
+    """Run `main`; rank 0 writes the run record, also for a failure; return the exit code.
+
+    A failed rank writes it where rank 0 has not: torchrun may stop rank 0 before it gets there.
+    """
     options = parse_arguments({"prepare-data": "data"}.get(kind, kind), arguments)
     # `--resume X` is short for `--set train.resume=X`.
     if getattr(options, "resume", None):
@@ -75,7 +78,7 @@ def run_job(
         record.outcome, code = "PASS", ExitCode.OK
     except Exception as error:
         code = _fail(record, error, exit_code_of(error))
-    if is_main:
+    if is_main or (code is not ExitCode.OK and record.is_missing(results_dir)):
         record.finish(results_dir)
     return code
 

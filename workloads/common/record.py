@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import sys
+import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -21,6 +22,7 @@ from workloads.common import atomic
 from workloads.common.hardware import Hardware
 
 SCHEMA_VERSION = 1
+FILE_NAME = "run_record.json"
 Outcome = Literal["PASS", "FAIL", "NOT_RUN"]
 VERSIONED_PACKAGES = ("torch", "transformers", "peft", "pyarrow")
 
@@ -58,6 +60,7 @@ class RunRecord:
     kind: str
     recipe: str
     started_at: str = field(default_factory=utc_now)
+    began_s: float = field(default_factory=time.time, repr=False)
     outcome: Outcome = "NOT_RUN"
     reason: str | None = None
     hardware: Hardware | None = None
@@ -93,10 +96,20 @@ class RunRecord:
             "artifacts": self.artifacts,
         }
 
+    def is_missing(self, results_dir: Path | None) -> bool:
+        """Whether no rank has written a record since this one began."""
+        if results_dir is None:
+            return False
+        try:
+            # An older record is that of the run before a requeue.
+            return (results_dir / FILE_NAME).stat().st_mtime < self.began_s
+        except FileNotFoundError:
+            return True
+
     def finish(self, results_dir: Path | None) -> None:
         """Write the record to `results_dir` (None: no such place) and print it as one line."""
         line = json.dumps(self.to_json())
         if results_dir is not None:
-            atomic.write_text(results_dir / "run_record.json", line + "\n")
+            atomic.write_text(results_dir / FILE_NAME, line + "\n")
         sys.stderr.flush()
         print(line, flush=True)
