@@ -1,7 +1,7 @@
 """The embedded cloud as a whole: its parts, their order, and what each needs of this machine.
 
 Parts: the Nebius API, etcd, the API server, the reconciler. The reconciler starts the Slurm daemons
-and starts again whatever part ends; `up` starts the reconciler. Owns the state folder's SSH key.
+and starts again whatever part ends; `up` starts the reconciler.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from infra.local import process
+from infra.local import engine, process
 from infra.local.errors import LocalError
 from infra.local.kube import api_server
 from infra.local.kube.api_server import ApiServerConfig
@@ -116,7 +115,7 @@ def up(cloud: Cloud) -> None:
     """Start what does not run; returns once both APIs answer and the reconciler works."""
     check_machine(cloud)
     cloud.state.local.mkdir(parents=True, exist_ok=True, mode=0o700)
-    make_ssh_key(cloud.state)
+    engine.make_ssh_key(cloud.state)
     write_certificates(cloud.kube.folder / "pki", "127.0.0.1")
     with ThreadPoolExecutor(2) as threads:
         starting = [threads.submit(start_emulator, cloud), threads.submit(_start_kube, cloud)]
@@ -220,21 +219,6 @@ def check_machine(cloud: Cloud) -> None:
         raise LocalError(f"not installed: {names} (Debian: {packages}); run `make setup`")
     api_server.find_api_server()
     _check_folder(cloud.state)
-
-
-def make_ssh_key(state: State) -> None:
-    """Make the key of the local stack's user, once."""
-    key = state.ssh_key
-    if key.exists() and state.ssh_public_key.exists():
-        return
-    key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    partial = key.with_suffix(".partial")
-    for path in (partial, Path(f"{partial}.pub")):
-        path.unlink(missing_ok=True)
-    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "soperator-local"]
-    subprocess.run([*argv, "-f", str(partial)], check=True, stdin=subprocess.DEVNULL)
-    Path(f"{partial}.pub").replace(state.ssh_public_key)
-    partial.replace(key)
 
 
 def refuse_taken_port(part: str, port: int) -> None:
