@@ -1,0 +1,158 @@
+"""An engine that records: every registration of a program, its full URN, and what was secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pulumi
+from google.protobuf import json_format
+from pulumi.runtime import mocks
+
+from infra.components.stack import Stack
+from stacks.spec import StackSpec
+
+CHECKOUT = Path(__file__).parents[2]
+PROJECT = "soperator-stack"
+OUTPUTS = "test:index:Outputs"
+"""A resource whose inputs are the outputs of the stack."""
+_ROOT = "pulumi:pulumi:Stack"
+_SIGNATURE = "4dabf18193072939515e22adb298388d"
+_SECRET = "1b47061264138c4ac30d75fd1eb44270"
+_CLUSTER_STATUS = {
+    "control_plane": {
+        "endpoints": {"public_endpoint": "https://kube.test:443"},
+        "auth": {"cluster_ca_certificate": "CA-CERTIFICATE"},
+    }
+}
+_STATUS: dict[str, Mapping[str, Any]] = {
+    "nebius:vpc/v1:Allocation": {"details": {"allocated_cidr": "203.0.113.7/32"}},
+    "nebius:mk8s/v1:Cluster": _CLUSTER_STATUS,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """One resource as the program asked for it."""
+
+    type: str
+    name: str
+    urn: str
+    parent: str
+    """URN; empty for the root."""
+    custom: bool
+    provider: str
+    depends_on: tuple[str, ...]
+    """URNs, by options and by values."""
+    sent: dict[str, Any]
+    """Inputs with secrets still wrapped."""
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Inputs as the provider gets them."""
+        return plain(self.sent)
+
+
+class Recorder(mocks.MockMonitor):
+    """Answers as the real plugins do: ids by type and name, a secret private key, a status."""
+
+    def __init__(self) -> None:
+        super().__init__(_Answers())
+        self.registered: list[Registered] = []
+        self.component_outputs: list[dict[str, Any]] = []
+        """Outputs of components, with secrets still wrapped."""
+
+    def make_urn(self, parent: str, type_: str, name: str) -> str:
+        """The engine's URN: the whole chain of parent types, but for the root's."""
+        above = parent.split("::")[2] if parent else _ROOT
+        chain = type_ if above == _ROOT else f"{above}${type_}"
+        return f"urn:pulumi:stack::{PROJECT}::{chain}::{name}"
+
+    def RegisterResource(self, request: Any) -> Any:
+        answer = super().RegisterResource(request)
+        self.registered.append(
+            Registered(
+                type=request.type,
+                name=request.name,
+                urn=answer.urn,
+                parent=request.parent,
+                custom=request.custom,
+                provider=request.provider,
+                depends_on=tuple(request.dependencies),
+                sent=json_format.MessageToDict(request.object),
+            )
+        )
+        return answer
+
+    def RegisterResourceOutputs(self, request: Any) -> Any:
+        self.component_outputs.append(json_format.MessageToDict(request.outputs))
+        return super().RegisterResourceOutputs(request)
+
+    def of(self, type_: str) -> list[Registered]:
+        """Every registration of one type, in the order of the program."""
+        return [each for each in self.registered if each.type == type_]
+
+    def one(self, type_: str, name: str | None = None) -> Registered:
+        """The only registration of a type, or the one of that name."""
+        found = [each for each in self.of(type_) if name in (None, each.name)]
+        assert len(found) == 1, f"{type_} {name}: {len(found)}, not one"
+        return found[0]
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """Outputs of the stack, with secrets still wrapped."""
+        return self.one(OUTPUTS).sent
+
+
+class _Answers(mocks.Mocks):
+    def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
+        state = dict(args.inputs)
+        if args.typ.startswith("nebius:"):
+            state["status"] = _STATUS.get(args.typ, {})
+        if args.typ == "soperator:ssh:KeyPair":
+            state["public_key"] = f"ssh-ed25519 PUBLIC {args.name}"
+            state["private_key"] = {_SIGNATURE: _SECRET, "value": f"PRIVATE {args.name}"}
+        if args.typ == "command:remote:Command":
+            state["stdout"] = f"output of {args.name}"
+        return f"{args.typ.rpartition(':')[2].lower()}-{args.name}", state
+
+    def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], None]:
+        raise AssertionError(f"the program asks nothing of a provider, but called {args.token}")
+
+
+def declare(spec: StackSpec, build_folder: Path) -> Recorder:
+    """Runs the whole stack against a fresh recorder."""
+    recorder = Recorder()
+    mocks.set_mocks(recorder.mocks, project=PROJECT, stack="stack", monitor=recorder)
+
+    @pulumi.runtime.test
+    def program() -> None:
+        stack = Stack(spec, root=CHECKOUT, build_folder=build_folder)
+        pulumi.CustomResource(OUTPUTS, "outputs", stack.outputs)
+
+    program()
+    return recorder
+
+
+def plain(value: Any) -> Any:
+    """The value without the wraps of its secrets."""
+    if isinstance(value, dict):
+        if value.get(_SIGNATURE) == _SECRET:
+            return plain(value["value"])
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list) else value
+
+
+def open_texts(value: Any) -> Iterator[str]:
+    """Every text in a sent value that is not inside a secret."""
+    if isinstance(value, dict):
+        if value.get(_SIGNATURE) != _SECRET:
+            for each in value.values():
+                yield from open_texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from open_texts(each)
+    elif isinstance(value, str):
+        yield value

@@ -1,0 +1,103 @@
+"""The door: which keys open it, which key proves it, and what is carried through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra.render.archive import code_files, hash_files
+from stacks.load import stack_names
+from stacks.spec import StackSpec
+from tests.components.conftest import Deploy
+from tests.components.recorder import CHECKOUT, Recorder, Registered, plain
+from tests.conftest import PUBLIC_KEY
+
+pytestmark = pytest.mark.parametrize("stack", stack_names())
+COMMAND = "command:remote:Command"
+COPY = "command:remote:CopyToRemote"
+
+
+def connections(recorder: Recorder) -> list[Registered]:
+    return [each for each in recorder.registered if each.type.startswith("command:remote:")]
+
+
+def release(recorder: Recorder, name: str) -> Registered:
+    return recorder.one("kubernetes:helm.sh/v3:Release", name)
+
+
+def test_the_users_keys_and_the_deploy_key_open_the_door(deployed: Deploy, stack: str) -> None:
+    """Without the deploy key the program could not deliver; it must not ask for the user's."""
+    login = release(deployed(stack), "slurm-cluster").inputs["values"]["slurmNodes"]["login"]
+    deploy = f"ssh-ed25519 PUBLIC {stack}-deploy-key"
+    assert login["sshRootPublicKeys"] == [PUBLIC_KEY, deploy]
+
+
+def test_every_connection_uses_the_deploy_key_and_pins_the_host_key(
+    deployed: Deploy, stack: str
+) -> None:
+    """Without a pin the first connection would trust whoever answers."""
+    made = connections(deployed(stack))
+    assert len(made) == 4
+    for each in made:
+        connection = each.inputs["connection"]
+        assert connection["privateKey"] == f"PRIVATE {stack}-deploy-key"
+        assert connection["hostKey"] == f"ssh-ed25519 PUBLIC {stack}-host-key"
+        assert connection["host"] == "203.0.113.7"
+        assert connection["port"] == (30022 if stack == "local" else 22)
+
+
+def test_the_pinned_key_is_the_one_that_the_login_node_gets(deployed: Deploy, stack: str) -> None:
+    recorder = deployed(stack)
+    secret = recorder.one("kubernetes:core/v1:Secret")
+    values = release(recorder, "slurm-cluster").inputs["values"]
+    assert secret.inputs["metadata"]["name"] == values["secrets"]["sshdKeysName"]
+    assert secret.inputs["stringData"] == {
+        "ssh_host_ed25519_key": f"PRIVATE {stack}-host-key",
+        "ssh_host_ed25519_key.pub": f"ssh-ed25519 PUBLIC {stack}-host-key",
+    }
+    assert secret.urn in release(recorder, "slurm-cluster").depends_on
+
+
+def test_the_code_goes_to_a_folder_named_by_its_hash(
+    deployed: Deploy, load: Callable[[str], StackSpec], stack: str
+) -> None:
+    spec = load(stack)
+    name = hash_files(code_files(CHECKOUT, spec))
+    recorder = deployed(stack)
+    copy = recorder.one(COPY)
+    assert copy.inputs["remotePath"] == f"{spec.code_path}/releases/{name}"
+    assert plain(recorder.outputs)["code_hash"] == name
+
+
+def test_what_is_sent_is_what_the_hash_names(deployed: Deploy, stack: str) -> None:
+    copy = deployed(stack).one(COPY)
+    source = copy.inputs["source"]["path"]
+    assert source.endswith(f"/{stack}/")
+    folder = Path(CHECKOUT, source)
+    assert (folder / "workloads" / "train" / "__main__.py").is_file()
+    assert (folder / "jobs" / "finetune").is_file()
+
+
+def test_the_release_becomes_current_only_after_it_arrived_in_its_place(
+    deployed: Deploy, stack: str
+) -> None:
+    recorder = deployed(stack)
+    copy, places = recorder.one(COPY), recorder.one(COMMAND, f"{stack}-places")
+    current = recorder.one(COMMAND, f"{stack}-current")
+    assert places.urn in copy.depends_on
+    assert copy.urn in current.depends_on
+    assert plain(recorder.outputs)["code_hash"] in current.inputs["create"]
+
+
+def test_nothing_is_carried_before_slurm_is_released(deployed: Deploy, stack: str) -> None:
+    recorder = deployed(stack)
+    login = recorder.one("soperator:infra:Login")
+    assert release(recorder, "nodesets").urn in login.depends_on
+
+
+def test_the_stack_is_ready_when_sinfo_says_so(deployed: Deploy, stack: str) -> None:
+    recorder = deployed(stack)
+    assert "sinfo" in recorder.one(COMMAND, f"{stack}-ready").inputs["create"]
+    assert plain(recorder.outputs)["ready"] == f"output of {stack}-ready"

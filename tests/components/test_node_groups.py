@@ -1,0 +1,49 @@
+"""Node groups belong to the kube cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from stacks.load import stack_names
+from tests.components.conftest import Deploy
+
+NODE_GROUP = "nebius:mk8s/v1:NodeGroup"
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_the_parent_of_a_node_group_is_the_cluster_and_never_the_project(
+    deployed: Deploy, stack: str
+) -> None:
+    """The API takes a project's id as a parent of nearly everything else."""
+    groups = deployed(stack).of(NODE_GROUP)
+    assert len(groups) == 5
+    for group in groups:
+        assert group.inputs["metadata"]["parent_id"] == f"cluster-{stack}-kube"
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_what_is_not_a_node_group_belongs_to_the_project(deployed: Deploy, stack: str) -> None:
+    recorder = deployed(stack)
+    project = {"local": "project-e00p"}.get(stack, "project-e00replaceme")
+    for each in recorder.registered:
+        if each.type.startswith("nebius:") and each.type != NODE_GROUP:
+            assert each.inputs["metadata"]["parent_id"] == project, each.name
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_every_attached_filesystem_is_one_of_the_stacks_own(deployed: Deploy, stack: str) -> None:
+    recorder = deployed(stack)
+    made = {
+        f"filesystem-{each.name}": each.name.removeprefix(f"{stack}-")
+        for each in recorder.of("nebius:compute/v1:Filesystem")
+    }
+    for group in recorder.of(NODE_GROUP):
+        for each in group.inputs["spec"]["template"]["filesystems"]:
+            assert made[each["existing_filesystem"]["id"]] == each["mount_tag"]
+
+
+def test_operators_are_installed_after_the_nodes_that_run_them(deployed: Deploy) -> None:
+    """Helm waits for pods: without nodes it would wait in vain."""
+    recorder = deployed("local")
+    groups = {each.urn for each in recorder.of(NODE_GROUP)}
+    assert groups <= set(recorder.one("soperator:infra:Soperator").depends_on)

@@ -1,0 +1,98 @@
+"""Helm releases: pinned versions, in the order in which they need each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from infra.components.soperator import REGISTRY
+from stacks.load import stack_names
+from stacks.spec import StackSpec
+from tests.components.conftest import Deploy
+from tests.components.recorder import Recorder, Registered
+
+RELEASE = "kubernetes:helm.sh/v3:Release"
+OURS = {"soperator", "soperatorchecks", "slurm-cluster-storage", "slurm-cluster", "nodesets"}
+
+
+def releases(recorder: Recorder) -> dict[str, Registered]:
+    return {each.name: each for each in recorder.of(RELEASE)}
+
+
+def from_registry(recorder: Recorder) -> dict[str, Registered]:
+    return {
+        name: each
+        for name, each in releases(recorder).items()
+        if each.inputs["chart"].startswith(REGISTRY)
+    }
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_every_soperator_chart_has_the_declared_version(deployed: Deploy, stack: str) -> None:
+    found = from_registry(deployed(stack))
+    assert set(found) == OURS
+    assert {each.inputs["version"] for each in found.values()} == {"4.1.7"}
+
+
+def test_another_declared_version_reaches_every_soperator_chart_and_no_other(
+    deployed: Deploy, load: Callable[[str], StackSpec]
+) -> None:
+    spec = load("local")
+    newer = replace(spec, cluster=replace(spec.cluster, soperator_version="4.2.0"))
+    recorder = deployed(newer)
+    versions = {name: each.inputs["version"] for name, each in releases(recorder).items()}
+    assert {name for name, version in versions.items() if version == "4.2.0"} == OURS
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_no_release_takes_the_newest_chart(deployed: Deploy, stack: str) -> None:
+    for name, each in releases(deployed(stack)).items():
+        assert each.inputs["version"], name
+        assert each.inputs["name"] == name, "an unnamed release gets a random suffix"
+
+
+@pytest.mark.parametrize(
+    ("later", "earlier"),
+    [
+        ("kruise", "cert-manager"),
+        ("soperator", "cert-manager"),
+        ("soperator", "kruise"),
+        ("soperator", "prometheus-operator-crds"),
+        ("soperator", "mariadb-operator"),
+        ("mariadb-operator", "mariadb-operator-crds"),
+        ("soperatorchecks", "soperator"),
+        ("slurm-cluster-storage", "soperator"),
+        ("slurm-cluster", "slurm-cluster-storage"),
+        ("nodesets", "slurm-cluster"),
+    ],
+)
+def test_a_release_waits_for_what_it_needs(deployed: Deploy, later: str, earlier: str) -> None:
+    found = releases(deployed("l40s-dev"))
+    assert found[earlier].urn in found[later].depends_on
+
+
+def test_the_database_operator_comes_only_with_accounting(
+    deployed: Deploy, load: Callable[[str], StackSpec]
+) -> None:
+    spec = load("local")
+    without = replace(
+        spec,
+        slurm=replace(spec.slurm, accounting=False),
+        storage=replace(spec.storage, accounting=None),
+        nodes=replace(spec.nodes, accounting=None),
+    )
+    found = releases(deployed(without))
+    assert not [name for name in found if name.startswith("mariadb")]
+    environment = found["soperator"].inputs["values"]["controllerManager"]["manager"]["env"]
+    assert environment["isMariadbCrdInstalled"] == "false"
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_the_allocation_reaches_the_load_balancer_and_no_node_port(
+    deployed: Deploy, stack: str
+) -> None:
+    login = releases(deployed(stack))["slurm-cluster"].inputs["values"]["slurmNodes"]["login"]
+    annotations = login.get("sshdServiceAnnotations", {})
+    assert list(annotations.values()) == ([] if stack == "local" else [f"allocation-{stack}-login"])

@@ -1,0 +1,29 @@
+"""Private keys and the kubeconfig are secrets wherever they go."""
+
+from __future__ import annotations
+
+import pytest
+
+from stacks.load import stack_names
+from tests.components.conftest import Deploy
+from tests.components.recorder import open_texts, plain
+
+pytestmark = pytest.mark.parametrize("stack", stack_names())
+# What the recorder answers, and what the program makes of it.
+PRIVATE = ("PRIVATE", "certificate-authority-data")
+
+
+def test_no_private_key_and_no_kubeconfig_is_ever_sent_open(deployed: Deploy, stack: str) -> None:
+    """Sent open once, it lies in the state in plain text for good."""
+    recorder = deployed(stack)
+    sent = [each.sent for each in recorder.registered] + recorder.component_outputs
+    for word in PRIVATE:
+        assert word in str(sent), f"{word} is not used, so this test would prove nothing"
+        leaks = [text for text in open_texts(sent) if word in text]
+        assert leaks == []
+
+
+def test_the_kubeconfig_is_an_output_and_no_private_key_is(deployed: Deploy, stack: str) -> None:
+    outputs = plain(deployed(stack).outputs)
+    assert "certificate-authority-data" in outputs["kubeconfig"]
+    assert "PRIVATE" not in str(outputs)

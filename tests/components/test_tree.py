@@ -1,0 +1,80 @@
+"""Every resource hangs under the component that makes it, and nothing under the bare stack."""
+
+from __future__ import annotations
+
+import pytest
+
+from stacks.load import stack_names
+from tests.components.conftest import Deploy
+from tests.components.recorder import OUTPUTS, Recorder, Registered
+
+pytestmark = pytest.mark.parametrize("stack", stack_names())
+STACK = "soperator:infra:Stack"
+OWNER = {
+    "nebius:vpc/v1:Network": "Network",
+    "nebius:vpc/v1:Subnet": "Network",
+    "nebius:vpc/v1:Allocation": "Network",
+    "nebius:compute/v1:Filesystem": "Filesystems",
+    "nebius:storage/v1:Bucket": "Buckets",
+    "nebius:mk8s/v1:Cluster": "KubeCluster",
+    "nebius:mk8s/v1:NodeGroup": "NodeGroups",
+    "nebius:compute/v1:GpuCluster": "NodeGroups",
+    "soperator:ssh:KeyPair": "Stack",
+    "pulumi:providers:kubernetes": "Stack",
+    "kubernetes:core/v1:Namespace": "SlurmCluster",
+    "kubernetes:core/v1:Secret": "SlurmCluster",
+    "command:remote:Command": "Login",
+    "command:remote:CopyToRemote": "Login",
+}
+SLURM_RELEASES = {"slurm-cluster-storage", "slurm-cluster", "nodesets"}
+
+
+def custom(recorder: Recorder) -> list[Registered]:
+    return [each for each in recorder.registered if each.custom and each.type != OUTPUTS]
+
+
+def test_every_resource_is_under_its_component_under_the_stack(
+    deployed: Deploy, stack: str
+) -> None:
+    """The chain is in the URN: moving a resource later would replace it."""
+    recorder = deployed(stack)
+    for each in custom(recorder):
+        owner = OWNER.get(each.type)
+        if owner is None:
+            owner = "SlurmCluster" if each.name in SLURM_RELEASES else "Soperator"
+        above = STACK if owner == "Stack" else f"{STACK}$soperator:infra:{owner}"
+        assert each.urn.split("::")[2] == f"{above}${each.type}", each.name
+
+
+def test_only_the_stack_itself_is_at_the_top(deployed: Deploy, stack: str) -> None:
+    top = [
+        each.type
+        for each in deployed(stack).registered
+        if each.parent.split("::")[2:3] == ["pulumi:pulumi:Stack"]
+    ]
+    assert top == [STACK, OUTPUTS]
+
+
+def test_no_two_resources_share_a_urn(deployed: Deploy, stack: str) -> None:
+    urns = [each.urn for each in deployed(stack).registered]
+    assert len(urns) == len(set(urns))
+
+
+def test_names_in_the_api_are_the_names_in_the_state(deployed: Deploy, stack: str) -> None:
+    """Whoever reads a preview finds the same name in the cloud's console."""
+    for each in deployed(stack).registered:
+        if each.type.startswith("nebius:"):
+            assert each.inputs["metadata"]["name"] == each.name
+            assert each.name.startswith(f"{stack}-")
+
+
+def test_everything_in_the_cluster_goes_through_its_own_provider(
+    deployed: Deploy, stack: str
+) -> None:
+    """A default provider would take the user's current kubectl context."""
+    recorder = deployed(stack)
+    provider = recorder.one("pulumi:providers:kubernetes").urn
+    inside = [each for each in recorder.registered if each.type.startswith("kubernetes:")]
+    assert inside
+    for each in inside:
+        assert each.provider.startswith(f"{provider}::"), each.name
