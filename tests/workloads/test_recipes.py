@@ -34,6 +34,7 @@ def test_the_h100_recipe_has_the_seeds_own_values() -> None:
     train = load_recipe("qwen2_7b_lora_16xh100").train
     assert train is not None
     assert (train.lora.rank, train.lora.alpha) == (64, 128)
+    assert (train.dtype, train.micro_batch_size, train.gradient_accumulation) == ("bf16", 2, 4)
     assert train.micro_batch_size * train.gradient_accumulation * 16 == 128
     assert (train.learning_rate, train.schedule, train.sequence_length) == (2e-5, "cosine", 4096)
 
