@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from typing import Annotated
@@ -14,6 +13,7 @@ import typer
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, StackOption
 from infra.cli.output import Format
+from infra.nebius.sdk import CLI_CONFIG, TOKEN_VARIABLE
 
 _OLD_PRICES_DAYS = 90
 _LOCAL_TOOLS = ("munged", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "sshd", "etcd")
@@ -34,13 +34,11 @@ def command(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Check tools, credentials and prices; name each fix. Exit code 1 when something fails."""
-    environ = context.environ()
-    checks: list[Callable[[], list[Finding]]] = [
-        lambda: tools(stack, environ["PATH"]),
-        lambda: credentials(stack, environ),
-        lambda: declared(stack),
+    findings = [
+        *tools(stack, context.environ()["PATH"]),
+        *credentials(stack),
+        *declared(stack),
     ]
-    findings = [finding for check in checks for finding in check()]
     if format is Format.JSON:
         output.print_json([asdict(each) for each in findings])
     else:
@@ -68,7 +66,7 @@ def tools(stack: str, path: str) -> list[Finding]:
     return findings
 
 
-def credentials(stack: str, environ: dict[str, str]) -> list[Finding]:
+def credentials(stack: str) -> list[Finding]:
     """The key that opens the login node, and the token of the cloud."""
     key = context.private_key(None)
     findings = [
@@ -78,12 +76,13 @@ def credentials(stack: str, environ: dict[str, str]) -> list[Finding]:
     ]
     if stack == DEFAULT_STACK:
         return findings
-    token = os.environ.get("NEBIUS_IAM_TOKEN")
-    if token:
-        findings.append(Finding("Nebius token", "PASS", "NEBIUS_IAM_TOKEN is set"))
+    if os.environ.get(TOKEN_VARIABLE):
+        findings.append(Finding("Nebius token", "PASS", f"{TOKEN_VARIABLE} is set"))
+    elif CLI_CONFIG.is_file():
+        findings.append(Finding("Nebius token", "PASS", f"profile of the nebius CLI: {CLI_CONFIG}"))
     else:
-        fix = "export NEBIUS_IAM_TOKEN=$(nebius iam get-access-token)"
-        findings.append(Finding("Nebius token", "FAIL", "NEBIUS_IAM_TOKEN is not set", fix))
+        fix = f"export {TOKEN_VARIABLE}=$(nebius iam get-access-token)"
+        findings.append(Finding("Nebius token", "FAIL", f"{TOKEN_VARIABLE} is not set", fix))
     return findings
 
 

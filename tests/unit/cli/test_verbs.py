@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from infra.cli import doctor
 from infra.cli.demo import seconds
 from infra.cli.doctor import price_age
 from infra.cli.main import app
@@ -94,6 +95,25 @@ def test_what_pulumi_refuses_is_one_line_that_says_what_to_do(
 def test_without_pulumi_the_way_to_get_it_is_named(tmp_path: Path) -> None:
     with pytest.raises(JobsError, match="make setup"):
         read_outputs("x", root=tmp_path, environ={"PATH": str(tmp_path)})
+
+
+def test_doctor_takes_every_credential_that_the_program_takes(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said FAIL to a user whose nebius CLI was logged in, where `pulumi up` worked."""
+
+    def token() -> str:
+        return doctor.credentials("h100-prod")[-1].outcome
+
+    profile = state / "config.yaml"
+    monkeypatch.setattr(doctor, "CLI_CONFIG", profile)
+    monkeypatch.delenv("NEBIUS_IAM_TOKEN", raising=False)
+    assert token() == "FAIL"
+    profile.touch()
+    assert token() == "PASS"
+    profile.unlink()
+    monkeypatch.setenv("NEBIUS_IAM_TOKEN", "x")
+    assert token() == "PASS"
 
 
 def test_prices_older_than_90_days_are_a_warning() -> None:
