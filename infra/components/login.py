@@ -73,7 +73,7 @@ class Login(pulumi.ComponentResource):
         command.remote.Command(
             f"{name}-current",
             connection=connection,
-            create=activate_script(spec, self.code_hash),
+            create=activate_script(spec.code_path, self.code_hash),
             opts=pulumi.ResourceOptions(parent=self, depends_on=[code]),
         )
         self.ready = ready.stdout

@@ -1,6 +1,7 @@
 """Sends this checkout's code to the cluster the way `pulumi up` does: one release, then `current`.
 
-Owns the layout of releases on the cluster. What a release holds is in infra/render/archive.py.
+Owns how a release arrives over one connection. What it holds is in infra/render/archive.py, how it
+becomes the live one in infra/render/login.py.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Mapping
 from infra.jobs.errors import JobsError
 from infra.jobs.slurm import Shell
 from infra.render.archive import hash_files, pack
+from infra.render.login import activate_script
 
-# Unpacked aside and renamed, so a release folder is always whole; `mv -T` moves `current` at once.
+# Unpacked aside and renamed, so a release folder is always whole.
 _INSTALL = """
 set -eu
 cd {code_path}
@@ -23,17 +25,14 @@ if [ ! -d releases/{hash} ]; then
   tar -xz --no-same-owner -C releases/{hash}.part
   mv -T releases/{hash}.part releases/{hash}
 fi
-ln -sfn releases/{hash} .current.{hash}
-mv -T .current.{hash} current
-for name in workloads jobs configs; do ln -sfn current/$name $name; done
 """
 
 
 def send(shell: Shell, code_path: str, files: Mapping[str, bytes]) -> str:
     """Makes the files the live release and returns its hash; sending twice changes nothing."""
     release = hash_files(files)
-    command = _INSTALL.format(code_path=shlex.quote(code_path), hash=release)
-    result = shell.run(command, stdin=pack(files))
+    install = _INSTALL.format(code_path=shlex.quote(code_path), hash=release)
+    result = shell.run(install + activate_script(code_path, release), stdin=pack(files))
     if not result.ok:
         raise JobsError(
             f"{code_path}: the code was not installed: {result.stderr.strip() or 'no message'}; "

@@ -65,11 +65,11 @@ def places_script(spec: StackSpec) -> str:
     return "mkdir -p " + shlex.join([*shared, f"{spec.code_path}/releases"])
 
 
-def activate_script(spec: StackSpec, release: str) -> str:
+def activate_script(code_path: str, release: str) -> str:
     """Makes `releases/<release>` the live code in one step."""
     return f"""
 set -eu
-cd {shlex.quote(spec.code_path)}
+cd {shlex.quote(code_path)}
 test -d releases/{release}/workloads
 ln -sfn releases/{release} .current.{release}
 mv -T .current.{release} current

@@ -20,10 +20,10 @@ from google.protobuf import empty_pb2
 from pulumi.automation._server import LanguageServer
 from pulumi.runtime.proto import language_pb2, language_pb2_grpc, plugin_pb2
 
+from infra.local.state import PULUMI_VERSION
 from infra.plugins.process import exit_with_parent
 
 _MAX_MESSAGE_BYTES: Final = 400 << 20
-_VERSION: Final = "3.190.0"
 
 
 class LanguageHost(LanguageServer):
@@ -39,7 +39,7 @@ class LanguageHost(LanguageServer):
         return language_pb2.LanguageHandshakeResponse()
 
     def GetPluginInfo(self, request, context):
-        return plugin_pb2.PluginInfo(version=_VERSION)
+        return plugin_pb2.PluginInfo(version=PULUMI_VERSION)
 
     def RuntimeOptionsPrompts(self, request, context):
         return language_pb2.RuntimeOptionsResponse()

@@ -174,7 +174,7 @@ def test_a_release_becomes_current_and_is_seen_through_the_short_names(rooted: S
     for name in ("aaaa", "bbbb", "bbbb", "aaaa"):
         if not (code / "releases" / name).exists():
             release(rooted, name)
-        done = shell(activate_script(rooted, name))
+        done = shell(activate_script(rooted.code_path, name))
         assert done.returncode == 0, done.stderr
         assert (code / "current").readlink() == Path("releases", name)
         assert (code / "workloads" / "version").read_text() == name
@@ -190,7 +190,7 @@ def test_a_release_becomes_current_and_is_seen_through_the_short_names(rooted: S
 
 def test_a_release_that_did_not_arrive_leaves_the_old_one_live(rooted: StackSpec) -> None:
     release(rooted, "aaaa")
-    assert shell(activate_script(rooted, "aaaa")).returncode == 0
+    assert shell(activate_script(rooted.code_path, "aaaa")).returncode == 0
     Path(rooted.code_path, "releases", "bbbb").mkdir()
-    assert shell(activate_script(rooted, "bbbb")).returncode != 0
+    assert shell(activate_script(rooted.code_path, "bbbb")).returncode != 0
     assert Path(rooted.code_path, "current").readlink() == Path("releases", "aaaa")

@@ -1,0 +1,72 @@
+"""Delivery without the engine: the same layout, run by a real shell in a folder of its own."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from infra.jobs import sync
+from infra.jobs.errors import JobsError
+from infra.jobs.ssh import Result
+from infra.render.archive import hash_files
+
+FILES = {
+    "workloads/train.py": b"print(1)\n",
+    "jobs/finetune": b"#!/bin/bash\n",
+    "configs/stack.json": b"{}\n",
+}
+
+
+class Local:
+    """The login node's shell, on this machine."""
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        done = subprocess.run(["sh", "-c", command], input=stdin, capture_output=True, check=False)
+        return Result(
+            command=command,
+            exit_code=done.returncode,
+            stdout=done.stdout.decode(),
+            stderr=done.stderr.decode(),
+        )
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_what_is_sent_is_live_under_its_hash_and_the_short_names(tmp_path: Path) -> None:
+    release = sync.send(Local(), str(tmp_path), FILES)
+    assert release == hash_files(FILES)
+    assert (tmp_path / "current").readlink() == Path("releases") / release
+    assert content(tmp_path / "releases" / release) == FILES
+    assert (tmp_path / "jobs" / "finetune").read_bytes() == FILES["jobs/finetune"]
+
+
+def test_an_older_release_stays_and_comes_back_without_a_second_copy(tmp_path: Path) -> None:
+    first = sync.send(Local(), str(tmp_path), FILES)
+    inode = (tmp_path / "releases" / first).stat().st_ino
+    sync.send(Local(), str(tmp_path), {**FILES, "workloads/train.py": b"print(2)\n"})
+    assert (tmp_path / "workloads" / "train.py").read_bytes() == b"print(2)\n"
+    sync.send(Local(), str(tmp_path), FILES)
+    assert (tmp_path / "workloads" / "train.py").read_bytes() == b"print(1)\n"
+    assert (tmp_path / "releases" / first).stat().st_ino == inode
+
+
+def test_what_a_killed_delivery_left_is_made_anew(tmp_path: Path) -> None:
+    part = tmp_path / "releases" / f"{hash_files(FILES)}.part"
+    part.mkdir(parents=True)
+    (part / "torn").touch()
+    release = sync.send(Local(), str(tmp_path), FILES)
+    assert content(tmp_path / "releases" / release) == FILES
+    assert not part.exists()
+
+
+def test_code_that_cannot_be_installed_is_an_error_that_names_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(JobsError, match=r"none: the code was not installed: .*cd"):
+        sync.send(Local(), str(tmp_path / "none"), FILES)
