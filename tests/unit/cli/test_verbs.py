@@ -116,6 +116,18 @@ def test_doctor_takes_every_credential_that_the_program_takes(
     assert token() == "PASS"
 
 
+def test_the_demo_without_root_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("infra.cli.demo._bring_up", lambda *_: pytest.fail("it went on"))
+    done = RUNNER.invoke(app, ["demo"])
+    assert done.exit_code == 1
+    assert "needs root" in done.stderr
+    assert not (tmp_path / "state").exists()
+
+
 def test_prices_older_than_90_days_are_a_warning() -> None:
     today = date(2026, 11, 21)
     assert price_age(date(2026, 8, 23), today=today).outcome == "PASS"
