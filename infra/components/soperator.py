@@ -117,7 +117,7 @@ class Soperator(pulumi.ComponentResource):
             "soperatorchecks",
             version=spec.cluster.soperator_version,
             namespace=SYSTEM_NAMESPACE,
-            # It also deletes nodes that are not ready for 15 minutes: the node groups make new ones.
+            # It deletes nodes that are not ready for 15 minutes; their node groups make new ones.
             values={"checks": {"manager": {"env": {"isPrometheusCrdInstalled": "true"}}}},
             provider=provider,
             after=[operator],
