@@ -60,9 +60,11 @@ def submit(
         f"exit {_STALE_EXIT}; fi; exec {sbatch}"
     )
     if result.exit_code == _STALE_EXIT:
+        # With the deployed code back in the checkout, `pulumi up` sees no change to make.
+        up = f"run `pulumi up --stack {outputs.stack}`, or "
         raise JobsError(
             f"{job}: the cluster has code {result.stdout.strip()}, this checkout is {code_hash}; "
-            f"run `pulumi up --stack {outputs.stack}`, or submit with --sync to send it now"
+            f"{'' if code_hash == outputs.code_hash else up}submit with --sync to send it now"
         )
     if not result.ok:
         raise refused(f"{job}: sbatch", result)

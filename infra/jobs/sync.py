@@ -14,13 +14,14 @@ from infra.jobs.slurm import Shell
 from infra.render.archive import hash_files, pack
 from infra.render.login import activate_script
 
-# Unpacked aside and renamed, so a release folder is always whole.
+# Unpacked aside and renamed, so a release is always whole. A folder that was never live may be what
+# a killed `pulumi up` left half copied: it is made anew.
 _INSTALL = """
 set -eu
 cd {code_path}
 mkdir -p releases
-if [ ! -d releases/{hash} ]; then
-  rm -rf releases/{hash}.part
+if [ ! -e releases/{hash}.whole ]; then
+  rm -rf releases/{hash}.part releases/{hash}
   mkdir releases/{hash}.part
   tar -xz --no-same-owner -C releases/{hash}.part
   mv -T releases/{hash}.part releases/{hash}

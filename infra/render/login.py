@@ -12,7 +12,7 @@ from stacks.spec import StackSpec
 
 _READY_TIMEOUT_S: Final = 3600
 # Nodes at work are ready too: an update must not wait for running jobs.
-_READY_STATES: Final = "idle|mixed|allocated|completing"
+_READY_STATES: Final = "idle|mixed|allocated|completing|planned|reserved"
 
 
 def minimum_nodes(spec: StackSpec) -> tuple[str, ...]:
@@ -66,11 +66,12 @@ def places_script(spec: StackSpec) -> str:
 
 
 def activate_script(code_path: str, release: str) -> str:
-    """Makes `releases/<release>` the live code in one step."""
+    """Makes `releases/<release>`, wholly delivered by now, the live code in one step."""
     return f"""
 set -eu
 cd {shlex.quote(code_path)}
 test -d releases/{release}/workloads
+touch releases/{release}.whole
 ln -sfn releases/{release} .current.{release}
 mv -T .current.{release} current
 for name in workloads jobs configs; do ln -sfn current/$name $name; done

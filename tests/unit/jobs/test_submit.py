@@ -70,7 +70,15 @@ def test_an_unknown_job_is_refused_with_the_nearest_name() -> None:
 def test_stale_code_names_both_hashes_and_both_ways_out() -> None:
     shell = Recorded(stdout="feedfeedfeedfeed\n", exit_code=75)
     with pytest.raises(JobsError, match=r"has code feedfeedfeedfeed.*`pulumi up.*--sync"):
-        submit.submit(shell, OUTPUTS, "finetune", code_hash=HASH)
+        submit.submit(shell, OUTPUTS, "finetune", code_hash="beefbeefbeefbeef")
+
+
+def test_the_deployed_code_after_a_sync_of_another_needs_a_sync() -> None:
+    """`pulumi up` would find nothing changed and leave the other release live."""
+    shell = Recorded(stdout="feedfeedfeedfeed\n", exit_code=75)
+    with pytest.raises(JobsError, match=r"submit with --sync") as refusal:
+        submit.submit(shell, OUTPUTS, "finetune", code_hash=OUTPUTS.code_hash)
+    assert "pulumi up" not in str(refusal.value)
 
 
 def test_what_sbatch_refuses_is_said_in_its_own_words() -> None:

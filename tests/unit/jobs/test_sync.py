@@ -67,6 +67,15 @@ def test_what_a_killed_delivery_left_is_made_anew(tmp_path: Path) -> None:
     assert not part.exists()
 
 
+def test_a_release_that_never_went_live_is_not_trusted(tmp_path: Path) -> None:
+    """A killed `pulumi up` leaves a half copied folder under the final name."""
+    torn = tmp_path / "releases" / hash_files(FILES) / "workloads"
+    torn.mkdir(parents=True)
+    (torn / "half.py").touch()
+    release = sync.send(Local(), str(tmp_path), FILES)
+    assert content(tmp_path / "releases" / release) == FILES
+
+
 def test_code_that_cannot_be_installed_is_an_error_that_names_the_folder(tmp_path: Path) -> None:
     with pytest.raises(JobsError, match=r"none: the code was not installed: .*cd"):
         sync.send(Local(), str(tmp_path / "none"), FILES)
