@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from infra.local import offline
-from infra.local.state import CHECKOUT, State
+from infra.local.state import CHECKOUT, Cache, State
 
-_FOREIGN = ("PULUMI_", "NEBIUS_", "SOPERATOR_S", "SOPERATOR_N")
-"""Variables of the caller that choose another backend, cloud or state; the cache stays."""
+_OWNED = ("PULUMI_", "NEBIUS_", "SOPERATOR_")
+"""Variables of the caller that would choose another backend, cloud or state; the cache stays."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,13 @@ class Program:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        ours = {n: v for n, v in os.environ.items() if not n.startswith(_FOREIGN)}
-        ours |= {"SOPERATOR_STATE": str(root), "PYTHONPATH": str(CHECKOUT)}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_OWNED)}
+        ours = {
+            **kept,
+            "SOPERATOR_STATE": str(root),
+            "SOPERATOR_CACHE": str(Cache.from_environ().root),
+            "PYTHONPATH": str(CHECKOUT),
+        }
         line = f'eval "$({sys.executable} -m infra.cli.main env --offline)"; env -0'
         done = subprocess.run(
             ["bash", "-euc", line], cwd=CHECKOUT, env=ours, capture_output=True, text=True

@@ -179,6 +179,8 @@ def test_a_release_becomes_current_and_is_seen_through_the_short_names(rooted: S
         assert (code / "current").readlink() == Path("releases", name)
         assert (code / "workloads" / "version").read_text() == name
         assert (code / "jobs").resolve() == code.resolve() / "releases" / name / "jobs"
+    inside = (path for name in ("aaaa", "bbbb") for path in (code / "releases" / name).rglob("*"))
+    assert not [path for path in inside if path.is_symlink()]
     assert sorted(path.name for path in code.iterdir()) == [
         "configs",
         "current",
