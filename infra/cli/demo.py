@@ -66,9 +66,12 @@ def _bring_up(state: Path, progress: Progress) -> None:
     from cost.table import render
     from infra.cli import env
     from infra.demo import leftovers
+    from infra.local import cloud
 
     leftovers.remember(state / "demo" / "before.json")
     env.prepare()
+    port = context.spec(_STACK).login.ssh_port
+    cloud.refuse_taken_login_port(cloud.Cloud.from_environ(), "local.login.ssh_port", port)
     # What a preview prints: the price comes before anything is made.
     print(render(*context.bill(_STACK), Format.TABLE), flush=True)
     with progress.stage("local up"):

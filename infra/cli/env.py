@@ -69,13 +69,14 @@ def environment(target: Target | None = None) -> dict[str, str]:
         "PULUMI_BACKEND_URL": f"file://{backend}",
         "PULUMI_CONFIG_PASSPHRASE_FILE": str(state.passphrase),
         "PULUMI_SKIP_UPDATE_CHECK": "true",
+        **engine.proxy_exceptions(os.environ),
     }
     if target is Target.CLOUD:
         owned = ("PULUMI_BACKEND_URL", "PULUMI_CONFIG_PASSPHRASE_FILE", "PULUMI_HOME")
         return {n: v for n, v in variables.items() if n not in owned or not os.environ.get(n)}
     if "PULUMI_CONFIG_PASSPHRASE" in os.environ:
         # The engine prefers this variable, even empty, to the file; it would not open the state.
-        variables["PULUMI_CONFIG_PASSPHRASE"] = state.passphrase.read_text().strip()
+        variables["PULUMI_CONFIG_PASSPHRASE"] = engine.passphrase(state)
     if target is Target.OFFLINE:
         endpoint = offline.endpoint(state)
     else:

@@ -107,7 +107,8 @@ def _refusal(stack: str, text: str) -> str:
         )
     if "passphrase must be set" in text:
         return f'{stack}: the state needs its passphrase; run `eval "$(soperator env)"`'
-    if "no stack named" in text or "not found" in text:
+    absent = ("no stack named", "not found", "unable to open bucket")
+    if any(words in text for words in absent):
         return f"{stack}: not deployed in this backend; run `pulumi up --stack {stack}`"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "?")

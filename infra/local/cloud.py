@@ -101,6 +101,7 @@ class Cloud:
         """Environment of its parts."""
         return {
             **os.environ,
+            **engine.proxy_exceptions(os.environ),
             "PATH": f"{os.environ.get('PATH', os.defpath)}:{_SYSTEM_PATH}",
             "PYTHONPATH": str(CHECKOUT),
             "SOPERATOR_STATE": str(self.state.root),
@@ -219,6 +220,15 @@ def check_machine(cloud: Cloud) -> None:
         raise LocalError(f"not installed: {names} (Debian: {packages}); run `make setup`")
     api_server.find_api_server()
     _check_folder(cloud.state)
+
+
+def refuse_taken_login_port(cloud: Cloud, path: str, port: int) -> None:
+    """Refuse the declared SSH port of the login node, at `path`, while a stranger listens on it."""
+    if is_listening(port) and not any(part.pid and part.port == port for part in parts(cloud)):
+        raise LocalError(
+            f"{path}: port {port} of 127.0.0.1 is in use by another program; stop it or declare "
+            "a free port there, 30000 to 32767"
+        )
 
 
 def refuse_taken_port(part: str, port: int) -> None:

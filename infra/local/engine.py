@@ -24,6 +24,7 @@ PASSPHRASE: Final = "soperator-offline"  # noqa: S105
 run `pulumi stack change-secrets-provider passphrase` with one of your own."""
 STAND_INS: Final = {"command": "pulumi-command", "kubernetes": "pulumi-kubernetes"}
 """Plugin -> Python package whose version the engine asks for."""
+_LOOPBACK: Final = ("127.0.0.1", "localhost")
 _VERSION = re.compile(r"^v?(\d+)\.(\d+)\.")
 
 
@@ -61,6 +62,22 @@ def is_usable(pulumi: Path) -> bool:
     return tuple(map(int, found.groups())) >= tuple(map(int, needed.groups()))
 
 
+def passphrase(state: State) -> str:
+    """What opens the file backend's secrets: the file's text, or what would be written there."""
+    try:
+        return state.passphrase.read_text().strip()
+    except FileNotFoundError:
+        return PASSPHRASE
+
+
+def proxy_exceptions(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that keep loopback off the user's proxies: gRPC would send even that to them."""
+    given = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    hosts = [host.strip() for host in given.split(",") if host.strip()]
+    value = ",".join([*hosts, *(host for host in _LOOPBACK if host not in hosts)])
+    return {"no_proxy": value, "NO_PROXY": value}
+
+
 def make_passphrase(state: State) -> None:
     """Write the passphrase file unless there is one."""
     if not state.passphrase.exists():
@@ -74,12 +91,15 @@ def make_ssh_key(state: State) -> None:
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    key = Ed25519PrivateKey.generate()
-    private = key.private_bytes(
-        form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()
-    ).decode()
+    if state.ssh_key.exists():  # its public half was deleted: the key itself is worth keeping
+        key = form.load_ssh_private_key(state.ssh_key.read_bytes(), None)
+    else:
+        key = Ed25519PrivateKey.generate()
+        private = key.private_bytes(
+            form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()
+        ).decode()
+        _write_private(state.ssh_key, private)
     public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
-    _write_private(state.ssh_key, private)
     # The public key last: its presence says that both are whole.
     _write_private(state.ssh_public_key, f"{public.decode()} soperator-local\n")
 

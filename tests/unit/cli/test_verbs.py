@@ -80,6 +80,7 @@ def test_report_prints_the_path_of_the_page(state: Path) -> None:
     [
         ("error: get stack secrets manager: incorrect passphrase", "does not open this stack's"),
         ("error: no stack named 'x' found", "not deployed in this backend; run `pulumi up"),
+        ("error: unable to open bucket file:///x", "not deployed in this backend"),
         ("error: something else broke", "pulumi stack output: something else broke"),
     ],
 )
