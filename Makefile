@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test test-fast lint preview bench lock clean
+.PHONY: help setup as-root setup-tests demo test test-fast lint preview bench lock clean
 
 PYTHON3 := .venv/bin/python
 SOPERATOR := .venv/bin/soperator
@@ -20,11 +20,14 @@ setup: ## Install everything this project needs on this machine (skips what is d
 	@infra/setup/bootstrap.sh
 	@$(PYTHON3) -m infra.setup
 
+as-root:
+	@[ "$$(id -u)" = 0 ] || { echo "demo: needs root for mount namespaces and Slurm's daemons; run it as root" >&2; exit 1; }
+
 setup-tests:
 	@infra/setup/bootstrap.sh
 	@$(PYTHON3) -m infra.setup --tests
 
-demo: setup ## Run the main job on the `local` stack: up, fine-tune, evaluate, report (DESTROY=1, REDUCED=1)
+demo: as-root setup ## Run the main job on the `local` stack: up, fine-tune, evaluate, report (DESTROY=1, REDUCED=1)
 	@$(SOPERATOR) demo $(DEMO_OPTIONS)
 
 test: setup-tests ## Set up, then run the whole test suite

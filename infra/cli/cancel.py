@@ -22,5 +22,7 @@ def command(
         slurm.job_id(job_id)
     outputs = context.read(stack)
     with context.connect(outputs, identity) as connection:
+        for job_id in job_ids:
+            slurm.find(connection, job_id)  # scancel is silent about a job that never was
         slurm.cancel(connection, job_ids)
     output.note(f"{stack}: asked to end {', '.join(job_ids)}; see: soperator status -s {stack}")

@@ -17,9 +17,11 @@ from infra.cli.main import app
 from infra.demo import engine, leftovers
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import read_outputs
+from infra.jobs.ssh import Result
 from tests.unit.report.reports import write_runs
 
 RUNNER = CliRunner()
+_UNKNOWN = "slurm_load_jobs error: Invalid job id specified"
 
 
 @pytest.fixture
@@ -96,6 +98,31 @@ def test_what_pulumi_refuses_is_one_line_that_says_what_to_do(
 def test_without_pulumi_the_way_to_get_it_is_named(tmp_path: Path) -> None:
     with pytest.raises(JobsError, match="make setup"):
         read_outputs("x", root=tmp_path, environ={"PATH": str(tmp_path)})
+
+
+def test_cancel_refuses_a_job_that_never_was(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """scancel says nothing about one, and the command claimed to have ended it."""
+
+    class Cluster:
+        def __enter__(self) -> Cluster:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def run(self, command: str) -> Result:
+            known = command.startswith("scancel")
+            return Result(
+                command=command,
+                exit_code=0 if known else 1,
+                stdout="",
+                stderr="" if known else _UNKNOWN,
+            )
+
+    monkeypatch.setattr("infra.cli.context.read", lambda _: None)
+    monkeypatch.setattr("infra.cli.context.connect", lambda *_: Cluster())
+    done = RUNNER.invoke(app, ["cancel", "999"])
+    assert done.exit_code == 1
+    assert "Slurm knows no such job" in done.stderr
 
 
 def test_doctor_takes_every_credential_that_the_program_takes(

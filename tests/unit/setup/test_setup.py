@@ -1,6 +1,7 @@
 """Set-up makes each thing once, whole or not at all, and says what to do where it cannot."""
 
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -208,3 +209,17 @@ def test_the_bootstrap_is_posix_shell():
 def test_the_workloads_environment_is_this_python(tmp_path):
     assert sys.version_info[:2] == (3, 11)
     assert packages.workloads_step(Cache(tmp_path)).done() is False
+
+
+def test_make_demo_without_root_stops_before_it_installs_anything(tmp_path: Path) -> None:
+    """It installed 2 GB for a user who could not run what they are for."""
+    stand_in = tmp_path / "id"
+    stand_in.write_text("#!/bin/sh\necho 1000\n")
+    stand_in.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    make = ["make", "-C", str(CHECKOUT)]
+    done = subprocess.run([*make, "as-root"], env=environ, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "needs root" in done.stderr
+    steps = subprocess.run([*make, "-n", "demo"], env=environ, capture_output=True, text=True)
+    assert steps.stdout.index("needs root") < steps.stdout.index("infra/setup/bootstrap.sh")
