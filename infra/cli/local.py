@@ -54,11 +54,12 @@ def down(
         bool, typer.Option("--purge", help="Also remove what the parts stored.")
     ] = False,
 ) -> None:
-    """Stop every part, job and SSH session; what they stored stays."""
-    from infra.local import cloud
+    """Stop every part, job and SSH session, and the emulator of previews; what is stored stays."""
+    from infra.local import cloud, offline
 
     embedded = cloud.Cloud.from_environ()
     cloud.down(embedded, purge=purge)
+    offline.stop(embedded.state)
     note(f"local cloud: stopped{' and removed' if purge else ''}, {embedded.state.local}")
 
 

@@ -18,6 +18,9 @@ from infra.demo import engine, leftovers
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import read_outputs
 from infra.jobs.ssh import Result
+from infra.local import offline
+from infra.local.errors import LocalError
+from infra.local.state import State
 from tests.unit.report.reports import write_runs
 
 RUNNER = CliRunner()
@@ -212,3 +215,11 @@ def test_a_new_file_in_a_watched_folder_is_a_leftover(
     leftovers.remember(before)
     (watched / "data").mkdir()
     assert leftovers.find(tmp_path / "state", before) == [f"file {watched / 'data'}"]
+
+
+def test_local_down_also_stops_the_emulator_of_previews(state: Path) -> None:
+    """It lived on after `make clean`, with its state folder gone."""
+    offline.start(State(state))
+    assert RUNNER.invoke(app, ["local", "down"]).exit_code == 0
+    with pytest.raises(LocalError, match="not running"):
+        offline.endpoint(State(state))
