@@ -1,6 +1,6 @@
 """The frame of every job: command line, run record, exit code.
 
-Owns what all jobs share. Usage in a `__main__.py`: `sys.exit(run_job("train", main))`, where
+Owns what all jobs share. Usage in a `__main__.py`: `end(run_job("train", main))`, where
 `main(job)` does the work and raises when it cannot.
 """
 
@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from workloads.common import hardware
 from workloads.common.dist import environment_rank
@@ -81,6 +82,17 @@ def run_job(
     if is_main or (code is not ExitCode.OK and record.is_missing(results_dir)):
         record.finish(results_dir)
     return code
+
+
+def end(code: ExitCode) -> NoReturn:
+    """End the process with `code`, past the destructors of C++ libraries.
+
+    A thread of gloo that still runs at interpreter exit makes libstdc++ abort ("terminate called
+    without an active exception"): a finished rank would count as failed.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(code))
 
 
 def _fail(record: RunRecord, error: Exception, code: ExitCode) -> ExitCode:

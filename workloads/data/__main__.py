@@ -6,12 +6,11 @@ Usage: python -m workloads.data --recipe bfcl_smollm2 [--set data.test_ratio=0.1
 from __future__ import annotations
 
 import json
-import sys
 
 from workloads.common import atomic
 from workloads.common.dist import environment_rank
 from workloads.common.exit_codes import DataError
-from workloads.common.job import Job, run_job, section_of
+from workloads.common.job import Job, end, run_job, section_of
 from workloads.common.log import log
 from workloads.common.models import load_tokenizer
 from workloads.data.chat_template import check_tokenizer
@@ -91,4 +90,4 @@ def main(job: Job) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job("prepare-data", main))
+    end(run_job("prepare-data", main))

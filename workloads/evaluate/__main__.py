@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from workloads.common import atomic, hardware
 from workloads.common.dist import World, world
 from workloads.common.exit_codes import DataError
-from workloads.common.job import Job, run_job, section_of
+from workloads.common.job import Job, end, run_job, section_of
 from workloads.common.log import log
 from workloads.data.chats import Chat, read_jsonl
 from workloads.data.tokenize import read_parquet
@@ -216,4 +215,4 @@ def _share(flags: Sequence[bool]) -> float | None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job("evaluate", main))
+    end(run_job("evaluate", main))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from workloads.common import atomic, hardware
 from workloads.common.dist import World, world
 from workloads.common.exit_codes import DataError
-from workloads.common.job import Job, run_job, section_of
+from workloads.common.job import Job, end, run_job, section_of
 from workloads.common.log import log
 from workloads.data.chat_template import IGNORED
 from workloads.data.packing import Pack, pack, unused_percent
@@ -193,4 +192,4 @@ def write_final(folder: Any, model: Any, tokenizer: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job("train", main))
+    end(run_job("train", main))
