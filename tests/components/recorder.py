@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +126,8 @@ class _Answers(mocks.Mocks):
 def declare(spec: StackSpec, build_folder: Path) -> Recorder:
     """Runs the whole stack against a fresh recorder."""
     recorder = Recorder()
+    # Pulumi asks for the thread's event loop, which asyncio.run of an earlier test takes away.
+    asyncio.set_event_loop(asyncio.new_event_loop())
     mocks.set_mocks(recorder.mocks, project=PROJECT, stack="stack", monitor=recorder)
 
     @pulumi.runtime.test
