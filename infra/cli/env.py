@@ -57,7 +57,7 @@ def environment(target: Target | None = None) -> dict[str, str]:
     if target is None:
         target = Target.CLOUD if os.environ.get("PULUMI_BACKEND_URL") else Target.LOCAL
     from infra.local import engine, offline
-    from infra.local.state import Cache, Ports, State
+    from infra.local.state import TOKEN, Cache, Ports, State
 
     state, cache = State.from_environ(), Cache.from_environ()
     backend = state.offline / "pulumi" if target is Target.OFFLINE else state.pulumi
@@ -85,7 +85,7 @@ def environment(target: Target | None = None) -> dict[str, str]:
         **variables,
         "SOPERATOR_NEBIUS_ENDPOINT": endpoint,
         "SOPERATOR_SSH_PUBLIC_KEY_FILE": str(state.ssh_public_key),
-        "NEBIUS_IAM_TOKEN": offline.TOKEN,
+        "NEBIUS_IAM_TOKEN": TOKEN,
     }
 
 

@@ -17,8 +17,6 @@ from infra.local.errors import LocalError
 from infra.local.state import CHECKOUT, State
 
 NAME: Final = "nebius-api-offline"
-TOKEN: Final = "local-token"  # noqa: S105
-"""What the emulator accepts; the same as nebius_api.seed.TOKEN, whose import takes 0.2 s."""
 _READY = re.compile(r"ready on (http://127\.0\.0\.1:\d+)")
 _START_S: Final = 60
 """The first start compiles the API's descriptors into the cache: some seconds on a slow disk."""

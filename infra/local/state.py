@@ -17,6 +17,8 @@ from infra.local.errors import LocalError
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 """The folder that holds Pulumi.yaml."""
+TOKEN: Final = "local-token"  # noqa: S105
+"""What the emulated API and the API server accept; opens nothing but this machine's loopback."""
 PULUMI_VERSION: Final = "3.190.0"
 """Newest version whose Go module is served by every Go proxy that we met."""
 KUBE_APISERVER_VERSION: Final = "1.36.0"

@@ -19,9 +19,8 @@ from infra.local.errors import LocalError
 from infra.local.kube.certificates import write_certificates
 from infra.local.kube.client import KubeClient
 from infra.local.kube.kubeconfig import Access
-from infra.local.state import Cache
+from infra.local.state import TOKEN, Cache
 
-TOKEN: Final = "local-token"  # noqa: S105 - opens a loopback port of this machine only
 """Bearer token of the cluster's administrator."""
 PORT_SETTING: Final = "SOPERATOR_LOCAL_PORT_BASE"
 _UNFINISHED_BUILD: Final = "build/kube-apiserver/kube-apiserver"

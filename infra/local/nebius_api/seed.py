@@ -13,10 +13,10 @@ from google.protobuf import json_format
 from infra.local.nebius_api.states import set_state
 from infra.local.nebius_api.store import Store
 from infra.local.nebius_api.usage import GIB, gpu_quota
+from infra.local.state import TOKEN
 from infra.nebius.schema import Schema
 from stacks.catalog import FABRICS, PLATFORMS
 
-TOKEN: Final = "local-token"  # noqa: S105  # opens nothing but this emulator
 _ADMIN: Final = "useraccount-e00admin"
 _REGION: Final = "eu-north1"
 # (tenant, project): the one of the local stack, and the placeholders of the cloud stacks, so that

@@ -54,7 +54,7 @@ def render_slurm_conf(settings: SlurmSettings) -> str:
         "KillOnBadExit=1",
         "JobRequeue=1",
         "ReturnToService=2",
-        # slurmctld asks nodes to register every third of this: with the default, 300 s, a node whose
+        # slurmctld asks nodes to register every third of this: by default (300 s) a node whose
         # first answer is lost on a busy machine stays away for 100 s.
         "SlurmdTimeout=30",
         "SlurmdParameters=config_overrides",

@@ -13,9 +13,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.pbkdf2 import PBKDF2HMAC
 
 from infra.cli.env import Target, environment
-from infra.local import engine, offline
+from infra.local import engine
 from infra.local.errors import LocalError
-from infra.local.nebius_api import seed
 from infra.local.state import CHECKOUT, Cache, State
 
 STACKS = sorted((CHECKOUT / "stacks").glob("Pulumi.*.yaml"))
@@ -138,7 +137,3 @@ def test_a_passphrase_variable_of_the_shell_is_overruled_on_the_embedded_cloud(s
 def test_offline_without_its_emulator_says_what_to_run(state):
     with pytest.raises(LocalError, match=r"not running; run: eval"):
         environment(Target.OFFLINE)
-
-
-def test_the_offline_token_is_the_emulators():
-    assert offline.TOKEN == seed.TOKEN
