@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,25 @@ GOLDEN_DIR = Path(__file__).parent / "golden"
 PUBLIC_KEY = (
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGJGVJRcWE02OPAsk5Nx3B3O4RMs6uxZK6tZKMTZEYFN tests"
 )
+
+# Tiers whose programs set-up installs: on CI a test of theirs that skips is a set-up that failed.
+_INSTALLED_TIERS = ("engine", "local", "browser")
+_NOT_SHIPPED = "which the project does not ship"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """On CI (`CI=true`) a skip for a missing program is a failure that says so."""
+    report = yield
+    installed = any(item.get_closest_marker(tier) for tier in _INSTALLED_TIERS)
+    if report.skipped and installed and os.environ.get("CI") == "true":
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if _NOT_SHIPPED not in reason:
+            report.outcome = "failed"
+            report.longrepr = f"skipped on CI, where nothing may be missing: {reason}"
+    return report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

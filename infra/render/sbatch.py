@@ -38,6 +38,8 @@ _LAUNCH = r"""
 }
 """.strip("\n")
 
+_FREE_PORT = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+
 
 class RenderError(ValueError):
     """A job that this stack cannot run, with the path of the value and what is allowed."""
@@ -171,7 +173,8 @@ def _srun(job: JobSpec) -> str:
 def _distributed(job: JobSpec, ranks_per_node: int) -> list[str]:
     return [
         'read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
-        "MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
+        "# A port that is free now on this node, the first: jobs that share a node do not collide.",
+        f'MASTER_PORT=$("$SOPERATOR_PYTHON" -c {shlex.quote(_FREE_PORT)})',
         f"export MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE={ranks_per_node}",
         "SOPERATOR_EXIT_FILE=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID/.first_exit_status",
         'mkdir -p "${SOPERATOR_EXIT_FILE%/*}"',

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from workloads.common.exit_codes import ExitCode
+from workloads.common.exit_codes import ExitCode, exit_code_of, reason_of
 from workloads.common.log import log
 
 
@@ -39,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SignalException as error:
         log(f"stopped by {signal.Signals(error.sigval).name}")
         return int(ExitCode.PREEMPTED)
+    except Exception as error:  # the nodes never met: torchrun's own store or rendezvous
+        log(reason_of(error), every_rank=True)
+        return int(exit_code_of(error))
     return int(ExitCode.OK)
 
 

@@ -14,4 +14,6 @@ def log(message: str, *, every_rank: bool = False) -> None:
         return
     prefix = f"[rank {rank}] " if every_rank and int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     stamp = time.strftime("%H:%M:%S", time.gmtime())
-    print(f"{stamp} {prefix}{message}", file=sys.stderr, flush=True)
+    # One write a line: print() without a buffer sends the line end after the text of another rank.
+    sys.stderr.write(f"{stamp} {prefix}{message}\n")
+    sys.stderr.flush()

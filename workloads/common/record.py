@@ -112,4 +112,5 @@ class RunRecord:
         if results_dir is not None:
             atomic.write_text(results_dir / FILE_NAME, line + "\n")
         sys.stderr.flush()
-        print(line, flush=True)
+        sys.stdout.write(line + "\n")  # one write: other ranks share this log
+        sys.stdout.flush()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,8 @@ def _evaluate(
         path = job.results_dir / "evaluation.json"
         atomic.write_text(path, text + "\n")
         record.artifacts |= {"evaluation": str(path), "adapter_dir": str(tuned_dir)}
-        print(text, flush=True)
+        sys.stdout.write(text + "\n")  # one write: other ranks share this log
+        sys.stdout.flush()
     here.barrier()
 
 

@@ -38,7 +38,8 @@ for path in "$@"; do
 done' check /home /mnt/checkpoints /mnt/scratch /mnt/training-data
 
 read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+# A port that is free now on this node, the first: jobs that share a node do not collide.
+MASTER_PORT=$("$SOPERATOR_PYTHON" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
 export MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE=1
 SOPERATOR_EXIT_FILE=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID/.first_exit_status
 mkdir -p "${SOPERATOR_EXIT_FILE%/*}"
