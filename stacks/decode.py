@@ -16,8 +16,20 @@ from typing import Any, Final, TypeGuard, TypeVar, Union, cast, get_args, get_or
 from stacks.public_keys import expand_keys
 
 _Record = TypeVar("_Record")
-_MAY_BE_ZERO: Final = frozenset({"min_nodes", "gpus_per_node", "config_bucket_gib"})
-"""Every other whole number of a stack is a size or a count of something that must exist."""
+_MAY_BE_ZERO: Final = frozenset(
+    {
+        "min_nodes",
+        "gpus_per_node",
+        "config_bucket_gib",
+        "cached_share",
+        "max_idle_share",
+        "preemptions_per_node_day",
+        "checkpoint_stall_s",
+        "restart_s",
+        "usd",
+    }
+)
+"""Every other number of a stack is a size or a count of something that must exist."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,6 +126,11 @@ class Decoder:
             least = 0 if key in _MAY_BE_ZERO else 1
             if decoded < least:
                 problem = f"expected a whole number of {least} or more, got {decoded}"
+        if problem is None and isinstance(decoded, Decimal):
+            may_be_zero = key in _MAY_BE_ZERO
+            if decoded < 0 or (decoded == 0 and not may_be_zero):
+                least = "of 0 or more" if may_be_zero else "over 0"
+                problem = f"expected a number {least}, got {_describe(value)}"
         if problem is not None:
             self.refuse(path, problem)
             return None
@@ -146,9 +163,9 @@ def _exact(value: object) -> tuple[object, str | None]:
             number = Decimal(str(value))
         except InvalidOperation:
             number = Decimal("NaN")
-        if number.is_finite() and number > 0:
+        if number.is_finite():
             return number, None
-    return None, f"expected a number over 0, got {_describe(value)}"
+    return None, f"expected a number, got {_describe(value)}"
 
 
 _SCALARS: Final[Mapping[type, Callable[[object], tuple[object, str | None]]]] = {

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
+
+from stacks.cost_spec import (
+    BudgetSpec,
+    ChatSpec,
+    ContractPriceSpec,
+    PolicySpec,
+    PreemptionSpec,
+    RunForecastSpec,
+)
 
 PLACES: Final = ("data", "model", "chkpt", "elastic", "logs", "results", "cache", "scratch")
 """Logical places that recipes name; every stack maps each to a path."""
@@ -31,6 +39,7 @@ class Billing(StrEnum):
 
     ON_DEMAND = "on-demand"
     PREEMPTIBLE = "preemptible"
+    RESERVED = "reserved"
 
 
 class SshServiceType(StrEnum):
@@ -205,31 +214,6 @@ class JobSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AssumedSpeedSpec:
-    """A generation speed taken from a document, used until a run record replaces it."""
-
-    scenario: str
-    output_tokens_per_s: Decimal
-    source: str
-    engine: str | None = None
-    """Engine name of a run record that may replace this row; None is never replaced."""
-    batch_size: int = 1
-    """Conversations generated at once; a run record must have the same to replace this row."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatSpec:
-    """The reference conversation and where it is served."""
-
-    model: str
-    context_tokens: int
-    output_tokens: int
-    speeds: tuple[AssumedSpeedSpec, ...] = ()
-    serving_nodeset: str | None = None
-    """Nodeset that serves chats, for the serving-only view; None charges the cluster only."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StackSpec:
     """Everything that one stack declares."""
 
@@ -250,3 +234,10 @@ class StackSpec:
     """Python environment in the jail that jobs run with."""
     bill_heading: str | None = None
     """Printed over the bill where the stack does not pay it."""
+    contract_prices: tuple[ContractPriceSpec, ...] = ()
+    live_prices: bool = False
+    """Whether cached estimates of the provider's own calculator win over the book."""
+    runs: tuple[RunForecastSpec, ...] = ()
+    preemption: PreemptionSpec | None = None
+    policy: PolicySpec = field(default_factory=PolicySpec)
+    budget: BudgetSpec | None = None

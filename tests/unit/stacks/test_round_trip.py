@@ -11,13 +11,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stacks.cost_spec import AssumedSpeedSpec, ChatSpec
 from stacks.load import load_config
 from stacks.spec import (
-    AssumedSpeedSpec,
     BackupSpec,
     Billing,
     BootDiskSpec,
-    ChatSpec,
     ClusterSpec,
     DiskType,
     FilesystemSpec,

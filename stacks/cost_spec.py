@@ -1,0 +1,117 @@
+"""What a stack declares for its bill beyond resources: chats, runs, limits, contract prices.
+
+Owns names, types, units and defaults; `StackSpec` (spec.py) holds them. Money is US dollars without
+tax; what follows from it is computed in cost/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssumedSpeedSpec:
+    """A generation speed taken from a document, used until a run record replaces it."""
+
+    scenario: str
+    output_tokens_per_s: Decimal
+    source: str
+    engine: str | None = None
+    """Engine name of a run record that may replace this row; None is never replaced."""
+    batch_size: int = 1
+    """Conversations generated at once; a run record must have the same to replace this row."""
+    prefill_tokens_per_s: Decimal | None = None
+    """Prompt tokens read a second; None: reading the prompt is not counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatSpec:
+    """The reference conversation, its demand, and where it is served."""
+
+    model: str
+    context_tokens: int
+    """Tokens that the model reads before each answer, history included."""
+    output_tokens: int
+    """Tokens that it writes in one chat, over all its turns."""
+    turns: int = 1
+    cached_share: Decimal = Decimal(0)
+    """Share of the context that a prefix cache answers, 0 to 1."""
+    chats_per_day: int | None = None
+    """Chats that are asked for; None: as many as the serving nodes can take."""
+    max_answer_s: Decimal | None = None
+    """Longest wait for one whole answer, in seconds; None: no promise is made."""
+    api_models: tuple[str, ...] = ()
+    """Models of the API price book to compare with, such as `openai/gpt-4o-mini`."""
+    speeds: tuple[AssumedSpeedSpec, ...] = ()
+    serving_nodeset: str | None = None
+    """Nodeset that serves chats, for the serving-only view; None charges the cluster only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunForecastSpec:
+    """How much a training job reads, so that its hours and dollars are known before it starts."""
+
+    job: str
+    tokens_per_epoch: int
+    """Tokens of one pass over the training split, all ranks together."""
+    epochs: Decimal = Decimal(1)
+    train_tokens_per_s: Decimal | None = None
+    """All ranks together; used until a run record replaces it."""
+    source: str | None = None
+    """Where the speed comes from; needed with a speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionSpec:
+    """What preemptible nodes lose: assumed until run records measure the stall."""
+
+    preemptions_per_node_day: Decimal
+    checkpoint_stall_s: Decimal
+    """Seconds that training stands still for one checkpoint."""
+    restart_s: Decimal
+    """Seconds from the loss of a node to the first step after it."""
+    source: str
+
+
+class PolicyLevel(StrEnum):
+    """What a broken policy does to a preview."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySpec:
+    """Limits on the bill; None sets no limit. US dollars without tax."""
+
+    level: PolicyLevel = PolicyLevel.ERROR
+    max_usd_per_hour: Decimal | None = None
+    max_usd_per_month: Decimal | None = None
+    max_usd_per_chat: Decimal | None = None
+    on_demand_gpus: bool = True
+    """False: GPU nodes must be preemptible or reserved."""
+    max_idle_share: Decimal | None = None
+    """Most of the serving capacity that may stand idle at the declared chats a day, 0 to 1."""
+    max_price_age_days: int = 90
+    """Prices older than this warn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetSpec:
+    """US dollars that the jobs of this stack may cost in a calendar month (UTC)."""
+
+    usd_per_month: Decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContractPriceSpec:
+    """A price of the user's own contract; it wins over every book."""
+
+    sku: str
+    unit: str
+    usd: Decimal
+    source: str
+    date: str
+    """YYYY-MM-DD of the contract or offer."""
