@@ -36,6 +36,8 @@ class Table:
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     num_text_columns: int
+    bad_rows: frozenset[int] = frozenset()
+    """Rows that break a promise, by index; HTML gives them the class `bad`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class Document:
     heading: str | None
     tables: tuple[Table, ...]
     notes: tuple[str, ...]
+    figures: tuple[str, ...] = ()
+    """Charts as inline SVG (charts.py); only HTML shows them."""
 
 
 def lay_out(document: Document, format: Format) -> str:
@@ -114,15 +118,16 @@ def _html(document: Document) -> str:
         parts += [f"<table><caption>{html.escape(table.title)}</caption>", "<thead><tr>"]
         parts += [f"<th>{html.escape(heading)}</th>" for heading in table.headings]
         parts.append("</tr></thead><tbody>")
-        for row in table.rows:
+        for index, row in enumerate(table.rows):
             cells = "".join(
                 f"<td{'' if column < table.num_text_columns else ' class=number'}>"
                 f"{html.escape(cell.strip())}</td>"
                 for column, cell in enumerate(row)
             )
-            is_section = not any(row[1:])
-            parts.append(f"<tr{' class=section' if is_section else ''}>{cells}</tr>")
+            kind = "" if any(row[1:]) else " class=section"
+            parts.append(f"<tr{' class=bad' if index in table.bad_rows else kind}>{cells}</tr>")
         parts.append("</tbody></table>")
+    parts += [f"<figure>{figure}</figure>" for figure in document.figures]
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in document.notes)
     parts += [f'<ul class="notes">{notes}</ul>', "</section>"]
     return "\n".join(parts) + "\n"

@@ -47,6 +47,8 @@ class ChatSpec:
     speeds: tuple[AssumedSpeedSpec, ...] = ()
     serving_nodeset: str | None = None
     """Nodeset that serves chats, for the serving-only view; None charges the cluster only."""
+    serving_nodes: int = 1
+    """Nodes of that nodeset that serve chats at once; the others do other work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
