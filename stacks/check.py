@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from stacks.problem import Findings, Level, Problem, SpareNodes
 from stacks.rules.access import check_access
+from stacks.rules.chat import check_chat
 from stacks.rules.jobs import check_jobs
 from stacks.rules.nodes import check_nodes
+from stacks.rules.quotas import check_quotas
 from stacks.rules.storage import check_storage
 from stacks.spec import StackSpec
 
@@ -21,5 +23,7 @@ def check(spec: StackSpec) -> tuple[Problem, ...]:
     check_access(spec, findings)
     check_storage(spec, findings)
     check_nodes(spec, findings)
+    check_quotas(spec, findings)
     check_jobs(spec, findings)
+    check_chat(spec, findings)
     return tuple(sorted(findings.problems, key=lambda problem: problem.level is Level.WARNING))

@@ -1,4 +1,4 @@
-"""Rules of partitions, jobs and the reference chat."""
+"""Rules of partitions and jobs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ _HIDDEN: Final = "hidden"
 
 
 def check_jobs(spec: StackSpec, findings: Findings) -> None:
-    """Partitions first, then the jobs that use them, then the chat."""
+    """Partitions first, then the jobs that use them."""
     _check_partitions(spec, findings)
     for name in repeated(job.name for job in spec.jobs):
         findings.error("jobs", f"name '{name}' is used twice; job names are unique")
     for index, job in enumerate(spec.jobs):
         _check_job(spec, job, f"jobs[{index}]", findings)
     _check_order(spec, findings)
-    _check_chat(spec, findings)
 
 
 def nodesets_of(spec: StackSpec, partition: PartitionSpec) -> tuple[WorkerSpec, ...]:
@@ -152,20 +151,3 @@ def _check_order(spec: StackSpec, findings: Findings) -> None:
                 f"jobs[{index}].after",
                 f"{' -> '.join((*chain, job.name))} is a circle; no job could start",
             )
-
-
-def _check_chat(spec: StackSpec, findings: Findings) -> None:
-    chat = spec.chat
-    known = [worker.name for worker in spec.nodes.workers]
-    if chat.serving_nodeset is not None and chat.serving_nodeset not in known:
-        findings.error(
-            "chat.serving_nodeset",
-            f"'{chat.serving_nodeset}' is not a nodeset (has: {', '.join(known)})",
-        )
-    if chat.output_tokens > chat.context_tokens:
-        findings.error(
-            "chat.output_tokens",
-            f"{chat.output_tokens} tokens do not fit context_tokens ({chat.context_tokens})",
-        )
-    for name in repeated(speed.scenario for speed in chat.speeds):
-        findings.error("chat.speeds", f"scenario '{name}' is used twice; names are unique")
