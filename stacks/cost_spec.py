@@ -117,3 +117,12 @@ class ContractPriceSpec:
     source: str
     date: str
     """YYYY-MM-DD of the contract or offer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaSpec:
+    """A limit of the project, as the console shows it; stacks/rules/quotas.py knows the names."""
+
+    name: str
+    limit: int
+    """Count, vCPUs, GPUs or, for sizes, GiB."""

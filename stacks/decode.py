@@ -21,6 +21,7 @@ _MAY_BE_ZERO: Final = frozenset(
         "min_nodes",
         "gpus_per_node",
         "config_bucket_gib",
+        "limit",
         "cached_share",
         "max_idle_share",
         "preemptions_per_node_day",

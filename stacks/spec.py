@@ -18,6 +18,7 @@ from stacks.cost_spec import (
     ContractPriceSpec,
     PolicySpec,
     PreemptionSpec,
+    QuotaSpec,
     RunForecastSpec,
 )
 
@@ -241,3 +242,5 @@ class StackSpec:
     preemption: PreemptionSpec | None = None
     policy: PolicySpec = field(default_factory=PolicySpec)
     budget: BudgetSpec | None = None
+    quotas: tuple[QuotaSpec, ...] = ()
+    """Limits of the project; one that is not given is not checked."""

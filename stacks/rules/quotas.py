@@ -1,0 +1,85 @@
+"""Rules of declared quotas: what the stack would use of each, against what the tenant was given.
+
+Names: docs.nebius.com/overview/limits, as collected by nebius-physical-ai
+npa/cluster_backends/quotas.py, 2026-08. Sizes are GiB here; the API's own limits are bytes.
+mk8s accepts a node group over its quota and the nodes never come, so it is refused before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+from stacks.catalog import PLATFORMS, find_preset
+from stacks.decode import nearest
+from stacks.problem import Findings
+from stacks.rules.naming import repeated
+from stacks.rules.nodes import node_groups
+from stacks.spec import DiskType, StackSpec
+
+
+def gpu_quota(platform: str) -> str:
+    """Name of the GPU quota of a platform: `gpu-h100-sxm` -> `compute.instance.gpu.h100`."""
+    return f"compute.instance.gpu.{platform.split('-')[1]}"
+
+
+_NAMES: Final = (
+    "compute.instance.count",
+    "compute.instance.non-gpu.vcpu",
+    *dict.fromkeys(gpu_quota(item.name) for item in PLATFORMS.values() if item.gres_type),
+    "compute.gpucluster.count",
+    "compute.disk.count",
+    *(f"compute.disk.size.{kind}" for kind in DiskType),
+    "compute.filesystem.count",
+    *(f"compute.filesystem.size.{kind}" for kind in DiskType),
+)
+
+
+def quota_use(spec: StackSpec, *, at_max: bool) -> Mapping[str, int]:
+    """Quota name -> GiB, GPUs, vCPUs or a count that the stack uses at max_nodes or min_nodes."""
+    used: Counter[str] = Counter()
+    for _, _, group in node_groups(spec):
+        num_nodes = group.max_nodes if at_max else group.min_nodes
+        used["compute.instance.count"] += num_nodes
+        used["compute.disk.count"] += num_nodes
+        used[f"compute.disk.size.{group.boot_disk.type}"] += num_nodes * group.boot_disk.size_gib
+        preset = find_preset(group.platform, group.preset)
+        if preset is not None and preset.gpus:
+            used[gpu_quota(group.platform)] += num_nodes * preset.gpus
+        elif preset is not None:
+            used["compute.instance.non-gpu.vcpu"] += num_nodes * preset.vcpus
+    fabrics = {worker.infiniband_fabric for worker in spec.nodes.workers} - {None}
+    used["compute.gpucluster.count"] = len(fabrics)
+    storage = spec.storage
+    own = [storage.jail, storage.controller_spool, storage.accounting, *storage.submounts]
+    for filesystem in own:
+        if filesystem is not None and filesystem.size_gib is not None:
+            used["compute.filesystem.count"] += 1
+            used[f"compute.filesystem.size.{filesystem.type}"] += filesystem.size_gib
+    return used
+
+
+def check_quotas(spec: StackSpec, findings: Findings) -> None:
+    """Every declared quota: an error when the least of the stack is over it, else a warning."""
+    for name in repeated(quota.name for quota in spec.quotas):
+        findings.error("quotas", f"'{name}' is given twice; give each quota once")
+    least, most = quota_use(spec, at_max=False), quota_use(spec, at_max=True)
+    for index, quota in enumerate(spec.quotas):
+        path = f"quotas[{index}]"
+        if quota.name not in _NAMES:
+            hint = nearest(quota.name, _NAMES)
+            findings.error(f"{path}.name", f"'{quota.name}' is not a quota that we count{hint}")
+        elif least.get(quota.name, 0) > quota.limit:
+            findings.error(
+                f"{path}.limit",
+                f"the stack needs {least[quota.name]} of {quota.name}, but the limit is "
+                f"{quota.limit}; ask for more, or see: soperator cost --stack {spec.name} "
+                "--alternatives",
+            )
+        elif most.get(quota.name, 0) > quota.limit:
+            findings.warn(
+                f"{path}.limit",
+                f"at max_nodes the stack needs {most[quota.name]} of {quota.name}, but the limit "
+                f"is {quota.limit}: the last nodes would never come",
+            )
