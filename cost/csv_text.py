@@ -1,0 +1,32 @@
+"""Rows as CSV that a spreadsheet opens without running anything: csv_text(rows).
+
+Owns quoting. A text that a spreadsheet would take for a formula gets an apostrophe in front, as
+OWASP advises (owasp.org/www-community/attacks/CSV_Injection, 2026-11); numbers stay numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?")
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """The rows as CSV text; None is an empty cell."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    for row in rows:
+        writer.writerow([_cell(value) for value in row])
+    return stream.getvalue()
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else str(value)
+    if text.startswith(_FORMULA_STARTS) and not _NUMBER.fullmatch(text):
+        return f"'{text}"
+    return text
