@@ -1,7 +1,7 @@
 """What one chat, one million tokens and one training run cost: unit_costs(spec, estimate, records).
 
-A speed is assumed (the stack names its source) or measured (a run record replaces it). A record
-counts only for the same preset, model, engine and batch size. Owns no layout (table.py).
+Owns which part of the bill a unit is charged with. Speeds are in speeds.py, what a chat makes of
+them in chat.py, how they look in chat_table.py.
 """
 
 from __future__ import annotations
@@ -10,56 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
-from enum import StrEnum
-from typing import Final
 
+from cost.chat import SECONDS_PER_HOUR, ChatCost, HourlyCost, chat_cost
 from cost.components import Section
 from cost.estimate import Estimate
 from cost.price_book import HOURS_PER_MONTH
 from cost.run_record import Kind, Outcome, RunRecord
+from cost.speeds import Basis, Speed, serving_workers, speeds
+from stacks.cost_spec import ChatSpec
 from stacks.spec import StackSpec, WorkerSpec
 
-SECONDS_PER_HOUR: Final = Decimal(3600)
-SECONDS_PER_DAY: Final = Decimal(86400)
-MILLION: Final = Decimal(1_000_000)
-_SPEED_METRIC: Final = "output_tokens_per_s"
-_BATCH_SPEED_METRIC: Final = "batch_output_tokens_per_s"
-_BATCH_SIZE_METRIC: Final = "batch_size"
-
-
-class Basis(StrEnum):
-    """Where a speed comes from."""
-
-    ASSUMED = "assumed"
-    MEASURED = "measured"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """A generation speed of one serving node."""
-
-    scenario: str
-    output_tokens_per_s: Decimal
-    basis: Basis
-    source: str
-    date: date | None
-    """Day of the measurement; None for an assumption."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatCost:
-    """One row of the scenario table, at full load all month."""
-
-    speed: Speed
-    tokens_per_day: Decimal
-    chats_per_day: Decimal
-    cluster_low_usd: Decimal
-    """US dollars a chat when chats pay for the whole cluster at min_nodes."""
-    cluster_high_usd: Decimal
-    serving_usd: Decimal | None
-    """US dollars a chat when they pay for one serving node only; None when that is not known."""
-    cluster_usd_per_1m_tokens: Decimal
-    serving_usd_per_1m_tokens: Decimal | None
+__all__ = ["Basis", "ChatCost", "NotKnown", "RunCost", "Speed", "UnitCosts", "unit_costs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,116 +54,82 @@ class NotKnown:
 class UnitCosts:
     """Unit costs of one stack."""
 
+    stack_name: str
+    chat: ChatSpec
+    """The reference chat that `chats` are rows of."""
+    hourly: HourlyCost
+    """What chats are charged with."""
     chats: tuple[ChatCost, ...] | NotKnown
     run: RunCost | NotKnown
-    output_tokens_per_chat: int
-    context_tokens_per_chat: int
     is_lower_bound: bool
     """Whether the bill behind the whole-cluster figures misses a line."""
+
+    @property
+    def feasible_chats(self) -> tuple[ChatCost, ...]:
+        """Rows whose answers come in time; all rows when nothing is promised."""
+        if isinstance(self.chats, NotKnown):
+            return ()
+        return tuple(row for row in self.chats if row.meets_slo is not False)
+
+    @property
+    def output_tokens_per_chat(self) -> int:
+        """Output tokens of one chat, over all its turns."""
+        return self.chat.output_tokens
+
+    @property
+    def context_tokens_per_chat(self) -> int:
+        """Tokens that the model reads before each answer."""
+        return self.chat.context_tokens
 
 
 def unit_costs(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> UnitCosts:
     """Unit costs of the stack from its bill, its assumed speeds and the records of its jobs."""
-    speeds = _speeds(spec, records)
+    found = speeds(spec, records)
+    hourly = hourly_cost(spec, estimate)
     return UnitCosts(
-        chats=tuple(_chat(spec, estimate, speed) for speed in speeds)
-        if speeds
+        stack_name=spec.name,
+        chat=spec.chat,
+        hourly=hourly,
+        chats=tuple(chat_cost(spec.chat, speed, hourly) for speed in found)
+        if found
         else NotKnown(
             reason=f"no speed of {spec.chat.model} is declared or measured on this preset",
             command=f"soperator submit {_job_of(spec, 'workloads.evaluate')} --stack {spec.name}",
         ),
         run=_run(spec, estimate, records),
-        output_tokens_per_chat=spec.chat.output_tokens,
-        context_tokens_per_chat=spec.chat.context_tokens,
         is_lower_bound=estimate.is_lower_bound,
     )
 
 
-def _speeds(spec: StackSpec, records: Sequence[RunRecord]) -> tuple[Speed, ...]:
-    """Declared rows in their order, replaced where measured; then what else was measured."""
-    measured = _measured(spec, records)
-    speeds: list[Speed] = []
-    for row in spec.chat.speeds:
-        found = None if row.engine is None else measured.pop((row.engine, row.batch_size), None)
-        if found is None:
-            speeds.append(
-                Speed(
-                    scenario=row.scenario,
-                    output_tokens_per_s=row.output_tokens_per_s,
-                    basis=Basis.ASSUMED,
-                    source=row.source,
-                    date=None,
-                )
-            )
-        else:
-            speeds.append(_measured_speed(row.scenario, *found))
-    for (engine, batch_size), found in measured.items():
-        speeds.append(_measured_speed(f"{engine}, batch {batch_size}", *found))
-    return tuple(speeds)
-
-
-def _measured(
-    spec: StackSpec, records: Sequence[RunRecord]
-) -> dict[tuple[str, int], tuple[RunRecord, Decimal]]:
-    """Newest measurement by engine and batch size, of records that count for this stack."""
-    newest: dict[tuple[str, int], tuple[RunRecord, Decimal]] = {}
-    for record in sorted(records, key=lambda item: (item.finished_at, item.job_id)):
-        if record.engine is None or not _counts(spec, record):
-            continue
-        single = record.metrics.get(_SPEED_METRIC)
-        batched = record.metrics.get(_BATCH_SPEED_METRIC)
-        batch_size = record.metrics.get(_BATCH_SIZE_METRIC)
-        if single is not None and single > 0:
-            newest[record.engine, 1] = (record, single)
-        if batched is not None and batched > 0 and batch_size is not None and batch_size > 1:
-            newest[record.engine, int(batch_size)] = (record, batched)
-    return newest
-
-
-def _counts(spec: StackSpec, record: RunRecord) -> bool:
-    """Whether the record measures this stack's chat: same model on the same preset."""
-    hardware = record.hardware
-    return (
-        record.outcome is Outcome.PASS
-        and record.kind == Kind.EVALUATE
-        and hardware is not None
-        and record.model is not None
-        and _model_name(record.model) == _model_name(spec.chat.model)
-        and any(
-            (worker.platform, worker.preset) == (hardware.platform, hardware.preset)
-            for worker in _serving_workers(spec)
-        )
+def hourly_cost(spec: StackSpec, estimate: Estimate) -> HourlyCost:
+    """US dollars an hour that the stack's chats are charged with."""
+    absent = _absent_nodes_usd_per_hour(spec, estimate)
+    node_usd = (
+        None
+        if spec.chat.serving_nodeset is None
+        else _node_usd_per_hour(estimate, serving_workers(spec))
+    )
+    return HourlyCost(
+        cluster_low_usd=estimate.hourly_low_usd + absent,
+        cluster_high_usd=estimate.hourly_high_usd,
+        serving_usd=None if node_usd is None else node_usd * spec.chat.serving_nodes,
     )
 
 
-def _measured_speed(scenario: str, record: RunRecord, tokens_per_s: Decimal) -> Speed:
-    device = "unknown device" if record.hardware is None else record.hardware.device
-    return Speed(
-        scenario=scenario,
-        output_tokens_per_s=tokens_per_s,
-        basis=Basis.MEASURED,
-        source=f"job {record.job_id} of stack {record.stack or '?'} on {device}",
-        date=record.finished_at.date(),
-    )
+def _absent_nodes_usd_per_hour(spec: StackSpec, estimate: Estimate) -> Decimal:
+    """US dollars an hour of serving nodes that a cluster at min_nodes does not have.
 
-
-def _chat(spec: StackSpec, estimate: Estimate, speed: Speed) -> ChatCost:
-    tokens_per_hour = speed.output_tokens_per_s * SECONDS_PER_HOUR
-    output_tokens = Decimal(spec.chat.output_tokens)
-    tokens_per_day = speed.output_tokens_per_s * SECONDS_PER_DAY
-    node_usd = _serving_node_usd_per_hour(spec, estimate)
-    return ChatCost(
-        speed=speed,
-        tokens_per_day=tokens_per_day,
-        chats_per_day=tokens_per_day / output_tokens,
-        cluster_low_usd=estimate.hourly_low_usd * output_tokens / tokens_per_hour,
-        cluster_high_usd=estimate.hourly_high_usd * output_tokens / tokens_per_hour,
-        serving_usd=None if node_usd is None else node_usd * output_tokens / tokens_per_hour,
-        cluster_usd_per_1m_tokens=estimate.hourly_low_usd * MILLION / tokens_per_hour,
-        serving_usd_per_1m_tokens=None
-        if node_usd is None
-        else node_usd * MILLION / tokens_per_hour,
-    )
+    A nodeset that shrinks to nothing answers nobody: its chats pay for the nodes that they need.
+    """
+    usd = Decimal(0)
+    if spec.chat.serving_nodeset is None:
+        return usd
+    for worker in serving_workers(spec):
+        absent = max(0, spec.chat.serving_nodes - worker.min_nodes)
+        for component in estimate.components:
+            if component.nodeset == worker.name and component.monthly_high_usd is not None:
+                usd += component.monthly_high_usd * absent / worker.max_nodes / HOURS_PER_MONTH
+    return usd
 
 
 def _run(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> RunCost | NotKnown:
@@ -241,20 +168,6 @@ def _run(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> R
     )
 
 
-def _serving_workers(spec: StackSpec) -> tuple[WorkerSpec, ...]:
-    """The nodeset that serves chats, or every nodeset when none is named."""
-    serving = spec.chat.serving_nodeset
-    return tuple(
-        worker for worker in spec.nodes.workers if serving is None or worker.name == serving
-    )
-
-
-def _serving_node_usd_per_hour(spec: StackSpec, estimate: Estimate) -> Decimal | None:
-    if spec.chat.serving_nodeset is None:
-        return None
-    return _node_usd_per_hour(estimate, _serving_workers(spec))
-
-
 def _node_usd_per_hour(estimate: Estimate, workers: Sequence[WorkerSpec]) -> Decimal | None:
     """US dollars an hour for one node of the first of the nodesets, without its disk."""
     names = [worker.name for worker in workers]
@@ -269,8 +182,3 @@ def _job_of(spec: StackSpec, module: str) -> str:
     """The last job with the module; its default name when the stack declares none."""
     names = [job.name for job in spec.jobs if job.module == module]
     return names[-1] if names else {"workloads.train": "finetune"}.get(module, "evaluate")
-
-
-def _model_name(model: str) -> str:
-    """`Qwen/Qwen3-14B` and `Qwen3-14B` are one model."""
-    return model.rsplit("/", 1)[-1].lower()
