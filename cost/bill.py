@@ -1,0 +1,66 @@
+"""The one entry of the cost engine: bill(spec, book, records) -> Bill; all that is printed is in it.
+
+Owns which subjects are on a bill and their order. Does not own their arithmetic or the layout.
+    text = render(bill(spec, PriceBook.load(spec.prices), records), Format.TABLE)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cost.estimate import Estimate, estimate, price_problems
+from cost.part import Amount, Inputs, Part, PartMaker
+from cost.price_book import PriceBook
+from cost.run_record import RunRecord
+from cost.unit_costs import UnitCosts, unit_costs
+from stacks.check import check
+from stacks.problem import Level, Problem
+from stacks.spec import StackSpec
+
+PARTS: Final[tuple[PartMaker, ...]] = ()
+"""Every subject beyond the lines and the unit costs, in the order in which they are printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """What a stack costs and every figure that follows from it."""
+
+    spec: StackSpec
+    book: PriceBook
+    estimate: Estimate
+    unit_costs: UnitCosts
+    problems: tuple[Problem, ...]
+    """Checks of the stack with their US dollars, errors first."""
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """Problems that refuse the stack."""
+        return tuple(problem for problem in self.problems if problem.level is Level.ERROR)
+
+    @property
+    def warnings(self) -> tuple[Problem, ...]:
+        """Problems that cost money or comfort."""
+        return tuple(problem for problem in self.problems if problem.level is Level.WARNING)
+
+    @property
+    def amounts(self) -> tuple[Amount, ...]:
+        """Unit costs that the next preview compares with."""
+        return tuple(amount for part in self.parts for amount in part.amounts)
+
+
+def bill(spec: StackSpec, book: PriceBook, records: Sequence[RunRecord] = ()) -> Bill:
+    """The stack's bill; records replace assumed speeds where they measure this stack."""
+    total = estimate(spec, book)
+    units = unit_costs(spec, total, records)
+    inputs = Inputs(spec=spec, book=book, estimate=total, unit_costs=units, records=records)
+    return Bill(
+        spec=spec,
+        book=book,
+        estimate=total,
+        unit_costs=units,
+        problems=price_problems(check(spec), spec, book),
+        parts=tuple(part for make in PARTS for part in make(inputs)),
+    )
