@@ -58,6 +58,9 @@ def main() -> int:
     for name in ("PULUMI_BACKEND_URL", "PULUMI_HOME", "PULUMI_CONFIG_PASSPHRASE_FILE"):
         os.environ.pop(name, None)
     samples: dict[str, list[float]] = {name: [] for name in LIMITS}
+    load = os.getloadavg()[0]
+    if load > (os.cpu_count() or 1) / 2:
+        say(f"warning: other work loads this machine ({load:.1f}): the figures are too high")
     try:
         for number in range(options.runs):
             say(f"run {number + 1} of {options.runs}")
@@ -65,7 +68,7 @@ def main() -> int:
     finally:
         _local("down", "--purge")
         shutil.rmtree(folder, ignore_errors=True)
-    result = _result(samples)
+    result = _result(samples, load)
     _print(result)
     if options.write:
         RESULT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
@@ -163,7 +166,7 @@ def _timed(work: Callable[[], object]) -> float:
     return time.monotonic() - started
 
 
-def _result(samples: dict[str, list[float]]) -> dict[str, Any]:
+def _result(samples: dict[str, list[float]], load: float) -> dict[str, Any]:
     model = next(
         (
             line.partition(":")[2].strip()
@@ -181,6 +184,7 @@ def _result(samples: dict[str, list[float]]) -> dict[str, Any]:
             "memory_gib": round(memory / 2**30, 1),
             "kernel": platform.release(),
             "python": platform.python_version(),
+            "load_before": round(load, 2),
         },
         "medians": {name: round(statistics.median(each), 3) for name, each in samples.items()},
         "limits": LIMITS,
