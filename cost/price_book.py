@@ -32,6 +32,7 @@ class Unit(StrEnum):
     GIB_HOUR = "GiB-hour"
     GIB_MONTH = "GiB-month"
     ADDRESS_HOUR = "address-hour"
+    CLUSTER_HOUR = "cluster-hour"
 
 
 class PriceBookError(ValueError):
