@@ -1,0 +1,258 @@
+"""Chats a day from which self-hosting is cheaper than an API: break_even(spec, estimate, ...).
+
+A cluster costs the same however few chats it answers, an API costs by the chat. They meet at
+dollars a day over dollars a chat, unless the room of the serving nodes ends before: then never.
+Owns that comparison for every scenario, view and kind of billing; break_even_table.py lays it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from decimal import ROUND_CEILING, Decimal
+from enum import StrEnum
+from typing import Protocol
+
+from cost.chat import HOURS_PER_DAY, MILLION, ChatCost, HourlyCost, prompt_tokens
+from cost.components import Rate, node_rate
+from cost.estimate import Estimate
+from cost.price_book import PriceBook, UnknownPrice
+from cost.speeds import serving_workers
+from cost.unit_costs import NotKnown, UnitCosts
+from stacks.cost_spec import ChatSpec
+from stacks.spec import Billing, StackSpec
+
+
+class ApiPrice(Protocol):
+    """US dollars of one model of an API; cost/api_prices.py has them."""
+
+    @property
+    def usd_per_1m_input(self) -> Decimal: ...
+    @property
+    def usd_per_1m_cached_input(self) -> Decimal | None: ...
+    @property
+    def usd_per_1m_output(self) -> Decimal: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def date(self) -> date: ...
+
+
+class ApiPrices(Protocol):
+    """A book of API prices."""
+
+    def find(self, model: str) -> ApiPrice | UnknownPrice: ...
+
+
+class View(StrEnum):
+    """What the chats pay for."""
+
+    CLUSTER = "whole cluster"
+    SERVING = "serving nodes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiCost:
+    """What the reference chat costs at an API."""
+
+    model: str
+    usd: Decimal
+    """US dollars a chat."""
+    source: str
+    date: date
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """One scenario, view and kind of billing against one model of an API."""
+
+    scenario: str
+    view: View
+    billing: Billing
+    """How the serving nodeset is billed in this row."""
+    api: ApiCost
+    usd_per_day_low: Decimal
+    """US dollars a day of self-hosting at min_nodes, however many chats are answered."""
+    usd_per_day_high: Decimal
+    room_per_day: Decimal
+    """Chats a day that the serving nodes have room for."""
+    serving_nodes: int
+    meets_slo: bool | None
+
+    @property
+    def chats_per_day_low(self) -> Decimal | None:
+        """Chats a day at which both cost the same, at min_nodes; None against a free API."""
+        return self._meeting(self.usd_per_day_low)
+
+    @property
+    def chats_per_day_high(self) -> Decimal | None:
+        """The same at max_nodes."""
+        return self._meeting(self.usd_per_day_high)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the serving nodes have room for the chats at which self-hosting starts to win."""
+        return self.fits(self.chats_per_day_low)
+
+    @property
+    def utilisation(self) -> Decimal | None:
+        """Share of the room that must be used for self-hosting to win; over 1 is never."""
+        chats = self.chats_per_day_low
+        return None if chats is None else chats / self.room_per_day
+
+    @property
+    def serving_nodes_needed(self) -> int | None:
+        """Serving nodes with room for the break-even of a cluster that costs no more for them."""
+        chats = self.chats_per_day_low
+        if chats is None:
+            return None
+        each = self.room_per_day / self.serving_nodes
+        return int((chats / each).to_integral_value(ROUND_CEILING))
+
+    def fits(self, chats_per_day: Decimal | None) -> bool:
+        """Whether the serving nodes have room for the chats."""
+        return chats_per_day is not None and chats_per_day <= self.room_per_day
+
+    def self_hosted_usd(self, chats_per_day: Decimal) -> Decimal:
+        """US dollars a chat of self-hosting at so many chats a day, at min_nodes."""
+        return self.usd_per_day_low / chats_per_day
+
+    def _meeting(self, usd_per_day: Decimal) -> Decimal | None:
+        return usd_per_day / self.api.usd if self.api.usd else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEvens:
+    """Every comparison of a stack, by scenario, then API model, then billing, then view."""
+
+    rows: tuple[BreakEven, ...]
+    apis: tuple[ApiCost, ...]
+    unpriced: tuple[str, ...]
+    """Why a declared model has no row."""
+    max_serving_nodes: int | None
+    """Most nodes that the serving nodeset has; None when none is named."""
+
+
+def break_even(
+    spec: StackSpec,
+    estimate: Estimate,
+    unit_costs: UnitCosts,
+    api_book: ApiPrices,
+    *,
+    book: PriceBook | None = None,
+) -> BreakEvens | NotKnown:
+    """The stack's chats against the models that it names; a book adds other kinds of billing."""
+    chats = unit_costs.chats
+    if isinstance(chats, NotKnown):
+        return chats
+    apis, unpriced = _api_costs(spec.chat, api_book)
+    workers = serving_workers(spec)
+    billings = {_billing(spec): unit_costs.hourly}
+    if book is not None:
+        billings |= hourly_by_billing(spec, unit_costs.hourly, book)
+    return BreakEvens(
+        rows=tuple(
+            row
+            for chat in chats
+            for api in apis
+            for billing, hourly in billings.items()
+            for row in _rows(chat, api, billing, hourly)
+        ),
+        apis=apis,
+        unpriced=unpriced,
+        max_serving_nodes=None
+        if spec.chat.serving_nodeset is None
+        else sum(worker.max_nodes for worker in workers),
+    )
+
+
+def hourly_by_billing(
+    spec: StackSpec, hourly: HourlyCost, book: PriceBook
+) -> Mapping[Billing, HourlyCost]:
+    """The hourly cost with the serving nodes billed in every other way that the book prices."""
+    if spec.chat.serving_nodeset is None:
+        return {}
+    found: dict[Billing, HourlyCost] = {}
+    for billing in Billing:
+        changed = hourly
+        for worker in serving_workers(spec):
+            now, other = node_rate(worker, book), node_rate(replace(worker, billing=billing), book)
+            changed = _rebilled(spec, changed, worker.min_nodes, worker.max_nodes, now, other)
+        # A kind without a price of its own says nothing new.
+        if changed != hourly:
+            found[billing] = changed
+    return found
+
+
+def api_usd_per_chat(chat: ChatSpec, price: ApiPrice) -> Decimal:
+    """US dollars of the chat at the API, with its price for cached input where it has one."""
+    prompt = Decimal(prompt_tokens(chat))
+    cached = prompt * chat.cached_share
+    cached_usd = price.usd_per_1m_cached_input
+    usd = (
+        (prompt - cached) * price.usd_per_1m_input
+        + cached * (price.usd_per_1m_input if cached_usd is None else cached_usd)
+        + chat.output_tokens * price.usd_per_1m_output
+    )
+    return usd / MILLION
+
+
+def _api_costs(chat: ChatSpec, api_book: ApiPrices) -> tuple[tuple[ApiCost, ...], tuple[str, ...]]:
+    costs: list[ApiCost] = []
+    unpriced: list[str] = []
+    for model in chat.api_models:
+        price = api_book.find(model)
+        if isinstance(price, UnknownPrice):
+            unpriced.append(price.reason)
+            continue
+        usd = api_usd_per_chat(chat, price)
+        costs.append(ApiCost(model=model, usd=usd, source=price.source, date=price.date))
+    return tuple(costs), tuple(unpriced)
+
+
+def _billing(spec: StackSpec) -> Billing:
+    """How the serving nodeset is billed as declared."""
+    return next((worker.billing for worker in serving_workers(spec)), Billing.ON_DEMAND)
+
+
+def _rebilled(
+    spec: StackSpec,
+    hourly: HourlyCost,
+    min_nodes: int,
+    max_nodes: int,
+    now: Rate | UnknownPrice,
+    other: Rate | UnknownPrice,
+) -> HourlyCost:
+    """The hourly cost after the nodes' rate changes; the same where a price is unknown."""
+    if isinstance(now, UnknownPrice) or isinstance(other, UnknownPrice):
+        return hourly
+    change = other.usd - now.usd
+    serving = spec.chat.serving_nodes
+    return HourlyCost(
+        cluster_low_usd=hourly.cluster_low_usd + change * max(min_nodes, serving),
+        cluster_high_usd=hourly.cluster_high_usd + change * max_nodes,
+        serving_usd=None if hourly.serving_usd is None else hourly.serving_usd + change * serving,
+    )
+
+
+def _rows(
+    chat: ChatCost, api: ApiCost, billing: Billing, hourly: HourlyCost
+) -> tuple[BreakEven, ...]:
+    costs = [(View.CLUSTER, hourly.cluster_low_usd, hourly.cluster_high_usd)]
+    if hourly.serving_usd is not None:
+        costs.append((View.SERVING, hourly.serving_usd, hourly.serving_usd))
+    return tuple(
+        BreakEven(
+            scenario=chat.speed.scenario,
+            view=view,
+            billing=billing,
+            api=api,
+            usd_per_day_low=low * HOURS_PER_DAY,
+            usd_per_day_high=high * HOURS_PER_DAY,
+            room_per_day=chat.chats_per_day,
+            serving_nodes=chat.serving_nodes,
+            meets_slo=chat.meets_slo,
+        )
+        for view, low, high in costs
+    )
