@@ -25,13 +25,13 @@ from infra.local.kube.api_server import ApiServerConfig
 from infra.local.kube.certificates import write_certificates
 from infra.local.kube.client import KubeClient
 from infra.local.kube.crd import install_crds
-from infra.local.slurm.cluster import SlurmRuntime, is_listening
-from infra.local.state import CHECKOUT, Cache, Ports, State
+from infra.local.ports import in_use, is_free, is_listening, login_in_use
+from infra.local.slurm.cluster import SlurmRuntime
+from infra.local.state import CHECKOUT, PORT_SETTING, Cache, Ports, State
 
 EMULATOR: Final = "nebius-api"
 RECONCILER: Final = "reconcile"
 SERVICES: Final = (EMULATOR, "etcd", "kube-apiserver", RECONCILER)
-PORT_SETTING: Final = "SOPERATOR_LOCAL_PORT_BASE"
 _READY_S: Final = 60.0
 _POLL_S: Final = 0.05
 _LATENCY: Final = "latency"
@@ -225,23 +225,13 @@ def check_machine(cloud: Cloud) -> None:
 def refuse_taken_login_port(cloud: Cloud, path: str, port: int) -> None:
     """Refuse the declared SSH port of the login node, at `path`, while a stranger listens on it."""
     if is_listening(port) and not any(part.pid and part.port == port for part in parts(cloud)):
-        raise LocalError(
-            f"{path}: port {port} of 127.0.0.1 is in use by another program; stop it or declare "
-            "a free port there, 30000 to 32767"
-        )
+        raise LocalError(f"{path}: {login_in_use(port)}")
 
 
 def refuse_taken_port(part: str, port: int) -> None:
     """Refuse a port that a stranger holds."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise LocalError(
-                f"{part}: port {port} is in use by another program; stop it or set "
-                f"{PORT_SETTING} to another base port"
-            ) from error
+    if not is_free(port):
+        raise LocalError(f"{part}: {in_use(port)}")
 
 
 def _start_kube(cloud: Cloud) -> None:

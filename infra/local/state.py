@@ -22,6 +22,7 @@ TOKEN: Final = "local-token"  # noqa: S105
 PULUMI_VERSION: Final = "3.190.0"
 """Newest version whose Go module is served by every Go proxy that we met."""
 KUBE_APISERVER_VERSION: Final = "1.36.0"
+PORT_SETTING: Final = "SOPERATOR_LOCAL_PORT_BASE"
 _DEFAULT_PORT_BASE: Final = 17800
 _PORTS: Final = 100
 
@@ -130,10 +131,10 @@ class Ports:
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Ports:
         """`$SOPERATOR_LOCAL_PORT_BASE`, or 17800."""
-        text = environ.get("SOPERATOR_LOCAL_PORT_BASE") or str(_DEFAULT_PORT_BASE)
+        text = environ.get(PORT_SETTING) or str(_DEFAULT_PORT_BASE)
         if not text.isdecimal() or not 1024 <= int(text) <= 65536 - _PORTS:
             raise LocalError(
-                f"SOPERATOR_LOCAL_PORT_BASE: '{text}' is no port base; "
+                f"{PORT_SETTING}: '{text}' is no port base; "
                 f"a number from 1024 to {65536 - _PORTS}: {_PORTS} ports from it are used"
             )
         return cls(int(text))

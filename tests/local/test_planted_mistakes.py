@@ -6,12 +6,15 @@ cloud, with a status that says what is missing.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from infra.local import process
+from infra.local.ports import PORT_IN_USE
+from infra.local.state import PORT_SETTING
 from tests.local.slurm_stand import CLUSTER, NODESETS, Stand, node_groups, running_stand
 
 pytestmark = pytest.mark.local
@@ -171,3 +174,28 @@ def test_rest_without_accounting_is_skipped_and_said(stand: Stand) -> None:
     values[CLUSTER]["slurmNodes"]["rest"]["enabled"] = True
     stand.apply(values)
     stand.wait_message("SlurmCluster", "soperator", "it needs accounting.enabled")
+
+
+def test_a_stranger_on_the_ssh_port_is_told_until_he_leaves(stand: Stand) -> None:
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", stand.ssh_port))
+        stranger.listen()
+        stand.apply(stand.values())
+        told = f"port {stand.ssh_port} of 127.0.0.1 is in use by another program; stop it or "
+        stand.wait_message("SlurmCluster", "soperator", told + "declare a free port")
+        conditions = stand.status("SlurmCluster", "soperator")["conditions"]
+        assert [c["type"] for c in conditions if c["reason"] == PORT_IN_USE] == ["LoginAvailable"]
+    stand.wait_idle("worker-[0-1]")
+
+
+def test_a_stranger_on_a_port_of_slurmd_is_told_with_the_setting(stand: Stand) -> None:
+    port = stand.cloud.ports.slurmd(0)
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        stand.apply(stand.values())
+        told = f"port {port} is in use by another program; stop it or set {PORT_SETTING}"
+        stand.wait_message("NodeSet", "worker", told)
+        (condition,) = stand.status("NodeSet", "worker")["conditions"]
+        assert condition["reason"] == PORT_IN_USE
+    stand.wait_idle("worker-[0-1]")

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from infra.local import process
+from infra.local import ports, process
 from infra.local.errors import LocalError
 from infra.local.kube.certificates import write_certificates
 from infra.local.kube.client import KubeClient
 from infra.local.kube.kubeconfig import Access
 from infra.local.state import TOKEN, Cache
 
-"""Bearer token of the cluster's administrator."""
-PORT_SETTING: Final = "SOPERATOR_LOCAL_PORT_BASE"
 _UNFINISHED_BUILD: Final = "build/kube-apiserver/kube-apiserver"
 """Where set-up builds it, before it is moved into place."""
 _HOST: Final = "127.0.0.1"
@@ -179,26 +176,13 @@ def _write_tokens(path: Path) -> None:
     path.write_text(f'{TOKEN},local-admin,local-admin,"system:masters"\n')
 
 
-def _refuse_taken_ports(program: str, ports: tuple[int, ...]) -> None:
+def _refuse_taken_ports(program: str, wanted: tuple[int, ...]) -> None:
     deadline = time.monotonic() + _PORT_TIMEOUT_S
-    for port in ports:
-        while not _is_free(port):
+    for port in wanted:
+        while not ports.is_free(port):
             if time.monotonic() > deadline:
-                raise LocalError(
-                    f"{program}: port {port} is in use by another program; stop it or set "
-                    f"{PORT_SETTING} to another base port"
-                )
+                raise LocalError(f"{program}: {ports.in_use(port)}")
             time.sleep(_POLL_S)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_HOST, port))
-        except OSError:
-            return False
-        return True
 
 
 def _wait_ready(config: ApiServerConfig, timeout_s: float) -> None:

@@ -27,6 +27,7 @@ _MAX_CONNECTIONS: Final = 16
 _RETRIES: Final = urllib3.Retry(total=1, connect=0, redirect=0, other=0, allowed_methods=None)
 """A connection that the server closed while idle is tried again; every request is idempotent."""
 _POLL_S: Final = 0.25
+_STUCK_S: Final = 3.0
 
 
 class KubeError(Exception):
@@ -48,6 +49,10 @@ class CancelledError(KubeError):
 
 class WaitTimeoutError(KubeError):
     """An object did not become ready in time."""
+
+
+class StuckError(KubeError):
+    """An object says that it will not become ready."""
 
 
 class KubeClient:
@@ -180,14 +185,24 @@ class KubeClient:
         *,
         timeout_s: float,
         cancelled: threading.Event | None = None,
+        stuck: Callable[[Object], str] = lambda _live: "",
     ) -> Object:
-        """The live object once `is_met` holds; a timeout says what its status was."""
+        """The live object once `is_met` holds; a timeout says what its status was.
+
+        Ends early when `stuck` gives a reason for longer than a restart takes.
+        """
         event = cancelled or threading.Event()
         deadline = time.monotonic() + timeout_s
+        hopeful_at = time.monotonic()
         while True:
             live = self.get(target)
             if live is not None and is_met(live):
                 return live
+            reason = stuck(live) if live is not None else ""
+            if not reason:
+                hopeful_at = time.monotonic()
+            elif time.monotonic() - hopeful_at >= _STUCK_S:
+                raise StuckError(f"{describe(target)}: {reason}")
             if event.is_set():
                 raise CancelledError(f"{describe(target)}: interrupted while waiting for {what}")
             if time.monotonic() >= deadline:

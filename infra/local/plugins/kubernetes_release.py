@@ -18,7 +18,7 @@ import yaml
 from infra.local.kube.charts.release import RECORDED_LABEL, Object, Release
 from infra.local.kube.charts.render import CRDS_CHART, Rendered, render
 from infra.local.kube.charts.values import ChartError
-from infra.local.kube.client import CancelledError, KubeClient, WaitTimeoutError
+from infra.local.kube.client import CancelledError, KubeClient, StuckError, WaitTimeoutError
 from infra.local.plugins.kubernetes_objects import dry_run, remove
 from infra.local.plugins.kubernetes_wait import readiness_of
 from infra.plugins.provider import (
@@ -131,7 +131,7 @@ class Releases:
         try:
             if not inputs.get("skipAwait"):
                 self._await(client, rendered.objects, inputs)
-        except (WaitTimeoutError, CancelledError) as error:
+        except (WaitTimeoutError, StuckError, CancelledError) as error:
             record = _record(client, release, rendered, revision, "failed", keep)
             state["status"] = _status(record)
             message = f"release {release.name}: {error}"
@@ -150,6 +150,7 @@ class Releases:
                     wait.is_met,
                     timeout_s=timeout_s,
                     cancelled=self._provider.cancelled,
+                    stuck=wait.stuck,
                 )
 
     def _render(self, release: Release, inputs: Values) -> Rendered:

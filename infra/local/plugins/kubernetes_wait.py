@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from infra.local.ports import PORT_IN_USE
 from infra.plugins.provider import ProviderError
 
 WAIT_FOR: Final = "pulumi.com/waitFor"
@@ -30,6 +31,8 @@ class Wait:
 
     what: str
     is_met: Callable[[dict[str, Any]], bool]
+    stuck: Callable[[dict[str, Any]], str] = lambda _live: ""
+    """Why waiting is of no use; empty while it is."""
 
 
 def waits_of(inputs: dict[str, Any]) -> list[Wait]:
@@ -58,7 +61,15 @@ def readiness_of(target: dict[str, Any]) -> Wait | None:
         status = live.get("status", {})
         return status.get("phase") == phase and not _is_stale(live)
 
-    return Wait(f"phase {phase}", is_met)
+    return Wait(f"phase {phase}", is_met, _port_in_use)
+
+
+def _port_in_use(live: dict[str, Any]) -> str:
+    """What the object says of a stranger on one of its ports."""
+    for condition in live.get("status", {}).get("conditions") or []:
+        if condition.get("reason") == PORT_IN_USE:
+            return condition.get("message", "")
+    return ""
 
 
 def _is_stale(live: dict[str, Any]) -> bool:

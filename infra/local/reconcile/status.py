@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from infra.local.ports import PORT_IN_USE, tells_of_use
 from infra.local.reconcile.plan import DATABASE_POD, ClusterPlan, NodeSetPlan, PodPlan
 from infra.local.reconcile.snapshot import Object, name_of
 
@@ -92,10 +93,17 @@ def _condition(source: Object, type_: str, problem: str) -> dict[str, Any]:
     return {
         "type": type_,
         "status": status,
-        "reason": "Missing" if problem else "Ready",
+        "reason": _reason(problem),
         "message": problem,
         "lastTransitionTime": changed,
     }
+
+
+def _reason(problem: str) -> str:
+    """One word for programs; PORT_IN_USE is what no waiting helps against."""
+    if tells_of_use(problem):
+        return PORT_IN_USE
+    return "Missing" if problem else "Ready"
 
 
 def differs(source: Object, status: Mapping[str, Any]) -> bool:

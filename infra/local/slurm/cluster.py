@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from infra.local import process
+from infra.local import ports, process
 from infra.local.slurm import pod as pods
+from infra.local.slurm.conf import LOGIN
 from infra.local.slurm.daemons import Daemon, SharedFolder
 
 _PREFIX: Final = "slurm-"
@@ -93,7 +93,7 @@ class SlurmRuntime:
             process.stop(name, self.run_dir)
             running = False
         if running:
-            if is_listening(daemon.port):
+            if ports.is_listening(daemon.port):
                 self._attempts.pop(spec.name, None)
                 return ""
             return f"not yet listening on port {daemon.port}"
@@ -104,19 +104,17 @@ class SlurmRuntime:
         if not self.shared.munge_socket.exists():
             return "waits for munge"
         for port in daemon.needs_ports:
-            if not is_listening(port):
+            if not ports.is_listening(port):
                 return f"waits for port {port}"
+        if not ports.is_free(daemon.port):
+            told = ports.login_in_use if spec.name == LOGIN else ports.in_use
+            return told(daemon.port)
         attempt = self._attempts.setdefault(spec.name, _Attempt())
         now = time.monotonic()
         if now < attempt.not_before:
             return f"ended: {_last_line(self._log(spec.name))}"
         attempt.not_before = now + attempt.wait_s
         attempt.wait_s = min(2 * attempt.wait_s, _LAST_RETRY_S)
-        if _is_taken(daemon.port):
-            return (
-                f"port {daemon.port} of 127.0.0.1 is in use by another program; stop it or declare "
-                "another port"
-            )
         folder = self.pods_folder / spec.name
         (folder / "root").mkdir(parents=True, exist_ok=True)
         script = folder / "start.sh"
@@ -162,27 +160,6 @@ class SlurmRuntime:
 
     def _log(self, pod: str) -> Path:
         return self.folder / "log" / f"{pod}.log"
-
-
-def is_listening(port: int) -> bool:
-    """Whether a server listens on 127.0.0.1:port, without disturbing it by a connection."""
-    # gRPC listens on an IPv6 socket that is mapped to 127.0.0.1.
-    wanted = (f"0100007F:{port:04X}", f"0000000000000000FFFF00000100007F:{port:04X}")
-    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
-        lines = table.read_text().splitlines() if table.exists() else []
-        if any(line.split()[1] in wanted and line.split()[3] == "0A" for line in lines):
-            return True
-    return False
-
-
-def _is_taken(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return True
-    return False
 
 
 def _last_line(log: Path) -> str:
