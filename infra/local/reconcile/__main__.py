@@ -3,7 +3,8 @@
     python -m infra.local.reconcile --state DIR
 
 Two loops: nodes (Nebius API -> Kubernetes nodes) and operator (custom resources -> daemons). Also
-starts the Nebius API and the API server again when they end. Daemons outlive it on purpose.
+starts the Nebius API and the API server again when they end. Daemons outlive it on purpose. A loop
+that finds nothing to do comes back later and later, up to two seconds: an idle stack costs little.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from infra.local.reconcile.nodes import read_groups, read_projects, reconcile_no
 from infra.local.reconcile.operator import Operator, log
 from infra.local.state import Cache, Ports, State
 
-_INTERVAL_S: Final = 0.3
-_HEAL_INTERVAL_S: Final = 2.0
+_BUSY_INTERVAL_S: Final = 0.3
+_IDLE_INTERVAL_S: Final = 2.0
+_SLOWER: Final = 1.5
+"""Each pass with nothing to do makes the next pause this much longer."""
 _AFTER_ERROR_S: Final = 1.0
 
 
@@ -43,9 +46,7 @@ def main() -> int:
     loops = [threading.Thread(target=_repeat, args=(_operate(cloud), stopped))]
     if not options.without_nodes:
         loops.append(threading.Thread(target=_repeat, args=(_mirror_nodes(cloud), stopped)))
-        loops.append(
-            threading.Thread(target=_repeat, args=(_heal(cloud), stopped, _HEAL_INTERVAL_S))
-        )
+        loops.append(threading.Thread(target=_repeat, args=(_heal(cloud), stopped)))
     for loop in loops:
         loop.start()
     for loop in loops:
@@ -53,43 +54,42 @@ def main() -> int:
     return 0
 
 
-def _operate(cloud: Cloud) -> Callable[[], None]:
-    operator = Operator(KubeClient(cloud.kube.access()), cloud.state, cloud.cache, cloud.ports)
-
-    def step() -> None:
-        operator.step()
-
-    return step
+def _operate(cloud: Cloud) -> Callable[[], bool]:
+    return Operator(KubeClient(cloud.kube.access()), cloud.state, cloud.cache, cloud.ports).step
 
 
-def _mirror_nodes(cloud: Cloud) -> Callable[[], None]:
+def _mirror_nodes(cloud: Cloud) -> Callable[[], bool]:
     client = KubeClient(cloud.kube.access())
     projects: list[str] = []
 
-    def step() -> None:
+    def step() -> bool:
         from infra.nebius.sdk import shared_sdk
 
         if not projects:
             projects.extend(read_projects(shared_sdk()))
         groups = read_groups(shared_sdk(), projects)
-        reconcile_nodes(client, groups, client.list("v1", "Node"))
+        changed = reconcile_nodes(client, groups.running, client.list("v1", "Node"))
+        return changed or groups.in_motion
 
     return step
 
 
-def _heal(cloud: Cloud) -> Callable[[], None]:
-    return lambda: start_services(cloud)
+def _heal(cloud: Cloud) -> Callable[[], bool]:
+    def step() -> bool:
+        start_services(cloud)
+        return False
+
+    return step
 
 
-def _repeat(
-    step: Callable[[], None], stopped: threading.Event, interval_s: float = _INTERVAL_S
-) -> None:
-    """Call `step` again and again; an error is logged once until it changes."""
-    last = ""
+def _repeat(step: Callable[[], bool], stopped: threading.Event) -> None:
+    """Call `step` again and again, rarely while it is idle; an error is logged until it changes."""
+    last, pause = "", _BUSY_INTERVAL_S
     while not stopped.is_set():
         try:
-            step()
-            last, pause = "", interval_s
+            busy = step()
+            last = ""
+            pause = _BUSY_INTERVAL_S if busy else min(pause * _SLOWER, _IDLE_INTERVAL_S)
         except Exception as error:  # a loop that ends heals nothing any more
             text = f"{type(error).__name__}: {error}"
             if text != last:

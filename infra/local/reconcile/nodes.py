@@ -40,18 +40,31 @@ class NodeGroup:
     gpu_cluster: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroups:
+    """Node groups of every cluster of the projects at one moment."""
+
+    running: tuple[NodeGroup, ...]
+    in_motion: bool
+    """A group is on its way, or a cluster waits for its first one."""
+
+
 def node_objects(groups: Iterable[NodeGroup]) -> list[Object]:
     """The nodes of the groups, named after their group."""
     return [_node(group, index) for group in groups for index in range(group.num_nodes)]
 
 
-def reconcile_nodes(client: KubeClient, groups: Iterable[NodeGroup], nodes: list[Object]) -> None:
-    """Apply the nodes that differ from `nodes`, the live ones, and remove those without a group."""
+def reconcile_nodes(client: KubeClient, groups: Iterable[NodeGroup], nodes: list[Object]) -> bool:
+    """Apply the nodes that differ from `nodes`, the live ones, and remove those without a group.
+
+    True if anything was to do.
+    """
     live = {name_of(node): node for node in nodes if GROUP_LABEL in (_labels(node))}
-    wanted = node_objects(groups)
-    for node in wanted:
+    changed = False
+    for node in node_objects(groups):
         found = live.pop(name_of(node), None)
         if found is None or not _is_current(found, node):
+            changed = True
             status = node.pop("status")
             client.apply(node, field_manager=_MANAGER)
             # Admission puts a not-ready taint on every new node; a second apply takes it off.
@@ -61,23 +74,24 @@ def reconcile_nodes(client: KubeClient, groups: Iterable[NodeGroup], nodes: list
             client.apply_status(named, field_manager=_MANAGER)
     for node in live.values():
         client.delete(node)
+    return changed or bool(live)
 
 
-def read_groups(sdk: Any, projects: Sequence[str]) -> list[NodeGroup]:
-    """Node groups that run, of every mk8s cluster of the projects."""
+def read_groups(sdk: Any, projects: Sequence[str]) -> NodeGroups:
+    """Node groups of every mk8s cluster of the projects."""
     from nebius.api.nebius.mk8s import v1 as mk8s
 
     clusters, groups = mk8s.ClusterServiceClient(sdk), mk8s.NodeGroupServiceClient(sdk)
     found: list[NodeGroup] = []
+    in_motion = False
     for project in projects:
         for cluster in clusters.list(mk8s.ListClustersRequest(parent_id=project)).wait().items:
             request = mk8s.ListNodeGroupsRequest(parent_id=cluster.metadata.id)
-            found += [
-                _group(item)
-                for item in groups.list(request).wait().items
-                if item.status.state.name == "RUNNING"
-            ]
-    return sorted(found, key=lambda group: group.id)
+            items = groups.list(request).wait().items
+            running = [_group(item) for item in items if item.status.state.name == "RUNNING"]
+            in_motion = in_motion or not items or len(running) < len(items)
+            found += running
+    return NodeGroups(running=tuple(sorted(found, key=lambda group: group.id)), in_motion=in_motion)
 
 
 def read_projects(sdk: Any) -> list[str]:

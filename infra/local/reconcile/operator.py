@@ -54,6 +54,7 @@ class Operator:
     ports: Ports
     runtime: SlurmRuntime = field(init=False)
     _places: Places = field(init=False)
+    _seen: frozenset[str] = field(init=False, default=frozenset())
 
     def __post_init__(self) -> None:
         folder = self.state.local / "slurm"
@@ -62,8 +63,8 @@ class Operator:
             filesystems=self.state.local / "filesystems", pods=self.runtime.pods_folder
         )
 
-    def step(self) -> Snapshot:
-        """One pass over everything; the snapshot that it acted on."""
+    def step(self) -> bool:
+        """One pass over everything; True while there is something to do."""
         snapshot = Snapshot.read(self.client)
         bind_claims(self.client, snapshot)
         plan = make_plan(
@@ -73,7 +74,8 @@ class Operator:
         self._report(plan, waiting)
         release_deleted(self.client, snapshot)
         end_namespaces(self.client, snapshot)
-        return snapshot
+        seen, self._seen = self._seen, snapshot.versions()
+        return self._seen != seen or any(waiting.values())
 
     def _daemons(self, plan: Plan) -> list[Daemon]:
         if plan.cluster is None:

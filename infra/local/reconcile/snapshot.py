@@ -44,6 +44,11 @@ class Snapshot:
             items.sort(key=lambda item: (item["metadata"].get("namespace", ""), name_of(item)))
         return cls(by_kind=by_kind)
 
+    def versions(self) -> frozenset[str]:
+        """Name and version of every object: two equal sets are the same objects, unchanged."""
+        heads = (item["metadata"] for items in self.by_kind.values() for item in items)
+        return frozenset(f"{head['uid']} {head['resourceVersion']}" for head in heads)
+
     def all(self, kind: str, namespace: str | None = None) -> list[Object]:
         """Objects of a kind that are not being deleted, of one namespace or of all."""
         return [
