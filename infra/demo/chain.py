@@ -9,10 +9,13 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from infra.cli.errors import CliError
+from infra.demo import attempt
+from infra.demo.attempt import Attempt
 from infra.jobs import history, logs, pull, slurm, submit
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
@@ -23,6 +26,7 @@ from stacks.spec import JobSpec, StackSpec
 
 _LINE_EVERY_S = 5.0
 _LAST_LINES = 15
+_RECENT_DAYS = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,7 @@ class Chain:
 
     def run(self, spec: StackSpec, settings: Mapping[str, tuple[str, ...]]) -> list[Step]:
         """Every declared job to its end, each after the one it needs; the first failure ends it."""
+        self._adopt()
         chosen: dict[str, Submission] = {}
         reused: set[str] = set()
         for job in in_order(spec):
@@ -62,13 +67,10 @@ class Chain:
         self, job: JobSpec, sets: tuple[str, ...], needed: Submission | None
     ) -> Submission | None:
         """The newest submission that counts, and a line that says so."""
-        for each in reversed(history.submissions(self.state, self.outputs.stack)):
-            if (each.job, each.code_hash, each.sets, each.cluster) != (
-                job.name,
-                self.code_hash,
-                sets,
-                self.outputs.login_host_key,
-            ) or (needed is not None and int(each.job_id) < int(needed.job_id)):
+        for each in self._submissions():
+            if (each.job, each.code_hash, each.sets) != (job.name, self.code_hash, sets) or (
+                needed is not None and int(each.job_id) < int(needed.job_id)
+            ):
                 continue
             try:
                 found = slurm.find(self.connection, each.job_id)
@@ -85,6 +87,24 @@ class Chain:
                 return each
         return None
 
+    def _adopt(self) -> None:
+        """Writes down the job whose submission was killed before its id came back."""
+        begun = attempt.left(self.state)
+        if begun is not None and begun.submission.cluster == self.outputs.login_host_key:
+            known = (each.job_id for each in self._submissions())
+            job = attempt.made(begun, slurm.recent(self.connection, days=_RECENT_DAYS), known)
+            if job is not None:
+                log_path = self.outputs.log_path(job.name, job.id)
+                found = replace(begun.submission, job_id=job.id, log_path=log_path)
+                history.remember(self.state, found)
+                self.say(f"{job.name}: job {job.id} was submitted by a run that was killed")
+        attempt.end(self.state)
+
+    def _submissions(self) -> list[Submission]:
+        """What was submitted to this very cluster, newest first."""
+        made = history.submissions(self.state, self.outputs.stack)
+        return [each for each in reversed(made) if each.cluster == self.outputs.login_host_key]
+
     def _has_record(self, job_id: str) -> bool:
         record = f"{self.outputs.results_path(job_id)}/run_record.json"
         return self.connection.run(f"test -s {shlex.quote(record)}").ok
@@ -93,6 +113,7 @@ class Chain:
         after = None
         if needed is not None and not slurm.find(self.connection, needed.job_id).succeeded:
             after = needed.job_id
+        attempt.begin(self.state, self._attempt(job.name, sets, after))
         submission = submit.submit(
             self.connection,
             self.outputs,
@@ -103,9 +124,25 @@ class Chain:
             git_revision=self.git_revision,
         )
         history.remember(self.state, submission)
+        attempt.end(self.state)
         waits = f", after job {after}" if after else ""
         self.say(f"{job.name}: submitted as job {submission.job_id}{waits}")
         return submission
+
+    def _attempt(self, job: str, sets: tuple[str, ...], after: str | None) -> Attempt:
+        planned = Submission(
+            stack=self.outputs.stack,
+            job=job,
+            job_id="",
+            code_hash=self.code_hash,
+            sets=sets,
+            after=after,
+            log_path="",
+            submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            cluster=self.outputs.login_host_key,
+        )
+        jobs = slurm.recent(self.connection, days=_RECENT_DAYS)
+        return Attempt(submission=planned, newest_id=attempt.newest(jobs))
 
     def _finish(self, submission: Submission, *, reused: bool) -> Step:
         """Follows the job to its end and pulls what it left; a failed job is an error."""
