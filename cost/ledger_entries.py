@@ -1,0 +1,248 @@
+"""Lines of a ledger: a forecast, an actual or an override, to and from one JSON object each.
+
+Owns the format (schema version 1). Money and other decimals are text, times are UTC. Does not own
+the file (ledger.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Final, NoReturn, TypedDict, TypeGuard
+
+SCHEMA_VERSION: Final = 1
+
+
+class LineError(ValueError):
+    """A line that is no entry."""
+
+
+class VersionError(ValueError):
+    """A line of another schema version: leaving it out would misstate what was spent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastEntry:
+    """A job at its submission; None where nothing was known."""
+
+    at: datetime
+    job: str
+    job_id: str
+    cluster: str
+    """Host key of the login node: job ids start again at 1 on a cluster that was made anew."""
+    num_nodes: int
+    hours: Decimal | None
+    nodes_usd: Decimal | None
+    basis: str
+    """Where the hours come from, or why they are not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """Nodes that a job held from one moment to another."""
+
+    started_at: datetime
+    ended_at: datetime | None
+    """None while it runs."""
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActualEntry:
+    """A job after its end."""
+
+    at: datetime
+    job: str
+    job_id: str
+    cluster: str
+    user: str
+    partition: str
+    state: str
+    runs: tuple[Occupancy, ...]
+    """More than one where it was preempted and started again."""
+    node_hours: Decimal
+    nodes_usd: Decimal | None
+    """US dollars of its nodes; None when their price is not known."""
+    padding_percent: Decimal | None
+    """Share of its training that was padding, from its run record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverrideEntry:
+    """A submission that the budget had no room for."""
+
+    at: datetime
+    job: str
+    job_id: str
+    cluster: str
+    user: str
+    """Who gave --force, as this machine knows them."""
+    forecast_usd: Decimal
+    left_usd: Decimal
+    budget_usd: Decimal
+
+
+Entry = ForecastEntry | ActualEntry | OverrideEntry
+
+
+def encode(entry: Entry) -> str:
+    """The entry as one line of ASCII without its end."""
+    return json.dumps({"schema_version": SCHEMA_VERSION, "kind": _kind(entry), **_values(entry)})
+
+
+def decode(text: str) -> Entry:
+    """The entry of the line."""
+    try:
+        values: object = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise LineError(f"not a JSON object (column {error.colno}): cut or damaged") from error
+    if not _is_map(values):
+        raise LineError("not a JSON object")
+    version = values.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise VersionError(
+            f"schema_version: got {version!r}, expected {SCHEMA_VERSION}; use the version of "
+            "soperator that wrote it, or move the file away to begin a new ledger"
+        )
+    reader = _Reader(values)
+    match reader.text("kind"):
+        case "forecast":
+            return ForecastEntry(
+                **reader.common(),
+                num_nodes=reader.count("num_nodes"),
+                hours=reader.decimal_or_none("hours"),
+                nodes_usd=reader.decimal_or_none("nodes_usd"),
+                basis=reader.text("basis"),
+            )
+        case "actual":
+            return ActualEntry(
+                **reader.common(),
+                user=reader.text("user"),
+                partition=reader.text("partition"),
+                state=reader.text("state"),
+                runs=reader.runs(),
+                node_hours=reader.decimal("node_hours"),
+                nodes_usd=reader.decimal_or_none("nodes_usd"),
+                padding_percent=reader.decimal_or_none("padding_percent"),
+            )
+        case "override":
+            return OverrideEntry(
+                **reader.common(),
+                user=reader.text("user"),
+                forecast_usd=reader.decimal("forecast_usd"),
+                left_usd=reader.decimal("left_usd"),
+                budget_usd=reader.decimal("budget_usd"),
+            )
+        case other:
+            raise LineError(f"kind: got {other!r}, expected forecast, actual or override")
+
+
+def _kind(entry: Entry) -> str:
+    match entry:
+        case ForecastEntry():
+            return "forecast"
+        case ActualEntry():
+            return "actual"
+        case OverrideEntry():
+            return "override"
+
+
+def _values(record: Entry | Occupancy) -> dict[str, object]:
+    names = type(record).__dataclass_fields__
+    return {name: _plain(getattr(record, name)) for name in names}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="seconds")
+    if isinstance(value, Occupancy):
+        return _values(value)
+    return [_plain(item) for item in value] if _is_list(value) else value
+
+
+class _Common(TypedDict):
+    at: datetime
+    job: str
+    job_id: str
+    cluster: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the values of one object; errors name the key."""
+
+    values: Mapping[str, object]
+
+    def common(self) -> _Common:
+        return {
+            "at": self.time("at"),
+            "job": self.text("job"),
+            "job_id": self.text("job_id"),
+            "cluster": self.text("cluster"),
+        }
+
+    def refuse(self, key: str, wanted: str) -> NoReturn:
+        raise LineError(f"{key}: expected {wanted}, got {json.dumps(self.values.get(key))[:60]}")
+
+    def text(self, key: str) -> str:
+        value = self.values.get(key)
+        if not isinstance(value, str):
+            self.refuse(key, "text")
+        return value
+
+    def count(self, key: str) -> int:
+        value = self.values.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            self.refuse(key, "a whole number")
+        return value
+
+    def decimal(self, key: str) -> Decimal:
+        try:
+            number = Decimal(self.text(key))
+        except InvalidOperation:
+            number = Decimal("NaN")
+        if not number.is_finite():
+            self.refuse(key, "a number as text")
+        return number
+
+    def decimal_or_none(self, key: str) -> Decimal | None:
+        return None if self.values.get(key) is None else self.decimal(key)
+
+    def time(self, key: str) -> datetime:
+        try:
+            moment = datetime.fromisoformat(self.text(key))
+        except ValueError:
+            self.refuse(key, "a time such as 2026-11-21T05:00:00+00:00")
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+    def runs(self) -> tuple[Occupancy, ...]:
+        value = self.values.get("runs")
+        if not _is_list(value):
+            self.refuse("runs", "a list")
+        return tuple(self.run(item) for item in value)
+
+    def run(self, value: object) -> Occupancy:
+        if not _is_map(value):
+            self.refuse("runs", "a list of objects")
+        reader, nodes = _Reader(value), value.get("nodes")
+        if not _is_list(nodes):
+            reader.refuse("nodes", "a list of names")
+        ended = value.get("ended_at")
+        return Occupancy(
+            started_at=reader.time("started_at"),
+            ended_at=None if ended is None else reader.time("ended_at"),
+            nodes=tuple(str(node) for node in nodes),
+        )
+
+
+def _is_map(value: object) -> TypeGuard[Mapping[str, object]]:
+    return isinstance(value, Mapping)
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, list | tuple)
