@@ -43,6 +43,8 @@ class Part:
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
     amounts: tuple[Amount, ...] = ()
+    figures: tuple[str, ...] = ()
+    """Charts as inline SVG; only HTML shows them."""
     plain: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
 

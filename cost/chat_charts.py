@@ -1,0 +1,195 @@
+"""Draws the cost of a chat: chat_charts(units, apis) against throughput, load and chats a day.
+
+Owns which lines and marks there are; drawing is in charts.py, arithmetic in chat.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Final
+
+from cost.break_even import ApiCost
+from cost.charts import Axis, Mark, Scale, Series, line_chart, spread
+from cost.chat import HOURS_PER_DAY, ChatCost, chat_cost
+from cost.chat_table import percent
+from cost.layout import small_usd_text
+from cost.unit_costs import NotKnown, UnitCosts
+
+_NUM_POINTS: Final = 41
+_BEYOND: Final = Decimal(3)
+"""How far the throughput axis goes beyond the slowest and the fastest row, as a factor."""
+_LEAST_LOAD: Final = Decimal("0.05")
+_CLUSTER: Final = "whole cluster"
+_SERVING: Final = "serving nodes"
+
+
+def chat_charts(units: UnitCosts, apis: Sequence[ApiCost] = ()) -> tuple[str, ...]:
+    """Three charts as inline SVG; none when no speed is known."""
+    rows = units.chats
+    if isinstance(rows, NotKnown):
+        return ()
+    return (
+        _against_throughput(units, rows),
+        _against_utilisation(units, rows),
+        _against_chats(units, rows, apis),
+    )
+
+
+def _against_throughput(units: UnitCosts, rows: Sequence[ChatCost]) -> str:
+    speeds = [row.speed.output_tokens_per_s for row in rows]
+    places = spread(min(speeds) / _BEYOND, max(speeds) * _BEYOND, _NUM_POINTS)
+    prefills = list(dict.fromkeys(row.speed.prefill_tokens_per_s for row in rows))
+    series: list[Series] = []
+    for style, prefill in enumerate(prefills):
+        of_prefill = [row for row in rows if row.speed.prefill_tokens_per_s == prefill]
+        speed = of_prefill[0].speed
+        curve = [
+            chat_cost(units.chat, replace(speed, output_tokens_per_s=place), units.hourly)
+            for place in places
+        ]
+        suffix = f", reads {prefill:,f} tokens/s" if prefill is not None else ""
+        series.append(
+            Series(
+                name=f"{_CLUSTER}{suffix}",
+                points=tuple(
+                    (place, cost.cluster_low_usd) for place, cost in zip(places, curve, strict=True)
+                ),
+                style=style,
+                marks=tuple(
+                    Mark(
+                        x=row.speed.output_tokens_per_s,
+                        y=row.cluster_low_usd,
+                        name=row.speed.scenario,
+                    )
+                    for row in of_prefill
+                ),
+            )
+        )
+        if units.hourly.serving_usd is not None:
+            series.append(
+                Series(
+                    name=f"{_SERVING}{suffix}",
+                    points=tuple(
+                        (place, cost.serving_usd)
+                        for place, cost in zip(places, curve, strict=True)
+                        if cost.serving_usd is not None
+                    ),
+                    style=style,
+                    dash=1,
+                    marks=tuple(
+                        Mark(x=row.speed.output_tokens_per_s, y=row.serving_usd)
+                        for row in of_prefill
+                        if row.serving_usd is not None
+                    ),
+                )
+            )
+    return line_chart(
+        f"{units.stack_name}-chat-throughput",
+        title="Cost per chat against throughput",
+        description=f"{_summary(rows)} A dot is a scenario.",
+        x=Axis(label="output tokens/s of one serving node", scale=Scale.LOG, text=_count),
+        y=_USD,
+        series=series,
+    )
+
+
+def _against_utilisation(units: UnitCosts, rows: Sequence[ChatCost]) -> str:
+    places = spread(_LEAST_LOAD, Decimal(1), _NUM_POINTS)
+    series: list[Series] = []
+    for style, row in enumerate(rows):
+        views = [(_CLUSTER, 0, units.hourly.cluster_low_usd)]
+        if units.hourly.serving_usd is not None:
+            views.append((_SERVING, 1, units.hourly.serving_usd))
+        for view, dash, usd_per_hour in views:
+            full = usd_per_hour * HOURS_PER_DAY / row.chats_per_day
+            now = row.utilisation
+            series.append(
+                Series(
+                    name=f"{row.speed.scenario}, {view}",
+                    points=tuple((place, full / place) for place in places),
+                    style=style,
+                    dash=dash,
+                    marks=(Mark(x=now, y=full / now),) if _LEAST_LOAD <= now <= 1 else (),
+                )
+            )
+    return line_chart(
+        f"{units.stack_name}-chat-utilisation",
+        title="Cost per chat against utilisation",
+        description="Nodes cost the same idle or busy: half the load doubles the cost of a chat. "
+        "A dot is the declared demand, or full load.",
+        x=Axis(label="utilisation of the serving nodes", scale=Scale.LINEAR, text=percent),
+        y=_USD,
+        series=series,
+    )
+
+
+def _against_chats(units: UnitCosts, rows: Sequence[ChatCost], apis: Sequence[ApiCost]) -> str:
+    rooms = [row.chats_per_day for row in rows]
+    demand = units.chat.chats_per_day
+    least = min(rooms) if demand is None else min(*rooms, Decimal(demand))
+    low = least / 10
+    high = max(rooms)
+    cluster, serving = units.hourly.cluster_low_usd, units.hourly.serving_usd
+    places = spread(low, high, _NUM_POINTS)
+
+    def usd(usd_per_hour: Decimal, chats: Decimal) -> Decimal:
+        return usd_per_hour * HOURS_PER_DAY / chats
+
+    marks = [
+        Mark(x=room, y=usd(cluster, room), name=f"room of {row.speed.scenario}")
+        for room, row in zip(rooms, rows, strict=True)
+    ]
+    if demand is not None and demand <= high:
+        chats = Decimal(demand)
+        marks.append(Mark(x=chats, y=usd(cluster, chats), name=f"declared: {demand:,} a day"))
+    series = [
+        Series(
+            name=_CLUSTER,
+            points=tuple((place, usd(cluster, place)) for place in places),
+            style=0,
+            marks=tuple(marks),
+        )
+    ]
+    if serving is not None:
+        series.append(
+            Series(
+                name=_SERVING,
+                points=tuple((place, usd(serving, place)) for place in places),
+                style=0,
+                dash=1,
+            )
+        )
+    series += [
+        Series(
+            name=f"API {api.model}", points=((low, api.usd), (high, api.usd)), style=style, dash=2
+        )
+        for style, api in enumerate(apis, start=1)
+        if api.usd
+    ]
+    crossing = " Where a line meets an API's, self-hosting starts to be cheaper." if apis else ""
+    return line_chart(
+        f"{units.stack_name}-chat-demand",
+        title="Cost per chat against chats a day",
+        description=f"A line ends where the serving nodes have no more room.{crossing}",
+        x=Axis(label="chats a day", scale=Scale.LOG, text=_count),
+        y=_USD,
+        series=series,
+    )
+
+
+def _summary(rows: Sequence[ChatCost]) -> str:
+    costs = "; ".join(f"{row.speed.scenario} {small_usd_text(row.cluster_low_usd)}" for row in rows)
+    return f"US dollars a chat for the whole cluster: {costs}."
+
+
+def _count(value: Decimal) -> str:
+    return f"{value.normalize():,f}"
+
+
+def _usd(value: Decimal) -> str:
+    return f"${_count(value)}"
+
+
+_USD: Final = Axis(label="US dollars a chat", scale=Scale.LOG, text=_usd)
