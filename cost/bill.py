@@ -1,4 +1,4 @@
-"""The one entry of the cost engine: bill(spec, book, records) -> Bill; all that is printed is in it.
+"""The one entry of the cost engine: bill(spec, book, records) -> Bill, which all output comes from.
 
 Owns which subjects are on a bill and their order. Does not own their arithmetic or the layout.
     text = render(bill(spec, PriceBook.load(spec.prices), records), Format.TABLE)

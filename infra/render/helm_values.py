@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from infra.render import names
 from stacks.catalog import PLATFORMS, Preset, find_preset
+from stacks.chart_volumes import database_volume_gib
 from stacks.spec import SshServiceType, StackSpec, WorkerSpec
 
 _ALLOCATION_ANNOTATION: Final = "nebius.com/load-balancer-allocation-id"
@@ -18,7 +19,6 @@ _ALLOCATION_ANNOTATION: Final = "nebius.com/load-balancer-allocation-id"
 _MEMORY_PERCENT: Final = 87
 _CPU_PERCENT: Final = 86
 _MIN_SPARE_CPUS: Final = 2
-_DATABASE_GIB: Final = 30
 _LOCAL_CLASS: Final = "slurm-local-pv"
 
 
@@ -156,7 +156,7 @@ def _accounting(spec: StackSpec) -> dict[str, Any]:
     if not spec.slurm.accounting or spec.nodes.accounting is None:
         return {"enabled": False, "k8sNodeFilterName": "system"}
     own = spec.storage.accounting
-    size_gib = _DATABASE_GIB if own is None else own.size_gib
+    size_gib = database_volume_gib(spec) if own is None else own.size_gib
     # The storage chart's class holds the accounting filesystem; without one the cloud's default.
     storage_class = {} if own is None else {"storageClassName": _LOCAL_CLASS}
     return {

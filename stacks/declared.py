@@ -1,0 +1,76 @@
+"""Declared leaf values by config key, as the user writes both: declared_values(spec).
+
+    nodes.workers[worker].nodes -> "5"
+Entries of a list go by their name, not their place. Secrets and key lines are not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Final, cast
+
+from stacks.spec import StackSpec
+
+_NAMES: Final = ("name", "sku", "scenario", "job", "mount_path")
+"""What an entry of a list is called by, first of these that it has."""
+_LEFT_OUT: Final = frozenset({"name", "login", "code_path", "python_env_path", "bill_heading"})
+
+
+def declared_values(spec: StackSpec) -> Mapping[str, str]:
+    """Every declared value that can cost money or data, by its config key."""
+    found: dict[str, str] = {}
+    for name in _names(StackSpec):
+        if name not in _LEFT_OUT:
+            found.update(_leaves(name, getattr(spec, name)))
+    return found
+
+
+def is_under(key: str, parent: str) -> bool:
+    """Whether the key is the parent or inside it."""
+    return key == parent or (key.startswith(parent) and key[len(parent)] in ".[")
+
+
+def _leaves(key: str, value: object) -> Iterator[tuple[str, str]]:
+    if value is None:
+        return
+    if is_dataclass(value):
+        for name in _names(type(value)):
+            written = _written(value, name)
+            if written is not None:
+                yield from _leaves(f"{key}.{written}", getattr(value, name))
+    elif isinstance(value, Mapping):
+        for name, item in cast("Mapping[str, object]", value).items():
+            yield from _leaves(f"{key}.{name}", item)
+    elif isinstance(value, tuple):
+        items = cast("tuple[object, ...]", value)
+        if items and is_dataclass(items[0]):
+            for item in items:
+                name = _name_key(item)
+                for inner, text in _leaves(f"{key}[{getattr(item, name)}]", item):
+                    if not inner.endswith(f"].{name}"):
+                        yield inner, text
+        elif items:
+            yield key, ", ".join(map(str, items))
+    else:
+        yield key, str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _written(record: object, name: str) -> str | None:
+    """The field's key in the file; None where another stands for it: `nodes: N` sets both ends."""
+    if name not in ("min_nodes", "max_nodes"):
+        return name
+    if getattr(record, "min_nodes", None) != getattr(record, "max_nodes", None):
+        return name
+    return "nodes" if name == "max_nodes" else None
+
+
+@cache
+def _names(cls: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(cls))
+
+
+def _name_key(entry: object) -> str:
+    names = _names(type(entry))
+    return next(name for name in _NAMES if name in names)
