@@ -21,6 +21,8 @@ _PLOT_HEIGHT: Final = 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 20, 40, 52
 _LEGEND_ROW: Final = 20
 _LEGEND_COLUMN: Final = (_WIDTH - _LEFT) // 2
+_LETTER_WIDTH, _LETTER_HEIGHT = 7, 14
+"""About what a letter of the font takes; names are placed by it, not measured."""
 _FONT: Final = 'font-family="system-ui, sans-serif" font-size="12" fill="currentColor"'
 
 
@@ -38,6 +40,8 @@ class Axis:
     label: str
     scale: Scale
     text: Callable[[Decimal], str]
+    reach: Decimal | None = None
+    """Value that the axis goes on to beyond its lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,8 @@ def line_chart(
         for point in (*line.points, *((mark.x, mark.y) for mark in line.marks))
     ]
     across, up = [spot[0] for spot in spots], [spot[1] for spot in spots]
+    if x.reach is not None:
+        across.append(x.reach)
     if len(set(across)) < 2:
         return ""
     x_ticks, y_ticks = ticks(min(across), max(across), x.scale), ticks(min(up), max(up), y.scale)
@@ -186,6 +192,7 @@ def _line(plot: _Plot, line: Series) -> list[str]:
 
 def _marks(plot: _Plot, line: Series) -> list[str]:
     parts: list[str] = []
+    written_to, written_at = Decimal(0), Decimal(0)
     for mark in line.marks:
         x, y = plot.x(mark.x), plot.y(mark.y)
         title = f"<title>{escape(mark.name)}</title>" if mark.name else ""
@@ -193,8 +200,12 @@ def _marks(plot: _Plot, line: Series) -> list[str]:
         parts.append(f'<circle cx="{_n(x)}" cy="{_n(y)}" r="4" fill="{colour}">{title}</circle>')
         if mark.name:
             # Costs fall from left to right: above on the right and below on the left are free.
-            on_the_right = x > _LEFT + (_WIDTH - _LEFT - _RIGHT) * Decimal(3) / 5
-            dx, dy, anchor = (-8, 16, "end") if on_the_right else (8, -8, "start")
+            length = len(mark.name) * _LETTER_WIDTH
+            fits = x + 8 + length <= _WIDTH
+            dx, dy, anchor = (8, -8, "start") if fits else (-8, 16, "end")
+            if fits and x < written_to and abs(y - written_at) < _LETTER_HEIGHT:
+                dy = 16
+            written_to, written_at = x + dx + length, y
             parts.append(_text(x + dx, y + dy, mark.name, anchor))
     return parts
 

@@ -131,6 +131,7 @@ def _against_chats(units: UnitCosts, rows: Sequence[ChatCost], apis: Sequence[Ap
     least = min(rooms) if demand is None else min(*rooms, Decimal(demand))
     low = least / 10
     high = max(rooms)
+    reach = high * 10
     cluster, serving = units.hourly.cluster_low_usd, units.hourly.serving_usd
     places = spread(low, high, _NUM_POINTS)
 
@@ -163,7 +164,7 @@ def _against_chats(units: UnitCosts, rows: Sequence[ChatCost], apis: Sequence[Ap
         )
     series += [
         Series(
-            name=f"API {api.model}", points=((low, api.usd), (high, api.usd)), style=style, dash=2
+            name=f"API {api.model}", points=((low, api.usd), (reach, api.usd)), style=style, dash=2
         )
         for style, api in enumerate(apis, start=1)
         if api.usd
@@ -173,7 +174,7 @@ def _against_chats(units: UnitCosts, rows: Sequence[ChatCost], apis: Sequence[Ap
         f"{units.stack_name}-chat-demand",
         title="Cost per chat against chats a day",
         description=f"A line ends where the serving nodes have no more room.{crossing}",
-        x=Axis(label="chats a day", scale=Scale.LOG, text=_count),
+        x=Axis(label="chats a day", scale=Scale.LOG, text=_count, reach=reach),
         y=_USD,
         series=series,
     )
