@@ -1,63 +1,43 @@
-"""Dated prices from cost/prices/*.yaml; a price that is not known is a state of its own, never 0.
+"""Which price is used: PriceBook.load(name).in_region(region).find(sku, unit).
 
-Owns the file format and look-up. Does not own quantities (components.py).
-    price = PriceBook.load("seed000").find("disk/network-ssd", Unit.GIB_MONTH)
+A SKU may have several readings. The newest that holds in the region is used; one whose source is
+undated only where no dated one is. A price that is not known is a state of its own, never 0.
+Owns look-up; the file format is in price_file.py, layers over the book in price_layers.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import date
-from decimal import Decimal, InvalidOperation
-from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeGuard
+from typing import Final
 
-import yaml
+from cost.price import (
+    HOURS_PER_MONTH,
+    Layer,
+    Price,
+    PriceBookError,
+    Unit,
+    UnknownPrice,
+)
+from cost.price_file import read_price_file
+from stacks.spec import Billing
 
-HOURS_PER_MONTH: Final = Decimal(730)
-"""Nebius's own month (docs.nebius.com/object-storage/resources/pricing: 730 hours)."""
+__all__ = [
+    "HOURS_PER_MONTH",
+    "PRICES_DIR",
+    "Layer",
+    "Price",
+    "PriceBook",
+    "PriceBookError",
+    "Unit",
+    "UnknownPrice",
+    "newest",
+]
+
 PRICES_DIR: Final = Path(__file__).parent / "prices"
-_BOOK_KEYS: Final = ("name", "currency", "caveat", "prices")
-_PRICE_KEYS: Final = ("unit", "usd", "source", "date", "covers_vm")
-
-
-class Unit(StrEnum):
-    """What one price is for."""
-
-    GPU_HOUR = "GPU-hour"
-    VCPU_HOUR = "vCPU-hour"
-    GIB_HOUR = "GiB-hour"
-    GIB_MONTH = "GiB-month"
-    ADDRESS_HOUR = "address-hour"
-    CLUSTER_HOUR = "cluster-hour"
-
-
-class PriceBookError(ValueError):
-    """A price book that is missing or cannot be read, with every problem found."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
-    """US dollars for one unit of one SKU, without tax, as a source gave it on a day."""
-
-    sku: str
-    unit: Unit
-    usd: Decimal
-    source: str
-    date: date
-    covers_vm: bool = False
-    """True where a GPU's price includes the vCPUs and memory of its VM."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnknownPrice:
-    """A SKU that the book has no price for."""
-
-    sku: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +47,11 @@ class PriceBook:
     name: str
     caveat: str
     prices: Mapping[str, Price]
+    """The price in use of every SKU."""
+    readings: Mapping[str, tuple[Price, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """Every reading of every SKU, used or not."""
+    region: str | None = None
+    """Region whose prices are in use; None: those that hold everywhere."""
 
     @staticmethod
     def load(name: str, prices_dir: Path = PRICES_DIR) -> PriceBook:
@@ -75,82 +60,76 @@ class PriceBook:
         if not path.is_file():
             have = ", ".join(sorted(file.stem for file in prices_dir.glob("*.yaml"))) or "none"
             raise PriceBookError(f"{name}: no such price book in {prices_dir} (have: {have})")
-        try:
-            # BaseLoader keeps every scalar as text, so no price passes through a binary float.
-            document: object = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)  # noqa: S506
-        except yaml.YAMLError as error:
-            raise PriceBookError(f"{path}: not valid YAML: {error}") from error
-        return _book(document, path)
+        file = read_price_file(path)
+        return PriceBook.of_readings(file.name, file.caveat, file.readings)
+
+    @staticmethod
+    def of_readings(
+        name: str,
+        caveat: str,
+        readings: Mapping[str, tuple[Price, ...]],
+        region: str | None = None,
+    ) -> PriceBook:
+        """A book that uses the newest reading of every SKU."""
+        found = {sku: newest(prices, region) for sku, prices in readings.items()}
+        return PriceBook(
+            name=name,
+            caveat=caveat,
+            prices=MappingProxyType({sku: price for sku, price in found.items() if price}),
+            readings=MappingProxyType(dict(readings)),
+            region=region,
+        )
+
+    def in_region(self, region: str) -> PriceBook:
+        """The same readings, those in use that hold in the region."""
+        if region == self.region:
+            return self
+        return PriceBook.of_readings(self.name, self.caveat, self.readings, region)
 
     def find(self, sku: str, unit: Unit) -> Price | UnknownPrice:
         """The price of the SKU, which must be sold by `unit`."""
         price = self.prices.get(sku)
         if price is None:
-            return UnknownPrice(sku=sku, reason=f"price book '{self.name}' has no '{sku}'")
+            return UnknownPrice(sku=sku, reason=self._why_unknown(sku))
         if price.unit is not unit:
             raise PriceBookError(
                 f"{self.name}.{sku}.unit: sold by {price.unit}, but needed by {unit}; fix the book"
             )
         return price
 
+    def with_prices(self, prices: Iterable[Price]) -> PriceBook:
+        """The book with these prices in use; those that they replace stay as readings."""
+        used, readings = dict(self.prices), dict(self.readings)
+        for price in prices:
+            used[price.sku] = price
+            readings[price.sku] = (*readings.get(price.sku, ()), price)
+        return replace(self, prices=MappingProxyType(used), readings=MappingProxyType(readings))
 
-def _book(document: object, path: Path) -> PriceBook:
-    problems: list[str] = []
-    entries = document.get("prices") if _is_map(document) else None
-    if not _is_map(document) or not _is_map(entries):
-        raise PriceBookError(f"{path}: expected a mapping of {', '.join(_BOOK_KEYS)}")
-    problems += [f"{path}.{key}: unknown key" for key in document if key not in _BOOK_KEYS]
-    if document.get("name") != path.stem:
-        problems.append(f"{path}.name: {document.get('name')!r} is not the file's name")
-    if document.get("currency") != "USD":
-        problems.append(f"{path}.currency: {document.get('currency')!r}; only USD is supported")
-    prices: dict[str, Price] = {}
-    for sku, entry in entries.items():
-        price = _price(sku, entry, f"{path}.prices.{sku}", problems)
-        if price is not None:
-            prices[sku] = price
-    if problems:
-        raise PriceBookError("\n".join(problems))
-    return PriceBook(
-        name=path.stem, caveat=str(document.get("caveat", "")), prices=MappingProxyType(prices)
-    )
+    def unused(self, sku: str) -> tuple[Price, ...]:
+        """Readings of the SKU that are not in use, newest first."""
+        used = self.prices.get(sku)
+        others = [price for price in self.readings.get(sku, ()) if price != used]
+        return tuple(sorted(others, key=_order, reverse=True))
 
-
-def _price(sku: str, entry: object, path: str, problems: list[str]) -> Price | None:
-    if not _is_map(entry):
-        problems.append(f"{path}: expected a mapping of {', '.join(_PRICE_KEYS)}")
-        return None
-    found = len(problems)
-    problems += [f"{path}.{key}: unknown key" for key in entry if key not in _PRICE_KEYS]
-    texts = {key: value for key, value in entry.items() if isinstance(value, str) and value}
-    problems += [
-        f"{path}.{key}: missing" for key in ("unit", "usd", "source", "date") if key not in texts
-    ]
-    if len(problems) > found:
-        return None
-    try:
-        unit = Unit(texts["unit"])
-    except ValueError:
-        problems.append(f"{path}.unit: {texts['unit']!r} is not one of {', '.join(Unit)}")
-        return None
-    try:
-        usd = Decimal(texts["usd"])
-        day = date.fromisoformat(texts["date"])
-    except (InvalidOperation, ValueError):
-        problems.append(f"{path}: usd must be a decimal and date YYYY-MM-DD, both in quotes")
-        return None
-    if not usd.is_finite() or usd < 0:
-        problems.append(f"{path}.usd: {usd} is not an amount of money; use 0 or more")
-        return None
-    return Price(
-        sku=sku,
-        unit=unit,
-        usd=usd,
-        source=texts["source"],
-        date=day,
-        covers_vm=texts.get("covers_vm") == "true",
-    )
+    def _why_unknown(self, sku: str) -> str:
+        regions = sorted({str(price.region) for price in self.readings.get(sku, ())})
+        if regions:
+            where = self.region or "all regions"
+            return f"price book '{self.name}' has '{sku}' for {', '.join(regions)}, not for {where}"
+        if sku.endswith(f"/{Billing.RESERVED}"):
+            return (
+                f"price book '{self.name}' has no '{sku}': reserved prices are agreed in a "
+                "contract; declare it under contract_prices"
+            )
+        return f"price book '{self.name}' has no '{sku}'"
 
 
-def _is_map(value: object) -> TypeGuard[Mapping[str, object]]:
-    return isinstance(value, Mapping)
+def newest(readings: Iterable[Price], region: str | None) -> Price | None:
+    """The reading to use in a region; None where none holds there."""
+    here = [price for price in readings if price.region in (None, region)]
+    return max(here, key=_order, default=None)
+
+
+def _order(price: Price) -> tuple[bool, date, bool]:
+    """Dated before undated, then the newer, then the one that names its region."""
+    return (not price.is_undated, price.date, price.region is not None)

@@ -54,7 +54,7 @@ def worker_sets(draw: st.DrawFn) -> tuple[WorkerSpec, ...]:
 
 def bill_of(spec: StackSpec, workers: tuple[WorkerSpec, ...]) -> Estimate:
     spec = replace(spec, nodes=replace(spec.nodes, workers=workers))
-    return estimate(spec, PriceBook.load("nebius-2025-10"))
+    return estimate(spec, PriceBook.load("nebius"))
 
 
 @SETTINGS

@@ -1,0 +1,111 @@
+"""A price file that breaks a rule is refused with file and key, all its problems at once."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from cost.price import PriceBookError
+from cost.price_file import read_price_file
+
+ENTRY = '{unit: GPU-hour, usd: "1.35", source: s, date: "2026-01-02"}'
+TWO = (
+    "a: {unit: GPU-hour, readings: [{usd: 1, source: s, date: 2026-01-02}, "
+    "{usd: 2, source: t, date: 2026-01-03}]}"
+)
+
+
+def read(tmp_path: Path, prices: str, head: str = "name: b\ncurrency: USD"):
+    path = tmp_path / "b.yaml"
+    path.write_text(f"{head}\nprices:\n  {prices}\n")
+    return read_price_file(path)
+
+
+def problems(tmp_path: Path, prices: str, head: str = "name: b\ncurrency: USD") -> list[str]:
+    with pytest.raises(PriceBookError) as refusal:
+        read(tmp_path, prices, head)
+    return str(refusal.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("prices", "problem"),
+    [
+        ("a: " + ENTRY.replace("1.35", "cheap"), "prices.a.usd: 'cheap' is not a number"),
+        ("a: " + ENTRY.replace('"1.35"', "true"), "prices.a.usd: True is not an amount of money"),
+        ("a: " + ENTRY.replace("1.35", "-1"), "prices.a.usd: -1 is not an amount of money"),
+        ("a: " + ENTRY.replace("1.35", "NaN"), "prices.a.usd: NaN is not an amount of money"),
+        ("a: " + ENTRY.replace("GPU-hour", "GPU"), "prices.a.unit: 'GPU' is not one of GPU-hour"),
+        ("a: " + ENTRY.replace("unit: GPU-hour, ", ""), "prices.a.unit: missing"),
+        ("a: " + ENTRY.replace("2026-01-02", "January"), "'January' is not a day of the form YYYY"),
+        ("a: " + ENTRY.replace(', date: "2026-01-02"', ""), "prices.a.date: missing; give `date`"),
+        ("a: " + ENTRY.replace("}", ", read: 2026-01-02}"), "has both 'date' and 'read'"),
+        ("a: " + ENTRY.replace("source: s", 'source: ""'), "prices.a.source: missing"),
+        ("a: " + ENTRY.replace("source", "sauce"), "prices.a.sauce: unknown key"),
+        ("a: " + ENTRY.replace("}", ", currency: EUR}"), "prices.a.currency: 'EUR'; only USD"),
+        ("a: " + ENTRY.replace("}", ", region: moon}"), "prices.a.region: 'moon' is not one of"),
+        ("a: " + ENTRY.replace("}", ", covers_vm: 1}"), "covers_vm: 1 is neither true nor false"),
+        ("a: 1.35", "prices.a: expected a mapping"),
+        (TWO.replace("-03", "-02"), "prices.a: two readings of 2026-01-02 for all regions"),
+        (TWO.replace("source: t, ", ""), "prices.a.readings[1].source: missing"),
+        (TWO.replace("unit:", "usd: 3, unit:"), "prices.a.usd: stands beside 'readings'"),
+        ("a: {unit: GPU-hour, readings: []}", "prices.a.readings: expected a list of readings"),
+        ("a: {unit: GPU-hour, readings: [1]}", "prices.a.readings[0]: expected a mapping"),
+        (f"a: {ENTRY}\n  a: {ENTRY}", "key 'a' is written twice"),
+    ],
+)
+def test_a_bad_price_is_refused_with_its_path(tmp_path: Path, prices: str, problem: str):
+    (line,) = problems(tmp_path, prices)
+    assert line.startswith(str(tmp_path / "b.yaml"))
+    assert problem in line
+
+
+@pytest.mark.parametrize(
+    ("head", "problem"),
+    [
+        ("name: c\ncurrency: USD", "b.yaml.name: 'c' is not the file's name"),
+        ("name: b\ncurrency: EUR", "b.yaml.currency: 'EUR'; only USD"),
+        ("name: b", "b.yaml.currency: None; only USD"),
+        ("name: b\ncurrency: USD\nfx: 1", "b.yaml.fx: unknown key"),
+    ],
+)
+def test_a_bad_head_is_refused(tmp_path: Path, head: str, problem: str):
+    (line,) = problems(tmp_path, f"a: {ENTRY}", head)
+    assert problem in line
+
+
+def test_a_date_in_the_future_is_refused(tmp_path: Path):
+    later = (datetime.now(UTC) + timedelta(days=2)).date()
+    (line,) = problems(tmp_path, "a: " + ENTRY.replace("2026-01-02", str(later)))
+    assert f"prices.a.date: {later} is in the future" in line
+
+
+def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path):
+    bad = "a: {unit: GPU-hour, usd: -1}\n  b: {unit: mile, usd: 1, source: s, date: 2026-01-02}"
+    lines = problems(tmp_path, bad, "name: c\ncurrency: EUR")
+    assert [line.removeprefix(f"{tmp_path}/b.yaml.").split(":")[0] for line in lines] == [
+        "name",
+        "currency",
+        "prices.a.usd",
+        "prices.a.source",
+        "prices.a.date",
+        "prices.b.unit",
+    ]
+
+
+def test_a_file_without_prices_is_refused(tmp_path: Path):
+    path = tmp_path / "b.yaml"
+    path.write_text("name: b\ncurrency: USD\n")
+    with pytest.raises(PriceBookError, match=r"b\.yaml\.prices: expected a mapping of SKUs"):
+        read_price_file(path)
+
+
+def test_text_that_is_not_yaml_names_the_file_in_one_line(tmp_path: Path):
+    (line,) = problems(tmp_path, "[")
+    assert "b.yaml: not valid YAML" in line
+
+
+def test_a_number_needs_no_quotes_to_stay_a_decimal(tmp_path: Path):
+    file = read(tmp_path, "a: " + ENTRY.replace('"1.35"', "0.0032"))
+    assert str(file.readings["a"][0].usd) == "0.0032"
