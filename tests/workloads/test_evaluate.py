@@ -62,6 +62,22 @@ def test_generation_stops_at_the_end_of_turn_and_counts_only_what_it_made(model:
     assert stopped.num_decoded == len(before)
 
 
+def test_reading_and_writing_are_two_speeds_of_all_streams_together(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of prompts with 7, 3 and 5 tokens the model reads 15, not the 21 that padding makes."""
+    from workloads.evaluate import generate
+
+    # Before the prefill, after it, after the decode: the warm-up, then three runs.
+    runs = [(0, 9, 99), (0, 3, 13), (0, 5, 25), (0, 1, 3)]
+    readings = iter([float(moment) for run in runs for moment in run])
+    monkeypatch.setattr(generate, "_clock", lambda device: next(readings))
+    speed = generate.measure_speed(model, PROMPTS, num_tokens=6, pad_id=0)
+    assert speed.prefill_tokens_per_s == 15 / 3
+    # Five of six tokens a stream are decoded, the first comes from the prefill.
+    assert speed.output_tokens_per_s == 3 * 5 / 10
+
+
 def test_a_merged_adapter_gives_the_unmerged_logits(model: Any) -> None:
     import torch
 
@@ -136,7 +152,13 @@ def test_the_pipeline_ends_with_the_json_of_seed_000(places: Path, run: Any) -> 
             assert list(sample) == ["input", "reference", "generated"]
     assert {"perplexity", "speed", "message_length"} <= result["comparison"].keys()
     assert result["comparison"]["perplexity"] > 0, "four steps on these rows lower the perplexity"
-    for metric in ("output_tokens_per_s", "batch_output_tokens_per_s", "batch_size"):
+    for metric in (
+        "output_tokens_per_s",
+        "batch_output_tokens_per_s",
+        "prefill_tokens_per_s",
+        "batch_prefill_tokens_per_s",
+        "batch_size",
+    ):
         assert record["metrics"][metric] > 0
 
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workloads.common import atomic, hardware
 from workloads.common.dist import World, world
@@ -27,6 +27,9 @@ from workloads.evaluate.compare import ModelResult, evaluation
 from workloads.evaluate.config import EvaluateConfig
 from workloads.evaluate.score import score
 from workloads.train.run_folder import resolve_adapter
+
+if TYPE_CHECKING:
+    from workloads.evaluate.generate import Speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +141,7 @@ def _evaluate_model(
     tokenizer: Any,
 ) -> ModelResult:
     """Return the result of one model; rows are dealt over ranks, speed is rank 0's."""
-    from workloads.evaluate.generate import decode_tokens_per_s, generate_all, stop_token_ids
+    from workloads.evaluate.generate import generate_all, measure_speed, stop_token_ids
     from workloads.evaluate.perplexity import loss_sum
 
     log(f"{name}: loading")
@@ -165,19 +168,23 @@ def _evaluate_model(
     generated = [by_row[row] for row in range(len(held_out.chats))]
     log(f"{name}: {len(generated)} answers")
 
-    speeds = (0.0, 0.0)
+    speeds: tuple[Speed, ...] = ()
     if here.is_main:
         prompts = held_out.prompts
         batch = [prompts[i % len(prompts)] for i in range(config.batch_size)]
         speeds = tuple(
-            decode_tokens_per_s(
+            measure_speed(
                 model, streams, num_tokens=config.num_speed_tokens, pad_id=held_out.pad_id
             )
             for streams in (batch[:1], batch)
         )
-        log(f"{name}: {speeds[0]:.1f} tokens/s alone, {speeds[1]:.1f} in a batch of {len(batch)}")
-    speeds = here.broadcast(speeds)
-    return _result(config, held_out, generated, math.exp(total / num_tokens), speeds)
+        for speed, streams in zip(speeds, ("one stream", f"a batch of {len(batch)}"), strict=True):
+            log(
+                f"{name}: {streams} reads {speed.prefill_tokens_per_s:.1f} and writes "
+                f"{speed.output_tokens_per_s:.1f} tokens/s"
+            )
+    alone, batched = here.broadcast(speeds)
+    return _result(config, held_out, generated, math.exp(total / num_tokens), alone, batched)
 
 
 def _result(
@@ -185,7 +192,8 @@ def _result(
     held_out: HeldOut,
     generated: Sequence[str],
     perplexity: float,
-    speeds: tuple[float, float],
+    alone: Speed,
+    batched: Speed,
 ) -> ModelResult:
     scores = [
         score(text, functions=chat.functions, possible_answer=chat.possible_answer)
@@ -197,8 +205,10 @@ def _result(
     return ModelResult(
         perplexity=perplexity,
         generated=generated,
-        output_tokens_per_s=speeds[0],
-        batch_output_tokens_per_s=speeds[1],
+        output_tokens_per_s=alone.output_tokens_per_s,
+        batch_output_tokens_per_s=batched.output_tokens_per_s,
+        prefill_tokens_per_s=alone.prefill_tokens_per_s,
+        batch_prefill_tokens_per_s=batched.prefill_tokens_per_s,
         function_name_accuracy=_share([s.name_correct for s in scores]),
         argument_accuracy=_share([s.arguments_correct for s in scores]),
         samples=[

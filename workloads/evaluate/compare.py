@@ -20,6 +20,9 @@ class ModelResult:
     output_tokens_per_s: float
     """Decode speed of one stream."""
     batch_output_tokens_per_s: float
+    prefill_tokens_per_s: float
+    """Prompt tokens read a second, one prompt alone."""
+    batch_prefill_tokens_per_s: float
     function_name_accuracy: float | None
     """Share of rows, 0 to 1; None when no row has a possible answer."""
     argument_accuracy: float | None
@@ -38,6 +41,8 @@ class ModelResult:
             "message_length_avg": self.message_length_avg,
             "output_tokens_per_s": self.output_tokens_per_s,
             "batch_output_tokens_per_s": self.batch_output_tokens_per_s,
+            "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "batch_prefill_tokens_per_s": self.batch_prefill_tokens_per_s,
             "num_rows": len(self.generated),
         }
         if self.function_name_accuracy is not None:

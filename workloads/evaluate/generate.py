@@ -1,7 +1,7 @@
 """Greedy generation in batches with a KV cache, with prefill and decode timed apart.
 
-Owns left padding, the decode loop and the clock. Measured speed is decode only: the prompts'
-prefill (which also yields the first token) is excluded, as is one warm-up run.
+Owns left padding, the decode loop and the clock. Reading the prompts (prefill, which also yields
+the first token) and writing (decode) are two speeds, after one warm-up run.
 Shapes: B streams, T tokens, V vocabulary.
 """
 
@@ -24,10 +24,22 @@ class Generated:
 
     token_ids: tuple[tuple[int, ...], ...]
     """Per stream, without the end-of-turn token."""
+    num_prompt_tokens: int
+    """Of all streams, without padding."""
     prefill_s: float
     decode_s: float
     num_decoded: int
     """Tokens made by decode steps, over all streams; a stream that has ended adds none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Tokens per second of all streams together: the median of the runs."""
+
+    prefill_tokens_per_s: float
+    """Prompt tokens read, without padding."""
+    output_tokens_per_s: float
+    """Tokens written by decode steps."""
 
 
 def stop_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -81,6 +93,7 @@ def generate(
         next_B = _forward(model, next_B[:, None], mask_BT, position_ids_BT, cache)
     return Generated(
         token_ids=tuple(map(tuple, outputs)),
+        num_prompt_tokens=sum(map(len, prompts)),
         prefill_s=prefilled_s - started_s,
         decode_s=_clock(device) - prefilled_s,
         num_decoded=num_decoded,
@@ -137,10 +150,10 @@ def generate_all(
     return results
 
 
-def decode_tokens_per_s(
+def measure_speed(
     model: Any, prompts: Sequence[Sequence[int]], *, num_tokens: int, pad_id: int
-) -> float:
-    """Return decoded tokens per second of all streams together: the median of three runs.
+) -> Speed:
+    """Return how fast the model reads the prompts and writes `num_tokens` for each of them.
 
     Streams do not stop at an end of turn, so that both models decode the same number of tokens.
     """
@@ -150,4 +163,9 @@ def decode_tokens_per_s(
         generate(model, prompts, max_new_tokens=num_tokens, pad_id=pad_id, stop_ids=nothing)
         for _ in range(NUM_SPEED_RUNS)
     ]
-    return statistics.median(run.num_decoded / run.decode_s for run in runs)
+    return Speed(
+        prefill_tokens_per_s=statistics.median(
+            run.num_prompt_tokens / run.prefill_s for run in runs
+        ),
+        output_tokens_per_s=statistics.median(run.num_decoded / run.decode_s for run in runs),
+    )
