@@ -12,6 +12,7 @@ from typing import Final
 
 from cost.estimate import Estimate, estimate, price_problems
 from cost.part import Amount, Inputs, Part, PartMaker
+from cost.policy import policy_part, policy_problems
 from cost.price_book import PriceBook
 from cost.run_record import RunRecord
 from cost.unit_costs import UnitCosts, unit_costs
@@ -19,7 +20,7 @@ from stacks.check import check
 from stacks.problem import Level, Problem
 from stacks.spec import StackSpec
 
-PARTS: Final[tuple[PartMaker, ...]] = ()
+PARTS: Final[tuple[PartMaker, ...]] = (policy_part,)
 """Every subject beyond the lines and the unit costs, in the order in which they are printed."""
 
 
@@ -61,6 +62,12 @@ def bill(spec: StackSpec, book: PriceBook, records: Sequence[RunRecord] = ()) ->
         book=book,
         estimate=total,
         unit_costs=units,
-        problems=price_problems(check(spec), spec, book),
+        problems=_errors_first(
+            (*price_problems(check(spec), spec, book), *policy_problems(inputs))
+        ),
         parts=tuple(part for make in PARTS for part in make(inputs)),
     )
+
+
+def _errors_first(problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
+    return tuple(sorted(problems, key=lambda problem: problem.level is Level.WARNING))

@@ -1,0 +1,102 @@
+"""The stack's policy on its bill: policy_problems(inputs) for the preview, policy_part for people.
+
+Owns what a broken limit says and how it is fixed. What each rule compares is in limits.py; a budget
+is checked when a job is submitted (budget.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+
+from cost.alternatives import Alternative, cheapest_within_limits
+from cost.alternatives_table import summary_text
+from cost.layout import Table
+from cost.limits import Limit, limits
+from cost.part import Inputs, Part
+from stacks.cost_spec import PolicyLevel
+from stacks.problem import Level, Problem
+
+
+def policy_problems(inputs: Inputs) -> tuple[Problem, ...]:
+    """A problem for every limit that is broken or cannot be told, with the cheapest way out."""
+    found = limits(inputs)
+    if all(limit.is_kept for limit in found):
+        return ()
+    broken = any(limit.is_kept is False for limit in found)
+    instead = cheapest_within_limits(inputs) if broken else None
+    return tuple(_problem(inputs, limit, instead) for limit in found if limit.is_kept is not True)
+
+
+def policy_part(inputs: Inputs) -> Iterable[Part]:
+    """The limits as a table and as plain values; no part where the stack sets none."""
+    found = limits(inputs)
+    if not found:
+        return
+    yield Part(
+        name="policy",
+        tables=(
+            Table(
+                title=f"Policy of {inputs.spec.name} ({inputs.spec.policy.level})",
+                headings=("Rule", "Allowed", "Stack", "Kept"),
+                rows=tuple(
+                    (limit.key.removeprefix("policy."), limit.allowed, limit.got, _kept(limit))
+                    for limit in found
+                ),
+                num_text_columns=4,
+                bad_rows=frozenset(
+                    index for index, limit in enumerate(found) if limit.is_kept is False
+                ),
+            ),
+        ),
+        notes=tuple(f"{limit.key}: {limit.why}." for limit in found if limit.why),
+        plain={"level": str(inputs.spec.policy.level), "limits": [_plain(item) for item in found]},
+    )
+
+
+def _problem(inputs: Inputs, limit: Limit, instead: Alternative | None) -> Problem:
+    path = f"{inputs.spec.name}.{limit.key}"
+    if limit.is_kept is None:
+        message = f"cannot be told whether it is kept ({limit.allowed}): {limit.why}"
+        return Problem(level=Level.WARNING, path=path, message=message)
+    strict = inputs.spec.policy.level is PolicyLevel.ERROR
+    return Problem(
+        level=Level.ERROR if strict else Level.WARNING,
+        path=path,
+        message=f"{limit.got}{_why(limit)}, but allowed is {limit.allowed}; "
+        + "; ".join(_fixes(inputs, instead)),
+    )
+
+
+def _fixes(inputs: Inputs, instead: Alternative | None) -> Iterator[str]:
+    ask = f"soperator cost --stack {inputs.spec.name} --alternatives"
+    if instead is None:
+        yield f"no change of one nodeset keeps every limit ({ask} lists what comes near)"
+        yield "raise the limit or declare less"
+        return
+    yield f"the cheapest that keeps every limit: {summary_text(instead, inputs.estimate)}"
+    yield f"others: {ask}"
+
+
+def _why(limit: Limit) -> str:
+    return f" ({limit.why})" if limit.why else ""
+
+
+def _kept(limit: Limit) -> str:
+    return "not known" if limit.is_kept is None else "yes" if limit.is_kept else "BROKEN"
+
+
+def _plain(limit: Limit) -> dict[str, object]:
+    return {
+        "key": limit.key,
+        "got": limit.got,
+        "allowed": limit.allowed,
+        "is_kept": limit.is_kept,
+        "why": limit.why or None,
+        "value": _number(limit.value),
+        "most": _number(limit.most),
+    }
+
+
+def _number(value: Decimal | None) -> str | None:
+    return None if value is None else f"{value:f}"

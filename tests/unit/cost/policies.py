@@ -1,0 +1,36 @@
+"""Shipped stacks with a policy, as the inputs of a bill's part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from cost.estimate import estimate
+from cost.part import Inputs
+from cost.price_book import PriceBook
+from cost.run_record import RunRecord
+from cost.unit_costs import unit_costs
+from stacks.cost_spec import PolicySpec
+from stacks.load import load_stack
+from stacks.spec import StackSpec
+
+
+def inputs_of(
+    spec: StackSpec, records: Sequence[RunRecord] = (), book: PriceBook | None = None
+) -> Inputs:
+    """What a part of the stack's bill is computed from."""
+    book = book or PriceBook.load(spec.prices)
+    total = estimate(spec, book)
+    return Inputs(
+        spec=spec,
+        book=book,
+        estimate=total,
+        unit_costs=unit_costs(spec, total, records),
+        records=records,
+    )
+
+
+def with_policy(name: str, **rules: Any) -> Inputs:
+    """The shipped stack under the rules."""
+    return inputs_of(replace(load_stack(name), policy=PolicySpec(**rules)))
