@@ -100,7 +100,7 @@ def _sku(sku: str, entry: object, path: str, problems: Problems) -> tuple[Price,
     covers_vm = entry.get("covers_vm", False)
     if not isinstance(covers_vm, bool):
         problems.add(f"{path}.covers_vm", f"{covers_vm!r} is neither true nor false")
-    rows = _rows(entry, path, problems)
+    rows = reading_rows(entry, _READING_KEYS, path, problems)
     found = [
         _reading(sku, unit, covers_vm is True, row, row_path, problems) for row_path, row in rows
     ]
@@ -109,14 +109,14 @@ def _sku(sku: str, entry: object, path: str, problems: Problems) -> tuple[Price,
     return readings
 
 
-def _rows(
-    entry: Mapping[str, object], path: str, problems: Problems
+def reading_rows(
+    entry: Mapping[str, object], keys: Sequence[str], path: str, problems: Problems
 ) -> list[tuple[str, Mapping[str, object]]]:
-    """Path and content of every reading of one SKU."""
+    """Path and content of every reading of an entry, which holds `keys` or lists `readings`."""
+    own = {key: entry[key] for key in keys if key in entry}
     if "readings" not in entry:
-        return [(path, {key: entry[key] for key in _READING_KEYS if key in entry})]
-    doubled = [key for key in _READING_KEYS if key in entry]
-    for key in doubled:
+        return [(path, own)]
+    for key in own:
         problems.add(f"{path}.{key}", "stands beside 'readings'; move it into a reading")
     rows = entry["readings"]
     if not _is_list(rows) or not rows:
@@ -126,10 +126,10 @@ def _rows(
     for number, row in enumerate(rows):
         row_path = f"{path}.readings[{number}]"
         if is_map(row):
-            unknown_keys(row, _READING_KEYS, row_path, problems)
+            unknown_keys(row, keys, row_path, problems)
             found.append((row_path, row))
         else:
-            problems.add(row_path, f"expected a mapping of {', '.join(_READING_KEYS)}")
+            problems.add(row_path, f"expected a mapping of {', '.join(keys)}")
     return found
 
 
