@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from cost.components import CostComponent, Section, node_rate
+from cost.component import CostComponent, Section
 from cost.estimate import Estimate
 from cost.price_book import HOURS_PER_MONTH, PriceBook, UnknownPrice
+from cost.resources.nodes import node_rate
 from stacks.catalog import find_preset
 from stacks.rules.jobs import nodesets_of
 from stacks.spec import Billing, JobSpec, StackSpec, WorkerSpec

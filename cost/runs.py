@@ -100,7 +100,7 @@ def _runs_part(found: Sequence[Forecast | UnknownRun]) -> Part:
         ),
         notes=tuple(note for each in found for note in run_notes(each)),
         amounts=tuple(_amount(each) for each in found),
-        plain={"runs": [_plain_run(each) for each in found]},
+        plain={"runs": [plain_run(each) for each in found]},
     )
 
 
@@ -118,6 +118,20 @@ def run_notes(run: Forecast | UnknownRun) -> tuple[str, ...]:
         f"Run of {run.job}: {run.num_tokens:,.0f} tokens at {run.speed}.{expected}",
         *(f"Run of {run.job}: {note}." for note in run.notes),
     )
+
+
+def run_lines(run: Forecast | UnknownRun) -> tuple[str, ...]:
+    """The run for `soperator submit`: hours and US dollars first, then what they rest on."""
+    if isinstance(run, UnknownRun):
+        return run_notes(run)
+    usd = "price not known"
+    if run.nodes_usd is not None:
+        usd = (
+            f"{small_usd_text(run.nodes_usd)} of its own nodes "
+            f"({_usd(run.cluster_share_usd)} with their share of the cluster)"
+        )
+    where = f"{run.num_nodes} x {run.worker.preset}"
+    return (f"Forecast of {run.job}: {run.hours:,.2f} h on {where}, {usd}.", *run_notes(run))
 
 
 def _run_row(run: Forecast | UnknownRun) -> tuple[str, ...]:
@@ -149,7 +163,8 @@ def _amount(run: Forecast | UnknownRun) -> Amount:
     )
 
 
-def _plain_run(run: Forecast | UnknownRun) -> dict[str, object]:
+def plain_run(run: Forecast | UnknownRun) -> dict[str, object]:
+    """The run as JSON values; money is text."""
     common: dict[str, object] = {"job": run.job, "num_nodes": run.num_nodes}
     if isinstance(run, UnknownRun):
         return {**common, "hours": None, "nodes_usd": None, "reason": run.reason, "fix": run.fix}

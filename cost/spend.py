@@ -26,6 +26,8 @@ _SECONDS_PER_HOUR: Final = Decimal(3600)
 class JobUse:
     """One job as accounting tells it."""
 
+    cluster: str
+    """Host key of the login node, with which the ledger knows the job too."""
     job_id: str
     name: str
     user: str

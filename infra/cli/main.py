@@ -25,6 +25,7 @@ VERBS = {
     "doctor": _Verb("infra.cli.doctor", "Check tools, credentials and prices; name each fix."),
     "cost": _Verb("infra.cli.cost", "Show what a stack costs, or compare two stacks."),
     "chat-cost": _Verb("infra.cli.chat_cost", "Show what one reference chat costs on a stack."),
+    "spend": _Verb("infra.cli.spend", "Show what ran on a stack and what it cost."),
     "submit": _Verb("infra.cli.submit", "Submit a declared job."),
     "status": _Verb("infra.cli.status", "List the jobs of a cluster, or show one."),
     "logs": _Verb("infra.cli.logs", "Follow the log of a job to its end."),
@@ -48,6 +49,7 @@ _REFUSALS = frozenset(
         "stacks.load.StackError",
         "cost.price_book.PriceBookError",
         "cost.run_record.RunRecordError",
+        "cost.ledger.LedgerError",
     }
 )
 

@@ -1,15 +1,22 @@
-"""`soperator submit NAME`: one declared job, from stack outputs alone."""
+"""`soperator submit NAME`: one declared job, with its forecast, within the stack's budget."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
-from typing import Annotated
+from datetime import UTC, datetime
+from getpass import getuser
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.errors import CliError
 from infra.cli.output import Format
+
+if TYPE_CHECKING:
+    from stacks.spec import JobSpec, StackSpec
 
 
 def command(
@@ -30,24 +37,33 @@ def command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run and when; queue nothing.")
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Submit over the budget; the ledger records it.")
+    ] = False,
     identity: IdentityOption = None,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
-    """Submit a declared job; prints its id."""
-    from infra.jobs import history, submit
+    """Submit a declared job; prints its id, and what it is expected to cost."""
+    from cost.runs import plain_run, run_lines
+    from infra.jobs import budget, history, submit
     from infra.jobs import sync as code
+    from infra.jobs.books import open_books
     from infra.render.archive import hash_files
 
     outputs = context.read(stack)
     submit.check_job(outputs, job)
     submit.job_args(sets or ())
+    spec = context.spec(stack)
+    books = open_books(spec, context.state_root())
+    run = books.forecast(declared(spec, job), sets or ())
+    now = datetime.now(UTC)
+    for line in run_lines(run):
+        output.note(line)
+    if force and spec.budget is None:
+        output.note(f"--force has no effect: {stack} declares no budget")
     files = context.local_code(stack)
-    with context.connect(outputs, identity) as connection:
-        if dry_run:
-            print(submit.dry_run(connection, outputs, job, sets=sets or (), after=after), end="")
-            return
-        if sync:
-            code.send(connection, outputs.code_path, files)
+
+    def send() -> submit.Submission:
         submission = submit.submit(
             connection,
             outputs,
@@ -57,11 +73,44 @@ def command(
             after=after,
             git_revision=context.git_revision(),
         )
-    history.remember(context.state_root(), submission)
+        history.remember(context.state_root(), submission)
+        return submission
+
+    with context.connect(outputs, identity) as connection:
+        if dry_run:
+            for line in budget.budget_lines(books, run, now):
+                output.note(line)
+            print(submit.dry_run(connection, outputs, job, sets=sets or (), after=after), end="")
+            return
+        if sync:
+            code.send(connection, outputs.code_path, files)
+        asking = budget.Asking(
+            run=run, cluster=outputs.login_host_key, now=now, user=user(), force=force
+        )
+        submission = budget.submit_within_budget(books, connection, asking, send, say=output.note)
     if format is Format.JSON:
-        output.print_json(asdict(submission))
+        output.print_json({**asdict(submission), "forecast": plain_run(run)})
         return
     print(submission.job_id)
     output.note(
         f"{job} is job {submission.job_id}; log: soperator logs {submission.job_id} -s {stack}"
     )
+
+
+def declared(spec: StackSpec, name: str) -> JobSpec:
+    """The job in the stack file; one that only the deployed stack knows is refused."""
+    for job in spec.jobs:
+        if job.name == name:
+            return job
+    raise CliError(
+        f"{spec.name}: jobs: {name!r} is deployed but no longer declared; run `pulumi up --stack "
+        f"{spec.name}`"
+    )
+
+
+def user() -> str:
+    """Who asks, as this machine knows them; the number where it has no name for them."""
+    try:
+        return getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -1,0 +1,146 @@
+"""Submits a job if the stack's budget has room for its forecast, and writes the forecast down.
+
+Owns the order: settle what ended, look, submit, append; the ledger is locked all that time, so two
+submissions at once cannot both take the same rest. Amounts are cost/budget.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from cost.budget import MonthBudget, month_of
+from cost.forecast import Forecast, UnknownRun
+from cost.ledger import LedgerError, OpenLedger
+from cost.ledger_entries import Entry, ForecastEntry, OverrideEntry
+from infra.jobs.books import Books
+from infra.jobs.errors import JobsError
+from infra.jobs.settle import plain, settle_from
+from infra.jobs.slurm import Shell
+from infra.jobs.submit import Submission
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """One submission as it stands before the budget."""
+
+    run: Forecast | UnknownRun
+    cluster: str
+    """Host key of the login node."""
+    now: datetime
+    user: str
+    """Who asks, as this machine knows them."""
+    force: bool
+    """Whether to submit what the budget has no room for."""
+
+
+def submit_within_budget(
+    books: Books,
+    shell: Shell,
+    asking: Asking,
+    submit: Callable[[], Submission],
+    *,
+    say: Callable[[str], None],
+) -> Submission:
+    """The submission that `submit` makes; refused where the forecast is more than what is left."""
+    with books.ledger.locked() as ledger:
+        over = None
+        if books.spec.budget is not None:
+            over = _look(books, ledger, shell, asking, say)
+        submission = submit()
+        entries: list[Entry] = [_forecast_entry(asking, submission)]
+        if over is not None:
+            entries.append(_override_entry(asking, submission, over))
+        try:
+            ledger.append(*entries)
+        except LedgerError as error:
+            raise JobsError(
+                f"{error}; job {submission.job_id} is submitted but not in the ledger: make room, "
+                f"and `soperator spend --stack {submission.stack}` finds it once it ended"
+            ) from error
+    return submission
+
+
+def budget_lines(books: Books, run: Forecast | UnknownRun, now: datetime) -> tuple[str, ...]:
+    """What the budget would say to the run, from the ledger as it is; nothing without a budget."""
+    content = books.ledger.read()
+    month = books.month(content.entries, now)
+    if month is None:
+        return content.problems
+    refusal = _refusal(run, month)
+    return (*content.problems, str(month), *([] if refusal is None else [f"refused: {refusal}"]))
+
+
+def _look(
+    books: Books,
+    ledger: OpenLedger,
+    shell: Shell,
+    asking: Asking,
+    say: Callable[[str], None],
+) -> MonthBudget | None:
+    """The month, if the run does not fit into it and was forced; refuses one that was not."""
+    try:
+        settle_from(
+            ledger,
+            shell,
+            books,
+            cluster=asking.cluster,
+            since=month_of(asking.now)[0],
+            now=asking.now,
+        )
+    except JobsError as error:
+        say(f"accounting does not answer ({error}); the budget is checked by the ledger alone")
+    content = ledger.read()
+    for problem in content.problems:
+        say(problem)
+    month = books.month(content.entries, asking.now)
+    if month is None:
+        return None
+    if not isinstance(asking.run, Forecast) or asking.run.nodes_usd is None:
+        say(f"{asking.run.job}: its cost is not known, so the budget does not hold it back")
+    refusal = _refusal(asking.run, month)
+    if refusal is not None and not asking.force:
+        raise JobsError(refusal)
+    say(str(month))
+    if refusal is None:
+        return None
+    say(f"{asking.run.job}: submitted over the budget with --force; the ledger says so")
+    return month
+
+
+def _refusal(run: Forecast | UnknownRun, month: MonthBudget) -> str | None:
+    if not isinstance(run, Forecast) or run.nodes_usd is None:
+        return None
+    return month.refusal(run.job, run.nodes_usd)
+
+
+def _forecast_entry(asking: Asking, submission: Submission) -> ForecastEntry:
+    run = asking.run
+    is_known = isinstance(run, Forecast)
+    return ForecastEntry(
+        at=asking.now,
+        job=run.job,
+        job_id=submission.job_id,
+        cluster=asking.cluster,
+        num_nodes=run.num_nodes,
+        hours=plain(run.hours) if is_known else None,
+        nodes_usd=plain(run.nodes_usd) if is_known and run.nodes_usd is not None else None,
+        basis=str(run.speed) if is_known else str(run),
+    )
+
+
+def _override_entry(asking: Asking, submission: Submission, month: MonthBudget) -> OverrideEntry:
+    run = asking.run
+    assert isinstance(run, Forecast)
+    assert run.nodes_usd is not None
+    return OverrideEntry(
+        at=asking.now,
+        job=run.job,
+        job_id=submission.job_id,
+        cluster=asking.cluster,
+        user=asking.user,
+        forecast_usd=plain(run.nodes_usd),
+        left_usd=plain(month.left_usd),
+        budget_usd=month.budget_usd,
+    )
