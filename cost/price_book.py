@@ -1,14 +1,15 @@
 """Which price is used: PriceBook.load(name).in_region(region).find(sku, unit).
 
-A SKU may have several readings. The newest that holds in the region is used; one whose source is
-undated only where no dated one is. A price that is not known is a state of its own, never 0.
+A SKU may have several readings. Of those that hold in the region, the newest of the highest layer
+is used; one whose source is undated only where no dated one is. A price that is not known is a
+state of its own, never 0.
 Owns look-up; the file format is in price_file.py, layers over the book in price_layers.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from types import MappingProxyType
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 PRICES_DIR: Final = Path(__file__).parent / "prices"
+_LAYERS: Final = tuple(Layer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +100,12 @@ class PriceBook:
         return price
 
     def with_prices(self, prices: Iterable[Price]) -> PriceBook:
-        """The book with these prices in use; those that they replace stay as readings."""
-        used, readings = dict(self.prices), dict(self.readings)
+        """The book with these readings too; a higher layer wins, whatever its date."""
+        readings = dict(self.readings)
         for price in prices:
-            used[price.sku] = price
-            readings[price.sku] = (*readings.get(price.sku, ()), price)
-        return replace(self, prices=MappingProxyType(used), readings=MappingProxyType(readings))
+            known = readings.get(price.sku, ())
+            readings[price.sku] = known if price in known else (*known, price)
+        return PriceBook.of_readings(self.name, self.caveat, readings, self.region)
 
     def unused(self, sku: str) -> tuple[Price, ...]:
         """Readings of the SKU that are not in use, newest first."""
@@ -130,6 +132,7 @@ def newest(readings: Iterable[Price], region: str | None) -> Price | None:
     return max(here, key=_order, default=None)
 
 
-def _order(price: Price) -> tuple[bool, date, bool]:
-    """Dated before undated, then the newer, then the one that names its region."""
-    return (not price.is_undated, price.date, price.region is not None)
+def _order(price: Price) -> tuple[int, bool, date, bool]:
+    """By layer, then dated before undated, then the newer, then the one that names its region."""
+    layer = _LAYERS.index(price.layer)
+    return (layer, not price.is_undated, price.date, price.region is not None)

@@ -24,6 +24,7 @@ from typing import Final, TypeGuard
 import yaml
 
 from cost.price import CURRENCY, Price, PriceBookError, Unit
+from cost.sku import unit_of
 from stacks.catalog import REGIONS
 from stacks.yaml_text import parse_yaml
 
@@ -96,7 +97,7 @@ def _sku(sku: str, entry: object, path: str, problems: Problems) -> tuple[Price,
         problems.add(path, f"expected a mapping of {', '.join(_SKU_KEYS)}")
         return ()
     unknown_keys(entry, _SKU_KEYS, path, problems)
-    unit = _unit(entry.get("unit"), f"{path}.unit", problems)
+    unit = _unit(sku, entry.get("unit"), f"{path}.unit", problems)
     covers_vm = entry.get("covers_vm", False)
     if not isinstance(covers_vm, bool):
         problems.add(f"{path}.covers_vm", f"{covers_vm!r} is neither true nor false")
@@ -177,15 +178,18 @@ def _refuse_duplicates(readings: Sequence[Price], path: str, problems: Problems)
         seen.add(key)
 
 
-def _unit(value: object, path: str, problems: Problems) -> Unit | None:
+def _unit(sku: str, value: object, path: str, problems: Problems) -> Unit | None:
     if value is None:
         problems.add(path, "missing")
         return None
-    try:
-        return Unit(str(value))
-    except ValueError:
+    if value not in tuple(Unit):
         problems.add(path, f"{value!r} is not one of {', '.join(Unit)}")
         return None
+    unit, sold_by = Unit(str(value)), unit_of(sku)
+    if sold_by not in (None, unit):
+        problems.add(path, f"{unit}, but '{sku}' is sold by {sold_by}; convert the price")
+        return None
+    return unit
 
 
 def day_of(row: Mapping[str, object], path: str, problems: Problems) -> tuple[date | None, bool]:

@@ -38,6 +38,7 @@ def problems(tmp_path: Path, prices: str, head: str = "name: b\ncurrency: USD") 
         ("a: " + ENTRY.replace("1.35", "NaN"), "prices.a.usd: NaN is not an amount of money"),
         ("a: " + ENTRY.replace("GPU-hour", "GPU"), "prices.a.unit: 'GPU' is not one of GPU-hour"),
         ("a: " + ENTRY.replace("unit: GPU-hour, ", ""), "prices.a.unit: missing"),
+        (f"public-ip: {ENTRY}", "unit: GPU-hour, but 'public-ip' is sold by address-hour"),
         ("a: " + ENTRY.replace("2026-01-02", "January"), "'January' is not a day of the form YYYY"),
         ("a: " + ENTRY.replace(', date: "2026-01-02"', ""), "prices.a.date: missing; give `date`"),
         ("a: " + ENTRY.replace("}", ", read: 2026-01-02}"), "has both 'date' and 'read'"),
