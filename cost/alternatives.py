@@ -16,6 +16,8 @@ from cost.estimate import Estimate, estimate
 from cost.forecast import Forecast, UnknownRun, forecasts
 from cost.limits import Limit, limits
 from cost.part import Inputs
+from cost.price_book import PriceBook
+from cost.price_layers import layered
 from cost.run_rates import run_rates
 from cost.run_record import Outcome
 from cost.unit_costs import unit_costs
@@ -124,7 +126,7 @@ def _affordable(inputs: Inputs, shortages: Sequence[Shortage]) -> Iterator[Candi
     for index, candidate in enumerate(candidates(inputs.spec, proven=_proven(inputs))):
         if any(shortage.holds(candidate.spec) for shortage in shortages):
             continue
-        total = estimate(candidate.spec, inputs.book)
+        total = estimate(candidate.spec, _book(inputs, candidate))
         usd = total.monthly_high_usd
         is_cheaper = usd < inputs.estimate.monthly_high_usd
         if any(line.nodeset for line in total.unpriced) or not (is_cheaper or is_out_of_reach):
@@ -136,6 +138,13 @@ def _affordable(inputs: Inputs, shortages: Sequence[Shortage]) -> Iterator[Candi
         if kind not in seen:
             seen.add(kind)
             yield candidate
+
+
+def _book(inputs: Inputs, candidate: Candidate) -> PriceBook:
+    """The prices of the candidate's region."""
+    if candidate.spec.nebius.region == inputs.spec.nebius.region:
+        return inputs.book
+    return layered(candidate.spec, book=inputs.book)
 
 
 def _refused(spec: StackSpec) -> bool:
@@ -166,17 +175,19 @@ def _proven(inputs: Inputs) -> frozenset[tuple[str, str]]:
 
 
 def _alternative(inputs: Inputs, candidate: Candidate) -> Alternative:
-    total = estimate(candidate.spec, inputs.book)
+    book = _book(inputs, candidate)
+    total = estimate(candidate.spec, book)
     changed = replace(
         inputs,
         spec=candidate.spec,
+        book=book,
         estimate=total,
         unit_costs=unit_costs(candidate.spec, total, inputs.records),
     )
     return Alternative(
         candidate=candidate,
         estimate=total,
-        runs=forecasts(run_rates(candidate.spec, total, inputs.book), inputs.records),
+        runs=forecasts(run_rates(candidate.spec, total, book), inputs.records),
         limits=limits(changed),
     )
 

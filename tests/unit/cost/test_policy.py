@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from cost.bill import bill
-from cost.layout import WIDTH, Document, Format, lay_out
+from cost.layout import WIDTH, Document, Format, lay_out, usd_text
 from cost.limits import limits
 from cost.policy import policy_part, policy_problems
 from cost.price_book import PriceBook
@@ -18,8 +18,11 @@ from stacks.load import load_stack
 from tests.unit.cost.policies import inputs_of, with_policy
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
-# l40s-dev costs 18,116.08 to 19,039.60 a month (seed 000, 730 hours), 24.82 to 26.08 an hour.
-HIGH = Decimal("19039.5996")
+
+
+def high_usd(name: str) -> Decimal:
+    """What the shipped stack costs a month at max_nodes."""
+    return inputs_of(load_stack(name)).estimate.monthly_high_usd
 
 
 def test_a_stack_without_a_policy_has_no_problem_and_no_part():
@@ -30,22 +33,24 @@ def test_a_stack_without_a_policy_has_no_problem_and_no_part():
 
 
 def test_a_limit_holds_for_what_autoscaling_may_add():
-    """18,500 is over the low end and under the high one: the autoscaler would break it."""
+    """18,500 lies between 18,116 at min_nodes and 19,040 at max_nodes (seed 000)."""
     (problem,) = policy_problems(with_policy("l40s-dev", max_usd_per_month=Decimal(18500)))
     assert problem.level is Level.ERROR
     assert problem.path == "l40s-dev.policy.max_usd_per_month"
-    assert "$19,039.60" in problem.message
+    assert problem.message.startswith(f"{usd_text(high_usd('l40s-dev'))}, but allowed is")
     assert "allowed is $18,500.00 a month" in problem.message
 
 
 def test_a_limit_that_is_met_to_the_cent_is_kept():
-    assert policy_problems(with_policy("l40s-dev", max_usd_per_month=HIGH)) == ()
-    over = policy_problems(with_policy("l40s-dev", max_usd_per_month=HIGH - Decimal("0.0001")))
+    high = high_usd("l40s-dev")
+    assert policy_problems(with_policy("l40s-dev", max_usd_per_month=high)) == ()
+    over = policy_problems(with_policy("l40s-dev", max_usd_per_month=high - Decimal("0.0001")))
     assert len(over) == 1
 
 
 def test_an_hour_is_limited_like_a_month():
-    assert policy_problems(with_policy("l40s-dev", max_usd_per_hour=HIGH / 730)) == ()
+    high = high_usd("l40s-dev") / 730
+    assert policy_problems(with_policy("l40s-dev", max_usd_per_hour=high)) == ()
     (problem,) = policy_problems(with_policy("l40s-dev", max_usd_per_hour=Decimal(26)))
     assert "$26.08" in problem.message
 
@@ -53,7 +58,8 @@ def test_an_hour_is_limited_like_a_month():
 def test_a_broken_limit_names_the_cheapest_change_that_keeps_every_limit():
     """The second controller and its disk cost 81.50 a month, and Soperator never uses it."""
     (problem,) = policy_problems(with_policy("l40s-dev", max_usd_per_month=Decimal(19000)))
-    assert "nodes.controller.nodes: 2 -> 1 ($18,958.10 a month, -$81.50)" in problem.message
+    assert "every limit: nodes.controller.nodes: 2 -> 1 (" in problem.message
+    assert "a month, -$81.50); others" in problem.message
     assert "soperator cost --stack l40s-dev --alternatives" in problem.message
 
 
