@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from cost.break_even_table import break_even_part
 from cost.estimate import Estimate, estimate, price_problems
 from cost.part import Amount, Inputs, Part, PartMaker
 from cost.policy import policy_part, policy_problems
@@ -20,7 +21,7 @@ from stacks.check import check
 from stacks.problem import Level, Problem
 from stacks.spec import StackSpec
 
-PARTS: Final[tuple[PartMaker, ...]] = (policy_part,)
+PARTS: Final[tuple[PartMaker, ...]] = (break_even_part, policy_part)
 """Every subject beyond the lines and the unit costs, in the order in which they are printed."""
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import date
 from decimal import ROUND_CEILING, Decimal
 from enum import StrEnum
-from typing import Protocol
 
+from cost.api_prices import ApiPrice, ApiPriceBook
 from cost.chat import HOURS_PER_DAY, MILLION, ChatCost, HourlyCost, prompt_tokens
 from cost.components import Rate, node_rate
 from cost.estimate import Estimate
@@ -22,27 +22,6 @@ from cost.speeds import serving_workers
 from cost.unit_costs import NotKnown, UnitCosts
 from stacks.cost_spec import ChatSpec
 from stacks.spec import Billing, StackSpec
-
-
-class ApiPrice(Protocol):
-    """US dollars of one model of an API; cost/api_prices.py has them."""
-
-    @property
-    def usd_per_1m_input(self) -> Decimal: ...
-    @property
-    def usd_per_1m_cached_input(self) -> Decimal | None: ...
-    @property
-    def usd_per_1m_output(self) -> Decimal: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def date(self) -> date: ...
-
-
-class ApiPrices(Protocol):
-    """A book of API prices."""
-
-    def find(self, model: str) -> ApiPrice | UnknownPrice: ...
 
 
 class View(StrEnum):
@@ -61,6 +40,8 @@ class ApiCost:
     """US dollars a chat."""
     source: str
     date: date
+    is_undated: bool
+    """Whether the source names no day and `date` is the day of reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,15 +111,15 @@ class BreakEvens:
     apis: tuple[ApiCost, ...]
     unpriced: tuple[str, ...]
     """Why a declared model has no row."""
-    max_serving_nodes: int | None
-    """Most nodes that the serving nodeset has; None when none is named."""
+    paid_serving_nodes: int | None
+    """Nodes of the serving nodeset that the cluster pays for anyway; None when none is named."""
 
 
 def break_even(
     spec: StackSpec,
     estimate: Estimate,
     unit_costs: UnitCosts,
-    api_book: ApiPrices,
+    api_book: ApiPriceBook,
     *,
     book: PriceBook | None = None,
 ) -> BreakEvens | NotKnown:
@@ -161,9 +142,9 @@ def break_even(
         ),
         apis=apis,
         unpriced=unpriced,
-        max_serving_nodes=None
+        paid_serving_nodes=None
         if spec.chat.serving_nodeset is None
-        else sum(worker.max_nodes for worker in workers),
+        else max(spec.chat.serving_nodes, *(worker.min_nodes for worker in workers)),
     )
 
 
@@ -198,7 +179,9 @@ def api_usd_per_chat(chat: ChatSpec, price: ApiPrice) -> Decimal:
     return usd / MILLION
 
 
-def _api_costs(chat: ChatSpec, api_book: ApiPrices) -> tuple[tuple[ApiCost, ...], tuple[str, ...]]:
+def _api_costs(
+    chat: ChatSpec, api_book: ApiPriceBook
+) -> tuple[tuple[ApiCost, ...], tuple[str, ...]]:
     costs: list[ApiCost] = []
     unpriced: list[str] = []
     for model in chat.api_models:
@@ -206,8 +189,15 @@ def _api_costs(chat: ChatSpec, api_book: ApiPrices) -> tuple[tuple[ApiCost, ...]
         if isinstance(price, UnknownPrice):
             unpriced.append(price.reason)
             continue
-        usd = api_usd_per_chat(chat, price)
-        costs.append(ApiCost(model=model, usd=usd, source=price.source, date=price.date))
+        costs.append(
+            ApiCost(
+                model=model,
+                usd=api_usd_per_chat(chat, price),
+                source=price.source,
+                date=price.date,
+                is_undated=price.is_undated,
+            )
+        )
     return tuple(costs), tuple(unpriced)
 
 

@@ -9,14 +9,40 @@ from decimal import ROUND_CEILING, Decimal
 from itertools import groupby
 from typing import Final
 
-from cost.break_even import BreakEven, BreakEvens, View
+from cost.api_prices import ApiPriceBook
+from cost.break_even import ApiCost, BreakEven, BreakEvens, View, break_even
 from cost.chat import ChatCost
+from cost.chat_charts import chat_charts
 from cost.chat_table import percent
 from cost.layout import GAP, UNKNOWN, Table, small_usd_text, span
+from cost.part import Inputs, Part
 from cost.unit_costs import NotKnown, UnitCosts
 
 NEVER: Final = "never"
+_NAME: Final = "break_even"
 UTILISATIONS: Final = (Decimal("0.1"), Decimal("0.25"), Decimal("0.5"), Decimal("0.75"), Decimal(1))
+
+
+def break_even_part(inputs: Inputs) -> tuple[Part, ...]:
+    """The comparison with the models that the stack names, and the charts of its chats."""
+    units, models = inputs.unit_costs, inputs.spec.chat.api_models
+    if isinstance(units.chats, NotKnown):
+        return ()
+    if not models:
+        return (Part(name=_NAME, draw_figures=lambda: chat_charts(units)),)
+    found = break_even(inputs.spec, inputs.estimate, units, ApiPriceBook.load(), book=inputs.book)
+    if isinstance(found, NotKnown):
+        return ()
+    apis = found.apis
+    return (
+        Part(
+            name=_NAME,
+            tables=break_even_tables(found, units),
+            notes=tuple(break_even_notes(found)),
+            draw_figures=lambda: chat_charts(units, apis),
+            plain=plain_break_even(found),
+        ),
+    )
 
 
 def break_even_tables(found: BreakEvens, units: UnitCosts) -> tuple[Table, ...]:
@@ -43,8 +69,7 @@ def break_even_notes(found: BreakEvens) -> list[str]:
             "tokens, not answers."
         )
     notes += [
-        f"{api.model}: {small_usd_text(api.usd)} a chat, price of {api.date.isoformat()}: "
-        f"{api.source}."
+        f"{api.model}: {small_usd_text(api.usd)} a chat, {_day(api)}: {api.source}."
         for api in found.apis
     ]
     return notes
@@ -134,8 +159,8 @@ def _bands(found: BreakEvens, chats: tuple[ChatCost, ...], bound: str) -> Table:
 
 
 def _more_nodes(found: BreakEvens) -> list[str]:
-    """Where the cluster would win if more of the nodes that it has served chats."""
-    most = found.max_serving_nodes
+    """Where the cluster would win if more of the nodes that it pays for served chats."""
+    most = found.paid_serving_nodes
     if most is None:
         return []
     return [
@@ -148,6 +173,11 @@ def _more_nodes(found: BreakEvens) -> list[str]:
         and row.serving_nodes_needed is not None
         and row.serving_nodes_needed <= most
     ]
+
+
+def _day(api: ApiCost) -> str:
+    day = api.date.isoformat()
+    return f"undated price, read on {day}" if api.is_undated else f"price of {day}"
 
 
 def _whole(chats: Decimal | None) -> int | None:

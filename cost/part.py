@@ -43,8 +43,8 @@ class Part:
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
     amounts: tuple[Amount, ...] = ()
-    figures: tuple[str, ...] = ()
-    """Charts as inline SVG; only HTML shows them."""
+    draw_figures: Callable[[], tuple[str, ...]] = tuple
+    """Draws its charts as inline SVG; only HTML asks for them, so a preview does not wait."""
     plain: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
 
