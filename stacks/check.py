@@ -11,6 +11,7 @@ from stacks.rules.chat import check_chat
 from stacks.rules.jobs import check_jobs
 from stacks.rules.nodes import check_nodes
 from stacks.rules.quotas import check_quotas
+from stacks.rules.runs import check_runs
 from stacks.rules.storage import check_storage
 from stacks.spec import StackSpec
 
@@ -26,4 +27,5 @@ def check(spec: StackSpec) -> tuple[Problem, ...]:
     check_quotas(spec, findings)
     check_jobs(spec, findings)
     check_chat(spec, findings)
+    check_runs(spec, findings)
     return tuple(sorted(findings.problems, key=lambda problem: problem.level is Level.WARNING))
