@@ -36,6 +36,19 @@ class Bill:
     problems: tuple[Problem, ...]
     """Checks of the stack with their US dollars, errors first."""
     parts: tuple[Part, ...] = ()
+    records: tuple[RunRecord, ...] = ()
+    """Run records that measured speeds may come from."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """What the parts were computed from."""
+        return Inputs(
+            spec=self.spec,
+            book=self.book,
+            estimate=self.estimate,
+            unit_costs=self.unit_costs,
+            records=self.records,
+        )
 
     @property
     def errors(self) -> tuple[Problem, ...]:
@@ -67,6 +80,7 @@ def bill(spec: StackSpec, book: PriceBook, records: Sequence[RunRecord] = ()) ->
             (*price_problems(check(spec), spec, book), *policy_problems(inputs))
         ),
         parts=tuple(part for make in PARTS for part in make(inputs)),
+        records=tuple(records),
     )
 
 
