@@ -25,6 +25,7 @@ VERBS = {
     "doctor": _Verb("infra.cli.doctor", "Check tools, credentials and prices; name each fix."),
     "cost": _Verb("infra.cli.cost", "Show what a stack costs, or compare two stacks."),
     "chat-cost": _Verb("infra.cli.chat_cost", "Show what one reference chat costs on a stack."),
+    "size": _Verb("infra.cli.size", "Show what a model needs and the cheapest preset that fits."),
     "spend": _Verb("infra.cli.spend", "Show what ran on a stack and what it cost."),
     "submit": _Verb("infra.cli.submit", "Submit a declared job."),
     "status": _Verb("infra.cli.status", "List the jobs of a cluster, or show one."),
@@ -47,7 +48,8 @@ _REFUSALS = frozenset(
         "infra.render.sbatch.RenderError",
         "infra.cli.errors.CliError",
         "stacks.load.StackError",
-        "cost.price_book.PriceBookError",
+        "cost.price.PriceBookError",
+        "cost.size.errors.SizeError",
         "cost.run_record.RunRecordError",
         "cost.ledger.LedgerError",
     }

@@ -1,0 +1,189 @@
+"""The plan of one training job, and the file that travels with it: make_plan(spec, job, recipe).
+
+Owns the format of plan.json (schema_version 1), which workloads/train/plan.py reads with a parser
+of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cost.forecast import Forecast, UnknownRun
+from cost.size.catalog import load_shape
+from cost.size.errors import SizeError
+from cost.size.gpu import usable_bytes, usable_host_bytes
+from cost.size.memory import GIB
+from cost.size.recipe import RecipeRun, recipe_run
+from cost.size.shape import ModelShape
+from cost.size.training import Training
+from cost.size.verdict import Gpus, Verdict, best, verdicts
+from stacks.catalog import PLATFORMS, find_preset
+from stacks.rules.jobs import nodesets_of
+from stacks.spec import JobSpec, StackSpec, WorkerSpec
+
+SCHEMA_VERSION: Final = 1
+TRAIN_MODULE: Final = "workloads.train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a job is going to need, and how its model is spread."""
+
+    stack: str
+    job: str
+    recipe: str
+    shape: ModelShape
+    training: Training
+    gpus: Gpus
+    worker: WorkerSpec
+    chosen: Verdict
+    all_verdicts: tuple[Verdict, ...]
+    steps: int | None
+    """Train steps; None where the recipe counts epochs and the stack no tokens."""
+    forecast: Forecast | UnknownRun | None
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return self.gpus.count
+
+    def to_json(self) -> dict[str, object]:
+        """The plan as plain values."""
+        training, chosen = self.training, self.chosen
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "stack": self.stack,
+            "job": self.job,
+            "recipe": self.recipe,
+            "model": self.shape.name,
+            "parameters": self.shape.parameters,
+            "method": training.method.value,
+            "dtype": training.dtype.value,
+            "sequence_length": training.sequence_length,
+            "micro_batch_size": training.micro_batch_size,
+            "gradient_checkpointing": training.gradient_checkpointing,
+            "world_size": self.world_size,
+            "hardware": {
+                "platform": self.worker.platform,
+                "preset": self.worker.preset,
+                "nodes": self.gpus.nodes,
+                "ranks_per_node": self.gpus.per_node,
+                "usable_gib_per_rank": _gib(self.gpus.usable),
+            },
+            "strategy": chosen.sharding.strategy.value,
+            "reason": chosen.reason,
+            "fits": chosen.fits,
+            "runs_here": chosen.runs_here,
+            "largest_micro_batch": chosen.largest_micro_batch,
+            "memory_gib_per_rank": {
+                **{part: _gib(amount) for part, amount in chosen.memory.parts.items()},
+                "total": _gib(chosen.memory.total),
+            },
+            "verdicts": [
+                {
+                    "strategy": each.sharding.label,
+                    "fits": each.fits,
+                    "runs_here": each.runs_here,
+                    "total_gib_per_rank": _gib(each.memory.total),
+                    "reason": each.reason,
+                }
+                for each in self.all_verdicts
+            ],
+            "steps": self.steps,
+            "forecast": _forecast_json(self.forecast),
+        }
+
+    def to_bytes(self) -> bytes:
+        """The file, the same bytes for the same plan."""
+        return (json.dumps(self.to_json(), indent=2, sort_keys=True) + "\n").encode()
+
+
+def make_plan(
+    spec: StackSpec,
+    job: JobSpec,
+    recipe: Mapping[str, object],
+    *,
+    forecast: Forecast | UnknownRun | None = None,
+) -> Plan:
+    """The plan of a training job with the recipe that it is submitted with, settings applied."""
+    run = recipe_run(recipe, at=job.recipe)
+    shape, training = load_shape(run.model), run.training
+    worker = _smallest(spec, job)
+    gpus = _gpus(worker, job)
+    found = verdicts(shape, training, gpus)
+    return Plan(
+        stack=spec.name,
+        job=job.name,
+        recipe=job.recipe,
+        shape=shape,
+        training=training,
+        gpus=gpus,
+        worker=worker,
+        chosen=best(found),
+        all_verdicts=found,
+        steps=_steps(run, gpus.count, forecast),
+        forecast=forecast,
+    )
+
+
+def _smallest(spec: StackSpec, job: JobSpec) -> WorkerSpec:
+    """Of the nodes that Slurm may give the job, those with the least memory a rank."""
+    partition = next((each for each in spec.slurm.partitions if each.name == job.partition), None)
+    workers = () if partition is None else nodesets_of(spec, partition)
+    fitting = [
+        worker
+        for worker in workers
+        if (preset := find_preset(worker.platform, worker.preset)) is not None
+        and preset.gpus >= job.gpus_per_node
+    ]
+    if not fitting:
+        raise SizeError(
+            f"{spec.name}: jobs.{job.name}: no nodeset of partition {job.partition!r} has "
+            f"{job.gpus_per_node} GPUs a node and a preset of stacks/catalog.py"
+        )
+    return min(fitting, key=lambda worker: _gpus(worker, job).usable)
+
+
+def _gpus(worker: WorkerSpec, job: JobSpec) -> Gpus:
+    """The ranks of the job; without GPUs one rank has a node's memory."""
+    preset = find_preset(worker.platform, worker.preset)
+    assert preset is not None
+    memory_gb = PLATFORMS[worker.platform].gpu_memory_gb
+    host = usable_host_bytes(preset.memory_gib)
+    if job.gpus_per_node and memory_gb is not None:
+        usable = usable_bytes(memory_gb)
+        return Gpus(nodes=job.nodes, per_node=job.gpus_per_node, usable=usable, host_bytes=host)
+    return Gpus(nodes=job.nodes, per_node=1, usable=host)
+
+
+def _steps(run: RecipeRun, world_size: int, forecast: Forecast | UnknownRun | None) -> int | None:
+    if run.max_steps is not None:
+        return run.max_steps
+    if not isinstance(forecast, Forecast):
+        return None
+    # Packed rows are not quite full, so this is the least number.
+    per_step = run.training.tokens * run.training.gradient_accumulation * world_size
+    return -(-int(forecast.num_tokens) // per_step)
+
+
+def _forecast_json(forecast: Forecast | UnknownRun | None) -> dict[str, object] | None:
+    if forecast is None:
+        return None
+    if isinstance(forecast, UnknownRun):
+        return {"known": False, "reason": str(forecast)}
+    usd = forecast.nodes_usd
+    return {
+        "known": True,
+        "tokens": int(forecast.num_tokens),
+        "tokens_per_s": float(forecast.speed.tokens_per_s),
+        "speed_source": str(forecast.speed),
+        "hours": round(float(forecast.hours), 4),
+        "nodes_usd": None if usd is None else f"{usd:.4f}",
+    }
+
+
+def _gib(amount: int) -> float:
+    return round(amount / GIB, 3)

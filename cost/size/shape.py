@@ -1,0 +1,196 @@
+"""The shape of a causal language model and what follows from it exactly: its numbers of weights.
+
+Owns the parser of a Hugging Face config.json and the list of linear layers. Knows the decoder of
+Llama, Mistral, Qwen2 and Qwen3: pre-norm, grouped-query attention, gated MLP. Mixture-of-experts
+and other decoders are refused, since a wrong plan is worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeGuard
+
+from cost.size.errors import SizeError
+
+MODEL_TYPES: Final = ("llama", "mistral", "qwen2", "qwen3")
+LINEAR_MODULES: Final = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+)
+"""Linear layers of one decoder layer; `all-linear` in a recipe means all of them."""
+_SIZES: Final = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "vocab": "vocab_size",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Sizes of one decoder; counts are of weights."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    tied: bool = False
+    """Whether the output head is the input embedding."""
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """Whether queries and keys are normalised per head (Qwen3)."""
+
+    @property
+    def query_width(self) -> int:
+        """Width of all query heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all key heads together."""
+        return self.kv_heads * self.head_dim
+
+    def linear(self, module: str) -> tuple[int, int]:
+        """Inputs and outputs of one linear layer of a decoder layer."""
+        return {
+            "q_proj": (self.hidden, self.query_width),
+            "k_proj": (self.hidden, self.kv_width),
+            "v_proj": (self.hidden, self.kv_width),
+            "o_proj": (self.query_width, self.hidden),
+            "gate_proj": (self.hidden, self.intermediate),
+            "up_proj": (self.hidden, self.intermediate),
+            "down_proj": (self.intermediate, self.hidden),
+        }[module]
+
+    @property
+    def linear_weights_per_layer(self) -> int:
+        """Weights of the linear layers of one decoder layer, without biases."""
+        return sum(rows * columns for rows, columns in map(self.linear, LINEAR_MODULES))
+
+    @property
+    def other_weights_per_layer(self) -> int:
+        """Norms and biases of one decoder layer."""
+        biases = self.qkv_bias * (self.query_width + 2 * self.kv_width) + self.o_bias * self.hidden
+        biases += self.mlp_bias * (2 * self.intermediate + self.hidden)
+        return 2 * self.hidden + self.qk_norm * 2 * self.head_dim + biases
+
+    @property
+    def weights_per_layer(self) -> int:
+        """All weights of one decoder layer."""
+        return self.linear_weights_per_layer + self.other_weights_per_layer
+
+    @property
+    def embedding_weights(self) -> int:
+        """Weights of the input embedding."""
+        return self.vocab * self.hidden
+
+    @property
+    def head_weights(self) -> int:
+        """Weights of the output head that the embedding does not hold."""
+        return 0 if self.tied else self.vocab * self.hidden
+
+    @property
+    def outer_weights(self) -> int:
+        """Weights outside the decoder layers: embedding, last norm, head."""
+        return self.embedding_weights + self.hidden + self.head_weights
+
+    @property
+    def parameters(self) -> int:
+        """All weights; a tied head counts once."""
+        return self.layers * self.weights_per_layer + self.outer_weights
+
+    @property
+    def largest_tensor_weights(self) -> int:
+        """Weights of the largest single tensor."""
+        return max(self.embedding_weights, self.largest_linear_weights)
+
+    @property
+    def largest_linear_weights(self) -> int:
+        """Weights of the largest linear layer of a decoder layer."""
+        return max(rows * columns for rows, columns in map(self.linear, LINEAR_MODULES))
+
+    def adapter_weights(self, *, rank: int, targets: tuple[str, ...] = LINEAR_MODULES) -> int:
+        """Weights of LoRA adapters of this rank on these modules of every layer."""
+        return self.layers * sum(rank * sum(self.linear(module)) for module in targets)
+
+
+def shape_from_config(config: object, *, name: str, at: str) -> ModelShape:
+    """The shape that a config.json declares; every problem is told at once, under `at`."""
+    if not _is_map(config):
+        raise SizeError(f"{at}: got {type(config).__name__}, expected the mapping of a config.json")
+    problems: list[str] = []
+    kind = config.get("model_type")
+    if kind not in MODEL_TYPES:
+        problems.append(
+            f"{at}.model_type: {kind!r} is not a decoder that this planner knows "
+            f"({', '.join(MODEL_TYPES)})"
+        )
+    sizes = {field: _size(config, key, at, problems) for field, key in _SIZES.items()}
+    # Both may be absent: then every head has its own keys, and heads share the hidden size.
+    kv_heads = _size(config, "num_key_value_heads", at, problems, default=sizes["heads"])
+    per_head = sizes["hidden"] // max(1, sizes["heads"])
+    head_dim = _size(config, "head_dim", at, problems, default=per_head)
+    flags = {
+        key: _flag(config, key, at, problems)
+        for key in ("tie_word_embeddings", "attention_bias", "mlp_bias")
+    }
+    if not problems and sizes["heads"] % kv_heads:
+        problems.append(
+            f"{at}.num_key_value_heads: {kv_heads} does not divide num_attention_heads "
+            f"({sizes['heads']})"
+        )
+    if problems:
+        raise SizeError("\n".join(problems))
+    # Qwen2 has biases on queries, keys and values whatever its config says, and none elsewhere.
+    has_bias = flags["attention_bias"] and kind in ("llama", "qwen3")
+    return ModelShape(
+        name=name,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        tied=flags["tie_word_embeddings"],
+        qkv_bias=has_bias or kind == "qwen2",
+        o_bias=has_bias,
+        mlp_bias=flags["mlp_bias"] and kind == "llama",
+        qk_norm=kind == "qwen3",
+        **sizes,
+    )
+
+
+def _size(
+    config: Mapping[str, object], key: str, at: str, problems: list[str], default: int | None = None
+) -> int:
+    value = config.get(key)
+    if value is None and default is not None:
+        return default
+    if value is None:
+        problems.append(f"{at}.{key}: missing; a config.json of these models has it")
+        return 1
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        problems.append(f"{at}.{key}: got {value!r}, expected a whole number of 1 or more")
+        return 1
+    return value
+
+
+def _flag(config: Mapping[str, object], key: str, at: str, problems: list[str]) -> bool:
+    value = config.get(key, False)
+    if not isinstance(value, bool):
+        problems.append(f"{at}.{key}: got {value!r}, expected true or false")
+        return False
+    return value
+
+
+def _is_map(value: object) -> TypeGuard[Mapping[str, object]]:
+    return isinstance(value, Mapping)
