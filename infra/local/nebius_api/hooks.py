@@ -11,16 +11,13 @@ import jwt
 from google.protobuf import json_format
 from google.protobuf.descriptor import MethodDescriptor
 
+from infra.local.nebius_api.calculator import estimate
 from infra.local.nebius_api.errors import unauthenticated
 from infra.local.nebius_api.store import Store
-from infra.local.nebius_api.usage import GIB, size_bytes, used_by
 from infra.nebius.schema import Schema
 
 _TOKEN_S: Final = 12 * 3600
 _KUBERNETES_VERSIONS: Final = ("1.31", "1.32", "1.33")
-# Invented prices, in USD per hour: only the shape of the answer is the real one.
-_USD_PER_GPU_HOUR: Final = 3.5
-_USD_PER_GIB_HOUR: Final = 0.00011
 UNAUTHENTICATED_METHODS: Final = frozenset({"nebius.iam.v1.TokenExchangeService/Exchange"})
 
 
@@ -74,34 +71,7 @@ def _profile(call: Call) -> Any:
 
 
 def _estimate(call: Call) -> Any:
-    answer = call.answer(currency=call.request.currency or "usd")
-    total = 0.0
-    for wanted in call.request.resource_specs:
-        name = wanted.spec.type_url.rsplit("/", 1)[1]
-        request: Any = call.schema.message(name).FromString(wanted.spec.value)
-        cost = _usd_per_hour(call.schema, request)
-        row = answer.resource_costs.add()
-        row.metadata.CopyFrom(request.metadata)
-        _fill_cost(row, cost)
-        total += cost
-    _fill_cost(answer.total_costs.add(), total)
-    return answer
-
-
-def _usd_per_hour(schema: Schema, request: Any) -> float:
-    if hasattr(request.spec, "template"):
-        group: Any = schema.message("nebius.mk8s.v1.NodeGroup")(spec=request.spec)
-        used = used_by(schema, group)
-        return _USD_PER_GPU_HOUR * sum(n for quota, n in used.items() if ".gpu." in quota)
-    if hasattr(request.spec, "size_gibibytes"):
-        return size_bytes(request.spec) / GIB * _USD_PER_GIB_HOUR
-    return 0.0
-
-
-def _fill_cost(row: Any, usd: float) -> None:
-    row.aggregation_unit.unit = "hour"
-    row.general.total.cost = f"{usd:.6f}"
-    row.general.total.cost_rounded = f"{usd:.2f}"
+    return estimate(call.schema, call.request, call.answer())
 
 
 def _secret(call: Call) -> Any:

@@ -43,14 +43,14 @@ def gpu_quota(platform: str) -> str:
     return f"compute.instance.gpu.{platform.split('-')[1]}"
 
 
-def _enum_name(message: Any, field: str) -> str:
+def enum_name(message: Any, field: str) -> str:
     """`network-ssd` for the value of an enum field."""
     values = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
     return values[getattr(message, field)].name.lower().replace("_", "-")
 
 
 def _filesystem(resource: Any) -> Counter[str]:
-    kind = _enum_name(resource.spec, "type")
+    kind = enum_name(resource.spec, "type")
     return Counter(
         {
             "compute.filesystem.count": 1,
@@ -60,7 +60,7 @@ def _filesystem(resource: Any) -> Counter[str]:
 
 
 def _disk(resource: Any) -> Counter[str]:
-    kind = _enum_name(resource.spec, "type")
+    kind = enum_name(resource.spec, "type")
     return Counter(
         {"compute.disk.count": 1, f"compute.disk.size.{kind}": size_bytes(resource.spec)}
     )
@@ -69,7 +69,7 @@ def _disk(resource: Any) -> Counter[str]:
 def _node_group(resource: Any) -> Counter[str]:
     nodes, template = num_nodes(resource), resource.spec.template
     used = Counter({"compute.instance.count": nodes, "compute.disk.count": nodes})
-    kind = _enum_name(template.boot_disk, "type")
+    kind = enum_name(template.boot_disk, "type")
     used[f"compute.disk.size.{kind}"] = nodes * size_bytes(template.boot_disk)
     preset = find_preset(template.resources.platform, template.resources.preset)
     if preset is not None and preset.gpus:

@@ -66,8 +66,8 @@ def test_an_estimate_sums_what_would_be_created(sdk):
     specs = [billing.ResourceSpec(spec=REGISTRY.pack_any(one)) for one in requests]
     request = billing.EstimateBatchRequest(resource_specs=specs)
     answer = billing.CalculatorServiceClient(sdk).estimate_batch(request).wait()
-    # 16 GPUs x 3.5 + 1024 GiB x 0.00011, the emulator's invented prices.
-    assert answer.total_costs[0].general.total.cost_rounded == "56.11"
+    # 16 GPUs x 4.50 + 2 x 128 GiB x 0.000097222 + 1024 GiB x 0.000109589: price_table.yaml.
+    assert answer.total_costs[0].general.total.cost_rounded == "72.14"
 
 
 def test_capacity_is_told_per_fabric(sdk):
