@@ -1,44 +1,54 @@
-"""`soperator chat-cost`: what one reference chat costs on a stack, assumed and measured."""
+"""`soperator chat-cost`: what one reference chat costs on a stack, and against hosted models."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from decimal import Decimal, InvalidOperation
 from typing import Annotated
 
 import typer
 
-from infra.cli import context, output
+from cost.layout import Format
+from infra.cli import context
 from infra.cli.context import DEFAULT_STACK, StackOption
 from infra.cli.errors import CliError
-from infra.cli.output import Format
+from infra.cli.output_file import OutputOption, put
 
 
 def command(
     stack: StackOption = DEFAULT_STACK,
+    usd: Annotated[
+        str | None,
+        typer.Option(metavar="USD", help="Share this bill by the chats too, as seed 000's 19000."),
+    ] = None,
+    days: Annotated[
+        str, typer.Option(metavar="DAYS", help="Days that the bill of --usd pays for.")
+    ] = "30",
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    output: OutputOption = None,
 ) -> None:
-    """Show what one reference chat costs on a stack."""
+    """Show what one reference chat costs on a stack, at which wait, and against hosted models."""
+    from cost.bill import bill
+    from cost.chat_report import SharedBill, render_chats
+    from cost.price_layers import layered
     from cost.unit_costs import NotKnown
+    from infra.jobs.records import load_records
 
-    bill, units = context.bill(stack)
-    if isinstance(units.chats, NotKnown):
-        raise CliError(f"{stack}: cost per chat: {units.chats}")
-    if format is Format.JSON:
-        output.print_json([asdict(row) for row in units.chats])
-        return
-    if bill.heading:
-        print(bill.heading)
-    output.print_table(
-        ("SCENARIO", "BASIS", "TOKENS/S", "CHATS/DAY", "CLUSTER USD/CHAT", "NODE USD/CHAT"),
-        [
-            (
-                row.speed.scenario,
-                f"{row.speed.basis.value} {row.speed.date or ''}".rstrip(),
-                f"{row.speed.output_tokens_per_s:.2f}",
-                f"{row.chats_per_day:,.0f}",
-                f"{row.cluster_low_usd:.4f}",
-                None if row.serving_usd is None else f"{row.serving_usd:.4f}",
-            )
-            for row in units.chats
-        ],
-    )
+    shared = None
+    if usd is not None:
+        shared = SharedBill(usd=_positive("--usd", usd), days=_positive("--days", days))
+    spec = context.spec(stack)
+    total = bill(spec, layered(spec), load_records(context.state_root(), stack))
+    chats = total.unit_costs.chats
+    if isinstance(chats, NotKnown):
+        raise CliError(f"{stack}: cost per chat: {chats}")
+    put(render_chats(total, format, shared), output)
+
+
+def _positive(option: str, text: str) -> Decimal:
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if not value.is_finite() or value <= 0:
+        raise CliError(f"{option} {text}: expected a number over 0, such as 30")
+    return value

@@ -69,8 +69,35 @@ def test_chat_cost_without_any_speed_says_what_to_run(state: Path) -> None:
 def test_chat_cost_uses_what_was_measured(state: Path) -> None:
     write_runs(state)
     result = RUNNER.invoke(app, ["chat-cost", "--stack", "local", "--format", "json"])
-    rows = json.loads(result.stdout)
-    assert [row["speed"]["basis"] for row in rows] == ["measured", "measured"]
+    rows = json.loads(result.stdout)["chats"]
+    assert [row["basis"] for row in rows] == ["measured", "measured"]
+
+
+def test_chat_cost_shares_another_bill_as_seed_000_does(state: Path) -> None:
+    arguments = ["chat-cost", "--stack", "l40s-dev", "--usd", "19000", "--days", "30"]
+    result = RUNNER.invoke(app, arguments)
+    assert [
+        line.split()[-1] for line in result.stdout.split("$19,000.00")[1].splitlines()[4:7]
+    ] == [
+        "$3.86",
+        "$0.244",
+        "$0.0733",
+    ]
+
+
+@pytest.mark.parametrize("usd", ["0", "-1", "NaN", "much"])
+def test_chat_cost_refuses_a_bill_that_is_no_money(state: Path, usd: str) -> None:
+    result = RUNNER.invoke(app, ["chat-cost", "--stack", "l40s-dev", "--usd", usd])
+    assert result.exit_code == 1
+    assert f"--usd {usd}: expected a number over 0" in result.stderr
+
+
+@pytest.mark.parametrize("format", ["table", "json", "markdown", "csv", "html"])
+def test_chat_cost_prints_every_format(state: Path, format: str) -> None:
+    result = RUNNER.invoke(app, ["chat-cost", "--stack", "l40s-dev", "--format", format])
+    assert result.exit_code == 0, result.output
+    assert "Single Batch Finetuned" in result.stdout
+    assert result.stdout.count("<svg") == (3 if format == "html" else 0)
 
 
 def test_report_prints_the_path_of_the_page(state: Path) -> None:
@@ -185,9 +212,11 @@ def lock(backend: Path, pid: int) -> Path:
 def test_the_lock_of_a_killed_pulumi_is_removed(tmp_path: Path) -> None:
     path = lock(tmp_path, 2**22 + 1)
     said: list[str] = []
-    environ = pulumi(tmp_path, f"echo $@ > {tmp_path}/asked; rm {path}")
+    environ = pulumi(tmp_path, f"echo $@ >> {tmp_path}/asked; rm -f {path}")
     engine.release_lock("local", backend=tmp_path, root=tmp_path, environ=environ, say=said.append)
-    assert (tmp_path / "asked").read_text() == "cancel --yes --stack local\n"
+    cancel, forget = (tmp_path / "asked").read_text().splitlines()
+    assert cancel == "cancel --yes --stack local"
+    assert forget.startswith("refresh --clear-pending-creates --target urn:pulumi:local::")
     assert said == ["a killed run left the stack locked; unlocking"]
 
 

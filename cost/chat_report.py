@@ -1,0 +1,153 @@
+"""Prints the chats of a bill: render_chats(bill, format), text, markdown, HTML, JSON or CSV.
+
+Owns what `soperator chat-cost` shows in each format. Computes nothing but roundings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+from cost.bill import Bill
+from cost.chat import ChatCost, usd_on_basis
+from cost.chat_table import chat_notes, chat_table
+from cost.csv_text import csv_text
+from cost.layout import Document, Format, Table, lay_out, small_usd_text, usd_text
+from cost.part import Part
+from cost.summary import money, number
+from cost.unit_costs import NotKnown, UnitCosts
+
+SCHEMA_VERSION: Final = 1
+_PART: Final = "break_even"
+_STEP: Final = Decimal("0.000001")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBill:
+    """Another bill to share by the chats: so many US dollars for so many days."""
+
+    usd: Decimal
+    days: Decimal
+
+
+def render_chats(
+    bill: Bill, format: Format = Format.TABLE, shared: SharedBill | None = None
+) -> str:
+    """What a chat of the stack costs, in the format, ending in a newline."""
+    units = bill.unit_costs
+    parts = [part for part in bill.parts if part.name == _PART]
+    rows = () if isinstance(units.chats, NotKnown) else units.chats
+    if format is Format.JSON:
+        return json.dumps(_plain(bill, rows, parts, shared), indent=2) + "\n"
+    if format is Format.CSV:
+        plain = [plain_chat(row) for row in rows]
+        return csv_text([tuple(plain[0]), *(tuple(row.values()) for row in plain)] if plain else [])
+    table = chat_table(units)
+    return lay_out(
+        Document(
+            heading=bill.estimate.heading,
+            tables=(
+                *((table,) if table is not None else ()),
+                *((_shared_table(rows, shared),) if shared is not None else ()),
+                *(table for part in parts for table in part.tables),
+            ),
+            notes=tuple(_notes(units, parts)),
+            figures=tuple(figure for part in parts for figure in part.draw_figures())
+            if format is Format.HTML
+            else (),
+        ),
+        format,
+    )
+
+
+def plain_chat(row: ChatCost) -> dict[str, object]:
+    """One row as plain values: numbers as text, None where there is none."""
+    speed = row.speed
+    prefill = speed.prefill_tokens_per_s
+    return {
+        "scenario": speed.scenario,
+        "basis": str(speed.basis),
+        "date": None if speed.date is None else speed.date.isoformat(),
+        "source": speed.source,
+        "output_tokens_per_s": number(speed.output_tokens_per_s),
+        "batch_size": speed.batch_size,
+        "stream_tokens_per_s": number(speed.stream_tokens_per_s),
+        "prefill_tokens_per_s": None if prefill is None else number(prefill),
+        "prefill_basis": None if speed.prefill_basis is None else str(speed.prefill_basis),
+        "tokens_per_day": int(row.tokens_per_day),
+        "chats_per_day": int(row.chats_per_day),
+        "demand_per_day": None if row.demand_per_day is None else int(row.demand_per_day),
+        "utilisation": number(row.utilisation),
+        "serving_nodes": row.serving_nodes,
+        "serving_nodes_needed": row.serving_nodes_needed,
+        "answer_s": number(row.answer_s),
+        "meets_slo": row.meets_slo,
+        "cluster_low_usd": money(row.cluster_low_usd, _STEP),
+        "cluster_high_usd": money(row.cluster_high_usd, _STEP),
+        "serving_usd": _money(row.serving_usd),
+        "cluster_usd_per_1m_tokens": money(row.cluster_usd_per_1m_tokens, _STEP),
+        "serving_usd_per_1m_tokens": _money(row.serving_usd_per_1m_tokens),
+    }
+
+
+def _plain(
+    bill: Bill, rows: Sequence[ChatCost], parts: Sequence[Part], shared: SharedBill | None
+) -> dict[str, object]:
+    units = bill.unit_costs
+    chat = units.chat
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "stack": units.stack_name,
+        "heading": bill.estimate.heading,
+        "is_lower_bound": units.is_lower_bound,
+        "chat": {
+            "model": chat.model,
+            "context_tokens": chat.context_tokens,
+            "output_tokens": chat.output_tokens,
+            "turns": chat.turns,
+            "cached_share": number(chat.cached_share),
+            "chats_per_day": chat.chats_per_day,
+            "max_answer_s": None if chat.max_answer_s is None else number(chat.max_answer_s),
+        },
+        "chats": [plain_chat(row) for row in rows],
+        "shared_bill": None
+        if shared is None
+        else {
+            "usd": number(shared.usd),
+            "days": number(shared.days),
+            "per_chat_usd": {
+                row.speed.scenario: money(usd_on_basis(row, shared.usd, shared.days), _STEP)
+                for row in rows
+            },
+        },
+        **{part.name: dict(part.plain) for part in parts},
+        "notes": _notes(units, parts),
+    }
+
+
+def _notes(units: UnitCosts, parts: Sequence[Part]) -> list[str]:
+    return [*chat_notes(units), *(note for part in parts for note in part.notes)]
+
+
+def _shared_table(rows: Sequence[ChatCost], shared: SharedBill) -> Table:
+    return Table(
+        title=f"Cost per chat when {usd_text(shared.usd)} pays for {number(shared.days)} days "
+        "at full load",
+        headings=("Scenario", "Chats/Day", "Cost/Chat"),
+        rows=tuple(
+            (
+                row.speed.scenario,
+                f"{int(row.chats_per_day):,}",
+                small_usd_text(usd_on_basis(row, shared.usd, shared.days)),
+            )
+            for row in rows
+        ),
+        num_text_columns=1,
+    )
+
+
+def _money(usd: Decimal | None) -> str | None:
+    return None if usd is None else money(usd, _STEP)
