@@ -1,0 +1,184 @@
+"""Explains what a chat costs: chat_items(bill) -> an explanation for each scenario.
+
+The expressions are those of chat.py with its numbers in place; a test evaluates every one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cost.bill import Bill
+from cost.chat import ChatCost, prompt_tokens
+from cost.chat_table import speed_text
+from cost.component import Input, Section
+from cost.explanation import Explanation, Figure, number, rate_expression
+from cost.price import HOURS_PER_MONTH
+from cost.speeds import Speed, serving_workers
+from cost.unit_costs import NotKnown
+from stacks.cost_spec import ChatSpec
+
+FIRST = "chat"
+"""Item of the first scenario, which the output `cost.per_chat_usd` names."""
+
+
+def chat_items(bill: Bill) -> Iterator[Explanation]:
+    """The first scenario as `chat`, then every scenario under its name."""
+    rows = bill.unit_costs.chats
+    if isinstance(rows, NotKnown):
+        yield Explanation(
+            item=FIRST, title="Cost per chat", formula="NOT KNOWN", notes=(str(rows),)
+        )
+        return
+    for item, row in ((FIRST, rows[0]), *((f"chat[{row.speed.scenario}]", row) for row in rows)):
+        yield Explanation(
+            item=item,
+            title=f"Cost per chat: {row.speed.scenario}",
+            formula=_formula(row),
+            inputs=tuple(_inputs(bill, row)),
+            figures=tuple(_figures(bill, row)),
+            notes=tuple(_notes(bill)),
+        )
+
+
+def chat_expression(bill: Bill, row: ChatCost, usd_per_hour: str) -> str:
+    """US dollars a chat when chats pay so much an hour."""
+    chat = bill.spec.chat
+    if _pays_for_idle_time(row):
+        assert row.demand_per_day is not None
+        return f"{usd_per_hour} * 24 / {number(row.demand_per_day)}"
+    tokens = f"{speed_expression(chat, row.speed)} * {chat.serving_nodes} * 3600"
+    return f"{usd_per_hour} * {chat.output_tokens} / ({tokens})"
+
+
+def room_expression(bill: Bill, row: ChatCost) -> str:
+    """Chats a day that the serving nodes have room for."""
+    chat = bill.spec.chat
+    speed = speed_expression(chat, row.speed)
+    return f"{speed} * 86400 / {chat.output_tokens} * {chat.serving_nodes}"
+
+
+def speed_expression(chat: ChatSpec, speed: Speed) -> str:
+    """Output tokens a second of one node, reading included where it counts."""
+    prefill, writes = speed.prefill_tokens_per_s, number(speed.output_tokens_per_s)
+    if prefill is None:
+        return writes
+    tokens = chat.output_tokens
+    reads = f"{prompt_tokens(chat)} * (1 - {number(chat.cached_share)}) / {number(prefill)}"
+    return f"({tokens} / ({tokens} / {writes} + {reads}))"
+
+
+def cluster_expression(bill: Bill, *, high: bool) -> str:
+    """US dollars an hour of the cluster that chats are charged with."""
+    total, hourly = bill.estimate, bill.unit_costs.hourly
+    monthly = total.monthly_high_usd if high else total.monthly_low_usd
+    if not high and hourly.cluster_low_usd != total.hourly_low_usd:
+        return number(hourly.cluster_low_usd)
+    return f"({number(monthly)} / {number(HOURS_PER_MONTH)})"
+
+
+def _pays_for_idle_time(row: ChatCost) -> bool:
+    return row.demand_per_day is not None and row.demand_per_day < row.chats_per_day
+
+
+def _formula(row: ChatCost) -> str:
+    if _pays_for_idle_time(row):
+        return "USD an hour x 24 h / chats asked for a day"
+    return "USD an hour x output tokens of a chat / output tokens an hour of the serving nodes"
+
+
+def _inputs(bill: Bill, row: ChatCost) -> Iterator[Input]:
+    chat, total = bill.spec.chat, bill.estimate
+    month = f"{number(HOURS_PER_MONTH)} h; explain total"
+    yield Input(
+        name="USD a month of the cluster",
+        value=f"{number(total.monthly_low_usd)}..{number(total.monthly_high_usd)}",
+        source=month,
+    )
+    yield Input(
+        name="output tokens a second",
+        value=number(row.speed.output_tokens_per_s),
+        source=speed_text(row),
+    )
+    for key, value in (
+        ("output_tokens", chat.output_tokens),
+        ("context_tokens", chat.context_tokens),
+        ("turns", chat.turns),
+        ("serving_nodes", chat.serving_nodes),
+    ):
+        yield Input(name=key.replace("_", " "), value=str(value), source=f"chat.{key}")
+    if row.speed.prefill_tokens_per_s is not None:
+        yield Input(
+            name="prompt tokens read a second",
+            value=number(row.speed.prefill_tokens_per_s),
+            source=str(row.speed.prefill_basis),
+        )
+        yield Input(
+            name="cached share", value=number(chat.cached_share), source="chat.cached_share"
+        )
+    if chat.chats_per_day is not None:
+        yield Input(
+            name="chats asked for a day", value=str(chat.chats_per_day), source="chat.chats_per_day"
+        )
+
+
+def _figures(bill: Bill, row: ChatCost) -> Iterator[Figure]:
+    chat = bill.spec.chat
+    low = chat_expression(bill, row, cluster_expression(bill, high=False))
+    yield Figure(
+        name="whole cluster at min_nodes",
+        unit="USD a chat",
+        expression=low,
+        value=row.cluster_low_usd,
+    )
+    yield Figure(
+        name="whole cluster at max_nodes",
+        unit="USD a chat",
+        expression=chat_expression(bill, row, cluster_expression(bill, high=True)),
+        value=row.cluster_high_usd,
+    )
+    yield Figure(
+        name="whole cluster at min_nodes",
+        unit="USD for 1M output tokens",
+        expression=f"{low} * 1000000 / {chat.output_tokens}",
+        value=row.cluster_usd_per_1m_tokens,
+    )
+    serving = _serving_expression(bill)
+    if serving is not None and row.serving_usd is not None:
+        yield Figure(
+            name="serving nodes alone",
+            unit="USD a chat",
+            expression=chat_expression(bill, row, serving),
+            value=row.serving_usd,
+        )
+    yield Figure(
+        name="room",
+        unit="chats a day",
+        expression=room_expression(bill, row),
+        value=row.chats_per_day,
+    )
+    answer = f"({chat.output_tokens} / {chat.turns}) / {speed_expression(chat, row.speed)}"
+    yield Figure(
+        name="one answer",
+        unit="seconds",
+        expression=f"{row.speed.batch_size} * {answer}",
+        value=row.answer_s,
+    )
+
+
+def _serving_expression(bill: Bill) -> str | None:
+    """US dollars an hour of the serving nodes, without their disks."""
+    names = [worker.name for worker in serving_workers(bill.spec)]
+    for line in bill.estimate.components:
+        if line.section is Section.COMPUTE and line.nodeset in names and line.terms:
+            return f"{rate_expression(line)} * {bill.spec.chat.serving_nodes}"
+    return None
+
+
+def _notes(bill: Bill) -> Iterator[str]:
+    if bill.unit_costs.hourly.cluster_low_usd != bill.estimate.hourly_low_usd:
+        yield (
+            "The cluster at min_nodes lacks serving nodes: their price is added to what its chats "
+            "pay an hour."
+        )
+    if bill.unit_costs.is_lower_bound:
+        yield "A line of the bill has no price: whole-cluster figures are lower bounds."
