@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 
-from cost.price_book import HOURS_PER_MONTH, Price, UnknownPrice
+from cost.price import HOURS_PER_MONTH, Price, UnknownPrice
 
 
 class Section(StrEnum):
@@ -145,7 +145,7 @@ class CostComponent:
                 Input(
                     name=f"USD per {price.unit}",
                     value=f"{price.usd:f}",
-                    source=f"{price.sku}: {price.source}, {price.date.isoformat()}",
+                    source=f"{price.sku}: {price.source}, {price.dated}",
                 )
             )
         return tuple(found)
@@ -173,8 +173,13 @@ def simple_line(
     unknown: str | None = None,
     quantity_factors: tuple[Input, ...] = (),
 ) -> CostComponent:
-    """A line whose piece has one price; `unknown` says why it has no quantity."""
+    """A line whose piece has one price; `unknown` says why it has no quantity.
+
+    What is free is free in any quantity.
+    """
     known = isinstance(price, Price)
+    if known and quantity is None and price.usd == 0:
+        quantity, unknown = 0, None
     return CostComponent(
         id=id,
         section=section,

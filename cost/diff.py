@@ -1,40 +1,44 @@
-"""What changes on the bill from one estimate to another: diff(before, after), render_diff(...).
+"""What changes on a bill: diff(before, after), two snapshots, with the cause of every change.
 
-Lines are the same when section and name are; a change to or from an unknown price is unknown.
+Lines are the same when their declaration is; a change to or from an unknown amount is unknown. Owns
+which figures differ; why they do is causes.py's, how it looks diff_table.py's.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from dataclasses import dataclass
 from decimal import Decimal
 
-from cost.components import CostComponent, Section
-from cost.estimate import Estimate
-from cost.layout import UNKNOWN, Document, Format, Table, lay_out, usd_text
-from cost.price_book import HOURS_PER_MONTH
-from cost.summary import money
+from cost.causes import Cause, Comparison
+from cost.component import Section
+from cost.part import Amount
+from cost.snapshot import Snapshot, SnapshotLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChange:
     """One line of two bills; a side that has no such line costs nothing there."""
 
-    name: str
-    before: CostComponent | None
-    after: CostComponent | None
+    before: SnapshotLine | None
+    after: SnapshotLine | None
+    causes: tuple[Cause, ...]
+
+    @property
+    def line(self) -> SnapshotLine:
+        """The line as it is now, or as it was."""
+        line = self.after or self.before
+        assert line is not None
+        return line
 
     @property
     def before_usd(self) -> Decimal | None:
         """US dollars a month at min_nodes before; None when unknown."""
-        return Decimal(0) if self.before is None else self.before.monthly_low_usd
+        return Decimal(0) if self.before is None else self.before.low_usd
 
     @property
     def after_usd(self) -> Decimal | None:
         """US dollars a month at min_nodes after; None when unknown."""
-        return Decimal(0) if self.after is None else self.after.monthly_low_usd
+        return Decimal(0) if self.after is None else self.after.low_usd
 
     @property
     def change_low_usd(self) -> Decimal | None:
@@ -44,156 +48,125 @@ class LineChange:
     @property
     def change_high_usd(self) -> Decimal | None:
         """US dollars a month more at max_nodes; None when a side is unknown."""
-        before = Decimal(0) if self.before is None else self.before.monthly_high_usd
-        after = Decimal(0) if self.after is None else self.after.monthly_high_usd
+        before = Decimal(0) if self.before is None else self.before.high_usd
+        after = Decimal(0) if self.after is None else self.after.high_usd
         return _minus(after, before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateDiff:
+class AmountChange:
+    """One unit cost of two bills; a side is None where it is not known."""
+
+    label: str
+    before_usd: Decimal | None
+    after_usd: Decimal | None
+    causes: tuple[Cause, ...]
+    """Empty where the amount is the same."""
+
+    @property
+    def change_usd(self) -> Decimal | None:
+        """US dollars more; None when a side is not known."""
+        return _minus(self.after_usd, self.before_usd)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
     """Two bills side by side."""
 
-    before: Estimate
-    after: Estimate
+    before: Snapshot
+    after: Snapshot
     changes: tuple[LineChange, ...]
-    """Lines whose cost or price changes, is new or is gone, by section."""
+    """Lines whose amount or price changes, is new or is gone, by section."""
+    amounts: tuple[AmountChange, ...]
+    """Every unit cost of either side, changed or not."""
     num_unchanged: int
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing costs more or less."""
+        return not self.changes and not any(amount.causes for amount in self.amounts)
+
+    @property
     def is_incomplete(self) -> bool:
-        """Whether a line without a price keeps the change of the total from being exact."""
-        return self.before.is_lower_bound or self.after.is_lower_bound
+        """Whether a changed line has no amount on a side, so that the total misses it."""
+        return any(change.change_low_usd is None for change in self.changes)
+
+    @property
+    def change_low_usd(self) -> Decimal:
+        """US dollars a month more at min_nodes, of the known amounts."""
+        return self.after.low_usd - self.before.low_usd
+
+    @property
+    def change_high_usd(self) -> Decimal:
+        """US dollars a month more at max_nodes, of the known amounts."""
+        return self.after.high_usd - self.before.high_usd
 
 
-def diff(before: Estimate, after: Estimate) -> EstimateDiff:
+def diff(before: Snapshot, after: Snapshot) -> Difference:
     """What changes from one bill to the other."""
-    old = {(line.section, line.name): line for line in before.components}
-    new = {(line.section, line.name): line for line in after.components}
-    keys = [*new, *(key for key in old if key not in new)]
-    keys.sort(key=lambda key: list(Section).index(key[0]))
-    changes = tuple(
-        LineChange(name=f"{key[0]}: {key[1]}", before=old.get(key), after=new.get(key))
-        for key in keys
-        if _figures(old.get(key)) != _figures(new.get(key))
-    )
-    return EstimateDiff(
-        before=before, after=after, changes=changes, num_unchanged=len(keys) - len(changes)
-    )
-
-
-def render_diff(change: EstimateDiff, format: Format = Format.TABLE) -> str:
-    """The change in the format, ending in a newline."""
-    if format is Format.JSON:
-        return json.dumps(_plain(change), indent=2) + "\n"
-    if format is Format.CSV:
-        return _csv(change)
-    return lay_out(_document(change), format)
-
-
-def _document(change: EstimateDiff) -> Document:
-    names = f"from {change.before.stack_name} to {change.after.stack_name}"
-    low, high = _total(change)
-    total = (
-        "Total, known prices only" if change.is_incomplete else "Total",
-        usd_text(change.before.monthly_low_usd),
-        usd_text(change.after.monthly_low_usd),
-        _signed(low),
-        _signed(high),
-    )
-    rows = tuple(
-        (
-            line.name,
-            "-" if line.before is None else _amount(line.before_usd),
-            "-" if line.after is None else _amount(line.after_usd),
-            _signed(line.change_low_usd),
-            _signed(line.change_high_usd),
+    old = {line.id: line for line in before.lines}
+    new = {line.id: line for line in after.lines}
+    comparison = Comparison(before, after)
+    changes = [
+        LineChange(
+            before=old.get(name),
+            after=new.get(name),
+            causes=comparison.of_line(old.get(name), line),
         )
-        for line in change.changes
-    )
-    notes = [
-        f"Not priced: {bill.stack_name}: {line.name}: {line.unknown}."
-        for bill in (change.before, change.after)
-        for line in bill.unpriced
+        for name, line in new.items()
+        if _figures(old.get(name)) != _figures(line)
     ]
-    books = sorted({change.before.book_name, change.after.book_name})
-    notes.append(f"Lines that stay the same: {change.num_unchanged}. Prices: {', '.join(books)}.")
-    return Document(
-        heading=None,
-        tables=(
-            Table(
-                title=f"Monthly cost {names} at min_nodes (USD without tax, "
-                f"{HOURS_PER_MONTH} hours)",
-                headings=("Resource", "Before", "After", "Change", "At max_nodes"),
-                rows=(*rows, total),
-                num_text_columns=1,
-            ),
-        ),
-        notes=tuple(notes),
+    changes += [
+        LineChange(before=line, after=None, causes=comparison.of_line(line, None))
+        for name, line in old.items()
+        if name not in new
+    ]
+    order = {str(section): place for place, section in enumerate(Section)}
+    changes.sort(key=lambda change: order.get(change.line.section, len(order)))
+    return Difference(
+        before=before,
+        after=after,
+        changes=tuple(changes),
+        amounts=_amounts(before, after, tuple(changes), comparison),
+        num_unchanged=len({*old, *new}) - len(changes),
     )
 
 
-def _csv(change: EstimateDiff) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(("resource", "before_usd", "after_usd", "change_low_usd", "change_high_usd"))
-    for line in change.changes:
-        writer.writerow(["" if value is None else value for value in _plain_line(line).values()])
-    low, high = _total(change)
-    before, after = change.before.monthly_low_usd, change.after.monthly_low_usd
-    writer.writerow(("Total", *(money(usd) for usd in (before, after, low, high))))
-    return stream.getvalue()
+def _amounts(
+    before: Snapshot, after: Snapshot, changes: tuple[LineChange, ...], comparison: Comparison
+) -> tuple[AmountChange, ...]:
+    old = {amount.name: amount for amount in before.amounts}
+    new = {amount.name: amount for amount in after.amounts}
+    of_bill = tuple(dict.fromkeys(cause for change in changes for cause in change.causes))
+    found: list[AmountChange] = []
+    for name in (*new, *(name for name in old if name not in new)):
+        was, now = _side(name, old, new), _side(name, new, old)
+        found.append(
+            AmountChange(
+                label=now.label,
+                before_usd=was.usd,
+                after_usd=now.usd,
+                causes=comparison.of_amount(was, now, of_bill) if was.usd != now.usd else (),
+            )
+        )
+    return tuple(found)
 
 
-def _plain(change: EstimateDiff) -> dict[str, object]:
-    low, high = _total(change)
-    return {
-        "before": change.before.stack_name,
-        "after": change.after.stack_name,
-        "is_incomplete": change.is_incomplete,
-        "change_low_usd": money(low),
-        "change_high_usd": money(high),
-        "changes": [_plain_line(line) for line in change.changes],
-        "num_unchanged": change.num_unchanged,
-    }
+def _side(name: str, side: dict[str, Amount], other: dict[str, Amount]) -> Amount:
+    """The amount of one side; where only the other has it, an unknown one of the same name."""
+    if name in side:
+        return side[name]
+    found = other[name]
+    return Amount(name=name, label=found.label, usd=None, basis="not on the bill", keys=found.keys)
 
 
-def _plain_line(line: LineChange) -> dict[str, str | None]:
-    return {
-        "resource": line.name,
-        "before_usd": _plain_usd(line.before_usd),
-        "after_usd": _plain_usd(line.after_usd),
-        "change_low_usd": _plain_usd(line.change_low_usd),
-        "change_high_usd": _plain_usd(line.change_high_usd),
-    }
-
-
-def _figures(line: CostComponent | None) -> tuple[Decimal | None, ...] | None:
+def _figures(line: SnapshotLine | None) -> tuple[object, ...] | None:
     if line is None:
         return None
-    rate = None if line.rate is None else line.rate.usd
-    return rate, line.monthly_low_usd, line.monthly_high_usd
-
-
-def _total(change: EstimateDiff) -> tuple[Decimal, Decimal]:
-    return (
-        change.after.monthly_low_usd - change.before.monthly_low_usd,
-        change.after.monthly_high_usd - change.before.monthly_high_usd,
-    )
+    # Without an amount, what is declared is all there is to compare.
+    size = line.size if line.low_usd is None else None
+    return line.unit_usd, line.low_usd, line.high_usd, size
 
 
 def _minus(after: Decimal | None, before: Decimal | None) -> Decimal | None:
     return None if after is None or before is None else after - before
-
-
-def _amount(usd: Decimal | None) -> str:
-    return UNKNOWN if usd is None else usd_text(usd)
-
-
-def _signed(usd: Decimal | None) -> str:
-    if usd is None:
-        return UNKNOWN
-    return f"{'-' if usd < 0 else '+'}{usd_text(abs(usd))}"
-
-
-def _plain_usd(usd: Decimal | None) -> str | None:
-    return None if usd is None else money(usd)

@@ -5,14 +5,25 @@ Owns sums and what is missing from them. Does not own unit costs (unit_costs.py)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 
-from cost.components import CostComponent, components, node_rate
+from cost.components import CostComponent, Scope, components, node_rate
 from cost.price_book import HOURS_PER_MONTH, PriceBook, Unit, UnknownPrice
 from stacks.problem import Problem
 from stacks.spec import NodeGroupSpec, StackSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Total:
+    """A sum of lines in US dollars a 730-hour month; `low` at min_nodes, `high` at max_nodes."""
+
+    low_usd: Decimal
+    high_usd: Decimal
+    is_lower_bound: bool
+    """Whether a line of the sum has no amount, so that the truth is at least this much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,23 +59,39 @@ class Estimate:
     @property
     def is_lower_bound(self) -> bool:
         """Whether the totals miss a line, so that the truth is at least this much."""
-        return bool(self.unpriced)
+        return any(component.unknown is not None for component in self.components)
+
+    def subtotal(self, scope: Scope) -> Total:
+        """The sum of the lines of one scope."""
+        return total_of([line for line in self.components if line.scope is scope])
 
 
 def estimate(spec: StackSpec, book: PriceBook) -> Estimate:
     """The stack's bill with totals."""
     lines = components(spec, book)
-    days = [price.date for line in lines for price in line.prices]
+    total = total_of(lines)
     return Estimate(
         stack_name=spec.name,
         heading=spec.bill_heading,
         book_name=book.name,
         book_caveat=book.caveat,
         components=lines,
-        monthly_low_usd=sum((line.monthly_low_usd or Decimal(0) for line in lines), Decimal(0)),
-        monthly_high_usd=sum((line.monthly_high_usd or Decimal(0) for line in lines), Decimal(0)),
-        price_date=min(days, default=None),
+        monthly_low_usd=total.low_usd,
+        monthly_high_usd=total.high_usd,
+        price_date=min((term.price.date for line in lines for term in line.terms), default=None),
     )
+
+
+def total_of(lines: Sequence[CostComponent]) -> Total:
+    """The sum of the lines; those without an amount count as nothing and make it a lower bound."""
+    low = high = Decimal(0)
+    is_lower_bound = False
+    for line in lines:
+        if line.unknown is not None:
+            is_lower_bound = True
+        low += line.monthly_low_usd or 0
+        high += line.monthly_high_usd or 0
+    return Total(low_usd=low, high_usd=high, is_lower_bound=is_lower_bound)
 
 
 def price_problems(

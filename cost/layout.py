@@ -1,4 +1,4 @@
-"""Lays tables and notes out as text of at most 100 columns, markdown or an HTML fragment, in ASCII.
+"""Lays tables and notes out as text of at most 108 columns, markdown or an HTML fragment, in ASCII.
 
 Owns layout and how money looks. Knows nothing about what is in the tables.
 """
@@ -13,9 +13,10 @@ from decimal import ROUND_HALF_UP, Decimal
 from enum import StrEnum
 from typing import Final
 
-WIDTH: Final = 100
+WIDTH: Final = 108
 UNKNOWN: Final = "unknown"
 GAP: Final = "  "
+_MIN_NAME: Final = 12
 
 
 class Format(StrEnum):
@@ -30,7 +31,10 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Headings and rows of text; `num_text_columns` columns are left-aligned, the rest right."""
+    """Headings and rows of text; `num_text_columns` columns are left-aligned, the rest right.
+
+    A row of one cell spans all columns: why the row above it is as it is.
+    """
 
     title: str
     headings: tuple[str, ...]
@@ -69,25 +73,38 @@ def _text(document: Document) -> str:
 
 
 def _text_table(table: Table) -> list[str]:
-    rows = (table.headings, *table.rows)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(table.headings))]
+    rows = [row for row in (table.headings, *table.rows) if len(row) > 1]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     # Only names are of any length: the first column gives way so that every line fits.
     room = WIDTH - sum(widths[1:]) - len(GAP) * (len(widths) - 1)
-    widths[0] = min(widths[0], room)
+    widths[0] = min(widths[0], max(room, _MIN_NAME))
     rule = "-" * (sum(widths) + len(GAP) * (len(widths) - 1))
-    lines = [_text_row(row, widths, table.num_text_columns) for row in rows]
-    return [rule, lines[0], rule, *lines[1:], rule]
+    lines = [rule, *_text_row(table.headings, widths, table.num_text_columns), rule]
+    for row in table.rows:
+        lines += (
+            _text_span(*row) if len(row) == 1 else _text_row(row, widths, table.num_text_columns)
+        )
+    return [*lines, rule]
 
 
-def _text_row(row: tuple[str, ...], widths: Sequence[int], num_text_columns: int) -> str:
-    cells = [
-        cell if len(cell) <= width else f"{cell[: width - 3]}..."
-        for cell, width in zip(row, widths, strict=True)
-    ]
-    return GAP.join(
+def _text_row(row: tuple[str, ...], widths: Sequence[int], num_text_columns: int) -> list[str]:
+    """One line, and more where the first cell is too long for its column."""
+    first, more = row[0], list[str]()
+    if len(first) > widths[0]:
+        indent = first[: len(first) - len(first.lstrip())]
+        first, *more = textwrap.wrap(
+            first.strip(), widths[0], initial_indent=indent, subsequent_indent=indent + GAP
+        )
+    cells = GAP.join(
         f"{cell:<{width}}" if column < num_text_columns else f"{cell:>{width}}"
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        for column, (cell, width) in enumerate(zip((first, *row[1:]), widths, strict=True))
     )
+    return [cells, *more]
+
+
+def _text_span(cell: str) -> list[str]:
+    indent = cell[: len(cell) - len(cell.lstrip())]
+    return textwrap.wrap(cell.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent + GAP)
 
 
 def _markdown(document: Document) -> str:
@@ -99,7 +116,8 @@ def _markdown(document: Document) -> str:
             ":--" if column < table.num_text_columns else "--:"
             for column in range(len(table.headings))
         ]
-        cells = [[cell.strip().replace("|", "\\|") for cell in row] for row in table.rows]
+        rows = [(*row, *[""] * (len(table.headings) - len(row))) for row in table.rows]
+        cells = [[cell.strip().replace("|", "\\|") for cell in row] for row in rows]
         lines += [
             f"**{table.title}**",
             "",
@@ -124,6 +142,12 @@ def _html(document: Document) -> str:
                 f"{html.escape(cell.strip())}</td>"
                 for column, cell in enumerate(row)
             )
+            if len(row) == 1:
+                width = len(table.headings)
+                parts.append(
+                    f"<tr class=cause><td colspan={width}>{html.escape(row[0].strip())}</td></tr>"
+                )
+                continue
             kind = "" if any(row[1:]) else " class=section"
             parts.append(f"<tr{' class=bad' if index in table.bad_rows else kind}>{cells}</tr>")
         parts.append("</tbody></table>")

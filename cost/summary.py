@@ -1,4 +1,4 @@
-"""The stack output `cost`: outputs(estimate, unit_costs) -> plain values, the same on every run.
+"""The stack output `cost`: outputs(bill) -> plain values, the same on every run.
 
 Money is text of a decimal, or None with its reason under `reasons`. Dates, never ages: an
 unchanged stack must preview unchanged tomorrow.
@@ -7,17 +7,31 @@ unchanged stack must preview unchanged tomorrow.
 from __future__ import annotations
 
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from cost import snapshot, snapshot_format
+from cost.component import Scope
 from cost.estimate import Estimate
 from cost.unit_costs import Basis, ChatCost, NotKnown, UnitCosts
+
+if TYPE_CHECKING:
+    from cost.bill import Bill
 
 _CENT: Final = Decimal("0.01")
 _TINY: Final = Decimal("0.000001")
 
 
-def outputs(estimate: Estimate, unit_costs: UnitCosts) -> dict[str, object]:
-    """The stack output `cost`; unit costs are the first scenario's, for the whole cluster."""
+def outputs(bill: Bill) -> dict[str, object]:
+    """The stack output `cost`: figures, and the snapshot that the next preview compares with."""
+    return {
+        **figures(bill.estimate, bill.unit_costs),
+        "snapshot": snapshot_format.plain(snapshot.take(bill)),
+    }
+
+
+def figures(estimate: Estimate, unit_costs: UnitCosts) -> dict[str, object]:
+    """Figures of the bill; unit costs are the first scenario's, for the whole cluster."""
+    listed = estimate.subtotal(Scope.SEED)
     chat = None if isinstance(unit_costs.chats, NotKnown) else unit_costs.chats[0]
     run = None if isinstance(unit_costs.run, NotKnown) else unit_costs.run
     reasons = {
@@ -33,6 +47,8 @@ def outputs(estimate: Estimate, unit_costs: UnitCosts) -> dict[str, object]:
         "hourly_high_usd": money(estimate.hourly_high_usd, _TINY),
         "monthly_low_usd": money(estimate.monthly_low_usd),
         "monthly_high_usd": money(estimate.monthly_high_usd),
+        "subtotal_low_usd": money(listed.low_usd),
+        "subtotal_high_usd": money(listed.high_usd),
         "is_lower_bound": estimate.is_lower_bound,
         "unpriced": [f"{line.name}: {line.unknown}" for line in estimate.unpriced],
         "per_run_usd": None if run is None else money(run.cluster_usd, _TINY),

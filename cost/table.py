@@ -1,18 +1,20 @@
-"""Prints an estimate and its unit costs: render(estimate, unit_costs, format).
+"""Prints a bill: render(bill, format), with its unit costs and every other part.
 
 Owns what is printed in each format; layout.py owns how tables look. Computes nothing but roundings.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Sequence
-from decimal import Decimal
+from collections.abc import Iterator, Sequence
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Final
 
-from cost.components import CostComponent
-from cost.estimate import Estimate
+from cost.bill import Bill
+from cost.chat_table import chat_notes, chat_table
+from cost.component import CostComponent, Scope
+from cost.csv_text import csv_text
+from cost.estimate import Estimate, Total
 from cost.layout import (
     GAP,
     UNKNOWN,
@@ -23,112 +25,114 @@ from cost.layout import (
     lay_out,
     small_usd_text,
     span,
-    usd_text,
 )
-from cost.price_book import HOURS_PER_MONTH
-from cost.summary import basis, money, number, outputs
-from cost.unit_costs import ChatCost, NotKnown, RunCost, UnitCosts
+from cost.price import HOURS_PER_MONTH
+from cost.summary import basis, figures, money, number
+from cost.unit_costs import ChatCost, NotKnown, RunCost
 
-__all__ = ["WIDTH", "Format", "render"]
+__all__ = ["UNPRICED", "WIDTH", "Format", "document", "render"]
+
+UNPRICED: Final = "UNPRICED"
+_MILL: Final = Decimal("0.001")
+_HEADINGS: Final = ("Component", "Quantity", "Unit price", "$/h", "$/month")
 
 
-def render(estimate: Estimate, unit_costs: UnitCosts, format: Format = Format.TABLE) -> str:
-    """The bill and the unit costs in the format, ending in a newline."""
+def render(bill: Bill, format: Format = Format.TABLE) -> str:
+    """The bill in the format, ending in a newline."""
     if format is Format.JSON:
-        return json.dumps(_plain(estimate, unit_costs), indent=2) + "\n"
+        return json.dumps(_plain(bill), indent=2) + "\n"
     if format is Format.CSV:
-        return _csv(estimate, unit_costs)
-    return lay_out(_document(estimate, unit_costs), format)
+        return csv_text(_csv_rows(bill))
+    return lay_out(document(bill), format)
 
 
-def _document(estimate: Estimate, unit_costs: UnitCosts) -> Document:
-    tables = [_bill(estimate)]
-    if not isinstance(unit_costs.chats, NotKnown):
-        tables.append(_scenarios(unit_costs.chats, is_lower_bound=unit_costs.is_lower_bound))
+def document(bill: Bill) -> Document:
+    """The bill as tables and notes, for the formats that people read."""
+    chats = chat_table(bill.unit_costs)
     return Document(
-        heading=estimate.heading, tables=tuple(tables), notes=tuple(_notes(estimate, unit_costs))
+        heading=bill.estimate.heading,
+        tables=(
+            _lines(bill.estimate),
+            *(() if chats is None else (chats,)),
+            *(table for part in bill.parts for table in part.tables),
+        ),
+        notes=tuple(_notes(bill)),
     )
 
 
-def _bill(estimate: Estimate) -> Table:
-    rows: list[tuple[str, ...]] = []
-    section = None
-    for line in estimate.components:
-        if line.section is not section:
-            section = line.section
-            rows.append((str(section), "", "", ""))
-        rows.append((f"{GAP}{line.name}", line.size, _rate(line), _monthly(line)))
-    total = span(usd_text(estimate.monthly_low_usd), usd_text(estimate.monthly_high_usd), " .. ")
-    bound = ", at least" if estimate.is_lower_bound else ""
-    rows.append((f"Total{bound}", "", "", total))
+def _lines(estimate: Estimate) -> Table:
+    scopes = {
+        scope: [line for line in estimate.components if line.scope is scope] for scope in Scope
+    }
+    rows = [
+        *_section_rows(scopes[Scope.SEED]),
+        _total_row("Subtotal", estimate.subtotal(Scope.SEED)),
+        ("Not in seed 000", "", "", "", ""),
+        *(_line_row(line) for line in scopes[Scope.BEYOND]),
+        _total_row("Subtotal, not in seed 000", estimate.subtotal(Scope.BEYOND)),
+        _total_row(
+            "Total",
+            Total(
+                low_usd=estimate.monthly_low_usd,
+                high_usd=estimate.monthly_high_usd,
+                is_lower_bound=estimate.is_lower_bound,
+            ),
+        ),
+    ]
     return Table(
-        title=f"Monthly cost of {estimate.stack_name} (USD without tax, {HOURS_PER_MONTH} hours)",
-        headings=("Resource", "Size", "Price", "Total Monthly"),
+        title=f"Cost of {estimate.stack_name} (USD without tax, {HOURS_PER_MONTH} hours a month)",
+        headings=_HEADINGS,
         rows=tuple(rows),
         num_text_columns=2,
     )
 
 
-def _scenarios(chats: Sequence[ChatCost], *, is_lower_bound: bool) -> Table:
-    bound = ", at least" if is_lower_bound else ""
-    return Table(
-        title=f"Cost per chat{bound} (whole cluster; one serving node alone)",
-        headings=(
-            "Scenario",
-            "Tokens/Sec",
-            "Tokens/Day",
-            "Conversations/Day",
-            "Est Cost/Chat",
-            "One Node",
-        ),
-        rows=tuple(
-            (
-                chat.speed.scenario,
-                number(chat.speed.output_tokens_per_s),
-                f"{int(chat.tokens_per_day):,}",
-                f"{int(chat.chats_per_day):,}",
-                span(
-                    small_usd_text(chat.cluster_low_usd),
-                    small_usd_text(chat.cluster_high_usd),
-                    "..",
-                ),
-                UNKNOWN if chat.serving_usd is None else small_usd_text(chat.serving_usd),
-            )
-            for chat in chats
-        ),
-        num_text_columns=1,
-    )
+def _section_rows(lines: Sequence[CostComponent]) -> Iterator[tuple[str, ...]]:
+    section = None
+    for line in lines:
+        if line.section is not section:
+            section = line.section
+            yield (str(section), "", "", "", "")
+        yield _line_row(line)
 
 
-def _notes(estimate: Estimate, unit_costs: UnitCosts) -> list[str]:
+def _line_row(line: CostComponent) -> tuple[str, ...]:
+    low, high = line.monthly_low_usd, line.monthly_high_usd
+    amounts = (UNPRICED, UNPRICED) if low is None or high is None else _amounts(low, high)
+    return (f"{GAP}{line.name}", line.size, _rate(line), *amounts)
+
+
+def _total_row(name: str, total: Total) -> tuple[str, ...]:
+    bound = ", at least" if total.is_lower_bound else ""
+    return (f"{name}{bound}", "", "", *_amounts(total.low_usd, total.high_usd))
+
+
+def _amounts(low: Decimal, high: Decimal) -> tuple[str, str]:
+    """US dollars an hour and a month, one figure where both ends are the same."""
+    return span(_hourly(low), _hourly(high), ".."), span(_cents(low), _cents(high), "..")
+
+
+def _hourly(usd_per_month: Decimal) -> str:
+    return f"{(usd_per_month / HOURS_PER_MONTH).quantize(_MILL, ROUND_HALF_UP):,f}"
+
+
+def _cents(usd: Decimal) -> str:
+    return f"{usd.quantize(Decimal('0.01'), ROUND_HALF_UP):,f}"
+
+
+def _notes(bill: Bill) -> list[str]:
+    estimate = bill.estimate
     notes = [f"Not priced: {line.name}: {line.unknown}." for line in estimate.unpriced]
     if notes:
         notes.append("The totals miss what is not priced: they are lower bounds.")
-    chats = unit_costs.chats
-    if isinstance(chats, NotKnown):
-        notes.append(f"Cost per chat: {chats}.")
-    else:
-        notes += [f"{basis(chat)}." for chat in chats]
-        first = chats[0]
-        notes.append(
-            f"A chat is {unit_costs.output_tokens_per_chat} output tokens in a context of "
-            f"{unit_costs.context_tokens_per_chat}, at full load all month; reading the prompt is "
-            f"not counted. A month of 30 days instead of {HOURS_PER_MONTH} hours, as seed 000 "
-            f"counts chats, gives {_thirty_days(first)} for {first.speed.scenario}."
-        )
-    notes.append(_run_note(unit_costs.run))
+    notes += chat_notes(bill.unit_costs)
+    notes.append(_run_note(bill.unit_costs.run))
+    notes += [note for part in bill.parts for note in part.notes]
     day = "none" if estimate.price_date is None else estimate.price_date.isoformat()
     notes.append(
         f"Prices: book {estimate.book_name}, oldest price used {day}; {estimate.book_caveat}."
     )
     return notes
-
-
-def _thirty_days(chat: ChatCost) -> str:
-    """Cost per chat when the monthly bill is divided by the chats of 30 days."""
-    factor = HOURS_PER_MONTH / Decimal(30 * 24)
-    low, high = chat.cluster_low_usd * factor, chat.cluster_high_usd * factor
-    return span(small_usd_text(low), small_usd_text(high), "..")
 
 
 def _run_note(run: RunCost | NotKnown) -> str:
@@ -145,55 +149,66 @@ def _run_note(run: RunCost | NotKnown) -> str:
     )
 
 
-def _csv(estimate: Estimate, unit_costs: UnitCosts) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(
-        ("section", "resource", "size", "price_usd", "per", "low_usd", "high_usd", "unknown")
-    )
+def _csv_rows(bill: Bill) -> Iterator[Sequence[object]]:
+    estimate = bill.estimate
+    yield (
+        "section", "resource", "size", "price_usd", "per", "low_usd", "high_usd", "unknown",
+        "scope", "keys",
+    )  # fmt: skip
     for line in estimate.components:
-        rate = ("", "") if line.rate is None else (number(line.rate.usd), line.rate.per)
-        amounts = (_csv_usd(line.monthly_low_usd), _csv_usd(line.monthly_high_usd))
-        writer.writerow((line.section, line.name, line.size, *rate, *amounts, line.unknown or ""))
-    totals = (money(estimate.monthly_low_usd), money(estimate.monthly_high_usd))
-    bound = "lower bound" if estimate.is_lower_bound else ""
-    writer.writerow(("Total", "", "", "", "month", *totals, bound))
-    if not isinstance(unit_costs.chats, NotKnown):
-        writer.writerow(())
-        writer.writerow(
-            ("scenario", "tokens_per_s", "tokens_per_day", "chats_per_day", "cluster_low_usd",
-             "cluster_high_usd", "one_node_usd", "basis")
+        rate = (None, None) if line.rate is None else (number(line.rate.usd), line.rate.per)
+        amounts = (_usd(line.monthly_low_usd), _usd(line.monthly_high_usd))
+        yield (
+            line.section, line.name, line.size, *rate, *amounts, line.unknown, line.scope,
+            " ".join(line.keys),
         )  # fmt: skip
-        for chat in unit_costs.chats:
-            plain = _plain_chat(chat)
-            writer.writerow(["" if value is None else value for value in plain.values()])
-    return stream.getvalue()
+    listed = estimate.subtotal(Scope.SEED)
+    whole = (money(estimate.monthly_low_usd), money(estimate.monthly_high_usd))
+    for name, amounts, is_bound, scope in (
+        ("Subtotal", (money(listed.low_usd), money(listed.high_usd)), listed.is_lower_bound,
+         Scope.SEED),
+        ("Total", whole, estimate.is_lower_bound, None),
+    ):  # fmt: skip
+        bound = "lower bound" if is_bound else None
+        yield (name, None, None, None, "month", *amounts, bound, scope, None)
+    if not isinstance(bill.unit_costs.chats, NotKnown):
+        yield ()
+        yield (
+            "scenario", "tokens_per_s", "tokens_per_day", "chats_per_day", "cluster_low_usd",
+            "cluster_high_usd", "serving_usd", "answer_s", "meets_slo", "basis",
+        )  # fmt: skip
+        for chat in bill.unit_costs.chats:
+            yield tuple(_plain_chat(chat).values())
 
 
-def _plain(estimate: Estimate, unit_costs: UnitCosts) -> dict[str, object]:
+def _plain(bill: Bill) -> dict[str, object]:
+    chats = bill.unit_costs.chats
     return {
-        "stack": estimate.stack_name,
-        "heading": estimate.heading,
-        "price_book": estimate.book_name,
-        "components": [_plain_line(line) for line in estimate.components],
-        "cost": outputs(estimate, unit_costs),
-        "chats": None
-        if isinstance(unit_costs.chats, NotKnown)
-        else [_plain_chat(chat) for chat in unit_costs.chats],
-        "notes": _notes(estimate, unit_costs),
+        "stack": bill.spec.name,
+        "heading": bill.estimate.heading,
+        "price_book": bill.estimate.book_name,
+        "components": [_plain_line(line) for line in bill.estimate.components],
+        "cost": figures(bill.estimate, bill.unit_costs),
+        "chats": None if isinstance(chats, NotKnown) else [_plain_chat(chat) for chat in chats],
+        "parts": {part.name: dict(part.plain) for part in bill.parts},
+        "problems": [str(problem) for problem in bill.problems],
+        "notes": _notes(bill),
     }
 
 
 def _plain_line(line: CostComponent) -> dict[str, object]:
     return {
+        "id": line.id,
         "section": str(line.section),
+        "scope": str(line.scope),
         "resource": line.name,
         "size": line.size,
         "price_usd": None if line.rate is None else number(line.rate.usd),
         "per": None if line.rate is None else line.rate.per,
-        "monthly_low_usd": _csv_usd(line.monthly_low_usd) or None,
-        "monthly_high_usd": _csv_usd(line.monthly_high_usd) or None,
+        "monthly_low_usd": _usd(line.monthly_low_usd),
+        "monthly_high_usd": _usd(line.monthly_high_usd),
         "unknown": line.unknown,
+        "keys": list(line.keys),
         "prices": [
             {"sku": price.sku, "source": price.source, "date": price.date.isoformat()}
             for price in line.prices
@@ -201,7 +216,7 @@ def _plain_line(line: CostComponent) -> dict[str, object]:
     }
 
 
-def _plain_chat(chat: ChatCost) -> dict[str, str | None]:
+def _plain_chat(chat: ChatCost) -> dict[str, object]:
     return {
         "scenario": chat.speed.scenario,
         "tokens_per_s": number(chat.speed.output_tokens_per_s),
@@ -209,27 +224,22 @@ def _plain_chat(chat: ChatCost) -> dict[str, str | None]:
         "chats_per_day": number(chat.chats_per_day),
         "cluster_low_usd": number(chat.cluster_low_usd),
         "cluster_high_usd": number(chat.cluster_high_usd),
-        "one_node_usd": None if chat.serving_usd is None else number(chat.serving_usd),
+        "serving_usd": None if chat.serving_usd is None else number(chat.serving_usd),
+        "answer_s": number(chat.answer_s),
+        "meets_slo": chat.meets_slo,
         "basis": basis(chat),
     }
 
 
 def _rate(line: CostComponent) -> str:
     if line.rate is None:
-        return UNKNOWN
+        return UNPRICED
     if line.rate.usd == 0:
         return "free"
     text = number(line.rate.usd)
     cents = max(0, 2 - len(text.partition(".")[2]))
-    return f"${text if '.' in text else text + '.'}{'0' * cents}/{line.rate.per}"
+    return f"{text if '.' in text else text + '.'}{'0' * cents}/{line.rate.per}"
 
 
-def _monthly(line: CostComponent) -> str:
-    low, high = line.monthly_low_usd, line.monthly_high_usd
-    if low is None or high is None:
-        return UNKNOWN
-    return span(usd_text(low), usd_text(high), " .. ")
-
-
-def _csv_usd(usd: Decimal | None) -> str:
-    return "" if usd is None else money(usd)
+def _usd(usd: Decimal | None) -> str | None:
+    return None if usd is None else money(usd)

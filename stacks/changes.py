@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-KEYS: Final = ("storage", "nebius.project_id")
+KEYS: Final = (
+    "storage.jail",
+    "storage.controller_spool",
+    "storage.accounting",
+    "storage.submounts",
+    "nebius.project_id",
+)
 """Config keys that are looked at."""
 _FIXED: Final = {
     "storage.jail": "/",

@@ -27,9 +27,14 @@ def declared_values(spec: StackSpec) -> Mapping[str, str]:
     return found
 
 
-def is_under(key: str, parent: str) -> bool:
-    """Whether the key is the parent or inside it."""
-    return key == parent or (key.startswith(parent) and key[len(parent)] in ".[")
+def parents_of(key: str) -> Iterator[str]:
+    """The key itself and every key that it is inside of, innermost last; names may hold dots."""
+    depth = 0
+    for index, letter in enumerate(key):
+        if letter in ".[" and depth == 0 and index:
+            yield key[:index]
+        depth += {"[": 1, "]": -1}.get(letter, 0)
+    yield key
 
 
 def _leaves(key: str, value: object) -> Iterator[tuple[str, str]]:

@@ -203,7 +203,8 @@ def _wanted(hint: object) -> str:
 def nearest(name: str, allowed: tuple[str, ...]) -> str:
     """A hint at the allowed name that is most like the given one, or at all of them."""
     matches = get_close_matches(name, allowed, n=1, cutoff=0.5)
-    return f"; did you mean '{matches[0]}'?" if matches else f"; known: {', '.join(allowed)}"
+    known = ", ".join(allowed) or "none"
+    return f"; did you mean '{matches[0]}'?" if matches else f"; known: {known}"
 
 
 def _describe(value: object) -> str:

@@ -51,9 +51,11 @@ def load_stack(
     """The stack of `Pulumi.<name>.yaml`; `environ` resolves key files, the process's by default."""
     path = stacks_dir / f"Pulumi.{name}.yaml"
     if name not in stack_names(stacks_dir):
-        have = ", ".join(stack_names(stacks_dir)) or "none"
-        hint = nearest(name, stack_names(stacks_dir))
-        raise StackError((f"{name}: no such stack in {stacks_dir}{hint} (have: {have})",))
+        have = stack_names(stacks_dir)
+        hint = nearest(name, have)
+        # Without a likely name the hint lists them all.
+        rest = f" (have: {', '.join(have)})" if "did you mean" in hint else ""
+        raise StackError((f"{name}: no such stack in {stacks_dir}{hint}{rest}",))
     try:
         document = parse_yaml(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:

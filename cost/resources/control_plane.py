@@ -8,7 +8,7 @@ from stacks.spec import StackSpec
 
 
 def control_plane_line(spec: StackSpec, book: PriceBook) -> CostComponent:
-    """One control plane; the pay-as-you-go page names no price of its own for it."""
+    """The control plane of the stack's one cluster."""
     return simple_line(
         id="cluster.control_plane",
         section=Section.KUBERNETES,

@@ -22,12 +22,7 @@ def login_address_line(book: PriceBook) -> CostComponent:
 
 
 def allocation_line(book: PriceBook) -> CostComponent:
-    """The public endpoint of the Kubernetes API, an address that seed 000 does not list.
-
-    Nebius lists Virtual Networks among its paid services
-    (docs.nebius.com/signup-billing/billing-models/payg, read 2026-11-21), so it is never taken for
-    free without a price; private addresses are part of the subnet.
-    """
+    """The public endpoint of the Kubernetes API, an address that seed 000 does not list."""
     return simple_line(
         id="cluster.endpoint_address",
         section=Section.NETWORK,

@@ -49,17 +49,17 @@ def object_storage_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostCompo
 
 
 def state_bucket_line(book: PriceBook) -> CostComponent:
-    """The bucket of the engine's state, whose size and place are chosen outside the stack."""
+    """The bucket of the engine's state: none with another backend, and never a GiB."""
     return simple_line(
         id="state_bucket",
         section=Section.OBJECT_STORAGE,
         name="bucket of the state",
-        size="not declared",
-        quantity=None,
+        size="0..1 GiB",
+        quantity=0,
+        quantity_high=1,
         price=book.find(SKU, Unit.GIB_MONTH),
         per="GiB/mo",
         unit="GiB",
         keys=(),
         scope=Scope.BEYOND,
-        unknown="the engine's backend is chosen outside the stack, so its size is not declared",
     )

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.cli.errors import CliError
 from infra.local.state import CHECKOUT, State
 
 if TYPE_CHECKING:
-    from cost.estimate import Estimate
-    from cost.unit_costs import UnitCosts
+    from cost.bill import Bill
     from infra.jobs.outputs import StackOutputs
     from infra.jobs.ssh import Connection
     from stacks.spec import StackSpec
@@ -75,16 +75,17 @@ def spec(stack: str) -> StackSpec:
     return load_stack(stack, environ=environ())
 
 
-def bill(stack: str) -> tuple[Estimate, UnitCosts]:
-    """The stack's bill and its unit costs, with the runs that were pulled here."""
-    from cost.estimate import estimate
-    from cost.price_book import PriceBook
-    from cost.unit_costs import unit_costs
+def bill(stack: str) -> Bill:
+    """The stack's bill with the runs that were pulled here; a stack with errors has none."""
+    from cost.bill import bill as make_bill
+    from cost.price_layers import layered
     from infra.jobs.records import load_records
 
     declared = spec(stack)
-    total = estimate(declared, PriceBook.load(declared.prices))
-    return total, unit_costs(declared, total, load_records(state_root(), stack))
+    found = make_bill(declared, layered(declared), load_records(state_root(), stack))
+    if found.errors:
+        raise CliError("\n".join(str(problem) for problem in found.problems))
+    return found
 
 
 def local_code(stack: str) -> dict[str, bytes]:

@@ -20,12 +20,13 @@ def command(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Show what a stack costs, or compare two stacks."""
-    from cost.diff import diff, render_diff
+    from cost.diff import diff
+    from cost.diff_table import render_diff
+    from cost.snapshot import take
     from cost.table import render
 
-    bill, units = context.bill(stack)
+    bill = context.bill(stack)
     if compare is None:
-        sys.stdout.write(render(bill, units, format))
+        sys.stdout.write(render(bill, format))
         return
-    before, _ = context.bill(compare)
-    sys.stdout.write(render_diff(diff(before, bill), format))
+    sys.stdout.write(render_diff(diff(take(context.bill(compare)), take(bill)), format))

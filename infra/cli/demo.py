@@ -31,7 +31,8 @@ _REDUCED = {
         "evaluate.num_rows=4",
         "evaluate.num_perplexity_rows=8",
         "evaluate.num_samples=2",
-        "evaluate.max_new_tokens=48",
+        "evaluate.max_new_tokens=24",
+        "evaluate.batch_size=4",
     ),
 }
 
@@ -62,7 +63,6 @@ def command(
 
 
 def _bring_up(state: Path, progress: Progress) -> None:
-    from cost.layout import Format
     from cost.table import render
     from infra.cli import env
     from infra.demo import leftovers
@@ -73,7 +73,7 @@ def _bring_up(state: Path, progress: Progress) -> None:
     port = context.spec(_STACK).login.ssh_port
     cloud.refuse_taken_login_port(cloud.Cloud.from_environ(), "local.login.ssh_port", port)
     # What a preview prints: the price comes before anything is made.
-    print(render(*context.bill(_STACK), Format.TABLE), flush=True)
+    print(render(context.bill(_STACK)), flush=True)
     with progress.stage("local up"):
         _local("up")
     _pulumi_up(state, progress, "pulumi up")

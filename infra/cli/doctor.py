@@ -88,12 +88,12 @@ def credentials(stack: str) -> list[Finding]:
 
 def declared(stack: str) -> list[Finding]:
     """The stack file by its own rules, and how old the prices are."""
-    from cost.estimate import price_problems
-    from cost.price_book import PriceBook
-    from stacks.check import Level, check
+    from cost.bill import bill
+    from cost.price_layers import layered
+    from stacks.check import Level
 
     spec = context.spec(stack)
-    problems = price_problems(check(spec), spec, PriceBook.load(spec.prices))
+    found = bill(spec, layered(spec))
     findings = [
         Finding(
             problem.path,
@@ -101,16 +101,16 @@ def declared(stack: str) -> list[Finding]:
             str(problem).split(": ", 2)[2],
             f"edit stacks/Pulumi.{stack}.yaml",
         )
-        for problem in problems
+        for problem in found.problems
     ]
     if not findings:
         findings.append(Finding(f"stacks/Pulumi.{stack}.yaml", "PASS", "no problem found"))
-    bill, _ = context.bill(stack)
+    total = found.estimate
     findings += [
-        Finding(f"price of {line.name}", "WARN", str(line.unknown), f"add it to {bill.book_name}")
-        for line in bill.unpriced
+        Finding(f"price of {line.name}", "WARN", str(line.unknown), f"add it to {total.book_name}")
+        for line in total.unpriced
     ]
-    return [*findings, price_age(bill.price_date, today=datetime.now(UTC).date())]
+    return [*findings, price_age(total.price_date, today=datetime.now(UTC).date())]
 
 
 def price_age(oldest: date | None, *, today: date) -> Finding:

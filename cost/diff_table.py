@@ -1,0 +1,200 @@
+"""Prints a difference of two bills: render_diff(difference, format), a cause under every change.
+
+Owns its words. Computes nothing but roundings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
+from typing import Final
+
+from cost.causes import Cause
+from cost.csv_text import csv_text
+from cost.diff import AmountChange, Difference, LineChange
+from cost.layout import GAP, Document, Format, Table, lay_out, small_usd_text, usd_text
+from cost.summary import money, number
+
+NO_CHANGE: Final = "No change in cost."
+_UNPRICED: Final = "UNPRICED"
+_MOST_CAUSES: Final = 6
+"""More causes than these are counted, not listed: two unlike stacks differ in every key."""
+
+
+def render_diff(change: Difference, format: Format = Format.TABLE) -> str:
+    """The change in the format, ending in a newline."""
+    if format is Format.JSON:
+        return json.dumps(plain_diff(change), indent=2) + "\n"
+    if format is Format.CSV:
+        return csv_text(_csv_rows(change))
+    return lay_out(diff_document(change), format)
+
+
+def diff_document(change: Difference) -> Document:
+    """The change as tables and notes, for the formats that people read."""
+    if change.is_empty:
+        return Document(heading=NO_CHANGE, tables=(), notes=())
+    before, after = change.before.stack, change.after.stack
+    whose = f"of {after}, deployed to declared" if before == after else f"from {before} to {after}"
+    return Document(
+        heading=None,
+        tables=(
+            Table(
+                title=f"Change {whose} (USD a month without tax; before and after at min_nodes)",
+                headings=("Component", "Before", "After", "Change", "At max_nodes"),
+                rows=tuple(_line_rows(change)),
+                num_text_columns=1,
+            ),
+            Table(
+                title=f"Change of unit costs {whose} (USD)",
+                headings=("Unit", "Before", "After", "Change"),
+                rows=tuple(_unit_rows(change)),
+                num_text_columns=1,
+            ),
+        ),
+        notes=tuple(_notes(change)),
+    )
+
+
+def plain_diff(change: Difference) -> dict[str, object]:
+    """The change as plain values: money as text, None where it is unknown."""
+    return {
+        "before": change.before.stack,
+        "after": change.after.stack,
+        "is_incomplete": change.is_incomplete,
+        "before_low_usd": money(change.before.low_usd),
+        "after_low_usd": money(change.after.low_usd),
+        "change_low_usd": money(change.change_low_usd),
+        "change_high_usd": money(change.change_high_usd),
+        "change_hourly_low_usd": number(change.after.hourly_low_usd - change.before.hourly_low_usd),
+        "changes": [_plain_line(line) for line in change.changes],
+        "amounts": [
+            {
+                "unit": amount.label,
+                "before_usd": _plain_number(amount.before_usd),
+                "after_usd": _plain_number(amount.after_usd),
+                "change_usd": _plain_number(amount.change_usd),
+                "causes": [str(cause) for cause in amount.causes],
+            }
+            for amount in change.amounts
+        ],
+        "num_unchanged": change.num_unchanged,
+    }
+
+
+def _line_rows(change: Difference) -> Iterator[tuple[str, ...]]:
+    for line in change.changes:
+        yield (
+            f"{line.line.section}: {line.line.name}",
+            "-" if line.before is None else _amount(line.before_usd),
+            "-" if line.after is None else _amount(line.after_usd),
+            _signed(line.change_low_usd),
+            _signed(line.change_high_usd),
+        )
+        yield from _cause_rows(line.causes)
+    yield (
+        "Total, priced lines only" if change.is_incomplete else "Total",
+        usd_text(change.before.low_usd),
+        usd_text(change.after.low_usd),
+        _signed(change.change_low_usd),
+        _signed(change.change_high_usd),
+    )
+
+
+def _unit_rows(change: Difference) -> Iterator[tuple[str, ...]]:
+    of_lines = tuple(dict.fromkeys(cause for line in change.changes for cause in line.causes))
+    before, after = change.before, change.after
+    for label, was, now in (
+        ("$/h at min_nodes", before.hourly_low_usd, after.hourly_low_usd),
+        ("$/h at max_nodes", before.hourly_high_usd, after.hourly_high_usd),
+        ("$/month at min_nodes", before.low_usd, after.low_usd),
+        ("$/month at max_nodes", before.high_usd, after.high_usd),
+    ):
+        yield (label, small_usd_text(was), small_usd_text(now), _signed_small(now - was))
+    for amount in change.amounts:
+        yield (
+            amount.label,
+            _small(amount.before_usd),
+            _small(amount.after_usd),
+            _amount_change(amount),
+        )
+        # What the lines above have said already is not said again.
+        yield from _cause_rows([cause for cause in amount.causes if cause not in of_lines])
+
+
+def _amount_change(amount: AmountChange) -> str:
+    if amount.before_usd is None and amount.after_usd is None:
+        return "-"
+    return "unknown" if amount.change_usd is None else _signed_small(amount.change_usd)
+
+
+def _cause_rows(causes: Sequence[Cause]) -> Iterator[tuple[str]]:
+    for cause in causes[:_MOST_CAUSES]:
+        yield (f"{GAP}{GAP}{cause}",)
+    if len(causes) > _MOST_CAUSES:
+        yield (f"{GAP}{GAP}and {len(causes) - _MOST_CAUSES} more",)
+
+
+def _notes(change: Difference) -> Iterable[str]:
+    for line in change.changes:
+        for side, of in ((line.before, change.before), (line.after, change.after)):
+            if side is not None and side.unknown is not None:
+                yield f"Not priced: {of.stack}: {side.name}: {side.unknown}."
+    books = sorted({change.before.book, change.after.book})
+    yield f"Lines that stay the same: {change.num_unchanged}. Prices: {', '.join(books)}."
+
+
+def _csv_rows(change: Difference) -> Iterator[Sequence[object]]:
+    yield ("resource", "before_usd", "after_usd", "change_low_usd", "change_high_usd", "causes")
+    for line in change.changes:
+        *values, causes = _plain_line(line).values()
+        yield (*values, "; ".join(str(cause) for cause in line.causes) if causes else None)
+    totals = (
+        change.before.low_usd,
+        change.after.low_usd,
+        change.change_low_usd,
+        change.change_high_usd,
+    )
+    yield ("Total", *(money(usd) for usd in totals), None)
+    for amount in change.amounts:
+        amounts = (amount.before_usd, amount.after_usd, amount.change_usd)
+        causes = "; ".join(str(cause) for cause in amount.causes)
+        yield (amount.label, *(_plain_number(usd) for usd in amounts), None, causes or None)
+
+
+def _plain_line(line: LineChange) -> dict[str, object]:
+    return {
+        "resource": f"{line.line.section}: {line.line.name}",
+        "before_usd": _plain_usd(line.before_usd),
+        "after_usd": _plain_usd(line.after_usd),
+        "change_low_usd": _plain_usd(line.change_low_usd),
+        "change_high_usd": _plain_usd(line.change_high_usd),
+        "causes": [str(cause) for cause in line.causes],
+    }
+
+
+def _amount(usd: Decimal | None) -> str:
+    return _UNPRICED if usd is None else usd_text(usd)
+
+
+def _small(usd: Decimal | None) -> str:
+    return "NOT KNOWN" if usd is None else small_usd_text(usd)
+
+
+def _signed(usd: Decimal | None) -> str:
+    if usd is None:
+        return "unknown"
+    return f"{'-' if usd < 0 else '+'}{usd_text(abs(usd))}"
+
+
+def _signed_small(usd: Decimal) -> str:
+    return f"{'-' if usd < 0 else '+'}{small_usd_text(abs(usd))}"
+
+
+def _plain_usd(usd: Decimal | None) -> str | None:
+    return None if usd is None else money(usd)
+
+
+def _plain_number(usd: Decimal | None) -> str | None:
+    return None if usd is None else number(usd)

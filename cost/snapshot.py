@@ -1,0 +1,169 @@
+"""What a bill came to, as plain values of the output `cost.snapshot`, for the next preview to read.
+
+Holds amounts and unit prices by line, unit costs, and the declared values that they follow from:
+a difference needs neither the old code nor the old prices. The format is in snapshot_format.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+from cost.component import CostComponent
+from cost.part import Amount
+from cost.price import HOURS_PER_MONTH, Layer, Price
+from cost.unit_costs import Basis, NotKnown, UnitCosts
+from stacks import changes
+from stacks.declared import declared_values, parents_of
+
+if TYPE_CHECKING:
+    from cost.bill import Bill
+
+_NANO: Final = Decimal("1e-9")
+"""Digits of a quotient that are kept: a billionth of a dollar."""
+PRICE_KEYS: Final = ("prices", "live_prices", "nebius.region", "contract_prices")
+"""Config keys that choose prices, those by SKU last; no line has them among its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotPrice:
+    """One price as it was used."""
+
+    usd: Decimal
+    unit: str
+    date: str
+    source: str
+    book: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotLine:
+    """One line as it was billed; `low` at min_nodes, `high` at max_nodes."""
+
+    id: str
+    section: str
+    name: str
+    size: str
+    low_usd: Decimal | None
+    """US dollars a 730-hour month; None when unknown."""
+    high_usd: Decimal | None
+    unit_usd: Decimal | None
+    """US dollars of one piece as printed; None when unknown."""
+    per: str
+    skus: tuple[str, ...]
+    keys: tuple[str, ...]
+    unknown: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One bill, ready to compare."""
+
+    stack: str
+    book: str
+    lines: tuple[SnapshotLine, ...]
+    amounts: tuple[Amount, ...]
+    prices: Mapping[str, SnapshotPrice]
+    """By SKU."""
+    values: Mapping[str, str]
+    """Declared values by config key."""
+
+    @property
+    def low_usd(self) -> Decimal:
+        """US dollars a month at min_nodes of every line with an amount."""
+        return sum((line.low_usd for line in self.lines if line.low_usd is not None), Decimal(0))
+
+    @property
+    def high_usd(self) -> Decimal:
+        """US dollars a month at max_nodes of every line with an amount."""
+        return sum((line.high_usd for line in self.lines if line.high_usd is not None), Decimal(0))
+
+    @property
+    def hourly_low_usd(self) -> Decimal:
+        """US dollars an hour at min_nodes."""
+        return self.low_usd / HOURS_PER_MONTH
+
+    @property
+    def hourly_high_usd(self) -> Decimal:
+        """US dollars an hour at max_nodes."""
+        return self.high_usd / HOURS_PER_MONTH
+
+
+def take(bill: Bill) -> Snapshot:
+    """The bill's snapshot."""
+    lines = tuple(_line(component) for component in bill.estimate.components)
+    amounts = tuple(
+        replace(amount, usd=None if amount.usd is None else amount.usd.quantize(_NANO))
+        for amount in (*unit_amounts(bill.unit_costs), *bill.amounts)
+    )
+    prices = {
+        price.sku: price for component in bill.estimate.components for price in component.prices
+    }
+    wanted = {key for line in lines for key in line.keys}
+    wanted |= {key for amount in amounts for key in amount.keys}
+    wanted |= {*changes.KEYS, *PRICE_KEYS}
+    return Snapshot(
+        stack=bill.spec.name,
+        book=bill.estimate.book_name,
+        lines=lines,
+        amounts=amounts,
+        prices={sku: _price(price, bill.estimate.book_name) for sku, price in prices.items()},
+        values={
+            key: text
+            for key, text in declared_values(bill.spec).items()
+            if not wanted.isdisjoint(parents_of(key))
+        },
+    )
+
+
+def unit_amounts(units: UnitCosts) -> tuple[Amount, ...]:
+    """Unit costs of the whole cluster: a run, a million tokens and a chat of the first scenario."""
+    run, chats = units.run, units.chats
+    if isinstance(run, NotKnown):
+        per_run, run_basis = None, str(run)
+    else:
+        per_run, run_basis = run.cluster_usd, f"measured: {run.job}, job {run.job_id}"
+    if isinstance(chats, NotKnown):
+        per_tokens, per_chat, basis = None, None, str(chats)
+    else:
+        first = chats[0]
+        per_tokens, per_chat = first.cluster_usd_per_1m_tokens, first.cluster_low_usd
+        origin = "measured" if first.speed.basis is Basis.MEASURED else "assumed"
+        basis = f"{origin}: {first.speed.scenario}: {first.speed.source}"
+    chat = ("chat",)
+    return (
+        Amount(name="per_run_usd", label="$/run", usd=per_run, basis=run_basis),
+        Amount(
+            name="per_1m_tokens_usd", label="$/1M tokens", usd=per_tokens, basis=basis, keys=chat
+        ),
+        Amount(name="per_chat_usd", label="$/chat", usd=per_chat, basis=basis, keys=chat),
+    )
+
+
+def _line(component: CostComponent) -> SnapshotLine:
+    rate = component.rate
+    return SnapshotLine(
+        id=component.id,
+        section=str(component.section),
+        name=component.name,
+        size=component.size,
+        low_usd=component.monthly_low_usd,
+        high_usd=component.monthly_high_usd,
+        unit_usd=None if rate is None else rate.usd,
+        per="" if rate is None else rate.per,
+        skus=tuple(price.sku for price in component.prices),
+        keys=component.keys,
+        unknown=component.unknown,
+    )
+
+
+def _price(price: Price, book: str) -> SnapshotPrice:
+    return SnapshotPrice(
+        usd=price.usd,
+        unit=str(price.unit),
+        date=price.dated,
+        source=price.source,
+        book=book if price.layer is Layer.BOOK else str(price.layer),
+    )
