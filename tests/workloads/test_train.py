@@ -185,6 +185,7 @@ def test_full_training_in_bf16_runs_and_writes_a_model(places: Path, run: Any) -
     assert code == 0, record
     assert (places / "chkpt" / "finetune" / "12" / "final" / "model.safetensors").is_file()
     assert record["metrics"]["num_trained_parameters"] == record["metrics"]["num_parameters"]
+    assert 0 < record["metrics"]["checkpoint_stall_s"] < 60
     assert run("evaluate")[0] == 0
 
 

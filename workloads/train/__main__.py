@@ -10,6 +10,7 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from workloads.common import atomic, hardware
@@ -159,6 +160,8 @@ def _train(
             "first_loss": throughput.losses[0],
             "last_loss": throughput.losses[-1],
         }
+    if throughput.stalls_s:
+        job.record.metrics["checkpoint_stall_s"] = fmean(throughput.stalls_s)
     if here.device.type == "cuda":
         job.record.metrics["peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
     job.record.artifacts |= {

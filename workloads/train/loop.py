@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,7 +67,9 @@ class Trainer:
             )
             done = self.progress.step == self.num_steps
             if stop or done or (every and self.progress.step % every == 0):
+                before_s = time.perf_counter()
                 self.save()
+                throughput.stalls_s.append(time.perf_counter() - before_s)
                 saved = self.progress.step
             if stop and not done:
                 raise PreemptedError(

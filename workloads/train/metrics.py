@@ -65,6 +65,8 @@ class Throughput:
     started_s: float | None = None
     ended_s: float = 0.0
     losses: list[float] = field(default_factory=list)
+    stalls_s: list[float] = field(default_factory=list)
+    """Seconds that training stood still for each checkpoint."""
 
     def add(self, result: StepResult) -> None:
         """Count one finished step."""
