@@ -127,7 +127,7 @@ def break_even(
     chats = unit_costs.chats
     if isinstance(chats, NotKnown):
         return chats
-    apis, unpriced = _api_costs(spec.chat, api_book)
+    apis, unpriced = api_costs(spec.chat, api_book)
     workers = serving_workers(spec)
     billings = {_billing(spec): unit_costs.hourly}
     if book is not None:
@@ -179,9 +179,10 @@ def api_usd_per_chat(chat: ChatSpec, price: ApiPrice) -> Decimal:
     return usd / MILLION
 
 
-def _api_costs(
+def api_costs(
     chat: ChatSpec, api_book: ApiPriceBook
 ) -> tuple[tuple[ApiCost, ...], tuple[str, ...]]:
+    """What the chat costs at the models that it names, and why a model has no price."""
     costs: list[ApiCost] = []
     unpriced: list[str] = []
     for model in chat.api_models:

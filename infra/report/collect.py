@@ -13,6 +13,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from cost.api_prices import ApiPriceBook
+from cost.break_even import ApiCost, api_costs
 from cost.estimate import Estimate, estimate
 from cost.price_book import PriceBook
 from cost.run_record import RunRecord, load_run_records
@@ -32,6 +34,8 @@ class Report:
     """Unit costs without any measurement."""
     units: UnitCosts
     """Unit costs with what was measured."""
+    apis: tuple[ApiCost, ...]
+    """What the chat costs at the hosted models that the stack names."""
     records: tuple[RunRecord, ...]
     """Oldest first."""
     details: Mapping[str, Mapping[str, Any]]
@@ -57,6 +61,7 @@ def collect(spec: StackSpec, state: Path) -> Report:
         estimate=bill,
         assumed=unit_costs(spec, bill, ()),
         units=unit_costs(spec, bill, records),
+        apis=api_costs(spec.chat, ApiPriceBook.load())[0],
         records=records,
         details={each.path: _object(Path(each.path)) for each in records},
         training=training,

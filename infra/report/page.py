@@ -11,6 +11,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from cost.chat_charts import chat_charts
+from cost.chat_table import answer_text
 from cost.unit_costs import Basis, ChatCost, NotKnown, UnitCosts
 from infra.report import architecture, charts
 from infra.report.collect import Report, last_finished, total_seconds
@@ -25,6 +27,8 @@ _NAMES = {
     "message_length_avg": "Average answer length (characters)",
     "output_tokens_per_s": "Output tokens per second, one stream",
     "batch_output_tokens_per_s": "Output tokens per second, batch",
+    "prefill_tokens_per_s": "Prompt tokens read per second, one stream",
+    "batch_prefill_tokens_per_s": "Prompt tokens read per second, batch",
 }
 _KIND_NAMES = {"prepare-data": "Prepare data", "train": "Train", "evaluate": "Evaluate"}
 
@@ -44,6 +48,7 @@ def render(report: Report) -> str:
         "price": price,
         "number": number,
         "duration": duration,
+        "answer": answer_text,
     }
     metrics = evaluation_rows(report.evaluation)
     return environment.get_template("page.html.j2").render(
@@ -60,6 +65,7 @@ def render(report: Report) -> str:
         metrics=metrics,
         samples=samples(report.evaluation),
         chats=chat_rows(report),
+        chat_charts=[Markup(chart) for chart in chat_charts(report.units, report.apis)],  # noqa: S704 (escaped in cost/charts.py)
         chats_unknown=str(report.units.chats) if isinstance(report.units.chats, NotKnown) else "",
         run=None if isinstance(report.units.run, NotKnown) else report.units.run,
         run_unknown=str(report.units.run) if isinstance(report.units.run, NotKnown) else "",

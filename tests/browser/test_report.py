@@ -60,7 +60,9 @@ def test_every_section_and_figure_is_there_and_no_foreign_text_came_alive(
     dom = chromium(tmp_path, "--dump-dom", report.as_uri())
     for section in ("architecture", "cost", "training", "evaluation", "chat", "runs", "real"):
         assert f'<section id="{section}"' in dom
-    assert dom.count("<svg") == 2
+    # The architecture, the loss curve, and a chat against throughput, utilisation and chats a day.
+    assert dom.count("<svg") == 5
+    assert "API openai/gpt-4o-mini" in dom
     assert 'class="curve"' in dom
     assert "measured 2026-11-21" in dom
     assert "<script" not in dom
