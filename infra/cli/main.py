@@ -24,6 +24,7 @@ VERBS = {
     "env": _Verb("infra.cli.env", "Print the environment that plain pulumi needs, for eval."),
     "doctor": _Verb("infra.cli.doctor", "Check tools, credentials and prices; name each fix."),
     "cost": _Verb("infra.cli.cost", "Show what a stack costs, or compare two stacks."),
+    "prices": _Verb("infra.cli.prices", "Show the prices in use with source, date and age."),
     "chat-cost": _Verb("infra.cli.chat_cost", "Show what one reference chat costs on a stack."),
     "size": _Verb("infra.cli.size", "Show what a model needs and the cheapest preset that fits."),
     "spend": _Verb("infra.cli.spend", "Show what ran on a stack and what it cost."),
