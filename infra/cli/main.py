@@ -50,6 +50,7 @@ _REFUSALS = frozenset(
         "infra.cli.errors.CliError",
         "stacks.load.StackError",
         "cost.price.PriceBookError",
+        "infra.prices.errors.LivePriceError",
         "cost.size.errors.SizeError",
         "cost.run_record.RunRecordError",
         "cost.ledger.LedgerError",
