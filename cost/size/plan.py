@@ -35,6 +35,8 @@ class Plan:
     stack: str
     job: str
     recipe: str
+    recipe_model: str
+    """Model as the recipe names it."""
     shape: ModelShape
     training: Training
     gpus: Gpus
@@ -59,6 +61,7 @@ class Plan:
             "job": self.job,
             "recipe": self.recipe,
             "model": self.shape.name,
+            "recipe_model": self.recipe_model,
             "parameters": self.shape.parameters,
             "method": training.method.value,
             "dtype": training.dtype.value,
@@ -118,6 +121,7 @@ def make_plan(
         stack=spec.name,
         job=job.name,
         recipe=job.recipe,
+        recipe_model=run.model,
         shape=shape,
         training=training,
         gpus=gpus,

@@ -16,6 +16,10 @@ from infra.cli.errors import CliError
 from infra.cli.output import Format
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cost.forecast import Forecast, UnknownRun
+    from cost.size.plan import Plan
     from stacks.spec import JobSpec, StackSpec
 
 
@@ -62,6 +66,7 @@ def command(
     if force and spec.budget is None:
         output.note(f"--force has no effect: {stack} declares no budget")
     files = context.local_code(stack)
+    plan = planned(spec, declared(spec, job), files, sets or (), run)
 
     def send() -> submit.Submission:
         submission = submit.submit(
@@ -72,6 +77,7 @@ def command(
             sets=sets or (),
             after=after,
             git_revision=context.git_revision(),
+            plan=plan and plan.to_bytes(),
         )
         history.remember(context.state_root(), submission)
         return submission
@@ -89,12 +95,40 @@ def command(
         )
         submission = budget.submit_within_budget(books, connection, asking, send, say=output.note)
     if format is Format.JSON:
-        output.print_json({**asdict(submission), "forecast": plain_run(run)})
+        output.print_json(
+            {
+                **asdict(submission),
+                "forecast": plain_run(run),
+                "plan": plan and plan.to_json(),
+            }
+        )
         return
     print(submission.job_id)
     output.note(
         f"{job} is job {submission.job_id}; log: soperator logs {submission.job_id} -s {stack}"
     )
+
+
+def planned(
+    spec: StackSpec,
+    job: JobSpec,
+    files: Mapping[str, bytes],
+    sets: Sequence[str],
+    run: Forecast | UnknownRun,
+) -> Plan | None:
+    """The plan to ship, told on standard error; a job that cannot be planned goes without one."""
+    from cost.size.errors import SizeError
+    from infra.jobs.plan import plan_lines, plan_of
+
+    try:
+        plan = plan_of(spec, job, files, sets, run)
+    except SizeError as error:
+        for line in str(error).splitlines():
+            output.note(f"no plan: {line}")
+        return None
+    for line in plan_lines(plan) if plan is not None else ():
+        output.note(line)
+    return plan
 
 
 def declared(spec: StackSpec, name: str) -> JobSpec:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 
 from infra.jobs import parse
+from infra.jobs import plan as plans
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.slurm import Shell, refused, sbatch_command
@@ -45,19 +46,27 @@ def submit(
     sets: Sequence[str] = (),
     after: str | None = None,
     git_revision: str | None = None,
+    plan: bytes | None = None,
 ) -> Submission:
     """Submits `job` if the cluster runs exactly the code `code_hash`; one round trip."""
     check_job(outputs, job)
+    export = [f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else []
+    install = ""
+    if plan is not None:
+        plan_path = plans.path_on_cluster(outputs.code_path, plan)
+        export.append(f"{plans.VARIABLE}={plan_path}")
+        install = f"{plans.install_script(plan_path)} && "
     sbatch = sbatch_command(
         f"jobs/{job}",
         job_args(sets),
         after=after,
-        export=[f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else (),
+        export=export,
     )
     result = shell.run(
         f"cd {shlex.quote(outputs.code_path)} && release=$(readlink current) && "
         f'if [ "${{release##*/}}" != {code_hash} ]; then echo "${{release##*/}}"; '
-        f"exit {_STALE_EXIT}; fi; exec {sbatch}"
+        f"exit {_STALE_EXIT}; fi; {install}exec {sbatch}",
+        stdin=plan or b"",
     )
     if result.exit_code == _STALE_EXIT:
         # With the deployed code back in the checkout, `pulumi up` sees no change to make.

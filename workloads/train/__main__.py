@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from workloads.common import atomic, hardware
-from workloads.common.dist import World, world
+from workloads.common.dist import World, environment_rank, world
 from workloads.common.exit_codes import DataError
 from workloads.common.job import Job, end, run_job, section_of
 from workloads.common.log import log
@@ -22,9 +22,17 @@ from workloads.data.chat_template import IGNORED
 from workloads.data.packing import Pack, pack, unused_percent
 from workloads.data.tokenize import read_parquet
 from workloads.train.config import TrainConfig
+from workloads.train.plan import checked_plan, choose_strategy, read_plan
 
 # Settings that may differ between a run and its resumption.
-RESUMABLE = ("checkpoint_every", "keep_last", "resume", "cpu_threads", "gradient_checkpointing")
+RESUMABLE = (
+    "checkpoint_every",
+    "keep_last",
+    "resume",
+    "cpu_threads",
+    "gradient_checkpointing",
+    "strategy",
+)
 
 
 def load_packs(config: TrainConfig, dataset: Path) -> tuple[list[Pack], int]:
@@ -70,10 +78,19 @@ def main(job: Job) -> None:
     model_dir = job.places.model_dir(job.recipe.model)
     dataset = job.places.data_path(config.dataset)
     chkpt = job.places.path("chkpt")
+    rank, _, world_size = environment_rank()
+    plan = checked_plan(read_plan(), model=job.recipe.model, config=config, world_size=world_size)
+    strategy = choose_strategy(plan, config)
+    if plan is not None and rank == 0:
+        # Beside the record, so that `soperator pull` brings what was expected with what came.
+        atomic.write_text(job.results_dir / "plan.json", plan.path.read_text(encoding="utf-8"))
+        job.record.artifacts["plan"] = str(job.results_dir / "plan.json")
     packs, num_dropped = load_packs(config, dataset)
     with world(cpu_threads=config.cpu_threads) as here:
         job.record.hardware = hardware.detect(hardware.device_name())
-        _train(job, config, here, model_dir, chkpt, packs, num_dropped)
+        _train(job, config, here, model_dir, chkpt, packs, num_dropped, strategy)
+        if plan is not None and here.device.type == "cuda":
+            job.record.metrics["planned_gpu_memory_gib"] = plan.memory_gib_per_rank["total"]
 
 
 def _train(
@@ -84,6 +101,7 @@ def _train(
     chkpt: Path,
     packs: list[Pack],
     num_dropped: int,
+    strategy: str,
 ) -> None:
     import torch
 
@@ -103,7 +121,8 @@ def _train(
     num_all, num_trained = num_parameters(model)
     log(
         f"{model_dir.name}: {num_all / 1e6:.1f}M parameters, {num_trained / 1e6:.2f}M trained "
-        f"({config.method}, {config.dtype}); world size {here.world_size} on {here.device.type}; "
+        f"({config.method}, {config.dtype}); {strategy}, world size {here.world_size} on "
+        f"{here.device.type}; "
         f"{len(packs)} packed rows of {config.sequence_length}, {100 - unused:.1f} % filled; "
         f"{num_steps} train steps"
     )

@@ -7,6 +7,9 @@ from typing import Literal
 
 from workloads.common.recipe import require
 
+STRATEGIES = ("ddp",)
+"""How the trainer can spread a run over ranks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
@@ -56,6 +59,8 @@ class TrainConfig:
     earlier run of the job. never. Else a checkpoint folder."""
     overlong: Literal["drop", "refuse"] = "refuse"
     """What happens to a conversation longer than sequence_length."""
+    strategy: Literal["auto", "ddp"] = "auto"
+    """How the run is spread over ranks; auto follows the plan that was shipped with the job."""
     cpu_threads: int | None = None
     """Threads per rank on CPU; None leaves torch's choice."""
 
