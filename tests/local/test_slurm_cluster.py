@@ -117,6 +117,17 @@ def test_a_job_survives_the_end_of_its_slurmd(stand: Stand) -> None:
     assert stand.output(job).strip() == "survived"
 
 
+def test_a_job_that_runs_while_everything_stops_waits_for_the_next_start(stand: Stand) -> None:
+    job = stand.submit("touch running; sleep 1000", "-N2")
+    stand.wait(lambda: stand.ssh("cat /mnt/data/running").returncode == 0, "the job")
+    process.stop(RECONCILER, stand.cloud.state.run)
+    stand.cloud.runtime.stop_all()
+    stand.start_reconciler()
+    stand.wait_idle("worker-[0-1]")
+    assert stand.ssh(f"squeue -h -j {job} -o %T").stdout.strip() == "PENDING"
+    stand.ssh(f"scancel {job}")
+
+
 def test_a_node_group_that_shrinks_takes_its_worker_along(stand: Stand) -> None:
     stand.set_nodes(node_groups(num_workers=1))
     stand.wait(lambda: stand.pid("slurm-worker-0") != 0, "worker-0")

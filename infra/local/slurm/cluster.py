@@ -6,8 +6,10 @@ again. `converge` never blocks on a daemon's start: call it until everything is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import subprocess
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +19,17 @@ from typing import Final
 
 from infra.local import ports, process
 from infra.local.slurm import pod as pods
-from infra.local.slurm.conf import LOGIN
+from infra.local.slurm.conf import CONTROLLER, LOGIN, SLURM_CONF
 from infra.local.slurm.daemons import Daemon, SharedFolder
 
 _PREFIX: Final = "slurm-"
 _MUNGED: Final = "slurm-munged"
 _STOP_S: Final = 6.0
+_REQUEUE: Final = (
+    "squeue --noheader --states=RUNNING,SUSPENDED --format=%i"
+    " | xargs --no-run-if-empty scontrol requeue"
+)
+_REQUEUE_S: Final = 5.0
 _FIRST_RETRY_S: Final = 0.5
 _LAST_RETRY_S: Final = 10.0
 
@@ -68,8 +75,20 @@ class SlurmRuntime:
         return {name: self._converge_one(daemon) for name, daemon in wanted.items()}
 
     def stop_all(self) -> None:
-        """End every daemon, job and SSH session."""
+        """End every daemon, job and SSH session; running jobs start anew with the next daemons."""
+        self._requeue_jobs()
         self._stop_unwanted({})
+
+    def _requeue_jobs(self) -> None:
+        """Tell slurmctld of the jobs' end: nobody else would, and it would call them running."""
+        controller = process.find(_PREFIX + CONTROLLER, self.run_dir)
+        if controller is None or not controller.alive:
+            return
+        inside = ["nsenter", f"--target={controller.pid}", "--mount", "--root", "--wd"]
+        shell = ["env", f"SLURM_CONF={SLURM_CONF}", "sh", "-c", _REQUEUE]
+        # At worst a job stays until its time limit; that must not keep the daemons from ending.
+        with contextlib.suppress(subprocess.SubprocessError, OSError):
+            subprocess.run([*inside, *shell], timeout=_REQUEUE_S, capture_output=True, check=False)
 
     def port_of(self, process_name: str) -> int | None:
         """Port that the daemon recorded under this process name answers on."""
