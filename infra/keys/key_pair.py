@@ -17,4 +17,7 @@ class KeyPair(pulumi.CustomResource):
         self, name: str, *, comment: str, opts: pulumi.ResourceOptions | None = None
     ) -> None:
         properties = {"comment": comment, "public_key": None, "private_key": None}
-        super().__init__("soperator:ssh:KeyPair", name, properties, opts)
+        # The plugin says so too; this holds whoever serves the type.
+        secret = pulumi.ResourceOptions(additional_secret_outputs=["private_key"])
+        merged = pulumi.ResourceOptions.merge(opts, secret)
+        super().__init__("soperator:ssh:KeyPair", name, properties, merged)

@@ -6,6 +6,7 @@ import hashlib
 from typing import Any, Final
 
 from infra.plugins.provider import UNKNOWN, Diff, Failure, Provider, ProviderError, Secret, compare
+from infra.ssh_key import make_key_pair
 
 Values = dict[str, Any]
 TYPE: Final = "soperator:ssh:KeyPair"
@@ -39,21 +40,3 @@ class KeysProvider(Provider):
 
     def delete(self, type_: str, id: str, state: Values) -> None:
         """Forgets the pair."""
-
-
-def make_key_pair(comment: str) -> tuple[str, str]:
-    """Public key line and private key PEM of a new ed25519 pair, as ssh-keygen writes them."""
-    # Imported here: a preview of existing keys needs no cryptography.
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    key = Ed25519PrivateKey.generate()
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-    return f"{public.decode()} {comment}".rstrip(), private.decode()

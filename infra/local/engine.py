@@ -17,6 +17,7 @@ from typing import Final
 
 from infra.local.errors import LocalError
 from infra.local.state import CHECKOUT, PULUMI_VERSION, Cache, State
+from infra.ssh_key import make_key_pair, public_half
 
 PROJECT: Final = "soperator-stack"
 PASSPHRASE: Final = "soperator-offline"  # noqa: S105
@@ -24,6 +25,7 @@ PASSPHRASE: Final = "soperator-offline"  # noqa: S105
 run `pulumi stack change-secrets-provider passphrase` with one of your own."""
 STAND_INS: Final = {"command": "pulumi-command", "kubernetes": "pulumi-kubernetes"}
 """Plugin -> Python package whose version the engine asks for."""
+_KEY_COMMENT: Final = "soperator-local"
 _LOOPBACK: Final = ("127.0.0.1", "localhost")
 _VERSION = re.compile(r"^v?(\d+)\.(\d+)\.")
 
@@ -88,20 +90,13 @@ def make_ssh_key(state: State) -> None:
     """Make the key of the `local` stack's user unless there is one."""
     if state.ssh_public_key.exists():
         return
-    from cryptography.hazmat.primitives import serialization as form
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     if state.ssh_key.exists():  # its public half was deleted: the key itself is worth keeping
-        key = form.load_ssh_private_key(state.ssh_key.read_bytes(), None)
+        public = public_half(state.ssh_key.read_bytes(), _KEY_COMMENT)
     else:
-        key = Ed25519PrivateKey.generate()
-        private = key.private_bytes(
-            form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()
-        ).decode()
+        public, private = make_key_pair(_KEY_COMMENT)
         _write_private(state.ssh_key, private)
-    public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
     # The public key last: its presence says that both are whole.
-    _write_private(state.ssh_public_key, f"{public.decode()} soperator-local\n")
+    _write_private(state.ssh_public_key, f"{public}\n")
 
 
 def link_plugins(home: Path) -> list[str]:

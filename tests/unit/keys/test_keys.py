@@ -4,8 +4,9 @@ import subprocess
 
 import pytest
 
-from infra.keys.provider import TYPE, KeysProvider, make_key_pair
+from infra.keys.provider import TYPE, KeysProvider
 from infra.plugins.provider import UNKNOWN, ProviderError, Secret
+from infra.ssh_key import make_key_pair, public_half
 
 URN = f"urn:pulumi:local::soperator-stack::{TYPE}::deploy"
 
@@ -36,6 +37,11 @@ def test_the_private_key_is_secret_even_before_it_exists(provider):
 
 def test_two_pairs_differ():
     assert make_key_pair("c") != make_key_pair("c")
+
+
+def test_the_public_half_is_had_from_the_private_one():
+    public, private = make_key_pair("c")
+    assert public_half(private.encode(), "c") == public
 
 
 def test_only_a_new_comment_makes_a_new_pair(provider):
