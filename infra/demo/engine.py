@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from infra.cli.errors import CliError
+from infra.local.engine import PROJECT
 
 _LAST_LINES = 12
 _WAIT_S = 0.5
@@ -70,18 +71,33 @@ def release_lock(
         alive = [pid for pid in locks if _is_pulumi(pid)]
         if not alive:
             say("a killed run left the stack locked; unlocking")
-            subprocess.run(
-                ["pulumi", "cancel", "--yes", "--stack", stack],
-                cwd=root,
-                env=dict(environ),
-                capture_output=True,
-                check=True,
-            )
+            _quietly(["cancel", "--yes", "--stack", stack], root, environ).check_returncode()
+            # What it was about to create is found or made anew by its plugin; the engine would warn
+            # of it at every run. Of the stack's own resource alone, this asks no cloud. It fails,
+            # rightly, where the killed run had made nothing at all.
+            target = f"urn:pulumi:{stack}::{PROJECT}::pulumi:pulumi:Stack::{PROJECT}-{stack}"
+            forget = ["refresh", "--clear-pending-creates", "--target", target]
+            options = ["--yes", "--skip-preview", "--non-interactive", "--stack", stack]
+            _quietly([*forget, *options], root, environ)
             return
         if not told:
             say(f"pulumi (pid {alive[0]}) of an earlier run still works on {stack}; waiting for it")
             told = True
         time.sleep(_WAIT_S)
+
+
+def _quietly(
+    arguments: Sequence[str], root: Path, environ: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """A pulumi command whose output nobody needs."""
+    return subprocess.run(
+        ["pulumi", *arguments],
+        cwd=root,
+        env=dict(environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def _backend(environ: Mapping[str, str]) -> Path | None:

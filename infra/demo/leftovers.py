@@ -9,6 +9,9 @@ import json
 import os
 from pathlib import Path
 
+from infra.local.process import MARK
+from infra.local.slurm.pod import marker
+
 _WATCHED = ("/", "/home", "/mnt", "/opt", "/run", "/srv", "/var/spool")
 """Folders in which a stack that escaped its namespace would show: declared mounts and daemons."""
 
@@ -29,8 +32,9 @@ def find(state: Path, before: Path) -> list[str]:
 
 
 def _processes(state: Path) -> list[str]:
-    """Processes with a file, folder or argument in the state folder's embedded cloud."""
-    mark = str(state / "local")
+    """Processes of the embedded cloud and of the emulator of previews, and what works in there."""
+    marks = tuple(f"{state / part}/" for part in ("local", "offline"))
+    ours = f"{MARK}={state.resolve()}/".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -38,15 +42,18 @@ def _processes(state: Path) -> list[str]:
                 (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             )
             where = str((folder / "cwd").readlink())
+            started_by_us = ours in (folder / "environ").read_bytes()
         except OSError:
             continue
-        if int(folder.name) != os.getpid() and (mark in command or where.startswith(mark)):
+        in_there = started_by_us or any(mark in f"{command} {where}/" for mark in marks)
+        if int(folder.name) != os.getpid() and in_there:
             found.append(f"process {folder.name}: {command[:80].strip()}")
     return found
 
 
 def _mounts(state: Path) -> list[str]:
-    """Mounts of the state folder, in the mount namespace of any process."""
+    """Mounts of the state folder and roots of its pods, in the namespace of any process."""
+    marks = (f"{state}/local/", marker(state / "local" / "slurm"))
     found: dict[str, str] = {}
     for path in Path("/proc").glob("[0-9]*/mountinfo"):
         try:
@@ -54,7 +61,7 @@ def _mounts(state: Path) -> list[str]:
         except OSError:
             continue
         for line in lines:
-            if f"{state}/local" in line or f"{state.name}/local/" in line.split()[3]:
+            if any(mark in line for mark in marks):
                 found.setdefault(line.split()[4], f"mount {line.split()[4]} of {path.parent.name}")
     return sorted(found.values())
 

@@ -246,6 +246,18 @@ def test_a_new_file_in_a_watched_folder_is_a_leftover(
     assert leftovers.find(tmp_path / "state", before) == [f"file {watched / 'data'}"]
 
 
+def test_the_emulator_of_previews_is_a_leftover_while_it_runs(state: Path) -> None:
+    before = state / "before.json"
+    leftovers.remember(before)
+    offline.start(State(state))
+    try:
+        (line,) = leftovers.find(state, before)
+    finally:
+        offline.stop(State(state))
+    assert "infra.local.nebius_api" in line
+    assert leftovers.find(state, before) == []
+
+
 def test_local_down_also_stops_the_emulator_of_previews(state: Path) -> None:
     """It lived on after `make clean`, with its state folder gone."""
     offline.start(State(state))
