@@ -45,6 +45,15 @@ def free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
+def free_node_port() -> int:
+    """A port of Kubernetes' range for node ports that nothing listens on."""
+    for port in range(32767, 30000, -1):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free node port")
+
+
 @contextlib.contextmanager
 def running_cluster(folder: Path) -> Iterator[ApiServerConfig]:
     """A ready API server that knows the Soperator kinds."""
