@@ -9,7 +9,7 @@ import io
 import shlex
 import shutil
 import tarfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from infra.jobs import history
 from infra.jobs.errors import JobsError
@@ -53,7 +53,7 @@ def pull(
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as members:
-        members.extractall(part, filter="data")
+        _extract(members, part)
     new = part / job_id
     new.mkdir(exist_ok=True)
     if (part / log).exists():
@@ -65,3 +65,23 @@ def pull(
     new.replace(target)
     shutil.rmtree(part)
     return target
+
+
+def _extract(archive: tarfile.TarFile, folder: Path) -> None:
+    """Writes files and folders below `folder`; links and devices stay on the cluster.
+
+    By hand, because extractall() has its filter since 3.11.4 only and Debian 12 ships 3.11.2.
+    """
+    for member in archive:
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts:
+            raise JobsError(f"{member.name}: the cluster sent a path outside the job's folder")
+        target = folder.joinpath(*path.parts)
+        if member.isdir():
+            target.mkdir(parents=True, exist_ok=True)
+        elif member.isfile():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source = archive.extractfile(member)
+            assert source is not None  # a regular file has content
+            with target.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
