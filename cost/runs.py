@@ -213,8 +213,14 @@ def _preemption_row(cost: PreemptionCost) -> tuple[str, ...]:
         "endless" if slowdown is None else f"{slowdown.factor:.3f} x",
         _usd(cost.on_demand_usd_per_hour),
         _usd(cost.preemptible_usd_per_hour),
-        UNKNOWN if cost.pays_up_to is None else f"{cost.pays_up_to:.2f} /node-day",
+        _pays_up_to(cost),
     )
+
+
+def _pays_up_to(cost: PreemptionCost) -> str:
+    if cost.pays_up_to is not None:
+        return f"{cost.pays_up_to:.2f} /node-day"
+    return "any rate" if cost.reason is None else UNKNOWN
 
 
 def _preemption_notes(cost: PreemptionCost) -> list[str]:

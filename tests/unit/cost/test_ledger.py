@@ -1,0 +1,258 @@
+"""The ledger loses no whole line to a damaged one, to a full disk or to two writers at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost.budget import month_budget
+from cost.ledger import Ledger, LedgerError
+from cost.ledger_entries import Entry, OverrideEntry, decode, encode
+from stacks.cost_spec import BudgetSpec
+from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at, forecast_entry
+
+OVERRIDE = OverrideEntry(
+    at=at(8),
+    job="finetune",
+    job_id="3",
+    cluster=CLUSTER,
+    user="anna",
+    forecast_usd=Decimal("36.55"),
+    left_usd=Decimal("-1.50"),
+    budget_usd=Decimal(100),
+)
+ENTRIES: tuple[Entry, ...] = (
+    forecast_entry("1", "36.55", at(8)),
+    forecast_entry("2", None, at(9)),
+    actual_entry("1", "30.25", at(8), at(10), padding_percent=Decimal("12.5")),
+    OVERRIDE,
+)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "runs" / "l40s-dev" / "ledger.jsonl")
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
+def test_an_entry_comes_back_as_it_was_written(entry: Entry):
+    assert decode(encode(entry)) == entry
+
+
+@given(usd=st.decimals(min_value=0, max_value=10**9, places=6), job=st.text(), basis=st.text())
+def test_any_name_and_any_amount_stays_one_line_and_exact(usd: Decimal, job: str, basis: str):
+    entry = forecast_entry("1", str(usd), at(8), job=job, basis=basis)
+    line = encode(entry)
+    assert decode(line) == entry
+    assert line.isascii()
+    assert len(line.splitlines()) == 1
+
+
+def test_a_ledger_that_is_not_there_is_empty_and_reading_does_not_make_it(ledger: Ledger):
+    assert ledger.read().entries == ()
+    assert not ledger.path.exists()
+
+
+def test_entries_come_back_in_their_order(ledger: Ledger):
+    ledger.append(*ENTRIES[:2])
+    ledger.append(*ENTRIES[2:])
+    assert ledger.read().entries == ENTRIES
+    first = json.loads(ledger.path.read_text().splitlines()[0])
+    assert (first["schema_version"], first["kind"], first["nodes_usd"]) == (1, "forecast", "36.55")
+
+
+def test_a_line_that_was_cut_is_reported_with_its_number_and_costs_no_other(ledger: Ledger):
+    ledger.append(*ENTRIES)
+    whole = ledger.path.read_bytes()
+    ledger.path.write_bytes(whole[:-20])
+    found = ledger.read()
+    assert found.entries == ENTRIES[:3]
+    (problem,) = found.problems
+    assert problem.startswith(f"{ledger.path}:4: not a JSON object")
+
+
+def test_after_a_cut_line_the_next_entry_has_a_line_of_its_own(ledger: Ledger):
+    ledger.append(*ENTRIES[:2])
+    ledger.path.write_bytes(ledger.path.read_bytes()[:-20])
+    ledger.append(OVERRIDE)
+    found = ledger.read()
+    assert found.entries == (ENTRIES[0], OVERRIDE)
+    assert len(found.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("[]", "not a JSON object"),
+        ('{"schema_version": 1, "kind": "guess"}', "kind: got 'guess'"),
+        ('{"schema_version": 1, "kind": "forecast"}', "at: expected a time"),
+        ("\\xff", "not a JSON object"),
+    ],
+)
+def test_a_line_that_is_no_entry_is_a_problem_and_not_the_end(ledger: Ledger, line: str, said: str):
+    ledger.append(ENTRIES[0])
+    with ledger.path.open("a") as file:
+        file.write(f"{line}\n")
+    ledger.append(OVERRIDE)
+    found = ledger.read()
+    assert found.entries == (ENTRIES[0], OVERRIDE)
+    assert said in found.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("nodes_usd", "NaN", "nodes_usd: expected a number as text"),
+        ("nodes_usd", 1.5, "nodes_usd: expected text, got 1.5"),
+        ("num_nodes", -1, "num_nodes: expected a whole number, got -1"),
+        ("at", "yesterday", "at: expected a time"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key(ledger: Ledger, key: str, value: object, said: str):
+    ledger.append(ENTRIES[0])
+    values = {**json.loads(ledger.path.read_text()), key: value}
+    ledger.path.write_text(json.dumps(values) + "\n")
+    assert said in ledger.read().problems[0]
+
+
+def test_a_line_of_another_schema_version_is_refused_with_file_and_line(ledger: Ledger):
+    ledger.append(*ENTRIES[:2])
+    with ledger.path.open("a") as file:
+        file.write('{"schema_version": 2, "kind": "forecast"}\n')
+    with pytest.raises(LedgerError, match=r"ledger\.jsonl:3: schema_version: got 2, expected 1"):
+        ledger.read()
+
+
+def test_what_the_disk_does_not_take_whole_is_taken_back(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    ledger.append(ENTRIES[0])
+    before = ledger.path.read_bytes()
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:10]))
+    with pytest.raises(LedgerError, match=r"10 of .* bytes were written: is the disk full"):
+        ledger.append(ENTRIES[1])
+    assert ledger.path.read_bytes() == before
+
+
+def test_entries_are_on_the_disk_when_append_returns(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
+    ledger.append(ENTRIES[0])
+    assert synced[-1] == ledger.path.stat().st_size
+    assert len(synced) == 2, "the new file's folder, then its content"
+
+
+def test_many_threads_lose_no_line_and_mix_none(ledger: Ledger):
+    def add(number: int) -> None:
+        for step in range(10):
+            ledger.append(forecast_entry(f"{number}{step}", "1", at(8)))
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = ledger.read()
+    assert (len(found.entries), found.problems) == (80, ())
+
+
+_TAKE = """
+import sys
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from cost.budget import month_budget
+from cost.ledger import Ledger
+from stacks.cost_spec import BudgetSpec
+from tests.unit.cost.run_stacks import at, forecast_entry
+with Ledger(Path(sys.argv[1])).locked() as ledger:
+    month = month_budget(BudgetSpec(usd_per_month=Decimal(100)), ledger.read().entries, at(9))
+    if month.refusal("finetune", Decimal(60)) is None:
+        ledger.append(forecast_entry(sys.argv[2], "60", at(9)))
+"""
+
+
+def test_of_two_processes_at_once_only_one_gets_the_rest_of_the_budget(ledger: Ledger):
+    """60 of 100 USD each: without the lock both looked before either wrote."""
+    asked = [
+        subprocess.Popen([sys.executable, "-c", _TAKE, ledger.path, name]) for name in ("1", "2")
+    ]
+    assert [process.wait() for process in asked] == [0, 0]
+    assert len(ledger.read().entries) == 1
+
+
+BUDGET = BudgetSpec(usd_per_month=Decimal(100))
+
+
+def left(*entries: Entry) -> Decimal:
+    return month_budget(BUDGET, entries, at(12)).left_usd
+
+
+def test_without_jobs_the_whole_budget_is_left():
+    assert left() == 100
+
+
+def test_a_forecast_is_reserved_until_the_actual_takes_its_place():
+    forecast = forecast_entry("1", "36.55", at(8))
+    assert left(forecast) == Decimal("63.45")
+    assert left(forecast, actual_entry("1", "30", at(8), at(10))) == 70
+
+
+def test_the_newest_actual_of_a_job_counts_and_only_once():
+    entries = (actual_entry("1", "30", at(8), at(10)), actual_entry("1", "20", at(8), at(10)))
+    assert left(*entries) == 80
+
+
+def test_the_same_number_on_another_cluster_is_another_job():
+    """Job ids start again at 1 on a cluster that was made anew."""
+    entries = (
+        actual_entry("1", "30", at(8), at(10)),
+        forecast_entry("1", "20", at(8), cluster="ssh-ed25519 BBBB"),
+    )
+    assert left(*entries) == 50
+
+
+def test_a_job_across_the_turn_of_the_month_pays_each_month_its_part():
+    """Two of its eight hours are November's."""
+    crossing = actual_entry("1", "40", at(18, day=31, month=10), at(2, day=1))
+    assert left(crossing) == 90
+
+
+def test_what_last_month_spent_or_reserved_is_not_this_month_s():
+    entries = (
+        actual_entry("1", "40", at(1, day=5, month=10), at(2, day=5, month=10)),
+        forecast_entry("2", "40", at(1, day=5, month=10)),
+    )
+    assert left(*entries) == 100
+
+
+def test_a_forecast_of_last_month_that_reaches_into_this_one_is_reserved():
+    assert left(forecast_entry("2", "40", at(23, day=31, month=10))) == 60
+
+
+def test_jobs_that_nothing_is_known_about_are_counted_as_such():
+    month = month_budget(BUDGET, [forecast_entry("1", None, at(8))], at(12))
+    assert (month.left_usd, month.num_unknown) == (100, 1)
+    assert "1 jobs not counted" in str(month)
+
+
+def test_a_forecast_that_fits_exactly_is_not_refused_and_one_cent_more_is():
+    month = month_budget(BUDGET, [forecast_entry("1", "60", at(8))], at(12))
+    assert month.refusal("finetune", Decimal(40)) is None
+    refusal = month.refusal("finetune", Decimal("40.01"))
+    assert refusal is not None
+    assert "finetune: the forecast of $40.01 is more than what is left" in refusal
+    assert "$40.00 left of $100.00 ($0.00 spent, $60.00 reserved by forecasts)" in refusal
+    assert "--force" in refusal

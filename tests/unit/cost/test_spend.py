@@ -1,0 +1,245 @@
+"""Every dollar of a period is in exactly one place: a job, an idle node, control plane, storage."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cost.budget import month_budget
+from cost.layout import WIDTH, Format
+from cost.ledger_entries import Entry, Occupancy
+from cost.run_rates import RunRates
+from cost.spend import JobUse, Spend, grouped, spend
+from cost.spend_report import SpendReport, spend_report
+from cost.spend_table import parts, render_spend
+from stacks.cost_spec import BudgetSpec
+from tests.unit.cost.run_stacks import actual_entry, at, forecast_entry, l40s, rates_of, use
+from tests.unit.cost.test_ledger import OVERRIDE
+
+NODE = Decimal("4.5688")
+FOUR = tuple(f"worker-{number}" for number in range(4))
+
+
+@pytest.fixture
+def rates(public_key_file: object) -> RunRates:
+    return rates_of(l40s())
+
+
+def day(rates: RunRates, *uses: JobUse) -> Spend:
+    """Spend of 10 November, from midnight to midnight."""
+    return spend(rates, uses, since=at(0), until=at(0, day=11))
+
+
+def usd(found: Spend) -> list[Decimal | None]:
+    return [job.nodes_usd for job in found.jobs]
+
+
+def test_a_job_alone_pays_its_nodes_for_its_time(rates: RunRates):
+    found = day(rates, use("1", at(8), at(10), FOUR))
+    assert usd(found) == [2 * 4 * NODE]
+    assert found.jobs[0].node_hours == 8
+
+
+def test_what_no_job_was_on_is_idle(rates: RunRates):
+    """5 nodes x 24 h - 4 nodes x 2 h = 112 node-hours."""
+    found = day(rates, use("1", at(8), at(10), FOUR))
+    assert (found.idle_node_hours, found.idle_usd) == (112, 112 * NODE)
+    assert found.idle_share == Decimal(112) / 120
+
+
+def test_a_period_without_jobs_is_all_idle_and_still_has_its_bill(rates: RunRates):
+    found = day(rates)
+    assert (found.jobs_usd, found.idle_share) == (0, 1)
+    assert found.bill_usd == 24 * rates.bill_usd_per_hour
+
+
+def test_jobs_on_one_node_split_it_by_their_dominant_share(rates: RunRates):
+    """One has a GPU of two (1/2), the other 16 of 64 vCPUs (1/4): two thirds and one third."""
+    gpu = use("1", at(8), at(9), ["worker-0"], gpus_per_node=1, cpus_per_node=8)
+    cpu = use("2", at(8), at(9), ["worker-0"], cpus_per_node=16)
+    first, second = usd(day(rates, gpu, cpu))
+    assert first is not None
+    assert second is not None
+    assert abs(first - NODE * 2 / 3) < Decimal("1e-20")
+    assert abs(second - NODE / 3) < Decimal("1e-20")
+
+
+def test_a_node_is_shared_only_while_it_is_shared(rates: RunRates):
+    long, late = use("1", at(8), at(10), ["worker-0"]), use("2", at(9), at(11), ["worker-0"])
+    found = day(rates, long, late)
+    assert usd(found) == [NODE * Decimal("1.5")] * 2
+    assert found.idle_node_hours == 5 * 24 - 3
+
+
+def test_only_the_part_inside_the_period_is_paid(rates: RunRates):
+    found = day(rates, use("1", at(22, day=9), at(1), ["worker-0"]))
+    assert usd(found) == [NODE]
+    assert not found.jobs[0].is_whole
+
+
+def test_a_running_job_pays_up_to_now(rates: RunRates):
+    assert usd(day(rates, use("1", at(20), None, ["worker-0"]))) == [4 * NODE]
+
+
+def test_a_job_that_was_preempted_and_started_again_pays_both_times(rates: RunRates):
+    runs = (
+        Occupancy(started_at=at(1), ended_at=at(2), nodes=("worker-0",)),
+        Occupancy(started_at=at(3), ended_at=at(4), nodes=("worker-1",)),
+    )
+    assert usd(day(rates, replace(use("1", at(1), at(4), []), runs=runs))) == [2 * NODE]
+
+
+def test_a_job_that_never_started_costs_nothing(rates: RunRates):
+    assert usd(day(rates, replace(use("1", at(1), at(1), []), runs=()))) == [0]
+
+
+def test_nodes_that_are_not_declared_have_no_price_and_make_the_bill_a_lower_bound(
+    rates: RunRates,
+):
+    found = day(rates, use("1", at(8), at(9), ["worker-0", "old-7"]))
+    assert usd(found) == [None]
+    assert (found.foreign_nodes, found.is_lower_bound) == (("old-7",), True)
+
+
+def test_autoscaled_nodes_are_paid_while_jobs_are_on_them_and_never_idle(public_key_file: object):
+    spec = l40s()
+    worker = replace(spec.nodes.workers[0], min_nodes=1, max_nodes=5)
+    rates = rates_of(replace(spec, nodes=replace(spec.nodes, workers=(worker,))))
+    found = day(rates, use("1", at(8), at(10), FOUR))
+    assert (found.jobs_usd, found.idle_usd) == (8 * NODE, 22 * NODE)
+    extra = 6 * (NODE + rates.disk_usd_per_hour["worker"])
+    assert abs(found.bill_usd - 24 * rates.bill_usd_per_hour - extra) < Decimal("1e-20")
+
+
+NODES = st.lists(st.sampled_from([f"worker-{number}" for number in range(8)]), unique=True)
+MINUTES = st.integers(min_value=-600, max_value=2000)
+
+
+@st.composite
+def uses(draw: st.DrawFn) -> JobUse:
+    starts, length = draw(MINUTES), draw(st.integers(min_value=0, max_value=900))
+    begin = at(0) + timedelta(minutes=starts)
+    end = None if draw(st.booleans()) else begin + timedelta(minutes=length)
+    return use(
+        str(draw(st.integers(min_value=1, max_value=99))),
+        begin,
+        end,
+        draw(NODES),
+        gpus_per_node=draw(st.integers(min_value=0, max_value=2)),
+        cpus_per_node=draw(st.integers(min_value=0, max_value=64)),
+    )
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(found=st.lists(uses(), max_size=12), min_nodes=st.integers(min_value=0, max_value=5))
+def test_jobs_idle_nodes_control_plane_and_storage_are_the_bill(
+    public_key_file: object, found: Sequence[JobUse], min_nodes: int
+):
+    spec = l40s()
+    worker = replace(spec.nodes.workers[0], min_nodes=min_nodes, max_nodes=5)
+    rates = rates_of(replace(spec, nodes=replace(spec.nodes, workers=(worker,))))
+    total = day(rates, *found)
+    of_parts = sum((amount for _, amount in parts(total)), Decimal(0))
+    assert abs(of_parts - total.bill_usd) < Decimal("1e-15")
+    assert all(amount >= 0 for _, amount in parts(total))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(found=st.lists(uses(), max_size=8), cut=st.integers(min_value=1, max_value=1439))
+def test_two_periods_cost_what_the_whole_does(rates: RunRates, found: Sequence[JobUse], cut: int):
+    """With fixed nodes; jobs that still run are taken to run on."""
+    ended = [each for each in found if all(run.ended_at is not None for run in each.runs)]
+    middle = at(0) + timedelta(minutes=cut)
+    pieces: list[tuple[datetime, datetime]] = [(at(0), middle), (middle, at(0, day=11))]
+    costs = [spend(rates, ended, since=a, until=b) for a, b in pieces]
+    whole = day(rates, *ended)
+    for name in ("jobs_usd", "idle_usd", "bill_usd"):
+        of_pieces = sum((getattr(cost, name) for cost in costs), Decimal(0))
+        assert abs(of_pieces - getattr(whole, name)) < Decimal("1e-15")
+
+
+def test_groups_come_dearest_first(rates: RunRates):
+    found = day(
+        rates,
+        use("1", at(1), at(2), ["worker-0"], user="bob"),
+        use("2", at(1), at(4), ["worker-1"], user="anna"),
+        use("3", at(1), at(2), ["worker-2"], user="bob"),
+    )
+    groups = grouped(found.jobs, lambda each: each.user)
+    assert [(name, len(jobs)) for name, jobs in groups.items()] == [("anna", 1), ("bob", 2)]
+
+
+def report(rates: RunRates, *entries: Entry) -> SpendReport:
+    """Two hours on four nodes (36.5504 USD), beside what the ledger says of them."""
+    found = day(
+        rates,
+        use("1", at(8), at(10), FOUR),
+        use("2", at(11), at(12), ["worker-4"], name="=cmd|x", user="bob", partition="long"),
+    )
+    return spend_report(
+        found,
+        entries,
+        heading=None,
+        budget=month_budget(BudgetSpec(usd_per_month=Decimal(100)), entries, at(12)),
+        notes=["From the ledger alone."],
+    )
+
+
+ENTRIES: tuple[Entry, ...] = (
+    forecast_entry("1", "30", at(8)),
+    actual_entry("1", "36.5504", at(8), at(10), padding_percent=Decimal(25)),
+    OVERRIDE,
+)
+
+
+def test_the_actual_stands_beside_its_forecast_and_its_padding(rates: RunRates):
+    """(36.5504 - 30) / 30 = +21.8 %; a quarter of it was padding."""
+    first, second = report(rates, *ENTRIES).rows
+    assert first.variance is not None
+    assert round(first.variance, 4) == Decimal("0.2183")
+    assert first.padding_usd == Decimal("9.1376")
+    assert (second.forecast_usd, second.variance, second.padding_usd) == (None, None, None)
+
+
+def test_a_job_that_is_not_whole_in_the_period_has_no_variance(rates: RunRates):
+    found = day(rates, use("1", at(22, day=9), at(1), FOUR))
+    (row,) = spend_report(found, ENTRIES, heading=None, budget=None, notes=()).rows
+    assert row.variance is None
+
+
+@pytest.mark.parametrize("format", list(Format))
+def test_the_report_prints_in_every_format(rates: RunRates, format: Format):
+    text = render_spend(report(rates, *ENTRIES), format)
+    assert text.isascii()
+    assert "finetune" in text
+    if format is Format.TABLE:
+        assert max(len(line) for line in text.splitlines()) <= WIDTH
+        assert "+21.8 %" in text
+        assert "anna submitted finetune (job 3) of $36.55 with $-1.50 left of $100.00" in text
+
+
+def test_the_json_adds_up_and_names_users_and_partitions(rates: RunRates):
+    found = json.loads(render_spend(report(rates, *ENTRIES), Format.JSON))
+    names = ("jobs_usd", "idle_usd", "control_plane_usd", "storage_usd")
+    of_parts = sum(Decimal(found[name]) for name in names)
+    assert abs(of_parts - Decimal(found["bill_usd"])) < Decimal("0.000003"), "each is rounded"
+    assert [each["name"] for each in found["users"]] == ["anna", "bob"]
+    assert [each["name"] for each in found["partitions"]] == ["main", "long"]
+    assert found["budget"]["left_usd"] == "63.449600"
+    assert found["jobs"][0]["variance"] == "0.218347"
+
+
+def test_the_csv_has_a_row_for_each_job_and_part_and_runs_nothing(rates: RunRates):
+    rows = list(csv.DictReader(io.StringIO(render_spend(report(rates, *ENTRIES), Format.CSV))))
+    assert [row["kind"] for row in rows] == ["job", "job", "part", "part", "part"]
+    assert rows[1]["name"] == "'=cmd|x"
+    assert rows[0]["nodes_usd"] == "36.550400"
