@@ -128,7 +128,7 @@ def _log_ticks(low: Decimal, high: Decimal) -> tuple[Decimal, ...]:
     steps = (1, 2, 5) if high.adjusted() - low.adjusted() <= 2 else (1,)
     values = [Decimal(step).scaleb(decade) for decade in decades for step in steps]
     first = max(value for value in values if value <= low)
-    last = min(value for value in values if value >= high)
+    last = min(value for value in values if value >= high and value > first)
     return tuple(value for value in values if first <= value <= last)
 
 
