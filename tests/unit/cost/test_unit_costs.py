@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from cost.estimate import estimate
+from cost.price_book import PriceBook
 from cost.run_record import RunRecord
-from cost.summary import outputs
+from cost.summary import figures
 from cost.unit_costs import Basis, ChatCost, NotKnown, UnitCosts, unit_costs
 from tests.unit.cost.conftest import RECORD, Priced, record
 
@@ -107,6 +109,65 @@ def test_a_measurement_of_another_batch_size_or_engine_is_a_row_of_its_own(
     assert {chat.speed.basis for chat in chats[:3]} == {Basis.ASSUMED}
 
 
+def test_a_measured_prefill_is_counted_and_a_batch_has_its_own(priced: Callable[[str], Priced]):
+    """8,000 tokens read at 1,000/s and 2,000 written at 20/s: 108 seconds of the node."""
+    metrics = {
+        "output_tokens_per_s": 20,
+        "prefill_tokens_per_s": 1000,
+        "batch_output_tokens_per_s": 250,
+        "batch_prefill_tokens_per_s": 4000,
+        "batch_size": 16,
+    }
+    single, batch, target = chats_of(unit_costs(*priced("l40s-dev"), [seed_model(metrics=metrics)]))
+    assert single.answer_s == 108
+    assert single.speed.prefill_basis is Basis.MEASURED
+    assert batch.speed.prefill_tokens_per_s == 4000
+    assert not target.counts_prefill
+
+
+def test_a_batch_without_a_prefill_of_its_own_reads_as_fast_as_one_prompt(
+    priced: Callable[[str], Priced],
+):
+    metrics = {
+        "batch_output_tokens_per_s": 250,
+        "prefill_tokens_per_s": 1000,
+        "batch_size": 16,
+    }
+    _, batch, _ = chats_of(unit_costs(*priced("l40s-dev"), [seed_model(metrics=metrics)]))
+    assert batch.speed.prefill_tokens_per_s == 1000
+
+
+def test_a_declared_prefill_stays_where_only_writing_was_measured(
+    priced: Callable[[str], Priced],
+):
+    spec, bill = priced("l40s-dev")
+    rows = (replace(spec.chat.speeds[0], prefill_tokens_per_s=Decimal(900)), *spec.chat.speeds[1:])
+    spec = replace(spec, chat=replace(spec.chat, speeds=rows))
+    chat = chats_of(unit_costs(spec, bill, [seed_model()]))[0]
+    assert (chat.speed.basis, chat.speed.prefill_basis) == (Basis.MEASURED, Basis.ASSUMED)
+    assert chat.speed.prefill_tokens_per_s == 900
+
+
+def test_a_nodeset_that_shrinks_to_nothing_is_charged_for_the_nodes_that_serve(
+    priced: Callable[[str], Priced],
+):
+    """Else the whole cluster would cost less than the node in it that answers."""
+    spec, _ = priced("l40s-dev")
+    (worker,) = spec.nodes.workers
+    bills = {}
+    for least in (0, 2):
+        other = replace(worker, min_nodes=least, max_nodes=5)
+        changed = replace(
+            spec,
+            nodes=replace(spec.nodes, workers=(other,)),
+            chat=replace(spec.chat, serving_nodes=2),
+        )
+        bill = estimate(changed, PriceBook.load(changed.prices))
+        bills[least] = chats_of(unit_costs(changed, bill, []))[0]
+    assert bills[0].serving_usd == bills[2].serving_usd
+    assert abs(bills[0].cluster_low_usd - bills[2].cluster_low_usd) < Decimal("1e-20")
+
+
 def test_the_newest_measurement_wins_whatever_the_order(priced: Callable[[str], Priced]):
     old = record(metrics={"output_tokens_per_s": 5}, finished_at="2026-11-20T05:01:40Z")
     for records in ([old, record()], [record(), old]):
@@ -135,7 +196,7 @@ def test_without_a_serving_nodeset_only_the_whole_cluster_is_charged(
 
 
 def test_a_training_run_costs_its_time_times_the_cluster(priced: Callable[[str], Priced]):
-    """4 H200 nodes at 3.50 for half an hour: 7 dollars of the nodes alone."""
+    """4 H200 nodes at 5.40 for half an hour: 10.80 dollars of the nodes alone."""
     spec, bill = priced("h200-elastic")
     train = record(
         kind="train",
@@ -147,7 +208,7 @@ def test_a_training_run_costs_its_time_times_the_cluster(priced: Callable[[str],
     )
     run = unit_costs(spec, bill, [train]).run
     assert not isinstance(run, NotKnown)
-    assert run.nodes_usd == Decimal(7)
+    assert run.nodes_usd == Decimal("10.8")
     assert run.cluster_usd == bill.hourly_low_usd / 2
 
 
@@ -164,11 +225,13 @@ def test_the_stack_output_gives_money_as_text_and_dates_but_no_ages(
 ):
     spec, bill = priced("local")
     train = record(kind="train", job="finetune", job_id="11")
-    assert outputs(bill, unit_costs(spec, bill, [record(), train])) == {
+    assert figures(bill, unit_costs(spec, bill, [record(), train])) == {
         "hourly_usd": "10.044400",
-        "hourly_high_usd": "10.466099",
+        "hourly_high_usd": "10.466119",
         "monthly_low_usd": "7332.41",
-        "monthly_high_usd": "7640.25",
+        "monthly_high_usd": "7640.27",
+        "subtotal_low_usd": "7332.41",
+        "subtotal_high_usd": "7640.25",
         "is_lower_bound": False,
         "unpriced": [],
         "per_run_usd": "0.279011",
@@ -179,14 +242,14 @@ def test_the_stack_output_gives_money_as_text_and_dates_but_no_ages(
         "job 12 of stack local on cpu",
         "reasons": {},
         "price_book": "seed000",
-        "price_date": "2026-11-21",
+        "price_date": "2026-09-15",
         "heading": "What this shape would cost on Nebius; this machine bills nothing.",
     }
 
 
 def test_the_stack_output_gives_a_reason_for_what_is_not_known(priced: Callable[[str], Priced]):
     spec, bill = priced("h100-prod")
-    found = outputs(bill, unit_costs(spec, bill, []))
+    found = figures(bill, unit_costs(spec, bill, []))
     assert (found["per_chat_usd"], found["per_1m_tokens_usd"], found["per_run_usd"]) == (
         None,
         None,
