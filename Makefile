@@ -45,7 +45,7 @@ lint: ## Style, types and layers
 	@.venv/bin/lint-imports --no-cache
 
 preview: setup ## Preview a stack offline, with its cost: make preview STACK=h100-prod
-	@variables="$$($(SOPERATOR) env --offline)"; eval "$$variables"; pulumi preview --stack $(STACK)
+	@variables="$$($(SOPERATOR) env --offline)"; eval "$$variables"; pulumi preview --stack $(STACK) || exit 1
 
 bench: setup ## Measure the local stack: up, second up, submit, log delay
 	@$(PYTHON3) -m benchmarks

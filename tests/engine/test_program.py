@@ -164,3 +164,16 @@ def test_an_up_of_a_refused_stack_makes_nothing(
     assert "Traceback" not in done.stdout + done.stderr
     state = json.loads(program("stack", "export", "--stack=l40s-dev").stdout)
     assert [each["type"] for each in state["deployment"].get("resources", [])] == [ROOT]
+
+
+def test_a_wrong_passphrase_is_refused_in_one_line_and_loses_nothing(program: Program) -> None:
+    kept = [*STACKS_DIR.glob("Pulumi.*.yaml"), *(program.root / "offline").rglob("local.json")]
+    assert [path.name for path in kept].count("local.json") == 1
+    before = {path: path.read_bytes() for path in kept}
+    for verb in ("preview", "up"):
+        options = ["--yes", "--skip-preview"] if verb == "up" else []
+        done = program(verb, "--stack=local", *options, PULUMI_CONFIG_PASSPHRASE="wrong")
+        assert done.returncode != 0
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert "incorrect passphrase" in line
+    assert {path: path.read_bytes() for path in kept} == before
