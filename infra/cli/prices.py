@@ -35,9 +35,8 @@ def command(
     from infra.prices.book import price_book
 
     spec = context.spec(stack)
-    today = datetime.now(UTC).date()
-    if refresh:
-        _refresh(spec, today)
+    today = _today()
+    is_current = not refresh or _refresh(spec, today)
     book = price_book(spec, context.state_root())
     prices = [*book.prices.values()] if whole_book else _used(spec, book)
     unused = [other for price in prices for other in book.unused(price.sku)]
@@ -51,17 +50,24 @@ def command(
                 "not_used": [_plain(price, today) for price in unused],
             }
         )
-        return
+    else:
+        _print(spec, book, prices, unused)
+        _tell_age(spec, prices, today)
+    if not is_current:
+        raise typer.Exit(1)
+
+
+def _print(spec: StackSpec, book: PriceBook, prices: list[Price], unused: list[Price]) -> None:
+    today = _today()
     print(f"Prices of {spec.name}: book {book.name}, {spec.nebius.region}, USD without tax")
     print_table(_HEADERS, _rows(prices, today))
     if unused:
         print("\nReadings that are not used:")
         print_table(_HEADERS, _rows(unused, today))
-    _tell_age(spec, prices, today)
 
 
-def _refresh(spec: StackSpec, today: date) -> None:
-    """Keeps today's estimates; where there are none, says so in a line and goes on."""
+def _refresh(spec: StackSpec, today: date) -> bool:
+    """Keeps today's estimates; where there are none, says so in a line and is False."""
     from infra.nebius.sdk import EndpointError
     from infra.prices import cache, live
     from infra.prices.errors import LivePriceError
@@ -70,15 +76,15 @@ def _refresh(spec: StackSpec, today: date) -> None:
         found = live.estimate(spec, today)
     except (LivePriceError, EndpointError) as error:
         for line in str(error).splitlines():
-            note(f"soperator: {line}")
-        note("soperator: no price was refreshed; kept and shipped prices stay")
-        return
+            note(f"soperator: {line}; the prices stay as they were")
+        return False
     path = cache.save(context.state_root(), found.prices)
     note(f"{len(found.prices.prices)} prices of {found.prices.source}: {path}")
     for line in found.not_recognised:
         note(f"not refreshed: {line}")
     if not spec.live_prices:
         note(f"{spec.name} does not use them: set live_prices: true in its stack file")
+    return True
 
 
 def _used(spec: StackSpec, book: PriceBook) -> list[Price]:
@@ -87,6 +93,10 @@ def _used(spec: StackSpec, book: PriceBook) -> list[Price]:
 
     lines = estimate(spec, book).components
     return list(dict.fromkeys(price for line in lines for price in line.prices))
+
+
+def _today() -> date:
+    return datetime.now(UTC).date()
 
 
 def _tell_age(spec: StackSpec, prices: Iterable[Price], today: date) -> None:

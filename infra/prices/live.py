@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 from typing import Any, Final
 
 from google.protobuf import json_format
@@ -52,31 +53,34 @@ def estimate(spec: StackSpec, today: date) -> Estimated:
     calculator = _Calculator()
     asked = wanted(spec)
     source = source_of(calculator.target)
-    prices, not_recognised = list[Price](), list[str]()
+    found, not_recognised = dict[str, Decimal](), list[str]()
     for one, answer in zip(asked, calculator.ask_all(asked), strict=True):
         try:
             if isinstance(answer, str):
                 raise NotRecognisedError(answer)
-            found = unit_prices(one, answer)
+            told = unit_prices(one, answer)
         except NotRecognisedError as error:
             not_recognised.append(f"{', '.join(one.counts)}: {error}")
             continue
-        for sku, usd in found.items():
-            prices.append(
-                Price(
-                    sku=sku,
-                    unit=UNITS[sku],
-                    usd=usd,
-                    source=source,
-                    date=today,
-                    region=spec.nebius.region,
-                    covers_vm=covers_vm(sku),
-                    layer=Layer.LIVE,
-                )
-            )
-    if not prices:
+        for sku, usd in told.items():
+            if found.setdefault(sku, usd) != usd:
+                not_recognised.append(f"{sku}: {found[sku]} and {usd} for nodes of two sizes")
+    if not found:
         raise LivePriceError("\n".join(f"estimate prices: {line}" for line in not_recognised))
-    live = LivePrices(region=spec.nebius.region, date=today, source=source, prices=tuple(prices))
+    prices = tuple(
+        Price(
+            sku=sku,
+            unit=UNITS[sku],
+            usd=usd,
+            source=source,
+            date=today,
+            region=spec.nebius.region,
+            covers_vm=covers_vm(sku),
+            layer=Layer.LIVE,
+        )
+        for sku, usd in found.items()
+    )
+    live = LivePrices(region=spec.nebius.region, date=today, source=source, prices=prices)
     return Estimated(prices=live, not_recognised=tuple(not_recognised))
 
 

@@ -1,0 +1,154 @@
+"""Live prices come from the calculator, are kept with their day, and never break what is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from cost.price import Layer
+from infra.nebius import sdk
+from infra.prices import cache, live
+from infra.prices.book import price_book
+from infra.prices.errors import LivePriceError
+from stacks.spec import Billing, StackSpec
+from tests.unit.nebius_api.conftest import Served
+
+TODAY = date(2026, 11, 20)
+H100 = "gpu-h100-sxm/gpu"
+Stack = Callable[..., StackSpec]
+
+
+def usd(found: live.Estimated) -> dict[str, str]:
+    return {price.sku: str(price.usd) for price in found.prices.prices}
+
+
+def test_the_calculator_prices_what_the_stack_uses(emulator: Served, stack: Stack):
+    found = live.estimate(stack("h100-prod"), TODAY)
+    assert usd(found) == {
+        H100: "3.85",
+        "cpu-d3/vcpu": "0.012",
+        "cpu-d3/ram": "0.0032",
+        "disk/network-ssd": "0.07097206",
+        "filesystem/network-ssd": "0.07999997",
+    }
+    assert found.not_recognised == ()
+    price = found.prices.prices[0]
+    assert (price.layer, price.date, price.region) == (Layer.LIVE, TODAY, "eu-north1")
+    assert price.covers_vm
+    assert "emulated" in price.source
+
+
+def test_one_call_asks_for_everything_and_creates_nothing(emulator: Served, stack: Stack):
+    live.estimate(stack("l40s-dev"), TODAY)
+    assert [call["method"].rsplit("/", 1)[1] for call in emulator.emulator.calls] == [
+        "EstimateBatch"
+    ]
+    assert not list(emulator.emulator.store.of_kind("computeinstance"))
+
+
+def test_a_preemptible_node_has_its_own_price(emulator: Served, stack: Stack):
+    found = live.estimate(stack("h200-elastic", Billing.PREEMPTIBLE), TODAY)
+    assert usd(found)["gpu-h200-sxm/gpu/preemptible"] == "2.45"
+
+
+def test_what_the_calculator_refuses_is_told_and_the_rest_is_taken(emulator: Served, stack: Stack):
+    found = live.estimate(stack("l40s-dev", Billing.PREEMPTIBLE), TODAY)
+    (line,) = found.not_recognised
+    assert line.startswith("gpu-l40s-d/gpu/preemptible")
+    assert "no price for gpu-l40s-d, preemptible" in line
+    assert usd(found)["cpu-d3/vcpu"] == "0.012"
+
+
+def test_a_calculator_that_does_not_answer_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, stack: Stack, tmp_path: Path
+):
+    monkeypatch.setenv(sdk.ENDPOINT_VARIABLE, "http://127.0.0.1:9")
+    monkeypatch.setenv(sdk.TOKEN_VARIABLE, "local-token")
+    sdk.shared_sdk.cache_clear()
+    with pytest.raises(LivePriceError) as refusal:
+        live.estimate(stack("h100-prod"), TODAY)
+    sdk.shared_sdk().sync_close()
+    sdk.shared_sdk.cache_clear()
+    (line,) = str(refusal.value).splitlines()
+    assert line.startswith("estimate prices: no answer from the emulated Nebius API on 127.0.0.1:9")
+
+
+def test_kept_estimates_price_a_stack_that_asks_for_them(
+    emulator: Served, stack: Stack, tmp_path: Path
+):
+    spec = stack("h100-prod")
+    cache.save(tmp_path, live.estimate(spec, TODAY).prices)
+    assert price_book(spec, tmp_path).prices[H100].layer is Layer.BOOK
+    price = price_book(replace(spec, live_prices=True), tmp_path).prices[H100]
+    assert (price.layer, str(price.usd), price.date) == (Layer.LIVE, "3.85", TODAY)
+
+
+def test_the_emulator_s_estimates_never_price_the_real_cloud(
+    emulator: Served, stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    spec = replace(stack("h100-prod"), live_prices=True)
+    path = cache.save(tmp_path, live.estimate(spec, TODAY).prices)
+    assert path == tmp_path / "prices" / "emulator" / "eu-north1.json"
+    monkeypatch.delenv(sdk.ENDPOINT_VARIABLE)
+    assert price_book(spec, tmp_path).prices[H100].layer is Layer.BOOK
+
+
+def test_a_refresh_keeps_what_it_did_not_ask_for(emulator: Served, stack: Stack, tmp_path: Path):
+    cache.save(tmp_path, live.estimate(stack("l40s-dev"), date(2026, 11, 1)).prices)
+    cache.save(tmp_path, live.estimate(stack("h100-prod"), TODAY).prices)
+    kept = cache.load(tmp_path, "eu-north1")
+    assert kept is not None
+    days = {price.sku: price.date for price in kept.prices}
+    assert (days["gpu-l40s-d/gpu"], days[H100]) == (date(2026, 11, 1), TODAY)
+    assert kept.date == TODAY
+
+
+def test_without_estimates_nothing_is_kept(tmp_path: Path):
+    assert cache.load(tmp_path, "eu-north1") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"schema_version": 2}, "not a file of schema version 1"),
+        ({"prices": []}, "not a file of schema version 1"),
+        ({"region": "moon"}, ".region: 'moon' is not 'eu-north1'"),
+        ({"currency": "EUR"}, ".currency: 'EUR'; only USD"),
+        ({"prices": {"gold": {}}}, ".prices.gold: not a price of a known SKU by its unit"),
+        (
+            {"prices": {H100: {"unit": "GPU-hour", "usd": "-1", "source": "s", "date": "x"}}},
+            f".prices.{H100}.usd: -1 is not an amount of money",
+        ),
+    ],
+)
+def test_a_damaged_file_is_refused_with_its_key_and_what_to_do(
+    tmp_path: Path, change: dict[str, object], problem: str
+):
+    path = cache.cache_file(tmp_path, "eu-north1")
+    path.parent.mkdir(parents=True)
+    good: dict[str, object] = {
+        "schema_version": 1,
+        "region": "eu-north1",
+        "currency": "USD",
+        "prices": {},
+    }
+    path.write_text(json.dumps(good | change))
+    with pytest.raises(LivePriceError) as refusal:
+        cache.load(tmp_path, "eu-north1")
+    first = str(refusal.value).splitlines()[0]
+    assert first.startswith(str(path))
+    assert problem in first
+    assert first.endswith("run `soperator prices --refresh`, or delete the file")
+
+
+def test_a_truncated_file_is_refused_in_one_line(tmp_path: Path):
+    path = cache.cache_file(tmp_path, "eu-north1")
+    path.parent.mkdir(parents=True)
+    path.write_text('{"schema_version": 1,')
+    with pytest.raises(LivePriceError, match="cannot be read"):
+        cache.load(tmp_path, "eu-north1")
