@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from infra.cli.errors import CliError
+from infra.demo import attempt
 from infra.demo.chain import Chain
 from infra.jobs import history, logs, pull, slurm, submit, sync
 from infra.jobs.errors import JobsError
@@ -266,6 +267,29 @@ def test_a_chain_that_runs_again_uses_finished_jobs_and_repeats_changed_ones(
     # `second` ran before the new `probe`, so what it made no longer follows from it.
     assert [step.reused for step in earlier] == [False, False]
     assert [step.job.id for step in again] == [step.job.id for step in first]
+
+
+def test_a_job_whose_number_never_came_back_is_found_again(
+    cluster: JobsCluster, connection: Connection, tmp_path: Path
+) -> None:
+    """A run that is killed after sbatch and before the answer must not submit the job twice."""
+    spec = replace(cluster.spec, jobs=cluster.spec.jobs[:1])
+    digest = hash_files(release(cluster.spec))
+    said: list[str] = []
+    chain = Chain(
+        connection=connection,
+        outputs=cluster.outputs,
+        state=tmp_path,
+        code_hash=digest,
+        git_revision=None,
+        say=said.append,
+    )
+    attempt.begin(tmp_path, chain._attempt("probe", (), None))
+    made = submit.submit(connection, cluster.outputs, "probe", code_hash=digest)
+    (step,) = chain.run(spec, {})
+    assert (step.job.id, step.reused) == (made.job_id, True)
+    assert said[0] == f"probe: job {made.job_id} was submitted by a run that was killed"
+    assert attempt.left(tmp_path) is None
 
 
 def test_a_failed_job_ends_the_chain_with_its_last_words(
