@@ -9,7 +9,7 @@ import json
 
 from cost.csv_text import csv_text
 from cost.explanation import Explanation, Figure, number
-from cost.layout import Document, Format, Table, lay_out
+from cost.layout import GAP, Document, Format, Table, lay_out
 
 
 def render_explanation(found: Explanation, format: Format = Format.TABLE) -> str:
@@ -21,8 +21,12 @@ def render_explanation(found: Explanation, format: Format = Format.TABLE) -> str
     tables = (
         Table(
             title=f"{found.title} ({found.item})",
-            headings=("Input", "Value", "Where from"),
-            rows=tuple((each.name, each.value, each.source) for each in found.inputs),
+            headings=("Input", "Value"),
+            rows=tuple(
+                row
+                for each in found.inputs
+                for row in ((each.name, each.value), (f"{GAP}{GAP}{each.source}",))
+            ),
             num_text_columns=1,
         ),
     )

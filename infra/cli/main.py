@@ -23,7 +23,9 @@ class _Verb(NamedTuple):
 VERBS = {
     "env": _Verb("infra.cli.env", "Print the environment that plain pulumi needs, for eval."),
     "doctor": _Verb("infra.cli.doctor", "Check tools, credentials and prices; name each fix."),
-    "cost": _Verb("infra.cli.cost", "Show what a stack costs, or compare two stacks."),
+    "cost": _Verb(
+        "infra.cli.cost", "Show what a stack costs, beside others, instead of it, and why."
+    ),
     "prices": _Verb("infra.cli.prices", "Show the prices in use with source, date and age."),
     "chat-cost": _Verb("infra.cli.chat_cost", "Show what one reference chat costs on a stack."),
     "size": _Verb("infra.cli.size", "Show what a model needs and the cheapest preset that fits."),
@@ -52,6 +54,8 @@ _REFUSALS = frozenset(
         "cost.price.PriceBookError",
         "infra.prices.errors.LivePriceError",
         "cost.size.errors.SizeError",
+        "cost.explain.UnknownItemError",
+        "cost.alternatives.ShortageError",
         "cost.run_record.RunRecordError",
         "cost.ledger.LedgerError",
     }
