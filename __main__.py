@@ -1,6 +1,7 @@
 """The program: stack file -> spec -> checks -> bill and components -> outputs."""
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pulumi
@@ -9,12 +10,14 @@ from pulumi.runtime.config import CONFIG, get_config_env
 from cost import summary
 from cost.bill import bill
 from cost.change import change
-from cost.price_book import PriceBookError
-from cost.price_layers import layered
+from cost.price import PriceBookError
+from cost.price_ages import price_age_problems
 from cost.table import render
 from infra.components.deployed import deployed_outputs
 from infra.components.stack import Stack
 from infra.jobs.records import load_records
+from infra.prices.book import price_book
+from infra.prices.errors import LivePriceError
 from stacks.check import Level
 from stacks.load import StackError, load_config
 
@@ -27,8 +30,8 @@ def main() -> None:
     try:
         # The official language host hands over the environment, the automation server a variable.
         spec = load_config(CONFIG.get() or get_config_env(), pulumi.get_stack())
-        book = layered(spec)
-    except (StackError, PriceBookError) as error:
+        book = price_book(spec, STATE)
+    except (StackError, PriceBookError, LivePriceError) as error:
         raise pulumi.RunError(str(error)) from error
     found = bill(spec, book, load_records(STATE, spec.name))
     # The engine prints the level itself.
@@ -37,7 +40,10 @@ def main() -> None:
         raise pulumi.RunError("\n".join(texts))
     warnings = [str(problem).removeprefix(f"{Level.WARNING}: ") for problem in found.warnings]
     since = change(found, deployed_outputs())
-    for warning in (*map(str, since.losses), *warnings):
+    # An age depends on the day: it is told, but is no output, which would change by itself.
+    used = [price for line in found.estimate.components for price in line.prices]
+    ages = [problem.message for problem in price_age_problems(spec, used, datetime.now(UTC).date())]
+    for warning in (*map(str, since.losses), *warnings, *ages):
         pulumi.log.warn(warning)
     pulumi.log.info(f"\n{render(found)}\n{since.render()}")
 

@@ -29,15 +29,16 @@ def command(
     """Show what one reference chat costs on a stack, at which wait, and against hosted models."""
     from cost.bill import bill
     from cost.chat_report import SharedBill, render_chats
-    from cost.price_layers import layered
     from cost.unit_costs import NotKnown
     from infra.jobs.records import load_records
+    from infra.prices.book import price_book
 
     shared = None
     if usd is not None:
         shared = SharedBill(usd=_positive("--usd", usd), days=_positive("--days", days))
     spec = context.spec(stack)
-    total = bill(spec, layered(spec), load_records(context.state_root(), stack))
+    state = context.state_root()
+    total = bill(spec, price_book(spec, state), load_records(state, stack))
     chats = total.unit_costs.chats
     if isinstance(chats, NotKnown):
         raise CliError(f"{stack}: cost per chat: {chats}")

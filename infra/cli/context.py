@@ -78,11 +78,12 @@ def spec(stack: str) -> StackSpec:
 def bill(stack: str) -> Bill:
     """The stack's bill with the runs that were pulled here; a stack with errors has none."""
     from cost.bill import bill as make_bill
-    from cost.price_layers import layered
     from infra.jobs.records import load_records
+    from infra.prices.book import price_book
 
     declared = spec(stack)
-    found = make_bill(declared, layered(declared), load_records(state_root(), stack))
+    state = state_root()
+    found = make_bill(declared, price_book(declared, state), load_records(state, stack))
     if found.errors:
         raise CliError("\n".join(str(problem) for problem in found.problems))
     return found

@@ -89,11 +89,11 @@ def credentials(stack: str) -> list[Finding]:
 def declared(stack: str) -> list[Finding]:
     """The stack file by its own rules, and how old the prices are."""
     from cost.bill import bill
-    from cost.price_layers import layered
+    from infra.prices.book import price_book
     from stacks.check import Level
 
     spec = context.spec(stack)
-    found = bill(spec, layered(spec))
+    found = bill(spec, price_book(spec, context.state_root()))
     findings = [
         Finding(
             problem.path,

@@ -15,10 +15,10 @@ from cost.estimate import estimate
 from cost.forecast import Forecast, UnknownRun, forecast
 from cost.ledger import FILE_NAME, Ledger
 from cost.ledger_entries import Entry
-from cost.price_layers import layered
 from cost.run_rates import RunRates, run_rates
 from cost.run_record import RunRecord
 from infra.jobs.records import load_records
+from infra.prices.book import price_book
 from stacks.spec import JobSpec, StackSpec
 
 
@@ -43,7 +43,7 @@ class Books:
 
 def open_books(spec: StackSpec, state: Path) -> Books:
     """The stack's books in this state folder."""
-    book = layered(spec)
+    book = price_book(spec, state)
     return Books(
         spec=spec,
         rates=run_rates(spec, estimate(spec, book), book),

@@ -53,7 +53,7 @@ def estimate(spec: StackSpec, today: date) -> Estimated:
     calculator = _Calculator()
     asked = wanted(spec)
     source = source_of(calculator.target)
-    found, not_recognised = dict[str, Decimal](), list[str]()
+    found, not_recognised = dict[str, set[Decimal]](), list[str]()
     for one, answer in zip(asked, calculator.ask_all(asked), strict=True):
         try:
             if isinstance(answer, str):
@@ -63,22 +63,24 @@ def estimate(spec: StackSpec, today: date) -> Estimated:
             not_recognised.append(f"{', '.join(one.counts)}: {error}")
             continue
         for sku, usd in told.items():
-            if found.setdefault(sku, usd) != usd:
-                not_recognised.append(f"{sku}: {found[sku]} and {usd} for nodes of two sizes")
+            found.setdefault(sku, set()).add(usd)
+    for sku in [sku for sku, told in found.items() if len(told) > 1]:
+        amounts = " and ".join(str(usd) for usd in sorted(found.pop(sku)))
+        not_recognised.append(f"{sku}: {amounts} for nodes of different sizes")
     if not found:
         raise LivePriceError("\n".join(f"estimate prices: {line}" for line in not_recognised))
     prices = tuple(
         Price(
             sku=sku,
             unit=UNITS[sku],
-            usd=usd,
+            usd=told.pop(),
             source=source,
             date=today,
             region=spec.nebius.region,
             covers_vm=covers_vm(sku),
             layer=Layer.LIVE,
         )
-        for sku, usd in found.items()
+        for sku, told in found.items()
     )
     live = LivePrices(region=spec.nebius.region, date=today, source=source, prices=prices)
     return Estimated(prices=live, not_recognised=tuple(not_recognised))

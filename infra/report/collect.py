@@ -16,9 +16,9 @@ from typing import Any
 from cost.api_prices import ApiPriceBook
 from cost.break_even import ApiCost, api_costs
 from cost.estimate import Estimate, estimate
-from cost.price_book import PriceBook
 from cost.run_record import RunRecord, load_run_records
 from cost.unit_costs import UnitCosts, unit_costs
+from infra.prices.book import price_book
 from stacks.spec import StackSpec
 
 _MODELS = ("base_model", "finetuned_model")
@@ -53,7 +53,7 @@ def collect(spec: StackSpec, state: Path) -> Report:
     """The report's content for one stack."""
     records, problems = load_run_records(state / "runs" / spec.name)
     records = tuple(sorted(records, key=lambda each: (each.finished_at, each.job_id)))
-    bill = estimate(spec, PriceBook.load(spec.prices))
+    bill = estimate(spec, price_book(spec, state))
     training = _last(records, "train")
     evaluation_run = _last(records, "evaluate")
     return Report(
