@@ -63,6 +63,13 @@ def test_daly_s_interval_is_that_of_equation_37():
     )
 
 
+@pytest.mark.parametrize(("mean_minutes", "tau_minutes"), [(1440, 117), (360, 57), (15, 9.1)])
+def test_the_intervals_are_those_that_daly_prints(mean_minutes: int, tau_minutes: float):
+    """Figures 3 to 5 of the paper: stall 5 min; mean 24 h, 6 h and 15 min."""
+    found = daly_interval_s(Decimal(300), Decimal(60 * mean_minutes))
+    assert float(found) / 60 == pytest.approx(tau_minutes, abs=0.5 if tau_minutes > 10 else 0.05)
+
+
 def test_where_a_checkpoint_takes_as_long_as_two_means_daly_s_interval_is_the_mean():
     assert daly_interval_s(Decimal(1200), Decimal(600)) == 600
 

@@ -1,0 +1,138 @@
+"""Who held which nodes and when. The fixture is output of Debian's Slurm 22.05.8, as it came."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.jobs import accounting
+from infra.jobs.accounting import Accounted
+from infra.jobs.errors import JobsError
+from infra.jobs.hostlist import expand
+from tests.unit.jobs.test_submit import Recorded
+
+OUTPUT = (Path(__file__).parent / "fixtures" / "accounting_22.05.txt").read_text(encoding="utf-8")
+OFF = "Slurm accounting storage is disabled\n"
+NOW = datetime(2026, 11, 21, 8, 31, tzinfo=UTC)
+
+
+def asked(shell: Recorded, *ids: str) -> Accounted:
+    return accounting.uses(shell, "key", since=NOW - timedelta(days=20), until=NOW, ids=ids)
+
+
+JOBS = {use.job_id: use for use in asked(Recorded(stdout=OUTPUT)).uses}
+
+
+def test_times_are_asked_for_in_utc_whatever_the_cluster_s_zone_is() -> None:
+    shell = Recorded(stdout=OUTPUT)
+    asked(shell, "4", "6")
+    (command,) = shell.asked
+    assert command.startswith("export TZ=UTC0; squeue ")
+    assert "--starttime=2026-11-01T08:31:00 --endtime=2026-11-21T08:31:00" in command
+    assert command.endswith("--jobs=4,6")
+
+
+def test_a_finished_job_has_its_user_partition_nodes_and_times() -> None:
+    job = JOBS["3"]
+    assert (job.user, job.partition, job.state, job.is_finished) == (
+        "root",
+        "main",
+        "CANCELLED",
+        True,
+    )
+    (run,) = job.runs
+    assert (run.nodes, run.started_at) == (
+        ("worker-1",),
+        datetime(2026, 11, 21, 8, 30, 16, tzinfo=UTC),
+    )
+    assert run.ended_at == datetime(2026, 11, 21, 8, 30, 22, tzinfo=UTC)
+    assert (job.cpus_per_node, job.gpus_per_node) == (8, 2)
+
+
+def test_a_name_with_a_bar_survives_and_parts_are_counted_by_node() -> None:
+    job = JOBS["1"]
+    assert (job.name, job.cpus_per_node, job.gpus_per_node) == ("fine|tune x", 4, 1)
+    assert job.runs[0].nodes == ("worker-0", "worker-1")
+
+
+def test_a_requeued_job_paid_its_first_run_and_is_not_over() -> None:
+    """sacct lists no second run before it is eligible; the queue has it as pending."""
+    assert not JOBS["1"].is_finished
+    assert JOBS["1"].runs[0].ended_at is not None
+
+
+def test_a_running_job_has_no_end_and_a_waiting_one_held_nothing() -> None:
+    assert JOBS["5"].runs[0].ended_at is None
+    assert (JOBS["6"].runs, JOBS["6"].is_finished) == ((), False)
+
+
+def test_a_job_that_was_cancelled_before_its_start_is_over_and_held_nothing() -> None:
+    assert (JOBS["4"].runs, JOBS["4"].is_finished) == ((), True)
+
+
+def test_the_runs_of_a_preempted_job_are_one_job() -> None:
+    line = "8|train|anna|main|{}|2026-11-21T0{}:00:00|{}|2|cpu=2,gres/gpu=1,node=1|worker-{}\n"
+    rows = line.format("PREEMPTED", 1, "2026-11-21T02:00:00", 0) + line.format(
+        "COMPLETED", 3, "2026-11-21T04:00:00", 1
+    )
+    (job,) = asked(Recorded(stdout=f"--\n{rows}{rows}")).uses
+    assert [run.nodes for run in job.runs] == [("worker-0",), ("worker-1",)]
+    assert (job.state, job.is_finished) == ("COMPLETED", True)
+
+
+def test_without_accounting_the_queue_is_all_there_is_and_it_says_so() -> None:
+    queue = OUTPUT.partition("--\n")[0]
+    found = asked(Recorded(stdout=f"{queue}--\n", stderr=OFF, exit_code=1))
+    assert not found.has_accounting
+    jobs = {use.job_id: use for use in found.uses}
+    assert jobs["3"].gpus_per_node == 2
+    assert jobs["3"].runs == JOBS["3"].runs
+    assert jobs["5"].runs[0].ended_at is None
+    assert jobs["4"].runs == ()
+
+
+def test_an_accounting_that_does_not_answer_is_an_error_with_its_words() -> None:
+    error = "sacct: error: Problem talking to the database: Connection refused\n"
+    with pytest.raises(JobsError, match=r"sacct: exit 1: .*Connection refused"):
+        asked(Recorded(stdout="--\n", stderr=error, exit_code=1))
+
+
+def test_a_queue_that_does_not_answer_is_an_error() -> None:
+    with pytest.raises(JobsError, match="squeue: exit 1"):
+        asked(Recorded(stdout="", stderr="Unable to contact slurm controller", exit_code=1))
+
+
+@pytest.mark.parametrize("output", ["--\n1|a|b\n", "1|a|b\n--\n"])
+def test_output_of_another_form_is_refused_with_the_line(output: str) -> None:
+    with pytest.raises(JobsError, match=r"printed '1\|a\|b', which is not"):
+        asked(Recorded(stdout=output))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("worker-0", ("worker-0",)),
+        ("worker-[0-2,5],login-0", ("worker-0", "worker-1", "worker-2", "worker-5", "login-0")),
+        ("gpu[008-010]", ("gpu008", "gpu009", "gpu010")),
+        ("None assigned", ()),
+        ("", ()),
+    ],
+)
+def test_slurm_s_short_form_names_every_node(text: str, names: tuple[str, ...]) -> None:
+    assert expand(text) == names
+
+
+@given(st.sets(st.integers(min_value=0, max_value=50), min_size=1))
+def test_any_set_of_numbers_comes_back(numbers: set[int]) -> None:
+    text = f"worker-[{','.join(str(number) for number in sorted(numbers))}]"
+    assert expand(text) == tuple(f"worker-{number}" for number in sorted(numbers))
+
+
+@pytest.mark.parametrize("text", ["worker-[0-", "worker-[a-b]", "[0]", "w-[1-]"])
+def test_what_is_no_list_of_nodes_is_refused(text: str) -> None:
+    with pytest.raises(JobsError, match="not a list of names"):
+        expand(text)
