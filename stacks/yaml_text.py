@@ -35,7 +35,11 @@ def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
     return resolvers
 
 
-class _Yaml(yaml.SafeLoader):
+# libyaml reads a price book ten times as fast; PyYAML is built without it on some systems.
+_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Yaml(_Loader):
     """YAML 1.2 scalars and unique keys."""
 
     yaml_implicit_resolvers = _resolvers()
