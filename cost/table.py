@@ -32,6 +32,8 @@ from cost.unit_costs import ChatCost, NotKnown, RunCost
 
 __all__ = ["UNPRICED", "WIDTH", "Format", "document", "render"]
 
+SCHEMA_VERSION: Final = 1
+"""Of the JSON document: cost/schema/cost.schema.json."""
 UNPRICED: Final = "UNPRICED"
 _MILL: Final = Decimal("0.001")
 _HEADINGS: Final = ("Component", "Quantity", "Unit price", "$/h", "$/month")
@@ -184,6 +186,7 @@ def _csv_rows(bill: Bill) -> Iterator[Sequence[object]]:
 def _plain(bill: Bill) -> dict[str, object]:
     chats = bill.unit_costs.chats
     return {
+        "schema_version": SCHEMA_VERSION,
         "stack": bill.spec.name,
         "heading": bill.estimate.heading,
         "price_book": bill.estimate.book_name,
