@@ -9,6 +9,8 @@ import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,15 @@ from infra.cli.errors import CliError
 from infra.demo import attempt
 from infra.demo.chain import Chain
 from infra.jobs import history, logs, pull, slurm, submit, sync
+from infra.jobs.books import open_books
+from infra.jobs.budget import Asking, submit_within_budget
 from infra.jobs.errors import JobsError
+from infra.jobs.spent import note_actual, report_of_cluster
 from infra.jobs.ssh import Connection
 from infra.local.state import CHECKOUT
 from infra.render.archive import hash_files
 from infra.render.sbatch import render_sbatch
+from stacks.cost_spec import BudgetSpec, RunForecastSpec
 from stacks.spec import JobSpec, StackSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 
@@ -306,3 +312,50 @@ def test_a_failed_job_ends_the_chain_with_its_last_words(
     )
     with pytest.raises(CliError, match=r"probe \(job \d+\) ended FAILED with 65(.|\n)*line 0"):
         chain.run(spec, {"probe": ("lines=1", "exit=65")})
+
+
+def test_a_submission_is_forecast_held_to_the_budget_and_settled(
+    cluster: JobsCluster, connection: Connection, tmp_path: Path
+) -> None:
+    """Without accounting: the queue's short memory and the ledger are all there is."""
+    run = RunForecastSpec(
+        job="probe", tokens_per_epoch=3600, train_tokens_per_s=Decimal(1), source="this test"
+    )
+    budget = BudgetSpec(usd_per_month=Decimal(6))
+    books = open_books(replace(cluster.spec, runs=(run,), budget=budget), tmp_path)
+    said: list[str] = []
+
+    def ask(*, force: bool = False) -> submit.Submission:
+        asking = Asking(
+            run=books.forecast(books.spec.jobs[0]),
+            cluster=cluster.outputs.login_host_key,
+            now=datetime.now(UTC),
+            user="anna",
+            force=force,
+        )
+        return submit_within_budget(
+            books, connection, asking, lambda: start(cluster, connection, "probe"), say=said.append
+        )
+
+    first = ask()
+    assert said[-1].endswith("$6.00 left of $6.00 ($0.00 spent, $0.00 reserved by forecasts)")
+    before = slurm.recent(connection, days=1)
+    with pytest.raises(JobsError, match=r"\$4\.57 is more than what is left: .*\$1\.43 left"):
+        ask()
+    assert len(slurm.recent(connection, days=1)) == len(before)
+    finish(connection, first)
+    note = note_actual(books, connection, cluster.outputs.login_host_key, first.job_id)
+    assert note.startswith(f"job {first.job_id}: $0.0")
+    ask(force=True)
+    assert "$0.00 reserved" in said[-1], "the first has ended, so the second fits without force"
+    now = datetime.now(UTC)
+    report = report_of_cluster(
+        books,
+        connection,
+        cluster=cluster.outputs.login_host_key,
+        since=now - timedelta(hours=1),
+        until=now,
+        now=now,
+    )
+    assert first.job_id in [row.job.use.job_id for row in report.rows]
+    assert report.notes[0].startswith("Accounting is off on this cluster")

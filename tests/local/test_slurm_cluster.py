@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from cost.spend import JobUse
+from infra.jobs import accounting
+from infra.jobs.ssh import Result
 from infra.local import process
 from infra.local.cloud import RECONCILER
 from infra.local.slurm import pod as pods
@@ -62,6 +66,43 @@ def test_accounting_knows_the_jobs(stand: Stand) -> None:
     stand.output(job)
     command = f"sacct -n -X -P -j {job} -o State,ExitCode"
     stand.wait(lambda: stand.ssh(command).stdout.strip() == "COMPLETED|0:0", f"sacct of {job}")
+
+
+def test_accounting_knows_who_held_which_nodes(stand: Stand) -> None:
+    """What `soperator spend` prices, from sacct and for a job that never started."""
+
+    class Login:
+        def run(self, command: str, *, stdin: bytes = b"") -> Result:
+            done = stand.ssh(command)
+            return Result(
+                command=command, exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr
+            )
+
+    job = stand.submit("true", "-N2", "--gpus-per-node=1")
+    held = stand.submit("true", "--hold")
+    stand.output(job)
+    stand.ssh(f"scancel {held}")
+    now = datetime.now(UTC)
+
+    def known() -> dict[str, JobUse]:
+        found = accounting.uses(
+            Login(), "key", since=now - timedelta(hours=1), until=now + timedelta(hours=1),
+            ids=[held],
+        )  # fmt: skip
+        assert found.has_accounting
+        return {use.job_id: use for use in found.uses}
+
+    def ended() -> bool:
+        return all(each in known() and known()[each].is_finished for each in (job, held))
+
+    stand.wait(ended, f"sacct of {job} and {held}")
+    use = known()[job]
+    (run,) = use.runs
+    assert (use.user, use.partition, use.gpus_per_node) == ("root", "main", 1)
+    assert run.nodes == ("worker-0", "worker-1")
+    assert run.ended_at is not None
+    assert abs(run.ended_at - now) < timedelta(minutes=1)
+    assert known()[held].runs == ()
 
 
 def test_declared_paths_are_shared_between_login_and_workers(stand: Stand) -> None:
