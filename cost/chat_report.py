@@ -16,6 +16,7 @@ from cost.chat import ChatCost, usd_on_basis
 from cost.chat_table import chat_notes, chat_table
 from cost.csv_text import csv_text
 from cost.layout import Document, Format, Table, lay_out, small_usd_text, usd_text
+from cost.page import page
 from cost.part import Part
 from cost.summary import money, number
 from cost.unit_costs import NotKnown, UnitCosts
@@ -46,7 +47,7 @@ def render_chats(
         plain = [plain_chat(row) for row in rows]
         return csv_text([tuple(plain[0]), *(tuple(row.values()) for row in plain)] if plain else [])
     table = chat_table(units)
-    return lay_out(
+    text = lay_out(
         Document(
             heading=bill.estimate.heading,
             tables=(
@@ -61,6 +62,7 @@ def render_chats(
         ),
         format,
     )
+    return page(f"Cost per chat of {units.stack_name}", [text]) if format is Format.HTML else text
 
 
 def plain_chat(row: ChatCost) -> dict[str, object]:
