@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import subprocess
-import sys
 import threading
 from decimal import Decimal
 from pathlib import Path
@@ -20,6 +19,7 @@ from cost.ledger_entries import Entry, OverrideEntry, decode, encode
 from stacks.cost_spec import BudgetSpec
 from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at, forecast_entry
 
+BUDGET = BudgetSpec(usd_per_month=Decimal(100))
 OVERRIDE = OverrideEntry(
     at=at(8),
     job="finetune",
@@ -168,32 +168,24 @@ def test_many_threads_lose_no_line_and_mix_none(ledger: Ledger):
     assert (len(found.entries), found.problems) == (80, ())
 
 
-_TAKE = """
-import sys
-from datetime import UTC, datetime
-from decimal import Decimal
-from pathlib import Path
-from cost.budget import month_budget
-from cost.ledger import Ledger
-from stacks.cost_spec import BudgetSpec
-from tests.unit.cost.run_stacks import at, forecast_entry
-with Ledger(Path(sys.argv[1])).locked() as ledger:
-    month = month_budget(BudgetSpec(usd_per_month=Decimal(100)), ledger.read().entries, at(9))
-    if month.refusal("finetune", Decimal(60)) is None:
-        ledger.append(forecast_entry(sys.argv[2], "60", at(9)))
-"""
+def test_of_two_at_once_only_one_gets_the_rest_of_the_budget(ledger: Ledger):
+    """60 of 100 USD each. Without the lock both meet between their look and their line."""
+    both_looked = threading.Barrier(2)
 
+    def take(number: str) -> None:
+        with ledger.locked() as opened:
+            month = month_budget(BUDGET, opened.read().entries, at(9))
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both_looked.wait(timeout=0.5)
+            if month.refusal("finetune", Decimal(60)) is None:
+                opened.append(forecast_entry(number, "60", at(9)))
 
-def test_of_two_processes_at_once_only_one_gets_the_rest_of_the_budget(ledger: Ledger):
-    """60 of 100 USD each: without the lock both looked before either wrote."""
-    asked = [
-        subprocess.Popen([sys.executable, "-c", _TAKE, ledger.path, name]) for name in ("1", "2")
-    ]
-    assert [process.wait() for process in asked] == [0, 0]
+    threads = [threading.Thread(target=take, args=(number,)) for number in ("1", "2")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert len(ledger.read().entries) == 1
-
-
-BUDGET = BudgetSpec(usd_per_month=Decimal(100))
 
 
 def left(*entries: Entry) -> Decimal:
