@@ -7,6 +7,7 @@ Owns what people type. The arithmetic and the words are in cost/, where bills co
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,13 +96,16 @@ def explain(
 
 
 def _bill(stack: str, format: Format) -> str:
-    """The bill in the format; what the stack may not afford is told on standard error too."""
+    """The bill in the format; broken limits and old prices are told on standard error too."""
     from cost.page import bill_page
+    from cost.price_ages import price_age_problems
     from cost.table import render
 
     found = bills.of_stack(stack)
     text = bill_page(found) if format is Format.HTML else render(found, format)
-    for problem in found.errors:
+    used = [price for line in found.estimate.components for price in line.prices]
+    ages = price_age_problems(found.spec, used, datetime.now(UTC).date())
+    for problem in (*found.errors, *ages):
         note(str(problem))
     return text
 
