@@ -6,7 +6,7 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,10 @@ from infra.cli.context import DEFAULT_STACK, StackOption
 from infra.cli.output import Format
 from infra.nebius.sdk import CLI_CONFIG, TOKEN_VARIABLE
 
-_OLD_PRICES_DAYS = 90
+if TYPE_CHECKING:
+    from cost.estimate import Estimate
+    from stacks.spec import StackSpec
+
 _LOCAL_TOOLS = ("munged", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "sshd", "etcd")
 
 
@@ -110,15 +113,19 @@ def declared(stack: str) -> list[Finding]:
         Finding(f"price of {line.name}", "WARN", str(line.unknown), f"add it to {total.book_name}")
         for line in total.unpriced
     ]
-    return [*findings, price_age(total.price_date, today=datetime.now(UTC).date())]
+    return [*findings, price_ages(spec, total, datetime.now(UTC).date())]
 
 
-def price_age(oldest: date | None, *, today: date) -> Finding:
-    """Prices move: a book of more than 90 days is a warning."""
-    if oldest is None:
+def price_ages(spec: StackSpec, total: Estimate, today: date) -> Finding:
+    """Whether a price in use is older than the stack's policy allows."""
+    from cost.price_ages import price_age_problems
+
+    used = [price for line in total.components for price in line.prices]
+    problems = price_age_problems(spec, used, today)
+    if problems:
+        seen, _, fix = problems[0].message.partition("; ")
+        return Finding("price age", "WARN", seen, fix)
+    if total.price_date is None:
         return Finding("price age", "WARN", "no price is known", "add prices to cost/prices")
-    age = (today - oldest).days
-    if age > _OLD_PRICES_DAYS:
-        fix = "compare with the console's price list and date the book anew"
-        return Finding("price age", "WARN", f"{oldest} is {age} days old", fix)
-    return Finding("price age", "PASS", f"{oldest}, {age} days old")
+    age = (today - total.price_date).days
+    return Finding("price age", "PASS", f"the oldest is of {total.price_date}, {age} days old")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import date
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from cost.estimate import estimate
+from cost.price_layers import layered
 from infra.cli import doctor
 from infra.cli.demo import seconds
-from infra.cli.doctor import price_age
+from infra.cli.doctor import price_ages
 from infra.cli.main import app
 from infra.demo import engine, leftovers
 from infra.jobs.errors import JobsError
@@ -21,6 +24,7 @@ from infra.jobs.ssh import Result
 from infra.local import offline
 from infra.local.errors import LocalError
 from infra.local.state import State
+from stacks.load import load_stack
 from tests.unit.report.reports import write_runs
 
 RUNNER = CliRunner()
@@ -186,11 +190,19 @@ def test_the_demo_without_root_is_refused_before_anything_is_made(
     assert not (tmp_path / "state").exists()
 
 
-def test_prices_older_than_90_days_are_a_warning() -> None:
-    today = date(2026, 11, 21)
-    assert price_age(date(2026, 8, 23), today=today).outcome == "PASS"
-    assert price_age(date(2026, 8, 22), today=today).outcome == "WARN"
-    assert price_age(None, today=today).outcome == "WARN"
+@pytest.mark.usefixtures("public_key_file")
+def test_prices_older_than_the_policy_allows_are_a_warning() -> None:
+    spec = load_stack("h100-prod")
+    bill = estimate(spec, layered(spec))
+    oldest = bill.price_date
+    assert oldest is not None
+    limit = timedelta(days=spec.policy.max_price_age_days)
+    assert price_ages(spec, bill, oldest + limit).outcome == "PASS"
+    late = price_ages(spec, bill, oldest + limit + timedelta(days=1))
+    assert late.outcome == "WARN"
+    assert "older than 90 days" in late.seen
+    none = replace(bill, components=(), price_date=None)
+    assert price_ages(spec, none, oldest).outcome == "WARN"
 
 
 @pytest.mark.parametrize(
