@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cost.price import Layer, Price, PriceBookError, Unit
 from cost.price_book import PRICES_DIR, PriceBook, newest
 from cost.price_layers import LivePrices, contract_prices, layered
-from cost.sku import UNITS, node_sku, unit_of
+from cost.sku import UNITS, covers_vm, node_sku, unit_of
 from stacks.cost_spec import ContractPriceSpec
 from stacks.spec import Billing, StackSpec
 from tests.unit.cost.conftest import Priced
@@ -140,10 +140,11 @@ def test_every_bad_contract_price_is_told_at_once(h100: StackSpec):
     assert len(str(refusal.value).splitlines()) == 3
 
 
-def test_every_shipped_sku_has_a_known_name_and_its_unit():
+def test_every_shipped_sku_has_a_known_name_its_unit_and_what_it_covers():
     for path in PRICES_DIR.glob("*.yaml"):
         for sku, price in PriceBook.load(path.stem).readings.items():
             assert unit_of(sku) is price[0].unit, sku
+            assert covers_vm(sku) is price[0].covers_vm, sku
     assert unit_of("cpu-d3/gpu") is None
     assert "disk/network-ssd-io-m3" in UNITS
 
