@@ -16,12 +16,13 @@ from cost.part import Amount, Inputs, Part, PartMaker
 from cost.policy import policy_part, policy_problems
 from cost.price_book import PriceBook
 from cost.run_record import RunRecord
+from cost.runs import runs
 from cost.unit_costs import UnitCosts, unit_costs
 from stacks.check import check
 from stacks.problem import Level, Problem
 from stacks.spec import StackSpec
 
-PARTS: Final[tuple[PartMaker, ...]] = (break_even_part, policy_part)
+PARTS: Final[tuple[PartMaker, ...]] = (break_even_part, runs, policy_part)
 """Every subject beyond the lines and the unit costs, in the order in which they are printed."""
 
 
@@ -71,15 +72,18 @@ def bill(spec: StackSpec, book: PriceBook, records: Sequence[RunRecord] = ()) ->
     total = estimate(spec, book)
     units = unit_costs(spec, total, records)
     inputs = Inputs(spec=spec, book=book, estimate=total, unit_costs=units, records=records)
+    problems = price_problems(check(spec), spec, book)
+    # A part may rely on what the checks allow.
+    is_valid = not any(problem.level is Level.ERROR for problem in problems)
+    if is_valid:
+        problems = _errors_first((*problems, *policy_problems(inputs)))
     return Bill(
         spec=spec,
         book=book,
         estimate=total,
         unit_costs=units,
-        problems=_errors_first(
-            (*price_problems(check(spec), spec, book), *policy_problems(inputs))
-        ),
-        parts=tuple(part for make in PARTS for part in make(inputs)),
+        problems=problems,
+        parts=tuple(part for make in PARTS for part in make(inputs)) if is_valid else (),
         records=tuple(records),
     )
 

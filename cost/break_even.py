@@ -144,7 +144,7 @@ def break_even(
         unpriced=unpriced,
         paid_serving_nodes=None
         if spec.chat.serving_nodeset is None
-        else max(spec.chat.serving_nodes, *(worker.min_nodes for worker in workers)),
+        else max((spec.chat.serving_nodes, *(worker.min_nodes for worker in workers))),
     )
 
 

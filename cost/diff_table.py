@@ -28,6 +28,8 @@ def render_diff(change: Difference, format: Format = Format.TABLE) -> str:
         return json.dumps(plain_diff(change), indent=2) + "\n"
     if format is Format.CSV:
         return csv_text(_csv_rows(change))
+    if change.is_empty and format is not Format.HTML:
+        return f"{NO_CHANGE}\n"
     return lay_out(diff_document(change), format)
 
 

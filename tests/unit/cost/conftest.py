@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from cost.bill import Bill, bill
 from cost.estimate import Estimate, estimate
 from cost.price_book import PriceBook
+from cost.price_layers import layered
 from cost.run_record import RunRecord, parse_run_record
 from stacks.load import load_stack
 from stacks.spec import StackSpec
@@ -53,6 +55,17 @@ def priced(public_key_file: Path) -> Callable[[str], Priced]:
     def load(name: str) -> Priced:
         spec = load_stack(name)
         return spec, estimate(spec, PriceBook.load(spec.prices))
+
+    return load
+
+
+@pytest.fixture
+def billed(public_key_file: Path) -> Callable[[str], Bill]:
+    """`billed("l40s-dev")`: the bill of the shipped stack without any run record."""
+
+    def load(name: str) -> Bill:
+        spec = load_stack(name)
+        return bill(spec, layered(spec))
 
     return load
 

@@ -1,4 +1,4 @@
-"""A change of the bill adds up, and is never exact where a price is unknown."""
+"""Every change of the bill names the config key, the price or the measurement that caused it."""
 
 from __future__ import annotations
 
@@ -7,67 +7,283 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from decimal import Decimal
+from typing import Any
 
-from cost.diff import diff, render_diff
-from cost.estimate import estimate
+import pytest
+
+from cost.bill import Bill, bill
+from cost.diff import Difference, LineChange, diff
+from cost.diff_table import NO_CHANGE, render_diff
 from cost.layout import WIDTH, Format
 from cost.price_book import PriceBook
-from tests.unit.cost.conftest import Priced
+from cost.price_layers import layered
+from cost.snapshot import take
+from stacks.cost_spec import ContractPriceSpec
+from stacks.spec import Billing, DiskType, StackSpec, SubmountSpec
+from tests.unit.cost.conftest import record
+
+Billed = Callable[[str], Bill]
 
 
-def test_the_changes_add_up_to_the_change_of_the_total(priced: Callable[[str], Priced]):
-    _, before = priced("l40s-dev")
-    _, after = priced("h100-prod")
+def changed(before: Bill, spec: StackSpec, records: Any = ()) -> Difference:
+    """The difference when the stack's declaration becomes the given one."""
+    return diff(take(before), take(bill(spec, layered(spec), records)))
+
+
+def with_worker(spec: StackSpec, **changes: Any) -> StackSpec:
+    first, *rest = spec.nodes.workers
+    return replace(spec, nodes=replace(spec.nodes, workers=(replace(first, **changes), *rest)))
+
+
+def with_storage(spec: StackSpec, **changes: Any) -> StackSpec:
+    return replace(spec, storage=replace(spec.storage, **changes))
+
+
+def causes(change: Difference) -> dict[str, list[str]]:
+    return {line.line.id: [str(cause) for cause in line.causes] for line in change.changes}
+
+
+def one(change: Difference) -> LineChange:
+    (line,) = change.changes
+    return line
+
+
+def test_the_changes_add_up_to_the_change_of_the_total(billed: Billed):
+    before, after = take(billed("l40s-dev")), take(billed("h100-prod"))
     change = diff(before, after)
     lines = [line.change_low_usd or Decimal(0) for line in change.changes]
-    assert sum(lines) == after.monthly_low_usd - before.monthly_low_usd
-    keys = {(line.section, line.name) for line in (*before.components, *after.components)}
-    assert change.num_unchanged + len(change.changes) == len(keys)
+    assert sum(lines) == after.low_usd - before.low_usd == change.change_low_usd
+    names = {line.id for line in (*before.lines, *after.lines)}
+    assert change.num_unchanged + len(change.changes) == len(names)
 
 
 def test_the_reviewed_change_from_one_stack_to_another(
-    priced: Callable[[str], Priced], golden: Callable[[str, str], None]
+    billed: Billed, golden: Callable[[str, str], None]
 ):
-    text = render_diff(diff(priced("l40s-dev")[1], priced("h100-prod")[1]))
+    text = render_diff(diff(take(billed("l40s-dev")), take(billed("h100-prod"))))
     assert max(len(line) for line in text.splitlines()) <= WIDTH
     golden("cost/l40s-dev-to-h100-prod.txt", text)
 
 
-def test_a_stack_does_not_change_from_itself(priced: Callable[[str], Priced]):
-    _, bill = priced("local")
-    assert diff(bill, bill).changes == ()
+def test_a_bill_that_did_not_change_says_so_in_one_line(billed: Billed):
+    snapshot = take(billed("local"))
+    assert diff(snapshot, snapshot).is_empty
+    assert render_diff(diff(snapshot, snapshot)) == f"{NO_CHANGE}\n"
 
 
-def test_more_nodes_at_most_show_in_the_last_column_only(priced: Callable[[str], Priced]):
+def test_a_changed_number_of_nodes_names_its_key_on_nodes_and_disks(billed: Billed):
+    before = billed("l40s-dev")
+    change = changed(before, with_worker(before.spec, min_nodes=6, max_nodes=6))
+    key = "nodes.workers[worker].nodes: 5 -> 6"
+    assert causes(change) == {
+        "nodes.workers[worker]": [key],
+        "nodes.workers[worker].boot_disk": [key],
+    }
+    # 4.5688 x 730 + 558 x 0.053
+    assert change.change_low_usd == Decimal("3364.798")
+
+
+def test_a_fixed_group_that_may_grow_names_both_ends(billed: Billed):
+    before = billed("l40s-dev")
+    change = changed(before, with_worker(before.spec, min_nodes=5, max_nodes=7))
+    assert causes(change)["nodes.workers[worker]"] == [
+        "nodes.workers[worker].min_nodes: not set -> 5",
+        "nodes.workers[worker].max_nodes: not set -> 7",
+        "nodes.workers[worker].nodes: 5 -> not set",
+    ]
+    assert one_line(change, "nodes.workers[worker]").change_low_usd == 0
+
+
+def one_line(change: Difference, name: str) -> LineChange:
+    (line,) = [line for line in change.changes if line.line.id == name]
+    return line
+
+
+def test_more_nodes_at_most_show_in_the_last_column_only(billed: Billed):
     """3..9 system nodes to 3..10: 0.1984 x 730 + 128 x 0.071 more at max_nodes."""
-    spec, before = priced("l40s-dev")
-    system = replace(spec.nodes.system, max_nodes=10)
-    spec = replace(spec, nodes=replace(spec.nodes, system=system))
-    change = diff(before, estimate(spec, PriceBook.load(spec.prices)))
+    before = billed("l40s-dev")
+    system = replace(before.spec.nodes.system, max_nodes=10)
+    spec = replace(before.spec, nodes=replace(before.spec.nodes, system=system))
+    change = changed(before, spec)
     assert [(line.change_low_usd, line.change_high_usd) for line in change.changes] == [
         (Decimal(0), Decimal("144.832")),
         (Decimal(0), Decimal("9.088")),
     ]
 
 
-def test_a_change_to_an_unknown_price_is_unknown_and_the_total_says_so(
-    priced: Callable[[str], Priced],
-):
-    spec, before = priced("l40s-dev")
-    book = PriceBook.load(spec.prices)
-    prices = {sku: price for sku, price in book.prices.items() if sku != "gpu-l40s-d/gpu"}
-    change = diff(before, estimate(spec, replace(book, prices=prices)))
-    (line,) = change.changes
+def test_a_changed_preset_names_its_key(billed: Billed):
+    before = billed("l40s-dev")
+    change = changed(before, with_worker(before.spec, preset="2gpu-96vcpu-576gb"))
+    assert causes(change) == {
+        "nodes.workers[worker]": [
+            "nodes.workers[worker].preset: 2gpu-64vcpu-384gb -> 2gpu-96vcpu-576gb"
+        ]
+    }
+
+
+def test_a_changed_kind_of_billing_names_its_key(billed: Billed):
+    before = billed("h100-prod")
+    change = changed(before, with_worker(before.spec, billing=Billing.PREEMPTIBLE))
+    assert causes(change) == {
+        "nodes.workers[worker]": ["nodes.workers[worker].billing: on-demand -> preemptible"]
+    }
+
+
+def test_two_changed_keys_of_one_line_are_both_named(billed: Billed):
+    before = billed("l40s-dev")
+    jail = replace(before.spec.storage.jail, size_gib=512, type=DiskType.NETWORK_SSD_IO_M3)
+    change = changed(before, with_storage(before.spec, jail=jail))
+    assert causes(change)["storage.jail"] == [
+        "storage.jail.size_gib: 256 -> 512",
+        "storage.jail.type: network-ssd -> network-ssd-io-m3",
+    ]
+
+
+def test_a_new_submount_is_named_as_a_whole(billed: Billed):
+    before = billed("l40s-dev")
+    extra = SubmountSpec(name="v1.5", mount_path="/mnt/extra", size_gib=100)
+    change = changed(
+        before, with_storage(before.spec, submounts=(*before.spec.storage.submounts, extra))
+    )
+    assert causes(change) == {"storage.submounts[v1.5]": ["storage.submounts[v1.5]: added"]}
+    assert one(change).change_low_usd == Decimal("8.00")
+
+
+def test_a_removed_nodeset_is_named_as_a_whole(billed: Billed):
+    before = billed("l40s-dev")
+    second = replace(before.spec.nodes.workers[0], name="second")
+    two = replace(
+        before.spec, nodes=replace(before.spec.nodes, workers=(*before.spec.nodes.workers, second))
+    )
+    change = changed(bill(two, layered(two)), before.spec)
+    removed = "nodes.workers[second]: removed"
+    assert causes(change) == {
+        "nodes.workers[second]": [removed],
+        "nodes.workers[second].boot_disk": [removed],
+    }
+
+
+def test_another_price_book_names_its_key_the_sku_and_both_dates(billed: Billed):
+    before = billed("l40s-dev")
+    change = changed(before, replace(before.spec, prices="nebius"))
+    found = causes(change)["nodes.login"]
+    assert found[0] == "prices: seed000 -> nebius"
+    assert found[1].startswith(
+        "price cpu-d3/vcpu: 0.012 (seed000, undated, read on 2026-11-21) -> 0.015 (nebius, 2026-"
+    )
+
+
+def test_a_price_that_moved_in_the_same_book_names_sku_and_dates_alone(billed: Billed):
+    before = billed("l40s-dev")
+    book = layered(before.spec)
+    price = replace(
+        book.prices["filesystem/network-ssd"], usd=Decimal("0.09"), date=date(2026, 12, 1),
+        is_undated=False,
+    )  # fmt: skip
+    after = bill(before.spec, book.with_prices([price]))
+    change = diff(take(before), take(after))
+    (cause,) = causes(change)["storage.jail"]
+    assert cause == (
+        "price filesystem/network-ssd: 0.08 (seed000, undated, read on 2026-11-21) -> "
+        "0.09 (seed000, 2026-12-01) USD per GiB-month"
+    )
+
+
+def test_a_contract_price_is_named_on_its_own_lines_only(billed: Billed):
+    before = billed("l40s-dev")
+    contract = ContractPriceSpec(
+        sku="gpu-l40s-d/gpu", unit="GPU-hour", usd=Decimal("1.10"), source="offer 7",
+        date="2026-11-01",
+    )  # fmt: skip
+    change = changed(before, replace(before.spec, contract_prices=(contract,)))
+    ((line, (key, price)),) = causes(change).items()
+    assert line == "nodes.workers[worker]"
+    assert key == "contract_prices[gpu-l40s-d/gpu]: added"
+    assert price == (
+        "price gpu-l40s-d/gpu: 1.35 (seed000, undated, read on 2026-11-21) -> "
+        "1.10 (contract, 2026-11-01) USD per GPU-hour"
+    )
+
+
+def amounts(change: Difference) -> dict[str, list[str]]:
+    return {
+        amount.label: [str(cause) for cause in amount.causes]
+        for amount in change.amounts
+        if amount.causes
+    }
+
+
+def test_unit_costs_follow_the_bill_and_name_the_same_key(billed: Billed):
+    before = billed("l40s-dev")
+    change = changed(before, with_worker(before.spec, min_nodes=6, max_nodes=6))
+    key = "nodes.workers[worker].nodes: 5 -> 6"
+    assert amounts(change) == {"$/1M tokens": [key], "$/chat": [key]}
+
+
+def test_a_longer_chat_changes_its_cost_and_no_line(billed: Billed):
+    before = billed("l40s-dev")
+    chat = replace(before.spec.chat, output_tokens=4000)
+    change = changed(before, replace(before.spec, chat=chat))
+    assert change.changes == ()
+    assert not change.is_empty
+    assert amounts(change) == {"$/chat": ["chat.output_tokens: 2000 -> 4000"]}
+
+
+def test_a_new_measurement_names_its_job(billed: Billed):
+    before = billed("l40s-dev")
+    measured = record(model="Qwen3-14B", stack="l40s-dev", metrics={"output_tokens_per_s": 5.5})
+    change = changed(before, before.spec, [measured])
+    (cause,) = amounts(change)["$/chat"]
+    assert "now measured: Single Batch Finetuned: job 12 of stack l40s-dev" in cause
+    assert "was assumed: Single Batch Finetuned: seed 000" in cause
+
+
+def test_a_finished_run_names_its_job(billed: Billed):
+    before = billed("l40s-dev")
+    run = record(kind="train", job="finetune", job_id="11", stack="l40s-dev")
+    (cause,) = amounts(changed(before, before.spec, [run]))["$/run"]
+    assert cause.startswith("$/run: now measured: finetune, job 11; was NOT KNOWN")
+
+
+def test_a_change_to_an_unknown_price_is_unknown_and_the_total_says_so(billed: Billed):
+    before = billed("l40s-dev")
+    book = PriceBook.load(before.spec.prices)
+    readings = {sku: found for sku, found in book.readings.items() if sku != "gpu-l40s-d/gpu"}
+    without = PriceBook.of_readings(book.name, book.caveat, readings)
+    change = diff(take(before), take(bill(before.spec, without)))
+    line = one(change)
     assert line.change_low_usd is None
-    text = render_diff(change)
-    assert "Total, known prices only" in text
+    text = " ".join(render_diff(change).split())
+    assert "Total, priced lines only" in text
     assert "price book 'seed000' has no 'gpu-l40s-d/gpu'" in text
 
 
-def test_json_and_csv_hold_the_same_changes(priced: Callable[[str], Priced]):
-    change = diff(priced("l40s-dev")[1], priced("h100-prod")[1])
+def test_an_unpriced_line_that_stays_the_same_keeps_the_change_exact(billed: Billed):
+    spec = billed("l40s-dev").spec
+    mount = SubmountSpec(name="old", mount_path="/mnt/old", existing_id="computefilesystem-1")
+    spec = with_storage(spec, submounts=(*spec.storage.submounts, mount))
+    before = bill(spec, layered(spec))
+    assert before.estimate.is_lower_bound
+    change = changed(before, with_worker(spec, min_nodes=6, max_nodes=6))
+    assert not change.is_incomplete
+
+
+@pytest.mark.parametrize("label", ["$/h at min_nodes", "$/month at max_nodes", "$/run", "$/chat"])
+def test_every_unit_is_printed_before_and_after(billed: Billed, label: str):
+    before = billed("l40s-dev")
+    text = render_diff(changed(before, with_worker(before.spec, min_nodes=6, max_nodes=6)))
+    assert any(line.startswith(f"{label} ") for line in text.splitlines())
+
+
+def test_json_and_csv_hold_the_same_changes(billed: Billed):
+    change = diff(take(billed("l40s-dev")), take(billed("h100-prod")))
     document = json.loads(render_diff(change, Format.JSON))
     rows = list(csv.reader(io.StringIO(render_diff(change, Format.CSV))))
-    assert document["change_low_usd"] == rows[-1][3] == "17881.42"
-    assert [line["resource"] for line in document["changes"]] == [row[0] for row in rows[1:-1]]
+    assert {len(row) for row in rows} == {6}
+    (total,) = [row for row in rows if row[0] == "Total"]
+    assert document["change_low_usd"] == total[3]
+    lines = [row[0] for row in rows[1 : rows.index(total)]]
+    assert [line["resource"] for line in document["changes"]] == lines
+    assert all(line["causes"] for line in document["changes"])

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 
+from cost.bill import Bill
+from cost.bill import bill as make_bill
 from cost.components import CostComponent
 from cost.estimate import Estimate, estimate, price_problems
 from cost.price_book import PriceBook
 from cost.table import render
-from cost.unit_costs import unit_costs
 from stacks.check import check
 from stacks.spec import Billing, StackSpec, SubmountSpec
 from tests.unit.cost.conftest import Priced
@@ -21,24 +22,24 @@ def line(bill: Estimate, name: str) -> CostComponent:
     return found
 
 
-def without_price(spec: StackSpec, sku: str) -> Estimate:
+def without_price(spec: StackSpec, sku: str) -> Bill:
     book = PriceBook.load(spec.prices)
-    prices = {name: price for name, price in book.prices.items() if name != sku}
-    return estimate(spec, replace(book, prices=prices))
+    readings = {name: found for name, found in book.readings.items() if name != sku}
+    return make_bill(spec, PriceBook.of_readings(book.name, book.caveat, readings))
 
 
 def test_the_gpu_price_of_an_sxm_machine_already_holds_its_cpus_and_memory(
     priced: Callable[[str], Priced],
 ):
-    """Nebius bills them as one line since 2025-10-01: 8 x 2.95, and 3.50 for one H200."""
+    """Nebius bills them as one line since 2025-10-01: 8 x 4.50, and 5.40 for one H200."""
     _, h100 = priced("h100-prod")
     _, h200 = priced("h200-elastic")
     h100_rate = line(h100, "worker (gpu-h100-sxm)").rate
     h200_rate = line(h200, "worker (gpu-h200-sxm)").rate
     assert h100_rate is not None
-    assert h100_rate.usd == Decimal("23.60")
+    assert h100_rate.usd == Decimal("36.00")
     assert h200_rate is not None
-    assert h200_rate.usd == Decimal("3.50")
+    assert h200_rate.usd == Decimal("5.40")
 
 
 def test_an_unknown_price_makes_the_total_a_lower_bound_that_says_so(
@@ -46,30 +47,27 @@ def test_an_unknown_price_makes_the_total_a_lower_bound_that_says_so(
 ):
     spec, full = priced("l40s-dev")
     bill = without_price(spec, "disk/network-ssd-non-replicated")
-    disk = line(bill, "worker (ssd-non-replicated)")
+    disk = line(bill.estimate, "worker (non-replicated)")
     assert disk.monthly_low_usd is None
-    assert bill.is_lower_bound
-    assert full.monthly_low_usd - bill.monthly_low_usd == Decimal("147.87")
-    text = render(bill, unit_costs(spec, bill, []))
+    assert bill.estimate.is_lower_bound
+    assert full.monthly_low_usd - bill.estimate.monthly_low_usd == Decimal("147.87")
+    text = " ".join(render(bill).split())
+    assert "Subtotal, at least" in text
     assert "Total, at least" in text
     assert "Cost per chat, at least" in text
-    assert "Not priced: worker (ssd-non-replicated): price book 'seed000' has no" in text
+    assert "Not priced: worker (non-replicated): price book 'seed000' has no" in text
 
 
 def test_an_unknown_price_is_never_printed_as_zero(priced: Callable[[str], Priced]):
     spec, _ = priced("l40s-dev")
     bill = without_price(spec, "gpu-l40s-d/vcpu")
-    (row,) = [
-        row
-        for row in render(bill, unit_costs(spec, bill, [])).splitlines()
-        if row.startswith("  worker (gpu-l40s-d)")
-    ]
-    assert row.split()[-2:] == ["unknown", "unknown"]
+    (row,) = [row for row in render(bill).splitlines() if row.startswith("  worker (gpu-l40s-d)")]
+    assert row.split()[-3:] == ["UNPRICED", "UNPRICED", "UNPRICED"]
 
 
 def test_a_chat_on_a_node_without_a_price_has_no_price_either(priced: Callable[[str], Priced]):
     spec, _ = priced("l40s-dev")
-    costs = unit_costs(spec, without_price(spec, "gpu-l40s-d/gpu"), [])
+    costs = without_price(spec, "gpu-l40s-d/gpu").unit_costs
     assert isinstance(costs.chats, tuple)
     assert {chat.serving_usd for chat in costs.chats} == {None}
 
@@ -78,9 +76,10 @@ def test_preemptible_nodes_are_not_charged_the_on_demand_price(priced: Callable[
     spec, _ = priced("h100-prod")
     worker = replace(spec.nodes.workers[0], billing=Billing.PREEMPTIBLE)
     spec = replace(spec, nodes=replace(spec.nodes, workers=(worker,)))
-    rate = line(estimate(spec, PriceBook.load(spec.prices)), "worker (gpu-h100-sxm)").rate
+    bill = estimate(spec, PriceBook.load(spec.prices))
+    rate = line(bill, "worker (gpu-h100-sxm, preemptible)").rate
     assert rate is not None
-    assert rate.usd == Decimal("10.00")
+    assert rate.usd == Decimal("17.20")
 
 
 def test_an_existing_filesystem_has_an_unknown_price(priced: Callable[[str], Priced]):
@@ -101,10 +100,39 @@ def test_an_unknown_preset_has_an_unknown_price(priced: Callable[[str], Priced])
 
 
 def test_the_price_date_is_that_of_the_oldest_price_used(priced: Callable[[str], Priced]):
-    _, h100 = priced("h100-prod")
-    _, h200 = priced("h200-elastic")
-    assert str(h100.price_date) == "2026-05-18"
-    assert str(h200.price_date) == "2025-10-01"
+    for name in ("h100-prod", "h200-elastic", "l40s-dev"):
+        _, bill = priced(name)
+        days = {price.date for component in bill.components for price in component.prices}
+        assert bill.price_date == min(days)
+
+
+def test_reserved_nodes_without_a_contract_are_unpriced_and_say_what_to_declare(
+    priced: Callable[[str], Priced],
+):
+    spec, _ = priced("h100-prod")
+    worker = replace(spec.nodes.workers[0], billing=Billing.RESERVED)
+    spec = replace(spec, nodes=replace(spec.nodes, workers=(worker,)))
+    bill = estimate(spec, PriceBook.load(spec.prices))
+    found = line(bill, "worker (gpu-h100-sxm, reserved)")
+    assert found.monthly_low_usd is None
+    assert "'gpu-h100-sxm/gpu/reserved'" in (found.unknown or "")
+    assert "contract_prices" in (found.unknown or "")
+
+
+def test_the_formula_of_a_line_computes_its_amount_from_its_inputs(
+    priced: Callable[[str], Priced],
+):
+    """nodes x (GPUs x USD per GPU-hour + vCPUs x ... + GiB of memory x ...) x 730 h."""
+    _, bill = priced("l40s-dev")
+    for component in bill.components:
+        if component.unknown is not None or component.quantity_low != component.quantity_high:
+            continue
+        values = {item.name: item.value for item in component.inputs}
+        text = component.formula.removesuffix(" h")
+        for name in sorted(values, key=len, reverse=True):
+            text = text.replace(name, f"Decimal('{values[name]}')")
+        text = text.replace("Decimal('730", "Decimal('730").replace(" x ", " * ")
+        assert eval(text, {"Decimal": Decimal}) == component.monthly_low_usd, component.formula
 
 
 def test_the_second_controller_node_is_warned_about_with_its_price(

@@ -7,11 +7,15 @@ round the hourly node prices to cents first, which is why its totals say $18,124
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 
-from cost.components import Section
+from cost.bill import bill as make_bill
+from cost.components import Scope, Section
+from cost.estimate import estimate
+from cost.price_book import PriceBook
 from cost.table import render
 from cost.unit_costs import Basis, NotKnown, unit_costs
 from tests.unit.cost.conftest import Priced
@@ -24,7 +28,7 @@ ROWS = [
     (Section.COMPUTE, "controller (cpu-d3)", "2 x 4vcpu-16gb", "144.83", "144.83"),
     (Section.COMPUTE, "login (cpu-d3)", "1 x 4vcpu-16gb", "72.42", "72.42"),
     (Section.COMPUTE, "accounting (cpu-d3)", "1 x 8vcpu-32gb", "144.83", "144.83"),
-    (Section.BOOT_DISKS, "worker (ssd-non-replicated)", "5 x 558 GiB", "147.87", "147.87"),
+    (Section.BOOT_DISKS, "worker (non-replicated)", "5 x 558 GiB", "147.87", "147.87"),
     (Section.BOOT_DISKS, "system (ssd)", "3..9 x 128 GiB", "27.26", "81.79"),
     (Section.BOOT_DISKS, "controller (ssd)", "2 x 128 GiB", "18.18", "18.18"),
     (Section.BOOT_DISKS, "login (ssd)", "1 x 256 GiB", "18.18", "18.18"),
@@ -37,8 +41,8 @@ ROWS = [
     (Section.FILESYSTEMS, "accounting", "256 GiB", "20.48", "20.48"),
     (Section.FILESYSTEMS, "controller_spool", "128 GiB", "10.24", "10.24"),
     (Section.OBJECT_STORAGE, "daily jail backups", "7 x 1024 GiB", "105.37", "105.37"),
-    (Section.OBJECT_STORAGE, "JSON configs (versioned)", "< 1 GiB", "0.00", "0.00"),
-    (Section.NETWORK, "public IP address (login)", "1", "0.00", "0.00"),
+    (Section.OBJECT_STORAGE, "versioned JSON configs", "< 1 GiB", "0.00", "0.00"),
+    (Section.NETWORK, "public IP (login)", "1", "0.00", "0.00"),
 ]
 
 
@@ -58,13 +62,55 @@ def test_every_row_of_the_bill_is_the_seed_s_to_the_cent(priced: Callable[[str],
             cents(line.monthly_high_usd),
         )
         for line in bill.components
+        if line.scope is Scope.SEED
     ] == ROWS
 
 
-def test_the_totals_are_exact(priced: Callable[[str], Priced]):
+def test_the_subtotal_of_what_the_seed_lists_is_exact(priced: Callable[[str], Priced]):
     _, bill = priced("l40s-dev")
-    assert (cents(bill.monthly_low_usd), cents(bill.monthly_high_usd)) == ("18116.08", "19039.60")
-    assert not bill.is_lower_bound
+    listed = bill.subtotal(Scope.SEED)
+    assert listed.low_usd == Decimal("18116.0796")
+    assert listed.high_usd == Decimal("19039.5996")
+    assert not listed.is_lower_bound
+
+
+def test_what_the_seed_leaves_out_has_a_subtotal_of_its_own(priced: Callable[[str], Priced]):
+    """Free where a source says so; at most a GiB of state at 0.0147."""
+    _, bill = priced("l40s-dev")
+    beyond = [line for line in bill.components if line.scope is Scope.BEYOND]
+    assert {line.id for line in beyond} == {
+        "cluster.control_plane",
+        "charts.volumes",
+        "state_bucket",
+        "registry",
+        "cluster.endpoint_address",
+    }
+    total = bill.subtotal(Scope.BEYOND)
+    assert (total.low_usd, total.high_usd) == (Decimal(0), Decimal("0.0147"))
+    for line in beyond:
+        assert line.prices
+        assert line.prices[0].source
+
+
+def test_without_a_source_that_says_free_the_line_is_unpriced(priced: Callable[[str], Priced]):
+    spec, _ = priced("l40s-dev")
+    book = PriceBook.load(spec.prices)
+    prices = {sku: price for sku, price in book.prices.items() if sku != "mk8s/control-plane"}
+    bill = estimate(spec, replace(book, prices=prices))
+    assert bill.subtotal(Scope.BEYOND).is_lower_bound
+    assert bill.is_lower_bound
+    assert not bill.subtotal(Scope.SEED).is_lower_bound
+
+
+def test_the_database_of_accounting_takes_a_disk_where_it_has_no_filesystem(
+    priced: Callable[[str], Priced],
+):
+    """30 GiB of network SSD at 0.071."""
+    spec, _ = priced("l40s-dev")
+    spec = replace(spec, storage=replace(spec.storage, accounting=None))
+    bill = estimate(spec, PriceBook.load(spec.prices))
+    (line,) = [line for line in bill.components if line.id == "charts.volumes"]
+    assert line.monthly_low_usd == Decimal("2.130")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +169,6 @@ def test_the_seed_s_own_figures_come_from_nineteen_thousand_over_thirty_days(
 
 
 def test_the_difference_to_the_seed_s_month_is_printed(priced: Callable[[str], Priced]):
-    spec, bill = priced("l40s-dev")
-    text = " ".join(render(bill, unit_costs(spec, bill, [])).split())
+    spec, _ = priced("l40s-dev")
+    text = " ".join(render(make_bill(spec, PriceBook.load(spec.prices))).split())
     assert "as seed 000 counts chats, gives $3.68..$3.87 for Single Batch Finetuned" in text

@@ -11,10 +11,12 @@ from html.parser import HTMLParser
 
 import pytest
 
+from cost.bill import Bill
+from cost.bill import bill as make_bill
+from cost.price_layers import layered
 from cost.table import WIDTH, Format, render
-from cost.unit_costs import unit_costs
 from stacks.load import stack_names
-from tests.unit.cost.conftest import Priced, record
+from tests.unit.cost.conftest import record
 
 ENDINGS = {
     Format.TABLE: "txt",
@@ -26,77 +28,92 @@ ENDINGS = {
 TRAIN = {"kind": "train", "job": "finetune", "job_id": "11"}
 
 
-def rendered(priced: Callable[[str], Priced], name: str, format: Format) -> str:
-    spec, bill = priced(name)
-    return render(bill, unit_costs(spec, bill, [record(), record(**TRAIN)]), format)
+Billed = Callable[[str], Bill]
+
+
+def rendered(billed: Billed, name: str, format: Format) -> str:
+    spec = billed(name).spec
+    return render(make_bill(spec, layered(spec), [record(), record(**TRAIN)]), format)
 
 
 @pytest.mark.parametrize("name", stack_names())
 @pytest.mark.parametrize("format", Format)
 def test_the_bill_of_each_stack_is_the_reviewed_one(
-    priced: Callable[[str], Priced],
+    billed: Billed,
     golden: Callable[[str, str], None],
     name: str,
     format: Format,
 ):
-    golden(f"cost/{name}.{ENDINGS[format]}", rendered(priced, name, format))
+    golden(f"cost/{name}.{ENDINGS[format]}", rendered(billed, name, format))
 
 
 @pytest.mark.parametrize("name", stack_names())
-def test_text_fits_the_diagnostics_of_a_preview(priced: Callable[[str], Priced], name: str):
-    text = rendered(priced, name, Format.TABLE)
+def test_text_fits_the_diagnostics_of_a_preview(billed: Billed, name: str):
+    text = rendered(billed, name, Format.TABLE)
     assert text.isascii()
     assert max(len(line) for line in text.splitlines()) <= WIDTH
 
 
-def test_a_long_nodeset_name_gives_way_instead_of_breaking_the_table(
-    priced: Callable[[str], Priced],
-):
-    spec, bill = priced("l40s-dev")
-    first = replace(bill.components[0], name="worker-" + "x" * 43 + " (gpu-l40s-d)")
-    bill = replace(bill, components=(first, *bill.components[1:]))
-    lines = render(bill, unit_costs(spec, bill, [])).splitlines()
+def with_first(bill: Bill, heading: str | None = None, **changes: str) -> Bill:
+    """The bill with its first line changed."""
+    first, *rest = bill.estimate.components
+    components = (replace(first, **changes), *rest)
+    return replace(bill, estimate=replace(bill.estimate, components=components, heading=heading))
+
+
+def test_a_long_nodeset_name_is_wrapped_instead_of_breaking_the_table(billed: Billed):
+    bill = with_first(billed("l40s-dev"), name="worker-" + "x" * 43 + " (gpu-l40s-d)")
+    lines = render(bill).splitlines()
     assert max(len(line) for line in lines) <= WIDTH
-    assert any("xxx..." in line and "$16,676.12" in line for line in lines)
+    (row,) = [line for line in lines if "16,676.12" in line]
+    assert row.startswith("  worker-xxx")
+    assert "(gpu-l40s-d)" in lines[lines.index(row) + 2]
 
 
-def test_the_bill_of_a_stack_that_pays_nothing_says_so_first(priced: Callable[[str], Priced]):
+def test_every_line_has_its_quantity_unit_price_and_both_amounts(billed: Billed):
+    row = next(
+        line for line in render(billed("l40s-dev")).splitlines() if "system (cpu-d3)" in line
+    )
+    assert " ".join(row.split()) == (
+        "system (cpu-d3) 3..9 x 8vcpu-32gb 0.1984/node/h 0.595..1.786 434.50..1,303.49"
+    )
+
+
+def test_the_bill_of_a_stack_that_pays_nothing_says_so_first(billed: Billed):
     heading = "What this shape would cost on Nebius; this machine bills nothing."
-    assert rendered(priced, "local", Format.TABLE).startswith(heading)
-    assert "bills nothing" not in rendered(priced, "l40s-dev", Format.TABLE)
+    assert rendered(billed, "local", Format.TABLE).startswith(heading)
+    assert "bills nothing" not in rendered(billed, "l40s-dev", Format.TABLE)
 
 
-def test_an_assumed_speed_is_called_assumed_with_its_source(priced: Callable[[str], Priced]):
-    text = rendered(priced, "l40s-dev", Format.TABLE)
-    assert "Optimized Target: 200 tokens/s assumed: seed 000" in text
+def test_an_assumed_speed_is_called_assumed_with_its_source(billed: Billed):
+    text = rendered(billed, "l40s-dev", Format.TABLE)
+    assert "Optimized Target: 200 tokens/s, assumed: seed 000" in text
 
 
-def test_a_measured_speed_carries_its_date_and_job(priced: Callable[[str], Priced]):
-    text = " ".join(rendered(priced, "local", Format.TABLE).split())
-    assert "12.25 tokens/s measured on 2026-11-21: job 12 of stack local on cpu" in text
+def test_a_measured_speed_carries_its_date_and_job(billed: Billed):
+    text = " ".join(rendered(billed, "local", Format.TABLE).split())
+    assert "12.25 tokens/s, measured on 2026-11-21: job 12 of stack local on cpu" in text
 
 
-def test_json_holds_the_stack_output_and_every_line(priced: Callable[[str], Priced]):
-    spec, bill = priced("l40s-dev")
-    document = json.loads(rendered(priced, "l40s-dev", Format.JSON))
-    assert document["cost"]["monthly_low_usd"] == "18116.08"
-    assert len(document["components"]) == len(bill.components)
+def test_json_holds_the_stack_output_and_every_line(billed: Billed):
+    bill = billed("l40s-dev")
+    document = json.loads(rendered(billed, "l40s-dev", Format.JSON))
+    assert document["cost"]["subtotal_high_usd"] == "19039.60"
+    assert len(document["components"]) == len(bill.estimate.components)
     assert all(line["prices"][0]["source"] for line in document["components"])
-    assert spec.name == document["stack"]
+    assert document["stack"] == "l40s-dev"
 
 
-def test_csv_rows_have_the_columns_of_their_heading(priced: Callable[[str], Priced]):
-    rows = list(csv.reader(io.StringIO(rendered(priced, "l40s-dev", Format.CSV))))
+def test_csv_rows_have_the_columns_of_their_heading(billed: Billed):
+    rows = list(csv.reader(io.StringIO(rendered(billed, "l40s-dev", Format.CSV))))
     gap = rows.index([])
-    assert {len(row) for row in rows[:gap]} == {8}
-    assert {len(row) for row in rows[gap + 1 :]} == {8}
+    assert {len(row) for row in rows[:gap]} == {10}
+    assert {len(row) for row in rows[gap + 1 :]} == {10}
 
 
-def test_names_cannot_break_out_of_the_html(priced: Callable[[str], Priced]):
-    spec, bill = priced("l40s-dev")
-    first = replace(bill.components[0], name="<script>alert(1)</script>")
-    bill = replace(bill, components=(first, *bill.components[1:]), heading="<b>free</b>")
-    text = render(bill, unit_costs(spec, bill, []), Format.HTML)
+def test_names_cannot_break_out_of_the_html(billed: Billed):
+    bill = with_first(billed("l40s-dev"), name="<script>alert(1)</script>", heading="<b>free</b>")
+    text = render(bill, Format.HTML)
     tags: set[str] = set()
 
     class Tags(HTMLParser):
@@ -107,8 +124,6 @@ def test_names_cannot_break_out_of_the_html(priced: Callable[[str], Priced]):
     assert not tags & {"script", "b"}
 
 
-def test_a_pipe_in_a_name_does_not_split_a_markdown_cell(priced: Callable[[str], Priced]):
-    spec, bill = priced("l40s-dev")
-    first = replace(bill.components[0], name="a|b")
-    bill = replace(bill, components=(first, *bill.components[1:]))
-    assert "| a\\|b |" in render(bill, unit_costs(spec, bill, []), Format.MARKDOWN)
+def test_a_pipe_in_a_name_does_not_split_a_markdown_cell(billed: Billed):
+    bill = with_first(billed("l40s-dev"), name="a|b")
+    assert "| a\\|b |" in render(bill, Format.MARKDOWN)

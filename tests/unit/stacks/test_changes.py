@@ -1,0 +1,133 @@
+"""A change that deletes a filesystem is told before it happens; one that grows it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stacks.changes import LostFilesystem, lost_filesystems
+from stacks.declared import declared_values, parents_of
+from stacks.load import load_stack
+from stacks.spec import DiskType, StackSpec, StorageSpec, SubmountSpec
+
+
+@pytest.fixture
+def spec(public_key_file: Path) -> StackSpec:
+    return load_stack("l40s-dev")
+
+
+@pytest.fixture
+def lost(spec: StackSpec) -> Callable[..., tuple[LostFilesystem, ...]]:
+    """What a changed storage section deletes."""
+
+    def changed(**storage: Any) -> tuple[LostFilesystem, ...]:
+        after = replace(spec, storage=replace(spec.storage, **storage))
+        return lost_filesystems(declared_values(spec), declared_values(after))
+
+    return changed
+
+
+def submounts(storage: StorageSpec, **changes: Any) -> tuple[SubmountSpec, ...]:
+    """The submounts with the first changed."""
+    first, *rest = storage.submounts
+    return (replace(first, **changes), *rest)
+
+
+def test_an_unchanged_stack_loses_nothing(spec: StackSpec):
+    assert lost_filesystems(declared_values(spec), declared_values(spec)) == ()
+
+
+def test_another_type_replaces_the_filesystem_and_says_what_is_lost(
+    spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
+):
+    (found,) = lost(submounts=submounts(spec.storage, type=DiskType.NETWORK_SSD_IO_M3))
+    assert str(found) == (
+        "DATA LOSS: storage.submounts[data].type: network-ssd -> network-ssd-io-m3: the filesystem "
+        "at /mnt/data (1024 GiB) is replaced by an empty one; ALL DATA ON IT IS LOST. "
+        "Copy it away first."
+    )
+
+
+def test_a_larger_filesystem_loses_nothing(
+    spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
+):
+    assert lost(submounts=submounts(spec.storage, size_gib=2048)) == ()
+    assert lost(jail=replace(spec.storage.jail, size_gib=512)) == ()
+
+
+def test_a_removed_submount_is_deleted(
+    spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
+):
+    (found,) = lost(submounts=spec.storage.submounts[1:])
+    assert (found.key, found.change) == ("storage.submounts[data]", "removed")
+    assert (found.mount, found.size_gib, found.is_replaced) == ("/mnt/data", "1024", False)
+
+
+def test_a_renamed_submount_is_another_filesystem(
+    spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
+):
+    (found,) = lost(submounts=submounts(spec.storage, name="datasets"))
+    assert (found.key, found.mount) == ("storage.submounts[data]", "/mnt/data")
+
+
+def test_an_adopted_filesystem_deletes_the_one_that_was_made(
+    spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
+):
+    (found,) = lost(submounts=submounts(spec.storage, size_gib=None, existing_id="fs-1"))
+    assert (found.key, found.change) == ("storage.submounts[data].existing_id", "now fs-1")
+    assert found.size_gib == "1024"
+
+
+def test_a_filesystem_that_was_not_made_here_is_not_deleted(spec: StackSpec):
+    adopted = replace(
+        spec, storage=replace(
+            spec.storage,
+            submounts=submounts(spec.storage, size_gib=None, existing_id="fs-1"),
+        )
+    )  # fmt: skip
+    without = replace(spec, storage=replace(spec.storage, submounts=spec.storage.submounts[1:]))
+    assert lost_filesystems(declared_values(adopted), declared_values(without)) == ()
+
+
+def test_another_mount_path_keeps_the_data(
+    spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
+):
+    assert lost(submounts=submounts(spec.storage, mount_path="/mnt/datasets")) == ()
+
+
+def test_the_jail_and_the_accounting_database_are_watched_too(
+    spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
+):
+    (jail,) = lost(jail=replace(spec.storage.jail, type=DiskType.NETWORK_HDD))
+    assert jail.mount == "/"
+    (database,) = lost(accounting=None)
+    assert database.mount == "the accounting database"
+
+
+def test_another_project_replaces_every_filesystem(spec: StackSpec):
+    moved = replace(spec, nebius=replace(spec.nebius, project_id="project-e00other"))
+    found = lost_filesystems(declared_values(spec), declared_values(moved))
+    assert len(found) == 7
+    assert {loss.key for loss in found} == {"nebius.project_id"}
+
+
+def test_declared_values_are_named_as_the_user_writes_them(spec: StackSpec):
+    values = declared_values(spec)
+    assert values["nodes.workers[worker].nodes"] == "5"
+    assert values["nodes.system.min_nodes"] == "3"
+    assert values["storage.submounts[data].size_gib"] == "1024"
+    assert "nodes.workers[worker].min_nodes" not in values
+    assert not [key for key in values if "ssh" in key or key.startswith("login")]
+
+
+def test_a_name_with_a_dot_is_one_step_of_a_key():
+    assert list(parents_of("storage.submounts[v1.5].size_gib")) == [
+        "storage",
+        "storage.submounts",
+        "storage.submounts[v1.5]",
+        "storage.submounts[v1.5].size_gib",
+    ]
