@@ -18,7 +18,6 @@ from cost.size.shape import LINEAR_MODULES, ModelShape
 from cost.size.sharding import Sharding, Strategy
 from cost.size.training import Dtype, Method, Training
 
-GIB: Final = 2**30
 _ADAM_STATES: Final = 2 * 4
 _MASTER: Final = 4
 _DIVIDED: Final[Mapping[Strategy, tuple[str, ...]]] = MappingProxyType(

@@ -14,8 +14,7 @@ from typing import Final
 from cost.forecast import Forecast, UnknownRun
 from cost.size.catalog import load_shape
 from cost.size.errors import SizeError
-from cost.size.gpu import usable_bytes, usable_host_bytes
-from cost.size.memory import GIB
+from cost.size.gpu import GIB, usable_bytes, usable_host_bytes
 from cost.size.recipe import RecipeRun, recipe_run
 from cost.size.shape import ModelShape
 from cost.size.training import Training

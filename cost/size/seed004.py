@@ -72,7 +72,7 @@ def deck_table(*, gpu_memory_gb: int = GPU_MEMORY_GB) -> tuple[DeckRow, ...]:
 
 def billions_of(shape: ModelShape) -> int:
     """The size that a model is called by, as the deck does: 70 for Llama-2-70b with its 69."""
-    named = re.search(r"(\d+)b$", shape.name, re.IGNORECASE)
+    named = re.search(r"(?<![\d.])(\d+)b$", shape.name, re.IGNORECASE)
     return int(named.group(1)) if named else max(1, round(shape.parameters / 10**9))
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from cost.layout import UNKNOWN, Document, Table, usd_text
 from cost.size.choice import Choice
-from cost.size.gpu import USABLE_PERCENT, usable_bytes
-from cost.size.memory import GIB, Memory, training_memory
+from cost.size.gpu import GIB, USABLE_PERCENT, usable_bytes
+from cost.size.memory import Memory, training_memory
 from cost.size.seed004 import BILLIONS, DeckRow
 from cost.size.serving import Serving, cache_bytes_per_token
 from cost.size.shape import ModelShape
@@ -222,7 +222,7 @@ def _losers(choices: Sequence[Choice]) -> list[str]:
 
 
 _RESERVE_NOTE = (
-    f"a GPU counts with {USABLE_PERCENT} % of its GB; working is the greatest of logits, one "
+    f"usable is {USABLE_PERCENT} % of what CUDA shows; working is the greatest of logits, one "
     "layer's backward pass and an optimizer step; no figure here was measured on a GPU"
 )
 

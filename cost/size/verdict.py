@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from math import gcd
 
 from cost.size.batch import largest_micro_batch
-from cost.size.memory import GIB, Memory, base_bytes, training_memory
+from cost.size.gpu import GIB
+from cost.size.memory import Memory, base_bytes, training_memory
 from cost.size.shape import ModelShape
 from cost.size.sharding import TRAINED, Sharding, Strategy
 from cost.size.training import TRAINED_DTYPES, TRAINED_METHODS, Training

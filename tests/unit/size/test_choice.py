@@ -1,0 +1,187 @@
+"""Which presets a model fits on: order, prices, reasons, and what this project can run."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from itertools import pairwise
+
+import pytest
+
+from cost.price_book import PriceBook
+from cost.resources.nodes import node_rate
+from cost.size.answer import GPUS_ASKED, training_answer, verdicts_on
+from cost.size.catalog import load_shape
+from cost.size.choice import Choice, gpu_presets, serving_choices, training_choices
+from cost.size.errors import SizeError
+from cost.size.gpu import GIB, usable_bytes
+from cost.size.serving import Serving
+from cost.size.sharding import Strategy
+from cost.size.training import Dtype, Method, Training
+from cost.size.verdict import Gpus, best, shardings, verdicts
+from stacks.spec import BootDiskSpec, NodeGroupSpec
+
+BOOK = PriceBook.load("nebius")
+LORA_14B = Training(sequence_length=2048, gradient_checkpointing=True)
+
+
+def by_preset(choices: tuple[Choice, ...]) -> dict[str, Choice]:
+    """Returns the choices by platform and preset."""
+    return {f"{each.platform}/{each.preset}": each for each in choices}
+
+
+def test_every_preset_with_gpus_has_one_row() -> None:
+    found = training_choices(load_shape("Qwen3-14B"), LORA_14B, BOOK)
+    assert len(found) == len(by_preset(found)) == len(list(gpu_presets()))
+
+
+def test_the_first_is_the_cheapest_that_fits_and_runs_here() -> None:
+    found = training_choices(load_shape("Qwen3-14B"), LORA_14B, BOOK)
+    good = [each for each in found if each.fits and each.runs_here]
+    assert found[: len(good)] == tuple(good)
+    prices = [each.usd_per_hour for each in good if each.usd_per_hour is not None]
+    assert prices == sorted(prices)
+    assert good[len(prices) :] == [each for each in good if each.usd_per_hour is None]
+
+
+def test_a_price_is_that_of_the_bill() -> None:
+    found = by_preset(training_choices(load_shape("Qwen3-14B"), LORA_14B, BOOK, gpus=8))
+    choice = found["gpu-l40s-d/2gpu-64vcpu-384gb"]
+    group = NodeGroupSpec(
+        platform=choice.platform,
+        preset=choice.preset,
+        boot_disk=BootDiskSpec(size_gib=64),
+        min_nodes=4,
+        max_nodes=4,
+    )
+    rate = node_rate(group, BOOK.in_region(choice.region))
+    assert (choice.nodes, choice.gpus) == (4, 8)
+    assert choice.usd_per_hour == 4 * rate.usd  # type: ignore[union-attr]
+
+
+def test_on_the_book_of_seed_000_only_l40s_has_a_price() -> None:
+    found = training_choices(load_shape("Qwen3-14B"), LORA_14B, PriceBook.load("seed000"))
+    priced = {each.platform for each in found if each.usd_per_hour is not None}
+    assert priced == {"gpu-l40s-d"}
+    assert by_preset(found)["gpu-l40s-d/2gpu-64vcpu-384gb"].usd_per_hour == Decimal("4.5688")
+    loser = by_preset(found)["gpu-h100-sxm/8gpu-128vcpu-1600gb"]
+    assert "price: price book 'seed000' has no" in loser.reason
+
+
+def test_every_row_behind_the_first_says_what_keeps_it_there() -> None:
+    first, *rest = training_choices(load_shape("Qwen3-32B"), LORA_14B, BOOK)
+    assert first.fits
+    assert first.runs_here
+    for each in rest:
+        assert any(
+            words in each.reason
+            for words in ("than the first", "most of it", "not run by this project", "price:")
+        ), each.reason
+
+
+def test_a_model_too_large_for_ddp_names_the_strategy_that_would_do() -> None:
+    training = Training(method=Method.FULL, gradient_checkpointing=True)
+    found = by_preset(training_choices(load_shape("Qwen3-32B"), training, BOOK))
+    choice = found["gpu-b200-sxm/8gpu-160vcpu-1792gb"]
+    assert choice.fits
+    assert not choice.runs_here
+    assert "not run by this project: strategy zero-" in choice.reason
+
+
+def test_qlora_is_planned_and_not_run_here() -> None:
+    found = training_choices(load_shape("Qwen3-32B"), Training(method=Method.QLORA), BOOK)
+    assert not any(each.runs_here for each in found)
+    assert all("method qlora" in each.reason for each in found if each.fits)
+
+
+def test_strategies_are_compared_with_degrees_that_the_model_allows() -> None:
+    shape = load_shape("Qwen2-7B")  # 28 heads over 4 key heads, 28 layers
+    found = {
+        each.strategy: each for each in shardings(shape, Gpus(nodes=2, per_node=8, usable=GIB))
+    }
+    assert list(found) == [
+        Strategy.DDP,
+        Strategy.ZERO1,
+        Strategy.ZERO2,
+        Strategy.FSDP,
+        Strategy.TENSOR,
+        Strategy.PIPELINE,
+        Strategy.THREE_D,
+        Strategy.OFFLOAD,
+    ]
+    assert all(each.gpus == 16 for each in found.values())
+    assert found[Strategy.TENSOR].tensor == 4
+    assert found[Strategy.PIPELINE].pipeline == 4
+    assert found[Strategy.THREE_D].label == "3d (tensor 4 x pipeline 4 x data 1)"
+
+
+def test_one_gpu_has_nothing_to_divide_but_can_offload() -> None:
+    found = shardings(load_shape("Qwen3-8B"), Gpus(nodes=1, per_node=1, usable=GIB))
+    assert [each.strategy for each in found] == [Strategy.DDP, Strategy.OFFLOAD]
+
+
+def test_offload_is_judged_by_the_memory_of_the_node() -> None:
+    shape = load_shape("Qwen3-8B")
+    training = Training(method=Method.FULL, gradient_checkpointing=True)
+    small = Gpus(nodes=1, per_node=1, usable=usable_bytes(48), host_bytes=96 * GIB)
+    large = Gpus(nodes=1, per_node=1, usable=usable_bytes(48), host_bytes=192 * GIB)
+    assert not verdicts(shape, training, small)[-1].fits
+    assert "a node for its state" in verdicts(shape, training, small)[-1].reason
+    assert verdicts(shape, training, large)[-1].fits
+
+
+def test_a_node_must_hold_the_model_while_it_is_loaded() -> None:
+    shape = load_shape("Qwen3-14B")
+    small = Gpus(nodes=1, per_node=2, usable=usable_bytes(80), host_bytes=48 * GIB)
+    (ddp, *_) = verdicts(shape, LORA_14B, small)
+    assert not ddp.fits
+    assert ddp.reason == "needs 55.0 GiB of 48.0 GiB a node to load the model"
+
+
+def test_the_strategy_with_the_least_traffic_wins_and_one_that_runs_here_before_it() -> None:
+    shape = load_shape("Qwen2-7B")
+    training = Training(method=Method.FULL, sequence_length=4096, gradient_checkpointing=True)
+    on_h200 = verdicts_on(shape, training, gpus=4, memory_gb=141)
+    on_h100 = verdicts_on(shape, training, gpus=4, memory_gb=80)
+    assert best(on_h200).sharding.strategy is Strategy.DDP
+    assert best(on_h100).sharding.strategy is Strategy.ZERO1
+    assert best(verdicts_on(shape, training, gpus=1, memory_gb=8)).sharding.strategy is Strategy.DDP
+
+
+def test_serving_takes_as_many_gpus_as_it_needs() -> None:
+    serving = Serving(streams=16, context_tokens=10_000)
+    found = by_preset(serving_choices(load_shape("Qwen3-14B"), serving, BOOK))
+    assert found["gpu-h100-sxm/1gpu-16vcpu-200gb"].strategy == "one GPU"
+    two = found["gpu-l40s-d/2gpu-64vcpu-384gb"]
+    assert (two.fits, two.runs_here, two.strategy) == (True, False, "tensor 2")
+    assert not found["gpu-l40s-d/1gpu-16vcpu-96gb"].fits
+
+
+def test_serving_in_8_bits_is_planned_and_not_run_here() -> None:
+    found = serving_choices(load_shape("Qwen3-14B"), Serving(dtype=Dtype.INT8), BOOK)
+    assert all("dtype int8" in each.reason for each in found)
+    assert not any(each.runs_here for each in found)
+
+
+def test_an_answer_is_plain_values_and_text_of_one_computation() -> None:
+    answer = training_answer("Qwen3-14B", LORA_14B, BOOK)
+    values = json.loads(json.dumps(answer.values))
+    assert values["gpus"] == GPUS_ASKED
+    for strategy in values["strategies"]:
+        parts = dict(strategy["bytes_per_gpu"])
+        assert parts.pop("total") == sum(parts.values())
+    first = values["presets"][0]
+    assert f"{first['nodes']} x {first['platform']}" in answer.text
+    assert all(line.isascii() for line in answer.text.splitlines())
+
+
+@pytest.mark.parametrize("values", [{"gpus": 0}, {"gpu_memory_gb": -1}])
+def test_numbers_below_one_are_refused(values: dict[str, int]) -> None:
+    with pytest.raises(SizeError, match="expected 1 or more"):
+        training_answer("Qwen3-14B", LORA_14B, BOOK, **values)  # type: ignore[arg-type]
+
+
+def test_more_memory_a_gpu_is_never_less_usable() -> None:
+    sizes = [usable_bytes(gb) for gb in (24, 40, 48, 80, 141, 180, 288)]
+    assert all(few < many for few, many in pairwise(sizes))
+    assert usable_bytes(48) < 44.40 * GIB

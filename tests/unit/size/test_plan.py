@@ -1,0 +1,267 @@
+"""The plan of a job: what it holds, from which recipe and settings, and how it gets there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass, replace
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cost.forecast import Forecast, TrainSpeed, UnknownRun
+from cost.size.errors import SizeError
+from cost.size.plan import make_plan
+from cost.size.recipe import recipe_run
+from cost.size.shape import LINEAR_MODULES
+from cost.size.training import Dtype, Method, Training
+from infra.jobs.errors import JobsError
+from infra.jobs.outputs import StackOutputs
+from infra.jobs.plan import install_script, path_on_cluster, plan_lines, plan_of, with_settings
+from infra.jobs.ssh import Result
+from infra.jobs.submit import submit
+from stacks.load import load_stack
+from stacks.spec import JobSpec, StackSpec
+
+ROOT = Path(__file__).parents[3]
+RECIPES = {
+    f"workloads/recipes/{path.name}": path.read_bytes()
+    for path in (ROOT / "workloads" / "recipes").glob("*.json")
+}
+STACKS = ("local", "l40s-dev", "h100-prod", "h200-elastic")
+
+
+@pytest.fixture(autouse=True)
+def _own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = tmp_path / "id.pub"
+    key.write_text(f"ssh-ed25519 {'A' * 68} user@host\n", encoding="utf-8")
+    monkeypatch.setenv("SOPERATOR_SSH_PUBLIC_KEY_FILE", str(key))
+
+
+def stack_and_job(stack: str, job: str = "finetune") -> tuple[StackSpec, JobSpec]:
+    """Returns a shipped stack and one of its jobs."""
+    spec = load_stack(stack)
+    return spec, next(each for each in spec.jobs if each.name == job)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_the_training_of_every_shipped_stack_fits_and_runs_here(stack: str) -> None:
+    spec, job = stack_and_job(stack)
+    plan = plan_of(spec, job, RECIPES)
+    assert plan is not None
+    assert plan.chosen.usable_here, plan.chosen.reason
+    assert plan.world_size == job.nodes * max(1, job.gpus_per_node)
+    assert plan.training.micro_batch_size <= plan.chosen.largest_micro_batch
+
+
+def test_a_job_that_does_not_train_has_no_plan() -> None:
+    spec, job = stack_and_job("l40s-dev", "prepare-data")
+    assert plan_of(spec, job, RECIPES) is None
+
+
+def test_a_plan_is_the_recipe_the_hardware_and_a_verdict() -> None:
+    spec, job = stack_and_job("l40s-dev")
+    plan = plan_of(spec, job, RECIPES)
+    assert plan is not None
+    values = json.loads(plan.to_bytes())
+    assert values["schema_version"] == 1
+    assert (values["model"], values["recipe_model"]) == ("Qwen3-14B", "Qwen/Qwen3-14B")
+    assert (values["strategy"], values["world_size"]) == ("ddp", 8)
+    assert (values["fits"], values["runs_here"]) == (True, True)
+    assert values["hardware"]["preset"] == "2gpu-64vcpu-384gb"
+    parts = dict(values["memory_gib_per_rank"])
+    assert parts.pop("total") == pytest.approx(sum(parts.values()), abs=0.005)
+    assert values["steps"] is None
+    assert values["forecast"] is None
+    assert plan.to_bytes() == plan_of(spec, job, RECIPES).to_bytes()  # type: ignore[union-attr]
+
+
+def test_the_settings_of_a_submission_are_planned() -> None:
+    spec, job = stack_and_job("l40s-dev")
+    sets = ["train.method=full", "train.micro_batch_size=2"]
+    plan = plan_of(spec, job, RECIPES, sets)
+    assert plan is not None
+    assert plan.training.method is Method.FULL
+    assert plan.training.micro_batch_size == 2
+    assert not plan.chosen.usable_here
+    assert "not run by this project" in plan_lines(plan)[0]
+
+
+def test_what_no_strategy_holds_is_told_with_a_way_out() -> None:
+    spec, job = stack_and_job("l40s-dev")
+    plan = plan_of(spec, job, RECIPES, ["train.micro_batch_size=400"])
+    assert plan is not None
+    assert not plan.chosen.fits
+    assert "lower train.micro_batch_size" in plan_lines(plan)[-1]
+    assert "soperator size Qwen3-14B --method lora --seq 2048" in plan_lines(plan)[-1]
+
+
+def test_settings_that_the_stack_gives_a_job_come_before_those_of_the_submission() -> None:
+    spec, job = stack_and_job("local")
+    job = replace(job, args=("--set", "train.micro_batch_size=3", "--resume", "auto"))
+    assert plan_of(spec, job, RECIPES).training.micro_batch_size == 3  # type: ignore[union-attr]
+    plan = plan_of(spec, job, RECIPES, ["train.micro_batch_size=4"])
+    assert plan is not None
+    assert plan.training.micro_batch_size == 4
+
+
+def test_a_forecast_gives_steps_hours_and_dollars() -> None:
+    spec, job = stack_and_job("l40s-dev")
+    forecast = Forecast(
+        job=job.name,
+        num_nodes=4,
+        worker=spec.nodes.workers[0],
+        num_tokens=Decimal(13_107_201),
+        speed=TrainSpeed(
+            tokens_per_s=Decimal(3000), source="job 7", measured_on=date(2026, 11, 20)
+        ),
+        busy_hours=Decimal("1.2136"),
+        disturbance=None,
+        hours=Decimal("1.2136"),
+        nodes_usd=Decimal("22.1786"),
+        cluster_share_usd=None,
+        notes=(),
+    )
+    plan = plan_of(spec, job, RECIPES, forecast=forecast)
+    assert plan is not None
+    values = json.loads(plan.to_bytes())
+    # 2048 tokens x 1 row x 8 micro batches x 8 ranks = 131,072 a step; a last partial step counts.
+    assert values["steps"] == 101
+    assert values["forecast"]["hours"] == 1.2136
+    assert values["forecast"]["nodes_usd"] == "22.1786"
+
+
+def test_an_unknown_forecast_says_why() -> None:
+    spec, job = stack_and_job("l40s-dev")
+    unknown = UnknownRun(
+        job=job.name, num_nodes=4, reason="no speed", fix="run it", at_most_usd=None
+    )
+    values = json.loads(plan_of(spec, job, RECIPES, forecast=unknown).to_bytes())  # type: ignore[union-attr]
+    assert values["forecast"] == {"known": False, "reason": "NOT KNOWN: no speed; run it"}
+
+
+def test_a_job_without_gpus_is_planned_on_the_memory_of_its_nodes() -> None:
+    spec, job = stack_and_job("local")
+    plan = plan_of(spec, replace(job, gpus_per_node=0), RECIPES)
+    assert plan is not None
+    assert plan.gpus.usable > 300 * 2**30
+    assert plan.world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({}, r"r\.model: got None, expected the name of a model"),
+        ({"model": "x"}, r"r\.train: got None, expected a mapping"),
+        ({"model": "x", "train": {"method": "dora"}}, r"r\.train\.method: got 'dora'.*one of full"),
+        ({"model": "x", "train": {"dtype": 7}}, r"r\.train\.dtype: got 7"),
+        ({"model": "x", "train": {"lora": []}}, r"r\.train\.lora: got \[\]"),
+        ({"model": "x", "train": {"lora": {"rank": True}}}, r"r\.train\.lora\.rank: got True"),
+        ({"model": "x", "train": {"micro_batch_size": 0}}, r"train\.micro_batch_size: got 0"),
+        ({"model": "x", "train": {"max_steps": "8"}}, r"train\.max_steps: got '8'"),
+        (
+            {"model": "x", "train": {"lora": {"target_modules": "q_proj"}}},
+            r"target_modules: got 'q_proj', expected a list",
+        ),
+    ],
+)
+def test_a_recipe_that_cannot_be_planned_is_refused_with_the_path(
+    recipe: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SizeError, match=message):
+        recipe_run(recipe, at="r")
+
+
+def test_a_recipe_has_the_defaults_of_the_trainer() -> None:
+    run = recipe_run({"model": "m", "train": {}}, at="r")
+    assert run.training == Training(method=Method.LORA, dtype=Dtype.BF16, targets=LINEAR_MODULES)
+
+
+def test_a_plan_needs_nodes_that_can_run_the_job() -> None:
+    spec, job = stack_and_job("l40s-dev")
+    with pytest.raises(SizeError, match=r"no nodeset of partition 'main' has 8 GPUs a node"):
+        make_plan(spec, replace(job, gpus_per_node=8), {"model": "Qwen3-8B", "train": {}})
+
+
+def test_a_recipe_that_is_not_shipped_or_not_readable_is_refused() -> None:
+    spec, job = stack_and_job("l40s-dev")
+    with pytest.raises(SizeError, match=r"jobs\.finetune\.recipe: no file of 'other'"):
+        plan_of(spec, replace(job, recipe="other"), RECIPES)
+    with pytest.raises(SizeError, match=r"cannot be read"):
+        plan_of(spec, job, {f"workloads/recipes/{job.recipe}.yaml": b"a: [1"})
+
+
+def test_settings_are_json_or_text_and_make_sections() -> None:
+    recipe = with_settings({"train": {"epochs": 1}}, ["train.lora.rank=8", "model=Qwen3-8B"])
+    assert recipe == {"train": {"epochs": 1, "lora": {"rank": 8}}, "model": "Qwen3-8B"}
+    with pytest.raises(SizeError, match="'model' is no section"):
+        with_settings({"model": "x"}, ["model.name=1"])
+
+
+@dataclass
+class Cluster:
+    """A login node that runs what it is told, with an sbatch that notes its words."""
+
+    folder: Path
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        """Returns what bash made of the command."""
+        (self.folder / "bin").mkdir(exist_ok=True)
+        sbatch = self.folder / "bin" / "sbatch"
+        sbatch.write_text(f'#!/bin/bash\necho "$@" > {self.folder}/asked\necho 12\n')
+        sbatch.chmod(0o755)
+        done = subprocess.run(
+            ["bash", "-c", command],
+            input=stdin,
+            capture_output=True,
+            check=False,
+            env={"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin"},
+        )
+        return Result(
+            command=command,
+            exit_code=done.returncode,
+            stdout=done.stdout.decode(),
+            stderr=done.stderr.decode(),
+        )
+
+
+@pytest.mark.parametrize("release", ["0123456789abcdef", "feedfeedfeedfeed"])
+def test_a_submission_ships_its_plan_only_with_the_code_it_was_made_for(
+    tmp_path: Path, release: str
+) -> None:
+    (tmp_path / "code" / "releases" / release).mkdir(parents=True)
+    (tmp_path / "code" / "current").symlink_to(f"releases/{release}")
+    outputs = StackOutputs(
+        stack="local",
+        login_ip="127.0.0.1",
+        ssh_port=30022,
+        login_host_key="ssh-ed25519 AAAA",
+        code_path=str(tmp_path / "code"),
+        code_hash="0123456789abcdef",
+        places={"logs": "/mnt/logs", "results": "/mnt/results"},
+        jobs={"finetune": ""},
+    )
+    cluster = Cluster(folder=tmp_path)
+    if release == "feedfeedfeedfeed":
+        with pytest.raises(JobsError, match="the cluster has code feedfeedfeedfeed"):
+            submit(cluster, outputs, "finetune", code_hash="0123456789abcdef", plan=b"{}\n")
+        assert not (tmp_path / "code" / "plans").exists()
+        return
+    made = submit(cluster, outputs, "finetune", code_hash="0123456789abcdef", plan=b"{}\n")
+    path = path_on_cluster(outputs.code_path, b"{}\n")
+    assert made.job_id == "12"
+    assert Path(path).read_bytes() == b"{}\n"
+    assert f"--export=ALL,SOPERATOR_PLAN={path}" in (tmp_path / "asked").read_text()
+
+
+def test_the_file_is_written_whole_under_the_hash_of_its_bytes(tmp_path: Path) -> None:
+    content = b'{"schema_version": 1}\n'
+    path = path_on_cluster(str(tmp_path / "co de"), content)
+    assert path != path_on_cluster(str(tmp_path / "co de"), content + b" ")
+    for _ in range(2):
+        subprocess.run(["bash", "-c", install_script(path)], input=content, check=True)
+    assert Path(path).read_bytes() == content
+    assert [each.name for each in Path(path).parent.iterdir()] == [Path(path).name]

@@ -1,0 +1,71 @@
+"""The nine rows of seed 004, by its own rule, beside what training takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from cost.size.answer import seed004_answer
+from cost.size.catalog import load_shape
+from cost.size.errors import SizeError
+from cost.size.seed004 import billions_of, deck_row, deck_table
+from cost.size.training import Dtype
+
+# Slides "LLMs don't fit into a single GPU" of seed 004: weights GB, training GB, GPUs of 40 GB. The
+# deck prints "~1TB" for 1,024.
+SLIDES = [
+    (7, "fp32", 28, 98, 4),
+    (13, "fp32", 52, 192, 8),
+    (70, "fp32", 280, 1024, 32),
+    (7, "fp16", 14, 49, 2),
+    (13, "fp16", 26, 96, 4),
+    (70, "fp16", 140, 512, 16),
+    (7, "int8", 7, 25, 1),
+    (13, "int8", 13, 48, 2),
+    (70, "int8", 70, 256, 8),
+]
+
+
+def test_the_rule_gives_every_row_of_the_slides() -> None:
+    rows = [
+        (row.billions, row.dtype.value, row.weights_gb, row.training_gb, row.gpus)
+        for row in deck_table()
+    ]
+    assert rows == SLIDES
+
+
+def test_gpu_memory_is_an_input_of_the_rule() -> None:
+    assert deck_row(7, Dtype.FP32, gpu_memory_gb=80).gpus == 2
+    assert deck_row(70, Dtype.FP16, gpu_memory_gb=80).gpus == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"), [("Llama-2-70b", 70), ("Qwen3-14B", 14), ("SmolLM2-1.7B", 2)]
+)
+def test_a_model_is_called_by_its_name(model: str, billions: int) -> None:
+    assert billions_of(load_shape(model)) == billions
+
+
+def test_the_deck_is_low_wherever_weights_can_be_trained() -> None:
+    """State alone, without activations, is more than the deck's memory for training."""
+    rows = seed004_answer().values["rows"]
+    assert isinstance(rows, list)
+    for row in rows:
+        if row["dtype"] != "int8":
+            assert row["state_bytes"] > row["deck_training_gb"] * 10**9
+            assert row["gpus"] >= row["deck_gpus"]
+
+
+def test_one_model_has_three_rows_and_a_type_has_one() -> None:
+    assert [row["dtype"] for row in seed004_answer("Qwen3-14B").values["rows"]] == [  # type: ignore[union-attr]
+        "fp32",
+        "fp16",
+        "int8",
+    ]
+    assert len(seed004_answer("Qwen3-14B", dtype=Dtype.FP16).values["rows"]) == 1  # type: ignore[arg-type]
+
+
+def test_a_type_that_the_deck_does_not_print_is_refused() -> None:
+    with pytest.raises(SizeError, match="bf16 is not a type that the deck prints"):
+        deck_row(7, Dtype.BF16)
+    with pytest.raises(SizeError, match="gpu-mem: got 0"):
+        deck_row(7, Dtype.FP32, gpu_memory_gb=0)

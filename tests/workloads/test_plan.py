@@ -1,0 +1,483 @@
+"""The planner against the trainer: exact bytes, saved tensors, peaks, and the plan it reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cost.size import activations, sharding, training
+from cost.size.catalog import load_shape, rows
+from cost.size.memory import training_memory
+from cost.size.shape import LINEAR_MODULES, ModelShape
+from cost.size.sharding import Sharding
+from cost.size.training import Dtype, Method, Training
+from workloads.common.exit_codes import ConfigError, ExitCode
+from workloads.data.packing import Batch
+from workloads.train import config as train_config
+from workloads.train.config import LoraConfig, TrainConfig
+from workloads.train.model import AssistantLoss, build_model
+from workloads.train.optimizer import AdamW
+from workloads.train.plan import VARIABLE, checked_plan, choose_strategy, read_plan
+
+KINDS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+CPU = torch.device("cpu")
+DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP32: torch.float32}
+
+
+def hf_config(shape: ModelShape, kind: str) -> Any:
+    """Returns the transformers config of a shape."""
+    import transformers
+
+    return getattr(transformers, KINDS[kind].replace("ForCausalLM", "Config"))(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        tie_word_embeddings=shape.tied,
+        max_position_embeddings=4096,
+    )
+
+
+def kind_of(shape: ModelShape) -> str:
+    """Returns the transformers family of a shape."""
+    return "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
+
+
+def tiny(kind: str, *, vocab: int = 400, layers: int = 2) -> ModelShape:
+    """Returns a small shape of a family, with heads that do not make up the hidden size."""
+    return ModelShape(
+        name="tiny",
+        hidden=64,
+        layers=layers,
+        heads=4,
+        kv_heads=2,
+        head_dim=24,
+        intermediate=176,
+        vocab=vocab,
+        qkv_bias=kind == "qwen2",
+        qk_norm=kind == "qwen3",
+    )
+
+
+def trainer_model(shape: ModelShape, plan: Training, tmp_path: Path) -> Any:
+    """Returns the model as the trainer builds it, from a folder."""
+    import transformers
+
+    kind = kind_of(shape)
+    folder = tmp_path / f"{kind}-{shape.layers}-{shape.vocab}"
+    if not folder.exists():
+        getattr(transformers, KINDS[kind])(hf_config(shape, kind)).save_pretrained(folder)
+    config = TrainConfig(
+        dataset="x",
+        method=typing.cast(Any, plan.method.value),
+        dtype=typing.cast(Any, plan.dtype.value),
+        lora=LoraConfig(rank=plan.rank, alpha=8, dropout=plan.dropout),
+        gradient_checkpointing=plan.gradient_checkpointing,
+        max_steps=1,
+        learning_rate=0.001,
+    )
+    return build_model(folder, config, device=CPU)
+
+
+def batch_of(plan: Training, shape: ModelShape) -> Batch:
+    """Returns one micro batch with a label at every position."""
+    size = (plan.micro_batch_size, plan.sequence_length)
+    ids = torch.randint(0, shape.vocab, size)
+    causal = torch.ones(size[1], size[1], dtype=torch.bool).tril()
+    return Batch(
+        input_ids_BT=ids,
+        labels_BT=ids.clone(),
+        position_ids_BT=torch.arange(size[1]).expand(size).contiguous(),
+        mask_B1TT=causal.expand(size[0], 1, *causal.shape).contiguous(),
+        num_tokens=ids.numel(),
+        num_label_tokens=ids.numel(),
+    )
+
+
+def optimizer_of(model: Any) -> AdamW:
+    """Returns the trainer's optimizer."""
+    return AdamW([w for w in model.parameters() if w.requires_grad], lr=0.001, weight_decay=0.0)
+
+
+def state_tensors(optimizer: AdamW) -> list[torch.Tensor]:
+    """Returns every tensor of the optimizer's state."""
+    states = optimizer.state.values()
+    return [value for state in states for value in state.values() if torch.is_tensor(value)]
+
+
+def num_bytes(tensors: typing.Iterable[torch.Tensor]) -> int:
+    """Returns the bytes of all tensors together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of storages that are alive: those given, and every result since."""
+
+    def __init__(self, *given: torch.Tensor) -> None:
+        super().__init__()
+        self.alive: dict[int, int] = {}
+        self.now = self.peak = 0
+        for tensor in given:
+            self._add(tensor)
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.alive:
+            return
+        self.alive[key] = storage.nbytes()
+        self.now += storage.nbytes()
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._drop, key)
+
+    def _drop(self, key: int) -> None:
+        self.now -= self.alive.pop(key, 0)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._add(leaf)
+        return result
+
+
+@pytest.mark.parametrize("name", rows())
+def test_a_shape_of_the_catalog_counts_as_transformers_builds_it(name: str) -> None:
+    import peft
+    import transformers
+
+    shape = load_shape(name)
+    kind = kind_of(shape)
+    with torch.device("meta"):
+        model = getattr(transformers, KINDS[kind])(hf_config(shape, kind))
+        assert sum(weight.numel() for weight in model.parameters()) == shape.parameters
+        lora = peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+        adapted = peft.get_peft_model(model, lora)
+    trained = [weight for weight in adapted.parameters() if weight.requires_grad]
+    assert sum(weight.numel() for weight in trained) == shape.adapter_weights(rank=8)
+
+
+def test_the_installed_model_is_its_row_of_the_catalog() -> None:
+    folder = Path.home() / ".cache" / "soperator-stack" / "models" / "SmolLM2-135M-Instruct"
+    if not folder.is_dir():
+        pytest.skip("SmolLM2-135M-Instruct is not set up; run: make setup")
+    installed = load_shape(str(folder))
+    assert dataclasses.replace(installed, name="SmolLM2-135M") == load_shape("SmolLM2-135M")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP32])
+def test_weights_gradients_and_optimizer_are_exact_to_the_byte(
+    kind: str, method: Method, dtype: Dtype, tmp_path: Path
+) -> None:
+    plan = Training(method=method, dtype=dtype, rank=4, sequence_length=16)
+    shape = tiny(kind)
+    model = trainer_model(shape, plan, tmp_path)
+    optimizer = optimizer_of(model)
+    AssistantLoss(model)(batch_of(plan, shape)).backward()
+    gradients = num_bytes(w.grad for w in model.parameters() if w.grad is not None)
+    optimizer.step()
+    memory = training_memory(shape, plan, Sharding())
+    assert memory.weights == num_bytes(model.parameters())
+    assert memory.gradients == gradients
+    assert memory.optimizer == num_bytes(state_tensors(optimizer))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP32])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_what_a_layer_keeps_is_what_autograd_saves(
+    kind: str, method: Method, dtype: Dtype, checkpointing: bool, tmp_path: Path
+) -> None:
+    plan = Training(
+        method=method,
+        dtype=dtype,
+        rank=8,
+        sequence_length=128,
+        gradient_checkpointing=checkpointing,
+    )
+    saved = [_saved_bytes(tiny(kind, layers=layers), plan, tmp_path) for layers in (2, 3)]
+    kept = activations.layer_kept(tiny(kind), plan)
+    assert kept.total == saved[1] - saved[0]
+
+
+def _saved_bytes(shape: ModelShape, plan: Training, tmp_path: Path) -> int:
+    """Returns the bytes that autograd saves of one forward pass, weights aside."""
+    model = trainer_model(shape, plan, tmp_path)
+    weights = {w.untyped_storage()._cdata for w in (*model.parameters(), *model.buffers())}
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = tensor
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = AssistantLoss(model)(batch_of(plan, shape))
+    total = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    del loss
+    return total
+
+
+@pytest.mark.parametrize("vocab", [400, 6000])
+@pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
+@pytest.mark.parametrize(
+    ("dtype", "checkpointing"), [(Dtype.BF16, False), (Dtype.BF16, True), (Dtype.FP32, True)]
+)
+def test_the_peak_of_a_train_step_is_within_a_tenth_of_the_plan(
+    vocab: int, method: Method, dtype: Dtype, checkpointing: bool, tmp_path: Path
+) -> None:
+    """A few rows on CPU, where every allocation can be counted; two micro batches, two steps."""
+    plan = Training(
+        method=method,
+        dtype=dtype,
+        rank=8,
+        sequence_length=256,
+        micro_batch_size=2,
+        gradient_accumulation=2,
+        gradient_checkpointing=checkpointing,
+    )
+    shape = tiny("qwen3", vocab=vocab)
+    model = trainer_model(shape, plan, tmp_path)
+    optimizer, loss, rows_ = optimizer_of(model), AssistantLoss(model), batch_of(plan, shape)
+    loss(rows_).backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    live = Live(
+        *model.parameters(),
+        *state_tensors(optimizer),
+        *(getattr(rows_, name) for name in ("input_ids_BT", "labels_BT", "mask_B1TT")),
+    )
+    with live:
+        for _ in range(plan.gradient_accumulation):
+            loss(rows_).backward()
+        optimizer.step()
+    planned = training_memory(shape, plan, Sharding()).total
+    assert planned == pytest.approx(live.peak, rel=0.10)
+
+
+def test_the_planner_knows_what_the_trainer_can_run() -> None:
+    hints = typing.get_type_hints(TrainConfig)
+    assert set(typing.get_args(hints["method"])) == {
+        each.value for each in training.TRAINED_METHODS
+    }
+    assert set(typing.get_args(hints["dtype"])) == {each.value for each in training.TRAINED_DTYPES}
+    assert set(train_config.STRATEGIES) == {each.value for each in sharding.TRAINED}
+    assert typing.get_args(hints["strategy"]) == ("auto", *train_config.STRATEGIES)
+
+
+def test_the_planner_has_the_defaults_of_the_trainer() -> None:
+    ours = {field.name: field.default for field in dataclasses.fields(Training)}
+    theirs = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    lora = {field.name: field.default for field in dataclasses.fields(LoraConfig)}
+    shared = ours.keys() & theirs.keys()
+    assert {name: str(ours[name]) for name in shared} == {
+        name: str(theirs[name]) for name in shared
+    }
+    assert (ours["rank"], ours["dropout"]) == (lora["rank"], lora["dropout"])
+    assert lora["target_modules"] == ("all-linear",)
+    assert ours["targets"] == LINEAR_MODULES
+
+
+PLAN: dict[str, Any] = {
+    "schema_version": 1,
+    "recipe_model": "tiny",
+    "parameters": 23_000,
+    "world_size": 1,
+    "strategy": "ddp",
+    "reason": "needs 0.1 GiB of 41.1 GiB a GPU",
+    "fits": True,
+    "largest_micro_batch": 47,
+    "memory_gib_per_rank": {"weights": 0.1, "total": 0.1},
+    "method": "lora",
+    "dtype": "fp32",
+    "sequence_length": 2048,
+    "micro_batch_size": 1,
+    "gradient_checkpointing": False,
+}
+CONFIG = TrainConfig(
+    dataset="x", dtype="fp32", sequence_length=2048, max_steps=4, learning_rate=0.01
+)
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def ship(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """`ship(fits=False)`: writes a changed plan and names it to the job; its path."""
+
+    def write(**changes: Any) -> Path:
+        path = tmp_path / "shipped.json"
+        path.write_text(json.dumps({**PLAN, **changes}), encoding="utf-8")
+        monkeypatch.setenv(VARIABLE, str(path))
+        return path
+
+    return write
+
+
+def test_a_job_without_a_plan_runs_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert read_plan() is None
+    assert choose_strategy(None, CONFIG) == "ddp"
+
+
+def test_a_plan_that_is_gone_is_told_and_not_missed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "none.json"))
+    assert read_plan() is None
+    assert "the plan of this job is gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read as a plan"),
+        ("[]", "schema_version: got None, expected 1"),
+        ('{"schema_version": 2}', "schema_version: got 2, expected 1"),
+        ('{"schema_version": 1}', r"recipe_model: got None, expected str; .*fits: got None"),
+    ],
+)
+def test_a_damaged_plan_is_refused(ship: Write, text: str, message: str) -> None:
+    ship().write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        read_plan()
+
+
+def test_a_wrong_type_in_a_plan_is_refused_with_its_key(ship: Write) -> None:
+    ship(world_size=True, memory_gib_per_rank={"total": "much"})
+    with pytest.raises(ConfigError, match=r"world_size: got True, expected int"):
+        read_plan()
+    ship(memory_gib_per_rank={})
+    with pytest.raises(ConfigError, match=r"memory_gib_per_rank\.total: got None"):
+        read_plan()
+
+
+def test_a_plan_of_another_model_is_refused(ship: Write) -> None:
+    ship(recipe_model="Qwen/Qwen3-14B")
+    with pytest.raises(
+        ConfigError, match=r"made for model Qwen/Qwen3-14B, but the recipe trains tiny"
+    ):
+        checked_plan(read_plan(), model="tiny", config=CONFIG, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "world_size", "word"),
+    [
+        ({"world_size": 2}, 1, "world size 2 there, 1 here"),
+        ({}, 3, "world size 1 there, 3 here"),
+        ({"method": "full"}, 1, "method full there, lora here"),
+        ({"sequence_length": 4096}, 1, "sequence_length 4096 there, 2048 here"),
+    ],
+)
+def test_a_plan_of_another_run_is_left_aside_with_a_warning(
+    ship: Write,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    world_size: int,
+    word: str,
+) -> None:
+    ship(**changes)
+    assert checked_plan(read_plan(), model="tiny", config=CONFIG, world_size=world_size) is None
+    assert word in capsys.readouterr().err
+
+
+def test_an_explicit_strategy_wins_and_the_disagreement_is_told(
+    ship: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ship(strategy="fsdp", reason="needs 12.0 GiB")
+    plan = read_plan()
+    explicit = dataclasses.replace(CONFIG, strategy="ddp")
+    assert choose_strategy(plan, explicit) == "ddp"
+    told = capsys.readouterr().err
+    assert "warning: train.strategy ddp wins over the plan, which says fsdp: needs 12.0" in told
+
+
+def test_a_strategy_that_the_trainer_does_not_run_is_told(
+    ship: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ship(strategy="zero-1")
+    assert choose_strategy(read_plan(), CONFIG) == "ddp"
+    assert "the plan says zero-1, which this trainer does not run" in capsys.readouterr().err
+
+
+def test_a_plan_that_agrees_is_followed_without_a_warning(
+    ship: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ship()
+    assert choose_strategy(read_plan(), CONFIG) == "ddp"
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_run_that_does_not_fit_by_the_plan_is_warned(
+    ship: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ship(fits=False, reason="needs 99.0 GiB of 41.1 GiB a GPU")
+    choose_strategy(read_plan(), CONFIG)
+    ship(largest_micro_batch=1)
+    choose_strategy(read_plan(), dataclasses.replace(CONFIG, micro_batch_size=2))
+    told = capsys.readouterr().err
+    assert "by the plan this run does not fit: needs 99.0 GiB" in told
+    assert "train.micro_batch_size 2 is over the plan's largest, 1" in told
+
+
+def test_the_trainer_reads_what_the_planner_writes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from infra.jobs.plan import plan_of
+    from stacks.load import load_stack
+    from workloads.recipes import load_recipe
+
+    (tmp_path / "id.pub").write_text(f"ssh-ed25519 {'A' * 68} user@host\n", encoding="utf-8")
+    monkeypatch.setenv("SOPERATOR_SSH_PUBLIC_KEY_FILE", str(tmp_path / "id.pub"))
+    folder = Path(__file__).parents[2] / "workloads" / "recipes"
+    files = {f"workloads/recipes/{path.name}": path.read_bytes() for path in folder.glob("*.json")}
+    for stack in ("local", "l40s-dev", "h100-prod", "h200-elastic"):
+        spec = load_stack(stack)
+        job = next(each for each in spec.jobs if each.module == "workloads.train")
+        written = plan_of(spec, job, files)
+        assert written is not None
+        path = tmp_path / f"{stack}.json"
+        path.write_bytes(written.to_bytes())
+        recipe = load_recipe(job.recipe)
+        assert recipe.train is not None
+        plan = checked_plan(
+            read_plan({VARIABLE: str(path)}),
+            model=recipe.model,
+            config=recipe.train,
+            world_size=job.nodes * max(1, job.gpus_per_node),
+        )
+        assert plan is not None
+        assert plan.parameters == written.shape.parameters
+
+
+def test_a_run_keeps_its_plan_beside_its_record(places: Path, run: Any, ship: Write) -> None:
+    shipped = ship(recipe_model="tiny")
+    assert run("prepare-data")[0] == ExitCode.OK
+    code, record = run("train", "train.max_steps=1")
+    assert code == ExitCode.OK
+    kept = places / "results" / "12" / "plan.json"
+    assert record["artifacts"]["plan"] == str(kept)
+    assert json.loads(kept.read_text()) == json.loads(shipped.read_text())
+    ship(recipe_model="another")
+    code, record = run("train", "train.max_steps=1")
+    assert code == ExitCode.BAD_CONFIG
+    assert "made for model another" in record["reason"]
