@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost.price import Layer, Price, PriceBookError, Unit
@@ -150,6 +150,7 @@ def test_every_shipped_sku_has_a_known_name_its_unit_and_what_it_covers():
 
 
 @given(readings, st.sampled_from(REGIONS), st.randoms(use_true_random=False))
+@settings(deadline=None)
 def test_the_reading_in_use_does_not_depend_on_the_order(
     found: list[Price], region: str | None, order: random.Random
 ):
@@ -159,6 +160,7 @@ def test_the_reading_in_use_does_not_depend_on_the_order(
 
 
 @given(readings, st.sampled_from(REGIONS))
+@settings(deadline=None)
 def test_no_reading_of_the_region_is_newer_in_the_layer_in_use(
     found: list[Price], region: str | None
 ):
@@ -174,6 +176,7 @@ def test_no_reading_of_the_region_is_newer_in_the_layer_in_use(
 
 
 @given(readings, st.sampled_from(REGIONS))
+@settings(deadline=None)
 def test_layering_twice_changes_nothing(found: list[Price], region: str | None):
     empty = PriceBook.of_readings("b", "", {}, region)
     once = empty.with_prices(found)
@@ -181,6 +184,7 @@ def test_layering_twice_changes_nothing(found: list[Price], region: str | None):
 
 
 @given(readings, st.decimals(min_value=0, max_value=100, places=2))
+@settings(deadline=None)
 def test_a_contract_always_wins(found: list[Price], usd: Decimal):
     others = [price for price in found if price.layer is not Layer.CONTRACT]
     agreed = Price(

@@ -60,7 +60,7 @@ def entry(readings: list[tuple[date, Decimal]]) -> dict[str, Any]:
 
 
 @given(rows)
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_the_newest_day_is_used_and_every_digit_kept(readings: list[tuple[date, Decimal]]):
     book = read({"a": entry(readings)})
     day, usd = max(readings)
@@ -69,14 +69,14 @@ def test_the_newest_day_is_used_and_every_digit_kept(readings: list[tuple[date, 
 
 
 @given(rows)
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_the_order_of_the_file_changes_no_price(readings: list[tuple[date, Decimal]]):
     there, back = read({"a": entry(readings)}), read({"a": entry(readings[::-1])})
     assert there.prices == back.prices
 
 
 @given(st.dictionaries(st.sampled_from(["a", "public-ip"]), junk | entries, max_size=2))
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_any_file_is_read_or_refused_with_the_file_in_every_line(prices: dict[str, Any]):
     with tempfile.TemporaryDirectory() as folder:
         path = written(prices, Path(folder))
