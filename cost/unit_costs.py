@@ -71,16 +71,6 @@ class UnitCosts:
             return ()
         return tuple(row for row in self.chats if row.meets_slo is not False)
 
-    @property
-    def output_tokens_per_chat(self) -> int:
-        """Output tokens of one chat, over all its turns."""
-        return self.chat.output_tokens
-
-    @property
-    def context_tokens_per_chat(self) -> int:
-        """Tokens that the model reads before each answer."""
-        return self.chat.context_tokens
-
 
 def unit_costs(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> UnitCosts:
     """Unit costs of the stack from its bill, its assumed speeds and the records of its jobs."""
