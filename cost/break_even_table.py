@@ -5,6 +5,7 @@ Owns their words. Computes nothing but roundings; what the figures mean is in br
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import ROUND_CEILING, Decimal
 from itertools import groupby
 from typing import Final
@@ -12,8 +13,7 @@ from typing import Final
 from cost.api_prices import ApiPriceBook
 from cost.break_even import ApiCost, BreakEven, BreakEvens, View, break_even
 from cost.chat import ChatCost
-from cost.chat_charts import chat_charts
-from cost.chat_table import percent
+from cost.chat_table import MISSES, percent
 from cost.layout import GAP, UNKNOWN, Table, small_usd_text, span
 from cost.part import Inputs, Part
 from cost.unit_costs import NotKnown, UnitCosts
@@ -29,7 +29,7 @@ def break_even_part(inputs: Inputs) -> tuple[Part, ...]:
     if isinstance(units.chats, NotKnown):
         return ()
     if not models:
-        return (Part(name=_NAME, draw_figures=lambda: chat_charts(units)),)
+        return (Part(name=_NAME, draw_figures=lambda: _charts(units, ())),)
     found = break_even(inputs.spec, inputs.estimate, units, ApiPriceBook.load(), book=inputs.book)
     if isinstance(found, NotKnown):
         return ()
@@ -39,10 +39,17 @@ def break_even_part(inputs: Inputs) -> tuple[Part, ...]:
             name=_NAME,
             tables=break_even_tables(found, units),
             notes=tuple(break_even_notes(found)),
-            draw_figures=lambda: chat_charts(units, apis),
+            draw_figures=lambda: _charts(units, apis),
             plain=plain_break_even(found),
         ),
     )
+
+
+def _charts(units: UnitCosts, apis: Sequence[ApiCost]) -> tuple[str, ...]:
+    # Only an HTML page draws: a preview has 100 ms for all cost work.
+    from cost.chat_charts import chat_charts
+
+    return chat_charts(units, apis)
 
 
 def break_even_tables(found: BreakEvens, units: UnitCosts) -> tuple[Table, ...]:
@@ -99,8 +106,11 @@ def plain_break_even(found: BreakEvens) -> dict[str, object]:
 
 def _meetings(found: BreakEvens, bound: str) -> Table:
     rows: list[tuple[str, ...]] = []
-    for scenario, of_scenario in groupby(found.rows, key=lambda row: row.scenario):
-        rows.append((scenario, "", "", "", "", "", ""))
+    for (scenario, meets_slo), of_scenario in groupby(
+        found.rows, key=lambda row: (row.scenario, row.meets_slo)
+    ):
+        name = f"{scenario}, {MISSES}" if meets_slo is False else scenario
+        rows.append((name, "", "", "", "", "", ""))
         keyed = groupby(of_scenario, key=lambda row: (row.api, row.billing))
         for (api, billing), group in keyed:
             views = {row.view: row for row in group}

@@ -167,6 +167,19 @@ def test_a_model_without_a_price_is_named_and_has_no_row(priced: Callable[[str],
     assert "no API price of 'a/x' is known" in " ".join(break_even_notes(found))
 
 
+def test_a_scenario_that_misses_its_promise_says_so_where_it_is_compared(
+    priced: Callable[[str], Priced],
+):
+    """Else the table would recommend an answer that nobody waits for."""
+    found, units = compared(priced, book(b=price("1", "1")), max_answer_s=Decimal(60))
+    names = [row[0] for row in break_even_tables(found, units)[0].rows if not any(row[1:])]
+    assert names == [
+        "Single Batch Finetuned, MISSES SLO",
+        "Batch Size 16 Finetuned, MISSES SLO",
+        "Optimized Target",
+    ]
+
+
 def test_without_a_speed_nothing_is_compared(priced: Callable[[str], Priced]):
     spec, bill = priced("h100-prod")
     assert isinstance(break_even(spec, bill, unit_costs(spec, bill, []), book()), NotKnown)
