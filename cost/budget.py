@@ -114,7 +114,7 @@ def _part_in(actual: ActualEntry, start: datetime, end: datetime) -> Decimal:
 def _reaches(entry: ForecastEntry, start: datetime) -> bool:
     """Whether the job was submitted in this month, or its forecast runs into it."""
     hours = min(entry.hours or _ZERO, _LONGEST_HOURS)
-    return entry.at + timedelta(hours=float(hours)) >= start
+    return entry.at + timedelta(seconds=int(hours * 3600)) >= start
 
 
 def _seconds(span: timedelta) -> Decimal:

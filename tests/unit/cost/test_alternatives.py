@@ -142,7 +142,7 @@ def test_hours_are_known_where_a_speed_is_and_not_known_where_it_was_of_other_no
         train_tokens_per_s=Decimal(1000),
         source="a test",
     )
-    found = alternatives(layered_inputs(replace(spec, runs=(run,))))
+    found = alternatives(layered_inputs(replace(spec, runs=(run,), preemption=None)))
     by_preset = {item.candidate.spec.nodes.workers[0].preset: item for item in reversed(found)}
     (same,) = by_preset["1gpu-16vcpu-200gb"].runs
     assert isinstance(same, Forecast)
@@ -167,7 +167,8 @@ def test_a_measured_run_on_the_other_preset_makes_its_hours_known():
             "num_gpus_declared": 4,
         },
     )
-    inputs = inputs_of(replace(spec, runs=(run,)), [measured], layered(spec))
+    calm = replace(spec, runs=(run,), preemption=None)
+    inputs = inputs_of(calm, [measured], layered(spec))
     other = next(
         item
         for item in alternatives(inputs)
