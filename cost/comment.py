@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from typing import Final
 
 from cost.bill import Bill
@@ -25,9 +26,9 @@ MAX_CHARACTERS: Final = 60_000
 """GitHub refuses comments of more than 65,536 characters (docs.github.com, 2026-11)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StackChange:
-    """One stack before and after."""
+    """One stack before and after; without slots, which a cached property cannot have."""
 
     name: str
     before: Bill | None
@@ -37,7 +38,7 @@ class StackChange:
     problem: str | None = None
     """Why there is no bill before, where the stack was there."""
 
-    @property
+    @cached_property
     def difference(self) -> Difference | None:
         """What changes, where there are two bills."""
         if self.before is None or self.after is None:

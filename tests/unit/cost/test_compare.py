@@ -1,0 +1,151 @@
+"""Stacks side by side show the figures of their own bills; a comment always has room."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+
+from cost.bill import Bill, bill
+from cost.comment import MARK, MAX_CHARACTERS, StackChange, comment
+from cost.compare import compare, render_compare
+from cost.component import Section
+from cost.layout import WIDTH, Format
+from cost.price_layers import layered
+from stacks.cost_spec import PolicySpec
+from stacks.load import load_stack, stack_names
+from stacks.spec import StackSpec, SubmountSpec
+
+pytestmark = pytest.mark.usefixtures("public_key_file")
+
+
+def bill_of(spec: StackSpec) -> Bill:
+    return bill(spec, layered(spec))
+
+
+def with_nodes(name: str, num_nodes: int) -> StackSpec:
+    spec = load_stack(name)
+    worker = replace(spec.nodes.workers[0], min_nodes=num_nodes, max_nodes=num_nodes)
+    return replace(spec, nodes=replace(spec.nodes, workers=(worker,)))
+
+
+def test_every_column_is_the_stack_s_own_bill():
+    bills = [bill_of(load_stack(name)) for name in stack_names()]
+    rows = {row.name: row for row in compare(bills)}
+    for column, each in enumerate(bills):
+        total = each.estimate
+        assert rows["Total $/month"].low_usd[column] == total.monthly_low_usd
+        assert rows["Total $/month"].high_usd[column] == total.monthly_high_usd
+        assert rows["Total $/h"].high_usd[column] == total.hourly_high_usd
+        sections = [rows[section].low_usd[column] for section in Section if section in rows]
+        assert sum(usd for usd in sections if usd is not None) == total.monthly_low_usd
+
+
+def test_the_difference_of_two_is_first_less_second():
+    text = render_compare([bill_of(with_nodes("l40s-dev", 6)), bill_of(load_stack("l40s-dev"))])
+    (total,) = [line for line in text.splitlines() if line.startswith("Total $/month")]
+    assert total.endswith("+$3,364.80")
+    assert max(len(line) for line in text.splitlines()) <= WIDTH
+
+
+def test_what_is_not_known_has_no_difference():
+    text = render_compare([bill_of(load_stack("l40s-dev")), bill_of(load_stack("h100-prod"))])
+    (chat,) = [line for line in text.splitlines() if line.startswith("$/chat")]
+    assert chat.split()[-2:] == ["NOT", "KNOWN"]
+
+
+def test_a_lower_bound_says_so():
+    spec = load_stack("l40s-dev")
+    book = layered(spec)
+    prices = {sku: price for sku, price in book.prices.items() if sku != "gpu-l40s-d/gpu"}
+    text = render_compare([bill(spec, replace(book, prices=prices)), bill_of(spec)])
+    assert "at least $" in text
+    assert "l40s-dev: at least; not priced: worker (gpu-l40s-d)." in " ".join(text.split())
+
+
+def test_the_json_has_text_and_amounts_of_each_stack():
+    found = json.loads(render_compare([bill_of(load_stack("local"))] * 2, Format.JSON))
+    assert found["schema_version"] == 1
+    assert found["stacks"] == ["local", "local"]
+    for row in found["rows"]:
+        assert len(row["text"]) == 2
+
+
+def test_a_comment_tells_each_change_with_its_cause_and_hides_the_full_bill():
+    changes = [
+        StackChange(
+            name="l40s-dev",
+            before=bill_of(load_stack("l40s-dev")),
+            after=bill_of(with_nodes("l40s-dev", 6)),
+        ),
+        StackChange(
+            name="local", before=bill_of(load_stack("local")), after=bill_of(load_stack("local"))
+        ),
+    ]
+    text = comment(changes)
+    assert text.startswith(f"{MARK}\n")
+    assert "| `l40s-dev` | $18,116.08 | $21,480.88 | +$3,364.80 | +$3,364.80 | none set |" in text
+    assert "nodes.workers[worker].nodes: 5 -> 6" in text
+    assert "No change in cost: local." in text
+    assert text.count("<details><summary>Full bill of l40s-dev</summary>") == 1
+    assert "Full bill of local" not in text
+
+
+def test_a_comment_names_the_policy_that_a_change_breaks():
+    spec = replace(with_nodes("l40s-dev", 6), policy=PolicySpec(max_usd_per_month=Decimal(20000)))
+    change = StackChange(
+        name="l40s-dev", before=bill_of(load_stack("l40s-dev")), after=bill_of(spec)
+    )
+    text = comment([change])
+    assert "**1 refused**" in text
+    assert "> **error: l40s-dev.policy.max_usd_per_month: " in text
+
+
+def test_a_comment_tells_new_removed_and_unreadable_stacks_apart():
+    found = bill_of(load_stack("local"))
+    text = comment(
+        [
+            StackChange(name="new", before=None, after=found),
+            StackChange(name="gone", before=found, after=None),
+            StackChange(name="odd", before=None, after=found, problem="x: <b>unknown</b> key"),
+        ]
+    )
+    assert "| `new` | first deployment |" in text
+    assert "| `gone` | $7,332.41 | removed | -$7,332.41 |" in text
+    assert "| `odd` | cannot be read |" in text
+    assert "&lt;b>unknown" in text
+
+
+def test_a_comment_without_changes_still_says_so():
+    found = bill_of(load_stack("local"))
+    text = comment([StackChange(name="local", before=found, after=found)])
+    assert "No change in cost: local." in text
+    assert "###" not in text
+
+
+def wide(num_mounts: int) -> StackSpec:
+    """A stack with so many filesystems that its bill is long."""
+    spec = load_stack("l40s-dev")
+    mounts = tuple(
+        SubmountSpec(name=f"mount-{number}", mount_path=f"/mnt/{number}", size_gib=number + 1)
+        for number in range(num_mounts)
+    )
+    storage = replace(spec.storage, submounts=(*spec.storage.submounts, *mounts))
+    return replace(spec, storage=storage)
+
+
+@pytest.mark.parametrize("num_mounts", [10, 150, 800])
+def test_a_comment_never_grows_over_its_limit(num_mounts: int):
+    """Full bills give way first, then differences; the table of stacks always stays."""
+    change = StackChange(
+        name="l40s-dev", before=bill_of(load_stack("l40s-dev")), after=bill_of(wide(num_mounts))
+    )
+    text = comment([change, replace(change, name="other")])
+    assert len(text) <= MAX_CHARACTERS
+    assert text.startswith(MARK)
+    assert "| `l40s-dev` | $18,116.08 |" in text
+    assert "| `other` |" in text
+    assert ("Left out, for want of room" in text) == (num_mounts > 10)
+    assert text.count("<details>") == text.count("</details>")
