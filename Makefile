@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup as-root setup-tests demo test test-fast lint preview bench lock clean
+.PHONY: help setup as-root setup-tests demo test test-fast lint preview bench bench-cost lock clean
 
 PYTHON3 := .venv/bin/python
 SOPERATOR := .venv/bin/soperator
@@ -49,6 +49,9 @@ preview: setup ## Preview a stack offline, with its cost: make preview STACK=h10
 
 bench: setup ## Measure the local stack: up, second up, submit, log delay
 	@$(PYTHON3) -m benchmarks
+
+bench-cost: setup ## Measure the cost work of a preview, and of a bill of 10,000 lines
+	@$(PYTHON3) -m benchmarks.cost
 
 lock: ## Write the lock files anew from the requirements
 	@infra/setup/bootstrap.sh

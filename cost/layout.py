@@ -5,7 +5,6 @@ Owns layout and how money looks. Knows nothing about what is in the tables.
 
 from __future__ import annotations
 
-import html
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -129,6 +128,9 @@ def _markdown(document: Document) -> str:
 
 
 def _html(document: Document) -> str:
+    # Its table of entities takes longer to import than a preview's text to print.
+    import html
+
     parts = ['<section class="cost">']
     if document.heading is not None:
         parts.append(f'<p class="heading">{html.escape(document.heading)}</p>')

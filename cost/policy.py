@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
+from typing import TYPE_CHECKING
 
-from cost.alternatives import Alternative, cheapest_within_limits
-from cost.alternatives_table import summary_text
 from cost.layout import Table
 from cost.limits import Limit, limits
 from cost.part import Inputs, Part
 from stacks.cost_spec import PolicyLevel
 from stacks.problem import Level, Problem
+
+if TYPE_CHECKING:
+    from cost.alternatives import Alternative
 
 
 def policy_problems(inputs: Inputs) -> tuple[Problem, ...]:
@@ -24,7 +26,12 @@ def policy_problems(inputs: Inputs) -> tuple[Problem, ...]:
     if all(limit.is_kept for limit in found):
         return ()
     broken = any(limit.is_kept is False for limit in found)
-    instead = cheapest_within_limits(inputs) if broken else None
+    instead = None
+    if broken:
+        # Only a refused stack pays for the import: a preview has 100 ms for all cost work.
+        from cost.alternatives import cheapest_within_limits
+
+        instead = cheapest_within_limits(inputs)
     return tuple(_problem(inputs, limit, instead) for limit in found if limit.is_kept is not True)
 
 
@@ -74,6 +81,8 @@ def _fixes(inputs: Inputs, instead: Alternative | None) -> Iterator[str]:
         yield f"no change of one nodeset keeps every limit ({ask} lists what comes near)"
         yield "raise the limit or declare less"
         return
+    from cost.alternatives_table import summary_text
+
     yield f"the cheapest that keeps every limit: {summary_text(instead, inputs.estimate)}"
     yield f"others: {ask}"
 

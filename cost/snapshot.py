@@ -113,7 +113,7 @@ def take(bill: Bill) -> Snapshot:
         values={
             key: text
             for key, text in declared_values(bill.spec).items()
-            if not wanted.isdisjoint(parents_of(key))
+            if key in wanted or not wanted.isdisjoint(parents_of(key))
         },
     )
 

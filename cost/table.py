@@ -45,10 +45,10 @@ def render(bill: Bill, format: Format = Format.TABLE) -> str:
         return json.dumps(_plain(bill), indent=2) + "\n"
     if format is Format.CSV:
         return csv_text(_csv_rows(bill))
-    return lay_out(document(bill), format)
+    return lay_out(document(bill, format), format)
 
 
-def document(bill: Bill) -> Document:
+def document(bill: Bill, format: Format = Format.TABLE) -> Document:
     """The bill as tables and notes, for the formats that people read."""
     chats = chat_table(bill.unit_costs)
     return Document(
@@ -59,6 +59,9 @@ def document(bill: Bill) -> Document:
             *(table for part in bill.parts for table in part.tables),
         ),
         notes=tuple(_notes(bill)),
+        figures=tuple(figure for part in bill.parts for figure in part.draw_figures())
+        if format is Format.HTML
+        else (),
     )
 
 

@@ -23,7 +23,7 @@ def declared_values(spec: StackSpec) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for name in _names(StackSpec):
         if name not in _LEFT_OUT:
-            found.update(_leaves(name, getattr(spec, name)))
+            _collect(name, getattr(spec, name), found)
     return found
 
 
@@ -37,29 +37,28 @@ def parents_of(key: str) -> Iterator[str]:
     yield key
 
 
-def _leaves(key: str, value: object) -> Iterator[tuple[str, str]]:
+def _collect(key: str, value: object, found: dict[str, str], own_name: str | None = None) -> None:
+    """Adds the leaves under the key; `own_name` is the field that the key has in brackets."""
     if value is None:
         return
     if is_dataclass(value):
         for name in _names(type(value)):
             written = _written(value, name)
-            if written is not None:
-                yield from _leaves(f"{key}.{written}", getattr(value, name))
+            if written is not None and name != own_name:
+                _collect(f"{key}.{written}", getattr(value, name), found)
     elif isinstance(value, Mapping):
         for name, item in cast("Mapping[str, object]", value).items():
-            yield from _leaves(f"{key}.{name}", item)
+            _collect(f"{key}.{name}", item, found)
     elif isinstance(value, tuple):
         items = cast("tuple[object, ...]", value)
         if items and is_dataclass(items[0]):
             for item in items:
-                name = _name_key(item)
-                for inner, text in _leaves(f"{key}[{getattr(item, name)}]", item):
-                    if not inner.endswith(f"].{name}"):
-                        yield inner, text
+                name = _name_key(type(item))
+                _collect(f"{key}[{getattr(item, name)}]", item, found, name)
         elif items:
-            yield key, ", ".join(map(str, items))
+            found[key] = ", ".join(map(str, items))
     else:
-        yield key, str(value).lower() if isinstance(value, bool) else str(value)
+        found[key] = str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _written(record: object, name: str) -> str | None:
@@ -76,6 +75,7 @@ def _names(cls: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(cls))
 
 
-def _name_key(entry: object) -> str:
-    names = _names(type(entry))
+@cache
+def _name_key(cls: type) -> str:
+    names = _names(cls)
     return next(name for name in _NAMES if name in names)
