@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from stacks.check import check
 from stacks.load import STACKS_DIR, load_config
 from stacks.spec import StackSpec
 from stacks.yaml_text import parse_yaml
@@ -52,6 +53,7 @@ def main() -> int:
 def preview_s() -> float:
     """Seconds of cost work in one preview, imports included."""
     spec = _spec()
+    check(spec)
     started = time.process_time()
     from cost import summary
     from cost.bill import bill

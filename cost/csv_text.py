@@ -6,7 +6,6 @@ OWASP advises (owasp.org/www-community/attacks/CSV_Injection, 2026-11); numbers 
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,9 @@ _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?")
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
     """The rows as CSV text; None is an empty cell."""
+    # Only CSV needs it: a preview has 100 ms for all cost work.
+    import csv
+
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     for row in rows:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 import subprocess
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 import pytest
 import typer.main
 
+from cost.component import Scope
 from cost.estimate import estimate
-from cost.price_book import PriceBook
+from cost.price_layers import layered
 from infra.cli.main import app
 from stacks.load import load_stack
 
@@ -111,8 +113,11 @@ def test_the_bills_in_the_readme_are_those_that_the_stacks_declare() -> None:
     declared = []
     for path in sorted((ROOT / "stacks").glob("Pulumi.*.yaml")):
         spec = load_stack(path.name.split(".")[1])
-        bill = estimate(spec, PriceBook.load(spec.prices))
-        low, high = f"{bill.monthly_low_usd:,.2f}", f"{bill.monthly_high_usd:,.2f}"
+        listed = estimate(spec, layered(spec)).subtotal(Scope.SEED)
+        low, high = (
+            f"{usd.quantize(Decimal('0.01'), ROUND_HALF_UP):,}"
+            for usd in (listed.low_usd, listed.high_usd)
+        )
         declared.append((spec.name, low, high))
     assert sorted(printed) == declared
 
