@@ -16,7 +16,7 @@ from cost.layout import UNKNOWN, Table, usd_text
 from cost.limits import Limit, limits
 from cost.part import Inputs, Part
 from cost.summary import money
-from stacks.spec import WorkerSpec
+from stacks.node_spec import WorkerSpec
 
 NOT_KNOWN: Final = "NOT KNOWN"
 _NOTHING: Final = (

@@ -21,7 +21,8 @@ from cost.price_book import PriceBook, UnknownPrice
 from cost.speeds import serving_workers
 from cost.unit_costs import NotKnown, UnitCosts
 from stacks.cost_spec import ChatSpec
-from stacks.spec import Billing, StackSpec
+from stacks.node_spec import Billing
+from stacks.spec import StackSpec
 
 
 class View(StrEnum):

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 
 from stacks.catalog import FABRICS, PLATFORMS, REGIONS, Preset, find_preset
 from stacks.check import check
+from stacks.node_spec import Billing, WorkerSpec
 from stacks.rules.jobs import nodesets_of
-from stacks.spec import Billing, JobSpec, StackSpec, WorkerSpec
+from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

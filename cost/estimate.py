@@ -12,8 +12,9 @@ from decimal import Decimal
 
 from cost.components import CostComponent, Scope, components, node_rate
 from cost.price_book import HOURS_PER_MONTH, PriceBook, Unit, UnknownPrice
+from stacks.node_spec import NodeGroupSpec
 from stacks.problem import Problem
-from stacks.spec import NodeGroupSpec, StackSpec
+from stacks.spec import StackSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,10 @@ from cost.preemption import Disturbance, disturbance, same_run
 from cost.run_rates import RunRates
 from cost.run_record import Kind, Outcome, RunRecord
 from stacks.cost_spec import RunForecastSpec
+from stacks.node_spec import Billing, WorkerSpec
+from stacks.slurm_spec import JobSpec
 from stacks.slurm_time import slurm_seconds
-from stacks.spec import Billing, JobSpec, StackSpec, WorkerSpec
+from stacks.spec import StackSpec
 
 SPEED_METRIC: Final = "train_tokens_per_s"
 TOKENS_METRIC: Final = "num_train_tokens"

@@ -16,7 +16,7 @@ from cost.layout import small_usd_text, usd_text
 from cost.part import Inputs
 from cost.unit_costs import NotKnown
 from stacks.catalog import find_preset
-from stacks.spec import Billing
+from stacks.node_spec import Billing
 
 _UNTOLD: Final = "not known"
 

@@ -24,7 +24,7 @@ from cost.price import (
     UnknownPrice,
 )
 from cost.price_file import read_price_file
-from stacks.spec import Billing
+from stacks.node_spec import Billing
 
 __all__ = [
     "HOURS_PER_MONTH",

@@ -14,8 +14,10 @@ from cost.estimate import Estimate
 from cost.price_book import HOURS_PER_MONTH, PriceBook, UnknownPrice
 from cost.resources.nodes import node_rate
 from stacks.catalog import find_preset
+from stacks.node_spec import Billing, WorkerSpec
 from stacks.rules.jobs import nodesets_of
-from stacks.spec import Billing, JobSpec, StackSpec, WorkerSpec
+from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
 
 _STORAGE = (Section.BOOT_DISKS, Section.FILESYSTEMS, Section.OBJECT_STORAGE)
 

@@ -15,7 +15,8 @@ from cost.part import Amount, Inputs, Part
 from cost.preemption import Disturbance, disturbance
 from cost.run_rates import RunRates, run_rates
 from cost.summary import money, number
-from stacks.spec import Billing, JobSpec, WorkerSpec
+from stacks.node_spec import Billing, WorkerSpec
+from stacks.slurm_spec import JobSpec
 
 _TINY = Decimal("0.000001")
 

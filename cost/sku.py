@@ -12,7 +12,8 @@ from typing import Final
 
 from cost.price import Unit
 from stacks.catalog import PLATFORMS
-from stacks.spec import Billing, DiskType
+from stacks.node_spec import Billing
+from stacks.storage_spec import DiskType
 
 _NODE_PARTS: Final[Mapping[str, Unit]] = MappingProxyType(
     {"gpu": Unit.GPU_HOUR, "vcpu": Unit.VCPU_HOUR, "ram": Unit.GIB_HOUR}

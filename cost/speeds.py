@@ -15,7 +15,8 @@ from typing import Final
 
 from cost.run_record import Kind, Outcome, RunRecord
 from stacks.cost_spec import AssumedSpeedSpec
-from stacks.spec import StackSpec, WorkerSpec
+from stacks.node_spec import WorkerSpec
+from stacks.spec import StackSpec
 
 _OUTPUT: Final = "output_tokens_per_s"
 _PREFILL: Final = "prefill_tokens_per_s"

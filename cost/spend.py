@@ -16,7 +16,7 @@ from typing import Final
 
 from cost.ledger_entries import Occupancy
 from cost.run_rates import RunRates, num_gpus, num_vcpus
-from stacks.spec import WorkerSpec
+from stacks.node_spec import WorkerSpec
 
 _ZERO: Final = Decimal(0)
 _SECONDS_PER_HOUR: Final = Decimal(3600)

@@ -18,7 +18,8 @@ from cost.price_book import HOURS_PER_MONTH
 from cost.run_record import Kind, Outcome, RunRecord
 from cost.speeds import Basis, Speed, serving_workers, speeds
 from stacks.cost_spec import ChatSpec
-from stacks.spec import StackSpec, WorkerSpec
+from stacks.node_spec import WorkerSpec
+from stacks.spec import StackSpec
 
 __all__ = ["Basis", "ChatCost", "NotKnown", "RunCost", "Speed", "UnitCosts", "unit_costs"]
 

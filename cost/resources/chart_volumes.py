@@ -9,7 +9,8 @@ from __future__ import annotations
 from cost.component import CostComponent, Scope, Section, simple_line
 from cost.price_book import PriceBook, Unit
 from stacks.chart_volumes import database_volume_gib
-from stacks.spec import DiskType, StackSpec
+from stacks.spec import StackSpec
+from stacks.storage_spec import DiskType
 
 
 def chart_volume_line(spec: StackSpec, book: PriceBook) -> CostComponent:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from cost.component import CostComponent, Input, Section, simple_line
 from cost.price_book import PriceBook, Unit
-from stacks.spec import DiskType, StackSpec
+from stacks.spec import StackSpec
+from stacks.storage_spec import DiskType
 
 
 def filesystem_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cost.component import Input
-from stacks.spec import NodeGroupSpec, StackSpec, WorkerSpec
+from stacks.node_spec import NodeGroupSpec, WorkerSpec
+from stacks.spec import StackSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

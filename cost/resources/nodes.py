@@ -8,7 +8,7 @@ from cost.component import CostComponent, Rate, Section, Term, rate_of
 from cost.price_book import PriceBook, Unit, UnknownPrice
 from cost.resources.groups import Group
 from stacks.catalog import find_preset
-from stacks.spec import Billing, NodeGroupSpec
+from stacks.node_spec import Billing, NodeGroupSpec
 
 _SKU_SUFFIX: Final = {
     Billing.ON_DEMAND: "",

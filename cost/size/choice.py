@@ -22,7 +22,7 @@ from cost.size.sharding import Strategy
 from cost.size.training import TRAINED_DTYPES, Training
 from cost.size.verdict import Gpus, Verdict, best, gib_text, verdicts
 from stacks.catalog import PLATFORMS, Preset
-from stacks.spec import Billing, BootDiskSpec, NodeGroupSpec
+from stacks.node_spec import Billing, BootDiskSpec, NodeGroupSpec
 
 NODE_COUNTS: Final = (1, 2, 4, 8)
 """Nodes that are tried for a preset, until something fits."""

@@ -20,8 +20,10 @@ from cost.size.shape import ModelShape
 from cost.size.training import Training
 from cost.size.verdict import Gpus, Verdict, best, verdicts
 from stacks.catalog import PLATFORMS, find_preset
+from stacks.node_spec import WorkerSpec
 from stacks.rules.jobs import nodesets_of
-from stacks.spec import JobSpec, StackSpec, WorkerSpec
+from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
 
 SCHEMA_VERSION: Final = 1
 TRAIN_MODULE: Final = "workloads.train"

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from cost.forecast import Forecast, UnknownRun
     from cost.size.plan import Plan
-    from stacks.spec import JobSpec, StackSpec
+    from stacks.slurm_spec import JobSpec
+    from stacks.spec import StackSpec
 
 
 def command(

@@ -8,7 +8,8 @@ import pulumi
 
 from infra.components.base import child
 from infra.render.names import filesystems
-from stacks.spec import StackSpec, SubmountSpec
+from stacks.spec import StackSpec
+from stacks.storage_spec import SubmountSpec
 
 
 class Filesystems(pulumi.ComponentResource):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pulumi
 
 from infra.components.base import child
-from stacks.spec import NebiusSpec
+from stacks.cluster_spec import NebiusSpec
 
 
 class Network(pulumi.ComponentResource):

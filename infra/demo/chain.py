@@ -22,7 +22,8 @@ from infra.jobs.outputs import StackOutputs
 from infra.jobs.parse import Job
 from infra.jobs.ssh import Connection
 from infra.jobs.submit import Submission
-from stacks.spec import JobSpec, StackSpec
+from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
 
 _LINE_EVERY_S = 5.0
 _LAST_LINES = 15

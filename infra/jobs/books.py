@@ -19,7 +19,8 @@ from cost.run_rates import RunRates, run_rates
 from cost.run_record import RunRecord
 from infra.jobs.records import load_records
 from infra.prices.book import price_book
-from stacks.spec import JobSpec, StackSpec
+from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

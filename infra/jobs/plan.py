@@ -19,7 +19,8 @@ import yaml
 from cost.forecast import Forecast, UnknownRun
 from cost.size.errors import SizeError
 from cost.size.plan import TRAIN_MODULE, Plan, make_plan
-from stacks.spec import JobSpec, StackSpec
+from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
 
 VARIABLE = "SOPERATOR_PLAN"
 FOLDER = "plans"

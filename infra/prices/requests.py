@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from cost.sku import node_sku
 from stacks.catalog import STRIPED_DISK_STEP_GIB, find_preset
-from stacks.spec import Billing, DiskType, NodeGroupSpec, StackSpec
+from stacks.node_spec import Billing, NodeGroupSpec
+from stacks.spec import StackSpec
+from stacks.storage_spec import DiskType
 
 _VOLUME_GIB: Final = 1000 * STRIPED_DISK_STEP_GIB
 """A multiple of what striped disks come in."""

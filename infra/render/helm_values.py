@@ -11,7 +11,9 @@ from typing import Any, Final
 from infra.render import names
 from stacks.catalog import PLATFORMS, Preset, find_preset
 from stacks.chart_volumes import database_volume_gib
-from stacks.spec import SshServiceType, StackSpec, WorkerSpec
+from stacks.node_spec import WorkerSpec
+from stacks.slurm_spec import SshServiceType
+from stacks.spec import StackSpec
 
 _ALLOCATION_ANNOTATION: Final = "nebius.com/load-balancer-allocation-id"
 # Requests of slurmd leave this share of a node to kubelet, munge and the DaemonSets. RealMemory is

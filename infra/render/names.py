@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from stacks.spec import FilesystemSpec, StackSpec, SubmountSpec
+from stacks.spec import StackSpec
+from stacks.storage_spec import FilesystemSpec, SubmountSpec
 
 NODESET_LABEL: Final = "slurm.nebius.ai/nodeset"
 NODESET_NAME_LABEL: Final = "slurm.nebius.ai/nodeset-name"

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from infra.render import names
 from stacks.catalog import find_preset
-from stacks.spec import Billing, NodeGroupSpec, StackSpec, WorkerSpec
+from stacks.node_spec import Billing, NodeGroupSpec, WorkerSpec
+from stacks.spec import StackSpec
 
 # Recipe: nebius-solutions-library soperator/modules/k8s, 2026-04-21. CUDA images carry the driver.
 _OS: Final = "ubuntu24.04"

@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from stacks.catalog import find_preset
-from stacks.spec import JobSpec, StackSpec, WorkerSpec
+from stacks.node_spec import WorkerSpec
+from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
 
 _CHECK = r"""
 fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }

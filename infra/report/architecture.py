@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from infra.report import svg
 from stacks.catalog import find_preset
-from stacks.spec import Billing, NodeGroupSpec, StackSpec, WorkerSpec
+from stacks.node_spec import Billing, NodeGroupSpec, WorkerSpec
+from stacks.spec import StackSpec
 
 _WIDTH = 1080.0
 _MARGIN, _GAP, _PAD = 12.0, 14.0, 16.0

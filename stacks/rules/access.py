@@ -10,7 +10,8 @@ from typing import Final
 from stacks.catalog import REGIONS
 from stacks.problem import Findings
 from stacks.rules.naming import is_under, name_problem, path_problem
-from stacks.spec import SshServiceType, StackSpec
+from stacks.slurm_spec import SshServiceType
+from stacks.spec import StackSpec
 
 # Kubernetes' default range of node ports.
 _NODE_PORTS: Final = range(30000, 32768)

@@ -6,9 +6,11 @@ import re
 from typing import Final
 
 from stacks.catalog import find_preset
+from stacks.node_spec import WorkerSpec
 from stacks.problem import Findings
 from stacks.rules.naming import name_problem, repeated
-from stacks.spec import JobSpec, PartitionSpec, StackSpec, WorkerSpec
+from stacks.slurm_spec import JobSpec, PartitionSpec
+from stacks.spec import StackSpec
 
 _DEFAULT: Final = re.compile(r"(?i)\bDefault=YES\b")
 _MODULE: Final = re.compile(r"workloads(\.[a-z_][a-z0-9_]*)+")

@@ -17,9 +17,11 @@ from stacks.catalog import (
     VCPUS_ADVISED,
     find_preset,
 )
+from stacks.node_spec import Billing, BootDiskSpec, NodeGroupSpec, WorkerSpec
 from stacks.problem import Findings, SpareNodes
 from stacks.rules.naming import name_problem, repeated
-from stacks.spec import Billing, BootDiskSpec, DiskType, NodeGroupSpec, StackSpec, WorkerSpec
+from stacks.spec import StackSpec
+from stacks.storage_spec import DiskType
 
 _STRIPED: Final = (DiskType.NETWORK_SSD_NON_REPLICATED, DiskType.NETWORK_SSD_IO_M3)
 # Slurm nodes and pods are called <nodeset>-<ordinal>; a pod's name has 63 characters.

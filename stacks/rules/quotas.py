@@ -16,7 +16,8 @@ from stacks.decode import nearest
 from stacks.problem import Findings
 from stacks.rules.naming import repeated
 from stacks.rules.nodes import node_groups
-from stacks.spec import DiskType, StackSpec
+from stacks.spec import StackSpec
+from stacks.storage_spec import DiskType
 
 
 def gpu_quota(platform: str) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Final
 
+from stacks.node_spec import Billing
 from stacks.problem import Findings
 from stacks.rules.naming import repeated
+from stacks.slurm_spec import JobSpec
 from stacks.slurm_time import slurm_seconds
-from stacks.spec import Billing, JobSpec, StackSpec
+from stacks.spec import StackSpec
 
 _SECONDS_PER_HOUR: Final = Decimal(3600)
 

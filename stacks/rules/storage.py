@@ -8,7 +8,8 @@ from typing import Final
 from stacks.catalog import LARGE_FILESYSTEM_GIB, find_preset
 from stacks.problem import Findings
 from stacks.rules.naming import is_under, name_problem, path_problem, repeated
-from stacks.spec import PLACES, DiskType, StackSpec, SubmountSpec
+from stacks.spec import StackSpec
+from stacks.storage_spec import PLACES, DiskType, SubmountSpec
 
 # nebius.compute.v1.FilesystemSpec.FilesystemType has no replicated/io-m3 split.
 _FILESYSTEM_TYPES: Final = (DiskType.NETWORK_SSD, DiskType.NETWORK_HDD)

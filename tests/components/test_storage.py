@@ -10,7 +10,8 @@ import pytest
 
 from infra.render import names
 from stacks.load import stack_names
-from stacks.spec import StackSpec, SubmountSpec
+from stacks.spec import StackSpec
+from stacks.storage_spec import SubmountSpec
 from tests.components.conftest import Deploy
 
 FILESYSTEM = "nebius:compute/v1:Filesystem"

@@ -16,7 +16,8 @@ from cost.run_record import RunRecord
 from cost.spend import JobUse
 from stacks.cost_spec import RunForecastSpec
 from stacks.load import load_stack
-from stacks.spec import JobSpec, StackSpec
+from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
 from tests.unit.cost.conftest import record
 
 CLUSTER = "ssh-ed25519 AAAA"

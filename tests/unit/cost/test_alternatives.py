@@ -22,7 +22,8 @@ from stacks.catalog import PLATFORMS
 from stacks.check import Level, check
 from stacks.cost_spec import ContractPriceSpec, PolicySpec, QuotaSpec, RunForecastSpec
 from stacks.load import load_stack, stack_names
-from stacks.spec import Billing, StackSpec
+from stacks.node_spec import Billing
+from stacks.spec import StackSpec
 from tests.unit.cost.conftest import record
 from tests.unit.cost.policies import inputs_of, with_policy
 
@@ -61,13 +62,22 @@ def test_the_cheapest_comes_first_and_none_is_dearer_than_what_is_declared():
 
 
 def test_what_keeps_every_limit_comes_before_what_is_cheaper_and_breaks_one():
-    spec = load_stack("l40s-dev")
-    loose = alternatives(layered_inputs(spec))
-    limit = PolicySpec(max_usd_per_hour=Decimal(1000), on_demand_gpus=False)
-    found = alternatives(layered_inputs(replace(spec, policy=limit)))
+    """A contract makes on-demand nodes cheaper than preemptible ones, which the policy wants."""
+    contract = ContractPriceSpec(
+        sku="gpu-h200-sxm/gpu", unit="GPU-hour", usd=Decimal(1), source="offer", date="2026-11-01"
+    )
+    spec = replace(
+        load_stack("h200-elastic"),
+        contract_prices=(contract,),
+        policy=PolicySpec(on_demand_gpus=False),
+    )
+    found = alternatives(layered_inputs(spec), [parse_shortage("gpu-h200-sxm@eu-north1")])
     num_broken = [len(item.broken) for item in found]
     assert num_broken == sorted(num_broken)
-    assert loose[0].limits == ()
+    kept, *_, broken = found
+    assert (kept.broken, len(broken.broken)) == ((), 1)
+    cheapest = min(found, key=lambda item: item.estimate.monthly_high_usd)
+    assert cheapest.broken
 
 
 def test_preemptible_nodes_of_the_same_preset_change_one_key():

@@ -36,7 +36,8 @@ from cost.price_book import PriceBook
 from cost.unit_costs import NotKnown, UnitCosts, unit_costs
 from stacks.cost_spec import AssumedSpeedSpec, ChatSpec
 from stacks.load import stack_names
-from stacks.spec import Billing, StackSpec
+from stacks.node_spec import Billing
+from stacks.spec import StackSpec
 from tests.unit.cost.conftest import Priced
 
 DAY = date(2026, 11, 21)

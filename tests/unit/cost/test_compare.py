@@ -16,7 +16,8 @@ from cost.layout import WIDTH, Format
 from cost.price_layers import layered
 from stacks.cost_spec import PolicySpec
 from stacks.load import load_stack, stack_names
-from stacks.spec import StackSpec, SubmountSpec
+from stacks.spec import StackSpec
+from stacks.storage_spec import SubmountSpec
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
 

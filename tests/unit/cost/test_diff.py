@@ -21,7 +21,9 @@ from cost.price_book import PriceBook
 from cost.price_layers import layered
 from cost.snapshot import take
 from stacks.cost_spec import ContractPriceSpec
-from stacks.spec import Billing, DiskType, StackSpec, SubmountSpec
+from stacks.node_spec import Billing
+from stacks.spec import StackSpec
+from stacks.storage_spec import DiskType, SubmountSpec
 from tests.unit.cost.conftest import record
 
 Billed = Callable[[str], Bill]

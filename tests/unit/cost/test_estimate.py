@@ -13,7 +13,9 @@ from cost.estimate import Estimate, estimate, price_problems
 from cost.price_book import PriceBook
 from cost.table import render
 from stacks.check import check
-from stacks.spec import Billing, StackSpec, SubmountSpec
+from stacks.node_spec import Billing
+from stacks.spec import StackSpec
+from stacks.storage_spec import SubmountSpec
 from tests.unit.cost.conftest import Priced
 
 

@@ -21,7 +21,8 @@ from cost.price_layers import layered
 from cost.run_record import RunRecord
 from stacks.cost_spec import PolicySpec, PreemptionSpec, RunForecastSpec
 from stacks.load import load_stack, stack_names
-from stacks.spec import Billing, StackSpec
+from stacks.node_spec import Billing
+from stacks.spec import StackSpec
 from tests.unit.cost.conftest import record
 
 pytestmark = pytest.mark.usefixtures("public_key_file")

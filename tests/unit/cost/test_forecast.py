@@ -12,8 +12,9 @@ from cost.part import Inputs
 from cost.run_rates import RunRates
 from cost.runs import plain_run, run_lines, runs
 from stacks.cost_spec import ContractPriceSpec, PreemptionSpec
+from stacks.node_spec import Billing
 from stacks.slurm_time import slurm_seconds
-from stacks.spec import Billing, StackSpec
+from stacks.spec import StackSpec
 from tests.unit.cost.conftest import record
 from tests.unit.cost.run_stacks import L40S, RUN, job_of, l40s, rates_of, trained
 

@@ -25,15 +25,9 @@ from cost.snapshot_format import parse, plain
 from cost.unit_costs import unit_costs
 from stacks.catalog import PLATFORMS
 from stacks.load import STACKS_DIR, load_config
-from stacks.spec import (
-    Billing,
-    BootDiskSpec,
-    DiskType,
-    FilesystemSpec,
-    StackSpec,
-    SubmountSpec,
-    WorkerSpec,
-)
+from stacks.node_spec import Billing, BootDiskSpec, WorkerSpec
+from stacks.spec import StackSpec
+from stacks.storage_spec import DiskType, FilesystemSpec, SubmountSpec
 from stacks.yaml_text import parse_yaml
 from tests.conftest import PUBLIC_KEY
 

@@ -18,7 +18,9 @@ from cost.price_book import HOURS_PER_MONTH, PriceBook
 from cost.unit_costs import unit_costs
 from stacks.catalog import PLATFORMS
 from stacks.load import stack_names
-from stacks.spec import BootDiskSpec, DiskType, StackSpec, WorkerSpec
+from stacks.node_spec import BootDiskSpec, WorkerSpec
+from stacks.spec import StackSpec
+from stacks.storage_spec import DiskType
 from tests.unit.cost.conftest import Priced, record
 
 SETTINGS = settings(

@@ -18,7 +18,8 @@ from cost.price_book import PRICES_DIR, PriceBook, newest
 from cost.price_layers import LivePrices, contract_prices, layered
 from cost.sku import UNITS, covers_vm, node_sku, unit_of
 from stacks.cost_spec import ContractPriceSpec
-from stacks.spec import Billing, StackSpec
+from stacks.node_spec import Billing
+from stacks.spec import StackSpec
 from tests.unit.cost.conftest import Priced
 
 H100 = "gpu-h100-sxm/gpu"

@@ -10,7 +10,8 @@ import pytest
 
 from infra.nebius import sdk
 from stacks.load import load_stack
-from stacks.spec import Billing, StackSpec
+from stacks.node_spec import Billing
+from stacks.spec import StackSpec
 from tests.unit.nebius_api.conftest import Served
 
 

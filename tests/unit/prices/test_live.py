@@ -15,7 +15,8 @@ from infra.nebius import sdk
 from infra.prices import cache, live
 from infra.prices.book import price_book
 from infra.prices.errors import LivePriceError
-from stacks.spec import Billing, StackSpec
+from stacks.node_spec import Billing
+from stacks.spec import StackSpec
 from tests.unit.nebius_api.conftest import Served
 
 TODAY = date(2026, 11, 20)

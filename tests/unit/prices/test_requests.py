@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from infra.prices.requests import wanted
-from stacks.spec import Billing, StackSpec
+from stacks.node_spec import Billing
+from stacks.spec import StackSpec
 
 
 def test_every_price_of_the_stack_is_asked_for_once(stack: Callable[..., StackSpec]):

@@ -14,7 +14,9 @@ from infra.render import names
 from infra.render.helm_values import gres, nodesets_values, slurm_cluster_values, storage_values
 from infra.render.node_group import labels, roles
 from stacks.load import load_stack, stack_names
-from stacks.spec import SshServiceType, StackSpec, SubmountSpec
+from stacks.slurm_spec import SshServiceType
+from stacks.spec import StackSpec
+from stacks.storage_spec import SubmountSpec
 from tests.unit.render.conftest import as_json
 
 pytestmark = pytest.mark.usefixtures("public_key_file")

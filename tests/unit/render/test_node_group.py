@@ -11,7 +11,8 @@ import pytest
 from infra.render import names
 from infra.render.node_group import Role, labels, node_group_spec, roles
 from stacks.load import load_stack, stack_names
-from stacks.spec import Billing, StackSpec
+from stacks.node_spec import Billing
+from stacks.spec import StackSpec
 from tests.unit.render.conftest import as_json
 
 pytestmark = pytest.mark.usefixtures("public_key_file")

@@ -6,7 +6,8 @@ import shlex
 from dataclasses import replace
 
 from infra.render import outputs
-from stacks.spec import StackSpec, SubmountSpec
+from stacks.spec import StackSpec
+from stacks.storage_spec import SubmountSpec
 
 
 def test_every_mount_path_says_what_stands_behind_it(spec: StackSpec) -> None:

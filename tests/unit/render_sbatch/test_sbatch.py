@@ -12,7 +12,8 @@ import pytest
 from infra.render.archive import code_files, hash_files, pack
 from infra.render.sbatch import RenderError, render_sbatch
 from stacks.load import STACKS_DIR, load_stack, stack_names
-from stacks.spec import JobSpec, PartitionSpec, StackSpec
+from stacks.slurm_spec import JobSpec, PartitionSpec
+from stacks.spec import StackSpec
 
 JOB = JobSpec(name="train", module="workloads.train", recipe="r", nodes=2, gpus_per_node=2)
 CHECKOUT = STACKS_DIR.parent

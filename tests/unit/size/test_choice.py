@@ -19,7 +19,7 @@ from cost.size.serving import Serving
 from cost.size.sharding import Strategy
 from cost.size.training import Dtype, Method, Training
 from cost.size.verdict import Gpus, best, shardings, verdicts
-from stacks.spec import BootDiskSpec, NodeGroupSpec
+from stacks.node_spec import BootDiskSpec, NodeGroupSpec
 
 BOOK = PriceBook.load("nebius")
 LORA_14B = Training(sequence_length=2048, gradient_checkpointing=True)

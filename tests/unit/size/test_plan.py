@@ -24,7 +24,8 @@ from infra.jobs.plan import install_script, path_on_cluster, plan_lines, plan_of
 from infra.jobs.ssh import Result
 from infra.jobs.submit import submit
 from stacks.load import load_stack
-from stacks.spec import JobSpec, StackSpec
+from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
 
 ROOT = Path(__file__).parents[3]
 RECIPES = {

@@ -12,7 +12,8 @@ import pytest
 from stacks.changes import LostFilesystem, lost_filesystems
 from stacks.declared import declared_values, parents_of
 from stacks.load import load_stack
-from stacks.spec import DiskType, StackSpec, StorageSpec, SubmountSpec
+from stacks.spec import StackSpec
+from stacks.storage_spec import DiskType, StorageSpec, SubmountSpec
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from stacks.load import STACKS_DIR, StackError, load_config, load_stack, stack_names
-from stacks.spec import Billing, DiskType
+from stacks.node_spec import Billing
+from stacks.storage_spec import DiskType
 from tests.conftest import PUBLIC_KEY
 from tests.unit.stacks.conftest import Change, changed, load, namespaced
 

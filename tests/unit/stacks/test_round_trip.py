@@ -11,28 +11,19 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stacks.cluster_spec import ClusterSpec, NebiusSpec
 from stacks.cost_spec import AssumedSpeedSpec, ChatSpec
 from stacks.load import load_config
-from stacks.spec import (
+from stacks.node_spec import Billing, BootDiskSpec, NodeGroupSpec, NodesSpec, WorkerSpec
+from stacks.slurm_spec import JobSpec, LoginSpec, PartitionSpec, SlurmSpec, SshServiceType
+from stacks.spec import StackSpec
+from stacks.storage_spec import (
     BackupSpec,
-    Billing,
-    BootDiskSpec,
-    ClusterSpec,
     DiskType,
     FilesystemSpec,
-    JobSpec,
-    LoginSpec,
     MemoryMountSpec,
-    NebiusSpec,
-    NodeGroupSpec,
-    NodesSpec,
-    PartitionSpec,
-    SlurmSpec,
-    SshServiceType,
-    StackSpec,
     StorageSpec,
     SubmountSpec,
-    WorkerSpec,
 )
 from stacks.yaml_text import parse_yaml
 
