@@ -1,0 +1,56 @@
+"""`soperator cost` prints no bill of a stack that its checks refuse, and lists the stacks once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import stacks.load
+from infra.cli.main import app
+from stacks.load import STACKS_DIR, load_stack, stack_names
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path) -> None:
+    """l40s-dev with two mistakes that only the checks find."""
+    folder = tmp_path / "stacks"
+    folder.mkdir()
+    text = (STACKS_DIR / "Pulumi.l40s-dev.yaml").read_text(encoding="utf-8")
+    for old, new in (
+        ("preset: 2gpu-64vcpu-384gb", "preset: 8gpu-128vcpu-1600gb"),
+        ("mount_path: /mnt/chkpt,", "mount_path: /mnt/data,"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (folder / "Pulumi.l40s-dev.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(
+        stacks.load,
+        "load_stack",
+        lambda name, environ=None: load_stack(name, folder, environ=environ),
+    )
+
+
+def cost(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["cost", *arguments])
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_stack_that_its_checks_refuse_gets_all_problems_and_no_bill() -> None:
+    result = cost("--stack", "l40s-dev")
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert any("nodes.workers[0].preset: '8gpu-128vcpu-1600gb' is not a preset" in x for x in lines)
+    assert any("/mnt/data" in x for x in lines)
+
+
+@pytest.mark.parametrize("name", ["nosuch", "l40s"])
+@pytest.mark.usefixtures("public_key_file")
+def test_a_stack_that_does_not_exist_is_answered_with_one_list(name: str) -> None:
+    result = cost("--stack", name)
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.count(", ".join(stack_names())) == 1
