@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import typing
 import weakref
 from collections.abc import Callable
@@ -157,24 +158,36 @@ class Live(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("name", rows())
-def test_a_shape_of_the_catalog_counts_as_transformers_builds_it(name: str) -> None:
-    import peft
+def on_meta(shape: ModelShape) -> Any:
+    """Returns the model without memory for its weights."""
     import transformers
 
-    shape = load_shape(name)
     kind = kind_of(shape)
     with torch.device("meta"):
-        model = getattr(transformers, KINDS[kind])(hf_config(shape, kind))
-        assert sum(weight.numel() for weight in model.parameters()) == shape.parameters
-        lora = peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
-        adapted = peft.get_peft_model(model, lora)
+        return getattr(transformers, KINDS[kind])(hf_config(shape, kind))
+
+
+@pytest.mark.parametrize("name", rows())
+def test_a_shape_of_the_catalog_counts_as_transformers_builds_it(name: str) -> None:
+    shape = load_shape(name)
+    assert sum(weight.numel() for weight in on_meta(shape).parameters()) == shape.parameters
+
+
+@pytest.mark.parametrize(("name", "rank"), [("Qwen2-7B", 64), ("Qwen3-8B", 16), ("Llama-2-7b", 8)])
+def test_adapters_count_as_peft_attaches_them(name: str, rank: int) -> None:
+    import peft
+
+    shape = load_shape(name)
+    lora = peft.LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    with torch.device("meta"):
+        adapted = peft.get_peft_model(on_meta(shape), lora)
     trained = [weight for weight in adapted.parameters() if weight.requires_grad]
-    assert sum(weight.numel() for weight in trained) == shape.adapter_weights(rank=8)
+    assert sum(weight.numel() for weight in trained) == shape.adapter_weights(rank=rank)
 
 
 def test_the_installed_model_is_its_row_of_the_catalog() -> None:
-    folder = Path.home() / ".cache" / "soperator-stack" / "models" / "SmolLM2-135M-Instruct"
+    cache = os.environ.get("SOPERATOR_CACHE") or Path.home() / ".cache" / "soperator-stack"
+    folder = Path(cache) / "models" / "SmolLM2-135M-Instruct"
     if not folder.is_dir():
         pytest.skip("SmolLM2-135M-Instruct is not set up; run: make setup")
     installed = load_shape(str(folder))
