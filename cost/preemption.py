@@ -15,9 +15,9 @@ from decimal import Decimal
 from typing import Final
 
 from cost.run_record import Kind, Outcome, RunRecord
+from stacks.cost_spec import PreemptionSpec
 from stacks.node_spec import WorkerSpec
 from stacks.slurm_spec import JobSpec
-from stacks.cost_spec import PreemptionSpec
 
 SECONDS_PER_DAY: Final = Decimal(86400)
 STALL_METRIC: Final = "checkpoint_stall_s"
