@@ -31,6 +31,7 @@ _ALIASES = {
     "monthly_high_usd": "total",
 }
 """Keys of the output `cost` and the item that explains them."""
+_MOST_HINTS = 3
 
 
 class UnknownItemError(ValueError):
@@ -45,7 +46,9 @@ def explain(bill: Bill, item: str) -> Explanation:
     key = wanted if wanted in found else names.get(item.strip().lower(), "")
     if key in found:
         return found[key]
-    near = get_close_matches(item, [*found, *names, *_ALIASES], n=3, cutoff=0.4)
+    known = [*found, *names, *_ALIASES]
+    parts = [name for name in known if item.strip().lower() in name.lower()]
+    near = list(dict.fromkeys([*get_close_matches(item, known, n=1), *parts]))[:_MOST_HINTS]
     hint = f"did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
     raise UnknownItemError(
         f"{item}: no figure of {bill.spec.name} has this name; "

@@ -210,6 +210,8 @@ def test_an_unknown_item_is_refused_with_the_nearest_names():
     found = bill_of(load_stack("l40s-dev"))
     with pytest.raises(UnknownItemError, match="did you mean 'total'"):
         explain(found, "totl")
+    with pytest.raises(UnknownItemError, match=r"'nodes.workers\[worker\]' or 'nodes.work"):
+        explain(found, "worker")
     with pytest.raises(UnknownItemError, match=r"known: nodes\.workers\[worker\]"):
         explain(found, "zzz")
 
