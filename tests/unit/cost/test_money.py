@@ -141,8 +141,21 @@ def test_no_figure_of_a_stack_or_its_bill_is_a_binary_float(
     assert_no_float(record(), "record")
 
 
-@pytest.mark.parametrize("path", sorted(Path(cost.__path__[0]).rglob("*.py")), ids=lambda p: p.name)
-def test_the_code_of_cost_has_no_float_literal_and_no_float_call(path: Path):
+COST = Path(cost.__path__[0])
+# Bytes, hours and dropouts, no dollars: sizes of memory leave cost/size as JSON numbers.
+WITHOUT_MONEY = frozenset({"catalog.py", "gpu.py", "plan.py", "recipe.py", "training.py"})
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path
+        for path in sorted(COST.rglob("*.py"))
+        if path.parent.name != "size" or path.name not in WITHOUT_MONEY
+    ],
+    ids=lambda path: path.name,
+)
+def test_no_code_that_holds_money_has_a_float_literal_or_a_float_call(path: Path):
     for node in ast.walk(ast.parse(path.read_text())):
         assert not (isinstance(node, ast.Constant) and isinstance(node.value, float)), node.lineno
         assert not (isinstance(node, ast.Name) and node.id == "float"), node.lineno
