@@ -105,13 +105,17 @@ REFUSED = {
     "a broken policy": (
         "  soperator-stack:prices: seed000\n",
         "  soperator-stack:prices: seed000\n  soperator-stack:policy: {max_usd_per_month: 19000}\n",
-        "policy.max_usd_per_month: $19,039.61, but allowed is $19,000.00 a month; the cheapest "
-        "that keeps every limit: nodes.controller.nodes: 2 -> 1 (",
+        (
+            "policy.max_usd_per_month: $19,039.61, but allowed is $19,000.00 a month; the cheapest "
+            "that keeps every limit: nodes.controller.nodes: 2 -> 1 ("
+        ),
     ),
     "more than a quota": (
         "  soperator-stack:prices: seed000\n",
-        "  soperator-stack:prices: seed000\n"
-        "  soperator-stack:quotas: [{name: compute.instance.gpu.l40s, limit: 8}]\n",
+        (
+            "  soperator-stack:prices: seed000\n"
+            "  soperator-stack:quotas: [{name: compute.instance.gpu.l40s, limit: 8}]\n"
+        ),
         "quotas[0].limit: the stack needs 10 of compute.instance.gpu.l40s, but the limit is 8",
     ),
     "a missing key": ("  soperator-stack:prices: seed000\n", "", "prices: missing; give text"),
