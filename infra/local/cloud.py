@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from infra.kube.client import KubeClient
 from infra.local import engine, process
 from infra.local.errors import LocalError
 from infra.local.kube import api_server
 from infra.local.kube.api_server import ApiServerConfig
 from infra.local.kube.certificates import write_certificates
-from infra.local.kube.client import KubeClient
 from infra.local.kube.crd import install_crds
 from infra.local.ports import in_use, is_free, is_listening, login_in_use
 from infra.local.slurm.cluster import SlurmRuntime

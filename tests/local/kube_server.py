@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from infra.kube.client import KubeClient
 from infra.local.errors import LocalError
 from infra.local.kube import api_server
 from infra.local.kube.api_server import TOKEN, ApiServerConfig
-from infra.local.kube.client import KubeClient
 from infra.local.kube.crd import install_crds
 
 

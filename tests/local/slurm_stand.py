@@ -20,13 +20,13 @@ from typing import Any
 
 import pytest
 
+from infra.kube.client import KubeClient
 from infra.local import process
 from infra.local.cloud import RECONCILER, Cloud, check_machine
 from infra.local.errors import LocalError
 from infra.local.kube import api_server
 from infra.local.kube.charts.release import Object, Release
 from infra.local.kube.charts.render import CHART_VERSION, render
-from infra.local.kube.client import KubeClient
 from infra.local.kube.crd import install_crds
 from infra.local.process import alive
 from infra.local.reconcile.nodes import NodeGroup, reconcile_nodes

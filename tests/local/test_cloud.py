@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from infra.kube.client import KubeClient
 from infra.local import cloud, faults, process
 from infra.local.cloud import EMULATOR, RECONCILER, SERVICES, Cloud
 from infra.local.errors import LocalError
-from infra.local.kube.client import KubeClient
 from infra.local.state import Cache, Ports, State
 from tests.local.slurm_stand import free_base
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from infra.kube.client import KubeClient, KubeError
+from infra.kube.kubeconfig import Access
 from infra.local import process
 from infra.local.errors import LocalError
 from infra.local.kube import api_server
-from infra.local.kube.client import KubeClient, KubeError
 from infra.local.kube.crd import install_crds, load_crds
-from infra.local.kube.kubeconfig import Access
 from tests.local.kube_server import config_in, running_cluster
 
 pytestmark = pytest.mark.local

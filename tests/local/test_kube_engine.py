@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.kube.client import KubeClient
+from infra.kube.client import KubeClient
 from tests.local.kube_server import kubeconfig, running_cluster
 
 pytestmark = [pytest.mark.local, pytest.mark.engine]

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from infra.local.kube.client import KubeClient
+from infra.kube.client import KubeClient
 from infra.local.plugins.kubernetes import Kubernetes
 from infra.plugins.provider import UNKNOWN, Asset, PartialError, ProviderError, Secret
 from tests.local.kube_server import kubeconfig, running_cluster

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from infra.kube.client import KubeClient
 from infra.local.kube import api_server
-from infra.local.kube.client import KubeClient
 from infra.local.kube.crd import install_crds
 from tests.local.kube_server import config_in
 from tests.unit.kube.samples import VALUES, rendered

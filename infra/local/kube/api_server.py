@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from infra.kube.client import KubeClient
+from infra.kube.kubeconfig import Access
 from infra.local import ports, process
 from infra.local.errors import LocalError
 from infra.local.kube.certificates import write_certificates
-from infra.local.kube.client import KubeClient
-from infra.local.kube.kubeconfig import Access
 from infra.local.state import TOKEN, Cache
 
 _UNFINISHED_BUILD: Final = "build/kube-apiserver/kube-apiserver"

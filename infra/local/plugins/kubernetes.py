@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from infra.local.kube.client import KubeClient, KubeError, UnreachableError
-from infra.local.kube.kubeconfig import KubeconfigError, read_kubeconfig
+from infra.kube.client import KubeClient, KubeError, UnreachableError
+from infra.kube.kubeconfig import KubeconfigError, read_kubeconfig
 from infra.local.plugins.kubernetes_objects import Objects
 from infra.local.plugins.kubernetes_release import Releases
 from infra.plugins.provider import UNKNOWN, Diff, Provider, ProviderError, serve

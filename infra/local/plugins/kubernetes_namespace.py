@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from infra.local.kube.client import KubeClient
+from infra.kube.client import KubeClient
 
 _EMPTY_TIMEOUT_S: Final = 60.0
 

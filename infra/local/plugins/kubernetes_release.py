@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from infra.kube.client import CancelledError, KubeClient, StuckError, WaitTimeoutError
 from infra.local.kube.charts.release import RECORDED_LABEL, Object, Release
 from infra.local.kube.charts.render import CRDS_CHART, Rendered, render
 from infra.local.kube.charts.values import ChartError
-from infra.local.kube.client import CancelledError, KubeClient, StuckError, WaitTimeoutError
 from infra.local.plugins.kubernetes_objects import dry_run, remove
 from infra.local.plugins.kubernetes_wait import readiness_of
 from infra.plugins.provider import (

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from infra.kube.client import KubeClient
 from infra.local.cloud import Cloud, start_services
-from infra.local.kube.client import KubeClient
 from infra.local.reconcile.nodes import read_groups, read_projects, reconcile_nodes
 from infra.local.reconcile.operator import Operator, log
 from infra.local.state import Cache, Ports, State

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from infra.local.kube.client import KubeClient
+from infra.kube.client import KubeClient
 from infra.local.reconcile.plan import TOPOLOGY_LABELS
 from infra.local.reconcile.scheduling import GPU_RESOURCE
 from infra.local.reconcile.snapshot import Object, annotation, name_of

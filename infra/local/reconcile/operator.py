@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from infra.local.kube.client import KubeClient, KubeError
+from infra.kube.client import KubeClient, KubeError
 from infra.local.reconcile.garbage import bind_claims, end_namespaces, release_deleted
 from infra.local.reconcile.plan import (
     DATABASE,

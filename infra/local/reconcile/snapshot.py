@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.local.kube.client import KubeClient
+from infra.kube.client import KubeClient
 
 Object = dict[str, Any]
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from infra.local.kube.kubeconfig import KubeconfigError, read_kubeconfig
+from infra.kube.kubeconfig import KubeconfigError, read_kubeconfig
 
 
 def config(**user):

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import urllib3
 
-from infra.local.kube.kubeconfig import Access
+from infra.kube.kubeconfig import Access
 
 Object = dict[str, Any]
 
