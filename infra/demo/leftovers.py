@@ -14,6 +14,8 @@ from infra.local.slurm.pod import marker
 
 _WATCHED = ("/", "/home", "/mnt", "/opt", "/run", "/srv", "/var/spool")
 """Folders in which a stack that escaped its namespace would show: declared mounts and daemons."""
+_OF_THE_SYSTEM = frozenset({"/run/mount"})
+"""What mount(8) makes for itself at its first use on a machine, such as a fresh container."""
 
 
 def remember(path: Path) -> None:
@@ -76,6 +78,7 @@ def _files(state: Path, before: Path) -> list[str]:
         for folder, names in _listing().items()
         for name in sorted(set(names) - set(known.get(folder, [])))
         if not Path(folder, name).is_relative_to(state)
+        and str(Path(folder, name)) not in _OF_THE_SYSTEM
     ]
 
 

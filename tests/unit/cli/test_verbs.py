@@ -258,6 +258,20 @@ def test_a_new_file_in_a_watched_folder_is_a_leftover(
     assert leftovers.find(tmp_path / "state", before) == [f"file {watched / 'data'}"]
 
 
+def test_what_mount_makes_at_its_first_use_on_a_machine_is_no_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fresh container has no /run/mount until the first pod is mounted."""
+    run = tmp_path / "run"
+    run.mkdir()
+    monkeypatch.setattr(leftovers, "_WATCHED", (str(run),))
+    monkeypatch.setattr(leftovers, "_OF_THE_SYSTEM", frozenset({str(run / "mount")}))
+    before = tmp_path / "state" / "before.json"
+    leftovers.remember(before)
+    (run / "mount").mkdir()
+    assert leftovers.find(tmp_path / "state", before) == []
+
+
 def test_the_emulator_of_previews_is_a_leftover_while_it_runs(state: Path) -> None:
     before = state / "before.json"
     leftovers.remember(before)
