@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from infra.kube import client as kube_client
 from infra.kube.client import KubeClient, StuckError
 from infra.kube.kubeconfig import Access
 from infra.local import ports
-from infra.local.kube import client as kube_client
 from infra.local.plugins.kubernetes_wait import readiness_of
 
 CLUSTER = {
