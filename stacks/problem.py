@@ -29,6 +29,8 @@ class Problem:
     level: Level
     path: str
     message: str
+    rule: str = ""
+    """Id of the rule that found it, in stacks/rules/rules.tsv; empty where cost/ found it."""
     usd_per_month: Decimal | None = None
     """What the finding costs; None when there is no money in it or cost/ has not priced it yet."""
     spare_nodes: SpareNodes | None = None
@@ -45,23 +47,30 @@ class Findings:
     stack_name: str
     problems: list[Problem] = field(default_factory=list[Problem])
 
-    def error(self, path: str, message: str) -> None:
+    def error(self, path: str, message: str, *, rule: str = "") -> None:
         """Adds what the API or Soperator would refuse."""
-        self.add(Level.ERROR, path, message)
+        self._add(Level.ERROR, path, message, rule)
 
-    def warn(self, path: str, message: str, spare_nodes: SpareNodes | None = None) -> None:
-        """Adds what works but costs money, time or comfort."""
-        self.add(Level.WARNING, path, message, spare_nodes)
-
-    def add(
-        self, level: Level, path: str, message: str, spare_nodes: SpareNodes | None = None
+    def warn(
+        self, path: str, message: str, spare_nodes: SpareNodes | None = None, *, rule: str = ""
     ) -> None:
-        """Adds one problem at a path inside the stack."""
+        """Adds what works but costs money, time or comfort."""
+        self._add(Level.WARNING, path, message, rule, spare_nodes)
+
+    def _add(
+        self,
+        level: Level,
+        path: str,
+        message: str,
+        rule: str,
+        spare_nodes: SpareNodes | None = None,
+    ) -> None:
         self.problems.append(
             Problem(
                 level=level,
                 path=f"{self.stack_name}.{path}",
                 message=message,
+                rule=rule,
                 spare_nodes=spare_nodes,
             )
         )

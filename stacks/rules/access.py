@@ -37,7 +37,7 @@ def check_access(spec: StackSpec, findings: Findings) -> None:
     """Names, ids, versions, SSH door and the paths of code and Python."""
     problem = name_problem(spec.name, longest=_STACK_NAME_MAX)
     if problem:
-        findings.error("name", problem)
+        findings.error("name", problem, rule="name.stack")
     _check_nebius(spec, findings)
     _check_cluster(spec, findings)
     _check_login(spec, findings)
@@ -55,18 +55,22 @@ def _check_nebius(spec: StackSpec, findings: Findings) -> None:
     for key, value, prefix in ids:
         if value is not None and not value.startswith(prefix):
             findings.error(
-                f"nebius.{key}", f"'{value}' is not an id of this kind; it starts with '{prefix}'"
+                f"nebius.{key}",
+                f"'{value}' is not an id of this kind; it starts with '{prefix}'",
+                rule="nebius.id-prefix",
             )
     if nebius.region not in REGIONS:
         findings.error(
             "nebius.region",
             f"'{nebius.region}' is not a region (have: {', '.join(REGIONS)}); "
             "see stacks/catalog.py",
+            rule="nebius.region",
         )
     if nebius.subnet_id is not None and nebius.network_id is None:
         findings.warn(
             "nebius.subnet_id",
             "a subnet without its network; give network_id too, or a new network is made unused",
+            rule="nebius.subnet-network",
         )
 
 
@@ -76,25 +80,32 @@ def _check_cluster(spec: StackSpec, findings: Findings) -> None:
         findings.error(
             "cluster.kubernetes_version",
             f"'{cluster.kubernetes_version}' is not MAJOR.MINOR, such as '1.33'",
+            rule="cluster.kubernetes-version",
         )
     if not re.fullmatch(r"\d+\.\d+\.\d+(-\S+)?", cluster.soperator_version):
         findings.error(
             "cluster.soperator_version",
             f"'{cluster.soperator_version}' is not a chart version, such as '4.1.7'",
+            rule="cluster.soperator-version",
         )
     if cluster.etcd_size not in _ETCD_SIZES:
-        findings.error("cluster.etcd_size", f"{cluster.etcd_size} is not allowed; use 1 or 3")
+        findings.error(
+            "cluster.etcd_size",
+            f"{cluster.etcd_size} is not allowed; use 1 or 3",
+            rule="cluster.etcd-size",
+        )
     for key, value in (
         ("slurm_cluster_name", cluster.slurm_cluster_name),
         ("namespace", cluster.namespace),
     ):
         problem = name_problem(value, longest=63)
         if problem:
-            findings.error(f"cluster.{key}", problem)
+            findings.error(f"cluster.{key}", problem, rule="cluster.name")
         elif value != _SOPERATOR_NAME:
             findings.warn(
                 f"cluster.{key}",
                 f"'{value}': Soperator's ssh-check only works with '{_SOPERATOR_NAME}'",
+                rule="cluster.soperator-name",
             )
 
 
@@ -105,22 +116,25 @@ def _check_login(spec: StackSpec, findings: Findings) -> None:
             "login.ssh_port",
             f"{login.ssh_port} is no node port; NodePort allows "
             f"{_NODE_PORTS.start} to {_NODE_PORTS.stop - 1}",
+            rule="login.node-port",
         )
     if login.service is SshServiceType.LOAD_BALANCER and login.ssh_port != _SSH_PORT:
         findings.error(
             "login.ssh_port",
             f"{login.ssh_port}: Soperator's LoadBalancer listens on {_SSH_PORT}; "
             "use that, or service NodePort",
+            rule="login.load-balancer-port",
         )
     if not login.ssh_public_keys:
         findings.error(
             "login.ssh_public_keys",
             "no key, so nobody could enter; add 'file:~/.ssh/id_ed25519.pub' or a key line",
+            rule="login.no-key",
         )
     for index, line in enumerate(login.ssh_public_keys):
         problem = public_key_problem(line)
         if problem:
-            findings.error(f"login.ssh_public_keys[{index}]", problem)
+            findings.error(f"login.ssh_public_keys[{index}]", problem, rule="login.key-form")
 
 
 def public_key_problem(line: str) -> str | None:
@@ -145,16 +159,18 @@ def _check_code(spec: StackSpec, findings: Findings) -> None:
     for key, path in (("code_path", spec.code_path), ("python_env_path", spec.python_env_path)):
         problem = path_problem(path)
         if problem:
-            findings.error(key, problem)
+            findings.error(key, problem, rule="code.path-form")
     memory = spec.storage.memory
     if memory is not None and is_under(spec.code_path, memory.mount_path):
         findings.error(
             "code_path",
             f"'{spec.code_path}' is on the memory of each worker ({memory.mount_path}); "
             "the login node's files would not reach the jobs",
+            rule="code.on-memory",
         )
     elif not any(is_under(spec.code_path, mount.mount_path) for mount in spec.storage.submounts):
         findings.warn(
             "code_path",
             f"'{spec.code_path}' is under no declared submount, so code lies on the jail itself",
+            rule="code.on-jail",
         )

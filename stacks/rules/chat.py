@@ -22,21 +22,28 @@ def _check_profile(spec: StackSpec, findings: Findings) -> None:
             "chat.output_tokens",
             f"{chat.output_tokens} tokens in {chat.turns} turns do not fit context_tokens "
             f"({chat.context_tokens}); raise context_tokens or turns",
+            rule="chat.answers-fit",
         )
     if chat.turns > chat.output_tokens:
         findings.error(
             "chat.turns",
             f"{chat.turns}, but the whole chat writes {chat.output_tokens} tokens "
             "(output_tokens); every turn answers with at least one",
+            rule="chat.turns",
         )
     if chat.cached_share > 1:
         findings.error(
             "chat.cached_share",
             f"{chat.cached_share} is more than the whole context; use 0 to 1 "
             "(a quarter is 0.25, not 25)",
+            rule="chat.cached-share",
         )
     for name in repeated(chat.api_models):
-        findings.error("chat.api_models", f"'{name}' is named twice; name each model once")
+        findings.error(
+            "chat.api_models",
+            f"'{name}' is named twice; name each model once",
+            rule="chat.model-twice",
+        )
 
 
 def _check_serving(spec: StackSpec, findings: Findings) -> None:
@@ -48,12 +55,14 @@ def _check_serving(spec: StackSpec, findings: Findings) -> None:
                 "chat.serving_nodes",
                 f"{chat.serving_nodes} of which nodes? Name them in chat.serving_nodeset "
                 f"(has: {', '.join(known)})",
+                rule="chat.serving-nodes-of",
             )
         return
     if chat.serving_nodeset not in known:
         findings.error(
             "chat.serving_nodeset",
             f"'{chat.serving_nodeset}' is not a nodeset (has: {', '.join(known)})",
+            rule="chat.serving-nodeset",
         )
         return
     most = max(
@@ -63,13 +72,18 @@ def _check_serving(spec: StackSpec, findings: Findings) -> None:
         findings.error(
             "chat.serving_nodes",
             f"{chat.serving_nodes}, but nodeset '{chat.serving_nodeset}' has at most {most} nodes",
+            rule="chat.serving-nodes-most",
         )
 
 
 def _check_speeds(spec: StackSpec, findings: Findings) -> None:
     chat = spec.chat
     for name in repeated(speed.scenario for speed in chat.speeds):
-        findings.error("chat.speeds", f"scenario '{name}' is used twice; names are unique")
+        findings.error(
+            "chat.speeds",
+            f"scenario '{name}' is used twice; names are unique",
+            rule="chat.scenario-twice",
+        )
     for index, speed in enumerate(chat.speeds):
         same = [
             other.scenario
@@ -82,4 +96,5 @@ def _check_speeds(spec: StackSpec, findings: Findings) -> None:
                 f"chat.speeds[{index}].batch_size",
                 f"engine '{speed.engine}' with batch {speed.batch_size} is already the row "
                 f"'{same[0]}'; one measurement cannot replace both",
+                rule="chat.speed-twice",
             )

@@ -25,7 +25,9 @@ def check_jobs(spec: StackSpec, findings: Findings) -> None:
     """Partitions first, then the jobs that use them."""
     _check_partitions(spec, findings)
     for name in repeated(job.name for job in spec.jobs):
-        findings.error("jobs", f"name '{name}' is used twice; job names are unique")
+        findings.error(
+            "jobs", f"name '{name}' is used twice; job names are unique", rule="jobs.name-twice"
+        )
     for index, job in enumerate(spec.jobs):
         _check_job(spec, job, f"jobs[{index}]", findings)
     _check_order(spec, findings)
@@ -42,57 +44,77 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
     partitions = spec.slurm.partitions
     known = [worker.name for worker in spec.nodes.workers]
     for name in repeated(partition.name for partition in partitions):
-        findings.error("slurm.partitions", f"name '{name}' is used twice; names are unique")
+        findings.error(
+            "slurm.partitions",
+            f"name '{name}' is used twice; names are unique",
+            rule="partitions.name-twice",
+        )
     for index, partition in enumerate(partitions):
         path = f"slurm.partitions[{index}]"
         problem = name_problem(partition.name, longest=63)
         if problem:
-            findings.error(f"{path}.name", problem)
+            findings.error(f"{path}.name", problem, rule="partitions.name")
         for nodeset in partition.nodesets:
             if nodeset not in known:
                 findings.error(
                     f"{path}.nodesets",
                     f"'{nodeset}' is not a nodeset (has: {', '.join(known)})",
+                    rule="partitions.refs",
                 )
         if partition.name == _HIDDEN and partition.nodesets:
             findings.error(
-                f"{path}.nodesets", "'hidden' must hold all nodes, so it names no nodesets"
+                f"{path}.nodesets",
+                "'hidden' must hold all nodes, so it names no nodesets",
+                rule="partitions.hidden-all",
             )
     if not any(partition.name == _HIDDEN for partition in partitions):
         findings.error(
             "slurm.partitions",
             f"no partition '{_HIDDEN}'; Soperator's active checks submit to it: add it, "
             "with Hidden=YES and no nodesets",
+            rule="partitions.hidden",
         )
     defaults = [part.name for part in partitions if _DEFAULT.search(part.config)]
     if len(defaults) != 1:
         got = f"{', '.join(defaults)} have" if defaults else "none has"
-        findings.error("slurm.partitions", f"{got} Default=YES; exactly one partition must")
+        findings.error(
+            "slurm.partitions",
+            f"{got} Default=YES; exactly one partition must",
+            rule="partitions.default",
+        )
 
 
 def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> None:
     problem = name_problem(job.name, longest=63)
     if problem:
-        findings.error(f"{path}.name", problem)
+        findings.error(f"{path}.name", problem, rule="jobs.name")
     if not _MODULE.fullmatch(job.module):
         findings.error(
-            f"{path}.module", f"'{job.module}' is not a module such as 'workloads.train'"
+            f"{path}.module",
+            f"'{job.module}' is not a module such as 'workloads.train'",
+            rule="jobs.module",
         )
     if not _RECIPE.fullmatch(job.recipe) or job.recipe.endswith(".json"):
         findings.error(
             f"{path}.recipe",
             f"'{job.recipe}' is not a recipe; give the name of a file in workloads/recipes/ "
             "without .json",
+            rule="jobs.recipe",
         )
     if not _TIME_LIMIT.fullmatch(job.time_limit):
         findings.error(
             f"{path}.time_limit",
             f"'{job.time_limit}' is no Slurm time; write '02:00:00' or '1-00:00:00'",
+            rule="jobs.time-form",
         )
     partition = next((part for part in spec.slurm.partitions if part.name == job.partition), None)
     if partition is None:
         have = ", ".join(part.name for part in spec.slurm.partitions)
-        findings.error(f"{path}.partition", f"'{job.partition}' is not a partition (has: {have})")
+        findings.error(
+            f"{path}.partition",
+            f"'{job.partition}' is not a partition (has: {have})",
+            rule="jobs.partition",
+        )
         return
     _check_fit(job, nodesets_of(spec, partition), path, findings)
 
@@ -115,12 +137,14 @@ def _check_fit(
         findings.error(
             f"{path}.gpus_per_node",
             f"{job.gpus_per_node}, but a node of partition '{job.partition}' has {most_gpus}",
+            rule="jobs.gpus",
         )
     elif cpus > most_vcpus:
         findings.error(
             f"{path}.cpus_per_task",
             f"{job.cpus_per_task} for each of {max(1, job.gpus_per_node)} tasks is {cpus} CPUs, "
             f"but a node has {most_vcpus}",
+            rule="jobs.cpus",
         )
     else:
         fitting = sum(
@@ -132,6 +156,7 @@ def _check_fit(
             findings.error(
                 f"{path}.nodes",
                 f"{job.nodes}, but partition '{job.partition}' has at most {fitting} such nodes",
+                rule="jobs.nodes",
             )
 
 
@@ -142,7 +167,9 @@ def _check_order(spec: StackSpec, findings: Findings) -> None:
             continue
         if job.after not in after:
             findings.error(
-                f"jobs[{index}].after", f"'{job.after}' is not a job (has: {', '.join(after)})"
+                f"jobs[{index}].after",
+                f"'{job.after}' is not a job (has: {', '.join(after)})",
+                rule="jobs.after",
             )
             continue
         chain = [job.name]
@@ -152,4 +179,5 @@ def _check_order(spec: StackSpec, findings: Findings) -> None:
             findings.error(
                 f"jobs[{index}].after",
                 f"{' -> '.join((*chain, job.name))} is a circle; no job could start",
+                rule="jobs.circle",
             )

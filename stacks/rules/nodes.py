@@ -50,9 +50,17 @@ def check_nodes(spec: StackSpec, findings: Findings) -> None:
     for index, worker in enumerate(spec.nodes.workers):
         _check_worker(spec, worker, f"nodes.workers[{index}]", findings)
     if not spec.nodes.workers:
-        findings.error("nodes.workers", "no nodeset, so no job could run; declare at least one")
+        findings.error(
+            "nodes.workers",
+            "no nodeset, so no job could run; declare at least one",
+            rule="nodes.no-worker",
+        )
     for name in repeated(worker.name for worker in spec.nodes.workers):
-        findings.error("nodes.workers", f"name '{name}' is used twice; nodeset names are unique")
+        findings.error(
+            "nodes.workers",
+            f"name '{name}' is used twice; nodeset names are unique",
+            rule="nodes.name-twice",
+        )
     _check_accounting(spec, findings)
 
 
@@ -63,6 +71,7 @@ def _check_hardware(region: str, path: str, group: NodeGroupSpec, findings: Find
             f"{path}.platform",
             f"'{group.platform}' is not a platform (has: {', '.join(PLATFORMS)}); "
             "see stacks/catalog.py",
+            rule="nodes.platform",
         )
         return
     if group.preset not in platform.presets:
@@ -70,24 +79,29 @@ def _check_hardware(region: str, path: str, group: NodeGroupSpec, findings: Find
             f"{path}.preset",
             f"'{group.preset}' is not a preset of '{platform.name}' "
             f"(has: {', '.join(platform.presets)}); see stacks/catalog.py",
+            rule="nodes.preset",
         )
     if region not in platform.regions:
         findings.error(
             f"{path}.platform",
             f"'{platform.name}' is not offered in {region} (is in: {', '.join(platform.regions)})",
+            rule="nodes.platform-region",
         )
 
 
 def _check_boot_disk(role: str, path: str, disk: BootDiskSpec, findings: Findings) -> None:
     if disk.size_gib < BOOT_DISK_MIN_GIB:
         findings.error(
-            f"{path}.size_gib", f"{disk.size_gib} GiB; the API accepts {BOOT_DISK_MIN_GIB} or more"
+            f"{path}.size_gib",
+            f"{disk.size_gib} GiB; the API accepts {BOOT_DISK_MIN_GIB} or more",
+            rule="nodes.boot-disk-least",
         )
     elif disk.size_gib < BOOT_DISK_ADVISED_GIB[role]:
         findings.warn(
             f"{path}.size_gib",
             f"{disk.size_gib} GiB; Soperator's recipe wants {BOOT_DISK_ADVISED_GIB[role]} or more "
             f"for {role} nodes (images and logs fill less)",
+            rule="nodes.boot-disk-advised",
         )
     if disk.type in _STRIPED and disk.size_gib % STRIPED_DISK_STEP_GIB != 0:
         step = STRIPED_DISK_STEP_GIB
@@ -95,29 +109,40 @@ def _check_boot_disk(role: str, path: str, disk: BootDiskSpec, findings: Finding
         findings.error(
             f"{path}.size_gib",
             f"{disk.size_gib} GiB is not a multiple of {step}, as {disk.type} needs; use {above}",
+            rule="nodes.boot-disk-step",
         )
     if disk.type in _STRIPED and disk.size_gib > STRIPED_DISK_MAX_GIB:
         findings.error(
-            f"{path}.size_gib", f"{disk.size_gib} GiB; {disk.type} ends at {STRIPED_DISK_MAX_GIB}"
+            f"{path}.size_gib",
+            f"{disk.size_gib} GiB; {disk.type} ends at {STRIPED_DISK_MAX_GIB}",
+            rule="nodes.boot-disk-most",
         )
 
 
 def _check_counts(role: str, path: str, group: NodeGroupSpec, findings: Findings) -> None:
     if group.min_nodes > group.max_nodes:
         findings.error(
-            f"{path}.min_nodes", f"{group.min_nodes} is more than max_nodes ({group.max_nodes})"
+            f"{path}.min_nodes",
+            f"{group.min_nodes} is more than max_nodes ({group.max_nodes})",
+            rule="nodes.count-order",
         )
     if group.max_nodes > NODES_PER_GROUP_MAX:
         findings.error(
             f"{path}.max_nodes",
             f"{group.max_nodes}; one node group holds {NODES_PER_GROUP_MAX}: declare more nodesets",
+            rule="nodes.count-most",
         )
     if role != "worker" and group.min_nodes == 0:
-        findings.error(f"{path}.min_nodes", f"0; without a {role} node Soperator does not start")
+        findings.error(
+            f"{path}.min_nodes",
+            f"0; without a {role} node Soperator does not start",
+            rule="nodes.role-empty",
+        )
     if role == "system" and 0 < group.min_nodes < SYSTEM_MIN_NODES_ADVISED:
         findings.warn(
             f"{path}.min_nodes",
             f"{group.min_nodes}; Soperator's recipe wants {SYSTEM_MIN_NODES_ADVISED} system nodes",
+            rule="nodes.system-advised",
         )
     if role in ("controller", "accounting") and group.max_nodes > 1:
         spare = group.max_nodes - 1
@@ -126,9 +151,14 @@ def _check_counts(role: str, path: str, group: NodeGroupSpec, findings: Findings
             f"{group.max_nodes} nodes, but Soperator runs one {role} and no backup: "
             f"{spare} never used; set nodes to 1",
             SpareNodes(role=role, count=spare),
+            rule="nodes.spare",
         )
     if role != "worker" and group.billing is Billing.PREEMPTIBLE:
-        findings.warn(f"{path}.billing", f"preemptible: losing a {role} node stops the cluster")
+        findings.warn(
+            f"{path}.billing",
+            f"preemptible: losing a {role} node stops the cluster",
+            rule="nodes.preemptible-role",
+        )
 
 
 def _check_sufficiency(role: str, path: str, group: NodeGroupSpec, findings: Findings) -> None:
@@ -139,19 +169,25 @@ def _check_sufficiency(role: str, path: str, group: NodeGroupSpec, findings: Fin
             f"{path}.preset",
             f"'{preset.name}' has {preset.vcpus} vCPUs; Soperator's recipe calls less than "
             f"{advised} insufficient for {role} nodes",
+            rule="nodes.insufficient",
         )
 
 
 def _check_worker(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
     problem = name_problem(worker.name, longest=_NODESET_NAME_MAX)
     if problem:
-        findings.error(f"{path}.name", problem)
+        findings.error(f"{path}.name", problem, rule="nodes.name")
     if worker.name in _ROLES:
-        findings.error(f"{path}.name", f"'{worker.name}' is the node group of a role; rename it")
+        findings.error(
+            f"{path}.name",
+            f"'{worker.name}' is the node group of a role; rename it",
+            rule="nodes.name-role",
+        )
     elif not worker.name.startswith("worker"):
         findings.warn(
             f"{path}.name",
             f"'{worker.name}': the jail's ssh config only knows hosts called worker-*",
+            rule="nodes.name-worker",
         )
     preset = find_preset(worker.platform, worker.preset)
     if preset is None:
@@ -163,6 +199,7 @@ def _check_worker(spec: StackSpec, worker: WorkerSpec, path: str, findings: Find
             f"{path}.infiniband_fabric",
             f"none, so nodes of '{preset.name}' talk over Ethernet; name a fabric "
             f"({', '.join(_fabrics(spec.nebius.region, worker.platform))})",
+            rule="nodes.no-fabric",
         )
 
 
@@ -186,12 +223,14 @@ def _check_fabric(
             key,
             f"'{name}': '{worker.preset}' of '{worker.platform}' cannot join a GPU cluster; "
             f"{instead}",
+            rule="nodes.fabric-preset",
         )
     elif fabric is None:
         findings.warn(
             key,
             f"'{name}' is not in stacks/catalog.py (has: "
             f"{', '.join(_fabrics(region, worker.platform))}); only the API can tell",
+            rule="nodes.fabric-unknown",
         )
     elif fabric.region != region or fabric.platform != worker.platform:
         here = ", ".join(_fabrics(region, worker.platform)) or "none known"
@@ -199,6 +238,7 @@ def _check_fabric(
             key,
             f"'{name}' is a fabric of {fabric.platform} in {fabric.region}, not of "
             f"{worker.platform} in {region} (has: {here})",
+            rule="nodes.fabric-place",
         )
 
 
@@ -215,9 +255,11 @@ def _check_accounting(spec: StackSpec, findings: Findings) -> None:
         findings.error(
             "nodes.accounting",
             "missing, but slurm.accounting is true; declare the group or set it to false",
+            rule="nodes.accounting-missing",
         )
     if not spec.slurm.accounting and spec.nodes.accounting is not None:
         findings.error(
             "nodes.accounting",
             "declared, but slurm.accounting is false; remove the group or set it to true",
+            rule="nodes.accounting-unused",
         )

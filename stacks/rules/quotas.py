@@ -64,23 +64,31 @@ def quota_use(spec: StackSpec, *, at_max: bool) -> Mapping[str, int]:
 def check_quotas(spec: StackSpec, findings: Findings) -> None:
     """Every declared quota: an error when the least of the stack is over it, else a warning."""
     for name in repeated(quota.name for quota in spec.quotas):
-        findings.error("quotas", f"'{name}' is given twice; give each quota once")
+        findings.error(
+            "quotas", f"'{name}' is given twice; give each quota once", rule="quotas.twice"
+        )
     least, most = quota_use(spec, at_max=False), quota_use(spec, at_max=True)
     for index, quota in enumerate(spec.quotas):
         path = f"quotas[{index}]"
         if quota.name not in _NAMES:
             hint = nearest(quota.name, _NAMES)
-            findings.error(f"{path}.name", f"'{quota.name}' is not a quota that we count{hint}")
+            findings.error(
+                f"{path}.name",
+                f"'{quota.name}' is not a quota that we count{hint}",
+                rule="quotas.name",
+            )
         elif least.get(quota.name, 0) > quota.limit:
             findings.error(
                 f"{path}.limit",
                 f"the stack needs {least[quota.name]} of {quota.name}, but the limit is "
                 f"{quota.limit}; ask for more, or see: soperator cost --stack {spec.name} "
                 "--alternatives",
+                rule="quotas.over",
             )
         elif most.get(quota.name, 0) > quota.limit:
             findings.warn(
                 f"{path}.limit",
                 f"at max_nodes the stack needs {most[quota.name]} of {quota.name}, but the limit "
                 f"is {quota.limit}: the last nodes would never come",
+                rule="quotas.over-at-most",
             )

@@ -19,20 +19,29 @@ def check_runs(spec: StackSpec, findings: Findings) -> None:
     """Forecasts name jobs and sources; losses are declared where nodes are preemptible."""
     jobs = {job.name: job for job in spec.jobs}
     for name in repeated(run.job for run in spec.runs):
-        findings.error("runs", f"job '{name}' is named twice; keep one entry")
+        findings.error(
+            "runs", f"job '{name}' is named twice; keep one entry", rule="runs.job-twice"
+        )
     for index, run in enumerate(spec.runs):
         path = f"runs[{index}]"
         if run.job not in jobs:
             findings.error(
-                f"{path}.job", f"'{run.job}' is not a job (has: {', '.join(jobs) or 'none'})"
+                f"{path}.job",
+                f"'{run.job}' is not a job (has: {', '.join(jobs) or 'none'})",
+                rule="runs.job",
             )
         if run.train_tokens_per_s is not None and run.source is None:
             findings.error(
                 f"{path}.source",
                 "missing: train_tokens_per_s came from somewhere; say where and when",
+                rule="runs.source-missing",
             )
         if run.train_tokens_per_s is None and run.source is not None:
-            findings.warn(f"{path}.source", "no effect without train_tokens_per_s; remove it")
+            findings.warn(
+                f"{path}.source",
+                "no effect without train_tokens_per_s; remove it",
+                rule="runs.source-unused",
+            )
         if run.train_tokens_per_s is not None and run.job in jobs:
             busy_s = run.tokens_per_epoch * run.epochs / run.train_tokens_per_s
             _check_limit(jobs[run.job], busy_s, path, findings)
@@ -47,6 +56,7 @@ def _check_limit(job: JobSpec, busy_s: Decimal, path: str, findings: Findings) -
             f"{job.name} would take {busy_s / _SECONDS_PER_HOUR:.2f} hours at the declared speed, "
             f"but its time_limit is {job.time_limit}; raise it, or Slurm ends the job before it "
             "is done",
+            rule="runs.time-limit",
         )
 
 
@@ -58,4 +68,5 @@ def _check_preemption(spec: StackSpec, findings: Findings) -> None:
             "preemption",
             f"{', '.join(preemptible)} is preemptible, but no losses are declared: forecasts "
             "count none; add preemption with its rate, checkpoint stall and restart time",
+            rule="runs.preemption",
         )

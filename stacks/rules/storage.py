@@ -39,23 +39,34 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
     for path, type_, size_gib in _filesystems(spec):
         if type_ not in _FILESYSTEM_TYPES:
             allowed = ", ".join(_FILESYSTEM_TYPES)
-            findings.error(f"{path}.type", f"'{type_}' is a disk type; filesystems have: {allowed}")
+            findings.error(
+                f"{path}.type",
+                f"'{type_}' is a disk type; filesystems have: {allowed}",
+                rule="storage.type",
+            )
         if size_gib is not None and size_gib > LARGE_FILESYSTEM_GIB:
             findings.warn(
                 f"{path}.size_gib",
                 f"{size_gib} GiB: over {LARGE_FILESYSTEM_GIB} GiB needs Nebius support first",
+                rule="storage.large",
             )
     if spec.slurm.accounting and storage.accounting is None:
         findings.error(
             "storage.accounting",
             "missing, but slurm.accounting is true; give size_gib or set slurm.accounting to false",
+            rule="storage.accounting-missing",
         )
     if not spec.slurm.accounting and storage.accounting is not None:
-        findings.warn("storage.accounting", "paid for and unused: slurm.accounting is false")
+        findings.warn(
+            "storage.accounting",
+            "paid for and unused: slurm.accounting is false",
+            rule="storage.accounting-unused",
+        )
     if storage.backup is not None and storage.backup.size_gib > storage.jail.size_gib:
         findings.warn(
             "storage.backup.size_gib",
             f"{storage.backup.size_gib} GiB a copy, but the jail has {storage.jail.size_gib} GiB",
+            rule="storage.backup-size",
         )
 
 
@@ -76,13 +87,14 @@ def _filesystems(spec: StackSpec) -> Iterator[tuple[str, DiskType, int | None]]:
 def _check_submount(submount: SubmountSpec, path: str, findings: Findings) -> None:
     problem = name_problem(submount.name, longest=_SUBMOUNT_NAME_MAX)
     if problem:
-        findings.error(f"{path}.name", problem)
+        findings.error(f"{path}.name", problem, rule="storage.name")
     if (submount.size_gib is None) == (submount.existing_id is None):
         got = "both" if submount.size_gib is not None else "neither"
         findings.error(
             path,
             f"has {got} of size_gib and existing_id; give size_gib for a new filesystem "
             "or existing_id for one that exists",
+            rule="storage.size-or-id",
         )
     if submount.existing_id is not None and not submount.existing_id.startswith(
         "computefilesystem-"
@@ -90,6 +102,7 @@ def _check_submount(submount: SubmountSpec, path: str, findings: Findings) -> No
         findings.error(
             f"{path}.existing_id",
             f"'{submount.existing_id}' is no filesystem id; it starts with 'computefilesystem-'",
+            rule="storage.id",
         )
 
 
@@ -101,26 +114,39 @@ def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
     if spec.storage.memory is not None:
         mounts.append(("storage.memory.mount_path", spec.storage.memory.mount_path))
     for name in repeated(submount.name for submount in spec.storage.submounts):
-        findings.error("storage.submounts", f"name '{name}' is used twice; names are unique")
+        findings.error(
+            "storage.submounts",
+            f"name '{name}' is used twice; names are unique",
+            rule="storage.name-twice",
+        )
     for index, (key, path) in enumerate(mounts):
         problem = path_problem(path)
         if problem:
-            findings.error(key, problem)
+            findings.error(key, problem, rule="storage.path-form")
             continue
         if path == "/":
-            findings.error(key, "'/' is the jail itself; choose a directory in it")
+            findings.error(
+                key, "'/' is the jail itself; choose a directory in it", rule="storage.path-root"
+            )
             continue
         for reserved in _RESERVED:
             if is_under(path, reserved):
-                findings.error(key, f"'{path}' hides the system's {reserved}; choose another path")
+                findings.error(
+                    key,
+                    f"'{path}' hides the system's {reserved}; choose another path",
+                    rule="storage.path-reserved",
+                )
         for other_index, (other_key, other) in enumerate(mounts):
             if path == other and other_index < index:
-                findings.error(key, f"'{path}' is already the path of {other_key}")
+                findings.error(
+                    key, f"'{path}' is already the path of {other_key}", rule="storage.path-twice"
+                )
             elif path != other and other != "/" and is_under(path, other):
                 findings.error(
                     key,
                     f"'{path}' lies inside '{other}' of {other_key}; a mount inside a mount can be "
                     "hidden by it; put them side by side",
+                    rule="storage.path-nested",
                 )
 
 
@@ -135,12 +161,14 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
             findings.error(
                 "storage.memory.size_gib",
                 f"{memory_gib} GiB is more than a '{worker.name}' node has ({preset.memory_gib})",
+                rule="storage.memory-size",
             )
         elif memory_gib + worker.shared_memory_gib > preset.memory_gib:
             findings.warn(
                 f"nodes.workers[{index}].shared_memory_gib",
                 f"{worker.shared_memory_gib} GiB and {memory_gib} GiB of storage.memory are more "
                 f"than the node has ({preset.memory_gib} GiB); filling both kills the job",
+                rule="storage.memory-both",
             )
 
 
@@ -152,24 +180,29 @@ def _check_places(spec: StackSpec, findings: Findings) -> None:
             findings.error(
                 f"storage.places.{place}",
                 f"missing; recipes name all of: {', '.join(PLACES)}",
+                rule="storage.place-missing",
             )
     for place, path in places.items():
         key = f"storage.places.{place}"
         if place not in PLACES:
-            findings.error(key, f"unknown place; places are: {', '.join(PLACES)}")
+            findings.error(
+                key, f"unknown place; places are: {', '.join(PLACES)}", rule="storage.place-unknown"
+            )
         problem = path_problem(path)
         if problem:
-            findings.error(key, problem)
+            findings.error(key, problem, rule="storage.place-form")
         elif memory is not None and is_under(path, memory.mount_path):
             if place in _SHARED_PLACES:
                 findings.error(
                     key,
                     f"'{path}' is on the memory of each worker ({memory.mount_path}), where other "
                     "nodes do not see it; put it under a submount",
+                    rule="storage.place-on-memory",
                 )
         elif not any(is_under(path, mount) for mount in mounts):
             findings.warn(
                 key,
                 f"'{path}' is under no declared mount ({', '.join(mounts)}), so it fills the jail "
                 f"({spec.storage.jail.size_gib} GiB)",
+                rule="storage.place-on-jail",
             )
