@@ -21,9 +21,10 @@ from infra.local.nebius_api.errors import ApiError, not_found, unauthenticated, 
 from infra.local.nebius_api.faults import Faults
 from infra.local.nebius_api.hooks import HOOKS, UNAUTHENTICATED_METHODS, Call
 from infra.local.nebius_api.listing import as_type, fill_page, select
-from infra.local.nebius_api.operations import Operations
+from infra.local.nebius_api.operations import Operations, rpc_status
 from infra.local.nebius_api.seed import seed
 from infra.local.nebius_api.store import Store
+from infra.local.nebius_api.troubles import Troubles, as_error
 from infra.local.nebius_api.usage import used_in
 from infra.nebius.schema import OPERATION, OPERATIONS, Schema, is_resource
 
@@ -55,6 +56,7 @@ class Emulator:
         self.schema = Schema(self.cache_dir)
         self.store = Store(self.folder, self.schema)
         self.faults = Faults(self.folder)
+        self.troubles = Troubles(self.folder)
         self._operations = Operations(self.schema, self.store, self.latency_s)
         self._changes = Changes(self.schema, self.store, self._operations, self.clock)
         seed(self.schema, self.store)
@@ -72,7 +74,7 @@ class Emulator:
                 metadata["subject"] = self._subject(metadata)
             self._operations.tick(self.clock())
             answer = self._dispatch(name, method, request, metadata)
-            if fault := self.faults.take(method.full_name, "after"):
+            if fault := self.faults.take(method.full_name, "after", self.store.commit):
                 raise fault
         except ApiError as error:
             record["code"] = error.code.name
@@ -147,6 +149,8 @@ class Emulator:
             resource.status.usage_percentage = f"{share:.2f}"
         if kind == "mk8scluster" and not resource.status.reconciling:
             self._fill_kube_access(resource)
+        if kind in ("mk8scluster", "mk8snodegroup"):
+            self._fill_events(resource)
         return as_type(self.schema, resource, wanted)
 
     def _fill_kube_access(self, cluster: Any) -> None:
@@ -155,6 +159,22 @@ class Emulator:
             status.endpoints.public_endpoint = self.kube.endpoint
         if self.kube.ca_file is not None and self.kube.ca_file.exists():
             status.auth.cluster_ca_certificate = self.kube.ca_file.read_text()
+
+    def _fill_events(self, resource: Any) -> None:
+        """What is planted, while the resource is being changed."""
+        resource.status.ClearField("events")
+        if not resource.status.reconciling:
+            return
+        for planted in self.troubles.events(resource.metadata.id):
+            event = resource.status.events.add(occurrence_count=1)
+            event.first_occurred_at.CopyFrom(resource.metadata.updated_at)
+            last = event.last_occurrence
+            last.occurred_at.CopyFrom(resource.metadata.updated_at)
+            levels = last.DESCRIPTOR.enum_types_by_name["Level"]
+            last.level = levels.values_by_name[planted["level"]].number
+            last.code, last.message = planted["code"], planted["message"]
+            if error := as_error(planted):
+                last.error.CopyFrom(rpc_status(self.schema, error))
 
     def _operation_service(self, method: MethodDescriptor, request: Any) -> Any:
         if method.name == "List":
@@ -202,6 +222,7 @@ class Emulator:
             resource_id,
             metadata=metadata,
             fault=self.faults.take(method.full_name, "operation"),
+            longer_s=self.troubles.operation_s(method.full_name),
             now=self.clock(),
         )
         if key:

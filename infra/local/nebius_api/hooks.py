@@ -15,9 +15,17 @@ from infra.local.nebius_api.calculator import estimate
 from infra.local.nebius_api.errors import unauthenticated
 from infra.local.nebius_api.store import Store
 from infra.nebius.schema import Schema
+from stacks.catalog import PLATFORMS
 
 _TOKEN_S: Final = 12 * 3600
 _KUBERNETES_VERSIONS: Final = ("1.31", "1.32", "1.33")
+# Invented, but for the pairs that the recipe uses (nebius-solutions-library soperator, 2026-04).
+_IMAGES: Final = (
+    ("ubuntu24.04", "cuda12.8"),
+    ("ubuntu24.04", "cuda13.0"),
+    ("ubuntu22.04", "cuda12"),
+)
+_GPU_PLATFORMS: Final = tuple(p.name for p in PLATFORMS.values() if p.gres_type is not None)
 UNAUTHENTICATED_METHODS: Final = frozenset({"nebius.iam.v1.TokenExchangeService/Exchange"})
 
 
@@ -87,6 +95,23 @@ def _control_plane_versions(call: Call) -> Any:
     return json_format.ParseDict({"items": items}, call.answer())
 
 
+def _compatibility_matrix(call: Call) -> Any:
+    """Drivers that the images of node groups bring, by Kubernetes version."""
+    asked = call.request.cluster_kubernetes_version
+    versions = [
+        {
+            "kubernetes_version": version,
+            "items": [
+                {"os": os, "drivers_preset": drivers, "compatible_platforms": list(_GPU_PLATFORMS)}
+                for os, drivers in _IMAGES
+            ],
+        }
+        for version in _KUBERNETES_VERSIONS
+        if asked in ("", version)
+    ]
+    return json_format.ParseDict({"versions": versions}, call.answer())
+
+
 HOOKS: Final[Mapping[str, Callable[[Call], Any]]] = {
     "nebius.billing.v1.CalculatorService/EstimateBatch": _estimate,
     "nebius.iam.v1.AccessKeyService/GetSecretOnce": _secret,
@@ -94,4 +119,5 @@ HOOKS: Final[Mapping[str, Callable[[Call], Any]]] = {
     "nebius.iam.v1.TokenExchangeService/Exchange": _exchange_token,
     "nebius.iam.v2.AccessKeyService/GetSecret": _secret,
     "nebius.mk8s.v1.ClusterService/ListControlPlaneVersions": _control_plane_versions,
+    "nebius.mk8s.v1.NodeGroupService/GetCompatibilityMatrix": _compatibility_matrix,
 }

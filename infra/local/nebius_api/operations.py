@@ -38,6 +38,7 @@ class Operations:
         *,
         metadata: dict[str, str],
         fault: ApiError | None,
+        longer_s: float = 0.0,
         now: float,
     ) -> Any:
         """A new operation's message; it ends after the latency, with the fault if there is one."""
@@ -57,7 +58,8 @@ class Operations:
         tracker.started_at.CopyFrom(message.created_at)
         tracker.work_done.total_tick_count = _TICKS
         failure = None if fault is None else rpc_status(self._schema, fault)
-        started = Operation(message, method.name, now, now + self._latency_s, failure=failure)
+        due = now + self._latency_s + longer_s
+        started = Operation(message, method.name, now, due, failure=failure)
         self._store.put_operation(started)
         self.tick(now)
         return message

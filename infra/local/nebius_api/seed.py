@@ -41,6 +41,13 @@ _LIMITS: Final = {
 }
 _GPUS: Final = 64
 """Limit of each GPU family."""
+_ADVICE: Final = {
+    "available": 8,
+    "limit": 16,
+    "availability_level": "AVAILABILITY_LEVEL_MEDIUM",
+    "data_state": "DATA_STATE_FRESH",
+}
+"""Instances to be had now."""
 
 
 def seed(schema: Schema, store: Store) -> None:
@@ -127,25 +134,30 @@ class _Planter:
                 fabric.name,
                 status={"region": _REGION, "current_limit": "16", "resource_affinity": affinity},
             )
-            self._put(
-                "capacity.v1.ResourceAdvice",
-                f"resourceadvice-{key}{fabric.name}",
-                tenant,
-                fabric.name,
-                spec={
-                    "region": _REGION,
-                    "fabric": fabric.name,
-                    "compute_instance": {
-                        "platform": fabric.platform,
-                        "preset": {"name": "8gpu-128vcpu-1600gb"},
-                    },
-                },
-                status={
-                    "on_demand": {
-                        "available": 2,
-                        "limit": 8,
-                        "availability_level": "AVAILABILITY_LEVEL_LOW",
-                        "data_state": "DATA_STATE_FRESH",
+        self._advice(tenant, key)
+
+    def _advice(self, tenant: str, key: str) -> None:
+        """What every GPU preset of the region offers, on each of its fabrics where it joins one."""
+        for platform in PLATFORMS.values():
+            if platform.gres_type is None or _REGION not in platform.regions:
+                continue
+            fabrics = [f.name for f in FABRICS.values() if f.platform == platform.name]
+            for preset in platform.presets.values():
+                for fabric in fabrics if preset.allows_gpu_cluster else [""]:
+                    name = fabric or f"{platform.name}-{preset.name}"
+                    spec = {
+                        "region": _REGION,
+                        "fabric": fabric,
+                        "compute_instance": {
+                            "platform": platform.name,
+                            "preset": {"name": preset.name},
+                        },
                     }
-                },
-            )
+                    self._put(
+                        "capacity.v1.ResourceAdvice",
+                        f"resourceadvice-{key}{name}",
+                        tenant,
+                        name,
+                        spec=spec,
+                        status={"on_demand": _ADVICE, "preemptible": _ADVICE},
+                    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import Any
 
@@ -44,8 +45,12 @@ class Server(grpc.GenericRpcHandler):
         metadata = {key.lower(): value for key, value in context.invocation_metadata()}
         ids = (("x-request-id", str(uuid.uuid4())), ("x-trace-id", uuid.uuid4().hex))
         await context.send_initial_metadata(ids)
+        faults = self._emulator.faults
+        await asyncio.sleep(faults.delay_s(method.full_name, "before"))
         try:
-            return self._emulator.call(method, request, metadata)
+            answer = self._emulator.call(method, request, metadata)
+            await asyncio.sleep(faults.delay_s(method.full_name, "after"))
+            return answer
         except ApiError as error:
             status = rpc_status(self._schema, error).SerializeToString()
             context.set_trailing_metadata((("grpc-status-details-bin", status),))

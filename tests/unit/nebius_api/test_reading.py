@@ -77,7 +77,17 @@ def test_capacity_is_told_per_fabric(sdk):
     assert {"fabric-6", "fabric-7"} <= fabrics
     advice = capacity.ListResourceAdviceRequest(parent_id=TENANT)
     items = capacity.ResourceAdviceServiceClient(sdk).list(advice).wait().items
-    assert items[0].status.on_demand.available == 2
+    known = {(one.spec.fabric, one.spec.compute_instance.preset.name): one for one in items}
+    assert known["fabric-6", "8gpu-128vcpu-1600gb"].status.on_demand.available == 8
+    assert ("", "2gpu-64vcpu-384gb") in known  # no fabric joins it
+
+
+def test_the_compatibility_matrix_names_drivers_by_kubernetes_version(sdk):
+    request = mk8s.GetNodeGroupCompatibilityMatrixRequest(cluster_kubernetes_version="1.33")
+    answer = mk8s.NodeGroupServiceClient(sdk).get_compatibility_matrix(request).wait()
+    (version,) = answer.versions
+    drivers = {(item.os, item.drivers_preset) for item in version.items}
+    assert ("ubuntu24.04", "cuda12.8") in drivers
 
 
 def test_control_plane_versions_are_listed(sdk):
