@@ -19,6 +19,12 @@ _Record = TypeVar("_Record")
 _MAY_BE_ZERO: Final = frozenset(
     {
         "min_nodes",
+        "created_nodes",
+        "drain_timeout_s",
+        "max_surge_nodes",
+        "max_surge_percent",
+        "max_unavailable_nodes",
+        "max_unavailable_percent",
         "gpus_per_node",
         "config_bucket_gib",
         "limit",

@@ -1,12 +1,14 @@
-"""Node groups of a stack by role: platform, preset, boot disk, counts and how they are billed.
+"""Node groups of a stack by role: platform, preset, disks, counts, billing and what nodes carry.
 
-Owns names, types, units and defaults; `StackSpec` (spec.py) holds them.
+Owns names, types, units and defaults; `StackSpec` (spec.py) holds them. Sizes are GiB (2^30 bytes).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from stacks.storage_spec import DiskType
 
@@ -19,12 +21,38 @@ class Billing(StrEnum):
     RESERVED = "reserved"
 
 
+class Reservation(StrEnum):
+    """Whether nodes come out of capacity blocks, as the API spells it (lower case)."""
+
+    AUTO = "auto"
+    FORBID = "forbid"
+    STRICT = "strict"
+
+
+class VolumeFilesystem(StrEnum):
+    """Filesystem on a disk that one node has for itself."""
+
+    EXT4 = "ext4"
+    XFS = "xfs"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootDiskSpec:
     """Boot disk of every node of a group."""
 
     size_gib: int
+    """Size in GiB of the boot disk of each node."""
     type: DiskType = DiskType.NETWORK_SSD
+    """Type of the disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUserSpec:
+    """One user of the nodes themselves, outside Slurm, with passwordless sudo."""
+
+    name: str
+    ssh_public_keys: tuple[str, ...]
+    """OpenSSH public key lines. `file:PATH` in the stack file is read by the loader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +60,106 @@ class NodeGroupSpec:
     """One mk8s node group of equal nodes."""
 
     platform: str
+    """Hardware type, such as `gpu-h100-sxm`."""
     preset: str
+    """Size of the platform, such as `8gpu-128vcpu-1600gb`."""
     boot_disk: BootDiskSpec
     min_nodes: int
+    """Least number of nodes; `nodes: N` sets both ends."""
     max_nodes: int
     """Equal to min_nodes for a fixed group; `nodes: N` in the file sets both."""
     billing: Billing = Billing.ON_DEMAND
+    """How the provider bills each node."""
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Kubernetes labels beside those that the charts need."""
+    public_ip: bool = False
+    """Whether every node gets a public address of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategySpec:
+    """How a changed node group replaces its nodes; of each pair at most one, percent or nodes."""
+
+    max_unavailable_percent: int | None = None
+    """Share of the nodes that a roll-out may take away at once."""
+    max_unavailable_nodes: int | None = None
+    """Nodes that may be away at once; without either of the two 50 percent."""
+    max_surge_percent: int | None = None
+    """Share of the nodes that a roll-out may add at once."""
+    max_surge_nodes: int | None = None
+    """Nodes that may be there beyond the count; without either of the two none."""
+    drain_timeout_s: int | None = None
+    """Longest wait for pods to leave a node; 0 waits for ever, None is the API's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationSpec:
+    """Which capacity blocks the nodes come out of."""
+
+    policy: Reservation = Reservation.AUTO
+    ids: tuple[str, ...] = ()
+    """Capacity block groups, in the order in which they are tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalNvmeSpec:
+    """The drives of the machine itself as one RAID 0 array; lost when the node stops."""
+
+    mount_path: str = "/mnt/local-nvme"
+    filesystem: VolumeFilesystem = VolumeFilesystem.EXT4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalDiskSpec:
+    """One network disk for every worker alone, mounted in its jail; deleted with the worker."""
+
+    name: str
+    mount_path: str
+    size_gib: int
+    type: DiskType = DiskType.NETWORK_SSD
+    filesystem: VolumeFilesystem = VolumeFilesystem.EXT4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageDiskSpec:
+    """One network disk for the container images of every worker; deleted with the worker."""
+
+    size_gib: int
+    type: DiskType = DiskType.NETWORK_SSD_IO_M3
+    filesystem: VolumeFilesystem = VolumeFilesystem.EXT4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec(NodeGroupSpec):
-    """One nodeset: a node group whose nodes run slurmd, called `<name>-<ordinal>` in Slurm."""
+    """One nodeset: node groups whose nodes run slurmd, called `<name>-<ordinal>` in Slurm."""
 
     name: str
+    """Name of the nodeset; Slurm nodes are `<name>-0` and so on."""
+    created_nodes: int | None = None
+    """Nodes that must exist before the node groups count as made; None is min_nodes. With 0
+    creation never waits for capacity: the autoscaler brings the nodes as pods ask for them."""
     infiniband_fabric: str | None = None
+    """Fabric that its nodes join; none: they talk over Ethernet."""
+    gpu_cluster_id: str | None = None
+    """GPU cluster that exists; without it one is made for each `infiniband_fabric`."""
     shared_memory_gib: int = 64
+    """Size in GiB of /dev/shm in each worker."""
     features: tuple[str, ...] = ()
+    """Slurm features of its nodes, for `--constraint`."""
+    strategy: StrategySpec = field(default_factory=StrategySpec)
+    reservation: ReservationSpec | None = None
+    max_pods: int | None = None
+    """Pods that a node holds; None is the API's 110."""
+    nvidia_config_lines: tuple[str, ...] = ()
+    """Lines of /etc/modprobe.d/nvidia_config.conf."""
+    local_nvme: LocalNvmeSpec | None = None
+    local_disks: tuple[LocalDiskSpec, ...] = ()
+    image_disk: ImageDiskSpec | None = None
+
+    @property
+    def has_fabric(self) -> bool:
+        """Whether the nodes talk over InfiniBand."""
+        return self.infiniband_fabric is not None or self.gpu_cluster_id is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +171,15 @@ class NodesSpec:
     login: NodeGroupSpec
     workers: tuple[WorkerSpec, ...]
     accounting: NodeGroupSpec | None = None
+    nfs: NodeGroupSpec | None = None
+    """For an NFS server inside the cluster."""
+    ssh_users: tuple[NodeUserSpec, ...] = ()
+    """Who may enter the nodes themselves; users of Slurm enter the login node."""
+    paused: bool = False
+    """Whether the worker groups have no nodes; what is declared of them stays."""
+
+    def counts(self, group: NodeGroupSpec) -> tuple[int, int]:
+        """Least and most nodes that the group has: none where it is a worker of a paused stack."""
+        if self.paused and isinstance(group, WorkerSpec):
+            return 0, 0
+        return group.min_nodes, group.max_nodes

@@ -134,6 +134,7 @@ def test_every_problem_is_reported_at_once(config: dict[str, Any]):
             lambda c: c.update(cluster="newest"),
             (
                 "demo.cluster: expected a mapping of kubernetes_version, etcd_size, "
+                "audit_logs, public_endpoint, allowed_cidrs, os, gpu_drivers, drivers_preset, "
                 "soperator_version, slurm_cluster_name, namespace, got text 'newest'"
             ),
         ),
