@@ -16,8 +16,11 @@ class AssumedSpeedSpec:
     """A generation speed taken from a document, used until a run record replaces it."""
 
     scenario: str
+    """Name of the row in the chat table."""
     output_tokens_per_s: Decimal
+    """Tokens written a second."""
     source: str
+    """Where the speed comes from, and when."""
     engine: str | None = None
     """Engine name of a run record that may replace this row; None is never replaced."""
     batch_size: int = 1
@@ -31,11 +34,13 @@ class ChatSpec:
     """The reference conversation, its demand, and where it is served."""
 
     model: str
+    """Name of the model that answers, as run records call it."""
     context_tokens: int
     """Tokens that the model reads before each answer, history included."""
     output_tokens: int
     """Tokens that it writes in one chat, over all its turns."""
     turns: int = 1
+    """Answers in one chat."""
     cached_share: Decimal = Decimal(0)
     """Share of the context that a prefix cache answers, 0 to 1."""
     chats_per_day: int | None = None
@@ -56,9 +61,11 @@ class RunForecastSpec:
     """How much a training job reads, so that its hours and dollars are known before it starts."""
 
     job: str
+    """Name of the job."""
     tokens_per_epoch: int
     """Tokens of one pass over the training split, all ranks together."""
     epochs: Decimal = Decimal(1)
+    """Passes over the training split."""
     train_tokens_per_s: Decimal | None = None
     """All ranks together; used until a run record replaces it."""
     source: str | None = None
@@ -70,11 +77,13 @@ class PreemptionSpec:
     """What preemptible nodes lose: assumed until run records measure the stall."""
 
     preemptions_per_node_day: Decimal
+    """Nodes lost a day, for each node."""
     checkpoint_stall_s: Decimal
     """Seconds that training stands still for one checkpoint."""
     restart_s: Decimal
     """Seconds from the loss of a node to the first step after it."""
     source: str
+    """Where the three numbers come from."""
 
 
 class PolicyLevel(StrEnum):
@@ -89,9 +98,13 @@ class PolicySpec:
     """Limits on the bill; None sets no limit. US dollars without tax."""
 
     level: PolicyLevel = PolicyLevel.ERROR
+    """What a broken limit does to a preview."""
     max_usd_per_hour: Decimal | None = None
+    """Most that the stack may cost in an hour."""
     max_usd_per_month: Decimal | None = None
+    """Most that the stack may cost in a 730-hour month."""
     max_usd_per_chat: Decimal | None = None
+    """Most that one reference chat may cost."""
     on_demand_gpus: bool = True
     """False: GPU nodes must be preemptible or reserved."""
     max_idle_share: Decimal | None = None
@@ -105,6 +118,7 @@ class BudgetSpec:
     """US dollars that the jobs of this stack may cost in a calendar month (UTC)."""
 
     usd_per_month: Decimal
+    """US dollars a month."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +126,13 @@ class ContractPriceSpec:
     """A price of the user's own contract; it wins over every book."""
 
     sku: str
+    """Name of the price in the books."""
     unit: str
+    """Unit of the price, as in the books."""
     usd: Decimal
+    """US dollars for one unit."""
     source: str
+    """Contract or offer that says so."""
     date: str
     """YYYY-MM-DD of the contract or offer."""
 
@@ -124,5 +142,6 @@ class QuotaSpec:
     """A limit of the project, as the console shows it; stacks/rules/quotas.py knows the names."""
 
     name: str
+    """Name of the quota, such as `compute.instance.gpu.h100`."""
     limit: int
     """Count, vCPUs, GPUs or, for sizes, GiB."""
