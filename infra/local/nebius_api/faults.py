@@ -1,22 +1,29 @@
 """Planted faults: `faults.json` in the state folder, read before each call.
 
-A list of objects: `method` (regular expression on the full method name), `code` (gRPC code), and
-optionally `times` (default 1, counted down in the file), `when` (`before` the call, `after` it
-committed, so that the answer is lost, or inside the `operation`), `message`, `error` (ServiceError
-code), `retry` (CALL, UNIT_OF_WORK, NOTHING, UNSPECIFIED), `details` (ServiceError details).
-`soperator local fault` writes this file; anyone may.
+A list of objects: `method` (regular expression on the full method name), `code` (gRPC code, KILL,
+which ends the process as kill -9 does, or SLOW, which holds the answer back for `seconds`), and
+optionally `skip` (matching calls that pass first, default 0), `times` (default 1; both are counted
+down in the file), `when` (`before` the call, `after` it committed, so that the answer is lost, or
+inside the `operation`), `message`, `error` (ServiceError code), `retry` (CALL, UNIT_OF_WORK,
+NOTHING, UNSPECIFIED), `details` (ServiceError details). `soperator local fault` writes this file;
+anyone may.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from infra.local.nebius_api.errors import ApiError, Code
 
 When = Literal["before", "after", "operation"]
+_KILL: Final = "KILL"
+_SLOW: Final = "SLOW"
 
 
 class Faults:
@@ -39,18 +46,44 @@ class Faults:
             return []
         return [fault for fault in faults if fault.get("times", 1) > 0]
 
-    def take(self, method: str, when: When) -> ApiError | None:
-        """The fault planted for this moment of the call, counted down; None mostly."""
+    def take(
+        self, method: str, when: When, commit: Callable[[], None] = lambda: None
+    ) -> ApiError | None:
+        """The fault planted for this moment of the call, counted down; None mostly.
+
+        `commit` makes permanent what the call changed so far, before a KILL.
+        """
+        fault = self._next(method, when, slow=False)
+        if fault is None:
+            return None
+        if fault["code"] == _KILL:
+            commit()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ApiError(
+            Code[fault["code"]],
+            fault.get("message", f"injected {fault['code']}"),
+            fault.get("error", "Injected"),
+            retry=fault.get("retry", "UNSPECIFIED"),
+            **fault.get("details", {}),
+        )
+
+    def delay_s(self, method: str, when: When) -> float:
+        """Seconds for which this moment of the call is held back, counted down; 0 mostly."""
+        fault = self._next(method, when, slow=True)
+        return 0.0 if fault is None else float(fault["seconds"])
+
+    def _next(self, method: str, when: When, *, slow: bool) -> dict[str, Any] | None:
         faults = self.pending()
         for fault in faults:
-            if fault.get("when", "before") == when and re.search(fault["method"], method):
-                fault["times"] = fault.get("times", 1) - 1
+            if (fault["code"] == _SLOW) is not slow or fault.get("when", "before") != when:
+                continue
+            if not re.search(fault["method"], method):
+                continue
+            if fault.get("skip", 0) > 0:
+                fault["skip"] -= 1
                 self.plant(faults)
-                return ApiError(
-                    Code[fault["code"]],
-                    fault.get("message", f"injected {fault['code']}"),
-                    fault.get("error", "Injected"),
-                    retry=fault.get("retry", "UNSPECIFIED"),
-                    **fault.get("details", {}),
-                )
+                continue
+            fault["times"] = fault.get("times", 1) - 1
+            self.plant(faults)
+            return fault
         return None
