@@ -1,4 +1,4 @@
-"""Node groups by role, and one GPU cluster per InfiniBand fabric."""
+"""Node groups by role, at most 100 nodes in each, and one GPU cluster per InfiniBand fabric."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Mapping
 import pulumi
 
 from infra.components.base import child
-from infra.render.node_group import node_group_spec, roles
+from infra.render.node_group import declared_fabrics, node_group_spec, roles
+from stacks.node_spec import WorkerSpec
 from stacks.spec import StackSpec
 
 
 class NodeGroups(pulumi.ComponentResource):
-    """System, controller, login, accounting and worker groups of the kube cluster."""
+    """System, controller, login, accounting, NFS and worker groups of the kube cluster."""
 
     gpu_cluster_ids: Mapping[str, pulumi.Output[str]]
-    """InfiniBand fabric -> GPU cluster id; empty where no worker declares a fabric."""
+    """InfiniBand fabric -> id of the GPU cluster made for it; empty where none is declared."""
     groups: Mapping[str, pulumi.Output[str]]
-    """Role or nodeset name -> node group id."""
+    """Role, or nodeset with the number of the group, -> node group id."""
 
     def __init__(
         self,
@@ -30,7 +31,6 @@ class NodeGroups(pulumi.ComponentResource):
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("soperator:infra:NodeGroups", name, None, opts)
-        fabrics = {worker.infiniband_fabric for worker in spec.nodes.workers}
         self.gpu_cluster_ids = {
             fabric: child(
                 self,
@@ -39,11 +39,10 @@ class NodeGroups(pulumi.ComponentResource):
                 parent_id=spec.nebius.project_id,
                 spec={"infiniband_fabric": fabric},
             ).id
-            for fabric in sorted(fabric for fabric in fabrics if fabric)
+            for fabric in declared_fabrics(spec)
         }
         groups: dict[str, pulumi.Output[str]] = {}
         for role in roles(spec):
-            fabric = role.worker.infiniband_fabric if role.worker else None
             groups[role.name] = child(
                 self,
                 "nebius:mk8s/v1:NodeGroup",
@@ -55,8 +54,14 @@ class NodeGroups(pulumi.ComponentResource):
                     role,
                     subnet_id=subnet_id,
                     filesystem_ids=filesystem_ids,
-                    gpu_cluster_id=self.gpu_cluster_ids[fabric] if fabric else None,
+                    gpu_cluster_id=self._gpu_cluster_id(role.worker),
                 ),
             ).id
         self.groups = groups
         self.register_outputs({"groups": groups})
+
+    def _gpu_cluster_id(self, worker: WorkerSpec | None) -> pulumi.Input[str] | None:
+        if worker is None or worker.gpu_cluster_id is not None:
+            return None if worker is None else worker.gpu_cluster_id
+        fabric = worker.infiniband_fabric
+        return None if fabric is None else self.gpu_cluster_ids[fabric]

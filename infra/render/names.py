@@ -18,6 +18,7 @@ JAIL_LABEL: Final = "slurm.nebius.ai/jail"
 WORKLOAD_LABEL: Final = "slurm.nebius.ai/workload"
 GPU_NODE_LABEL: Final = "nebius.com/gpu"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
+NO_BALANCER_LABEL: Final = "node.kubernetes.io/exclude-from-external-load-balancers"
 CLUSTER_REF: Final = "slurm.nebius.ai/parental-cluster-ref"
 
 JAIL: Final = "jail"

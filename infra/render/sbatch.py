@@ -150,7 +150,7 @@ def _hardware_environment(worker: WorkerSpec, job: JobSpec) -> dict[str, str]:
         # NCCL reads NCCL_*; the TORCH_NCCL_ spellings in circulation have no effect. It finds
         # InfiniBand by itself; without a fabric the search costs time and can pick a dead port.
         environment["NCCL_SOCKET_IFNAME"] = "^docker0,lo"
-        if worker.infiniband_fabric is None:
+        if not worker.has_fabric:
             environment["NCCL_IB_DISABLE"] = "1"
     return environment
 

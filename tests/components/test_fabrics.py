@@ -58,3 +58,26 @@ def test_two_nodesets_on_one_fabric_share_its_cluster_and_a_third_has_its_own(
         "h100-prod-beside": "gpucluster-h100-prod-fabric-6",
         "h100-prod-apart": "gpucluster-h100-prod-fabric-3",
     }
+
+
+def test_a_gpu_cluster_that_the_stack_brings_is_joined_and_none_is_made(
+    deployed: Deploy, load: Callable[[str], StackSpec]
+) -> None:
+    spec = load("h100-prod")
+    (worker,) = spec.nodes.workers
+    mine = replace(worker, infiniband_fabric=None, gpu_cluster_id="computegpucluster-e00mine")
+    recorder = deployed(replace(spec, nodes=replace(spec.nodes, workers=(mine,))))
+    assert recorder.of(GPU_CLUSTER) == []
+    assert joined(recorder) == {"h100-prod-worker": "computegpucluster-e00mine"}
+
+
+def test_every_group_of_a_large_set_joins_the_one_cluster_of_its_fabric(
+    deployed: Deploy, load: Callable[[str], StackSpec]
+) -> None:
+    spec = load("h100-prod")
+    (worker,) = spec.nodes.workers
+    large = replace(worker, min_nodes=250, max_nodes=250)
+    recorder = deployed(replace(spec, nodes=replace(spec.nodes, workers=(large,))))
+    assert len(recorder.of(GPU_CLUSTER)) == 1
+    names = ("h100-prod-worker", "h100-prod-worker-1", "h100-prod-worker-2")
+    assert joined(recorder) == dict.fromkeys(names, "gpucluster-h100-prod-fabric-6")

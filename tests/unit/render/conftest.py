@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from infra.local.state import Cache
+from infra.nebius.resource_type import ResourceType
+from infra.nebius.schema import Schema
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 
@@ -28,6 +31,12 @@ def bare(spec: StackSpec) -> StackSpec:
         nodes=replace(spec.nodes, accounting=None),
         slurm=replace(spec.slurm, accounting=False),
     )
+
+
+@pytest.fixture(scope="session")
+def node_group_type() -> ResourceType:
+    """What the API says of a node group."""
+    return ResourceType.of_token(Schema(Cache.from_environ().root), "nebius:mk8s/v1:NodeGroup")
 
 
 def as_json(value: object) -> str:
