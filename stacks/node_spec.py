@@ -51,6 +51,7 @@ class NodeUserSpec:
     """One user of the nodes themselves, outside Slurm, with passwordless sudo."""
 
     name: str
+    """Name of the user on the nodes."""
     ssh_public_keys: tuple[str, ...]
     """OpenSSH public key lines. `file:PATH` in the stack file is read by the loader."""
 
@@ -97,6 +98,7 @@ class ReservationSpec:
     """Which capacity blocks the nodes come out of."""
 
     policy: Reservation = Reservation.AUTO
+    """Whether nodes may, must or must not come out of capacity blocks."""
     ids: tuple[str, ...] = ()
     """Capacity block groups, in the order in which they are tried."""
 
@@ -106,7 +108,9 @@ class LocalNvmeSpec:
     """The drives of the machine itself as one RAID 0 array; lost when the node stops."""
 
     mount_path: str = "/mnt/local-nvme"
+    """Absolute path on the node and in its jail."""
     filesystem: VolumeFilesystem = VolumeFilesystem.EXT4
+    """Filesystem on the array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +118,15 @@ class LocalDiskSpec:
     """One network disk for every worker alone, mounted in its jail; deleted with the worker."""
 
     name: str
+    """Name of the disk."""
     mount_path: str
+    """Absolute path in the jail of the worker."""
     size_gib: int
+    """Size in GiB for each worker."""
     type: DiskType = DiskType.NETWORK_SSD
+    """Type of the disk."""
     filesystem: VolumeFilesystem = VolumeFilesystem.EXT4
+    """Filesystem on the disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +134,11 @@ class ImageDiskSpec:
     """One network disk for the container images of every worker; deleted with the worker."""
 
     size_gib: int
+    """Size in GiB for each worker."""
     type: DiskType = DiskType.NETWORK_SSD_IO_M3
+    """Type of the disk."""
     filesystem: VolumeFilesystem = VolumeFilesystem.EXT4
+    """Filesystem on the disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
