@@ -1,8 +1,9 @@
-"""Which declared changes delete a filesystem and its data: lost_filesystems(before, after).
+"""Which declared changes leave a filesystem or delete its data: lost_filesystems(before, after).
 
 Both sides are values of declared.py, so that the old one may come from an output of a deployment. A
-filesystem is deleted when its declaration goes, and made anew when its type (immutable in
-nebius.compute.v1.FilesystemSpec) or its project changes. A new size is an update in place.
+filesystem leaves the stack when its declaration goes, and is made anew when its type (immutable in
+nebius.compute.v1.FilesystemSpec) or its project changes. Its data is deleted where the deployment
+has storage.purge_on_destroy; else it is kept: docs/storage.md. A new size is an update in place.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ KEYS: Final = (
     "storage.controller_spool",
     "storage.accounting",
     "storage.submounts",
+    "storage.purge_on_destroy",
     "nebius.project_id",
 )
 """Config keys that are looked at."""
@@ -29,10 +31,10 @@ _SUBMOUNT: Final = "storage.submounts["
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostFilesystem:
-    """One filesystem whose data a change deletes."""
+    """One filesystem that a change takes out of the stack."""
 
     key: str
-    """Config key whose change deletes it."""
+    """Config key whose change does it."""
     change: str
     """What happens to the value, such as `network-ssd -> network-hdd`."""
     mount: str
@@ -40,19 +42,23 @@ class LostFilesystem:
     size_gib: str
     is_replaced: bool
     """Whether an empty one takes its place."""
+    is_kept: bool
+    """Whether it stays in the project with its data."""
 
     def __str__(self) -> str:
+        what = f"{self.key}: {self.change}: the filesystem at {self.mount} ({self.size_gib} GiB)"
+        if self.is_kept and self.key.endswith(".type"):
+            return f"{what} cannot change its type, so `up` will refuse it; take the type back"
+        if self.is_kept:
+            return f"{what} stays in its project and is paid for: soperator leftovers"
         fate = "replaced by an empty one" if self.is_replaced else "deleted"
-        return (
-            f"DATA LOSS: {self.key}: {self.change}: the filesystem at {self.mount} "
-            f"({self.size_gib} GiB) is {fate}; ALL DATA ON IT IS LOST. Copy it away first."
-        )
+        return f"DATA LOSS: {what} is {fate}; ALL DATA ON IT IS LOST. Copy it away first."
 
 
 def lost_filesystems(
     before: Mapping[str, str], after: Mapping[str, str]
 ) -> tuple[LostFilesystem, ...]:
-    """Filesystems that the change deletes, in the order of the old declaration."""
+    """Filesystems that the change takes out, in the order of the old declaration."""
     found: list[LostFilesystem] = []
     kept = _made(after)
     for key in _made(before):
@@ -89,4 +95,5 @@ def _lost(
         mount=_FIXED.get(key) or before.get(f"{key}.mount_path", key),
         size_gib=before[f"{key}.size_gib"],
         is_replaced=is_replaced,
+        is_kept=before.get("storage.purge_on_destroy") == "false",
     )

@@ -16,7 +16,7 @@ PLACES: Final = ("data", "model", "chkpt", "elastic", "logs", "results", "cache"
 
 
 class DiskType(StrEnum):
-    """Nebius disk and filesystem types, as the API spells them (lower case, dashes)."""
+    """Nebius disk types, as the API spells them (lower case, dashes)."""
 
     NETWORK_SSD = "network-ssd"
     NETWORK_SSD_NON_REPLICATED = "network-ssd-non-replicated"
@@ -24,12 +24,26 @@ class DiskType(StrEnum):
     NETWORK_HDD = "network-hdd"
 
 
+class FilesystemType(StrEnum):
+    """Types of shared filesystems that the API has, as it spells them."""
+
+    NETWORK_SSD = "network-ssd"
+    NETWORK_HDD = "network-hdd"
+    WEKA = "weka"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesystemSpec:
-    """One shared filesystem without a mount path of its own (controller spool, accounting)."""
+    """One shared filesystem without a mount path of its own: `existing_id` or `size_gib`."""
 
-    size_gib: int
-    type: DiskType = DiskType.NETWORK_SSD
+    size_gib: int | None = None
+    """Grows in place and never shrinks."""
+    existing_id: str | None = None
+    """A filesystem that the stack uses and neither changes nor deletes."""
+    type: FilesystemType = FilesystemType.NETWORK_SSD
+    """Cannot be changed later."""
+    forbid_deletion: bool = False
+    """Whether the API refuses to delete it, whoever asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +51,17 @@ class SubmountSpec:
     """One extra shared filesystem in the jail at `mount_path`: `existing_id` or `size_gib`."""
 
     name: str
+    """Name of the submount; its mount tag is `jail-submount-<name>`."""
     mount_path: str
+    """Absolute path in the jail, on login and worker nodes."""
     size_gib: int | None = None
+    """Size in GiB of a filesystem that the stack makes."""
     existing_id: str | None = None
-    type: DiskType = DiskType.NETWORK_SSD
+    """Id of a filesystem that exists."""
+    type: FilesystemType = FilesystemType.NETWORK_SSD
+    """Type of the filesystem."""
+    forbid_deletion: bool = False
+    """Whether the API refuses to delete the filesystem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +69,9 @@ class MemoryMountSpec:
     """A tmpfs on every worker; lost with the node."""
 
     mount_path: str
+    """Absolute path in the jail of every worker."""
     size_gib: int
+    """Most GiB of the node's memory that files there may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +79,7 @@ class BackupSpec:
     """Daily copies of the jail in object storage."""
 
     keep_daily: int
+    """Daily copies that are kept."""
     size_gib: int
     """Size of one copy that is paid for."""
 
@@ -72,5 +96,7 @@ class StorageSpec:
     backup: BackupSpec | None = None
     places: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Logical place (PLACES) -> absolute path in the jail."""
+    purge_on_destroy: bool = False
+    """Whether `pulumi destroy` deletes filesystems and buckets; `up` must have applied it first."""
     config_bucket_gib: int | None = None
     """Object storage of versioned configs, whole GiB; 0 means under one GiB; None has no bucket."""

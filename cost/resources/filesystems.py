@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from cost.component import CostComponent, Input, Section, simple_line
 from cost.price_book import PriceBook, Unit
 from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType
+from stacks.storage_spec import FilesystemType
 
 
 def filesystem_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent]:
@@ -25,7 +25,7 @@ def filesystem_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent
 
 
 def _line(
-    name: str, key: str, size_gib: int | None, type_: DiskType, book: PriceBook
+    name: str, key: str, size_gib: int | None, type_: FilesystemType, book: PriceBook
 ) -> CostComponent:
     is_existing = size_gib is None
     return simple_line(

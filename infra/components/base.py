@@ -1,4 +1,4 @@
-"""What the components share: how a Nebius resource of a stack is made."""
+"""What the components share: how a Nebius resource of a stack is made and whether it is kept."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pulumi
 
 from infra.nebius.resource import Resource
+from stacks.spec import StackSpec
 
 
 def child(
@@ -28,3 +29,8 @@ def child(
         spec=spec,
         opts=pulumi.ResourceOptions.merge(own, opts),
     )
+
+
+def kept(spec: StackSpec) -> pulumi.ResourceOptions:
+    """Options of a resource with data: destroy leaves it in the cloud unless the stack purges."""
+    return pulumi.ResourceOptions(retain_on_delete=not spec.storage.purge_on_destroy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pulumi
 
-from infra.components.base import child
+from infra.components.base import child, kept
 from stacks.spec import StackSpec
 
 
@@ -28,5 +28,6 @@ class Buckets(pulumi.ComponentResource):
                 parent_id=spec.nebius.project_id,
                 # A config is found again as it was for any run; backups rotate by themselves.
                 spec={"versioning_policy": "enabled" if use == "configs" else "disabled"},
+                opts=kept(spec),
             )
         self.register_outputs({})

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import pulumi
 
-from infra.components.base import child
+from infra.components.base import child, kept
+from infra.render.filesystem import filesystem_spec
 from infra.render.names import filesystems
 from stacks.spec import StackSpec
-from stacks.storage_spec import SubmountSpec
 
 
 class Filesystems(pulumi.ComponentResource):
@@ -24,7 +24,7 @@ class Filesystems(pulumi.ComponentResource):
         super().__init__("soperator:infra:Filesystems", name, None, opts)
         ids: dict[str, pulumi.Input[str]] = {}
         for tag, declared in filesystems(spec):
-            if isinstance(declared, SubmountSpec) and declared.existing_id is not None:
+            if declared.existing_id is not None:
                 ids[tag] = declared.existing_id
                 continue
             ids[tag] = child(
@@ -32,7 +32,8 @@ class Filesystems(pulumi.ComponentResource):
                 "nebius:compute/v1:Filesystem",
                 f"{name}-{tag}",
                 parent_id=spec.nebius.project_id,
-                spec={"type": declared.type.value, "size_gibibytes": declared.size_gib},
+                spec=filesystem_spec(declared),
+                opts=kept(spec),
             ).id
         self.ids = ids
         self.register_outputs({"ids": ids})

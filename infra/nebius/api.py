@@ -7,6 +7,7 @@ at the first call.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -35,9 +36,12 @@ class CancelledError(Exception):
 class Api:
     """The API that the environment names."""
 
-    def __init__(self, schema: Schema, cancelled: threading.Event) -> None:
+    def __init__(
+        self, schema: Schema, cancelled: threading.Event, *, call_s: float = _CALL_S
+    ) -> None:
         self.schema = schema
         self._cancelled = cancelled
+        self._call_s = call_s
 
     @cached_property
     def _sdk(self) -> Any:
@@ -95,8 +99,8 @@ class Api:
         for pause in (*_BACK_OFF_S, None):
             sent: Any = Request(
                 channel, name, method, request, answer,
-                metadata=headers, timeout=_CALL_S, retries=1, route=route,
-                auth_options=_report_auth_errors(), auth_timeout=_CALL_S,
+                metadata=headers, timeout=self._call_s, retries=1, route=route,
+                auth_options=_report_auth_errors(), auth_timeout=self._call_s,
             )  # fmt: skip
             # Without this a call to a dead address waits out its whole timeout.
             sent.wait_for_ready = False
@@ -182,4 +186,5 @@ def _failure(error: Any) -> ApiError:
         reasons=reasons,
         request_id=status.request_id or "",
         retriable=status.is_retriable() and not over_quota,
+        made_token=sdk.TOKEN_VARIABLE not in os.environ,
     )

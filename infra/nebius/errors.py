@@ -25,6 +25,8 @@ class ApiError(Exception):
     """(kind, message) of each nebius.common.v1.ServiceError: ("quota_failure", QuotaFailure)."""
     request_id: str = ""
     retriable: bool = False
+    made_token: bool = False
+    """Whether the token was made from a key or profile, so that a fresh one was tried already."""
 
     def __str__(self) -> str:
         return self.message
@@ -46,10 +48,13 @@ def explain(failure: ApiError, what: str, *, target: str | None = None) -> str:
             return f"{what}: no answer from the emulated Nebius API on {target}; {_EMULATOR}"
         return f"{what}: no answer from the Nebius API ({failure.message}); try again later"
     if failure.code == "UNAUTHENTICATED":
-        return (
-            f"{what}: the token is not accepted ({failure.message}); set NEBIUS_IAM_TOKEN to a "
-            "fresh one: nebius iam get-access-token"
+        advice = (
+            "check that the key of the service account still exists and that this machine's clock "
+            "is right"
+            if failure.made_token
+            else "set NEBIUS_IAM_TOKEN to a fresh one: nebius iam get-access-token"
         )
+        return f"{what}: the token is not accepted ({failure.message}); {advice}"
     told = "; ".join(_tell(kind, value) for kind, value in failure.reasons) or failure.message
     return f"{what}: {_finish(failure, told)}"
 

@@ -14,8 +14,9 @@ from functools import cached_property
 from typing import Any, Final
 
 from infra.nebius import ownership
+from infra.nebius.adoption import declared_as, find_namesake, obstacle
 from infra.nebius.api import Api, CancelledError
-from infra.nebius.diff import find_changes
+from infra.nebius.diff import find_changes, shrunk
 from infra.nebius.errors import ApiError, explain
 from infra.nebius.resource_type import ResourceType
 from infra.nebius.schema import Schema
@@ -54,19 +55,24 @@ class NebiusProvider(Provider):
 
     def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
         """The inputs in canonical spelling, with all that the API would refuse."""
-        return self._type(type_).check(new)
+        kind = self._type(type_)
+        inputs, problems = kind.check(new)
+        return inputs, [*problems, *shrunk(kind, old, inputs)]
 
     def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Changes of the declaration; an immutable field needs a replacement."""
         return find_changes(self._type(type_), old_inputs, new)
 
     def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
-        """Creates, or adopts what an interrupted run of the same declaration created."""
+        """Creates, or adopts what an earlier run created and this state does not know."""
         kind = self._type(type_)
         if preview:
             return "", _unborn(inputs)
         what = f"create {_describe(kind, inputs)}"
         try:
+            namesake = find_namesake(self._api, kind, inputs)
+            if namesake is not None:
+                return self._adopt(kind, urn, inputs, plain(self._schema, namesake))
             operation = self._start_create(kind, urn, inputs)
             id_ = operation.resource_id
             try:
@@ -80,6 +86,19 @@ class NebiusProvider(Provider):
             return id_, self._state(kind, id_)
         except (ApiError, EndpointError) as error:
             raise self._refusal(error, what) from error
+
+    def _adopt(
+        self, kind: ResourceType, urn: str, inputs: Values, found: Values
+    ) -> tuple[str, Values]:
+        """Takes over what is there and makes it as declared."""
+        problem = obstacle(kind, found, inputs, urn)
+        if problem is not None:
+            raise ProviderError(f"create {_describe(kind, inputs)}: {problem}")
+        id_ = found["metadata"]["id"]
+        self.engine.info(urn, f"adopted {id_}, which an earlier run of this stack made")
+        # Always sent: it waits for a create that still runs, and completes the labels.
+        now = declared_as(kind, found, inputs)
+        return id_, self.update(kind.token, urn, id_, found, now, inputs, False)
 
     def _start_create(self, kind: ResourceType, urn: str, inputs: Values) -> Any:
         """A create operation whose resource exists, with a key that survives our own death.

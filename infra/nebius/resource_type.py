@@ -17,12 +17,13 @@ from infra.plugins.provider import UNKNOWN, Failure, ProviderError, Secret
 Values = dict[str, Any]
 _METADATA: Final = ("parent_id", "name", "labels")
 """Metadata that a user declares; the rest is the server's."""
-_SIZES: Final = {
+SIZES: Final = {
     "size_bytes": 1,
     "size_kibibytes": 1 << 10,
     "size_mebibytes": 1 << 20,
     "size_gibibytes": 1 << 30,
 }
+"""Fields that say one size in different units: bytes of one."""
 _validating = threading.Lock()
 
 
@@ -177,6 +178,6 @@ def _is_zero(value: Any) -> bool:
 
 def _same_size(found: dict[str, Any], key: str, value: Any) -> bool:
     """Whether the server keeps a declared size in another unit."""
-    if key not in _SIZES or key in found:
+    if key not in SIZES or key in found:
         return False
-    return any(value * _SIZES[key] == found[unit] * _SIZES[unit] for unit in _SIZES.keys() & found)
+    return any(value * SIZES[key] == found[unit] * SIZES[unit] for unit in SIZES.keys() & found)

@@ -3,8 +3,10 @@
 SOPERATOR_NEBIUS_ENDPOINT unset: https://<service>.api.nebius.cloud:443, or the CLI's domain.
 SOPERATOR_NEBIUS_ENDPOINT=http://127.0.0.1:PORT: every service on one address, in plain text; that
 is refused for any other host, because a token would travel in clear.
-Credentials: NEBIUS_IAM_TOKEN, else the profile of the nebius CLI. The parent is never filled in by
-the SDK: it would put the project where a node group needs its cluster.
+Credentials: NEBIUS_IAM_TOKEN, which ends when it ends; else the key of a service account in
+SOPERATOR_NEBIUS_KEY_FILE, else the profile of the nebius CLI, both of which give a new token when
+one ends. The parent is never filled in by the SDK: it would put the project where a node group
+needs its cluster.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 ENDPOINT_VARIABLE: Final = "SOPERATOR_NEBIUS_ENDPOINT"
 TOKEN_VARIABLE: Final = "NEBIUS_IAM_TOKEN"  # noqa: S105
+KEY_FILE_VARIABLE: Final = "SOPERATOR_NEBIUS_KEY_FILE"
 CLI_CONFIG: Final = Path.home() / ".nebius" / "config.yaml"
 _USER_AGENT: Final = "soperator-stack/0.1"
 
@@ -73,7 +76,13 @@ def make_sdk(**options: Any) -> SDK:
     import grpc
     from nebius.sdk import SDK
 
-    token = os.environ.get(TOKEN_VARIABLE)
+    given = "credentials_file_name" in options
+    token = None if given else os.environ.get(TOKEN_VARIABLE)
+    key_file = None if given or token is not None else _key_file()
+    if token is not None:
+        options.setdefault("credentials", token)
+    elif key_file is not None:
+        options["credentials_file_name"] = str(key_file)
     if target := loopback_target():
         from nebius.base.options import INSECURE
         from nebius.base.resolver import Constant
@@ -82,15 +91,34 @@ def make_sdk(**options: Any) -> SDK:
         options["options"] = [(INSECURE, True), ("grpc.enable_http_proxy", 0)]
         # Never used; without it the SDK reads the system's CA bundle, which slim images lack.
         options["tls_credentials"] = grpc.ssl_channel_credentials(b"")
-    elif token is None and "credentials_file_name" not in options:
+    elif not {"credentials", "credentials_file_name"} & options.keys():
         options["config_reader"] = _cli_config()
-    if token is not None and "credentials_file_name" not in options:
-        options.setdefault("credentials", token)
-    elif not {"credentials", "credentials_file_name", "config_reader"} & options.keys():
+    if not {"credentials", "credentials_file_name", "config_reader"} & options.keys():
         raise EndpointError(
             f'{TOKEN_VARIABLE}: not set; run `eval "$(soperator env)"` in this shell'
         )
     return SDK(user_agent_prefix=_USER_AGENT, **options)
+
+
+def _key_file() -> Path | None:
+    """File of the service account's key, None where the environment names none."""
+    value = os.environ.get(KEY_FILE_VARIABLE)
+    if not value:
+        return None
+    path = Path(value).expanduser()
+    try:
+        mode = path.stat().st_mode & 0o777
+    except OSError as error:
+        raise EndpointError(
+            f"{KEY_FILE_VARIABLE}: cannot read {path} ({error.strerror}); name the file of "
+            "`nebius iam auth-public-key generate --output`, or unset it"
+        ) from error
+    if mode & 0o077:
+        raise EndpointError(
+            f"{KEY_FILE_VARIABLE}: {path} has mode {mode:04o}, others can read the key; "
+            f"run: chmod 600 {path}"
+        )
+    return path
 
 
 def _cli_config() -> Any:

@@ -6,21 +6,23 @@ from typing import Any
 
 from infra.render.login import minimum_nodes
 from stacks.spec import StackSpec
+from stacks.storage_spec import FilesystemSpec, SubmountSpec
 
 
 def mounts(spec: StackSpec) -> dict[str, str]:
     """Mount path in the jail -> what stands behind it."""
-    found = {"/": f"filesystem jail, {spec.storage.jail.size_gib} GiB"}
+    found = {"/": f"filesystem jail, {_size(spec.storage.jail)}"}
     for submount in spec.storage.submounts:
-        size = (
-            f"existing {submount.existing_id}"
-            if submount.existing_id is not None
-            else f"{submount.size_gib} GiB"
-        )
-        found[submount.mount_path] = f"filesystem {submount.name}, {size}"
+        found[submount.mount_path] = f"filesystem {submount.name}, {_size(submount)}"
     if spec.storage.memory is not None:
         found[spec.storage.memory.mount_path] = f"tmpfs, {spec.storage.memory.size_gib} GiB a node"
     return found
+
+
+def _size(filesystem: FilesystemSpec | SubmountSpec) -> str:
+    if filesystem.existing_id is not None:
+        return f"existing {filesystem.existing_id}"
+    return f"{filesystem.size_gib} GiB"
 
 
 def job_commands(spec: StackSpec) -> dict[str, str]:

@@ -8,16 +8,25 @@ mk8s accepts a node group over its quota and the nodes never come, so it is refu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from stacks.catalog import PLATFORMS, find_preset
+from stacks.chart_volumes import database_volume_gib
 from stacks.decode import nearest
+from stacks.node_spec import (
+    Billing,
+    BootDiskSpec,
+    ImageDiskSpec,
+    LocalDiskSpec,
+    NodeGroupSpec,
+    WorkerSpec,
+)
 from stacks.problem import Findings
 from stacks.rules.naming import repeated
 from stacks.rules.nodes import node_groups
 from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType
+from stacks.storage_spec import DiskType, FilesystemType
 
 
 def gpu_quota(platform: str) -> str:
@@ -33,25 +42,37 @@ _NAMES: Final = (
     "compute.disk.count",
     *(f"compute.disk.size.{kind}" for kind in DiskType),
     "compute.filesystem.count",
-    *(f"compute.filesystem.size.{kind}" for kind in DiskType),
+    *(f"compute.filesystem.size.{kind}" for kind in FilesystemType),
+    "mk8s.cluster.count",
+    "vpc.allocation.count",
 )
+ADDRESSES_PER_NODE: Final = 2
+"""Allocations of a node: its own address and its pods' (the same list of quotas, 2026-08)."""
 
 
 def quota_use(spec: StackSpec, *, at_max: bool) -> Mapping[str, int]:
     """Quota name -> GiB, GPUs, vCPUs or a count that the stack uses at max_nodes or min_nodes."""
     used: Counter[str] = Counter()
     for _, _, group in node_groups(spec):
-        num_nodes = group.max_nodes if at_max else group.min_nodes
+        num_nodes = spec.nodes.counts(group)[1 if at_max else 0]
         used["compute.instance.count"] += num_nodes
-        used["compute.disk.count"] += num_nodes
-        used[f"compute.disk.size.{group.boot_disk.type}"] += num_nodes * group.boot_disk.size_gib
+        used["vpc.allocation.count"] += num_nodes * ADDRESSES_PER_NODE
+        for disk in _disks(group):
+            used["compute.disk.count"] += num_nodes
+            used[f"compute.disk.size.{disk.type}"] += num_nodes * disk.size_gib
         preset = find_preset(group.platform, group.preset)
-        if preset is not None and preset.gpus:
-            used[gpu_quota(group.platform)] += num_nodes * preset.gpus
-        elif preset is not None:
+        if preset is not None and not preset.gpus:
             used["compute.instance.non-gpu.vcpu"] += num_nodes * preset.vcpus
-    fabrics = {worker.infiniband_fabric for worker in spec.nodes.workers} - {None}
-    used["compute.gpucluster.count"] = len(fabrics)
+        elif preset is not None and not _is_reserved(group):
+            used[gpu_quota(group.platform)] += num_nodes * preset.gpus
+    # One cluster, the address of the login node, and the disk that the accounting database claims.
+    used["mk8s.cluster.count"] = 1
+    used["vpc.allocation.count"] += 1
+    if size_gib := database_volume_gib(spec):
+        used["compute.disk.count"] += 1
+        used[f"compute.disk.size.{DiskType.NETWORK_SSD}"] += size_gib
+    made = [worker for worker in spec.nodes.workers if worker.gpu_cluster_id is None]
+    used["compute.gpucluster.count"] = len({worker.infiniband_fabric for worker in made} - {None})
     storage = spec.storage
     own = [storage.jail, storage.controller_spool, storage.accounting, *storage.submounts]
     for filesystem in own:
@@ -59,6 +80,20 @@ def quota_use(spec: StackSpec, *, at_max: bool) -> Mapping[str, int]:
             used["compute.filesystem.count"] += 1
             used[f"compute.filesystem.size.{filesystem.type}"] += filesystem.size_gib
     return used
+
+
+def _disks(group: NodeGroupSpec) -> Iterator[BootDiskSpec | LocalDiskSpec | ImageDiskSpec]:
+    """Every disk of one node."""
+    yield group.boot_disk
+    if isinstance(group, WorkerSpec):
+        yield from group.local_disks
+        if group.image_disk is not None:
+            yield group.image_disk
+
+
+def _is_reserved(group: NodeGroupSpec) -> bool:
+    """Whether the GPUs come out of capacity blocks, which the quota of GPUs does not count."""
+    return group.billing is Billing.RESERVED
 
 
 def check_quotas(spec: StackSpec, findings: Findings) -> None:

@@ -8,11 +8,10 @@ from typing import Final
 from stacks.catalog import LARGE_FILESYSTEM_GIB, find_preset
 from stacks.problem import Findings
 from stacks.rules.naming import is_under, name_problem, path_problem, repeated
+from stacks.rules.nodes import node_groups
 from stacks.spec import StackSpec
-from stacks.storage_spec import PLACES, DiskType, SubmountSpec
+from stacks.storage_spec import PLACES, FilesystemSpec, FilesystemType, SubmountSpec
 
-# nebius.compute.v1.FilesystemSpec.FilesystemType has no replicated/io-m3 split.
-_FILESYSTEM_TYPES: Final = (DiskType.NETWORK_SSD, DiskType.NETWORK_HDD)
 # The tag of a virtiofs device has 36 bytes (virtio 1.2, 5.11.4); ours is jail-submount-<name>.
 _SUBMOUNT_NAME_MAX: Final = 36 - len("jail-submount-")
 # Belong to the jail's own system or to Soperator's mounts.
@@ -20,6 +19,8 @@ _RESERVED: Final = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/mnt/jail", "/mnt/jail.upper", "/proc",
     "/run", "/sbin", "/sys", "/usr", "/var",
 )  # fmt: skip
+# Recipe, files of 2026-07 to 09: WEKA wants presets of 32 vCPUs or more everywhere.
+_WEKA_MIN_VCPUS: Final = 32
 # Places that every node must see the same files at.
 _SHARED_PLACES: Final = frozenset(PLACES) - {"scratch", "cache"}
 
@@ -36,20 +37,17 @@ def check_storage(spec: StackSpec, findings: Findings) -> None:
 
 def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
     storage = spec.storage
-    for path, type_, size_gib in _filesystems(spec):
-        if type_ not in _FILESYSTEM_TYPES:
-            allowed = ", ".join(_FILESYSTEM_TYPES)
-            findings.error(
-                f"{path}.type",
-                f"'{type_}' is a disk type; filesystems have: {allowed}",
-                rule="storage.type",
-            )
-        if size_gib is not None and size_gib > LARGE_FILESYSTEM_GIB:
-            findings.warn(
-                f"{path}.size_gib",
-                f"{size_gib} GiB: over {LARGE_FILESYSTEM_GIB} GiB needs Nebius support first",
-                rule="storage.large",
-            )
+    for path, filesystem in _filesystems(spec):
+        _check_filesystem(filesystem, path, findings)
+        _check_deletion(filesystem, path, findings, purge=storage.purge_on_destroy)
+    existing = [filesystem.existing_id for _, filesystem in _filesystems(spec)]
+    for id_ in repeated(id_ for id_ in existing if id_ is not None):
+        findings.error(
+            "storage",
+            f"existing_id '{id_}' is used twice; one filesystem has one mount",
+            rule="storage.id-twice",
+        )
+    _check_weka(spec, findings)
     if spec.slurm.accounting and storage.accounting is None:
         findings.error(
             "storage.accounting",
@@ -62,48 +60,96 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
             "paid for and unused: slurm.accounting is false",
             rule="storage.accounting-unused",
         )
-    if storage.backup is not None and storage.backup.size_gib > storage.jail.size_gib:
+    jail_gib = storage.jail.size_gib
+    if storage.backup is not None and jail_gib is not None and storage.backup.size_gib > jail_gib:
         findings.warn(
             "storage.backup.size_gib",
-            f"{storage.backup.size_gib} GiB a copy, but the jail has {storage.jail.size_gib} GiB",
+            f"{storage.backup.size_gib} GiB a copy, but the jail has {jail_gib} GiB",
             rule="storage.backup-size",
         )
 
 
-def _filesystems(spec: StackSpec) -> Iterator[tuple[str, DiskType, int | None]]:
+def _filesystems(spec: StackSpec) -> Iterator[tuple[str, FilesystemSpec | SubmountSpec]]:
     storage = spec.storage
-    yield "storage.jail", storage.jail.type, storage.jail.size_gib
-    yield (
-        "storage.controller_spool",
-        storage.controller_spool.type,
-        storage.controller_spool.size_gib,
-    )
+    yield "storage.jail", storage.jail
+    yield "storage.controller_spool", storage.controller_spool
     if storage.accounting is not None:
-        yield "storage.accounting", storage.accounting.type, storage.accounting.size_gib
+        yield "storage.accounting", storage.accounting
     for index, submount in enumerate(storage.submounts):
-        yield f"storage.submounts[{index}]", submount.type, submount.size_gib
+        yield f"storage.submounts[{index}]", submount
 
 
-def _check_submount(submount: SubmountSpec, path: str, findings: Findings) -> None:
-    problem = name_problem(submount.name, longest=_SUBMOUNT_NAME_MAX)
-    if problem:
-        findings.error(f"{path}.name", problem, rule="storage.name")
-    if (submount.size_gib is None) == (submount.existing_id is None):
-        got = "both" if submount.size_gib is not None else "neither"
+def _check_filesystem(
+    filesystem: FilesystemSpec | SubmountSpec, path: str, findings: Findings
+) -> None:
+    size_gib, existing_id = filesystem.size_gib, filesystem.existing_id
+    if (size_gib is None) == (existing_id is None):
+        got = "both" if size_gib is not None else "neither"
         findings.error(
             path,
             f"has {got} of size_gib and existing_id; give size_gib for a new filesystem "
             "or existing_id for one that exists",
             rule="storage.size-or-id",
         )
-    if submount.existing_id is not None and not submount.existing_id.startswith(
-        "computefilesystem-"
-    ):
+    if existing_id is not None and not existing_id.startswith("computefilesystem-"):
         findings.error(
             f"{path}.existing_id",
-            f"'{submount.existing_id}' is no filesystem id; it starts with 'computefilesystem-'",
+            f"'{existing_id}' is no filesystem id; it starts with 'computefilesystem-'",
             rule="storage.id",
         )
+    if size_gib is not None and size_gib > LARGE_FILESYSTEM_GIB:
+        findings.warn(
+            f"{path}.size_gib",
+            f"{size_gib} GiB: over {LARGE_FILESYSTEM_GIB} GiB needs Nebius support first",
+            rule="storage.large",
+        )
+
+
+def _check_deletion(
+    filesystem: FilesystemSpec | SubmountSpec, path: str, findings: Findings, *, purge: bool
+) -> None:
+    if filesystem.forbid_deletion and filesystem.existing_id is not None:
+        findings.error(
+            f"{path}.forbid_deletion",
+            "true, but the stack does not change a filesystem that it has by existing_id; "
+            "remove it and set it on the filesystem itself",
+            rule="storage.forbid-existing",
+        )
+    elif filesystem.forbid_deletion and purge:
+        findings.error(
+            f"{path}.forbid_deletion",
+            "true, but storage.purge_on_destroy is true too, so destroy would be refused half-way; "
+            "set one of them to false",
+            rule="storage.forbid-and-purge",
+        )
+
+
+def _check_weka(spec: StackSpec, findings: Findings) -> None:
+    weka = [path for path, each in _filesystems(spec) if each.type is FilesystemType.WEKA]
+    if len(weka) > 1:
+        findings.error(
+            "storage",
+            f"{len(weka)} filesystems of type weka ({', '.join(weka)}); a cluster can have one",
+            rule="storage.weka-one",
+        )
+    small: list[str] = []
+    for _, path, group in node_groups(spec) if weka else ():
+        preset = find_preset(group.platform, group.preset)
+        if preset is not None and preset.vcpus < _WEKA_MIN_VCPUS:
+            small.append(f"{path} {preset.vcpus}")
+    if small:
+        findings.warn(
+            f"{weka[0]}.type",
+            f"the client of weka wants nodes of {_WEKA_MIN_VCPUS} vCPUs or more, but there are "
+            f"{', '.join(small)}; choose larger presets or network-ssd",
+            rule="storage.weka-vcpus",
+        )
+
+
+def _check_submount(submount: SubmountSpec, path: str, findings: Findings) -> None:
+    problem = name_problem(submount.name, longest=_SUBMOUNT_NAME_MAX)
+    if problem:
+        findings.error(f"{path}.name", problem, rule="storage.name")
 
 
 def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
@@ -203,6 +249,10 @@ def _check_places(spec: StackSpec, findings: Findings) -> None:
             findings.warn(
                 key,
                 f"'{path}' is under no declared mount ({', '.join(mounts)}), so it fills the jail "
-                f"({spec.storage.jail.size_gib} GiB)",
+                f"({_size(spec.storage.jail)})",
                 rule="storage.place-on-jail",
             )
+
+
+def _size(filesystem: FilesystemSpec) -> str:
+    return filesystem.existing_id or f"{filesystem.size_gib} GiB"

@@ -169,15 +169,16 @@ def test_one_edited_key_is_named_under_what_it_changes(
     assert not [line for line in answer.messages("warning") if "DATA LOSS" in line]
 
 
-def test_another_type_of_a_filesystem_is_a_loss_of_data_and_says_so(
+def test_another_type_of_a_kept_filesystem_is_told_to_be_refused(
     edited: Callable[[str, str], Answer],
 ) -> None:
     answer = edited(DATA, DATA.replace("1024}", "1024, type: network-hdd}"))
-    (warning,) = [line for line in answer.messages("warning") if "DATA LOSS" in line]
-    assert "storage.submounts[data].type: network-ssd -> network-hdd" in warning
-    assert "the filesystem at /mnt/data (1024 GiB) is replaced by an empty one" in warning
-    assert "ALL DATA ON IT IS LOST" in warning
-    assert "!!! DATA LOSS: storage.submounts[data].type" in text_of(answer)
+    change = (
+        "storage.submounts[data].type: network-ssd -> network-hdd: the filesystem at /mnt/data "
+        "(1024 GiB) cannot change its type, so `up` will refuse it; take the type back"
+    )
+    assert change in answer.messages("warning")
+    assert f"!!! {change}" in text_of(answer)
 
 
 def test_a_deployment_of_another_format_is_no_baseline_and_no_error(deployed: Program) -> None:

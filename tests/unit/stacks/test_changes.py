@@ -13,12 +13,19 @@ from stacks.changes import LostFilesystem, lost_filesystems
 from stacks.declared import declared_values, parents_of
 from stacks.load import load_stack
 from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType, StorageSpec, SubmountSpec
+from stacks.storage_spec import FilesystemType, StorageSpec, SubmountSpec
 
 
 @pytest.fixture
-def spec(public_key_file: Path) -> StackSpec:
+def keeping(public_key_file: Path) -> StackSpec:
+    """A stack whose destroy keeps the data."""
     return load_stack("l40s-dev")
+
+
+@pytest.fixture
+def spec(keeping: StackSpec) -> StackSpec:
+    """A stack whose destroy deletes the data."""
+    return replace(keeping, storage=replace(keeping.storage, purge_on_destroy=True))
 
 
 @pytest.fixture
@@ -45,9 +52,9 @@ def test_an_unchanged_stack_loses_nothing(spec: StackSpec):
 def test_another_type_replaces_the_filesystem_and_says_what_is_lost(
     spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
 ):
-    (found,) = lost(submounts=submounts(spec.storage, type=DiskType.NETWORK_SSD_IO_M3))
+    (found,) = lost(submounts=submounts(spec.storage, type=FilesystemType.WEKA))
     assert str(found) == (
-        "DATA LOSS: storage.submounts[data].type: network-ssd -> network-ssd-io-m3: the filesystem "
+        "DATA LOSS: storage.submounts[data].type: network-ssd -> weka: the filesystem "
         "at /mnt/data (1024 GiB) is replaced by an empty one; ALL DATA ON IT IS LOST. "
         "Copy it away first."
     )
@@ -103,7 +110,7 @@ def test_another_mount_path_keeps_the_data(
 def test_the_jail_and_the_accounting_database_are_watched_too(
     spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
 ):
-    (jail,) = lost(jail=replace(spec.storage.jail, type=DiskType.NETWORK_HDD))
+    (jail,) = lost(jail=replace(spec.storage.jail, type=FilesystemType.NETWORK_HDD))
     assert jail.mount == "/"
     (database,) = lost(accounting=None)
     assert database.mount == "the accounting database"
@@ -132,3 +139,21 @@ def test_a_name_with_a_dot_is_one_step_of_a_key():
         "storage.submounts[v1.5]",
         "storage.submounts[v1.5].size_gib",
     ]
+
+
+def test_a_stack_that_keeps_its_data_loses_none_and_says_what_goes_on_costing(keeping: StackSpec):
+    without = replace(
+        keeping, storage=replace(keeping.storage, submounts=keeping.storage.submounts[1:])
+    )
+    (found,) = lost_filesystems(declared_values(keeping), declared_values(without))
+    assert str(found) == (
+        "storage.submounts[data]: removed: the filesystem at /mnt/data (1024 GiB) stays in its "
+        "project and is paid for: soperator leftovers"
+    )
+
+
+def test_a_kept_filesystem_of_another_type_is_told_to_be_refused(keeping: StackSpec):
+    changed = submounts(keeping.storage, type=FilesystemType.WEKA)
+    after = replace(keeping, storage=replace(keeping.storage, submounts=changed))
+    (found,) = lost_filesystems(declared_values(keeping), declared_values(after))
+    assert str(found).endswith("cannot change its type, so `up` will refuse it; take the type back")

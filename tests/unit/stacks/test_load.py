@@ -12,7 +12,7 @@ import yaml
 
 from stacks.load import STACKS_DIR, StackError, load_config, load_stack, stack_names
 from stacks.node_spec import Billing
-from stacks.storage_spec import DiskType
+from stacks.storage_spec import FilesystemType
 from tests.conftest import PUBLIC_KEY
 from tests.unit.stacks.conftest import Change, changed, load, namespaced
 
@@ -47,7 +47,7 @@ def test_nodes_sets_both_bounds(config: dict[str, Any]):
 
 def test_defaults_fill_what_is_not_written(config: dict[str, Any]):
     spec = load(config)
-    assert spec.storage.jail.type is DiskType.NETWORK_SSD
+    assert spec.storage.jail.type is FilesystemType.NETWORK_SSD
     assert spec.nodes.system.billing is Billing.ON_DEMAND
     assert spec.storage.config_bucket_gib is None
 
@@ -117,9 +117,8 @@ def test_every_problem_is_reported_at_once(config: dict[str, Any]):
         (
             lambda c: c["storage"]["jail"].update(type="network-ssd-io-m4"),
             (
-                "demo.storage.jail.type: expected one of network-ssd, network-ssd-non-replicated, "
-                "network-ssd-io-m3, network-hdd, got text 'network-ssd-io-m4'; did you mean "
-                "'network-ssd-io-m3'?"
+                "demo.storage.jail.type: expected one of network-ssd, network-hdd, weka, "
+                "got text 'network-ssd-io-m4'; did you mean 'network-ssd'?"
             ),
         ),
         (

@@ -1,0 +1,75 @@
+"""What a create does about a resource that is there already: take it over, or say why not.
+
+Owns the look-up by parent and name and the conditions of a takeover (docs/adr/0014, 0022). Changes
+nothing: the provider updates what it adopts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from infra.nebius import ownership
+from infra.nebius.api import Api
+from infra.nebius.diff import find_changes, shrunk
+from infra.nebius.errors import ApiError
+from infra.nebius.resource_type import ResourceType
+from infra.nebius.values import plain
+
+Values = dict[str, Any]
+_ADVICE: Final = "; rename this one, delete the other, or, where it is yours, `soperator adopt` it"
+_LEAVING: Final = "DELET"
+"""In every state of a resource that is being deleted, by whatever service."""
+
+
+def find_namesake(api: Api, kind: ResourceType, inputs: Values) -> Any | None:
+    """The live resource of the same name under the same parent, or None."""
+    metadata = inputs["metadata"]
+    if not metadata.get("name") or kind.schema.is_unnamed(kind.resource):
+        return None
+    if "GetByName" not in kind.service.methods_by_name:
+        return None
+    request = api.request(
+        kind.service, "GetByName", parent_id=metadata["parent_id"], name=metadata["name"]
+    )
+    try:
+        found = api.call(kind.service, "GetByName", request)
+    except ApiError as error:
+        if error.is_not_found:
+            return None
+        raise
+    state = plain(kind.schema, found).get("status", {}).get("state")
+    return None if isinstance(state, str) and _LEAVING in state.upper() else found
+
+
+def declared_as(kind: ResourceType, found: Values, inputs: Values) -> Values:
+    """The declaration that fits what is there, in the terms of the new declaration."""
+    return kind.inputs_of(ownership.remove(found), inputs)
+
+
+def obstacle(kind: ResourceType, found: Values, inputs: Values, urn: str) -> str | None:
+    """Why the declaration cannot take over what is there; None where it can."""
+    metadata = found["metadata"]
+    taken = f"this name is taken by {metadata['id']}"
+    stranger = ownership.foreign(metadata.get("labels", {}), urn)
+    if stranger is not None:
+        return f"{taken}, {stranger}{_ADVICE}"
+    now = declared_as(kind, found, inputs)
+    changes = find_changes(kind, now, inputs)
+    if changes.replaces:
+        fixed = "; ".join(_change(path, now, inputs) for path in changes.replaces)
+        return (
+            f"{taken}, which an earlier run of this stack made and kept, but {fixed} cannot be "
+            "changed in place; declare what is there, or delete it with `soperator leftovers "
+            f"--purge {metadata['id']}` after copying its data"
+        )
+    return "; ".join(f"{path}: {reason}" for path, reason in shrunk(kind, now, inputs)) or None
+
+
+def _change(path: str, now: Values, new: Values) -> str:
+    return f"{path} ({_at(now, path)} -> {_at(new, path)})"
+
+
+def _at(values: Any, path: str) -> Any:
+    for step in path.split("."):
+        values = values.get(step) if isinstance(values, dict) else None
+    return values

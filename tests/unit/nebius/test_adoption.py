@@ -1,0 +1,113 @@
+"""A create takes over what an earlier run of its own made, and nothing that is another's."""
+
+import itertools
+
+import pytest
+
+from infra.plugins.provider import ProviderError
+
+TYPE = "nebius:compute/v1:Filesystem"
+_names = (f"kept-{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def declared(provider):
+    """A checked declaration with a name of its own, changed by `spec`."""
+    name = next(_names)
+
+    def declared(**spec):
+        metadata = {"parent_id": "project-e00p", "name": name}
+        new = {"metadata": metadata, "spec": {"type": "network-ssd", "size_gibibytes": 1, **spec}}
+        inputs, problems = provider.check(TYPE, {}, new)
+        assert not problems
+        return inputs
+
+    return declared
+
+
+@pytest.fixture
+def urn(declared):
+    return f"urn:pulumi:local::soperator-stack::{TYPE}::{declared()['metadata']['name']}"
+
+
+@pytest.fixture
+def made(provider, declared, urn):
+    return provider.create(TYPE, urn, declared(), False)
+
+
+def labels_of(served, id_):
+    return dict(served.emulator.store.resources[id_].metadata.labels)
+
+
+def test_another_resource_of_the_stack_never_takes_a_name_over(provider, declared, urn, made):
+    """While the program is reordered, the old URN is deleted after the new one was made."""
+    with pytest.raises(ProviderError, match=f"{made[0]}, which is another resource of this stack"):
+        provider.create(TYPE, f"{urn}-other", declared(), False)
+
+
+def test_a_strangers_resource_is_refused_with_its_id_and_what_to_do(
+    provider, declared, urn, served
+):
+    """Whoever made it by hand may have data on it."""
+    id_, _ = provider.create(TYPE, urn, declared(), False)
+    served.emulator.store.resources[id_].metadata.labels.clear()
+    with pytest.raises(ProviderError, match=f"{id_}, which no stack .*`soperator adopt`"):
+        provider.create(TYPE, urn, declared(), False)
+
+
+def test_the_resource_of_another_stack_is_refused_with_its_name(provider, declared, urn, made):
+    other = urn.replace("urn:pulumi:local", "urn:pulumi:prod")
+    with pytest.raises(ProviderError, match="belongs to stack 'local' of Pulumi project"):
+        provider.create(TYPE, other, declared(), False)
+
+
+def test_a_lost_state_finds_its_resource_again_and_grows_it(provider, declared, urn, made, served):
+    id_, state = provider.create(TYPE, urn, declared(size_gibibytes=3), False)
+    assert id_ == made[0]
+    assert state["spec"]["size_gibibytes"] == 3
+    assert served.emulator.store.resources[id_].spec.size_gibibytes == 3
+
+
+def test_what_was_handed_over_takes_the_labels_of_its_resource(
+    provider, declared, urn, made, served
+):
+    """`soperator adopt` knows the stack, not the place in its program."""
+    before = labels_of(served, made[0])
+    del served.emulator.store.resources[made[0]].metadata.labels["resource"]
+    assert provider.create(TYPE, urn, declared(), False)[0] == made[0]
+    assert labels_of(served, made[0]) == before
+
+
+def test_another_immutable_field_is_refused_with_both_values(provider, declared, urn, made, served):
+    """A kept filesystem of another type holds data that a new one would not have."""
+    with pytest.raises(ProviderError, match=r"spec\.type \(NETWORK_SSD -> NETWORK_HDD\) cannot"):
+        provider.create(TYPE, urn, declared(type="network-hdd"), False)
+    assert made[0] in served.emulator.store.resources
+
+
+def test_what_is_kept_is_never_made_smaller(provider, declared, urn):
+    provider.create(TYPE, urn, declared(size_gibibytes=3), False)
+    with pytest.raises(ProviderError, match=r"size_gibibytes: 2 GiB, but it has 3 GiB and cannot"):
+        provider.create(TYPE, urn, declared(size_gibibytes=2), False)
+
+
+def test_a_filesystem_that_would_shrink_is_refused_with_the_sizes(provider, declared):
+    old, new = declared(size_gibibytes=3), declared(size_gibibytes=2)
+    _, ((path, reason),) = provider.check(TYPE, old, new)
+    assert path == "spec.size_gibibytes"
+    assert reason == (
+        "2 GiB, but it has 3 GiB and cannot shrink; declare 3 GiB or more, or copy the data to "
+        "a new one"
+    )
+
+
+def test_growth_and_a_smaller_replacement_are_no_shrinking(provider, declared):
+    old = declared(size_gibibytes=3)
+    assert provider.check(TYPE, old, declared(size_gibibytes=4))[1] == []
+    smaller = declared(size_gibibytes=2, type="network-hdd")
+    assert provider.check(TYPE, old, smaller)[1] == []
+
+
+def test_a_filesystem_that_is_being_deleted_is_not_taken_over(provider, declared, urn, made):
+    provider.delete(TYPE, *made)
+    assert provider.create(TYPE, urn, declared(), False)[0] != made[0]
