@@ -14,6 +14,7 @@ from stacks.chart_volumes import database_volume_gib
 from stacks.node_spec import WorkerSpec
 from stacks.slurm_spec import SshServiceType
 from stacks.spec import StackSpec
+from stacks.storage_spec import FilesystemSpec, SubmountSpec
 
 _ALLOCATION_ANNOTATION: Final = "nebius.com/load-balancer-allocation-id"
 # Requests of slurmd leave this share of a node to kubelet, munge and the DaemonSets. RealMemory is
@@ -29,19 +30,18 @@ def storage_values(spec: StackSpec) -> dict[str, Any]:
     storage = spec.storage
     volume: dict[str, Any] = {
         "jail": {
-            "size": f"{storage.jail.size_gib}Gi",
+            "size": _claim_size(storage.jail),
             "type": "filestore",
             "filestoreDeviceName": names.JAIL,
         },
         "controllerSpool": {
-            "size": f"{storage.controller_spool.size_gib}Gi",
+            "size": _claim_size(storage.controller_spool),
             "filestoreDeviceName": names.CONTROLLER_SPOOL,
         },
         "jailSubMounts": [
             {
                 "name": submount.name,
-                # The claim of an existing filesystem is not checked against its size.
-                "size": f"{submount.size_gib or 1}Gi",
+                "size": _claim_size(submount),
                 "filestoreDeviceName": names.submount_tag(submount.name),
             }
             for submount in storage.submounts
@@ -50,7 +50,7 @@ def storage_values(spec: StackSpec) -> dict[str, Any]:
     if storage.accounting is not None:
         volume["accounting"] = {
             "enabled": True,
-            "size": f"{storage.accounting.size_gib}Gi",
+            "size": _claim_size(storage.accounting),
             "filestoreDeviceName": names.ACCOUNTING,
         }
     return {
@@ -82,7 +82,13 @@ def slurm_cluster_values(
     return {
         "clusterName": spec.cluster.slurm_cluster_name,
         "k8sNodeFilters": [
-            {"name": role, "nodeSelector": {names.NODESET_LABEL: role}} for role in roles
+            {
+                "name": role,
+                "nodeSelector": {names.NODESET_LABEL: role},
+                # Every role but system has its nodes for itself.
+                **({} if role == "system" else {"tolerations": [_role_toleration(role)]}),
+            }
+            for role in roles
         ],
         "slurmConfig": topology,
         # NodeName lines are rendered in structured mode only.
@@ -135,6 +141,16 @@ def slurm_cluster_values(
 def nodesets_values(spec: StackSpec) -> dict[str, Any]:
     """Values of helm-nodesets: one NodeSet per declared worker group."""
     return {"nodesets": [_nodeset(spec, worker) for worker in spec.nodes.workers]}
+
+
+def _role_toleration(role: str) -> dict[str, str]:
+    """What lets the pods of a role onto its tainted nodes."""
+    return {
+        "key": names.NODESET_LABEL,
+        "operator": "Equal",
+        "value": role,
+        "effect": "NoSchedule",
+    }
 
 
 def _placement(label: str, value: str) -> dict[str, Any]:
@@ -267,12 +283,17 @@ def _worker_volumes(spec: StackSpec, worker: WorkerSpec) -> dict[str, Any]:
     }
 
 
+def _claim_size(filesystem: FilesystemSpec | SubmountSpec) -> str:
+    """Size of the claim; that of an existing filesystem is not checked against its own."""
+    return f"{filesystem.size_gib or 1}Gi"
+
+
 def _claim(name: str) -> dict[str, Any]:
     return {"persistentVolumeClaim": {"claimName": f"{name}-pvc", "readOnly": False}}
 
 
 def _has_fabric(spec: StackSpec) -> bool:
-    return any(worker.infiniband_fabric for worker in spec.nodes.workers)
+    return any(worker.has_fabric for worker in spec.nodes.workers)
 
 
 def _preset(worker: WorkerSpec) -> Preset:

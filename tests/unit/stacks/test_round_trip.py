@@ -21,6 +21,7 @@ from stacks.storage_spec import (
     BackupSpec,
     DiskType,
     FilesystemSpec,
+    FilesystemType,
     MemoryMountSpec,
     StorageSpec,
     SubmountSpec,
@@ -34,7 +35,13 @@ texts = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_si
 sizes = st.integers(1, 10**6)
 speeds = st.decimals("0.001", "1000000", places=3)
 boot_disks = st.builds(BootDiskSpec, size_gib=sizes, type=st.sampled_from(DiskType))
-filesystems = st.builds(FilesystemSpec, size_gib=sizes, type=st.sampled_from(DiskType))
+life = {
+    "size_gib": st.none() | sizes,
+    "existing_id": st.none() | texts,
+    "type": st.sampled_from(FilesystemType),
+    "forbid_deletion": st.booleans(),
+}
+filesystems = st.builds(FilesystemSpec, **life)
 hardware = {
     "platform": texts,
     "preset": texts,
@@ -63,12 +70,13 @@ stacks = st.builds(
         controller_spool=filesystems,
         accounting=st.none() | filesystems,
         submounts=st.lists(
-            st.builds(SubmountSpec, name=texts, mount_path=texts, size_gib=st.none() | sizes),
+            st.builds(SubmountSpec, name=texts, mount_path=texts, **life),
             max_size=2,
         ).map(tuple),
         memory=st.none() | st.builds(MemoryMountSpec, mount_path=texts, size_gib=sizes),
         backup=st.none() | st.builds(BackupSpec, keep_daily=sizes, size_gib=sizes),
         places=st.dictionaries(texts, texts, max_size=3),
+        purge_on_destroy=st.booleans(),
     ),
     nodes=st.builds(
         NodesSpec,
