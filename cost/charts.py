@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_UP, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from enum import StrEnum
 from html import escape
 from typing import Final
+
+from cost.rounding import rounded
 
 # Okabe and Ito, "Color Universal Design" (2008): told apart by the colour-blind, on light and dark.
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -235,4 +237,4 @@ def _text(x: Decimal, y: Decimal, content: str, anchor: str) -> str:
 
 def _n(value: Decimal) -> str:
     """A coordinate with one digit behind the point."""
-    return f"{value.quantize(Decimal('0.1'), ROUND_HALF_UP):f}"
+    return f"{rounded(value, Decimal('0.1')):f}"

@@ -6,12 +6,13 @@ Owns their words. Computes nothing but roundings; what the figures mean is in ch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import Decimal
 from typing import Final
 
 from cost.chat import ChatCost, prompt_tokens
 from cost.layout import UNKNOWN, Table, small_usd_text, span
 from cost.price_book import HOURS_PER_MONTH
+from cost.rounding import rounded
 from cost.speeds import Basis
 from cost.unit_costs import NotKnown, UnitCosts
 
@@ -178,17 +179,17 @@ def _serving(units: UnitCosts) -> str:
 
 def percent(ratio: Decimal) -> str:
     """A ratio as percent with one digit behind the point where it has one."""
-    value = (ratio * 100).quantize(Decimal("0.1"), ROUND_HALF_UP)
+    value = rounded(ratio * 100, Decimal("0.1"))
     return f"{_number(value)} %"
 
 
 def _seconds(value: Decimal) -> str:
     """Whole seconds from ten up, tenths below."""
     step = Decimal(1) if value >= 10 else Decimal("0.1")
-    return f"{value.quantize(step, ROUND_HALF_UP):,f} s"
+    return f"{rounded(value, step):,f} s"
 
 
 def _number(value: Decimal) -> str:
     """The number with at most six digits behind the point and no zeros at the end."""
-    text = f"{value.quantize(_TINY, ROUND_HALF_UP):,f}"
+    text = f"{rounded(value, _TINY):,f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

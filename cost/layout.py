@@ -8,9 +8,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import Decimal
 from enum import StrEnum
 from typing import Final
+
+from cost.rounding import rounded
 
 WIDTH: Final = 108
 UNKNOWN: Final = "unknown"
@@ -166,7 +168,7 @@ def span(low: str, high: str, to: str) -> str:
 
 def usd_text(usd: Decimal) -> str:
     """Dollars and cents."""
-    return f"${usd.quantize(Decimal('0.01'), ROUND_HALF_UP):,f}"
+    return f"${rounded(usd, Decimal('0.01')):,f}"
 
 
 def small_usd_text(usd: Decimal) -> str:
@@ -174,4 +176,4 @@ def small_usd_text(usd: Decimal) -> str:
     if usd >= 1 or usd == 0:
         return usd_text(usd)
     step = Decimal(1).scaleb(usd.adjusted() - 2)
-    return f"${usd.quantize(step, ROUND_HALF_UP):f}"
+    return f"${rounded(usd, step):f}"

@@ -14,6 +14,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Final, NoReturn, TypedDict, TypeGuard
 
 SCHEMA_VERSION: Final = 1
+_MOST: Final = 10**15
 
 
 class LineError(ValueError):
@@ -99,10 +100,12 @@ def decode(text: str) -> Entry:
         values: object = json.loads(text)
     except json.JSONDecodeError as error:
         raise LineError(f"not a JSON object (column {error.colno}): cut or damaged") from error
+    except RecursionError as error:
+        raise LineError("not a JSON object: nested too deep") from error
     if not _is_map(values):
         raise LineError("not a JSON object")
     version = values.get("schema_version")
-    if version != SCHEMA_VERSION:
+    if isinstance(version, bool) or version != SCHEMA_VERSION:
         raise VersionError(
             f"schema_version: got {version!r}, expected {SCHEMA_VERSION}; use the version of "
             "soperator that wrote it, or move the file away to begin a new ledger"
@@ -113,8 +116,8 @@ def decode(text: str) -> Entry:
             return ForecastEntry(
                 **reader.common(),
                 num_nodes=reader.count("num_nodes"),
-                hours=reader.decimal_or_none("hours"),
-                nodes_usd=reader.decimal_or_none("nodes_usd"),
+                hours=reader.amount_or_none("hours"),
+                nodes_usd=reader.amount_or_none("nodes_usd"),
                 basis=reader.text("basis"),
             )
         case "actual":
@@ -124,17 +127,17 @@ def decode(text: str) -> Entry:
                 partition=reader.text("partition"),
                 state=reader.text("state"),
                 runs=reader.runs(),
-                node_hours=reader.decimal("node_hours"),
-                nodes_usd=reader.decimal_or_none("nodes_usd"),
-                padding_percent=reader.decimal_or_none("padding_percent"),
+                node_hours=reader.amount("node_hours"),
+                nodes_usd=reader.amount_or_none("nodes_usd"),
+                padding_percent=reader.amount_or_none("padding_percent"),
             )
         case "override":
             return OverrideEntry(
                 **reader.common(),
                 user=reader.text("user"),
-                forecast_usd=reader.decimal("forecast_usd"),
+                forecast_usd=reader.amount("forecast_usd"),
                 left_usd=reader.decimal("left_usd"),
-                budget_usd=reader.decimal("budget_usd"),
+                budget_usd=reader.amount("budget_usd"),
             )
         case other:
             raise LineError(f"kind: got {other!r}, expected forecast, actual or override")
@@ -206,12 +209,19 @@ class _Reader:
             number = Decimal(self.text(key))
         except InvalidOperation:
             number = Decimal("NaN")
-        if not number.is_finite():
+        if not number.is_finite() or abs(number) > _MOST:
             self.refuse(key, "a number as text")
         return number
 
-    def decimal_or_none(self, key: str) -> Decimal | None:
-        return None if self.values.get(key) is None else self.decimal(key)
+    def amount(self, key: str) -> Decimal:
+        """A number that cannot be below 0; a negative cost would make room in a budget."""
+        number = self.decimal(key)
+        if number < 0:
+            self.refuse(key, "0 or more")
+        return number
+
+    def amount_or_none(self, key: str) -> Decimal | None:
+        return None if self.values.get(key) is None else self.amount(key)
 
     def time(self, key: str) -> datetime:
         try:

@@ -28,6 +28,7 @@ from cost.sku import unit_of
 from stacks.catalog import REGIONS
 from stacks.yaml_text import parse_yaml
 
+_MOST_USD: Final = 10**9
 _BOOK_KEYS: Final = ("name", "currency", "caveat", "prices")
 _READING_KEYS: Final = ("usd", "source", "date", "read", "region", "currency")
 _SKU_KEYS: Final = ("unit", "covers_vm", "readings", *_READING_KEYS)
@@ -84,7 +85,7 @@ def read_document(path: Path) -> Mapping[str, object]:
         document = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise PriceBookError(f"{path}: cannot be read: {error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise PriceBookError(f"{path}: not valid YAML: {reason}") from error
     if not is_map(document):
@@ -233,8 +234,8 @@ def money(value: object, path: str, problems: Problems) -> Decimal | None:
     except InvalidOperation:
         problems.add(path, f"{value!r} is not a number")
         return None
-    if isinstance(value, bool) or not usd.is_finite() or usd < 0:
-        problems.add(path, f"{value} is not an amount of money; use 0 or more")
+    if isinstance(value, bool) or not usd.is_finite() or not 0 <= usd <= _MOST_USD:
+        problems.add(path, f"{value} is not an amount of money; use 0 to {_MOST_USD:,}")
         return None
     return usd
 

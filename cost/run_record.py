@@ -18,6 +18,9 @@ from typing import Final, NoReturn, TypeGuard
 
 SCHEMA_VERSION: Final = 1
 FILE_NAME: Final = "run_record.json"
+_LEAST: Final = -30
+_MOST: Final = 15
+"""Powers of ten between which a measurement lies that is not 0."""
 
 
 class Kind(StrEnum):
@@ -102,25 +105,28 @@ def parse_run_record(text: str, path: str) -> RunRecord:
         document: object = json.loads(
             text, parse_float=Decimal, parse_int=Decimal, parse_constant=_refuse_constant
         )
-    except (json.JSONDecodeError, RunRecordError) as error:
+    except (json.JSONDecodeError, RecursionError, RunRecordError) as error:
         raise RunRecordError(f"{path}: not valid JSON: {error}") from error
     if not _is_map(document):
         raise RunRecordError(f"{path}: expected one JSON object")
     version = document.get("schema_version")
-    if version != SCHEMA_VERSION:
+    if isinstance(version, bool) or version != SCHEMA_VERSION:
         raise RunRecordError(
             f"{path}: schema_version: got {version}, expected {SCHEMA_VERSION}; "
             "run the job again with this version, or read it with the one that wrote it"
         )
     reader = _Reader(document, path)
+    started_at, finished_at = reader.time("started_at"), reader.time("finished_at")
+    if finished_at < started_at:
+        reader.refuse("finished_at", f"no time before started_at ({started_at.isoformat()})")
     return RunRecord(
         path=path,
         kind=reader.text("kind"),
         job_id=reader.text("job_id"),
         job=reader.text("job"),
         stack=reader.text_or_none("stack"),
-        started_at=reader.time("started_at"),
-        finished_at=reader.time("finished_at"),
+        started_at=started_at,
+        finished_at=finished_at,
         outcome=reader.outcome(),
         hardware=reader.hardware(),
         engine=reader.text_or_none("engine"),
@@ -151,10 +157,10 @@ class _Reader:
     def text_or_none(self, key: str) -> str | None:
         return None if self.values.get(key) is None else self.text(key)
 
-    def count(self, key: str) -> int:
+    def count(self, key: str, least: int = 0) -> int:
         value = self.values.get(key)
-        if not isinstance(value, Decimal) or value != int(value) or value < 0:
-            self.refuse(key, "a whole number")
+        if not isinstance(value, Decimal) or value.adjusted() > _MOST or value % 1 or value < least:
+            self.refuse(key, f"a whole number of {least} or more")
         return int(value)
 
     def time(self, key: str) -> datetime:
@@ -182,7 +188,7 @@ class _Reader:
             platform=inner.text_or_none("platform"),
             preset=inner.text_or_none("preset"),
             device=inner.text("device"),
-            num_nodes=inner.count("num_nodes"),
+            num_nodes=inner.count("num_nodes", least=1),
             num_gpus_declared=inner.count("num_gpus_declared"),
         )
 
@@ -194,6 +200,8 @@ class _Reader:
         for key, metric in value.items():
             if not isinstance(metric, Decimal) or not metric.is_finite():
                 inner.refuse(key, "a number")
+            if metric and not _LEAST <= metric.adjusted() <= _MOST:
+                inner.refuse(key, f"0 or a size from 1e{_LEAST} to 1e{_MOST}")
         return MappingProxyType(
             {key: metric for key, metric in value.items() if isinstance(metric, Decimal)}
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from cost.component import CostComponent
 from cost.part import Amount
 from cost.price import HOURS_PER_MONTH, Layer, Price
+from cost.rounding import rounded
 from cost.unit_costs import Basis, NotKnown, UnitCosts
 from stacks import changes
 from stacks.declared import declared_values, parents_of
@@ -95,7 +96,7 @@ def take(bill: Bill) -> Snapshot:
     """The bill's snapshot."""
     lines = tuple(_line(component) for component in bill.estimate.components)
     amounts = tuple(
-        replace(amount, usd=None if amount.usd is None else amount.usd.quantize(_NANO))
+        replace(amount, usd=None if amount.usd is None else rounded(amount.usd, _NANO))
         for amount in (*unit_amounts(bill.unit_costs), *bill.amounts)
     )
     prices = {

@@ -6,12 +6,13 @@ unchanged stack must preview unchanged tomorrow.
 
 from __future__ import annotations
 
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from cost import snapshot, snapshot_format
 from cost.component import Scope
 from cost.estimate import Estimate
+from cost.rounding import rounded
 from cost.unit_costs import Basis, ChatCost, NotKnown, UnitCosts
 
 if TYPE_CHECKING:
@@ -77,10 +78,10 @@ def basis(chat: ChatCost) -> str:
 
 def money(usd: Decimal, step: Decimal = _CENT) -> str:
     """The amount as text, rounded half up to the step."""
-    return f"{usd.quantize(step, ROUND_HALF_UP):f}"
+    return f"{rounded(usd, step):f}"
 
 
 def number(value: Decimal) -> str:
     """The number as text with at most six digits behind the point and no zeros at the end."""
-    text = f"{value.quantize(_TINY, ROUND_HALF_UP):f}"
+    text = f"{rounded(value, _TINY):f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

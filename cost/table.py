@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import Decimal
 from typing import Final
 
 from cost.bill import Bill
@@ -27,6 +27,7 @@ from cost.layout import (
     span,
 )
 from cost.price import HOURS_PER_MONTH
+from cost.rounding import rounded
 from cost.summary import basis, figures, money, number
 from cost.unit_costs import ChatCost, NotKnown, RunCost
 
@@ -118,11 +119,11 @@ def _amounts(low: Decimal, high: Decimal) -> tuple[str, str]:
 
 
 def _hourly(usd_per_month: Decimal) -> str:
-    return f"{(usd_per_month / HOURS_PER_MONTH).quantize(_MILL, ROUND_HALF_UP):,f}"
+    return f"{rounded(usd_per_month / HOURS_PER_MONTH, _MILL):,f}"
 
 
 def _cents(usd: Decimal) -> str:
-    return f"{usd.quantize(Decimal('0.01'), ROUND_HALF_UP):,f}"
+    return f"{rounded(usd, Decimal('0.01')):,f}"
 
 
 def _notes(bill: Bill) -> list[str]:

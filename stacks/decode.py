@@ -13,12 +13,17 @@ from enum import StrEnum
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Final, TypeGuard, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from stacks.names import canonical_platform
 from stacks.public_keys import expand_keys
 
 _Record = TypeVar("_Record")
+_MOST: Final = 10**12
+_LEAST: Final = Decimal("1e-9")
+"""Outside of these a number is a slip of the keyboard, and no table could show what it costs."""
 _MAY_BE_ZERO: Final = frozenset(
     {
         "min_nodes",
+        "priority",
         "created_nodes",
         "drain_timeout_s",
         "max_surge_nodes",
@@ -129,6 +134,8 @@ class Decoder:
     def _scalar(self, hint: type, value: object, path: str, key: str) -> object:
         check = _SCALARS[hint]
         decoded, problem = check(value)
+        if problem is None and isinstance(decoded, int | Decimal) and _is_out_of_range(decoded):
+            problem = f"expected a number from {_LEAST:f} to {_MOST:,}, got {_describe(value)}"
         if problem is None and isinstance(decoded, int) and hint is int:
             least = 0 if key in _MAY_BE_ZERO else 1
             if decoded < least:
@@ -141,12 +148,21 @@ class Decoder:
         if problem is not None:
             self.refuse(path, problem)
             return None
+        if key == "platform":
+            return canonical_platform(cast("str", decoded))
         return decoded
+
+
+def _is_out_of_range(number: int | Decimal) -> bool:
+    return abs(number) > _MOST or 0 < abs(number) < _LEAST
 
 
 def _text(value: object) -> tuple[object, str | None]:
     if isinstance(value, str) and value.strip():
-        return value, None
+        if value.isprintable():
+            return value, None
+        # It would break the lines of every table, and hide what a terminal shows.
+        return None, f"expected one line of printable text, got {_describe(value)}"
     quote = "; put it in quotes" if isinstance(value, bool | int | Decimal | float) else ""
     return None, f"expected text, got {_describe(value)}{quote}"
 

@@ -58,8 +58,11 @@ def load_stack(
         raise StackError((f"{name}: no such stack in {stacks_dir}{hint}{rest}",))
     try:
         document = parse_yaml(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise StackError((f"{name}: {path} is not valid YAML: {error}",)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise StackError((f"{name}: {path} cannot be read: {error}",)) from error
+    except (yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise StackError((f"{name}: {path} is not valid YAML: {reason}",)) from error
     config = document.get("config") if is_map(document) else None
     if not is_map(config):
         raise StackError((f"{name}: {path} has no 'config:' mapping of '{PROJECT}:<key>' entries",))

@@ -13,6 +13,7 @@ from decimal import Decimal
 from cost.budget import actuals, forecasts
 from cost.ledger import OpenLedger
 from cost.ledger_entries import ActualEntry
+from cost.rounding import rounded
 from cost.spend import JobUse, spend
 from infra.jobs import accounting
 from infra.jobs.accounting import Accounted
@@ -89,7 +90,7 @@ def settle_from(
 
 def plain(amount: Decimal) -> Decimal:
     """Six digits behind the point, as in the outputs of the stack."""
-    return amount.quantize(Decimal("0.000001"))
+    return rounded(amount, Decimal("0.000001"))
 
 
 def _padding(use: JobUse, books: Books, before: ActualEntry | None) -> Decimal | None:

@@ -59,7 +59,8 @@ def test_a_measured_speed_replaces_the_declared_one_and_says_which_job():
 
 
 def test_the_newest_measurement_wins_whatever_the_order():
-    old = trained(finished_at="2026-11-20T05:01:40Z", metrics={"train_tokens_per_s": 1})
+    day_before = {"started_at": "2026-11-20T05:00:00Z", "finished_at": "2026-11-20T05:01:40Z"}
+    old = trained(**day_before, metrics={"train_tokens_per_s": 1})
     for records in ([old, trained()], [trained(), old]):
         assert known(l40s(), *records).hours == 1
 

@@ -113,6 +113,8 @@ def test_a_line_that_is_no_entry_is_a_problem_and_not_the_end(ledger: Ledger, li
     [
         ("nodes_usd", "NaN", "nodes_usd: expected a number as text"),
         ("nodes_usd", 1.5, "nodes_usd: expected text, got 1.5"),
+        ("nodes_usd", "-5", "nodes_usd: expected 0 or more"),
+        ("hours", "1e400", "hours: expected a number as text"),
         ("num_nodes", -1, "num_nodes: expected a whole number, got -1"),
         ("at", "yesterday", "at: expected a time"),
     ],

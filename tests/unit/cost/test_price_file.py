@@ -35,6 +35,7 @@ def problems(tmp_path: Path, prices: str, head: str = "name: b\ncurrency: USD") 
         ("a: " + ENTRY.replace("1.35", "cheap"), "prices.a.usd: 'cheap' is not a number"),
         ("a: " + ENTRY.replace('"1.35"', "true"), "prices.a.usd: True is not an amount of money"),
         ("a: " + ENTRY.replace("1.35", "-1"), "prices.a.usd: -1 is not an amount of money"),
+        ("a: " + ENTRY.replace('"1.35"', "1e40"), "not an amount of money; use 0 to 1,000,000,000"),
         ("a: " + ENTRY.replace("1.35", "NaN"), "prices.a.usd: NaN is not an amount of money"),
         ("a: " + ENTRY.replace("GPU-hour", "GPU"), "prices.a.unit: 'GPU' is not one of GPU-hour"),
         ("a: " + ENTRY.replace("unit: GPU-hour, ", ""), "prices.a.unit: missing"),

@@ -42,6 +42,8 @@ def test_the_log_s_last_line_is_the_same_record():
         ({"outcome": "OK"}, 'outcome: expected one of PASS, FAIL, NOT_RUN, got "OK"'),
         ({"job_id": 12}, 'job_id: expected text, got "12"'),
         ({"finished_at": "yesterday"}, "finished_at: expected a time"),
+        ({"schema_version": True}, "schema_version: got True"),
+        ({"finished_at": "2001-01-01T00:00:00Z"}, "finished_at: expected no time before started_"),
         ({"metrics": {"x": "fast"}}, 'metrics.x: expected a number, got "fast"'),
         ({"metrics": {"x": True}}, "metrics.x: expected a number"),
         ({"metrics": []}, "metrics: expected an object of numbers"),
@@ -49,6 +51,10 @@ def test_the_log_s_last_line_is_the_same_record():
         (
             {"hardware": {**RECORD["hardware"], "num_nodes": 1.5}},
             "hardware.num_nodes: expected a whole number",
+        ),
+        (
+            {"hardware": {**RECORD["hardware"], "num_nodes": 0}},
+            "hardware.num_nodes: expected a whole number of 1 or more",
         ),
         (
             {"hardware": {**RECORD["hardware"], "device": None}},
@@ -71,7 +77,14 @@ def test_a_missing_key_is_refused(key: str):
         parse_run_record(text, "x")
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{", '{"schema_version": NaN}'])
+@pytest.mark.parametrize("size", ["1e400", "1e999999999", "-1e16", "1e-999998"])
+def test_a_measurement_that_nothing_can_be_computed_with_is_refused(size: str):
+    text = record_text(metrics={"output_tokens_per_s": 1.5}).replace("1.5", size)
+    with pytest.raises(RunRecordError, match=r"metrics\.output_tokens_per_s: expected 0 or a size"):
+        parse_run_record(text, "x")
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"schema_version": NaN}', "[" * 100_000])
 def test_text_that_is_not_a_record_is_refused(text: str):
     with pytest.raises(RunRecordError, match="x: "):
         parse_run_record(text, "x")

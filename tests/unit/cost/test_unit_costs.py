@@ -169,7 +169,8 @@ def test_a_nodeset_that_shrinks_to_nothing_is_charged_for_the_nodes_that_serve(
 
 
 def test_the_newest_measurement_wins_whatever_the_order(priced: Callable[[str], Priced]):
-    old = record(metrics={"output_tokens_per_s": 5}, finished_at="2026-11-20T05:01:40Z")
+    day_before = {"started_at": "2026-11-20T05:00:00Z", "finished_at": "2026-11-20T05:01:40Z"}
+    old = record(metrics={"output_tokens_per_s": 5}, **day_before)
     for records in ([old, record()], [record(), old]):
         (chat,) = chats_of(unit_costs(*priced("local"), records))
         assert chat.speed.output_tokens_per_s == Decimal("12.25")

@@ -1,0 +1,55 @@
+"""A value that no table could show, and a file that nobody could read, are refused in one line."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stacks.load import StackError, load_stack
+from tests.unit.stacks.conftest import load
+
+FROM_TO = "expected a number from 0.000000001 to 1,000,000,000,000"
+
+
+def problems_of(config: dict[str, Any]) -> tuple[str, ...]:
+    with pytest.raises(StackError) as caught:
+        load(config)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("number", [10**12 + 1, 10**400])
+def test_a_count_that_no_cluster_has_is_refused(config: dict[str, Any], number: int):
+    config["chat"]["chats_per_day"] = number
+    assert problems_of(config) == (f"demo.chat.chats_per_day: {FROM_TO}, got number {number}",)
+
+
+@pytest.mark.parametrize("number", ["1e400", "1E-300"])
+def test_a_speed_that_nothing_has_is_refused(config: dict[str, Any], number: str):
+    speed = {"scenario": "s", "output_tokens_per_s": Decimal(number), "source": "x"}
+    config["chat"]["speeds"] = [speed]
+    (problem,) = problems_of(config)
+    assert problem.startswith(f"demo.chat.speeds[0].output_tokens_per_s: {FROM_TO}, got number 1E")
+
+
+@pytest.mark.parametrize("text", ["two\nlines", "a\tb", "bell\a", "turned \u202e round"])
+def test_text_that_would_break_a_table_is_refused(config: dict[str, Any], text: str):
+    config["chat"]["model"] = text
+    wanted = f"expected one line of printable text, got text {text!r}"
+    assert problems_of(config) == (f"demo.chat.model: {wanted}",)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 3_000, b"config: [\n"])
+def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path, content: bytes):
+    (tmp_path / "Pulumi.demo.yaml").write_bytes(content)
+    with pytest.raises(StackError, match=r"cannot be read|is not valid YAML") as caught:
+        load_stack("demo", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_in_place_of_a_stack_file_is_refused_by_name(tmp_path: Path):
+    (tmp_path / "Pulumi.demo.yaml").mkdir()
+    with pytest.raises(StackError, match=r"^demo: .*Pulumi\.demo\.yaml cannot be read: "):
+        load_stack("demo", tmp_path)
