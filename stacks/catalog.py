@@ -198,9 +198,11 @@ BOOT_DISK_ADVISED_GIB: Final[Mapping[str, int]] = MappingProxyType(
 )
 """What the Soperator recipe refuses to go under, per role."""
 VCPUS_ADVISED: Final[Mapping[str, int]] = MappingProxyType(
-    {"system": 8, "controller": 4, "login": 16, "accounting": 8}
+    {"system": 8, "controller": 2, "login": 16, "accounting": 4, "worker": 8}
 )
-"""Smallest preset that the recipe calls sufficient, per role (preset.tf)."""
+"""Smallest preset that the recipe calls sufficient, per role (preset.tf, commit 7b687e5)."""
+PLATFORM_ALIASES: Final[Mapping[str, str]] = MappingProxyType({"gpu-h200": "gpu-h200-sxm"})
+"""Names that documents use for a platform of the API (seed 003's terraform.tfvars)."""
 SYSTEM_MIN_NODES_ADVISED: Final = 3
 NODES_PER_GROUP_MAX: Final = 100
 """nebius.mk8s.v1.NodeGroupSpec.fixed_node_count and max_node_count: 0 to 100."""

@@ -20,7 +20,7 @@ class NebiusSpec:
     """Where in Nebius the stack lives; ids as the console shows them."""
 
     tenant_id: str
-    """Id of the tenant; only `soperator init` and messages use it."""
+    """Id of the tenant; only tools and messages use it."""
     project_id: str
     """Id of the project that every resource is made in."""
     region: str

@@ -10,6 +10,7 @@ from stacks.node_spec import WorkerSpec
 from stacks.problem import Findings
 from stacks.rules.naming import name_problem, repeated
 from stacks.slurm_spec import JobSpec, PartitionSpec
+from stacks.slurm_time import slurm_seconds
 from stacks.spec import StackSpec
 
 _DEFAULT: Final = re.compile(r"(?i)\bDefault=YES\b")
@@ -17,6 +18,11 @@ _MODULE: Final = re.compile(r"workloads(\.[a-z_][a-z0-9_]*)+")
 _RECIPE: Final = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 # sbatch --time: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
 _TIME_LIMIT: Final = re.compile(r"\d+(:\d{2}){0,2}|\d+-\d{1,2}(:\d{2}){0,2}")
+_IS_HIDDEN: Final = re.compile(r"(?i)\bHidden=YES\b")
+_MAX_TIME: Final = re.compile(r"(?i)\bMaxTime=(\S+)")
+_SLURM_DEFAULTS: Final = "default"
+# The operator renders `PartitionName=<name> Nodes=<nodesets> <config>`.
+_WRITTEN_BY_SOPERATOR: Final = ("partitionname", "nodes")
 _HIDDEN: Final = "hidden"
 """Partition that every Slurm active check of Soperator submits to."""
 
@@ -61,6 +67,13 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
                     f"'{nodeset}' is not a nodeset (has: {', '.join(known)})",
                     rule="partitions.refs",
                 )
+        _check_line(partition, path, findings)
+        for nodeset in repeated(partition.nodesets):
+            findings.error(
+                f"{path}.nodesets",
+                f"'{nodeset}' is named twice; name each nodeset once",
+                rule="partitions.ref-twice",
+            )
         if partition.name == _HIDDEN and partition.nodesets:
             findings.error(
                 f"{path}.nodesets",
@@ -81,6 +94,37 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
             "slurm.partitions",
             f"{got} Default=YES; exactly one partition must",
             rule="partitions.default",
+        )
+
+
+def _check_line(partition: PartitionSpec, path: str, findings: Findings) -> None:
+    """What stands in slurm.conf behind the name and the nodes."""
+    if partition.name == _SLURM_DEFAULTS:
+        findings.error(
+            f"{path}.name",
+            f"'{partition.name}': slurm.conf takes such a line as defaults of the lines below it, "
+            "not as a partition; choose another name",
+            rule="partitions.name-default",
+        )
+    for word in partition.config.split():
+        option, separator, value = word.partition("=")
+        if not separator or not option.isalpha() or not value:
+            findings.error(
+                f"{path}.config",
+                f"'{word}' is not of the form Option=value, divided by spaces",
+                rule="partitions.config-form",
+            )
+        elif option.lower() in _WRITTEN_BY_SOPERATOR:
+            findings.error(
+                f"{path}.config",
+                f"'{word}': Soperator writes {option} itself; use name and nodesets",
+                rule="partitions.config-own",
+            )
+    if partition.name == _HIDDEN and not _IS_HIDDEN.search(partition.config):
+        findings.warn(
+            f"{path}.config",
+            "'hidden' is shown to users, who may submit to it; add Hidden=YES",
+            rule="partitions.hidden-shown",
         )
 
 
@@ -116,7 +160,28 @@ def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> 
             rule="jobs.partition",
         )
         return
+    _check_time(job, partition, path, findings)
+    if partition.name == _HIDDEN:
+        findings.warn(
+            f"{path}.partition",
+            "'hidden' is for Soperator's active checks, which wait while the job runs; "
+            "use another partition",
+            rule="jobs.hidden",
+        )
     _check_fit(job, nodesets_of(spec, partition), path, findings)
+
+
+def _check_time(job: JobSpec, partition: PartitionSpec, path: str, findings: Findings) -> None:
+    found = _MAX_TIME.search(partition.config)
+    most_s = None if found is None else slurm_seconds(found.group(1))
+    asked_s = slurm_seconds(job.time_limit)
+    if found is not None and most_s is not None and asked_s is not None and asked_s > most_s:
+        findings.error(
+            f"{path}.time_limit",
+            f"'{job.time_limit}' is over MaxTime={found.group(1)} of partition "
+            f"'{partition.name}', where the job would wait for ever; lower it, or raise MaxTime",
+            rule="jobs.time-over",
+        )
 
 
 def _check_fit(

@@ -17,6 +17,7 @@ from stacks.catalog import (
     VCPUS_ADVISED,
     find_preset,
 )
+from stacks.names import Alias
 from stacks.node_spec import Billing, BootDiskSpec, NodeGroupSpec, WorkerSpec
 from stacks.problem import Findings, SpareNodes
 from stacks.rules.naming import name_problem, repeated
@@ -65,6 +66,12 @@ def check_nodes(spec: StackSpec, findings: Findings) -> None:
 
 
 def _check_hardware(region: str, path: str, group: NodeGroupSpec, findings: Findings) -> None:
+    if isinstance(group.platform, Alias):
+        findings.warn(
+            f"{path}.platform",
+            f"'{group.platform.written}' is another name of '{group.platform}'; write that",
+            rule="nodes.platform-alias",
+        )
     platform = PLATFORMS.get(group.platform)
     if platform is None:
         findings.error(
@@ -201,6 +208,19 @@ def _check_worker(spec: StackSpec, worker: WorkerSpec, path: str, findings: Find
             f"({', '.join(_fabrics(spec.nebius.region, worker.platform))})",
             rule="nodes.no-fabric",
         )
+    elif preset.gpus and not preset.allows_gpu_cluster and worker.max_nodes > 1:
+        findings.warn(
+            f"{path}.preset",
+            f"'{preset.name}' of '{worker.platform}' cannot join an InfiniBand fabric, so its "
+            f"nodes talk over Ethernet{_with_fabric(worker.platform)}",
+            rule="nodes.ethernet",
+        )
+
+
+def _with_fabric(platform: str) -> str:
+    """Presets of the platform that can join a fabric, as a hint; empty when there are none."""
+    able = [item.name for item in PLATFORMS[platform].presets.values() if item.allows_gpu_cluster]
+    return f"; these can: {', '.join(able)}" if able else ""
 
 
 def _check_fabric(

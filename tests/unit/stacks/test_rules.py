@@ -1,0 +1,177 @@
+"""Every rule of the table is found by a planted mistake, and every finding names its rule."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stacks.check import check
+from stacks.rules import table
+from stacks.rules.table import RULES, read_rules
+from tests.unit.stacks.conftest import Change, changed, load
+from tests.unit.stacks.test_check import ERRORS, WARNINGS, worker
+
+RULES_DIR = Path(table.__file__).parent
+SPEED = {"scenario": "s", "output_tokens_per_s": 3.8, "source": "x"}
+RUN = {"job": "finetune", "tokens_per_epoch": 7_200_000, "train_tokens_per_s": 2000, "source": "x"}
+
+
+def chat(**values: Any) -> Change:
+    return lambda config: config["chat"].update(values)
+
+
+def runs(*entries: dict[str, Any]) -> Change:
+    return lambda config: config.update(runs=list(entries))
+
+
+def quotas(*entries: tuple[str, int]) -> Change:
+    given = [{"name": name, "limit": limit} for name, limit in entries]
+    return lambda config: config.update(quotas=given)
+
+
+def partition(index: int, **values: Any) -> Change:
+    return lambda config: config["slurm"]["partitions"][index].update(values)
+
+
+MISTAKES: list[tuple[str, Change]] = [
+    ("nebius.subnet-network", lambda c: c["nebius"].update(subnet_id="vpcsubnet-1")),
+    ("chat.turns", chat(turns=2001)),
+    ("chat.cached-share", chat(cached_share=2)),
+    ("chat.model-twice", chat(api_models=["m", "m"])),
+    ("chat.serving-nodes-of", chat(serving_nodes=2)),
+    ("chat.serving-nodes-most", chat(serving_nodeset="worker", serving_nodes=3)),
+    ("chat.scenario-twice", chat(speeds=[SPEED, SPEED])),
+    (
+        "chat.speed-twice",
+        chat(speeds=[{**SPEED, "engine": "e"}, {**SPEED, "engine": "e", "scenario": "t"}]),
+    ),
+    ("runs.job-twice", runs(RUN, RUN)),
+    ("runs.job", runs({**RUN, "job": "x"})),
+    ("runs.source-missing", runs({**RUN, "source": None})),
+    ("runs.source-unused", runs({**RUN, "train_tokens_per_s": None})),
+    ("runs.time-limit", runs({**RUN, "epochs": 2})),
+    ("runs.preemption", lambda c: worker(c).update(billing="preemptible")),
+    ("quotas.twice", quotas(("compute.disk.count", 90), ("compute.disk.count", 80))),
+    ("quotas.name", quotas(("compute.disk.counts", 90))),
+    ("quotas.over", quotas(("compute.instance.gpu.h100", 15))),
+    ("quotas.over-at-most", quotas(("compute.instance.count", 12))),
+    (
+        "partitions.name",
+        lambda c: c["slurm"]["partitions"].append({"name": "Gpu"}),
+    ),
+    (
+        "partitions.name-twice",
+        lambda c: c["slurm"]["partitions"].append({"name": "main"}),
+    ),
+    ("partitions.ref-twice", partition(0, nodesets=["worker", "worker"])),
+    ("partitions.name-default", partition(0, name="default")),
+    ("partitions.config-form", partition(0, config="Default=YES State")),
+    ("partitions.config-form", partition(0, config="Default=YES State=")),
+    ("partitions.config-own", partition(0, config="Default=YES nodes=worker-0")),
+    ("partitions.hidden-shown", partition(1, config="Default=NO")),
+    ("jobs.hidden", lambda c: c["jobs"][1].update(partition="hidden")),
+    ("jobs.time-over", partition(0, config="Default=YES MaxTime=59")),
+    (
+        "nodes.platform-alias",
+        lambda c: worker(c).update(
+            platform="gpu-h200", preset="1gpu-16vcpu-200gb", infiniband_fabric=None
+        ),
+    ),
+    (
+        "nodes.ethernet",
+        lambda c: worker(c).update(preset="1gpu-16vcpu-200gb", infiniband_fabric=None),
+    ),
+    (
+        "storage.accounting-unused",
+        lambda c: (c["slurm"].update(accounting=False), c["nodes"].pop("accounting")),
+    ),
+]
+"""Rule and a mistake that only it is about, beside those of test_check.py."""
+
+
+def calls() -> list[tuple[str, str, str | None]]:
+    """File with line, method and rule of every finding in stacks/rules/."""
+    found: list[tuple[str, str, str | None]] = []
+    for path in sorted(RULES_DIR.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("error", "warn")
+                and ast.unparse(node.func.value) == "findings"
+            ):
+                rules = [word.value for word in node.keywords if word.arg == "rule"]
+                rule = rules[0].value if rules and isinstance(rules[0], ast.Constant) else None
+                found.append((f"{path.name}:{node.lineno}", node.func.attr, rule))
+    return found
+
+
+def test_every_finding_names_its_rule_at_the_level_of_the_table():
+    """A finding without `rule="subject.name"` has no row in docs/rules.md: add one to rules.tsv."""
+    wrong = [
+        (where, method, rule)
+        for where, method, rule in calls()
+        if rule not in RULES or RULES[rule].level != {"error": "error", "warn": "warning"}[method]
+    ]
+    assert wrong == []
+
+
+def test_every_rule_of_the_table_is_in_the_code():
+    assert set(RULES) - {rule for _, _, rule in calls()} == set()
+
+
+@pytest.mark.parametrize(("rule", "change"), MISTAKES, ids=[row[0] for row in MISTAKES])
+def test_a_planted_mistake_is_found_by_its_rule(rule: str, change: Change):
+    assert rule in {problem.rule for problem in check(changed(change))}
+
+
+def test_a_stack_name_of_33_characters_is_found(config: dict[str, Any]):
+    """The name is that of the file, so no value of the configuration can be wrong."""
+    assert [problem.rule for problem in check(load(config, "a" * 33))] == ["name.stack"]
+    assert check(load(config, "a" * 32)) == ()
+
+
+def test_every_rule_has_a_planted_mistake():
+    planted = [change for change, _, _ in (*ERRORS, *WARNINGS)]
+    found = {problem.rule for change in planted for problem in check(changed(change))}
+    tested = found | {rule for rule, _ in MISTAKES} | {"name.stack"}
+    assert set(RULES) - tested == set()
+
+
+def test_a_table_with_an_id_twice_or_a_source_that_is_none_is_refused():
+    row = "a.b\terror\tholds\tours: x"
+    with pytest.raises(ValueError, match=r"rules.tsv:3: id 'a.b' is used twice"):
+        read_rules(f"head\n{row}\n{row}\n")
+    with pytest.raises(ValueError, match="'hearsay: y' names no source"):
+        read_rules("head\na.b\terror\tholds\thearsay: y\n")
+
+
+def test_another_name_of_a_platform_means_the_platform_of_the_api():
+    """Seed 003 wrote gpu-h200; the API only knows gpu-h200-sxm."""
+    spec = changed(
+        lambda c: worker(c).update(
+            platform="gpu-h200", preset="8gpu-128vcpu-1600gb", infiniband_fabric="fabric-7"
+        )
+    )
+    assert spec.nodes.workers[0].platform == "gpu-h200-sxm"
+    (problem,) = check(spec)
+    assert problem.message == "'gpu-h200' is another name of 'gpu-h200-sxm'; write that"
+
+
+def test_a_job_may_last_as_long_as_its_partition_allows():
+    assert check(changed(partition(0, config="Default=YES MaxTime=60"))) == ()
+    assert check(changed(partition(0, config="Default=YES MaxTime=UNLIMITED"))) == ()
+
+
+def test_the_presets_that_could_join_a_fabric_are_named():
+    (problem,) = [
+        problem
+        for problem in check(
+            changed(lambda c: worker(c).update(preset="1gpu-16vcpu-200gb", infiniband_fabric=None))
+        )
+        if problem.rule == "nodes.ethernet"
+    ]
+    assert problem.message.endswith("; these can: 8gpu-128vcpu-1600gb")
