@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 
 from infra.local.nebius_api.emulator import Emulator
 from infra.local.nebius_api.server import Server
-from infra.local.nebius_api.store import IDEMPOTENCY_S
 from infra.local.state import Cache
 from infra.nebius.provider import NebiusProvider
 from infra.plugins.provider import PartialError, ProviderError
@@ -61,12 +61,13 @@ class SmallCloud:
     """An emulator in a thread whose clock ticks once a call, so that timings repeat exactly."""
 
     def __init__(self, folder: Path) -> None:
-        self._now = 1_800_000_000.0
+        self.started_at = time.time()
+        """Seconds since the epoch of its first call, by its own clock."""
         self.emulator = Emulator(
             folder,
             Cache.from_environ().root,
             latency_s=POLLS - 0.5,
-            clock=lambda: self._now + len(self.emulator.calls),
+            clock=lambda: self.started_at + len(self.emulator.calls),
             calls=deque(),
         )
         self.seed = dict(self.emulator.store.resources)
@@ -97,7 +98,7 @@ class SmallCloud:
             if id_ not in self.seed:
                 store.drop(id_)
         store.operations.clear()
-        self._now += IDEMPOTENCY_S
+        store._database.execute("DELETE FROM idempotency")
         self.emulator.faults.plant([])
 
     def plant(self, **fault: Any) -> None:

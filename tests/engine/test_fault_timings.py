@@ -64,10 +64,12 @@ def provider(cloud: SmallCloud) -> Iterator[NebiusProvider]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOPERATOR_NEBIUS_ENDPOINT", cloud.endpoint)
         patch.setenv("NEBIUS_IAM_TOKEN", "local-token")
-        patch.setattr(api, "_BACK_OFF_S", (0.0,) * (ATTEMPTS - 1))
         patch.setattr(api, "_FIRST_POLL_S", 0.0)
         sdk.shared_sdk.cache_clear()
-        yield NebiusProvider()
+        made = NebiusProvider()
+        schema, pauses = made._schema, (0.0,) * (ATTEMPTS - 1)
+        patch.setattr(made, "_api", api.Api(schema, made.cancelled, back_off_s=pauses))
+        yield made
         sdk.shared_sdk().sync_close()
         sdk.shared_sdk.cache_clear()
 

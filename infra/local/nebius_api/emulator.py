@@ -96,7 +96,8 @@ class Emulator:
             if hasattr(request, "id"):
                 self._get(request.id)
             subject = metadata.get("subject", "")
-            return hook(Call(self.schema, self.store, method, request, subject))
+            call = Call(self.schema, self.store, method, request, subject, self.clock())
+            return hook(call)
         if method.containing_service.full_name in _OPERATION_SERVICES:
             return self._operation_service(method, request)
         if method.output_type.full_name in OPERATIONS:

@@ -51,6 +51,25 @@ def test_the_emulator_without_a_token_says_so(endpoint, monkeypatch):
         make_sdk()
 
 
+def test_a_key_that_others_can_read_is_refused(endpoint, monkeypatch, tmp_path):
+    key = tmp_path / "key.json"
+    key.write_text("{}")
+    key.chmod(0o644)
+    endpoint("http://127.0.0.1:17800")
+    monkeypatch.delenv("NEBIUS_IAM_TOKEN", raising=False)
+    monkeypatch.setenv("SOPERATOR_NEBIUS_KEY_FILE", str(key))
+    with pytest.raises(EndpointError, match=rf"mode 0644.*chmod 600 {key}"):
+        make_sdk()
+
+
+def test_a_key_that_is_missing_says_how_to_make_one(endpoint, monkeypatch, tmp_path):
+    endpoint("http://127.0.0.1:17800")
+    monkeypatch.delenv("NEBIUS_IAM_TOKEN", raising=False)
+    monkeypatch.setenv("SOPERATOR_NEBIUS_KEY_FILE", str(tmp_path / "none.json"))
+    with pytest.raises(EndpointError, match="nebius iam auth-public-key generate"):
+        make_sdk()
+
+
 def test_the_exec_credential_is_what_kubernetes_reads(endpoint, monkeypatch):
     endpoint("http://127.0.0.1:17800")
     monkeypatch.setenv("NEBIUS_IAM_TOKEN", "local-token")
