@@ -16,6 +16,7 @@ from cost.table import render
 from infra.components.deployed import deployed_outputs
 from infra.components.stack import Stack
 from infra.jobs.records import load_records
+from infra.preflight.ask import ask, doubts, in_short, refusal
 from infra.prices.book import price_book
 from infra.prices.errors import LivePriceError
 from stacks.check import Level
@@ -38,14 +39,17 @@ def main() -> None:
     if found.errors:
         texts = (str(problem).removeprefix(f"{Level.ERROR}: ") for problem in found.errors)
         raise pulumi.RunError("\n".join(texts))
+    asked = ask(spec, project=pulumi.get_project())
+    if reason := refusal(asked):
+        raise pulumi.RunError(reason)
     warnings = [str(problem).removeprefix(f"{Level.WARNING}: ") for problem in found.warnings]
     since = change(found, deployed_outputs())
     # An age depends on the day: it is told, but is no output, which would change by itself.
     used = [price for line in found.estimate.components for price in line.prices]
     ages = [problem.message for problem in price_age_problems(spec, used, datetime.now(UTC).date())]
-    for warning in (*map(str, since.losses), *warnings, *ages):
+    for warning in (*map(str, since.losses), *warnings, *ages, *doubts(asked)):
         pulumi.log.warn(warning)
-    pulumi.log.info(f"\n{render(found)}\n{since.render()}")
+    pulumi.log.info(f"\n{render(found)}\n{since.render()}\n{in_short(asked)}")
 
     stack = Stack(spec, root=ROOT, build_folder=STATE / "build")
     for name, value in stack.outputs.items():

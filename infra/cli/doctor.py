@@ -1,4 +1,4 @@
-"""`soperator doctor`: what is missing on this machine for a stack, each with its fix."""
+"""`soperator doctor`: what a stack lacks on this machine and in its project, each with its fix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, StackOption
 from infra.cli.output import Format
-from infra.nebius.sdk import CLI_CONFIG, TOKEN_VARIABLE
+from infra.nebius.sdk import CLI_CONFIG, ENDPOINT_VARIABLE, TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from cost.estimate import Estimate
@@ -24,7 +24,7 @@ _LOCAL_TOOLS = ("munged", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "sshd",
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: PASS, WARN or FAIL, what was seen, and the fix where one is needed."""
+    """One check: PASS, WARN, FAIL or NOT CHECKED, what was seen, and the fix where it needs one."""
 
     check: str
     outcome: str
@@ -36,11 +36,12 @@ def command(
     stack: StackOption = DEFAULT_STACK,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
-    """Check tools, credentials and prices; name each fix. Exit code 1 when something fails."""
+    """Check tools, prices and the project; name each fix. Exit code 1 when something fails."""
     findings = [
         *tools(stack, context.environ()["PATH"]),
         *credentials(stack),
         *declared(stack),
+        *asked(stack),
     ]
     if format is Format.JSON:
         output.print_json([asdict(each) for each in findings])
@@ -114,6 +115,29 @@ def declared(stack: str) -> list[Finding]:
         for line in total.unpriced
     ]
     return [*findings, price_ages(spec, total, datetime.now(UTC).date())]
+
+
+def asked(stack: str) -> list[Finding]:
+    """What the project holds and lacks, as the API tells within seconds."""
+    from infra.cli.env import Target, environment
+    from infra.preflight.ask import ask
+    from stacks.load import PROJECT
+
+    if stack == DEFAULT_STACK:
+        # The embedded cloud, also in a shell that never ran `soperator env`.
+        ours = environment(Target.LOCAL)
+        for name in (ENDPOINT_VARIABLE, TOKEN_VARIABLE):
+            os.environ.setdefault(name, ours[name])
+    return [
+        Finding(one.check, one.outcome.value, _one_line(one.seen), one.fix)
+        for one in ask(context.spec(stack), project=PROJECT)
+    ]
+
+
+def _one_line(seen: str) -> str:
+    """A table of a finding as one cell."""
+    head, *rows = seen.splitlines()
+    return head if not rows else f"{head} " + "; ".join(" ".join(row.split()) for row in rows)
 
 
 def price_ages(spec: StackSpec, total: Estimate, today: date) -> Finding:

@@ -22,7 +22,7 @@ class _Verb(NamedTuple):
 # The help line stands here so that `soperator --help` imports no verb.
 VERBS = {
     "env": _Verb("infra.cli.env", "Print the environment that plain pulumi needs, for eval."),
-    "doctor": _Verb("infra.cli.doctor", "Check tools, credentials and prices; name each fix."),
+    "doctor": _Verb("infra.cli.doctor", "Check tools, prices and the project; name each fix."),
     "cost": _Verb(
         "infra.cli.cost", "Show what a stack costs, beside others, instead of it, and why."
     ),
@@ -38,6 +38,9 @@ VERBS = {
     "ssh": _Verb("infra.cli.ssh", "Open a shell on the login node, or run one command."),
     "report": _Verb("infra.cli.report", "Write report.html from what is declared and measured."),
     "demo": _Verb("infra.cli.demo", "Run the main job on the local stack, end to end."),
+    "leftovers": _Verb(
+        "infra.cli.leftovers", "List what a stack left in the cloud, with ids and $ a month."
+    ),
     "local": _Verb("infra.cli.local", "Start, stop and look at the embedded cloud."),
     "kube-token": _Verb("infra.cli.kube_token", "Print a Kubernetes exec credential."),
 }

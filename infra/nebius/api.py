@@ -37,11 +37,17 @@ class Api:
     """The API that the environment names."""
 
     def __init__(
-        self, schema: Schema, cancelled: threading.Event, *, call_s: float = _CALL_S
+        self,
+        schema: Schema,
+        cancelled: threading.Event,
+        *,
+        call_s: float = _CALL_S,
+        back_off_s: tuple[float, ...] = _BACK_OFF_S,
     ) -> None:
         self.schema = schema
         self._cancelled = cancelled
         self._call_s = call_s
+        self._back_off_s = back_off_s
 
     @cached_property
     def _sdk(self) -> Any:
@@ -96,7 +102,7 @@ class Api:
         channel = self._sdk if name == service.full_name else Constant(route, self._sdk)
         metadata["x-idempotency-key"] = metadata.get("x-idempotency-key") or new_key()
         headers = [(header, value) for header, value in metadata.items() if value is not None]
-        for pause in (*_BACK_OFF_S, None):
+        for pause in (*self._back_off_s, None):
             sent: Any = Request(
                 channel, name, method, request, answer,
                 metadata=headers, timeout=self._call_s, retries=1, route=route,

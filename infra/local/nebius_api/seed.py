@@ -37,7 +37,7 @@ _LIMITS: Final = {
     "compute.instance.count": 200,
     "compute.instance.non-gpu.vcpu": 1024,
     "mk8s.cluster.count": 8,
-    "vpc.allocation.count": 64,
+    "vpc.allocation.count": 512,
 }
 _GPUS: Final = 64
 """Limit of each GPU family."""

@@ -1,12 +1,11 @@
-"""Troubles on purpose that are no refusal: slow answers, long operations, events of resources.
+"""Troubles on purpose that are no refusal: long operations and events of resources.
 
 `troubles.json` in the state folder, read when it matters; anyone may write it:
-    {"slow": [{"method": RE, "seconds": 3}],
-     "operations": [{"method": RE, "seconds": 60}],
+    {"operations": [{"method": RE, "seconds": 60}],
      "events": [{"kind": RE, "level": "ERROR", "code": "...", "message": "...", "error": {...}}]}
 `method` is searched in the full method name, `kind` in an id such as mk8snodegroup-e00abc; `error`
-is a ServiceError as JSON. Events are shown while the resource is being changed. Refusals and lost
-answers are in faults.py.
+is a ServiceError as JSON. Events are shown while the resource is being changed. Refusals, slow and
+lost answers are in faults.py.
 """
 
 from __future__ import annotations
@@ -31,21 +30,14 @@ class Troubles:
         new.write_text(json.dumps(troubles, indent=1))
         new.replace(self._file)
 
-    def delay_s(self, method: str) -> float:
-        """Seconds that an answer of this method waits."""
-        return self._seconds("slow", method)
-
     def operation_s(self, method: str) -> float:
         """Seconds that an operation of this method takes beside the usual ones."""
-        return self._seconds("operations", method)
+        found = [one for one in self._planted("operations") if re.search(one["method"], method)]
+        return max((float(one["seconds"]) for one in found), default=0.0)
 
     def events(self, resource_id: str) -> list[dict[str, Any]]:
         """Events planted on a resource, in their order."""
         return [one for one in self._planted("events") if re.search(one["kind"], resource_id)]
-
-    def _seconds(self, section: str, method: str) -> float:
-        found = [one for one in self._planted(section) if re.search(one["method"], method)]
-        return max((float(one["seconds"]) for one in found), default=0.0)
 
     def _planted(self, section: str) -> list[dict[str, Any]]:
         try:

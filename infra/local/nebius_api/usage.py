@@ -15,6 +15,7 @@ from infra.local.nebius_api.errors import quota_failure
 from infra.local.nebius_api.store import Store
 from infra.nebius.schema import Schema
 from stacks.catalog import find_preset
+from stacks.rules.quotas import ADDRESSES_PER_NODE
 
 GIB: Final = 1 << 30
 _UNITS: Final = {
@@ -72,10 +73,11 @@ def _node_group(resource: Any) -> Counter[str]:
     kind = enum_name(template.boot_disk, "type")
     used[f"compute.disk.size.{kind}"] = nodes * size_bytes(template.boot_disk)
     preset = find_preset(template.resources.platform, template.resources.preset)
-    if preset is not None and preset.gpus:
-        used[gpu_quota(template.resources.platform)] = nodes * preset.gpus
-    elif preset is not None:
+    used["vpc.allocation.count"] = ADDRESSES_PER_NODE * nodes
+    if preset is not None and not preset.gpus:
         used["compute.instance.non-gpu.vcpu"] = nodes * preset.vcpus
+    elif preset is not None and not template.reservation_policy.reservation_ids:
+        used[gpu_quota(template.resources.platform)] = nodes * preset.gpus
     return used
 
 

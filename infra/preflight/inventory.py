@@ -1,0 +1,112 @@
+"""What a project holds already: which resources are this stack's own, and what quota they use.
+
+A second `up` must not count its own nodes against the quota again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from infra.nebius import ownership
+from infra.preflight.cloud import Cloud
+from stacks.catalog import find_preset
+from stacks.chart_volumes import database_volume_gib
+from stacks.rules.quotas import ADDRESSES_PER_NODE, gpu_quota
+from stacks.spec import StackSpec
+
+KINDS: Final = {
+    "cluster": "mk8s.v1.ClusterService",
+    "filesystem": "compute.v1.FilesystemService",
+    "GPU cluster": "compute.v1.GpuClusterService",
+    "address": "vpc.v1.AllocationService",
+    "network": "vpc.v1.NetworkService",
+    "subnet": "vpc.v1.SubnetService",
+}
+"""What a stack makes under its project -> the service that lists it."""
+_UNITS: Final = {
+    "size_bytes": 1 / (1 << 30),
+    "size_kibibytes": 1 / (1 << 20),
+    "size_mebibytes": 1 / 1024,
+    "size_gibibytes": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The stack and the Pulumi project whose labels count as ours."""
+
+    stack: str
+    project: str
+
+    def owns(self, resource: Any) -> bool:
+        """Whether the resource carries our labels."""
+        return ownership.is_of(dict(resource.metadata.labels), self.stack, self.project)
+
+
+def own(cloud: Cloud, spec: StackSpec, owner: Owner, kind: str) -> Iterator[Any]:
+    """Our resources of one kind."""
+    for resource in cloud.list(KINDS[kind], spec.nebius.project_id):
+        if owner.owns(resource):
+            yield resource
+
+
+def own_node_groups(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Any]:
+    """Node groups of our cluster."""
+    for cluster in own(cloud, spec, owner, "cluster"):
+        yield from cloud.list("mk8s.v1.NodeGroupService", cluster.metadata.id)
+
+
+def own_use(cloud: Cloud, spec: StackSpec, owner: Owner) -> Mapping[str, int]:
+    """Quota name -> GiB, GPUs, vCPUs or a count that our resources use now."""
+    used: Counter[str] = Counter()
+    for filesystem in own(cloud, spec, owner, "filesystem"):
+        used["compute.filesystem.count"] += 1
+        used[f"compute.filesystem.size.{_type(filesystem.spec)}"] += _gib(filesystem.spec)
+    used["compute.gpucluster.count"] = len(list(own(cloud, spec, owner, "GPU cluster")))
+    used["vpc.allocation.count"] = len(list(own(cloud, spec, owner, "address")))
+    clusters = len(list(own(cloud, spec, owner, "cluster")))
+    used["mk8s.cluster.count"] = clusters
+    if clusters and (size_gib := database_volume_gib(spec)):
+        used["compute.disk.count"] += 1
+        used["compute.disk.size.network-ssd"] += size_gib
+    for group in own_node_groups(cloud, spec, owner):
+        used += _group_use(group)
+    return used
+
+
+def _group_use(group: Any) -> Counter[str]:
+    template, nodes = group.spec.template, num_nodes(group)
+    used = Counter({"compute.instance.count": nodes, "compute.disk.count": nodes})
+    used["vpc.allocation.count"] = ADDRESSES_PER_NODE * nodes
+    used[f"compute.disk.size.{_type(template.boot_disk)}"] = nodes * _gib(template.boot_disk)
+    preset = find_preset(template.resources.platform, template.resources.preset)
+    if preset is not None and not preset.gpus:
+        used["compute.instance.non-gpu.vcpu"] = nodes * preset.vcpus
+    elif preset is not None and not is_reserved(template):
+        used[gpu_quota(template.resources.platform)] = nodes * preset.gpus
+    return used
+
+
+def is_reserved(template: Any) -> bool:
+    """Whether a node template takes its GPUs from capacity blocks."""
+    return template.HasField("reservation_policy") and bool(
+        template.reservation_policy.reservation_ids
+    )
+
+
+def num_nodes(group: Any) -> int:
+    """Nodes that a node group has or is about to have."""
+    return int(group.status.target_node_count)
+
+
+def _type(disk: Any) -> str:
+    names = disk.DESCRIPTOR.fields_by_name["type"].enum_type.values_by_number
+    return names[disk.type].name.lower().replace("_", "-")
+
+
+def _gib(disk: Any) -> int:
+    unit = disk.WhichOneof("size")
+    return round(getattr(disk, unit) * _UNITS[unit]) if unit else 0
