@@ -18,6 +18,7 @@ from infra.nebius.adoption import declared_as, find_namesake, obstacle
 from infra.nebius.api import Api, CancelledError
 from infra.nebius.diff import find_changes, shrunk
 from infra.nebius.errors import ApiError, explain
+from infra.nebius.removal import remove
 from infra.nebius.resource_type import ResourceType
 from infra.nebius.schema import Schema
 from infra.nebius.sdk import EndpointError, cache_dir
@@ -81,7 +82,7 @@ class NebiusProvider(Provider):
                 state = self._state(kind, id_)
                 raise PartialError(f"{what}: interrupted, {error}", id=id_, state=state) from error
             except ApiError:
-                self._remove(kind, id_)
+                remove(self._api, kind, id_)
                 raise
             return id_, self._state(kind, id_)
         except (ApiError, EndpointError) as error:
@@ -169,22 +170,11 @@ class NebiusProvider(Provider):
         """Deletes and waits; a resource that is gone is no error."""
         kind = self._type(type_)
         try:
-            self._remove(kind, id)
+            remove(self._api, kind, id)
         except CancelledError as error:
             raise ProviderError(f"delete {kind.name} {id}: interrupted, {error}") from error
         except (ApiError, EndpointError) as error:
             raise self._refusal(error, f"delete {_describe(kind, state)} {id}") from error
-
-    def _remove(self, kind: ResourceType, id_: str) -> None:
-        request = self._api.request(kind.service, "Delete", id=id_)
-        try:
-            operation = self._api.when_idle(
-                kind.service, lambda: self._api.call(kind.service, "Delete", request)
-            )
-            self._api.wait(kind.service, operation)
-        except ApiError as error:
-            if not error.is_not_found:
-                raise
 
     def _find(self, kind: ResourceType, id_: str) -> Any | None:
         request = self._api.request(kind.service, "Get", id=id_)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class Registered:
     provider: str
     depends_on: tuple[str, ...]
     """URNs, by options and by values."""
+    retain_on_delete: bool
     sent: dict[str, Any]
     """Inputs with secrets still wrapped."""
 
@@ -82,6 +83,7 @@ class Recorder(mocks.MockMonitor):
                 custom=request.custom,
                 provider=request.provider,
                 depends_on=tuple(request.dependencies),
+                retain_on_delete=request.retainOnDelete,
                 sent=json_format.MessageToDict(request.object),
             )
         )
@@ -123,8 +125,10 @@ class _Answers(mocks.Mocks):
         raise AssertionError(f"the program asks nothing of a provider, but called {args.token}")
 
 
-def declare(spec: StackSpec, build_folder: Path) -> Recorder:
-    """Runs the whole stack against a fresh recorder."""
+def declare(
+    spec: StackSpec, build_folder: Path, *, slack_webhook_url: Callable[[], Any] = lambda: None
+) -> Recorder:
+    """Runs the whole stack against a fresh recorder; secrets are made inside its run."""
     recorder = Recorder()
     # Pulumi asks for the thread's event loop, which asyncio.run of an earlier test takes away.
     asyncio.set_event_loop(asyncio.new_event_loop())
@@ -132,7 +136,12 @@ def declare(spec: StackSpec, build_folder: Path) -> Recorder:
 
     @pulumi.runtime.test
     def program() -> None:
-        stack = Stack(spec, root=CHECKOUT, build_folder=build_folder)
+        stack = Stack(
+            spec,
+            root=CHECKOUT,
+            build_folder=build_folder,
+            slack_webhook_url=slack_webhook_url(),
+        )
         pulumi.CustomResource(OUTPUTS, "outputs", stack.outputs)
 
     program()

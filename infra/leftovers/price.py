@@ -1,0 +1,98 @@
+"""What a resource that is there costs a month, from its own values and a price book."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+from cost.price_book import HOURS_PER_MONTH, Price, PriceBook, Unit, UnknownPrice
+from cost.resources.nodes import node_rate
+from cost.resources.object_storage import SKU as OBJECT_STORAGE
+from infra.leftovers.resources import ALLOCATION, BUCKET, CLUSTER, FILESYSTEM, NODE_GROUP, Owned
+from infra.nebius.resource_type import SIZES
+from stacks.node_spec import Billing, BootDiskSpec, NodeGroupSpec
+from stacks.storage_spec import DiskType
+
+_GIB: Final = 1 << 30
+_DISK: Final = "nebius:compute/v1:Disk"
+
+
+def usd_per_month(owned: Owned, book: PriceBook) -> Decimal | None:
+    """US dollars a month; None where no source has the price; 0 for what is free of charge."""
+    count = _PRICED.get(owned.token)
+    return Decimal(0) if count is None else count(owned.values, book)
+
+
+def _filesystem(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    spec = values["spec"]
+    return _times(_gib(spec), book.find(f"filesystem/{_sku(spec['type'])}", Unit.GIB_MONTH))
+
+
+def _disk(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    spec = values["spec"]
+    return _times(_gib(spec), book.find(f"disk/{_sku(spec['type'])}", Unit.GIB_MONTH))
+
+
+def _bucket(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    """By what it holds now, of every storage class at the standard price."""
+    counters = values.get("status", {}).get("counters", [])
+    bytes_held = sum(
+        part.get(name, 0)
+        for counter in counters
+        for part in (counter.get("counters", {}), counter.get("non_current_counters", {}))
+        for name in ("simple_objects_size", "multipart_objects_size", "inflight_parts_size")
+    )
+    return _times(Decimal(bytes_held) / _GIB, book.find(OBJECT_STORAGE, Unit.GIB_MONTH))
+
+
+def _address(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    if "ipv4_public" not in values["spec"]:
+        return Decimal(0)
+    return _times(HOURS_PER_MONTH, book.find("public-ip", Unit.ADDRESS_HOUR))
+
+
+def _cluster(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    return _times(HOURS_PER_MONTH, book.find("mk8s/control-plane", Unit.CLUSTER_HOUR))
+
+
+def _node_group(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    template = values["spec"]["template"]
+    nodes = values.get("status", {}).get("node_count", 0)
+    disk, hardware = template["boot_disk"], template["resources"]
+    is_preemptible = "preemptible" in template
+    group = NodeGroupSpec(
+        platform=hardware["platform"],
+        preset=hardware["preset"],
+        boot_disk=BootDiskSpec(size_gib=1, type=DiskType(_sku(disk["type"]))),
+        min_nodes=nodes,
+        max_nodes=nodes,
+        billing=Billing.PREEMPTIBLE if is_preemptible else Billing.ON_DEMAND,
+    )
+    rate = node_rate(group, book)
+    disks = _times(nodes * _gib(disk), book.find(f"disk/{group.boot_disk.type}", Unit.GIB_MONTH))
+    if isinstance(rate, UnknownPrice) or disks is None:
+        return None
+    return nodes * rate.usd_per_month + disks
+
+
+def _times(quantity: Decimal | int, price: Price | UnknownPrice) -> Decimal | None:
+    return None if isinstance(price, UnknownPrice) else quantity * price.usd
+
+
+def _gib(spec: Mapping[str, Any]) -> Decimal:
+    return Decimal(sum(spec.get(name, 0) * unit for name, unit in SIZES.items())) / _GIB
+
+
+def _sku(type_: str) -> str:
+    return type_.lower().replace("_", "-")
+
+
+_PRICED: Final[Mapping[str, Callable[[Mapping[str, Any], PriceBook], Decimal | None]]] = {
+    ALLOCATION: _address,
+    BUCKET: _bucket,
+    CLUSTER: _cluster,
+    FILESYSTEM: _filesystem,
+    NODE_GROUP: _node_group,
+    _DISK: _disk,
+}

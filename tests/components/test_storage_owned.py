@@ -1,0 +1,30 @@
+"""Everything that a stack makes in the cloud can be found again by its labels."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.leftovers.resources import NODE_GROUP, TYPES
+from stacks.load import stack_names
+from tests.components.conftest import Deploy
+
+INSIDE = {"nebius:iam/v1:AccessPermit", "nebius:iam/v1:GroupMembership"}
+"""Belong to a group and go with it; they have no name and cost nothing."""
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_every_type_that_a_stack_makes_is_looked_for_among_leftovers(
+    deployed: Deploy, stack: str
+) -> None:
+    made = {each.type for each in deployed(stack).registered if each.type.startswith("nebius:")}
+    assert made - INSIDE <= {NODE_GROUP, *TYPES}
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_what_holds_data_outlives_a_destroy_unless_the_stack_purges(
+    deployed: Deploy, stack: str
+) -> None:
+    kept = {each.type for each in deployed(stack).registered if each.retain_on_delete}
+    wanted = {"nebius:compute/v1:Filesystem", "nebius:storage/v1:Bucket"}
+    assert kept <= wanted
+    assert ("nebius:compute/v1:Filesystem" in kept) is (stack != "local")
