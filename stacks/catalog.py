@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Final
 
 AMD64: Final = "amd64"
-ARM64: Final = "arm64"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,12 @@ class Fabric:
 
 
 def _preset(
-    vcpus: int, memory_gib: int, *, gpus: int = 0, sockets: int = 1, gpu_cluster: bool = False
+    vcpus: int,
+    memory_gib: int,
+    *,
+    gpus: int = 0,
+    sockets: int = 1,
+    gpu_cluster: bool = False,
 ) -> Preset:
     size = f"{vcpus}vcpu-{memory_gib}gb"
     return Preset(
@@ -194,7 +198,7 @@ STRIPED_DISK_MAX_GIB: Final = 262_074
 BOOT_DISK_MIN_GIB: Final = 64
 """What the mk8s API accepts (nebius.mk8s.v1.NodeTemplate.boot_disk: at least 64 GiB)."""
 BOOT_DISK_ADVISED_GIB: Final[Mapping[str, int]] = MappingProxyType(
-    {"system": 128, "controller": 128, "login": 256, "accounting": 128, "worker": 512}
+    {"system": 128, "controller": 128, "login": 256, "accounting": 128, "nfs": 128, "worker": 512}
 )
 """What the Soperator recipe refuses to go under, per role."""
 VCPUS_ADVISED: Final[Mapping[str, int]] = MappingProxyType(
@@ -206,8 +210,10 @@ PLATFORM_ALIASES: Final[Mapping[str, str]] = MappingProxyType({"gpu-h200": "gpu-
 SYSTEM_MIN_NODES_ADVISED: Final = 3
 NODES_PER_GROUP_MAX: Final = 100
 """nebius.mk8s.v1.NodeGroupSpec.fixed_node_count and max_node_count: 0 to 100."""
+MAX_PODS: Final = range(8, 257)
+"""nebius.mk8s.v1.NodeTemplate.max_pods: 8 to 256, as the SDK's descriptors say (2026-11)."""
 ALLOWED_CIDRS_MAX: Final = 100
-"""nebius.mk8s.v1.PublicEndpointSpec.allowed_cidrs (SDK 0.3.78, 2026-11)."""
+"""nebius.mk8s.v1.PublicEndpointSpec.allowed_cidrs, as the SDK describes it (2026-11)."""
 
 # Drivers in node images by Kubernetes version and platform. Source: driver_presets of the recipe
 # (soperator/modules/available_resources, commit 7b687e5, 2026-04-21) for 1.32 and 1.33, its

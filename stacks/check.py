@@ -8,6 +8,7 @@ from __future__ import annotations
 from stacks.problem import Findings, Level, Problem, SpareNodes
 from stacks.rules.access import check_access
 from stacks.rules.chat import check_chat
+from stacks.rules.cluster import check_cluster
 from stacks.rules.jobs import check_jobs
 from stacks.rules.nodes import check_nodes
 from stacks.rules.quotas import check_quotas
@@ -22,6 +23,7 @@ def check(spec: StackSpec) -> tuple[Problem, ...]:
     """Every problem of the stack, errors before warnings, each group in the order of the file."""
     findings = Findings(spec.name)
     check_access(spec, findings)
+    check_cluster(spec, findings)
     check_storage(spec, findings)
     check_nodes(spec, findings)
     check_quotas(spec, findings)

@@ -21,13 +21,14 @@ from stacks.names import Alias
 from stacks.node_spec import Billing, BootDiskSpec, NodeGroupSpec, WorkerSpec
 from stacks.problem import Findings, SpareNodes
 from stacks.rules.naming import name_problem, repeated
+from stacks.rules.workers import check_labels, check_workers
 from stacks.spec import StackSpec
 from stacks.storage_spec import DiskType
 
 _STRIPED: Final = (DiskType.NETWORK_SSD_NON_REPLICATED, DiskType.NETWORK_SSD_IO_M3)
 # Slurm nodes and pods are called <nodeset>-<ordinal>; a pod's name has 63 characters.
 _NODESET_NAME_MAX: Final = 50
-_ROLES: Final = ("system", "controller", "login", "accounting")
+_ROLES: Final = ("system", "controller", "login", "accounting", "nfs")
 
 
 def node_groups(spec: StackSpec) -> Iterator[tuple[str, str, NodeGroupSpec]]:
@@ -37,6 +38,8 @@ def node_groups(spec: StackSpec) -> Iterator[tuple[str, str, NodeGroupSpec]]:
     yield "login", "nodes.login", spec.nodes.login
     if spec.nodes.accounting is not None:
         yield "accounting", "nodes.accounting", spec.nodes.accounting
+    if spec.nodes.nfs is not None:
+        yield "nfs", "nodes.nfs", spec.nodes.nfs
     for index, worker in enumerate(spec.nodes.workers):
         yield "worker", f"nodes.workers[{index}]", worker
 
@@ -48,6 +51,7 @@ def check_nodes(spec: StackSpec, findings: Findings) -> None:
         _check_boot_disk(role, f"{path}.boot_disk", group.boot_disk, findings)
         _check_counts(role, path, group, findings)
         _check_sufficiency(role, path, group, findings)
+        check_labels(path, group, findings)
     for index, worker in enumerate(spec.nodes.workers):
         _check_worker(spec, worker, f"nodes.workers[{index}]", findings)
     if not spec.nodes.workers:
@@ -62,6 +66,7 @@ def check_nodes(spec: StackSpec, findings: Findings) -> None:
             f"name '{name}' is used twice; nodeset names are unique",
             rule="nodes.name-twice",
         )
+    check_workers(spec, findings)
     _check_accounting(spec, findings)
 
 
@@ -133,10 +138,10 @@ def _check_counts(role: str, path: str, group: NodeGroupSpec, findings: Findings
             f"{group.min_nodes} is more than max_nodes ({group.max_nodes})",
             rule="nodes.count-order",
         )
-    if group.max_nodes > NODES_PER_GROUP_MAX:
+    if role != "worker" and group.max_nodes > NODES_PER_GROUP_MAX:
         findings.error(
             f"{path}.max_nodes",
-            f"{group.max_nodes}; one node group holds {NODES_PER_GROUP_MAX}: declare more nodesets",
+            f"{group.max_nodes}; a role has one node group, which holds {NODES_PER_GROUP_MAX}",
             rule="nodes.count-most",
         )
     if role != "worker" and group.min_nodes == 0:
@@ -151,7 +156,7 @@ def _check_counts(role: str, path: str, group: NodeGroupSpec, findings: Findings
             f"{group.min_nodes}; Soperator's recipe wants {SYSTEM_MIN_NODES_ADVISED} system nodes",
             rule="nodes.system-advised",
         )
-    if role in ("controller", "accounting") and group.max_nodes > 1:
+    if role in ("controller", "accounting", "nfs") and group.max_nodes > 1:
         spare = group.max_nodes - 1
         findings.warn(
             f"{path}.max_nodes",
@@ -199,7 +204,9 @@ def _check_worker(spec: StackSpec, worker: WorkerSpec, path: str, findings: Find
     preset = find_preset(worker.platform, worker.preset)
     if preset is None:
         return
-    if worker.infiniband_fabric is not None:
+    if worker.gpu_cluster_id is not None:
+        _check_gpu_cluster(worker, preset.allows_gpu_cluster, path, findings)
+    elif worker.infiniband_fabric is not None:
         _check_fabric(spec.nebius.region, worker, preset.allows_gpu_cluster, path, findings)
     elif preset.allows_gpu_cluster and worker.max_nodes > 1:
         findings.warn(
@@ -214,6 +221,31 @@ def _check_worker(spec: StackSpec, worker: WorkerSpec, path: str, findings: Find
             f"'{preset.name}' of '{worker.platform}' cannot join an InfiniBand fabric, so its "
             f"nodes talk over Ethernet{_with_fabric(worker.platform)}",
             rule="nodes.ethernet",
+        )
+
+
+def _check_gpu_cluster(worker: WorkerSpec, allows: bool, path: str, findings: Findings) -> None:
+    """A GPU cluster that exists: its fabric is already chosen."""
+    key, id_ = f"{path}.gpu_cluster_id", worker.gpu_cluster_id or ""
+    if not id_.startswith("computegpucluster-"):
+        findings.error(
+            key,
+            f"'{id_}' is no GPU cluster; its id starts with 'computegpucluster-'",
+            rule="nodes.gpu-cluster-id",
+        )
+    if worker.infiniband_fabric is not None:
+        findings.error(
+            key,
+            f"beside infiniband_fabric '{worker.infiniband_fabric}'; the GPU cluster has its own "
+            "fabric: give one of the two",
+            rule="nodes.gpu-cluster-or-fabric",
+        )
+    if not allows:
+        findings.error(
+            key,
+            f"'{worker.preset}' of '{worker.platform}' cannot join a GPU cluster"
+            f"{_with_fabric(worker.platform)}",
+            rule="nodes.fabric-preset",
         )
 
 

@@ -1,0 +1,121 @@
+"""Rules of the network and of the mk8s cluster: which network, endpoint, versions, drivers."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Final
+
+from stacks.catalog import ALLOWED_CIDRS_MAX, DRIVERS_PRESETS, NODE_SYSTEMS, PLATFORMS
+from stacks.cluster_spec import GpuDrivers
+from stacks.problem import Findings
+from stacks.rules.naming import repeated
+from stacks.spec import StackSpec
+
+_MATRIX: Final = "nebius mk8s node-group get-compatibility-matrix"
+
+
+def check_cluster(spec: StackSpec, findings: Findings) -> None:
+    """One way to a network, who may reach the Kubernetes API, versions and drivers that fit."""
+    _check_network(spec, findings)
+    _check_endpoint(spec, findings)
+    _check_versions(spec, findings)
+    _check_architecture(spec, findings)
+
+
+def _check_network(spec: StackSpec, findings: Findings) -> None:
+    nebius = spec.nebius
+    given = [key for key in ("network_id", "subnet_id") if getattr(nebius, key) is not None]
+    if nebius.discover_network and given:
+        findings.error(
+            "nebius.discover_network",
+            f"true beside {' and '.join(given)}; name the subnet or have it found, not both",
+            rule="nebius.network-choice",
+        )
+
+
+def _check_endpoint(spec: StackSpec, findings: Findings) -> None:
+    cluster = spec.cluster
+    path = "cluster.allowed_cidrs"
+    if not cluster.public_endpoint:
+        findings.warn(
+            "cluster.public_endpoint",
+            "false: `pulumi up` and every user need a route to the private address",
+            rule="cluster.private-endpoint",
+        )
+        if cluster.allowed_cidrs:
+            findings.error(
+                path,
+                "the Kubernetes API has no public address to guard; remove them, or set "
+                "cluster.public_endpoint to true",
+                rule="cluster.cidrs-unused",
+            )
+    if len(cluster.allowed_cidrs) > ALLOWED_CIDRS_MAX:
+        findings.error(
+            path,
+            f"{len(cluster.allowed_cidrs)} blocks; the API takes {ALLOWED_CIDRS_MAX}: join some",
+            rule="cluster.cidrs-most",
+        )
+    for cidr in repeated(cluster.allowed_cidrs):
+        findings.error(path, f"'{cidr}' is given twice; give it once", rule="cluster.cidr-twice")
+    for index, cidr in enumerate(cluster.allowed_cidrs):
+        problem = cidr_problem(cidr)
+        if problem:
+            findings.error(f"{path}[{index}]", problem, rule="cluster.cidr-form")
+
+
+def cidr_problem(cidr: str) -> str | None:
+    """Why the text is not an IPv4 block as the API wants it, or None."""
+    try:
+        loose = ipaddress.IPv4Network(cidr, strict=False)
+    except ValueError:
+        return f"'{cidr}' is no IPv4 block; write it as 203.0.113.0/24"
+    return None if str(loose) == cidr else f"'{cidr}' is not the start of its block; use {loose}"
+
+
+def _check_versions(spec: StackSpec, findings: Findings) -> None:
+    cluster = spec.cluster
+    if cluster.os not in NODE_SYSTEMS:
+        findings.warn(
+            "cluster.os",
+            f"'{cluster.os}' is not in stacks/catalog.py (has: {', '.join(NODE_SYSTEMS)}); only "
+            f"the API can tell: {_MATRIX}",
+            rule="cluster.os-unknown",
+        )
+    matrix = DRIVERS_PRESETS.get(cluster.kubernetes_version)
+    if matrix is None:
+        findings.warn(
+            "cluster.kubernetes_version",
+            f"'{cluster.kubernetes_version}' is not in the driver table of stacks/catalog.py "
+            f"(has: {', '.join(DRIVERS_PRESETS)}); only the API can tell: {_MATRIX}",
+            rule="cluster.kubernetes-unknown",
+        )
+        return
+    if cluster.gpu_drivers is GpuDrivers.OPERATORS:
+        return
+    platforms = {worker.platform for worker in spec.nodes.workers}
+    for platform in sorted(platforms & matrix.keys()):
+        if cluster.drivers_preset not in matrix[platform]:
+            findings.error(
+                "cluster.drivers_preset",
+                f"'{cluster.drivers_preset}' is in no image of '{platform}' for Kubernetes "
+                f"{cluster.kubernetes_version} (has: {', '.join(matrix[platform])})",
+                rule="cluster.drivers",
+            )
+
+
+def _check_architecture(spec: StackSpec, findings: Findings) -> None:
+    """Workers and the login node run the programs of one jail."""
+    groups = [("nodes.login", spec.nodes.login)]
+    groups += [(f"nodes.workers[{index}]", each) for index, each in enumerate(spec.nodes.workers)]
+    known = [
+        (path, PLATFORMS[group.platform]) for path, group in groups if group.platform in PLATFORMS
+    ]
+    for path, platform in known[1:]:
+        first = known[0][1]
+        if platform.architecture != first.architecture:
+            findings.error(
+                f"{path}.platform",
+                f"'{platform.name}' is {platform.architecture}, but '{first.name}' of "
+                f"{known[0][0]} is {first.architecture}; both run the programs of one jail",
+                rule="nodes.architecture",
+            )

@@ -1,0 +1,304 @@
+"""Rules of worker sets beside their hardware: groups, roll-out, capacity, disks, labels, users."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from stacks.catalog import (
+    LOCAL_NVME,
+    MAX_PODS,
+    NODES_PER_GROUP_MAX,
+    STRIPED_DISK_MAX_GIB,
+    STRIPED_DISK_STEP_GIB,
+    find_preset,
+)
+from stacks.node_spec import (
+    Billing,
+    NodeGroupSpec,
+    Reservation,
+    StrategySpec,
+    WorkerSpec,
+)
+from stacks.problem import Findings
+from stacks.rules.access import public_key_problem
+from stacks.rules.naming import is_under, name_problem, path_problem, repeated
+from stacks.spec import StackSpec
+from stacks.storage_spec import DiskType
+
+STRIPED: Final = (DiskType.NETWORK_SSD_NON_REPLICATED, DiskType.NETWORK_SSD_IO_M3)
+_LABEL_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_OURS: Final = ("slurm.nebius.ai/", "nebius.com/")
+_SYSTEM: Final = ("kubernetes.io", "k8s.io")
+_OPTION: Final = re.compile(r"(options|blacklist|alias|install|softdep|remove) \S.*")
+# A claim's name is <disk>-<pod>; 63 characters in all.
+_DISK_NAME_MAX: Final = 22
+_USER_NAME_MAX: Final = 32
+
+
+def check_workers(spec: StackSpec, findings: Findings) -> None:
+    """Every worker set beyond its hardware, and the users of the nodes."""
+    for index, worker in enumerate(spec.nodes.workers):
+        path = f"nodes.workers[{index}]"
+        _check_created(worker, path, findings)
+        _check_strategy(worker.strategy, f"{path}.strategy", findings)
+        _check_capacity(worker, path, findings)
+        _check_machine(spec, worker, path, findings)
+        _check_disks(spec, worker, path, findings)
+    _check_group_names(spec, findings)
+    _check_users(spec, findings)
+
+
+def check_labels(path: str, group: NodeGroupSpec, findings: Findings) -> None:
+    """Labels of any node group: Kubernetes syntax, and none of the charts' own."""
+    for key, value in group.labels.items():
+        at = f"{path}.labels.{key}"
+        prefix, _, name = key.rpartition("/")
+        fits = _LABEL_NAME.fullmatch(name) and len(prefix) <= 253
+        if not fits or (value and not _LABEL_NAME.fullmatch(value)):
+            findings.error(
+                at,
+                f"'{key}: {value}' is no Kubernetes label; 63 letters, digits and . _ - each, "
+                "from a letter or digit to a letter or digit",
+                rule="nodes.label-form",
+            )
+        elif key.startswith(_OURS):
+            findings.error(
+                at, f"'{key}' is a label of the charts; choose another", rule="nodes.label-charts"
+            )
+        elif prefix.endswith(_SYSTEM):
+            findings.warn(
+                at,
+                f"'{key}': mk8s ignores labels of {' and '.join(_SYSTEM)}; choose another prefix",
+                rule="nodes.label-system",
+            )
+
+
+def _check_created(worker: WorkerSpec, path: str, findings: Findings) -> None:
+    if worker.created_nodes is not None and worker.created_nodes > worker.min_nodes:
+        findings.error(
+            f"{path}.created_nodes",
+            f"{worker.created_nodes} is more than min_nodes ({worker.min_nodes})",
+            rule="nodes.created-order",
+        )
+
+
+def _check_strategy(strategy: StrategySpec, path: str, findings: Findings) -> None:
+    pairs = (
+        ("max_unavailable", strategy.max_unavailable_percent, strategy.max_unavailable_nodes),
+        ("max_surge", strategy.max_surge_percent, strategy.max_surge_nodes),
+    )
+    for key, percent, count in pairs:
+        if percent is not None and count is not None:
+            findings.error(
+                f"{path}.{key}_nodes",
+                f"both {key}_percent and {key}_nodes; give one of the two",
+                rule="nodes.strategy-both",
+            )
+        if percent is not None and percent > 100:
+            findings.error(
+                f"{path}.{key}_percent",
+                f"{percent} is no share; use 0 to 100",
+                rule="nodes.strategy-percent",
+            )
+    away, extra = ((percent if count is None else count) for _, percent, count in pairs)
+    if away == 0 and not extra:
+        findings.error(
+            path,
+            "no node may be away and none may be there beyond the count, so none could be "
+            "replaced; raise max_unavailable or max_surge",
+            rule="nodes.strategy-still",
+        )
+
+
+def _check_capacity(worker: WorkerSpec, path: str, findings: Findings) -> None:
+    """On demand, preemptible or out of a reservation: each excludes the others."""
+    reservation = worker.reservation
+    if reservation is None:
+        return
+    at = f"{path}.reservation"
+    forbids = reservation.policy is Reservation.FORBID
+    if worker.billing is Billing.PREEMPTIBLE and not forbids:
+        findings.error(
+            at,
+            "a preemptible node comes out of no reservation; remove it, or set billing to reserved",
+            rule="nodes.reservation-preemptible",
+        )
+    if worker.billing is Billing.RESERVED and forbids:
+        findings.error(
+            f"{at}.policy",
+            "forbid, but billing is reserved; use auto or strict",
+            rule="nodes.reservation-forbidden",
+        )
+    if forbids and reservation.ids:
+        findings.error(
+            f"{at}.ids",
+            "ids of reservations that policy forbid never uses; remove them or use auto or strict",
+            rule="nodes.reservation-ids",
+        )
+    for index, id_ in enumerate(reservation.ids):
+        if not id_.startswith("capacityblockgroup-"):
+            findings.error(
+                f"{at}.ids[{index}]",
+                f"'{id_}' is no capacity block group; its id starts with 'capacityblockgroup-'",
+                rule="nodes.reservation-id",
+            )
+
+
+def _check_machine(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
+    preset = find_preset(worker.platform, worker.preset)
+    if worker.max_pods is not None and worker.max_pods not in MAX_PODS:
+        findings.error(
+            f"{path}.max_pods",
+            f"{worker.max_pods}; the API takes {MAX_PODS.start} to {MAX_PODS.stop - 1}",
+            rule="nodes.max-pods",
+        )
+    if preset is not None and worker.shared_memory_gib >= preset.memory_gib:
+        findings.error(
+            f"{path}.shared_memory_gib",
+            f"{worker.shared_memory_gib} GiB is not less than the node has "
+            f"({preset.memory_gib} GiB)",
+            rule="nodes.shared-memory",
+        )
+    if preset is not None and not preset.gpus and worker.nvidia_config_lines:
+        findings.error(
+            f"{path}.nvidia_config_lines",
+            f"'{preset.name}' has no GPU; remove them",
+            rule="nodes.nvidia-no-gpu",
+        )
+    for index, line in enumerate(worker.nvidia_config_lines):
+        if not _OPTION.fullmatch(line):
+            findings.error(
+                f"{path}.nvidia_config_lines[{index}]",
+                f"'{line}' is no line of modprobe.d; such as 'options nvidia NVreg_NAME=VALUE'",
+                rule="nodes.nvidia-line",
+            )
+    if worker.local_nvme is not None:
+        place = (spec.nebius.region, worker.platform, worker.preset)
+        if preset is not None and place not in LOCAL_NVME:
+            known = "; ".join(" ".join(each) for each in sorted(LOCAL_NVME))
+            findings.error(
+                f"{path}.local_nvme",
+                f"'{worker.preset}' of '{worker.platform}' in {spec.nebius.region} has no local "
+                f"NVMe drives (has: {known})",
+                rule="nodes.local-nvme",
+            )
+    has_user_data = worker.nvidia_config_lines or worker.local_nvme is not None
+    if has_user_data and not spec.nodes.ssh_users:
+        findings.warn(
+            "nodes.ssh_users",
+            f"none, but nodes of '{worker.name}' need user data, which should hold an SSH key",
+            rule="nodes.user-data-key",
+        )
+
+
+def _disks(worker: WorkerSpec, path: str) -> Iterator[tuple[str, int, DiskType]]:
+    for index, disk in enumerate(worker.local_disks):
+        yield f"{path}.local_disks[{index}]", disk.size_gib, disk.type
+    if worker.image_disk is not None:
+        yield f"{path}.image_disk", worker.image_disk.size_gib, worker.image_disk.type
+
+
+def _check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
+    for at, size_gib, type_ in _disks(worker, path):
+        check_stripes(at, size_gib, type_, findings)
+    if worker.image_disk is not None and worker.image_disk.type not in STRIPED:
+        findings.error(
+            f"{path}.image_disk.type",
+            f"'{worker.image_disk.type}' is too slow for images; use {' or '.join(STRIPED)}",
+            rule="nodes.image-disk-type",
+        )
+    for name in repeated(disk.name for disk in worker.local_disks):
+        findings.error(
+            f"{path}.local_disks",
+            f"name '{name}' is used twice; names are unique",
+            rule="nodes.disk-twice",
+        )
+    for index, disk in enumerate(worker.local_disks):
+        problem = name_problem(disk.name, longest=_DISK_NAME_MAX)
+        if problem:
+            findings.error(f"{path}.local_disks[{index}].name", problem, rule="nodes.disk-name")
+    _check_disk_paths(spec, worker, path, findings)
+
+
+def _check_disk_paths(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
+    storage = spec.storage
+    taken = {f"storage.submounts[{i}]": each.mount_path for i, each in enumerate(storage.submounts)}
+    if storage.memory is not None:
+        taken["storage.memory"] = storage.memory.mount_path
+    own = {f"{path}.local_disks[{i}]": each.mount_path for i, each in enumerate(worker.local_disks)}
+    if worker.local_nvme is not None:
+        own[f"{path}.local_nvme"] = worker.local_nvme.mount_path
+    for at, mount_path in own.items():
+        problem = path_problem(mount_path)
+        if problem is None and mount_path == "/":
+            problem = "'/' is the jail itself; choose a directory in it"
+        for other, there in taken.items():
+            if problem is None and (is_under(mount_path, there) or is_under(there, mount_path)):
+                problem = f"'{mount_path}' and '{there}' of {other} hide each other; put them apart"
+        if problem:
+            findings.error(f"{at}.mount_path", problem, rule="nodes.disk-path")
+        taken[at] = mount_path
+
+
+def check_stripes(path: str, size_gib: int, type_: DiskType, findings: Findings) -> None:
+    """Sizes of disks that are made of stripes."""
+    if type_ not in STRIPED:
+        return
+    if size_gib % STRIPED_DISK_STEP_GIB != 0:
+        above = -(-size_gib // STRIPED_DISK_STEP_GIB) * STRIPED_DISK_STEP_GIB
+        findings.error(
+            f"{path}.size_gib",
+            f"{size_gib} GiB is not a multiple of {STRIPED_DISK_STEP_GIB}, as {type_} needs; "
+            f"use {above}",
+            rule="nodes.disk-step",
+        )
+    if size_gib > STRIPED_DISK_MAX_GIB:
+        findings.error(
+            f"{path}.size_gib",
+            f"{size_gib} GiB; {type_} ends at {STRIPED_DISK_MAX_GIB}",
+            rule="nodes.disk-most",
+        )
+
+
+def _check_group_names(spec: StackSpec, findings: Findings) -> None:
+    """A set of more than one group takes `<name>-1` and so on; another set may not be called so."""
+    names = {worker.name: index for index, worker in enumerate(spec.nodes.workers)}
+    for worker in spec.nodes.workers:
+        for number in range(1, -(-worker.max_nodes // NODES_PER_GROUP_MAX)):
+            taken = f"{worker.name}-{number}"
+            if taken in names:
+                findings.error(
+                    f"nodes.workers[{names[taken]}].name",
+                    f"'{taken}' is node group {number + 1} of '{worker.name}'; rename one",
+                    rule="nodes.name-group",
+                )
+
+
+def _check_users(spec: StackSpec, findings: Findings) -> None:
+    for name in repeated(user.name for user in spec.nodes.ssh_users):
+        findings.error(
+            "nodes.ssh_users",
+            f"name '{name}' is used twice; give the user all keys at once",
+            rule="nodes.ssh-user-twice",
+        )
+    for index, user in enumerate(spec.nodes.ssh_users):
+        path = f"nodes.ssh_users[{index}]"
+        problem = name_problem(user.name, longest=_USER_NAME_MAX)
+        if user.name in ("root", "nebius"):
+            problem = f"'{user.name}' is a user of the image; choose another"
+        if problem:
+            findings.error(f"{path}.name", problem, rule="nodes.ssh-user-name")
+        if not user.ssh_public_keys:
+            findings.error(
+                f"{path}.ssh_public_keys",
+                "no key, so nobody could enter",
+                rule="nodes.ssh-user-key",
+            )
+        for number, line in enumerate(user.ssh_public_keys):
+            wrong = public_key_problem(line)
+            if wrong:
+                findings.error(
+                    f"{path}.ssh_public_keys[{number}]", wrong, rule="nodes.ssh-user-key"
+                )
