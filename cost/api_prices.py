@@ -77,7 +77,11 @@ class ApiPriceBook:
         if name in self.prices:
             return self.prices[name]
         near = difflib.get_close_matches(name, self.prices, n=1)
-        advice = f"did you mean '{near[0]}'?" if near else f"have: {', '.join(sorted(self.prices))}"
+        advice = (
+            f"the nearest name is '{near[0]}'"
+            if near
+            else f"have: {', '.join(sorted(self.prices))}"
+        )
         return UnknownPrice(sku=model, reason=f"no API price of '{model}' is known; {advice}")
 
 

@@ -38,7 +38,7 @@ def break_even_part(inputs: Inputs) -> tuple[Part, ...]:
         Part(
             name=_NAME,
             tables=break_even_tables(found, units),
-            notes=tuple(break_even_notes(found)),
+            notes=tuple(break_even_notes(found, units)),
             draw_figures=lambda: _charts(units, apis),
             plain=plain_break_even(found),
         ),
@@ -61,7 +61,7 @@ def break_even_tables(found: BreakEvens, units: UnitCosts) -> tuple[Table, ...]:
     return (_meetings(found, bound), _bands(found, chats, bound))
 
 
-def break_even_notes(found: BreakEvens) -> list[str]:
+def break_even_notes(found: BreakEvens, units: UnitCosts) -> list[str]:
     """What the tables rest on and why a model or a row is missing."""
     notes = [f"Break-even: {reason}." for reason in found.unpriced]
     if any(not row.is_reached for row in found.rows):
@@ -69,7 +69,7 @@ def break_even_notes(found: BreakEvens) -> list[str]:
             f"{NEVER}: the room of the serving nodes (Chats/Day) ends first; even full, a chat "
             "costs more than the API asks."
         )
-        notes += _more_nodes(found)
+        notes += _more_nodes(found, "at least " if units.is_lower_bound else "")
     if found.rows:
         notes.append(
             "An API's model is another model: the tables compare dollars for the same number of "
@@ -168,15 +168,15 @@ def _bands(found: BreakEvens, chats: tuple[ChatCost, ...], bound: str) -> Table:
     )
 
 
-def _more_nodes(found: BreakEvens) -> list[str]:
+def _more_nodes(found: BreakEvens, bound: str) -> list[str]:
     """Where the cluster would win if more of the nodes that it pays for served chats."""
     most = found.paid_serving_nodes
     if most is None:
         return []
     return [
         f"{row.scenario} against {row.api.model}, {row.billing}: the whole cluster wins from "
-        f"{_whole(row.chats_per_day_low):,} chats a day when {row.serving_nodes_needed} of its "
-        f"{most} nodes serve (chat.serving_nodes)."
+        f"{bound}{_whole(row.chats_per_day_low):,} chats a day when {row.serving_nodes_needed} of "
+        f"its {most} nodes serve (chat.serving_nodes)."
         for row in found.rows
         if row.view is View.CLUSTER
         and not row.is_reached

@@ -113,13 +113,14 @@ def _summary_row(each: StackChange) -> str:
     if each.before is not None:
         low -= each.before.estimate.monthly_low_usd
         high -= each.before.estimate.monthly_high_usd
+    found = each.difference
+    is_unknown = found is not None and found.is_incomplete
     before = "first deployment" if each.problem is None else "cannot be read"
     cells = (
         f"`{each.name}`",
         before if each.before is None else _total(each.before),
         "removed" if each.after is None else _total(each.after),
-        _signed(low),
-        _signed(high),
+        *(("unknown", "unknown") if is_unknown else (_signed(low), _signed(high))),
         _policy(each.after),
     )
     return f"| {' | '.join(cells)} |"

@@ -17,8 +17,9 @@ from cost.component import Section
 from cost.csv_text import csv_text
 from cost.estimate import Total, total_of
 from cost.layout import Document, Format, Table, lay_out, small_usd_text, span, usd_text
+from cost.part import Amount
 from cost.price import HOURS_PER_MONTH
-from cost.snapshot import unit_amounts
+from cost.snapshot import CLUSTER_AMOUNTS, unit_amounts
 from cost.summary import number
 from stacks.catalog import find_preset
 from stacks.spec import StackSpec
@@ -37,6 +38,8 @@ class Row:
     low_usd: tuple[Decimal | None, ...] = ()
     """At min_nodes; empty in a row of text. None where it is not known."""
     high_usd: tuple[Decimal | None, ...] = ()
+    is_lower_bound: tuple[bool, ...] = ()
+    """Whether an unpriced line is missing in it; empty in a row of text."""
 
 
 def compare(bills: Sequence[Bill]) -> tuple[Row, ...]:
@@ -135,29 +138,39 @@ def _money_row(name: str, totals: Sequence[Total | None], share: Decimal | int) 
         cells=tuple(cells),
         low_usd=tuple(zero if total is None else total.low_usd / share for total in totals),
         high_usd=tuple(zero if total is None else total.high_usd / share for total in totals),
+        is_lower_bound=tuple(total is not None and total.is_lower_bound for total in totals),
     )
 
 
 def _amount_rows(bills: Sequence[Bill]) -> Iterator[Row]:
     amounts = [
-        {amount.label: amount.usd for amount in (*unit_amounts(bill.unit_costs), *bill.amounts)}
+        {amount.label: amount for amount in (*unit_amounts(bill.unit_costs), *bill.amounts)}
         for bill in bills
     ]
     for label in dict.fromkeys(label for each in amounts for label in each):
-        usd = tuple(each.get(label) for each in amounts)
-        cells = tuple(_NONE if label not in each else _amount(each[label]) for each in amounts)
-        yield Row(name=label, cells=cells, low_usd=usd, high_usd=usd)
+        found = [each.get(label) for each in amounts]
+        bounds = tuple(
+            amount is not None and amount.name in CLUSTER_AMOUNTS and bill.estimate.is_lower_bound
+            for amount, bill in zip(found, bills, strict=True)
+        )
+        usd = tuple(None if amount is None else amount.usd for amount in found)
+        cells = tuple(map(_amount, found, bounds))
+        yield Row(name=label, cells=cells, low_usd=usd, high_usd=usd, is_lower_bound=bounds)
 
 
-def _amount(usd: Decimal | None) -> str:
-    return _NOT_KNOWN if usd is None else small_usd_text(usd)
+def _amount(amount: Amount | None, is_lower_bound: bool) -> str:
+    if amount is None:
+        return _NONE
+    if amount.usd is None:
+        return _NOT_KNOWN
+    return f"{'at least ' if is_lower_bound else ''}{small_usd_text(amount.usd)}"
 
 
 def _difference(row: Row) -> str:
     if not row.low_usd:
         return "" if row.cells[0] == row.cells[1] else "differs"
     first, second = row.low_usd
-    if first is None or second is None:
+    if first is None or second is None or any(row.is_lower_bound):
         return _NOT_KNOWN
     change = first - second
     return f"{'-' if change < 0 else '+'}{small_usd_text(abs(change))}"
@@ -195,6 +208,7 @@ def _plain(names: Sequence[str], rows: Sequence[Row]) -> dict[str, object]:
                 "text": list(row.cells),
                 "low_usd": [_number(usd) for usd in row.low_usd] or None,
                 "high_usd": [_number(usd) for usd in row.high_usd] or None,
+                "is_lower_bound": list(row.is_lower_bound) or None,
             }
             for row in rows
         ],

@@ -12,7 +12,7 @@ from decimal import Decimal
 from cost.causes import Cause, Comparison
 from cost.component import Section
 from cost.part import Amount
-from cost.snapshot import Snapshot, SnapshotLine
+from cost.snapshot import CLUSTER_AMOUNTS, Snapshot, SnapshotLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +62,15 @@ class AmountChange:
     after_usd: Decimal | None
     causes: tuple[Cause, ...]
     """Empty where the amount is the same."""
+    before_is_lower_bound: bool = False
+    after_is_lower_bound: bool = False
+    is_comparable: bool = True
+    """Whether both sides miss the same dollars."""
 
     @property
     def change_usd(self) -> Decimal | None:
-        """US dollars more; None when a side is not known."""
-        return _minus(self.after_usd, self.before_usd)
+        """US dollars more; None when a side is not known or misses what the other does not."""
+        return _minus(self.after_usd, self.before_usd) if self.is_comparable else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,15 +142,24 @@ def _amounts(
     old = {amount.name: amount for amount in before.amounts}
     new = {amount.name: amount for amount in after.amounts}
     of_bill = tuple(dict.fromkeys(cause for change in changes for cause in change.causes))
+    is_incomplete = any(change.change_low_usd is None for change in changes)
     found: list[AmountChange] = []
     for name in (*new, *(name for name in old if name not in new)):
         was, now = _side(name, old, new), _side(name, new, old)
+        causes = comparison.of_amount(was, now, of_bill) if was.usd != now.usd else ()
+        shares_bill = name in CLUSTER_AMOUNTS
+        is_bound = shares_bill and (before.is_lower_bound or after.is_lower_bound)
+        # Shared by as many chats as before, what no side has counted changes nothing.
+        is_same_share = not is_incomplete and set(causes) <= set(of_bill)
         found.append(
             AmountChange(
                 label=now.label,
                 before_usd=was.usd,
                 after_usd=now.usd,
-                causes=comparison.of_amount(was, now, of_bill) if was.usd != now.usd else (),
+                causes=causes,
+                before_is_lower_bound=shares_bill and before.is_lower_bound,
+                after_is_lower_bound=shares_bill and after.is_lower_bound,
+                is_comparable=not is_bound or is_same_share,
             )
         )
     return tuple(found)

@@ -65,6 +65,8 @@ def plain_diff(change: Difference) -> dict[str, object]:
         "before": change.before.stack,
         "after": change.after.stack,
         "is_incomplete": change.is_incomplete,
+        "before_is_lower_bound": change.before.is_lower_bound,
+        "after_is_lower_bound": change.after.is_lower_bound,
         "before_low_usd": money(change.before.low_usd),
         "after_low_usd": money(change.after.low_usd),
         "change_low_usd": money(change.change_low_usd),
@@ -95,8 +97,9 @@ def _line_rows(change: Difference) -> Iterator[tuple[str, ...]]:
             _signed(line.change_high_usd),
         )
         yield from _cause_rows(line.causes)
+    is_bound = change.before.is_lower_bound or change.after.is_lower_bound
     yield (
-        "Total, priced lines only" if change.is_incomplete else "Total",
+        "Total, priced lines only" if is_bound else "Total",
         usd_text(change.before.low_usd),
         usd_text(change.after.low_usd),
         _signed(change.change_low_usd),
@@ -113,12 +116,17 @@ def _unit_rows(change: Difference) -> Iterator[tuple[str, ...]]:
         ("$/month at min_nodes", before.low_usd, after.low_usd),
         ("$/month at max_nodes", before.high_usd, after.high_usd),
     ):
-        yield (label, small_usd_text(was), small_usd_text(now), _signed_small(now - was))
+        yield (
+            label,
+            _small(was, is_lower_bound=before.is_lower_bound),
+            _small(now, is_lower_bound=after.is_lower_bound),
+            "unknown" if change.is_incomplete else _signed_small(now - was),
+        )
     for amount in change.amounts:
         yield (
             amount.label,
-            _small(amount.before_usd),
-            _small(amount.after_usd),
+            _small(amount.before_usd, is_lower_bound=amount.before_is_lower_bound),
+            _small(amount.after_usd, is_lower_bound=amount.after_is_lower_bound),
             _amount_change(amount),
         )
         # What the lines above have said already is not said again.
@@ -180,8 +188,10 @@ def _amount(usd: Decimal | None) -> str:
     return _UNPRICED if usd is None else usd_text(usd)
 
 
-def _small(usd: Decimal | None) -> str:
-    return "NOT KNOWN" if usd is None else small_usd_text(usd)
+def _small(usd: Decimal | None, *, is_lower_bound: bool) -> str:
+    if usd is None:
+        return "NOT KNOWN"
+    return f"{'at least ' if is_lower_bound else ''}{small_usd_text(usd)}"
 
 
 def _signed(usd: Decimal | None) -> str:

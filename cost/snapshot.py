@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _NANO: Final = Decimal("1e-9")
 """Digits of a quotient that are kept: a billionth of a dollar."""
+CLUSTER_AMOUNTS: Final = ("per_run_usd", "per_1m_tokens_usd", "per_chat_usd")
+"""Names of the unit costs that share the whole bill: they miss what its total misses."""
 PRICE_KEYS: Final = ("prices", "live_prices", "nebius.region", "contract_prices")
 """Config keys that choose prices, those by SKU last; no line has them among its own."""
 
@@ -70,6 +72,11 @@ class Snapshot:
     """By SKU."""
     values: Mapping[str, str]
     """Declared values by config key."""
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether a line has no amount, so that every total misses it."""
+        return any(line.low_usd is None for line in self.lines)
 
     @property
     def low_usd(self) -> Decimal:

@@ -20,6 +20,7 @@ _Record = TypeVar("_Record")
 _MOST: Final = 10**12
 _LEAST: Final = Decimal("1e-9")
 """Outside of these a number is a slip of the keyboard, and no table could show what it costs."""
+_SHARES: Final = ("max_idle_share",)
 _MAY_BE_ZERO: Final = frozenset(
     {
         "min_nodes",
@@ -140,6 +141,8 @@ class Decoder:
             least = 0 if key in _MAY_BE_ZERO else 1
             if decoded < least:
                 problem = f"expected a whole number of {least} or more, got {decoded}"
+        if problem is None and isinstance(decoded, Decimal) and key in _SHARES and decoded > 1:
+            problem = f"expected a share from 0 to 1, got {_describe(value)}"
         if problem is None and isinstance(decoded, Decimal):
             may_be_zero = key in _MAY_BE_ZERO
             if decoded < 0 or (decoded == 0 and not may_be_zero):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cost.bill import Bill
     from cost.comment import StackChange
     from cost.price_book import PriceBook
+    from stacks.problem import Problem
     from stacks.spec import StackSpec
 
 _STACKS = Path("stacks")
@@ -76,8 +77,14 @@ def _bill(spec: StackSpec, book: PriceBook) -> Bill:
     from infra.jobs.records import load_whole_records
 
     found = bill(spec, book, load_whole_records(context.state_root(), spec.name))
-    affordable = (f"{spec.name}.policy.", f"{spec.name}.quotas")
-    refused = [problem for problem in found.errors if not problem.path.startswith(affordable)]
+    refused = [problem for problem in found.errors if not _is_unaffordable(problem, spec)]
     if refused:
         raise CliError("\n".join(str(problem) for problem in refused))
     return found
+
+
+def _is_unaffordable(problem: Problem, spec: StackSpec) -> bool:
+    """Whether a limit is passed; a limit that is declared wrong is refused like anything else."""
+    if problem.path.startswith(f"{spec.name}.quotas["):
+        return problem.path.endswith("].limit")
+    return problem.path.startswith(f"{spec.name}.policy.")

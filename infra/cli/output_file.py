@@ -20,7 +20,15 @@ OutputOption = Annotated[
 def put(text: str, file: Path | None) -> None:
     """Prints the text, or replaces the file by it in one step and prints the file's name."""
     if file is None:
-        sys.stdout.write(text)
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise CliError(
+                f"standard output: {error.strerror}; not all of it was written"
+            ) from error
         return
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:

@@ -306,3 +306,23 @@ def test_a_stack_over_its_quota_still_gets_alternatives(
     for item in json.loads(result.stdout)["alternatives"]:
         after = [change["after"] for change in item["changes"]]
         assert not any(value.startswith("gpu-l40s") for value in after)
+
+
+def test_a_limit_that_is_declared_twice_is_refused_and_one_that_is_passed_is_shown(
+    checkout: Path,
+) -> None:
+    quota = "{name: compute.instance.gpu.l40s, limit: 1}"
+    path = checkout / "stacks" / "Pulumi.l40s-dev.yaml"
+    prices = "soperator-stack:prices:"
+    edit(path, prices, f"soperator-stack:quotas: [{quota}]\n  {prices}")
+    found = cost("--compare", str(path))
+    assert found.exit_code == 0, found.stderr
+    edit(path, quota, f"{quota}, {quota}")
+    refused(cost("--compare", str(path)), "'compute.instance.gpu.l40s' is given twice")
+
+
+def test_a_share_of_more_than_everything_is_refused(checkout: Path) -> None:
+    path = checkout / "stacks" / "Pulumi.l40s-dev.yaml"
+    prices = "soperator-stack:prices:"
+    edit(path, prices, f"soperator-stack:policy: {{max_idle_share: 1.2}}\n  {prices}")
+    refused(cost("--compare", str(path)), "policy.max_idle_share: expected a share from 0 to 1")

@@ -132,7 +132,7 @@ def test_where_the_room_ends_first_self_hosting_never_wins(priced: Callable[[str
         Document(
             heading=None,
             tables=break_even_tables(found, units),
-            notes=tuple(break_even_notes(found)),
+            notes=tuple(break_even_notes(found, units)),
         ),
         Format.TABLE,
     )
@@ -144,13 +144,15 @@ def test_nodes_that_are_paid_for_anyway_may_turn_never_into_a_number(
     priced: Callable[[str], Priced],
 ):
     """Four nodes have room for 656 chats a day; 596 are enough, and the cluster has five."""
-    found, _ = compared(priced, book(dear=price("0", "500")))
+    found, units = compared(priced, book(dear=price("0", "500")))
     assert found.paid_serving_nodes == 5
-    notes = " ".join(break_even_notes(found))
+    notes = " ".join(break_even_notes(found, units))
     assert (
         "Single Batch Finetuned against a/dear, on-demand: the whole cluster wins from 596 chats a "
         "day when 4 of its 5 nodes serve" in notes
     )
+    missing = replace(units, is_lower_bound=True)
+    assert "wins from at least 596 chats" in " ".join(break_even_notes(found, missing))
     enough, _ = compared(priced, book(dear=price("0", "500")), serving_nodes=4)
     assert row_of(enough, "Single Batch Finetuned", View.CLUSTER).is_reached
 
@@ -163,9 +165,9 @@ def test_a_free_api_is_never_beaten(priced: Callable[[str], Priced]):
 
 
 def test_a_model_without_a_price_is_named_and_has_no_row(priced: Callable[[str], Priced]):
-    found, _ = compared(priced, book(b=price("1", "1")), api_models=("a/x", "a/b"))
+    found, units = compared(priced, book(b=price("1", "1")), api_models=("a/x", "a/b"))
     assert {row.api.model for row in found.rows} == {"a/b"}
-    assert "no API price of 'a/x' is known" in " ".join(break_even_notes(found))
+    assert "no API price of 'a/x' is known" in " ".join(break_even_notes(found, units))
 
 
 def test_a_scenario_that_misses_its_promise_says_so_where_it_is_compared(

@@ -63,7 +63,20 @@ def test_a_lower_bound_says_so():
     prices = {sku: price for sku, price in book.prices.items() if sku != "gpu-l40s-d/gpu"}
     text = render_compare([bill(spec, replace(book, prices=prices)), bill_of(spec)])
     assert "at least $" in text
-    assert "l40s-dev: at least; not priced: worker (gpu-l40s-d)." in " ".join(text.split())
+    words = " ".join(text.split())
+    assert "l40s-dev: at least; not priced: worker (gpu-l40s-d)." in words
+    # The difference of an amount and of a part of one is neither.
+    assert "$/chat at least $0.288 $3.63 NOT KNOWN" in words
+    assert "at least $1,439.96..$2,363.49 $18,116.08..$19,039.61 NOT KNOWN" in words
+
+
+def test_a_comment_gives_no_change_of_a_total_that_misses_a_line():
+    spec = load_stack("l40s-dev")
+    book = layered(spec)
+    prices = {sku: price for sku, price in book.prices.items() if sku != "gpu-l40s-d/gpu"}
+    after = bill(spec, replace(book, prices=prices))
+    text = comment([StackChange(name="l40s-dev", before=bill_of(spec), after=after)])
+    assert "| $18,116.08 | at least $1,439.96 | unknown | unknown |" in text
 
 
 def test_the_json_has_text_and_amounts_of_each_stack():

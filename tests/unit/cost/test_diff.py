@@ -15,7 +15,7 @@ import pytest
 
 from cost.bill import Bill, bill
 from cost.diff import Difference, LineChange, diff
-from cost.diff_table import NO_CHANGE, render_diff
+from cost.diff_table import NO_CHANGE, plain_diff, render_diff
 from cost.layout import WIDTH, Format
 from cost.price_book import PriceBook
 from cost.price_layers import layered
@@ -260,6 +260,24 @@ def test_a_change_to_an_unknown_price_is_unknown_and_the_total_says_so(billed: B
     text = " ".join(render_diff(change).split())
     assert "Total, priced lines only" in text
     assert "price book 'seed000' has no 'gpu-l40s-d/gpu'" in text
+    for figure in ("$/h at min_nodes $24.82 at least $1.97", "$/chat $3.63 at least $0.288"):
+        assert f"{figure} unknown" in text
+    plain = {each["unit"]: each for each in plain_diff(change)["amounts"]}
+    assert plain["$/chat"]["change_usd"] is None
+    assert (
+        plain_diff(change)["before_is_lower_bound"],
+        plain_diff(change)["after_is_lower_bound"],
+    ) == (False, True)
+
+
+def test_a_longer_chat_on_a_bill_that_misses_a_line_costs_an_unknown_amount_more(billed: Billed):
+    """Half of an unknown amount is unknown too."""
+    spec = billed("l40s-dev").spec
+    mount = SubmountSpec(name="old", mount_path="/mnt/old", existing_id="computefilesystem-1")
+    spec = with_storage(spec, submounts=(*spec.storage.submounts, mount))
+    longer = replace(spec, chat=replace(spec.chat, output_tokens=4000))
+    text = " ".join(render_diff(changed(bill(spec, layered(spec)), longer)).split())
+    assert "$/chat at least $3.63 at least $7.26 unknown" in text
 
 
 def test_an_unpriced_line_that_stays_the_same_keeps_the_change_exact(billed: Billed):
@@ -270,6 +288,8 @@ def test_an_unpriced_line_that_stays_the_same_keeps_the_change_exact(billed: Bil
     assert before.estimate.is_lower_bound
     change = changed(before, with_worker(spec, min_nodes=6, max_nodes=6))
     assert not change.is_incomplete
+    text = " ".join(render_diff(change).split())
+    assert "$/chat at least $3.63 at least $4.30 +$0.674" in text
 
 
 @pytest.mark.parametrize("label", ["$/h at min_nodes", "$/month at max_nodes", "$/run", "$/chat"])

@@ -37,7 +37,7 @@ def test_a_model_is_found_whatever_the_case_of_its_name():
 def test_a_model_that_is_not_known_is_answered_with_the_nearest_one():
     found = ApiPriceBook.load().find("openai/gpt4o-mini")
     assert isinstance(found, UnknownPrice)
-    assert found.reason.endswith("did you mean 'openai/gpt-4o-mini'?")
+    assert found.reason.endswith("the nearest name is 'openai/gpt-4o-mini'")
 
 
 def test_the_newest_reading_of_a_model_is_used_whatever_their_order(tmp_path: Path):
