@@ -38,6 +38,9 @@ VERBS = {
     "ssh": _Verb("infra.cli.ssh", "Open a shell on the login node, or run one command."),
     "report": _Verb("infra.cli.report", "Write report.html from what is declared and measured."),
     "demo": _Verb("infra.cli.demo", "Run the main job on the local stack, end to end."),
+    "adopt": _Verb(
+        "infra.cli.adopt", "Make an existing filesystem, cluster or subnet the stack's."
+    ),
     "leftovers": _Verb(
         "infra.cli.leftovers", "List what a stack left in the cloud, with ids and $ a month."
     ),

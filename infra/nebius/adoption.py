@@ -53,15 +53,22 @@ def obstacle(kind: ResourceType, found: Values, inputs: Values, urn: str) -> str
     stranger = ownership.foreign(metadata.get("labels", {}), urn)
     if stranger is not None:
         return f"{taken}, {stranger}{_ADVICE}"
+    problem = mismatch(kind, found, inputs)
+    if problem is None:
+        return None
+    return (
+        f"{taken}, which an earlier run of this stack made and kept: {problem}; to start empty, "
+        f"delete it with `soperator leftovers --purge {metadata['id']}`"
+    )
+
+
+def mismatch(kind: ResourceType, found: Values, inputs: Values) -> str | None:
+    """What is there and cannot be made as declared; None where nothing is."""
     now = declared_as(kind, found, inputs)
-    changes = find_changes(kind, now, inputs)
-    if changes.replaces:
-        fixed = "; ".join(_change(path, now, inputs) for path in changes.replaces)
-        return (
-            f"{taken}, which an earlier run of this stack made and kept, but {fixed} cannot be "
-            "changed in place; declare what is there, or delete it with `soperator leftovers "
-            f"--purge {metadata['id']}` after copying its data"
-        )
+    replaces = find_changes(kind, now, inputs).replaces
+    if replaces:
+        fixed = "; ".join(_change(path, now, inputs) for path in replaces)
+        return f"{fixed} cannot be changed in place; declare what is there"
     return "; ".join(f"{path}: {reason}" for path, reason in shrunk(kind, now, inputs)) or None
 
 

@@ -28,6 +28,11 @@ def labels(urn: str) -> dict[str, str]:
     }
 
 
+def is_ours(found: Mapping[str, str]) -> bool:
+    """Whether labels name this program."""
+    return found.get("managed-by") == MANAGER
+
+
 def is_of(found: Mapping[str, str], stack: str, project: str) -> bool:
     """Whether labels name this stack of this Pulumi project."""
     return stack_labels(stack, project).items() <= found.items()
@@ -39,7 +44,7 @@ def foreign(found: Mapping[str, str], urn: str) -> str | None:
     Labels of the stack alone are what `soperator adopt` leaves: whoever has the name may take it.
     """
     own = labels(urn)
-    if found.get("managed-by") != MANAGER:
+    if not is_ours(found):
         return "which no stack of this program made"
     if not is_of(found, own["stack"], own["project"]):
         stack, project = found.get("stack"), found.get("project")
@@ -60,6 +65,6 @@ def remove(values: Values) -> Values:
     """The values without ownership labels."""
     metadata = dict(values.get("metadata", {}))
     found = metadata.get("labels", {})
-    if found.get("managed-by") == MANAGER:
+    if is_ours(found):
         metadata["labels"] = {key: value for key, value in found.items() if key not in _LABELS}
     return {**values, "metadata": metadata}

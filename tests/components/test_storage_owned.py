@@ -28,3 +28,8 @@ def test_what_holds_data_outlives_a_destroy_unless_the_stack_purges(
     wanted = {"nebius:compute/v1:Filesystem", "nebius:storage/v1:Bucket"}
     assert kept <= wanted
     assert ("nebius:compute/v1:Filesystem" in kept) is (stack != "local")
+
+
+def test_a_cluster_that_was_adopted_has_the_name_that_the_stack_looks_for(deployed: Deploy) -> None:
+    """infra/cli/adopt.py gives it that name."""
+    assert deployed("local").one("nebius:mk8s/v1:Cluster").name == "local-kube"
