@@ -1,16 +1,28 @@
 """Disks that the Soperator charts claim from the cloud, beside the declared filesystems.
 
-infra/render writes the claim, cost/ prices it: one rule for both.
+infra/render writes the claims, cost/ prices them: one rule for both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
+from stacks.soperator_spec import Observability
 from stacks.spec import StackSpec
 
 DATABASE_GIB: Final = 30
 """Claim of the accounting database (nebius/soperator helm/slurm-cluster/values.yaml at 4.1.7)."""
+_OBSERVABILITY_GIB: Final[Mapping[Observability, Mapping[str, int]]] = MappingProxyType(
+    {
+        Observability.OFF: MappingProxyType({}),
+        # Defaults of helm/soperator-fluxcd at 4.1.7.
+        Observability.SMALL: MappingProxyType({"metrics": 30, "logs": 30}),
+        # nebius-solutions-library soperator/modules/slurm, commit 7b687e5, 2026-04-21.
+        Observability.FULL: MappingProxyType({"metrics": 512, "logs": 256}),
+    }
+)
 
 
 def database_volume_gib(spec: StackSpec) -> int:
@@ -18,3 +30,8 @@ def database_volume_gib(spec: StackSpec) -> int:
     if not spec.slurm.accounting or spec.nodes.accounting is None:
         return 0
     return 0 if spec.storage.accounting is not None else DATABASE_GIB
+
+
+def observability_volumes(spec: StackSpec) -> Mapping[str, int]:
+    """GiB that metrics and logs claim on network SSD, by what they keep; empty without them."""
+    return _OBSERVABILITY_GIB[spec.soperator.observability]

@@ -13,7 +13,9 @@ from stacks.rules.jobs import check_jobs
 from stacks.rules.nodes import check_nodes
 from stacks.rules.quotas import check_quotas
 from stacks.rules.runs import check_runs
+from stacks.rules.soperator import check_soperator
 from stacks.rules.storage import check_storage
+from stacks.rules.teams import check_teams
 from stacks.spec import StackSpec
 
 __all__ = ["Level", "Problem", "SpareNodes", "check"]
@@ -27,7 +29,9 @@ def check(spec: StackSpec) -> tuple[Problem, ...]:
     check_storage(spec, findings)
     check_nodes(spec, findings)
     check_quotas(spec, findings)
+    check_soperator(spec, findings)
     check_jobs(spec, findings)
+    check_teams(spec, findings)
     check_chat(spec, findings)
     check_runs(spec, findings)
     return tuple(sorted(findings.problems, key=lambda problem: problem.level is Level.WARNING))

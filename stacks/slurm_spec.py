@@ -23,6 +23,8 @@ class LoginSpec:
     """Kubernetes service type of the SSH door."""
     ssh_port: int = 22
     """Port of the SSH door."""
+    allowed_cidrs: tuple[str, ...] = ()
+    """IPv4 blocks that may reach the SSH door of a LoadBalancer; empty is everybody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +40,56 @@ class PartitionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QosSpec:
+    """One quality of service: how urgent jobs are and what one user or all may hold."""
+
+    name: str
+    """Name of the QOS."""
+    priority: int = 0
+    """Added to the priority of its jobs, relative to other QOS."""
+    max_wall: str | None = None
+    """Longest time of one job, as Slurm writes it."""
+    max_gpus: int | None = None
+    """GPUs that all its running jobs hold together."""
+    max_gpus_per_user: int | None = None
+    """GPUs that the running jobs of one user hold together."""
+    max_jobs_per_user: int | None = None
+    """Running jobs of one user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountSpec:
+    """One Slurm account: a team, what it may use, and its share of the cluster."""
+
+    name: str
+    """Name of the account."""
+    users: tuple[str, ...]
+    """Login names whose jobs it takes; root is always one of them."""
+    fair_share: int = 1
+    """Its share, relative to the other accounts."""
+    qos: tuple[str, ...] = ()
+    """QOS of its jobs, the default first; empty: Slurm's own `normal`."""
+    max_gpus: int | None = None
+    """GPUs that its running jobs hold together."""
+    max_nodes: int | None = None
+    """Nodes that its running jobs hold together."""
+    max_jobs: int | None = None
+    """Running jobs of the whole account."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmSpec:
     """Slurm settings that a stack may declare."""
 
     partitions: tuple[PartitionSpec, ...]
     accounting: bool = True
     """Whether slurmdbd, its database and the REST server run."""
+    accounts: tuple[AccountSpec, ...] = ()
+    """Teams. With one declared, Slurm takes only jobs of declared users."""
+    qos: tuple[QosSpec, ...] = ()
+    """Qualities of service that accounts may name."""
+    suspend_after_s: int = 600
+    """Idle time after which a node of an elastic nodeset (min_nodes under max_nodes) goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from stacks.cost_spec import (
 )
 from stacks.node_spec import NodesSpec
 from stacks.slurm_spec import JobSpec, LoginSpec, SlurmSpec
+from stacks.soperator_spec import SoperatorSpec
 from stacks.storage_spec import StorageSpec
 
 
@@ -51,5 +52,7 @@ class StackSpec:
     preemption: PreemptionSpec | None = None
     policy: PolicySpec = field(default_factory=PolicySpec)
     budget: BudgetSpec | None = None
+    soperator: SoperatorSpec = field(default_factory=SoperatorSpec)
+    """Checks, observability, users and files beside Slurm itself."""
     quotas: tuple[QuotaSpec, ...] = ()
     """Limits of the project; one that is not given is not checked."""

@@ -1,14 +1,16 @@
-"""The Slurm cluster: namespace, host key, volumes, SlurmCluster and NodeSets."""
+"""The Slurm cluster: namespace, host key, files in the jail, and the charts of the cluster."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import pulumi
 import pulumi_kubernetes as kubernetes
 
-from infra.components.soperator import release
+from infra.components.releases import make_releases
 from infra.keys import KeyPair
-from infra.render import names
-from infra.render.helm_values import nodesets_values, slurm_cluster_values, storage_values
+from infra.render import jail_files, names
+from infra.render.charts import cluster_charts
 from stacks.spec import StackSpec
 
 
@@ -24,7 +26,8 @@ class SlurmCluster(pulumi.ComponentResource):
         allocation_id: pulumi.Input[str],
         host_key: KeyPair,
         deploy_key: KeyPair,
-        after: list[pulumi.Resource],
+        releases: Mapping[str, pulumi.Resource],
+        slack_webhook_url: pulumi.Input[str] | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("soperator:infra:SlurmCluster", name, None, opts)
@@ -42,35 +45,39 @@ class SlurmCluster(pulumi.ComponentResource):
             },
             opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[namespace]),
         )
-        keys = [*spec.login.ssh_public_keys, deploy_key.public_key]
-        storage = release(
+        made = make_releases(
             self,
-            "helm-slurm-cluster-storage",
-            "slurm-cluster-storage",
-            version=cluster.soperator_version,
-            namespace=cluster.namespace,
-            values=storage_values(spec),
+            cluster_charts(
+                spec,
+                allocation_id=allocation_id,
+                ssh_public_keys=[*spec.login.ssh_public_keys, deploy_key.public_key],
+                slack_webhook_url=slack_webhook_url,
+            ),
             provider=provider,
-            after=[*after, namespace],
+            known=releases,
+            needs=[namespace, host_keys],
         )
-        slurm = release(
-            self,
-            "helm-slurm-cluster",
-            "slurm-cluster",
-            version=cluster.soperator_version,
-            namespace=cluster.namespace,
-            values=slurm_cluster_values(spec, allocation_id=allocation_id, ssh_public_keys=keys),
-            provider=provider,
-            after=[storage, host_keys],
-        )
-        release(
-            self,
-            "helm-nodesets",
-            "nodesets",
-            version=cluster.soperator_version,
-            namespace=cluster.namespace,
-            values=nodesets_values(spec),
-            provider=provider,
-            after=[slurm],
-        )
+        if spec.soperator.jail_files:
+            self._jail_files(name, spec, provider, made["slurm-cluster"])
         self.register_outputs({})
+
+    def _jail_files(
+        self, name: str, spec: StackSpec, provider: kubernetes.Provider, slurm: pulumi.Resource
+    ) -> None:
+        place = kubernetes.meta.v1.ObjectMetaArgs(
+            name=jail_files.NAME, namespace=spec.cluster.namespace
+        )
+        texts = kubernetes.core.v1.ConfigMap(
+            f"{name}-{jail_files.NAME}",
+            metadata=place,
+            data=jail_files.texts(spec.soperator.jail_files),
+            opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[slurm]),
+        )
+        kubernetes.apiextensions.CustomResource(
+            f"{name}-jailed-config",
+            api_version=jail_files.API_VERSION,
+            kind=jail_files.KIND,
+            metadata=place,
+            spec=jail_files.jailed_config(spec.soperator.jail_files),
+            opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[texts]),
+        )

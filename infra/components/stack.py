@@ -17,6 +17,7 @@ from infra.components.slurm_cluster import SlurmCluster
 from infra.components.soperator import Soperator
 from infra.keys import KeyPair
 from infra.render import outputs
+from infra.render.values.slurm_cluster import is_stopped
 from stacks.spec import StackSpec
 
 
@@ -26,7 +27,14 @@ class Stack(pulumi.ComponentResource):
     outputs: dict[str, object]
     """Stack outputs, but for the bill and the warnings."""
 
-    def __init__(self, spec: StackSpec, *, root: Path, build_folder: Path) -> None:
+    def __init__(
+        self,
+        spec: StackSpec,
+        *,
+        root: Path,
+        build_folder: Path,
+        slack_webhook_url: pulumi.Input[str] | None = None,
+    ) -> None:
         name = spec.name
         super().__init__("soperator:infra:Stack", name)
         mine = pulumi.ResourceOptions(parent=self)
@@ -65,18 +73,24 @@ class Stack(pulumi.ComponentResource):
             allocation_id=network.allocation_id,
             host_key=host_key,
             deploy_key=deploy_key,
-            after=soperator.ready,
+            releases=soperator.releases,
+            slack_webhook_url=slack_webhook_url,
             opts=mine,
         )
-        login = Login(
-            name,
-            spec,
-            root=root,
-            build_folder=build_folder,
-            login_ip=network.login_ip,
-            host_key=host_key,
-            deploy_key=deploy_key,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[slurm]),
+        # A stopped cluster has no door; what it proves and delivers comes back with its pods.
+        login = (
+            None
+            if is_stopped(spec)
+            else Login(
+                name,
+                spec,
+                root=root,
+                build_folder=build_folder,
+                login_ip=network.login_ip,
+                host_key=host_key,
+                deploy_key=deploy_key,
+                opts=pulumi.ResourceOptions(parent=self, depends_on=[slurm]),
+            )
         )
         port = spec.login.ssh_port
         self.outputs = {
@@ -88,9 +102,9 @@ class Stack(pulumi.ComponentResource):
             "mounts": outputs.mounts(spec),
             "places": dict(spec.storage.places),
             "code_path": spec.code_path,
-            "code_hash": login.code_hash,
+            "code_hash": "" if login is None else login.code_hash,
             "jobs": outputs.job_commands(spec),
             "nodesets": outputs.nodesets(spec),
-            "ready": login.ready,
+            "ready": "stopped: no pod of Slurm runs" if login is None else login.ready,
         }
         self.register_outputs({})

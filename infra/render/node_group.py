@@ -20,7 +20,7 @@ from stacks.spec import StackSpec
 
 # Recipe: nebius-solutions-library soperator/modules/k8s, commit 7b687e5, 2026-04-21.
 _GPU_TAINT: Final = {"key": names.GPU_RESOURCE, "value": "true", "effect": "NO_SCHEDULE"}
-# Roles that nothing else may fill: their pods tolerate it, in infra/render/helm_values.py.
+# Roles that nothing else may fill: their pods tolerate it, in infra/render/values/.
 _TAINTED: Final = ("controller", "login", "accounting", "nfs")
 _MAX_UNAVAILABLE: Final = {"percent": 50}
 _MAX_SURGE: Final = {"percent": 0}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import ipaddress
 import re
 from typing import Final
 
 from stacks.catalog import REGIONS
 from stacks.problem import Findings
-from stacks.rules.naming import is_under, name_problem, path_problem
+from stacks.rules.naming import is_under, name_problem, path_problem, repeated
 from stacks.slurm_spec import SshServiceType
 from stacks.spec import StackSpec
 
@@ -131,10 +132,33 @@ def _check_login(spec: StackSpec, findings: Findings) -> None:
             "no key, so nobody could enter; add 'file:~/.ssh/id_ed25519.pub' or a key line",
             rule="login.no-key",
         )
+    _check_sources(spec, findings)
     for index, line in enumerate(login.ssh_public_keys):
         problem = public_key_problem(line)
         if problem:
             findings.error(f"login.ssh_public_keys[{index}]", problem, rule="login.key-form")
+
+
+def _check_sources(spec: StackSpec, findings: Findings) -> None:
+    """Who may reach the SSH door."""
+    login = spec.login
+    if login.allowed_cidrs and login.service is SshServiceType.NODE_PORT:
+        findings.error(
+            "login.allowed_cidrs",
+            "a NodePort lets everybody in who reaches a node; use service LoadBalancer",
+            rule="login.cidrs-unused",
+        )
+    for cidr in repeated(login.allowed_cidrs):
+        findings.error("login.allowed_cidrs", f"'{cidr}' is given twice", rule="login.cidr-twice")
+    for index, cidr in enumerate(login.allowed_cidrs):
+        try:
+            ipaddress.IPv4Network(cidr)
+        except ValueError as error:
+            findings.error(
+                f"login.allowed_cidrs[{index}]",
+                f"{error}; write an IPv4 block from its first address, such as 203.0.113.0/24",
+                rule="login.cidr-form",
+            )
 
 
 def public_key_problem(line: str) -> str | None:

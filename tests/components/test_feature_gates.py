@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from infra.components import soperator
+from infra.render.values.kruise import kruise_values
 
 
 def test_every_gate_of_kruise_parses_as_kubernetes_parses_it() -> None:
     """`\\,` is for `helm --set`: in a value the backslash stays, and the manager does not start."""
-    gates = soperator._KRUISE.values["featureGates"].split(",")
+    gates = kruise_values()["featureGates"].split(",")
     assert len(gates) == 6
     assert [gate for gate in gates if not re.fullmatch(r"[A-Za-z]+=(true|false)", gate)] == []

@@ -7,14 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from infra.components.soperator import REGISTRY
+from infra.render.charts import REGISTRY
 from stacks.load import stack_names
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
 from tests.components.recorder import Recorder, Registered
 
 RELEASE = "kubernetes:helm.sh/v3:Release"
-OURS = {"soperator", "soperatorchecks", "slurm-cluster-storage", "slurm-cluster", "nodesets"}
+OURS = {
+    "soperator",
+    "soperatorchecks",
+    "nodeconfigurator",
+    "slurm-cluster-storage",
+    "slurm-cluster",
+    "nodesets",
+    "soperator-activechecks",
+}
 
 
 def releases(recorder: Recorder) -> dict[str, Registered]:
@@ -66,6 +74,9 @@ def test_no_release_takes_the_newest_chart(deployed: Deploy, stack: str) -> None
         ("slurm-cluster-storage", "soperator"),
         ("slurm-cluster", "slurm-cluster-storage"),
         ("nodesets", "slurm-cluster"),
+        ("nodeconfigurator", "soperator"),
+        ("soperator-activechecks", "slurm-cluster"),
+        ("soperator-activechecks", "nodesets"),
     ],
 )
 def test_a_release_waits_for_what_it_needs(deployed: Deploy, later: str, earlier: str) -> None:

@@ -26,7 +26,7 @@ OWNER = {
     "command:remote:Command": "Login",
     "command:remote:CopyToRemote": "Login",
 }
-SLURM_RELEASES = {"slurm-cluster-storage", "slurm-cluster", "nodesets"}
+SLURM_RELEASES = {"slurm-cluster-storage", "slurm-cluster", "nodesets", "soperator-activechecks"}
 
 
 def custom(recorder: Recorder) -> list[Registered]:

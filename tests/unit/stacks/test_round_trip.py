@@ -15,7 +15,23 @@ from stacks.cluster_spec import ClusterSpec, NebiusSpec
 from stacks.cost_spec import AssumedSpeedSpec, ChatSpec
 from stacks.load import load_config
 from stacks.node_spec import Billing, BootDiskSpec, NodeGroupSpec, NodesSpec, WorkerSpec
-from stacks.slurm_spec import JobSpec, LoginSpec, PartitionSpec, SlurmSpec, SshServiceType
+from stacks.slurm_spec import (
+    AccountSpec,
+    JobSpec,
+    LoginSpec,
+    PartitionSpec,
+    QosSpec,
+    SlurmSpec,
+    SshServiceType,
+)
+from stacks.soperator_spec import (
+    ChecksProfile,
+    JailFileSpec,
+    Maintenance,
+    Observability,
+    SoperatorSpec,
+    UserSpec,
+)
 from stacks.spec import StackSpec
 from stacks.storage_spec import (
     BackupSpec,
@@ -91,11 +107,51 @@ stacks = st.builds(
         ssh_public_keys=st.lists(texts, max_size=2, unique=True).map(tuple),
         service=st.sampled_from(SshServiceType),
         ssh_port=sizes,
+        allowed_cidrs=st.lists(texts, max_size=2).map(tuple),
     ),
     slurm=st.builds(
         SlurmSpec,
         partitions=st.lists(st.builds(PartitionSpec, name=texts), max_size=2).map(tuple),
         accounting=st.booleans(),
+        accounts=st.lists(
+            st.builds(
+                AccountSpec,
+                name=texts,
+                users=st.lists(texts, max_size=2).map(tuple),
+                fair_share=sizes,
+                qos=st.lists(texts, max_size=2).map(tuple),
+                max_gpus=st.none() | sizes,
+            ),
+            max_size=2,
+        ).map(tuple),
+        qos=st.lists(
+            st.builds(
+                QosSpec, name=texts, priority=st.integers(0, 100), max_wall=st.none() | texts
+            ),
+            max_size=2,
+        ).map(tuple),
+        suspend_after_s=sizes,
+    ),
+    soperator=st.builds(
+        SoperatorSpec,
+        cuda_version=texts,
+        checks=st.sampled_from(ChecksProfile),
+        delete_unready_nodes=st.booleans(),
+        observability=st.sampled_from(Observability),
+        slack_notifier=st.booleans(),
+        apparmor=st.booleans(),
+        maintenance=st.sampled_from(Maintenance),
+        jail_files=st.lists(
+            st.builds(JailFileSpec, path=texts, content=texts, mode=texts), max_size=2
+        ).map(tuple),
+        users=st.lists(
+            st.builds(
+                UserSpec,
+                name=texts,
+                ssh_public_keys=st.lists(texts, max_size=2, unique=True).map(tuple),
+            ),
+            max_size=2,
+        ).map(tuple),
     ),
     jobs=st.lists(
         st.builds(

@@ -14,6 +14,7 @@ from stacks.rules.table import RULES, read_rules
 from tests.unit.stacks.conftest import Change, changed, load
 from tests.unit.stacks.test_check import ERRORS, WARNINGS, worker
 from tests.unit.stacks.test_node_rules import NODE_ERRORS, NODE_WARNINGS
+from tests.unit.stacks.test_soperator_rules import SOPERATOR_ERRORS, SOPERATOR_WARNINGS
 
 RULES_DIR = Path(table.__file__).parent
 SPEED = {"scenario": "s", "output_tokens_per_s": 3.8, "source": "x"}
@@ -136,7 +137,11 @@ def test_a_stack_name_of_33_characters_is_found(config: dict[str, Any]):
 
 
 def test_every_rule_has_a_planted_mistake():
-    planted = [change for change, _, _ in (*ERRORS, *WARNINGS, *NODE_ERRORS, *NODE_WARNINGS)]
+    lists = (
+        *(ERRORS, WARNINGS, NODE_ERRORS, NODE_WARNINGS),
+        *(SOPERATOR_ERRORS, SOPERATOR_WARNINGS),
+    )
+    planted = [change for rows in lists for change, _, _ in rows]
     found = {problem.rule for change in planted for problem in check(changed(change))}
     tested = found | {rule for rule, _ in MISTAKES} | {"name.stack"}
     # No shipped platform is ARM yet: test_node_rules.py brings one.

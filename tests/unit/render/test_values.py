@@ -11,8 +11,11 @@ import pytest
 from infra.local.kube.charts.release import Release
 from infra.local.kube.charts.render import Rendered, render
 from infra.render import names
-from infra.render.helm_values import gres, nodesets_values, slurm_cluster_values, storage_values
+from infra.render.charts import cluster_charts, platform_charts
 from infra.render.node_group import labels, roles
+from infra.render.values.nodesets import gres, nodesets_values
+from infra.render.values.slurm_cluster import slurm_cluster_values
+from infra.render.values.storage import storage_values
 from stacks.load import load_stack, stack_names
 from stacks.slurm_spec import SshServiceType
 from stacks.spec import StackSpec
@@ -61,8 +64,10 @@ def found(value: object, key: str) -> Iterator[Any]:
 def test_the_values_of_every_shipped_stack_are_the_golden_ones(
     stack: str, golden: Callable[[str, str], None]
 ) -> None:
-    for chart, given in values(load_stack(stack)).items():
-        golden(f"helm_values/{stack}/{chart}.json", as_json(given))
+    spec = load_stack(stack)
+    inside = cluster_charts(spec, allocation_id="vpcallocation-1", ssh_public_keys=KEYS)
+    for chart in (*platform_charts(spec), *inside):
+        golden(f"helm_values/{stack}/{chart.release}.json", as_json(chart.values))
 
 
 @pytest.mark.parametrize("stack", stack_names())
@@ -180,7 +185,7 @@ def test_slurmd_leaves_a_part_of_its_node_to_the_system(stack: str) -> None:
     for worker, given in zip(spec.nodes.workers, nodesets_values(spec)["nodesets"], strict=True):
         vcpus, memory_gib = (int(part.rstrip("vcpugb")) for part in worker.preset.split("-")[-2:])
         resources = given["slurmd"]["resources"]
-        assert 0 < int(resources["cpu"]) <= vcpus - 2
+        assert 0 < int(resources["cpu"].removesuffix("m")) <= (vcpus - 2) * 1000
         assert 0 < int(resources["memory"].removesuffix("Gi")) < memory_gib * 0.9
 
 

@@ -1,0 +1,283 @@
+"""Every Helm release of a stack in dependency order: chart, version, place, values, what is first.
+
+Owns the pinned versions and when a chart is needed; values are in values/, one chart a file. Pure:
+infra/components makes the releases, in this order, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from infra.render.values.active_checks import TIMEOUT_S, active_checks_values
+from infra.render.values.custom_configmaps import (
+    custom_configmaps_values,
+    needs_custom_configmaps,
+)
+from infra.render.values.dcgm_exporter import dcgm_exporter_values, needs_dcgm_exporter
+from infra.render.values.kruise import kruise_values
+from infra.render.values.nodeconfigurator import nodeconfigurator_values
+from infra.render.values.nodesets import nodesets_values
+from infra.render.values.notifier import notifier_values
+from infra.render.values.observability import (
+    LOGS,
+    MONITORING,
+    log_collector_values,
+    log_store_values,
+    metrics_values,
+)
+from infra.render.values.security_profiles import security_profiles_values
+from infra.render.values.slurm_cluster import is_stopped, slurm_cluster_values
+from infra.render.values.soperator import soperator_values
+from infra.render.values.soperatorchecks import soperatorchecks_values
+from infra.render.values.storage import storage_values
+from stacks.chart_volumes import observability_volumes
+from stacks.soperator_spec import ChecksProfile, Observability
+from stacks.spec import StackSpec
+
+REGISTRY: Final = "oci://cr.eu-north1.nebius.cloud/soperator"
+SYSTEM: Final = "soperator-system"
+
+# Versions and repositories: what soperator-fluxcd 4.1.7 pins (nebius/soperator, 2026-07-30). A star
+# is the umbrella chart's own: any patch of that minor version.
+_CERT_MANAGER: Final = ("https://charts.jetstack.io", "v1.19.*")
+_PROMETHEUS_CRDS: Final = ("https://prometheus-community.github.io/helm-charts", "19.1.*")
+_KRUISE: Final = ("https://openkruise.github.io/charts", "1.8.0")
+_MARIADB: Final = ("https://helm.mariadb.com/mariadb-operator", "25.10.2")
+_PROFILES: Final = ("oci://cr.eu-north1.nebius.cloud/e00xdc03sb7gpqfd0a", "0.8.5-soperator")
+_VICTORIA: Final = "https://victoriametrics.github.io/helm-charts"
+_VICTORIA_CRDS_VERSION: Final = "0.0.3"
+_VICTORIA_METRICS_VERSION: Final = "0.39.*"
+_VICTORIA_LOGS_VERSION: Final = "0.9.*"
+_COLLECTOR: Final = ("https://open-telemetry.github.io/opentelemetry-helm-charts", "0.149.*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One Helm release."""
+
+    release: str
+    """Name of the release, and of its resource."""
+    chart: str
+    """Name of the chart in its repository, or its whole OCI address."""
+    version: str
+    namespace: str
+    repository: str | None = None
+    """Address of an HTTP repository; None for OCI."""
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    after: tuple[str, ...] = ()
+    """Releases that it needs; also those that go only after it has gone."""
+    creates_namespace: bool = True
+    """False where the program makes it: one namespace has one owner."""
+    timeout_s: int | None = None
+    """Longest wait for it; None is Helm's five minutes."""
+
+
+def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
+    """What the operator needs, the operator, and what watches over nodes."""
+    charts = [
+        _foreign("cert-manager", _CERT_MANAGER, "cert-manager-system", {"crds": {"enabled": True}}),
+        _foreign("prometheus-operator-crds", _PROMETHEUS_CRDS, MONITORING),
+        _foreign(
+            "kruise",
+            _KRUISE,
+            "kruise-system",
+            kruise_values(),
+            after=("cert-manager", "prometheus-operator-crds"),
+        ),
+    ]
+    if spec.slurm.accounting:
+        crds = "mariadb-operator-crds"
+        charts.append(_foreign(crds, _MARIADB, "mariadb-operator-system"))
+        charts.append(
+            _foreign("mariadb-operator", _MARIADB, "mariadb-operator-system", after=(crds,))
+        )
+    if spec.soperator.apparmor:
+        repository, version = _PROFILES
+        name = "security-profiles-operator"
+        charts.append(
+            Chart(
+                release=name,
+                chart=f"{repository}/{name}",
+                version=version,
+                namespace=f"{name}-system",
+                values=security_profiles_values(),
+                after=("cert-manager",),
+            )
+        )
+    needed = tuple(chart.release for chart in charts)
+    if needs_storage_classes(spec):
+        charts.append(_own(spec, "storageclasses", "storage-system"))
+    charts += _observability(spec)
+    charts += [
+        # Its crds/ bring the custom resources: a release of helm-soperator-crds cannot be stored,
+        # 1.4 MB in a Secret of at most 1 MiB.
+        _own(spec, "soperator", SYSTEM, soperator_values(spec), after=needed),
+        _own(spec, "soperatorchecks", SYSTEM, soperatorchecks_values(spec), after=("soperator",)),
+        _own(spec, "nodeconfigurator", SYSTEM, nodeconfigurator_values(), after=("soperator",)),
+    ]
+    return tuple(charts)
+
+
+def cluster_charts(
+    spec: StackSpec,
+    *,
+    allocation_id: Any,
+    ssh_public_keys: Any,
+    slack_webhook_url: Any = None,
+) -> tuple[Chart, ...]:
+    """The Slurm cluster, in the namespace that is made before them."""
+    cluster_values = slurm_cluster_values(
+        spec, allocation_id=allocation_id, ssh_public_keys=ssh_public_keys
+    )
+    charts: list[Chart] = []
+    if needs_custom_configmaps(spec):
+        values = custom_configmaps_values(spec)
+        charts.append(_inside(spec, "soperator-custom-configmaps", values))
+    charts += [
+        _inside(
+            spec,
+            "slurm-cluster-storage",
+            storage_values(spec),
+            after=("soperator", "storageclasses"),
+        ),
+        _inside(
+            spec,
+            "slurm-cluster",
+            cluster_values,
+            after=("slurm-cluster-storage", "mariadb-operator", "security-profiles-operator"),
+        ),
+        _inside(
+            spec,
+            "nodesets",
+            nodesets_values(spec),
+            # Workers mount its ConfigMaps.
+            after=("slurm-cluster", "soperator-custom-configmaps"),
+        ),
+    ]
+    if runs_checks(spec):
+        charts.append(
+            _inside(
+                spec,
+                "soperator-activechecks",
+                active_checks_values(spec),
+                # The controller takes the finalizers off the checks: it must outlive them, else the
+                # namespace hangs. The release waits for checks that run on the workers.
+                after=("soperatorchecks", "slurm-cluster", "nodesets"),
+                timeout_s=TIMEOUT_S,
+            )
+        )
+    if needs_dcgm_exporter(spec):
+        values = dcgm_exporter_values(spec)
+        charts.append(_inside(spec, "soperator-dcgm-exporter", values, after=("metrics",)))
+    if spec.soperator.slack_notifier:
+        charts.append(
+            _own(
+                spec,
+                "soperator-notifier",
+                MONITORING,
+                notifier_values(slack_webhook_url),
+                after=("metrics", "vm-logs"),
+            )
+        )
+    return tuple(charts)
+
+
+def needs_storage_classes(spec: StackSpec) -> bool:
+    """Whether something claims a disk of a class that Soperator's own chart makes."""
+    own_disks = any(worker.local_disks or worker.image_disk for worker in spec.nodes.workers)
+    return own_disks or bool(observability_volumes(spec))
+
+
+def runs_checks(spec: StackSpec) -> bool:
+    """Whether active checks run: they are jobs, which a stopped cluster takes none of."""
+    return spec.soperator.checks is not ChecksProfile.OFF and not is_stopped(spec)
+
+
+def _observability(spec: StackSpec) -> list[Chart]:
+    if spec.soperator.observability is Observability.OFF:
+        return []
+    crds = "victoria-metrics-operator-crds"
+    return [
+        _foreign(crds, (_VICTORIA, _VICTORIA_CRDS_VERSION), MONITORING),
+        Chart(
+            release="metrics",
+            chart="victoria-metrics-k8s-stack",
+            repository=_VICTORIA,
+            version=_VICTORIA_METRICS_VERSION,
+            namespace=MONITORING,
+            values=metrics_values(spec),
+            after=("cert-manager", crds, "storageclasses"),
+        ),
+        Chart(
+            release="vm-logs",
+            chart="victoria-logs-single",
+            repository=_VICTORIA,
+            version=_VICTORIA_LOGS_VERSION,
+            namespace=LOGS,
+            values=log_store_values(spec),
+            after=(crds, "storageclasses"),
+        ),
+        Chart(
+            release="opentelemetry-collector-logs",
+            chart="opentelemetry-collector",
+            repository=_COLLECTOR[0],
+            version=_COLLECTOR[1],
+            namespace=LOGS,
+            values=log_collector_values(),
+            after=("vm-logs",),
+        ),
+        _own(spec, "soperator-monitoring-dashboards", MONITORING, after=("metrics",)),
+    ]
+
+
+def _foreign(
+    name: str,
+    source: tuple[str, str],
+    namespace: str,
+    values: Mapping[str, Any] | None = None,
+    after: tuple[str, ...] = (),
+) -> Chart:
+    repository, version = source
+    return Chart(
+        release=name,
+        chart=name,
+        repository=repository,
+        version=version,
+        namespace=namespace,
+        values=values or {},
+        after=after,
+    )
+
+
+def _own(
+    spec: StackSpec,
+    name: str,
+    namespace: str,
+    values: Mapping[str, Any] | None = None,
+    after: tuple[str, ...] = (),
+    timeout_s: int | None = None,
+) -> Chart:
+    """A chart of Soperator: published names carry `helm-`, and all have one version."""
+    return Chart(
+        release=name,
+        chart=f"{REGISTRY}/helm-{name}",
+        version=spec.cluster.soperator_version,
+        namespace=namespace,
+        values=values or {},
+        after=after,
+        timeout_s=timeout_s,
+    )
+
+
+def _inside(
+    spec: StackSpec,
+    name: str,
+    values: Mapping[str, Any],
+    after: tuple[str, ...] = (),
+    timeout_s: int | None = None,
+) -> Chart:
+    """A chart of Soperator in the namespace of the cluster, which the program makes itself."""
+    chart = _own(spec, name, spec.cluster.namespace, values, after, timeout_s)
+    return replace(chart, creates_namespace=False)

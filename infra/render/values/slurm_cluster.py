@@ -1,0 +1,223 @@
+"""Values of helm-slurm-cluster: controller, login, accounting, REST, partitions. Pure.
+
+The chart writes `healthCheckConfig` itself and once more where it is given, which strict parsers
+refuse: it is never given here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from infra.render import names
+from infra.render.resources import preset_of, quantities
+from infra.render.values.mounts import claim, virtiofs_guards
+from stacks.chart_volumes import database_volume_gib
+from stacks.node_capacity import (
+    EXPORTER,
+    MARIADB,
+    MUNGE,
+    REST,
+    SCONFIG_CONTROLLER,
+    slurmdbd_amounts,
+    system_amounts,
+)
+from stacks.node_spec import NodeGroupSpec
+from stacks.slurm_spec import SshServiceType
+from stacks.soperator_spec import Maintenance
+from stacks.spec import StackSpec
+
+_ALLOCATION_ANNOTATION: Final = "nebius.com/load-balancer-allocation-id"
+_LOCAL_CLASS: Final = "slurm-local-pv"
+_SYSTEM: Final = "system"
+# What slurm.conf needs beside the chart's own lines for accounts to bind: a job of nobody's account
+# or over a limit is refused.
+_ENFORCE: Final = "AccountingStorageEnforce=associations,limits,qos"
+_FAIR_SHARE_WEIGHT: Final = 10_000
+_QOS_WEIGHT: Final = 10_000
+
+
+def slurm_cluster_values(
+    spec: StackSpec, *, allocation_id: Any, ssh_public_keys: Any
+) -> dict[str, Any]:
+    """One SlurmCluster on the stack's nodes; `allocation_id` is the login service's address."""
+    claims = [
+        names.JAIL,
+        names.CONTROLLER_SPOOL,
+        *(names.submount_tag(submount.name) for submount in spec.storage.submounts),
+    ]
+    values: dict[str, Any] = {
+        "clusterName": spec.cluster.slurm_cluster_name,
+        "cudaVersion": spec.soperator.cuda_version,
+        "maintenance": maintenance(spec),
+        "useDefaultAppArmorProfile": spec.soperator.apparmor,
+        "k8sNodeFilters": [_node_filter(role) for role in _roles(spec)],
+        "slurmConfig": _slurm_config(spec),
+        # NodeName lines are rendered in structured mode only.
+        "partitionConfiguration": {"configType": "structured", "partitions": _partitions(spec)},
+        # A source named exactly `jail` is mandatory.
+        "volumeSources": [{"name": name, **claim(name)} for name in claims],
+        "secrets": {"sshdKeysName": names.LOGIN_HOST_KEYS},
+        "populateJail": {"k8sNodeFilterName": _SYSTEM},
+        "sConfigController": {
+            "node": {"k8sNodeFilterName": _SYSTEM, "size": 2},
+            "container": {"resources": quantities(SCONFIG_CONTROLLER)},
+        },
+        "slurmNodes": {
+            "accounting": _accounting(spec),
+            "controller": _controller(spec),
+            "login": _login(spec, allocation_id, ssh_public_keys),
+            "exporter": {
+                "enabled": spec.slurm.accounting,
+                "k8sNodeFilterName": _SYSTEM,
+                "exporterContainer": {"resources": quantities(EXPORTER)},
+            },
+            # REST needs accounting; soperatorchecks and reconfigure need REST.
+            "rest": {
+                "enabled": spec.slurm.accounting,
+                "size": 2,
+                "k8sNodeFilterName": _SYSTEM,
+                "rest": {"resources": quantities(REST)},
+            },
+        },
+    }
+    if spec.slurm.accounts:
+        values["customSlurmConfig"] = f"{_ENFORCE}\n"
+    return values
+
+
+def maintenance(spec: StackSpec) -> str:
+    """Mode of the SlurmCluster: a paused stack has no pods of Slurm, whatever else is declared."""
+    if spec.nodes.paused and not spec.soperator.maintenance.startswith(Maintenance.DOWNSCALE):
+        return Maintenance.DOWNSCALE.value
+    return spec.soperator.maintenance.value
+
+
+def is_stopped(spec: StackSpec) -> bool:
+    """Whether no pod of Slurm runs: nobody can enter, and no check can run."""
+    return maintenance(spec).startswith(Maintenance.DOWNSCALE)
+
+
+def _roles(spec: StackSpec) -> list[str]:
+    roles = [_SYSTEM, "controller", "login"]
+    return roles if spec.nodes.accounting is None else [*roles, "accounting"]
+
+
+def _node_filter(role: str) -> dict[str, Any]:
+    chosen: dict[str, Any] = {"name": role, "nodeSelector": {names.NODESET_LABEL: role}}
+    if role != _SYSTEM:
+        taint = {"key": names.NODESET_LABEL, "value": role, "effect": "NoSchedule"}
+        chosen["tolerations"] = [{**taint, "operator": "Equal"}]
+    return chosen
+
+
+def _slurm_config(spec: StackSpec) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    if not any(worker.has_fabric for worker in spec.nodes.workers):
+        # topology/tree makes GPU workers wait for labels that only InfiniBand nodes get.
+        config |= {"topologyPlugin": "", "topologyParam": ""}
+    if any(worker.min_nodes < worker.max_nodes for worker in spec.nodes.workers):
+        # Without it nodes never go: the chart's default is thirty years.
+        config["suspendTime"] = spec.slurm.suspend_after_s
+    return config
+
+
+def _partitions(spec: StackSpec) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": partition.name,
+            "config": partition.config,
+            **(
+                {"nodeSetRefs": list(partition.nodesets)} if partition.nodesets else {"isAll": True}
+            ),
+        }
+        for partition in spec.slurm.partitions
+    ]
+
+
+def _controller(spec: StackSpec) -> dict[str, Any]:
+    return {
+        "k8sNodeFilterName": "controller",
+        "slurmctld": {"resources": _system_resources(spec.nodes.controller)},
+        "munge": {"resources": quantities(MUNGE)},
+        "customInitContainers": virtiofs_guards(spec, submounts=False),
+        "volumes": {
+            "spool": {
+                "volumeSourceName": names.CONTROLLER_SPOOL,
+                # The chart's default template must be switched off by name.
+                "volumeClaimTemplateSpec": None,
+            }
+        },
+    }
+
+
+def _accounting(spec: StackSpec) -> dict[str, Any]:
+    group = spec.nodes.accounting
+    if not spec.slurm.accounting or group is None:
+        return {"enabled": False, "k8sNodeFilterName": _SYSTEM}
+    own = spec.storage.accounting
+    size_gib = database_volume_gib(spec) if own is None else own.size_gib or 1
+    # The storage chart's class holds the accounting filesystem; without one the cloud's default.
+    storage_class = {} if own is None else {"storageClassName": _LOCAL_CLASS}
+    left = slurmdbd_amounts(preset_of(group), group.boot_disk.size_gib)
+    values: dict[str, Any] = {
+        "enabled": True,
+        "k8sNodeFilterName": "accounting",
+        "slurmdbd": {"resources": quantities(left)},
+        "munge": {"resources": quantities(MUNGE)},
+        "customInitContainers": virtiofs_guards(spec, submounts=False),
+        "mariadbOperator": {
+            "enabled": True,
+            "resources": quantities(MARIADB),
+            "storage": {
+                "ephemeral": False,
+                "volumeClaimTemplate": {
+                    "accessModes": ["ReadWriteOnce"],
+                    "resources": {"requests": {"storage": f"{size_gib}Gi"}},
+                    **storage_class,
+                },
+            },
+        },
+    }
+    if spec.slurm.accounts:
+        values["slurmConfig"] = {
+            "priorityWeightFairshare": _FAIR_SHARE_WEIGHT,
+            "priorityWeightQOS": _QOS_WEIGHT,
+        }
+    return values
+
+
+def _login(spec: StackSpec, allocation_id: Any, ssh_public_keys: Any) -> dict[str, Any]:
+    login = spec.login
+    service: dict[str, Any]
+    if login.service is SshServiceType.NODE_PORT:
+        service = {"sshdServiceType": "NodePort", "sshdServiceNodePort": login.ssh_port}
+    else:
+        service = {
+            "sshdServiceType": "LoadBalancer",
+            "sshdServiceAnnotations": {_ALLOCATION_ANNOTATION: allocation_id},
+        }
+        if login.allowed_cidrs:
+            service["sshdServiceLoadBalancerSourceRanges"] = list(login.allowed_cidrs)
+    return {
+        "k8sNodeFilterName": "login",
+        "size": spec.nodes.login.min_nodes,
+        **service,
+        "sshRootPublicKeys": ssh_public_keys,
+        "sshd": {"resources": _system_resources(spec.nodes.login)},
+        "munge": {"resources": quantities(MUNGE)},
+        "customInitContainers": virtiofs_guards(spec, submounts=True),
+        "volumes": {
+            "jailSubMounts": [
+                {
+                    "name": submount.name,
+                    "mountPath": submount.mount_path,
+                    "volumeSourceName": names.submount_tag(submount.name),
+                }
+                for submount in spec.storage.submounts
+            ]
+        },
+    }
+
+
+def _system_resources(group: NodeGroupSpec) -> dict[str, str]:
+    return quantities(system_amounts(preset_of(group), group.boot_disk.size_gib))

@@ -1,0 +1,202 @@
+"""Rules of what Soperator installs: CUDA, checks, notifier, jail files, users, small nodes."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from stacks.catalog import find_preset
+from stacks.gpu_checks import checks_know
+from stacks.node_capacity import GIB, slurmd_amounts, slurmdbd_amounts
+from stacks.problem import Findings
+from stacks.rules.access import public_key_problem
+from stacks.rules.naming import is_under, path_problem, repeated
+from stacks.soperator_spec import ChecksProfile, JailFileSpec, Observability
+from stacks.spec import StackSpec
+
+# Images of the jail at 4.1.7 (nebius/soperator, CI matrix of populate_jail, read 2026-11-21).
+_CUDA_VERSIONS: Final = ("12.9.0", "13.0.2")
+_USER_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+# Users of the jail's image and of Soperator's checks.
+_TAKEN_USERS: Final = (
+    "root",
+    "nobody",
+    "ubuntu",
+    "sshd",
+    "munge",
+    "slurm",
+    "soperatorchecks",
+    "nebius",
+)
+_MODE: Final = re.compile(r"0?[0-7]{3}")
+# Written by the operator itself, which would undo ours every minute.
+_OPERATORS_FOLDERS: Final = ("/etc/slurm", "/opt/slurm_scripts", "/run", "/proc", "/sys", "/dev")
+_CONFIG_MAP_BYTES: Final = 1024 * 1024
+_GPU_PROFILES: Final = (ChecksProfile.QUICK, ChecksProfile.FULL)
+
+
+def check_soperator(spec: StackSpec, findings: Findings) -> None:
+    """Every setting of Soperator on its own and against the nodes."""
+    _check_cuda(spec, findings)
+    _check_checks(spec, findings)
+    if spec.soperator.slack_notifier and spec.soperator.observability is Observability.OFF:
+        findings.error(
+            "soperator.slack_notifier",
+            "true, but nothing collects metrics to alert on; set soperator.observability to small",
+            rule="soperator.notifier",
+        )
+    for index, file in enumerate(spec.soperator.jail_files):
+        _check_file(spec, file, f"soperator.jail_files[{index}]", findings)
+    for path in repeated(file.path for file in spec.soperator.jail_files):
+        findings.error(
+            "soperator.jail_files",
+            f"'{path}' is given twice; paths are unique",
+            rule="soperator.file-twice",
+        )
+    size = sum(len(file.content.encode()) for file in spec.soperator.jail_files)
+    if size > _CONFIG_MAP_BYTES:
+        findings.error(
+            "soperator.jail_files",
+            f"{size} bytes in all; a ConfigMap holds {_CONFIG_MAP_BYTES}: ship large files as code",
+            rule="soperator.file-size",
+        )
+    _check_users(spec, findings)
+    _check_room(spec, findings)
+
+
+def _check_cuda(spec: StackSpec, findings: Findings) -> None:
+    version = spec.soperator.cuda_version
+    if version not in _CUDA_VERSIONS:
+        findings.error(
+            "soperator.cuda_version",
+            f"'{version}' has no jail image at 4.1.7 (has: {', '.join(_CUDA_VERSIONS)})",
+            rule="soperator.cuda-version",
+        )
+        return
+    drivers = re.match(r"cuda(\d+)", spec.cluster.drivers_preset)
+    if drivers is not None and int(version.partition(".")[0]) > int(drivers[1]):
+        findings.error(
+            "soperator.cuda_version",
+            f"'{version}' is newer than the drivers of the nodes "
+            f"({spec.cluster.drivers_preset}); take drivers of its major version or an older CUDA",
+            rule="soperator.cuda-drivers",
+        )
+
+
+def _check_checks(spec: StackSpec, findings: Findings) -> None:
+    profile = spec.soperator.checks
+    if profile not in _GPU_PROFILES:
+        return
+    workers = spec.nodes.workers
+    if not any(checks_know(worker) for worker in workers):
+        findings.warn(
+            "soperator.checks",
+            f"'{profile}', but Soperator's GPU checks only know 8 GPUs of H100, H200, B200 or "
+            "B300: none runs here; use essential",
+            rule="soperator.checks-platform",
+        )
+    presets = [find_preset(worker.platform, worker.preset) for worker in workers]
+    counts = sorted({preset.gpus for preset in presets if preset is not None and preset.gpus})
+    if len(counts) > 1:
+        findings.warn(
+            "soperator.checks",
+            f"'{profile}': nodes have {', '.join(map(str, counts))} GPUs, and every GPU check asks "
+            f"for {counts[0]}; GPUs beyond that are not checked",
+            rule="soperator.checks-mixed",
+        )
+
+
+def _check_file(spec: StackSpec, file: JailFileSpec, path: str, findings: Findings) -> None:
+    problem = path_problem(file.path)
+    if problem:
+        findings.error(f"{path}.path", problem, rule="soperator.file-form")
+    if not _MODE.fullmatch(file.mode):
+        findings.error(
+            f"{path}.mode",
+            f"'{file.mode}' is no mode; write it in octal and quotes, such as '0644'",
+            rule="soperator.file-mode",
+        )
+    owned = next((each for each in _OPERATORS_FOLDERS if is_under(file.path, each)), None)
+    if owned is not None:
+        findings.error(
+            f"{path}.path",
+            f"'{file.path}' is under {owned}, which Soperator writes itself; choose another place",
+            rule="soperator.file-owned",
+        )
+    memory = spec.storage.memory
+    mounts = [submount.mount_path for submount in spec.storage.submounts]
+    if memory is not None:
+        mounts.append(memory.mount_path)
+    hidden = next((mount for mount in mounts if is_under(file.path, mount)), None)
+    if hidden is not None:
+        findings.error(
+            f"{path}.path",
+            f"'{file.path}' is under {hidden}: the file would lie in the jail behind that mount, "
+            "where nobody sees it",
+            rule="soperator.file-hidden",
+        )
+
+
+def _check_users(spec: StackSpec, findings: Findings) -> None:
+    users = spec.soperator.users
+    for name in repeated(user.name for user in users):
+        findings.error(
+            "soperator.users", f"name '{name}' is used twice", rule="soperator.user-twice"
+        )
+    for index, user in enumerate(users):
+        path = f"soperator.users[{index}]"
+        if not _USER_NAME.fullmatch(user.name) or user.name in _TAKEN_USERS:
+            findings.error(
+                f"{path}.name",
+                f"'{user.name}' is no name for a user; use lower-case letters, digits, - and _, at "
+                f"most 32, and none of {', '.join(_TAKEN_USERS)}",
+                rule="soperator.user-name",
+            )
+        if not user.ssh_public_keys:
+            findings.error(
+                f"{path}.ssh_public_keys",
+                "no key, so this user could not enter; add one or remove the user",
+                rule="soperator.user-no-key",
+            )
+        for number, line in enumerate(user.ssh_public_keys):
+            problem = public_key_problem(line)
+            if problem:
+                findings.error(
+                    f"{path}.ssh_public_keys[{number}]", problem, rule="soperator.user-key"
+                )
+
+
+def _check_room(spec: StackSpec, findings: Findings) -> None:
+    """Whether the recipe's arithmetic leaves the daemons anything."""
+    for index, worker in enumerate(spec.nodes.workers):
+        preset = find_preset(worker.platform, worker.preset)
+        if preset is None:
+            continue
+        left = slurmd_amounts(preset, worker.boot_disk.size_gib)
+        if not left.is_positive:
+            findings.error(
+                f"nodes.workers[{index}].preset",
+                f"'{preset.name}' with {worker.boot_disk.size_gib} GiB of boot disk leaves slurmd "
+                f"{_room(left.cpu_m, left.memory_mib, left.ephemeral_mib)}; use a larger preset",
+                rule="nodes.worker-room",
+            )
+    group = spec.nodes.accounting
+    preset = None if group is None else find_preset(group.platform, group.preset)
+    if group is None or preset is None:
+        return
+    left = slurmdbd_amounts(preset, group.boot_disk.size_gib)
+    if not left.is_positive:
+        findings.error(
+            "nodes.accounting.preset",
+            f"'{preset.name}' with {group.boot_disk.size_gib} GiB of boot disk leaves slurmdbd "
+            f"{_room(left.cpu_m, left.memory_mib, left.ephemeral_mib)} beside the database; use "
+            "8vcpu-32gb with 128 GiB or more",
+            rule="nodes.accounting-room",
+        )
+
+
+def _room(cpu_m: int, memory_mib: int, ephemeral_mib: int) -> str:
+    return (
+        f"{cpu_m / 1000:g} vCPUs, {memory_mib / GIB:g} GiB of memory and "
+        f"{ephemeral_mib / GIB:g} GiB of disk"
+    )

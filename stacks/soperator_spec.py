@@ -1,0 +1,91 @@
+"""What Soperator installs beside Slurm itself: checks, observability, users, files in the jail.
+
+Owns names, types and defaults; `StackSpec` (spec.py) holds them. Rules are in rules/soperator.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ChecksProfile(StrEnum):
+    """How much of Soperator's active checks runs."""
+
+    OFF = "off"
+    """None: the release of the checks is not installed."""
+    ESSENTIAL = "essential"
+    """What the first job needs: users of the checks, the SSH door, a first srun."""
+    QUICK = "quick"
+    """Also each GPU check that takes minutes, once after creation."""
+    FULL = "full"
+    """Also the long ones (burn-in, both levels of DCGM), and all of them on their schedules."""
+
+
+class Observability(StrEnum):
+    """How much metrics and logs are kept inside the cluster; none leave it."""
+
+    OFF = "off"
+    SMALL = "small"
+    """A week of metrics and logs of a few nodes."""
+    FULL = "full"
+    """What the official recipe gives a cluster of a hundred nodes."""
+
+
+class Maintenance(StrEnum):
+    """Maintenance modes of a SlurmCluster, as the operator spells them."""
+
+    NONE = "none"
+    DOWNSCALE = "downscale"
+    """Every pod of the Slurm cluster is stopped; filesystems and settings stay."""
+    DELETE_JAIL_JOB = "downscaleAndDeletePopulateJail"
+    OVERWRITE_JAIL = "downscaleAndOverwritePopulateJail"
+    """The jail is written anew over what lies there."""
+    SKIP_JAIL_JOB = "skipPopulateJail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JailFileSpec:
+    """One text file that every login and worker node sees."""
+
+    path: str
+    """Absolute path in the jail."""
+    content: str
+    """Text of the file."""
+    mode: str = "0644"
+    """Permissions in octal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserSpec:
+    """One user of the login and worker nodes."""
+
+    name: str
+    """Login name."""
+    ssh_public_keys: tuple[str, ...]
+    """OpenSSH public key lines. `file:PATH` in the stack file is read by the loader."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoperatorSpec:
+    """Settings of the Soperator release that a stack may declare."""
+
+    cuda_version: str = "12.9.0"
+    """CUDA in the jail; the image of the jail and the check of its state agree on it."""
+    checks: ChecksProfile = ChecksProfile.ESSENTIAL
+    """How much of the active checks runs."""
+    delete_unready_nodes: bool = True
+    """Whether Kubernetes nodes that are not ready for 15 minutes are deleted; the node group then
+    makes new ones."""
+    observability: Observability = Observability.OFF
+    """Metrics, logs and dashboards inside the cluster."""
+    slack_notifier: bool = False
+    """Whether ended jobs are told to the Slack webhook of the secret configuration."""
+    apparmor: bool = False
+    """Whether pods of Slurm run under Soperator's AppArmor profile."""
+    maintenance: Maintenance = Maintenance.NONE
+    """Mode of the SlurmCluster; a paused stack is always at `downscale`."""
+    jail_files: tuple[JailFileSpec, ...] = ()
+    """Files that the program keeps in the jail."""
+    users: tuple[UserSpec, ...] = ()
+    """Users beside root; one that is no longer declared is removed, with its files kept."""

@@ -1,0 +1,125 @@
+"""Charts that come only when the stack needs them, secrets, jail files, and what goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stacks.load import stack_names
+from stacks.node_spec import ImageDiskSpec
+from stacks.soperator_spec import ChecksProfile, JailFileSpec, Observability
+from stacks.spec import StackSpec
+from tests.components.conftest import Deploy
+from tests.components.recorder import Recorder, declare, open_texts
+from tests.components.test_releases import releases
+
+OBSERVABILITY = {
+    "victoria-metrics-operator-crds",
+    "metrics",
+    "vm-logs",
+    "opentelemetry-collector-logs",
+    "soperator-monitoring-dashboards",
+}
+WEBHOOK = "https://hooks.slack.com/services/T0/B0/SECRET"
+Load = Callable[[str], StackSpec]
+
+
+def changed(spec: StackSpec, **settings: Any) -> StackSpec:
+    return replace(spec, soperator=replace(spec.soperator, **settings))
+
+
+def names_of(recorder: Recorder) -> set[str]:
+    return set(releases(recorder))
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_checks_go_before_the_controller_that_takes_their_finalizers_off(
+    deployed: Deploy, stack: str
+) -> None:
+    """A destroy runs against depends_on: the other way round the namespace would hang."""
+    found = releases(deployed(stack))
+    assert found["soperatorchecks"].urn in found["soperator-activechecks"].depends_on
+
+
+def test_checks_that_are_off_are_not_installed(deployed: Deploy, load: Load) -> None:
+    without = deployed(changed(load("h100-prod"), checks=ChecksProfile.OFF))
+    assert "soperator-activechecks" not in names_of(without)
+    assert "soperatorchecks" in names_of(without)
+
+
+def test_a_release_of_checks_waits_as_long_as_its_checks_run(deployed: Deploy) -> None:
+    assert releases(deployed("l40s-dev"))["soperator-activechecks"].inputs["timeout"] == 7200
+
+
+@pytest.mark.parametrize("level", [Observability.SMALL, Observability.FULL])
+def test_observability_comes_with_classes_for_its_disks(
+    deployed: Deploy, load: Load, level: Observability
+) -> None:
+    found = releases(deployed(changed(load("h100-prod"), observability=level)))
+    assert found.keys() >= OBSERVABILITY | {"storageclasses", "soperator-dcgm-exporter"}
+    assert found["storageclasses"].urn in found["metrics"].depends_on
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_no_shipped_stack_collects_anything(deployed: Deploy, stack: str) -> None:
+    assert not names_of(deployed(stack)) & {*OBSERVABILITY, "soperator-dcgm-exporter"}
+
+
+def test_workers_with_a_disk_for_images_get_its_configuration(deployed: Deploy, load: Load) -> None:
+    spec = load("l40s-dev")
+    first, *others = spec.nodes.workers
+    own = replace(first, image_disk=ImageDiskSpec(size_gib=930))
+    found = releases(deployed(replace(spec, nodes=replace(spec.nodes, workers=(own, *others)))))
+    assert found["soperator-custom-configmaps"].urn in found["nodesets"].depends_on
+    assert "storageclasses" in found
+
+
+def test_the_apparmor_profile_comes_with_its_operator(deployed: Deploy, load: Load) -> None:
+    found = releases(deployed(changed(load("h100-prod"), apparmor=True)))
+    assert found["security-profiles-operator"].urn in found["slurm-cluster"].depends_on
+    assert found["slurm-cluster"].inputs["values"]["useDefaultAppArmorProfile"] is True
+
+
+def test_the_webhook_of_slack_is_a_secret_everywhere(load: Load, tmp_path: Path) -> None:
+    import pulumi
+
+    told = changed(load("h100-prod"), slack_notifier=True, observability=Observability.SMALL)
+    recorder = declare(told, tmp_path, slack_webhook_url=lambda: pulumi.Output.secret(WEBHOOK))
+    notifier = releases(recorder)["soperator-notifier"]
+    assert notifier.inputs["values"]["slack"]["webhookUrl"] == WEBHOOK
+    for each in recorder.registered:
+        assert not [text for text in open_texts(each.sent) if WEBHOOK in text], each.name
+
+
+def test_files_of_the_jail_are_a_config_map_and_a_jailed_config(
+    deployed: Deploy, load: Load
+) -> None:
+    file = JailFileSpec(path="/etc/profile.d/nccl.sh", content="export NCCL_DEBUG=WARN\n")
+    recorder = deployed(changed(load("h100-prod"), jail_files=(file,)))
+    texts = recorder.one("kubernetes:core/v1:ConfigMap")
+    config = recorder.one("kubernetes:slurm.nebius.ai/v1alpha1:JailedConfig")
+    assert texts.inputs["data"] == {"file-0": "export NCCL_DEBUG=WARN\n"}
+    assert config.inputs["spec"]["items"] == [
+        {"key": "file-0", "path": "/etc/profile.d/nccl.sh", "mode": 0o644}
+    ]
+    assert releases(recorder)["slurm-cluster"].urn in texts.depends_on
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_a_stack_without_files_of_the_jail_makes_no_object_for_them(
+    deployed: Deploy, stack: str
+) -> None:
+    assert not deployed(stack).of("kubernetes:slurm.nebius.ai/v1alpha1:JailedConfig")
+
+
+def test_a_paused_stack_runs_no_checks_and_enters_no_node(deployed: Deploy, load: Load) -> None:
+    spec = load("h100-prod")
+    recorder = deployed(replace(spec, nodes=replace(spec.nodes, paused=True)))
+    found = releases(recorder)
+    assert found["slurm-cluster"].inputs["values"]["maintenance"] == "downscale"
+    assert "soperator-activechecks" not in found
+    assert not recorder.of("command:remote:Command")

@@ -1,0 +1,184 @@
+"""Each rule of Soperator's settings and of teams fires on one planted mistake, with what to do."""
+
+# One planted mistake a line reads as a table.
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stacks.check import Level, check
+from tests.conftest import PUBLIC_KEY
+from tests.unit.stacks.conftest import Change, changed
+from tests.unit.stacks.test_check import worker
+
+
+def soperator(**values: Any) -> Change:
+    return lambda config: config.update(soperator=values)
+
+
+def file(**values: Any) -> Change:
+    return soperator(jail_files=[{"path": "/etc/motd", "content": "x", **values}])
+
+
+def user(**values: Any) -> Change:
+    return soperator(users=[{"name": "ann", "ssh_public_keys": [PUBLIC_KEY], **values}])
+
+
+def slurm(**values: Any) -> Change:
+    return lambda config: config["slurm"].update(values)
+
+
+def account(**values: Any) -> Change:
+    return slurm(accounts=[{"name": "red", "users": [], **values}])
+
+
+def one_gpu(config: dict[str, Any]) -> None:
+    worker(config).update(preset="1gpu-16vcpu-200gb", nodes=2)
+    del worker(config)["infiniband_fabric"]
+    config["soperator"] = {"checks": "quick"}
+
+
+def two_sizes(config: dict[str, Any]) -> None:
+    small = {**worker(config), "name": "worker-small", "preset": "1gpu-16vcpu-200gb"}
+    del small["infiniband_fabric"]
+    config["nodes"]["workers"].append(small)
+    config["soperator"] = {"checks": "full"}
+
+
+SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
+    (
+        lambda c: c["login"].update(allowed_cidrs=["10.0.0.1/8"]),
+        "login.allowed_cidrs[0]",
+        "203.0.113.0/24",
+    ),
+    (
+        lambda c: c["login"].update(allowed_cidrs=["10.0.0.0/8", "10.0.0.0/8"]),
+        "login.allowed_cidrs",
+        "given twice",
+    ),
+    (
+        lambda c: c["login"].update(
+            allowed_cidrs=["10.0.0.0/8"], service="NodePort", ssh_port=30022
+        ),
+        "login.allowed_cidrs",
+        "LoadBalancer",
+    ),
+    (soperator(cuda_version="12.4.1"), "soperator.cuda_version", "has: 12.9.0, 13.0.2"),
+    (
+        lambda c: (
+            soperator(cuda_version="13.0.2")(c),
+            c["cluster"].update(drivers_preset="cuda12.8"),
+        ),
+        "soperator.cuda_version",
+        "newer than the drivers",
+    ),
+    (soperator(slack_notifier=True), "soperator.slack_notifier", "observability"),
+    (file(path="etc/motd"), "soperator.jail_files[0].path", "not absolute"),
+    (file(mode="rw-r--r--"), "soperator.jail_files[0].mode", "octal"),
+    (file(path="/etc/slurm/slurm.conf"), "soperator.jail_files[0].path", "Soperator writes"),
+    (file(path="/home/ann/.bashrc"), "soperator.jail_files[0].path", "behind that mount"),
+    (file(path="/mnt/memory/x"), "soperator.jail_files[0].path", "behind that mount"),
+    (
+        soperator(jail_files=[{"path": "/etc/motd", "content": "x"}] * 2),
+        "soperator.jail_files",
+        "given twice",
+    ),
+    (file(content="x" * (1024 * 1024 + 1)), "soperator.jail_files", "1048577 bytes"),
+    (user(name="root"), "soperator.users[0].name", "none of root"),
+    (user(name="Ann"), "soperator.users[0].name", "lower-case"),
+    (user(ssh_public_keys=[]), "soperator.users[0].ssh_public_keys", "could not enter"),
+    (
+        user(ssh_public_keys=["ssh-dss A"]),
+        "soperator.users[0].ssh_public_keys[0]",
+        "not an OpenSSH",
+    ),
+    (
+        soperator(users=[{"name": "ann", "ssh_public_keys": [PUBLIC_KEY]}] * 2),
+        "soperator.users",
+        "used twice",
+    ),
+    (
+        lambda c: c["nodes"]["workers"].append(
+            {
+                **worker(c),
+                "name": "worker-cpu",
+                "platform": "cpu-d3",
+                "preset": "2vcpu-8gb",
+                "infiniband_fabric": None,
+            }
+        ),
+        "nodes.workers[1].preset",
+        "-0.05 vCPUs",
+    ),
+    (
+        lambda c: c["nodes"]["accounting"].update(preset="4vcpu-16gb"),
+        "nodes.accounting.preset",
+        "-0.5 GiB of memory",
+    ),
+    (
+        lambda c: c["nodes"]["accounting"]["boot_disk"].update(size_gib=64),
+        "nodes.accounting.preset",
+        "-15 GiB of disk",
+    ),
+    (
+        lambda c: (
+            c["slurm"].update(accounting=False, accounts=[{"name": "red", "users": []}]),
+            c["nodes"].pop("accounting"),
+            c["storage"].pop("accounting"),
+        ),
+        "slurm.accounts",
+        "set it to true",
+    ),
+    (slurm(accounts=[{"name": "red", "users": []}] * 2), "slurm.accounts", "used twice"),
+    (account(name="root"), "slurm.accounts[0].name", "not 'root'"),
+    (account(name="Red"), "slurm.accounts[0].name", "lower-case"),
+    (account(qos=["urgent"]), "slurm.accounts[0].qos", "has: normal"),
+    (account(users=["ann", "ann"]), "slurm.accounts[0].users", "named twice"),
+    (account(users=["root"]), "slurm.accounts[0].users", "every account"),
+    (slurm(qos=[{"name": "normal"}]), "slurm.qos[0].name", "not 'normal'"),
+    (slurm(qos=[{"name": "short", "max_wall": "soon"}]), "slurm.qos[0].max_wall", "no Slurm time"),
+]
+SOPERATOR_WARNINGS: list[tuple[Change, str, str]] = [
+    (one_gpu, "soperator.checks", "none runs here"),
+    (two_sizes, "soperator.checks", "asks for 1"),
+    (slurm(qos=[{"name": "urgent"}]), "slurm.qos[0].name", "named by no account"),
+    (account(users=["ann"]), "slurm.accounts[0].users", "soperator.users"),
+]
+
+
+@pytest.mark.parametrize(("change", "path", "text"), SOPERATOR_ERRORS)
+def test_a_mistake_is_refused(change: Change, path: str, text: str):
+    errors = [each for each in check(changed(change)) if each.level is Level.ERROR]
+    assert [each for each in errors if each.path == f"demo.{path}" and text in each.message], errors
+
+
+@pytest.mark.parametrize(("change", "path", "text"), SOPERATOR_WARNINGS)
+def test_a_doubtful_value_is_told(change: Change, path: str, text: str):
+    problems = [each for each in check(changed(change)) if each.level is Level.WARNING]
+    assert [each for each in problems if each.path == f"demo.{path}" and text in each.message]
+
+
+def test_a_whole_and_right_declaration_has_nothing_to_say():
+    spec = changed(
+        lambda c: (
+            c["login"].update(allowed_cidrs=["203.0.113.0/24"]),
+            c.update(
+                soperator={
+                    "cuda_version": "13.0.2",
+                    "checks": "full",
+                    "observability": "small",
+                    "slack_notifier": True,
+                    "jail_files": [{"path": "/etc/profile.d/x.sh", "content": "x"}],
+                    "users": [{"name": "ann", "ssh_public_keys": [PUBLIC_KEY]}],
+                }
+            ),
+            c["slurm"].update(
+                qos=[{"name": "urgent", "priority": 10, "max_wall": "1-00:00:00", "max_gpus": 8}],
+                accounts=[{"name": "red", "users": ["ann"], "qos": ["normal", "urgent"]}],
+            ),
+        )
+    )
+    assert check(spec) == ()
