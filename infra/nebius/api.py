@@ -17,20 +17,33 @@ from typing import Any, Final
 from google.protobuf.descriptor import ServiceDescriptor
 
 from infra.nebius import sdk
-from infra.nebius.errors import ApiError
+from infra.nebius.errors import ApiError, explain, service_errors
 from infra.nebius.schema import OPERATION, Schema
+from infra.nebius.wait import Watch
 
 _BACK_OFF_S: Final = (0.2, 0.5, 1.0, 2.0)
 _CALL_S: Final = 60.0
-_OPERATION_S: Final = 2 * 3600.0
-"""Longest wait for one operation; a node group of GPUs takes tens of minutes."""
+_AWAY_S: Final = 20.0
+"""How long the API may be away while an operation runs, beside the retries of each call."""
 _FIRST_POLL_S: Final = 0.05
 _LAST_POLL_S: Final = 5.0
 _POLL_GROWTH: Final = 1.4
 
 
-class CancelledError(Exception):
-    """The user interrupted while an operation ran; it goes on in the cloud."""
+class UnfinishedError(Exception):
+    """A wait ended before its operation, which goes on in the cloud; the next run waits on."""
+
+
+class CancelledError(UnfinishedError):
+    """The user interrupted."""
+
+
+class DeadlineError(UnfinishedError):
+    """The operation took longer than its kind may."""
+
+
+class AwayError(UnfinishedError):
+    """The API gave no answer for too long."""
 
 
 class Api:
@@ -118,24 +131,36 @@ class Api:
                     raise failure from error
         raise AssertionError("the last attempt returns or raises")
 
-    def wait(self, service: ServiceDescriptor, operation: Any) -> Any:
-        """The finished operation; ApiError where it failed, CancelledError on interruption."""
-        operation = self._finish(service, operation)
+    def wait(self, service: ServiceDescriptor, operation: Any, watch: Watch | None = None) -> Any:
+        """The finished operation; ApiError where it failed, UnfinishedError where it goes on."""
+        operation = self._finish(service, operation, watch)
         if operation.status.code:
-            raise self._operation_error(operation)
+            raise self._operation_error(operation, watch.cause if watch is not None else None)
         return operation
 
-    def _finish(self, service: ServiceDescriptor, operation: Any) -> Any:
+    def _finish(self, service: ServiceDescriptor, operation: Any, watch: Watch | None) -> Any:
         """The operation once it has ended, well or badly."""
-        poll_s, until = _FIRST_POLL_S, time.monotonic() + _OPERATION_S
+        watch = watch or Watch("operation", "", self.schema, _silent)
+        poll_s, heard_at = _FIRST_POLL_S, time.monotonic()
         while not operation.HasField("status"):
             if self._cancelled.wait(poll_s):
-                raise CancelledError(f"operation {operation.id} goes on; run the command again")
-            if time.monotonic() > until:
-                hours = _OPERATION_S / 3600
-                raise ApiError("ABORTED", f"operation {operation.id} runs since {hours:g} h")
+                raise CancelledError(
+                    f"interrupted, operation {operation.id} goes on; run the command again"
+                )
+            if watch.is_over:
+                raise DeadlineError(_too_long(operation, watch))
             poll_s = min(poll_s * _POLL_GROWTH, _LAST_POLL_S)
-            operation = self.operation(service, operation.id)
+            try:
+                operation = self.operation(service, operation.id)
+                watch.poll(operation)
+                heard_at = time.monotonic()
+            except ApiError as error:
+                # What is made must not be lost, or made twice, because one question failed.
+                if not error.retriable or time.monotonic() - heard_at > _AWAY_S:
+                    reason = explain(error, f"operation {operation.id}", target=self.target)
+                    raise AwayError(f"{reason}; it goes on: run the command again") from error
+                watch.away(error.message)
+        watch.finish(operation)
         return operation
 
     def operation(self, service: ServiceDescriptor, id_: str) -> Any:
@@ -144,7 +169,9 @@ class Api:
         request: Any = self.schema.message("nebius.common.v1.GetOperationRequest")(id=id_)
         return self._send(service, name, "Get", request, self.schema.message(OPERATION), {})
 
-    def when_idle(self, service: ServiceDescriptor, change: Callable[[], Any]) -> Any:
+    def when_idle(
+        self, service: ServiceDescriptor, change: Callable[[], Any], watch: Watch | None = None
+    ) -> Any:
         """The operation that `change` starts, after any other one on the same resource."""
         while True:
             try:
@@ -154,19 +181,33 @@ class Api:
                 if conflict is None:
                     raise
                 running = self.operation(service, conflict.conflicting_operation_id)
-                self._finish(service, running)
+                self._finish(service, running, watch)
 
-    def _operation_error(self, operation: Any) -> ApiError:
+    def _operation_error(self, operation: Any, cause: str | None) -> ApiError:
         from grpc import StatusCode
 
-        reasons = []
-        for packed in operation.status.details:
-            detail: Any = self.schema.message("nebius.common.v1.ServiceError")()
-            if packed.Unpack(detail) and (kind := detail.WhichOneof("details")):
-                reasons.append((kind, getattr(detail, kind)))
+        status = operation.status
+        reasons = service_errors(self.schema, status)
         codes = {code.value[0]: code.name for code in StatusCode}
-        code = codes.get(operation.status.code, "UNKNOWN")
-        return ApiError(code, operation.status.message, tuple(reasons), request_id=operation.id)
+        message = status.message
+        # The oldest event is nearest to the cause; later errors follow from it.
+        if cause is not None and not reasons:
+            message = f"{message}; first cause: {cause}"
+        code = codes.get(status.code, "UNKNOWN")
+        return ApiError(code, message, reasons, request_id=operation.id)
+
+
+def _silent(line: str, *, passing: bool = False) -> None:
+    """Shows nothing."""
+
+
+def _too_long(operation: Any, watch: Watch) -> str:
+    cause = f"; first cause: {watch.cause}" if watch.cause else ""
+    minutes = watch.pace.deadline_s / 60
+    return (
+        f"operation {operation.id} runs since {minutes:g} min, the limit for its kind{cause}; it "
+        "goes on, and the next `pulumi up` waits on instead of starting again"
+    )
 
 
 def _report_auth_errors() -> dict[str, str]:
@@ -191,6 +232,7 @@ def _failure(error: Any) -> ApiError:
         message=" ".join((status.message or "no message").split()),
         reasons=reasons,
         request_id=status.request_id or "",
-        retriable=status.is_retriable() and not over_quota,
+        # A call that was too slow may have changed the cloud; its key makes asking again safe.
+        retriable=status.is_retriable(deadline_retriable=True) and not over_quota,
         made_token=sdk.TOKEN_VARIABLE not in os.environ,
     )

@@ -102,8 +102,8 @@ class SmallCloud:
         self.emulator.faults.plant([])
 
     def plant(self, **fault: Any) -> None:
-        """Plants one fault."""
-        self.emulator.faults.plant([{"method": "", **fault}])
+        """Plants one fault in place of all others; none without arguments."""
+        self.emulator.faults.plant([{"method": "", **fault}] if fault else [])
 
     def stop(self) -> None:
         """Ends it."""

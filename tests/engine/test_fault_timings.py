@@ -166,6 +166,21 @@ def test_the_run_after_an_operation_that_failed_late_heals_it(
         _check(life, phase, moment)
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_an_answer_that_takes_longer_than_a_call_may_is_asked_for_again(
+    life: Life, monkeypatch: pytest.MonkeyPatch, phase: str, when: str
+) -> None:
+    """The slow call may be the one that changes the cloud: what it made is taken over."""
+    monkeypatch.setattr(life.provider._api, "_call_s", 1.0)
+    deployment = life.begin(phase)
+    change = r"\.(Create|Update|Delete)$"
+    life.cloud.plant(code="SLOW", seconds=60, when=when, method=change)
+    assert life.run(phase, deployment) == ""
+    life.cloud.plant()
+    _check(life, phase, 0)
+
+
 def _check(life: Life, phase: str, moment: int) -> None:
     faults: list[dict[str, Any]] = life.cloud.emulator.faults.pending()
     assert faults == [], f"the fault at call {moment} never came"

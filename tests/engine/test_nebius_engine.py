@@ -137,33 +137,10 @@ def test_a_preview_refuses_what_the_api_would(project):
     assert "'network-sd' is not one of network-ssd" in output
 
 
-def test_a_killed_up_is_adopted_by_the_next_one(project, emulator):
-    emulator.kill()
-    emulator.start(latency_s=20)
-    project.declare(jail=filesystem("jail"))
-    engine = project.start("up", "--yes", "--skip-preview")
-    wait_for_calls(emulator)
-    engine.kill()
-    engine.communicate()
-    emulator.kill()
-    make_due(emulator)
-    emulator.start()
-    project.run("cancel", "--yes")
-    project.up()
-    assert len(filesystems(emulator)) == 1
-    assert project.outputs()["jail"] == filesystems(emulator)[0]
-
-
 def filesystems(emulator):
     with sqlite3.connect(f"file:{emulator.folder / 'nebius.sqlite'}?mode=ro", uri=True) as database:
         rows = database.execute("SELECT id FROM resources WHERE id LIKE 'computefilesystem-%'")
         return [row[0] for row in rows]
-
-
-def make_due(emulator):
-    """Ends the running operations at the next start, so that the test need not wait for them."""
-    with sqlite3.connect(emulator.folder / "nebius.sqlite") as database:
-        database.execute("UPDATE operations SET due = started")
 
 
 def wait_for_calls(emulator):

@@ -1,20 +1,22 @@
 """Planted faults: `faults.json` in the state folder, read before each call.
 
 A list of objects: `method` (regular expression on the full method name), `code` (gRPC code, KILL,
-which ends the process as kill -9 does, or SLOW, which holds the answer back for `seconds`), and
-optionally `skip` (matching calls that pass first, default 0), `times` (default 1; both are counted
-down in the file), `when` (`before` the call, `after` it committed, so that the answer is lost, or
-inside the `operation`), `message`, `error` (ServiceError code), `retry` (CALL, UNIT_OF_WORK,
-NOTHING, UNSPECIFIED), `details` (ServiceError details). `soperator local fault` writes this file;
-anyone may.
+which ends the process as kill -9 does, or SLOW, which holds the call back for `seconds` or until
+all faults are removed), and optionally `skip` (matching calls that pass first, default 0), `times`
+(default 1; both are counted down in the file), `when` (`before` the call, `after` it committed, so
+that the answer is lost, or inside the `operation`), `message`, `error` (ServiceError code), `retry`
+(CALL, UNIT_OF_WORK, NOTHING, UNSPECIFIED), `details` (ServiceError details).
+`soperator local fault` writes this file; anyone may.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -24,6 +26,8 @@ from infra.local.nebius_api.errors import ApiError, Code
 When = Literal["before", "after", "operation"]
 _KILL: Final = "KILL"
 _SLOW: Final = "SLOW"
+_NONE: Final = "[]"
+_POLL_S: Final = 0.02
 
 
 class Faults:
@@ -67,10 +71,14 @@ class Faults:
             **fault.get("details", {}),
         )
 
-    def delay_s(self, method: str, when: When) -> float:
-        """Seconds for which this moment of the call is held back, counted down; 0 mostly."""
+    async def hold(self, method: str, when: When) -> None:
+        """Holds this moment of the call back, where a fault says so and until it is removed."""
         fault = self._next(method, when, slow=True)
-        return 0.0 if fault is None else float(fault["seconds"])
+        if fault is None:
+            return
+        until = time.monotonic() + fault["seconds"]
+        while time.monotonic() < until and self._file.read_text() != _NONE:
+            await asyncio.sleep(_POLL_S)
 
     def _next(self, method: str, when: When, *, slow: bool) -> dict[str, Any] | None:
         faults = self.pending()

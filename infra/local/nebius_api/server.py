@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from typing import Any
 
@@ -46,10 +45,10 @@ class Server(grpc.GenericRpcHandler):
         ids = (("x-request-id", str(uuid.uuid4())), ("x-trace-id", uuid.uuid4().hex))
         await context.send_initial_metadata(ids)
         faults = self._emulator.faults
-        await asyncio.sleep(faults.delay_s(method.full_name, "before"))
+        await faults.hold(method.full_name, "before")
         try:
             answer = self._emulator.call(method, request, metadata)
-            await asyncio.sleep(faults.delay_s(method.full_name, "after"))
+            await faults.hold(method.full_name, "after")
             return answer
         except ApiError as error:
             status = rpc_status(self._schema, error).SerializeToString()
