@@ -19,10 +19,10 @@ def text(report: Report, stages: Sequence[tuple[str, float, str]], page: Path) -
     for row in evaluation_rows(report.evaluation):
         values = f"{number(row['before'])}{row['unit']} to {number(row['after'])}{row['unit']}"
         lines.append(f"  {row['name']:<42}{values:<24}{row['change']}")
-    bill = report.estimate
+    bill = report.bill.estimate
     low, high = usd(bill.monthly_low_usd), usd(bill.monthly_high_usd)
     lines += ["", f"Bill: {low} to {high} a month. {bill.heading or ''}".rstrip()]
-    lines.append(f"Cost per chat: {_chat(report.assumed)} -> {_chat(report.units)}")
+    lines.append(f"Cost per chat: {_chat(report.assumed)} -> {_chat(report.bill.unit_costs)}")
     lines += ["", f"Report: {page}"]
     return "\n".join(lines)
 

@@ -13,9 +13,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from cost.api_prices import ApiPriceBook
-from cost.break_even import ApiCost, api_costs
-from cost.estimate import Estimate, estimate
+from cost.bill import Bill
+from cost.bill import bill as make_bill
 from cost.run_record import RunRecord, load_run_records
 from cost.unit_costs import UnitCosts, unit_costs
 from infra.prices.book import price_book
@@ -29,13 +28,10 @@ class Report:
     """Everything on the page; no text is markup yet."""
 
     spec: StackSpec
-    estimate: Estimate
+    bill: Bill
+    """With what was measured; of a stack with errors, without its parts."""
     assumed: UnitCosts
     """Unit costs without any measurement."""
-    units: UnitCosts
-    """Unit costs with what was measured."""
-    apis: tuple[ApiCost, ...]
-    """What the chat costs at the hosted models that the stack names."""
     records: tuple[RunRecord, ...]
     """Oldest first."""
     details: Mapping[str, Mapping[str, Any]]
@@ -53,15 +49,13 @@ def collect(spec: StackSpec, state: Path) -> Report:
     """The report's content for one stack."""
     records, problems = load_run_records(state / "runs" / spec.name)
     records = tuple(sorted(records, key=lambda each: (each.finished_at, each.job_id)))
-    bill = estimate(spec, price_book(spec, state))
+    bill = make_bill(spec, price_book(spec, state), records)
     training = _last(records, "train")
     evaluation_run = _last(records, "evaluate")
     return Report(
         spec=spec,
-        estimate=bill,
-        assumed=unit_costs(spec, bill, ()),
-        units=unit_costs(spec, bill, records),
-        apis=api_costs(spec.chat, ApiPriceBook.load())[0],
+        bill=bill,
+        assumed=unit_costs(spec, bill.estimate, ()),
         records=records,
         details={each.path: _object(Path(each.path)) for each in records},
         training=training,

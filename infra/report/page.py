@@ -11,8 +11,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from cost.chat_charts import chat_charts
 from cost.chat_table import answer_text
+from cost.layout import Document, Format, lay_out
+from cost.part import Part
 from cost.unit_costs import Basis, ChatCost, NotKnown, UnitCosts
 from infra.report import architecture, charts
 from infra.report.collect import Report, last_finished, total_seconds
@@ -51,13 +52,15 @@ def render(report: Report) -> str:
         "answer": answer_text,
     }
     metrics = evaluation_rows(report.evaluation)
+    bill, units = report.bill, report.bill.unit_costs
     return environment.get_template("page.html.j2").render(
         report=report,
         spec=report.spec,
-        bill=report.estimate,
+        bill=bill.estimate,
+        problems=bill.problems,
         bill_parts=[
             (part.value, list(lines))
-            for part, lines in groupby(report.estimate.components, key=lambda line: line.section)
+            for part, lines in groupby(bill.estimate.components, key=lambda line: line.section)
         ],
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 (our own file)
         architecture=Markup(architecture.draw(report.spec)),  # noqa: S704 (escaped in svg.py)
@@ -65,15 +68,21 @@ def render(report: Report) -> str:
         metrics=metrics,
         samples=samples(report.evaluation),
         chats=chat_rows(report),
-        chat_charts=[Markup(chart) for chart in chat_charts(report.units, report.apis)],  # noqa: S704 (escaped in cost/charts.py)
-        chats_unknown=str(report.units.chats) if isinstance(report.units.chats, NotKnown) else "",
-        run=None if isinstance(report.units.run, NotKnown) else report.units.run,
-        run_unknown=str(report.units.run) if isinstance(report.units.run, NotKnown) else "",
+        chat_charts=[Markup(chart) for part in bill.parts for chart in part.draw_figures()],  # noqa: S704 (escaped in cost/charts.py)
+        chats_unknown=str(units.chats) if isinstance(units.chats, NotKnown) else "",
+        run=None if isinstance(units.run, NotKnown) else units.run,
+        run_unknown=str(units.run) if isinstance(units.run, NotKnown) else "",
+        parts=[Markup(part_html(part)) for part in bill.parts if part.tables or part.notes],  # noqa: S704 (escaped in cost/layout.py)
         tiles=tiles(report, metrics),
         updated=last_finished(report),
         total_s=total_seconds(report.records),
         kind_names=_KIND_NAMES,
     )
+
+
+def part_html(part: Part) -> str:
+    """Tables and notes of one subject of the bill, as `soperator cost --format html` has them."""
+    return lay_out(Document(heading=None, tables=part.tables, notes=part.notes), Format.HTML)
 
 
 def write(report: Report, path: Path) -> Path:
@@ -140,7 +149,7 @@ def samples(evaluation: Mapping[str, Any] | None) -> list[dict[str, str]]:
 
 def chat_rows(report: Report) -> list[ChatCost]:
     """Assumed rows first, then what was measured, so that a measurement stands below its guess."""
-    rows = [*_chats(report.assumed), *_chats(report.units)]
+    rows = [*_chats(report.assumed), *_chats(report.bill.unit_costs)]
     unique: list[ChatCost] = []
     for row in rows:
         if row not in unique:
@@ -150,7 +159,7 @@ def chat_rows(report: Report) -> list[ChatCost]:
 
 def tiles(report: Report, metrics: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     """The figures at the top: name, value, what it rests on."""
-    bill = report.estimate
+    bill = report.bill.estimate
     low, high = usd(bill.monthly_low_usd), usd(bill.monthly_high_usd)
     at_least = "at least " if bill.is_lower_bound else ""
     found = [("Monthly cost", at_least + (low if low == high else f"{low} to {high}"), "730 hours")]
@@ -165,9 +174,9 @@ def tiles(report: Report, metrics: list[dict[str, Any]]) -> list[tuple[str, str,
                 report.training.hardware.device if report.training.hardware else "unknown device"
             )
             found.append(("Training", f"{number(speed)} tokens/s", f"on {device}"))
-    measured = [row for row in _chats(report.units) if row.speed.basis is Basis.MEASURED]
-    shown = (measured or list(_chats(report.units)))[:1]
-    found += [("Cost per chat", cents(row.cluster_low_usd), basis(row)) for row in shown]
+    measured = [row for row in _chats(report.bill.unit_costs) if row.speed.basis is Basis.MEASURED]
+    shown = (measured or list(_chats(report.bill.unit_costs)))[:1]
+    found += [("Cost per chat", at_least + cents(row.cluster_low_usd), basis(row)) for row in shown]
     return found
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from decimal import Decimal
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from cost.bill import bill
+from infra.prices.book import price_book
 from infra.report import architecture, charts, page
 from infra.report.collect import Report, collect
+from stacks.cost_spec import PolicySpec
 from stacks.load import load_stack, stack_names
 from tests.unit.report.reports import HOSTILE, evaluation, record, write_record, write_runs
 
@@ -64,8 +69,27 @@ def test_the_measured_speed_makes_the_cost_per_chat(report: Report) -> None:
     (one, batch) = page.chat_rows(report)
     assert [page.basis(row) for row in (one, batch)] == ["measured 2026-11-21"] * 2
     # 2,000 output tokens at 11.83 tokens/s, for what the whole cluster costs an hour.
-    hourly = report.estimate.hourly_low_usd
+    hourly = report.bill.estimate.hourly_low_usd
     assert one.cluster_low_usd == hourly * 2000 / (Decimal("11.83") * 3600)
+
+
+def test_every_part_of_the_bill_is_on_the_page_in_its_own_words(
+    tmp_path: Path, public_key_file: Path
+) -> None:
+    spec = load_stack("l40s-dev")
+    html = page.render(collect(spec, tmp_path))
+    parts = bill(spec, price_book(spec, tmp_path)).parts
+    tables = [table.title for part in parts for table in part.tables]
+    assert tables
+    for words in (*tables, *(note for part in parts for note in part.notes)):
+        assert escape(words) in html
+    assert f"The same tables as <code>soperator cost --stack {spec.name}</code>" in html
+
+
+def test_a_broken_limit_stands_above_the_bill(tmp_path: Path, public_key_file: Path) -> None:
+    spec = replace(load_stack("l40s-dev"), policy=PolicySpec(max_usd_per_month=Decimal(100)))
+    html = page.render(collect(spec, tmp_path))
+    assert '<p class="notice bad">error: l40s-dev.policy.max_usd_per_month: ' in html
 
 
 def test_before_and_after_say_which_direction_is_better() -> None:
