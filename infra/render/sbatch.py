@@ -52,6 +52,7 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
     nodesets = _nodesets(spec, job)
     ranks_per_node = max(1, job.gpus_per_node)
     launched = job.nodes > 1 or job.gpus_per_node > 0
+    mounts = _mounts(spec, nodesets)
     lines = [
         "#!/bin/bash",
         f"# Job {job.name} of stack {spec.name}; pulumi up renders and replaces it: do not edit.",
@@ -73,7 +74,7 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         f"export OMP_NUM_THREADS={max(1, job.cpus_per_task // ranks_per_node)}",
         "",
         "# Every node must see the same environment and mounts before ranks wait for each other.",
-        f"srun {_srun(job)} bash -c {_quote(_CHECK)} check {_words(_mounts(spec))}".rstrip(),
+        f"srun {_srun(job)} bash -c {_quote(_CHECK)} check {_words(mounts)}".rstrip(),
         "",
         *(_distributed(job, ranks_per_node) if launched else _plain(job)),
     ]
@@ -155,9 +156,11 @@ def _hardware_environment(worker: WorkerSpec, job: JobSpec) -> dict[str, str]:
     return environment
 
 
-def _mounts(spec: StackSpec) -> list[str]:
-    """Mount points that hold the places: what must be mounted on every node."""
+def _mounts(spec: StackSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:
+    """Mount points that hold the places: what must be mounted on every node of the job."""
+    own = [{disk.mount_path for disk in worker.local_disks} for worker in nodesets]
     declared = [submount.mount_path for submount in spec.storage.submounts]
+    declared += set.intersection(*own)
     if spec.storage.memory is not None:
         declared.append(spec.storage.memory.mount_path)
     paths = [*spec.storage.places.values(), spec.code_path]

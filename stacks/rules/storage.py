@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from stacks.catalog import LARGE_FILESYSTEM_GIB, find_preset
@@ -219,7 +219,7 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
 
 
 def _check_places(spec: StackSpec, findings: Findings) -> None:
-    places, memory = spec.storage.places, spec.storage.memory
+    places, own = spec.storage.places, _paths_of_one_node(spec)
     mounts = [submount.mount_path for submount in spec.storage.submounts]
     for place in PLACES:
         if place not in places:
@@ -237,12 +237,12 @@ def _check_places(spec: StackSpec, findings: Findings) -> None:
         problem = path_problem(path)
         if problem:
             findings.error(key, problem, rule="storage.place-form")
-        elif memory is not None and is_under(path, memory.mount_path):
+        elif lies_on := [text for mount, text in own.items() if is_under(path, mount)]:
             if place in _SHARED_PLACES:
                 findings.error(
                     key,
-                    f"'{path}' is on the memory of each worker ({memory.mount_path}), where other "
-                    "nodes do not see it; put it under a submount",
+                    f"'{path}' is on {lies_on[0]}, where other nodes do not see it; put it under "
+                    "a submount",
                     rule="storage.place-on-memory",
                 )
         elif not any(is_under(path, mount) for mount in mounts):
@@ -252,6 +252,21 @@ def _check_places(spec: StackSpec, findings: Findings) -> None:
                 f"({_size(spec.storage.jail)})",
                 rule="storage.place-on-jail",
             )
+
+
+def _paths_of_one_node(spec: StackSpec) -> Mapping[str, str]:
+    """Mount path of what each worker has for itself -> how a message calls it."""
+    paths: dict[str, str] = {}
+    for worker in spec.nodes.workers:
+        for disk in worker.local_disks:
+            paths[disk.mount_path] = f"a disk of each '{worker.name}' node ({disk.mount_path})"
+        if worker.local_nvme is not None:
+            drive = worker.local_nvme.mount_path
+            paths[drive] = f"the drives of each '{worker.name}' node ({drive})"
+    if spec.storage.memory is not None:
+        memory = spec.storage.memory.mount_path
+        paths[memory] = f"the memory of each worker ({memory})"
+    return paths
 
 
 def _size(filesystem: FilesystemSpec) -> str:

@@ -19,7 +19,7 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Pat
     folder.mkdir()
     text = (STACKS_DIR / "Pulumi.l40s-dev.yaml").read_text(encoding="utf-8")
     for old, new in (
-        ("preset: 2gpu-64vcpu-384gb", "preset: 8gpu-128vcpu-1600gb"),
+        ("2gpu-64vcpu-384gb\n        nodes: 4", "8gpu-128vcpu-1600gb\n        nodes: 4"),
         ("mount_path: /mnt/chkpt,", "mount_path: /mnt/data,"),
     ):
         assert text.count(old) == 1

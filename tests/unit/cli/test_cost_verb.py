@@ -94,22 +94,22 @@ def test_a_stack_is_not_compared_with_itself(state: Path):
 
 def test_a_stack_file_of_another_time_shows_the_change_with_its_cause(checkout: Path):
     path = checkout / "stacks" / "Pulumi.l40s-dev.yaml"
-    edit(path, "nodes: 5", "nodes: 6")
+    edit(path, "nodes: 4", "nodes: 5")
     result = cost("--compare", str(path))
     assert result.exit_code == 0, result.output
-    assert "nodes.workers[worker].nodes: 6 -> 5" in result.stdout
+    assert "nodes.workers[worker].nodes: 5 -> 4" in result.stdout
     # One node less: 4.5688 x 730 and its disk of 558 GiB at 0.053.
     assert "-$3,364.80" in result.stdout
 
 
 def test_another_checkout_becomes_one_comment_for_all_its_stacks(checkout: Path):
-    edit(checkout / "stacks" / "Pulumi.l40s-dev.yaml", "nodes: 5", "nodes: 6")
+    edit(checkout / "stacks" / "Pulumi.l40s-dev.yaml", "nodes: 4", "nodes: 5")
     (checkout / "stacks" / "Pulumi.h200-elastic.yaml").unlink()
     result = cost("--compare", str(checkout), "--format", "markdown")
     assert result.exit_code == 0, result.output
     text = result.stdout
     assert text.startswith(MARK)
-    assert "nodes.workers[worker].nodes: 6 -> 5" in text
+    assert "nodes.workers[worker].nodes: 5 -> 4" in text
     assert "| `h200-elastic` | first deployment |" in text
     assert "No change in cost: h100-prod, local." in text
     assert text.count("<details>") == text.count("</details>") == 2

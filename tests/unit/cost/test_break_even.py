@@ -83,6 +83,12 @@ def compared(
     return found, units
 
 
+def five_in_one_nodeset(spec: StackSpec) -> StackSpec:
+    """The stack with all its workers in the nodeset that serves."""
+    worker = replace(spec.nodes.workers[0], min_nodes=5, max_nodes=5)
+    return replace(spec, nodes=replace(spec.nodes, workers=(worker,)))
+
+
 def row_of(found: BreakEvens, scenario: str, view: View) -> BreakEven:
     (row,) = [
         row
@@ -144,7 +150,12 @@ def test_nodes_that_are_paid_for_anyway_may_turn_never_into_a_number(
     priced: Callable[[str], Priced],
 ):
     """Four nodes have room for 656 chats a day; 596 are enough, and the cluster has five."""
-    found, units = compared(priced, book(dear=price("0", "500")))
+    found, units = compared(
+        priced,
+        book(dear=price("0", "500")),
+        change=five_in_one_nodeset,
+        serving_nodeset="worker",
+    )
     assert found.paid_serving_nodes == 5
     notes = " ".join(break_even_notes(found, units))
     assert (
@@ -153,7 +164,13 @@ def test_nodes_that_are_paid_for_anyway_may_turn_never_into_a_number(
     )
     missing = replace(units, is_lower_bound=True)
     assert "wins from at least 596 chats" in " ".join(break_even_notes(found, missing))
-    enough, _ = compared(priced, book(dear=price("0", "500")), serving_nodes=4)
+    enough, _ = compared(
+        priced,
+        book(dear=price("0", "500")),
+        change=five_in_one_nodeset,
+        serving_nodeset="worker",
+        serving_nodes=4,
+    )
     assert row_of(enough, "Single Batch Finetuned", View.CLUSTER).is_reached
 
 

@@ -206,7 +206,7 @@ def test_the_notes_say_what_is_not_counted(priced: Callable[[str], Priced]):
 def test_the_notes_say_the_load_and_what_it_needs(priced: Callable[[str], Priced]):
     text = " ".join(chat_notes(with_chat(priced, chats_per_day=500)))
     assert (
-        "Single Batch Finetuned: 500 chats a day need 4 serving nodes of nodeset worker, "
+        "Single Batch Finetuned: 500 chats a day need 4 serving nodes of nodeset worker-serve, "
         "chat.serving_nodes is 1 (utilisation 304.6 %)" in text
     )
     assert "Batch Size 16 Finetuned: utilisation 19.3 %; the idle 80.7 % is charged" in text

@@ -29,7 +29,8 @@ def bill_of(spec: StackSpec) -> Bill:
 def with_nodes(name: str, num_nodes: int) -> StackSpec:
     spec = load_stack(name)
     worker = replace(spec.nodes.workers[0], min_nodes=num_nodes, max_nodes=num_nodes)
-    return replace(spec, nodes=replace(spec.nodes, workers=(worker,)))
+    workers = (worker, *spec.nodes.workers[1:])
+    return replace(spec, nodes=replace(spec.nodes, workers=workers))
 
 
 def test_every_column_is_the_stack_s_own_bill():
@@ -45,7 +46,7 @@ def test_every_column_is_the_stack_s_own_bill():
 
 
 def test_the_difference_of_two_is_first_less_second():
-    text = render_compare([bill_of(with_nodes("l40s-dev", 6)), bill_of(load_stack("l40s-dev"))])
+    text = render_compare([bill_of(with_nodes("l40s-dev", 5)), bill_of(load_stack("l40s-dev"))])
     (total,) = [line for line in text.splitlines() if line.startswith("Total $/month")]
     assert total.endswith("+$3,364.80")
     assert max(len(line) for line in text.splitlines()) <= WIDTH
@@ -64,7 +65,9 @@ def test_a_lower_bound_says_so():
     text = render_compare([bill(spec, replace(book, prices=prices)), bill_of(spec)])
     assert "at least $" in text
     words = " ".join(text.split())
-    assert "l40s-dev: at least; not priced: worker (gpu-l40s-d)." in words
+    assert (
+        "l40s-dev: at least; not priced: worker (gpu-l40s-d), worker-serve (gpu-l40s-d)." in words
+    )
     # The difference of an amount and of a part of one is neither.
     assert "$/chat at least $0.288 $3.63 NOT KNOWN" in words
     assert "at least $1,439.96..$2,363.49 $18,116.08..$19,039.61 NOT KNOWN" in words
@@ -92,7 +95,7 @@ def test_a_comment_tells_each_change_with_its_cause_and_hides_the_full_bill():
         StackChange(
             name="l40s-dev",
             before=bill_of(load_stack("l40s-dev")),
-            after=bill_of(with_nodes("l40s-dev", 6)),
+            after=bill_of(with_nodes("l40s-dev", 5)),
         ),
         StackChange(
             name="local", before=bill_of(load_stack("local")), after=bill_of(load_stack("local"))
@@ -101,14 +104,14 @@ def test_a_comment_tells_each_change_with_its_cause_and_hides_the_full_bill():
     text = comment(changes)
     assert text.startswith(f"{MARK}\n")
     assert "| `l40s-dev` | $18,116.08 | $21,480.88 | +$3,364.80 | +$3,364.80 | none set |" in text
-    assert "nodes.workers[worker].nodes: 5 -> 6" in text
+    assert "nodes.workers[worker].nodes: 4 -> 5" in text
     assert "No change in cost: local." in text
     assert text.count("<details><summary>Full bill of l40s-dev</summary>") == 1
     assert "Full bill of local" not in text
 
 
 def test_a_comment_names_the_policy_that_a_change_breaks():
-    spec = replace(with_nodes("l40s-dev", 6), policy=PolicySpec(max_usd_per_month=Decimal(20000)))
+    spec = replace(with_nodes("l40s-dev", 5), policy=PolicySpec(max_usd_per_month=Decimal(20000)))
     change = StackChange(
         name="l40s-dev", before=bill_of(load_stack("l40s-dev")), after=bill_of(spec)
     )

@@ -77,8 +77,8 @@ def test_a_bill_that_did_not_change_says_so_in_one_line(billed: Billed):
 
 def test_a_changed_number_of_nodes_names_its_key_on_nodes_and_disks(billed: Billed):
     before = billed("l40s-dev")
-    change = changed(before, with_worker(before.spec, min_nodes=6, max_nodes=6))
-    key = "nodes.workers[worker].nodes: 5 -> 6"
+    change = changed(before, with_worker(before.spec, min_nodes=5, max_nodes=5))
+    key = "nodes.workers[worker].nodes: 4 -> 5"
     assert causes(change) == {
         "nodes.workers[worker]": [key],
         "nodes.workers[worker].boot_disk": [key],
@@ -89,11 +89,11 @@ def test_a_changed_number_of_nodes_names_its_key_on_nodes_and_disks(billed: Bill
 
 def test_a_fixed_group_that_may_grow_names_both_ends(billed: Billed):
     before = billed("l40s-dev")
-    change = changed(before, with_worker(before.spec, min_nodes=5, max_nodes=7))
+    change = changed(before, with_worker(before.spec, min_nodes=4, max_nodes=7))
     assert causes(change)["nodes.workers[worker]"] == [
-        "nodes.workers[worker].min_nodes: not set -> 5",
+        "nodes.workers[worker].min_nodes: not set -> 4",
         "nodes.workers[worker].max_nodes: not set -> 7",
-        "nodes.workers[worker].nodes: 5 -> not set",
+        "nodes.workers[worker].nodes: 4 -> not set",
     ]
     assert one_line(change, "nodes.workers[worker]").change_low_usd == 0
 
@@ -200,8 +200,10 @@ def test_a_contract_price_is_named_on_its_own_lines_only(billed: Billed):
         date="2026-11-01",
     )  # fmt: skip
     change = changed(before, replace(before.spec, contract_prices=(contract,)))
-    ((line, (key, price)),) = causes(change).items()
-    assert line == "nodes.workers[worker]"
+    found = causes(change)
+    assert list(found) == ["nodes.workers[worker]", "nodes.workers[worker-serve]"]
+    key, price = found["nodes.workers[worker]"]
+    assert found["nodes.workers[worker-serve]"] == [key, price]
     assert key == "contract_prices[gpu-l40s-d/gpu]: added"
     assert price == (
         "price gpu-l40s-d/gpu: 1.35 (seed000, undated, read on 2026-11-21) -> "
@@ -219,8 +221,8 @@ def amounts(change: Difference) -> dict[str, list[str]]:
 
 def test_unit_costs_follow_the_bill_and_name_the_same_key(billed: Billed):
     before = billed("l40s-dev")
-    change = changed(before, with_worker(before.spec, min_nodes=6, max_nodes=6))
-    key = "nodes.workers[worker].nodes: 5 -> 6"
+    change = changed(before, with_worker(before.spec, min_nodes=5, max_nodes=5))
+    key = "nodes.workers[worker].nodes: 4 -> 5"
     assert amounts(change) == {"$/1M tokens": [key], "$/chat": [key]}
 
 
@@ -255,8 +257,7 @@ def test_a_change_to_an_unknown_price_is_unknown_and_the_total_says_so(billed: B
     readings = {sku: found for sku, found in book.readings.items() if sku != "gpu-l40s-d/gpu"}
     without = PriceBook.of_readings(book.name, book.caveat, readings)
     change = diff(take(before), take(bill(before.spec, without)))
-    line = one(change)
-    assert line.change_low_usd is None
+    assert [line.change_low_usd for line in change.changes] == [None, None]
     text = " ".join(render_diff(change).split())
     assert "Total, priced lines only" in text
     assert "price book 'seed000' has no 'gpu-l40s-d/gpu'" in text
@@ -286,7 +287,7 @@ def test_an_unpriced_line_that_stays_the_same_keeps_the_change_exact(billed: Bil
     spec = with_storage(spec, submounts=(*spec.storage.submounts, mount))
     before = bill(spec, layered(spec))
     assert before.estimate.is_lower_bound
-    change = changed(before, with_worker(spec, min_nodes=6, max_nodes=6))
+    change = changed(before, with_worker(spec, min_nodes=5, max_nodes=5))
     assert not change.is_incomplete
     text = " ".join(render_diff(change).split())
     assert "$/chat at least $3.63 at least $4.30 +$0.674" in text
@@ -295,7 +296,7 @@ def test_an_unpriced_line_that_stays_the_same_keeps_the_change_exact(billed: Bil
 @pytest.mark.parametrize("label", ["$/h at min_nodes", "$/month at max_nodes", "$/run", "$/chat"])
 def test_every_unit_is_printed_before_and_after(billed: Billed, label: str):
     before = billed("l40s-dev")
-    text = render_diff(changed(before, with_worker(before.spec, min_nodes=6, max_nodes=6)))
+    text = render_diff(changed(before, with_worker(before.spec, min_nodes=5, max_nodes=5)))
     assert any(line.startswith(f"{label} ") for line in text.splitlines())
 
 

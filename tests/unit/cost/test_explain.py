@@ -99,8 +99,8 @@ def test_the_seed_s_subtotal_is_the_golden_one():
 def test_a_node_line_shows_the_parts_of_its_price_with_source_and_date():
     explanation = explain(bill_of(load_stack("l40s-dev")), "worker (gpu-l40s-d)")
     (only,) = explanation.figures
-    assert only.expression == "5 * (2 * 1.35 + 64 * 0.01 + 384 * 0.0032) * 730"
-    assert only.value == Decimal("16676.12")
+    assert only.expression == "4 * (2 * 1.35 + 64 * 0.01 + 384 * 0.0032) * 730"
+    assert only.value == Decimal("13340.896")
     gpu = next(each for each in explanation.inputs if each.name == "USD per GPU-hour")
     assert gpu.value == "1.35"
     assert "seed 000" in gpu.source

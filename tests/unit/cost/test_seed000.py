@@ -23,12 +23,15 @@ from tests.unit.cost.conftest import Priced
 CENT = Decimal("0.01")
 
 ROWS = [
-    (Section.COMPUTE, "worker (gpu-l40s-d)", "5 x 2gpu-64vcpu-384gb", "16676.12", "16676.12"),
+    # The seed's row of five workers is two: partitions go by nodeset, four train and one serves.
+    (Section.COMPUTE, "worker (gpu-l40s-d)", "4 x 2gpu-64vcpu-384gb", "13340.90", "13340.90"),
+    (Section.COMPUTE, "worker-serve (gpu-l40s-d)", "1 x 2gpu-64vcpu-384gb", "3335.22", "3335.22"),
     (Section.COMPUTE, "system (cpu-d3)", "3..9 x 8vcpu-32gb", "434.50", "1303.49"),
     (Section.COMPUTE, "controller (cpu-d3)", "2 x 4vcpu-16gb", "144.83", "144.83"),
     (Section.COMPUTE, "login (cpu-d3)", "1 x 4vcpu-16gb", "72.42", "72.42"),
     (Section.COMPUTE, "accounting (cpu-d3)", "1 x 8vcpu-32gb", "144.83", "144.83"),
-    (Section.BOOT_DISKS, "worker (non-replicated)", "5 x 558 GiB", "147.87", "147.87"),
+    (Section.BOOT_DISKS, "worker (non-replicated)", "4 x 558 GiB", "118.30", "118.30"),
+    (Section.BOOT_DISKS, "worker-serve (non-replicated)", "1 x 558 GiB", "29.57", "29.57"),
     (Section.BOOT_DISKS, "system (ssd)", "3..9 x 128 GiB", "27.26", "81.79"),
     (Section.BOOT_DISKS, "controller (ssd)", "2 x 128 GiB", "18.18", "18.18"),
     (Section.BOOT_DISKS, "login (ssd)", "1 x 256 GiB", "18.18", "18.18"),
@@ -64,6 +67,21 @@ def test_every_row_of_the_bill_is_the_seed_s_to_the_cent(priced: Callable[[str],
         for line in bill.components
         if line.scope is Scope.SEED
     ] == ROWS
+
+
+def test_the_two_nodesets_together_are_the_seed_s_row_of_five_workers(
+    priced: Callable[[str], Priced],
+):
+    """5 x 4.5688 x 730 and 5 x 558 x 0.053."""
+    _, bill = priced("l40s-dev")
+    for section, usd in ((Section.COMPUTE, "16676.12"), (Section.BOOT_DISKS, "147.87")):
+        workers = [
+            line.monthly_low_usd or Decimal(0)
+            for line in bill.components
+            if line.section is section and line.nodeset is not None
+        ]
+        assert len(workers) == 2
+        assert sum(workers) == Decimal(usd)
 
 
 def test_the_subtotal_of_what_the_seed_lists_is_exact(priced: Callable[[str], Priced]):

@@ -183,7 +183,7 @@ def test_a_recipe_has_the_defaults_of_the_trainer() -> None:
 
 def test_a_plan_needs_nodes_that_can_run_the_job() -> None:
     spec, job = stack_and_job("l40s-dev")
-    with pytest.raises(SizeError, match=r"no nodeset of partition 'main' has 8 GPUs a node"):
+    with pytest.raises(SizeError, match=r"no nodeset of partition 'train' has 8 GPUs a node"):
         make_plan(spec, replace(job, gpus_per_node=8), {"model": "Qwen3-8B", "train": {}})
 
 

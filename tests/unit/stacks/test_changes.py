@@ -125,7 +125,7 @@ def test_another_project_replaces_every_filesystem(spec: StackSpec):
 
 def test_declared_values_are_named_as_the_user_writes_them(spec: StackSpec):
     values = declared_values(spec)
-    assert values["nodes.workers[worker].nodes"] == "5"
+    assert values["nodes.workers[worker].nodes"] == "4"
     assert values["nodes.system.min_nodes"] == "3"
     assert values["storage.submounts[data].size_gib"] == "1024"
     assert "nodes.workers[worker].min_nodes" not in values

@@ -8,7 +8,7 @@
 #SBATCH --cpus-per-task=16
 #SBATCH --gpus-per-node=8
 #SBATCH --time=06:00:00
-#SBATCH --output=/mnt/training/logs/%x_%j.out
+#SBATCH --output=/mnt/shared/logs/%x_%j.out
 #SBATCH --open-mode=append
 set -euo pipefail
 
@@ -19,10 +19,10 @@ export SOPERATOR_CODE_HASH=${code##*/}
 export SOPERATOR_JOB=finetune SOPERATOR_STACK=h100-prod
 export SOPERATOR_PYTHON=/opt/soperator/venv/bin/python
 export SOPERATOR_PLACE_CACHE=/mnt/training/cache
-export SOPERATOR_PLACE_CHKPT=/mnt/training/checkpoints
+export SOPERATOR_PLACE_CHKPT=/mnt/shared/checkpoints
 export SOPERATOR_PLACE_DATA=/mnt/training/data
-export SOPERATOR_PLACE_ELASTIC=/mnt/training/checkpoints/elastic
-export SOPERATOR_PLACE_LOGS=/mnt/training/logs
+export SOPERATOR_PLACE_ELASTIC=/mnt/shared/checkpoints/elastic
+export SOPERATOR_PLACE_LOGS=/mnt/shared/logs
 export SOPERATOR_PLACE_MODEL=/mnt/training/models
 export SOPERATOR_PLACE_RESULTS=/mnt/inference/results
 export SOPERATOR_PLACE_SCRATCH=/mnt/memory
@@ -35,7 +35,7 @@ srun --ntasks=2 --ntasks-per-node=1 --cpus-per-task=16 bash -c 'fail() { echo "s
   fail "$SOPERATOR_PYTHON is missing: make this Python environment in the jail, then submit again"
 for path in "$@"; do
   mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
-done' check /home /mnt/inference /mnt/memory /mnt/training
+done' check /home /mnt/inference /mnt/memory /mnt/shared /mnt/training
 
 read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # A port that is free now on this node, the first: jobs that share a node do not collide.

@@ -7,7 +7,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=64
 #SBATCH --time=02:00:00
-#SBATCH --output=/mnt/training/logs/%x_%j.out
+#SBATCH --output=/mnt/shared/logs/%x_%j.out
 #SBATCH --open-mode=append
 set -euo pipefail
 
@@ -18,10 +18,10 @@ export SOPERATOR_CODE_HASH=${code##*/}
 export SOPERATOR_JOB=prepare-data SOPERATOR_STACK=h100-prod
 export SOPERATOR_PYTHON=/opt/soperator/venv/bin/python
 export SOPERATOR_PLACE_CACHE=/mnt/training/cache
-export SOPERATOR_PLACE_CHKPT=/mnt/training/checkpoints
+export SOPERATOR_PLACE_CHKPT=/mnt/shared/checkpoints
 export SOPERATOR_PLACE_DATA=/mnt/training/data
-export SOPERATOR_PLACE_ELASTIC=/mnt/training/checkpoints/elastic
-export SOPERATOR_PLACE_LOGS=/mnt/training/logs
+export SOPERATOR_PLACE_ELASTIC=/mnt/shared/checkpoints/elastic
+export SOPERATOR_PLACE_LOGS=/mnt/shared/logs
 export SOPERATOR_PLACE_MODEL=/mnt/training/models
 export SOPERATOR_PLACE_RESULTS=/mnt/inference/results
 export SOPERATOR_PLACE_SCRATCH=/mnt/memory
@@ -34,6 +34,6 @@ srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=64 bash -c 'fail() { echo "s
   fail "$SOPERATOR_PYTHON is missing: make this Python environment in the jail, then submit again"
 for path in "$@"; do
   mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
-done' check /home /mnt/inference /mnt/memory /mnt/training
+done' check /home /mnt/inference /mnt/memory /mnt/shared /mnt/training
 
 exec srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=64 "$SOPERATOR_PYTHON" -m workloads.data --recipe glaive_qwen2_7b "$@"

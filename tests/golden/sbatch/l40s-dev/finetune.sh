@@ -2,7 +2,7 @@
 # Job finetune of stack l40s-dev; pulumi up renders and replaces it: do not edit.
 # In /home/shared/finetune_code: sbatch jobs/finetune [--set key=value]
 #SBATCH --job-name=finetune
-#SBATCH --partition=main
+#SBATCH --partition=train
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=16

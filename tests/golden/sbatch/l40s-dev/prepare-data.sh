@@ -2,7 +2,7 @@
 # Job prepare-data of stack l40s-dev; pulumi up renders and replaces it: do not edit.
 # In /home/shared/finetune_code: sbatch jobs/prepare-data [--set key=value]
 #SBATCH --job-name=prepare-data
-#SBATCH --partition=main
+#SBATCH --partition=train
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=32
