@@ -163,6 +163,10 @@ class Api:
         watch.finish(operation)
         return operation
 
+    def pause(self, seconds: float) -> None:
+        """Waits, and ends early when the user interrupts."""
+        self._cancelled.wait(seconds)
+
     def operation(self, service: ServiceDescriptor, id_: str) -> Any:
         """An operation as it is now."""
         name = f"{OPERATION}Service"

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from infra.nebius.schema import Schema
+
 _LIMITS: Final = (
     "raise it in the console under Administration, Limits (docs.nebius.com/overview/limits)"
 )
@@ -55,7 +57,7 @@ def explain(failure: ApiError, what: str, *, target: str | None = None) -> str:
             else "set NEBIUS_IAM_TOKEN to a fresh one: nebius iam get-access-token"
         )
         return f"{what}: the token is not accepted ({failure.message}); {advice}"
-    told = "; ".join(_tell(kind, value) for kind, value in failure.reasons) or failure.message
+    told = "; ".join(tell(kind, value) for kind, value in failure.reasons) or failure.message
     return f"{what}: {_finish(failure, told)}"
 
 
@@ -77,7 +79,18 @@ def _finish(failure: ApiError, told: str) -> str:
     return f"{told}; {advice}{request}" if advice else told
 
 
-def _tell(kind: str, value: Any) -> str:
+def service_errors(schema: Schema, status: Any) -> tuple[tuple[str, Any], ...]:
+    """(kind, message) of each ServiceError in a google.rpc.Status."""
+    reasons = []
+    for packed in status.details:
+        detail: Any = schema.message("nebius.common.v1.ServiceError")()
+        if packed.Unpack(detail) and (kind := detail.WhichOneof("details")):
+            reasons.append((kind, getattr(detail, kind)))
+    return tuple(reasons)
+
+
+def tell(kind: str, value: Any) -> str:
+    """One reason with its fix, such as the kind `quota_failure`."""
     match kind:
         case "quota_failure":
             return _join(_quota(one) for one in value.violations)

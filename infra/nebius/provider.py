@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from infra.nebius import ownership
 from infra.nebius.adoption import declared_as, find_namesake, obstacle
-from infra.nebius.api import Api, CancelledError
+from infra.nebius.api import Api, UnfinishedError
 from infra.nebius.diff import find_changes, shrunk
 from infra.nebius.errors import ApiError, explain
 from infra.nebius.removal import remove
@@ -23,6 +23,7 @@ from infra.nebius.resource_type import ResourceType
 from infra.nebius.schema import Schema
 from infra.nebius.sdk import EndpointError, cache_dir
 from infra.nebius.values import plain
+from infra.nebius.wait import Watch
 from infra.plugins.provider import UNKNOWN, Diff, Failure, PartialError, Provider, ProviderError
 
 Values = dict[str, Any]
@@ -77,14 +78,16 @@ class NebiusProvider(Provider):
             operation = self._start_create(kind, urn, inputs)
             id_ = operation.resource_id
             try:
-                self._api.wait(kind.service, operation)
-            except CancelledError as error:
-                state = self._state(kind, id_)
-                raise PartialError(f"{what}: interrupted, {error}", id=id_, state=state) from error
+                self._api.wait(kind.service, operation, self._watch(kind, urn, what))
+            except UnfinishedError as error:
+                state = self._known(kind, id_, inputs)
+                raise PartialError(f"{what}: {error}", id=id_, state=state) from error
             except ApiError:
                 remove(self._api, kind, id_)
                 raise
             return id_, self._state(kind, id_)
+        except UnfinishedError as error:
+            raise ProviderError(f"{what}: {error}") from error
         except (ApiError, EndpointError) as error:
             raise self._refusal(error, what) from error
 
@@ -135,22 +138,24 @@ class NebiusProvider(Provider):
         what = f"update {_describe(kind, new)}"
         request = kind.update_request(id, ownership.add(new, urn))
         mask = kind.reset_mask(request)
-        started = False
+        started, watch = False, self._watch(kind, urn, what)
         try:
             operation = self._api.when_idle(
-                kind.service, lambda: self._api.call(kind.service, "Update", request, mask=mask)
+                kind.service,
+                lambda: self._api.call(kind.service, "Update", request, mask=mask),
+                watch,
             )
             started = True
-            self._api.wait(kind.service, operation)
+            self._api.wait(kind.service, operation, watch)
             return self._state(kind, id)
-        except CancelledError as error:
-            state = self._state(kind, id)
-            raise PartialError(f"{what}: interrupted, {error}", id=id, state=state) from error
+        except UnfinishedError as error:
+            state = self._known(kind, id, new)
+            raise PartialError(f"{what}: {error}", id=id, state=state) from error
         except (ApiError, EndpointError) as error:
             refusal = self._refusal(error, what)
             if not started:
                 raise refusal from error
-            raise PartialError(str(refusal), id=id, state=self._state(kind, id)) from error
+            raise PartialError(str(refusal), id=id, state=self._known(kind, id, new)) from error
 
     def read(
         self, type_: str, id: str, state: Values, inputs: Values
@@ -169,12 +174,23 @@ class NebiusProvider(Provider):
     def delete(self, type_: str, id: str, state: Values) -> None:
         """Deletes and waits; a resource that is gone is no error."""
         kind = self._type(type_)
+        what = f"delete {_describe(kind, state)} {id}"
         try:
-            remove(self._api, kind, id)
-        except CancelledError as error:
-            raise ProviderError(f"delete {kind.name} {id}: interrupted, {error}") from error
+            # The engine names no resource here: the line itself does.
+            remove(self._api, kind, id, self._watch(kind, "", what))
+        except UnfinishedError as error:
+            raise ProviderError(f"{what}: {error}") from error
         except (ApiError, EndpointError) as error:
-            raise self._refusal(error, f"delete {_describe(kind, state)} {id}") from error
+            raise self._refusal(error, what) from error
+
+    def _watch(self, kind: ResourceType, urn: str, what: str) -> Watch:
+        """Tells the user at the resource how a wait goes."""
+
+        def say(line: str, *, passing: bool = False) -> None:
+            self.engine.info(urn, line, passing=passing)
+
+        prefix = self._schema.kind(kind.resource)
+        return Watch(what, prefix, self._schema, say, lambda id_: self._find(kind, id_))
 
     def _find(self, kind: ResourceType, id_: str) -> Any | None:
         request = self._api.request(kind.service, "Get", id=id_)
@@ -184,6 +200,13 @@ class NebiusProvider(Provider):
             if error.is_not_found:
                 return None
             raise
+
+    def _known(self, kind: ResourceType, id_: str, inputs: Values) -> Values:
+        """What is known of a resource whose wait ended; the API may be away."""
+        try:
+            return self._state(kind, id_)
+        except ApiError:
+            return {**inputs, "metadata": {**inputs["metadata"], "id": id_}, "status": {}}
 
     def _state(self, kind: ResourceType, id_: str) -> Values:
         found = self._find(kind, id_)

@@ -1,0 +1,149 @@
+"""What a user hears while an operation runs, by a clock of the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from infra.nebius.wait import OTHER, PACES, Watch, causes
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Heard:
+    """Lines by whether they stay."""
+
+    def __init__(self) -> None:
+        self.kept: list[str] = []
+        self.passing: list[str] = []
+
+    def __call__(self, line: str, *, passing: bool = False) -> None:
+        (self.passing if passing else self.kept).append(line)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def heard():
+    return Heard()
+
+
+@pytest.fixture
+def group(schema):
+    """A node group of 2 that is being made."""
+    group: Any = schema.message("nebius.mk8s.v1.NodeGroup")()
+    group.status.state = 1
+    group.status.target_node_count = 2
+    return group
+
+
+@pytest.fixture
+def operation(schema):
+    return schema.message("nebius.common.v1.Operation")(id="op-1", resource_id="mk8snodegroup-1")
+
+
+@pytest.fixture
+def watch(schema, clock, heard, group):
+    return Watch("create NodeGroup 'w'", "mk8snodegroup", schema, heard, lambda _: group, clock)
+
+
+def blame(schema, group, message, *, at=0, level=4, quota=""):
+    event = group.status.events.add()
+    event.first_occurred_at.FromSeconds(100 + at)
+    event.last_occurrence.level = level
+    event.last_occurrence.message = message
+    if quota:
+        detail: Any = schema.message("nebius.common.v1.ServiceError")()
+        detail.quota_failure.violations.add(quota=quota, limit="8", requested="16")
+        event.last_occurrence.error.details.add().Pack(detail)
+
+
+def test_a_short_wait_is_silent(watch, clock, heard, operation):
+    clock.now += 4
+    watch.poll(operation)
+    assert heard.kept == heard.passing == []
+
+
+def test_a_long_wait_tells_its_stage_once_and_then_in_passing(watch, clock, heard, operation):
+    clock.now += 60
+    watch.poll(operation)
+    clock.now += 60
+    watch.poll(operation)
+    assert heard.kept == [
+        "create NodeGroup 'w': provisioning, 0 of 2 nodes ready; 60 s of at most 45 min passed"
+    ]
+    assert heard.passing == [
+        "create NodeGroup 'w': provisioning, 0 of 2 nodes ready; 2 min of at most 45 min passed"
+    ]
+
+
+def test_each_change_is_one_line(watch, clock, heard, operation, group, schema):
+    clock.now += 60
+    watch.poll(operation)
+    group.status.ready_node_count = 1
+    watch.poll(operation)
+    blame(schema, group, "no luck", quota="compute.instance.gpu.h200")
+    watch.poll(operation)
+    watch.poll(operation)
+    assert len(heard.kept) == 3
+    assert "1 of 2 nodes ready" in heard.kept[1]
+    assert "blocked: quota compute.instance.gpu.h200: 16 wanted in all, limit 8" in heard.kept[2]
+    assert "docs.nebius.com/overview/limits" in heard.kept[2]
+
+
+def test_a_wait_that_passes_what_is_expected_says_so_once(watch, clock, heard, operation):
+    clock.now += 60
+    watch.poll(operation)
+    clock.now += 45 * 60
+    watch.poll(operation)
+    watch.poll(operation)
+    assert len(heard.kept) == 2
+    assert heard.kept[1].endswith("46 min of at most 45 min passed (late)")
+
+
+def test_the_oldest_event_is_the_first_cause(schema, group):
+    blame(schema, group, "nodes are missing", at=5)
+    blame(schema, group, "no capacity", at=1)
+    blame(schema, group, "created", at=0, level=2)
+    assert causes(schema, group) == ["no capacity", "nodes are missing"]
+
+
+def test_the_first_cause_is_kept_when_it_has_gone(watch, clock, operation, group, schema):
+    clock.now += 60
+    blame(schema, group, "no capacity")
+    watch.poll(operation)
+    group.status.ClearField("events")
+    watch.poll(operation)
+    assert watch.cause == "no capacity"
+
+
+def test_a_kind_without_measure_names_its_deadline(schema, clock, heard, operation):
+    watch = Watch("create Cluster 'k'", "mk8scluster", schema, heard, lambda _: None, clock)
+    clock.now += 300
+    watch.poll(operation)
+    assert heard.kept == ["create Cluster 'k': running; 5 min passed, given up after 60 min"]
+
+
+def test_the_deadline_belongs_to_the_kind(watch, clock):
+    clock.now += PACES["mk8snodegroup"].deadline_s - 1
+    assert not watch.is_over
+    clock.now += 2
+    assert watch.is_over
+
+
+def test_every_pace_has_its_source_and_expects_less_than_it_allows():
+    for pace in (*PACES.values(), OTHER):
+        assert pace.source
+        assert pace.expected_s is None or pace.expected_s < pace.deadline_s
