@@ -40,7 +40,8 @@ def from_registry(recorder: Recorder) -> dict[str, Registered]:
 @pytest.mark.parametrize("stack", stack_names())
 def test_every_soperator_chart_has_the_declared_version(deployed: Deploy, stack: str) -> None:
     found = from_registry(deployed(stack))
-    assert set(found) == OURS
+    # Classes for disks that only some stacks give their workers: test_soperator.py.
+    assert set(found) - {"storageclasses"} == OURS
     assert {each.inputs["version"] for each in found.values()} == {"4.1.7"}
 
 

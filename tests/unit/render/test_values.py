@@ -133,9 +133,11 @@ class TestAgreement:
         (on_login,) = found(cluster, "jailSubMounts")
         shared = {each["mountPath"] for each in on_login}
         assert shared == {each.mount_path for each in spec.storage.submounts}
-        for on_worker in found(nodesets, "jailSubMounts"):
+        workers = zip(spec.nodes.workers, found(nodesets, "jailSubMounts"), strict=True)
+        for worker, on_worker in workers:
             memory = spec.storage.memory
-            own = set() if memory is None else {memory.mount_path}
+            own = {disk.mount_path for disk in worker.local_disks}
+            own |= set() if memory is None else {memory.mount_path}
             assert {each["mountPath"] for each in on_worker} == shared | own
 
     def test_every_nodeset_says_whose_cluster_it_is(self, stack: str) -> None:
