@@ -17,6 +17,7 @@ class Section(StrEnum):
 
     COMPUTE = "Compute"
     BOOT_DISKS = "Boot disks"
+    WORKER_DISKS = "Disks of workers"
     FILESYSTEMS = "Shared filesystems"
     OBJECT_STORAGE = "Object storage"
     NETWORK = "Networking"
@@ -91,6 +92,8 @@ class CostComponent:
     """Nodeset whose nodes these are."""
     quantity_factors: tuple[Input, ...] = ()
     """Numbers whose product is the quantity, where it is one."""
+    num_per_node: int = 0
+    """Pieces of `rate.per` that one node takes, where the line is of a node group."""
 
     @property
     def prices(self) -> tuple[Price, ...]:
@@ -106,6 +109,11 @@ class CostComponent:
     def monthly_high_usd(self) -> Decimal | None:
         """US dollars a 730-hour month at the greatest number of nodes; None when unknown."""
         return self._monthly(self.quantity_high)
+
+    @property
+    def monthly_usd_of_node(self) -> Decimal:
+        """US dollars a 730-hour month for what one node takes, on the bill or not; 0 if unknown."""
+        return Decimal(0) if self.rate is None else self.num_per_node * self.rate.usd_per_month
 
     @property
     def formula(self) -> str:
@@ -172,6 +180,7 @@ def simple_line(
     nodeset: str | None = None,
     unknown: str | None = None,
     quantity_factors: tuple[Input, ...] = (),
+    num_per_node: int = 0,
 ) -> CostComponent:
     """A line whose piece has one price; `unknown` says why it has no quantity.
 
@@ -195,6 +204,7 @@ def simple_line(
         unknown=unknown or (None if known else price.reason),
         nodeset=nodeset,
         quantity_factors=quantity_factors,
+        num_per_node=num_per_node,
     )
 
 

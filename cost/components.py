@@ -12,10 +12,11 @@ from cost.resources.chart_volumes import chart_volume_line
 from cost.resources.control_plane import control_plane_line
 from cost.resources.filesystems import filesystem_lines
 from cost.resources.groups import groups
-from cost.resources.network import allocation_line, login_address_line
+from cost.resources.network import allocation_line, login_address_line, node_address_line
 from cost.resources.nodes import node_line, node_rate
 from cost.resources.object_storage import object_storage_lines, state_bucket_line
 from cost.resources.registry import registry_line
+from cost.resources.worker_disks import worker_disk_lines
 from stacks.spec import StackSpec
 
 __all__ = [
@@ -38,10 +39,12 @@ def components(spec: StackSpec, book: PriceBook) -> tuple[CostComponent, ...]:
         *(boot_disk_line(group, book) for group in declared),
         *filesystem_lines(spec, book),
         *object_storage_lines(spec, book),
+        *(line for group in declared for line in worker_disk_lines(group, book)),
         login_address_line(book),
+        *(node_address_line(group, book) for group in declared if group.spec.public_ip),
         control_plane_line(spec, book),
         chart_volume_line(spec, book),
         state_bucket_line(book),
         registry_line(book),
-        allocation_line(book),
+        allocation_line(spec, book),
     )

@@ -19,7 +19,7 @@ from stacks.rules.jobs import nodesets_of
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
 
-_STORAGE = (Section.BOOT_DISKS, Section.FILESYSTEMS, Section.OBJECT_STORAGE)
+_STORAGE = (Section.BOOT_DISKS, Section.WORKER_DISKS, Section.FILESYSTEMS, Section.OBJECT_STORAGE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +71,13 @@ class RunRates:
         """The same nodes with their part, by number of nodes, of what is not a worker's own."""
         if nodes_usd is None:
             return None
-        most = max(num_nodes, sum(worker.min_nodes for worker in self.spec.nodes.workers))
+        most = max(num_nodes, sum(map(self.least_nodes, self.spec.nodes.workers)))
         around = self.control_plane_usd_per_hour + self.storage_usd_per_hour
         return nodes_usd + around * hours * num_nodes / most
+
+    def least_nodes(self, worker: WorkerSpec) -> int:
+        """Nodes of the set that are paid for at any time."""
+        return self.spec.nodes.counts(worker)[0]
 
     def billed_as(self, worker: WorkerSpec, billing: Billing) -> Decimal | str:
         """US dollars an hour of one such node under another billing, or why it is not known."""
@@ -83,7 +87,7 @@ class RunRates:
 
 def run_rates(spec: StackSpec, estimate: Estimate, book: PriceBook) -> RunRates:
     """The stack's rates, at min_nodes of every autoscaled group."""
-    workers = spec.nodes.workers
+    nodes, workers = spec.nodes, spec.nodes.workers
     rates = {worker.name: node_rate(worker, book) for worker in workers}
     around = [line for line in estimate.components if not _is_worker(line)]
     storage = sum((_hourly(line) for line in around if line.section in _STORAGE), Decimal(0))
@@ -100,7 +104,7 @@ def run_rates(spec: StackSpec, estimate: Estimate, book: PriceBook) -> RunRates:
             (_hourly(line) for line in around if line.section not in _STORAGE), Decimal(0)
         ),
         storage_usd_per_hour=storage
-        + sum((worker.min_nodes * disks[worker.name] for worker in workers), Decimal(0)),
+        + sum((nodes.counts(each)[0] * disks[each.name] for each in workers), Decimal(0)),
         bill_usd_per_hour=estimate.hourly_low_usd,
         is_lower_bound=estimate.is_lower_bound,
     )
@@ -127,8 +131,9 @@ def _hourly(line: CostComponent) -> Decimal:
 
 
 def _disk_usd_per_hour(worker: WorkerSpec, estimate: Estimate) -> Decimal:
-    """One node's boot disk, from the line that holds those of the greatest number of nodes."""
+    """The disks of one node, from the lines that hold those of all of them."""
+    usd = Decimal(0)
     for line in estimate.components:
-        if line.section is Section.BOOT_DISKS and line.nodeset == worker.name:
-            return (line.monthly_high_usd or Decimal(0)) / worker.max_nodes / HOURS_PER_MONTH
-    return Decimal(0)
+        if line.section in _STORAGE and line.nodeset == worker.name:
+            usd += line.monthly_usd_of_node / HOURS_PER_MONTH
+    return usd

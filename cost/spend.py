@@ -106,7 +106,7 @@ def spend(rates: RunRates, uses: Sequence[JobUse], *, since: datetime, until: da
         for node in nodes:
             for job, seconds in _shared(node):
                 job_seconds[job, name] += seconds
-        idle_s, extra_s = _idle_and_extra(nodes, worker.min_nodes, period_s)
+        idle_s, extra_s = _idle_and_extra(nodes, rates.least_nodes(worker), period_s)
         rate = rates.node_usd_per_hour[name] or _ZERO
         idle_hours += idle_s / _SECONDS_PER_HOUR
         idle_usd += rate * idle_s / _SECONDS_PER_HOUR

@@ -116,10 +116,10 @@ def _absent_nodes_usd_per_hour(spec: StackSpec, estimate: Estimate) -> Decimal:
     if spec.chat.serving_nodeset is None:
         return usd
     for worker in serving_workers(spec):
-        absent = max(0, spec.chat.serving_nodes - worker.min_nodes)
+        absent = max(0, spec.chat.serving_nodes - spec.nodes.counts(worker)[0])
         for component in estimate.components:
-            if component.nodeset == worker.name and component.monthly_high_usd is not None:
-                usd += component.monthly_high_usd * absent / worker.max_nodes / HOURS_PER_MONTH
+            if component.nodeset == worker.name:
+                usd += component.monthly_usd_of_node * absent / HOURS_PER_MONTH
     return usd
 
 

@@ -9,20 +9,21 @@ from cost.resources.groups import Group
 
 def boot_disk_line(group: Group, book: PriceBook) -> CostComponent:
     """The boot disks of one group."""
-    spec, disk = group.spec, group.spec.boot_disk
+    disk = group.spec.boot_disk
     key = f"{group.key}.boot_disk"
     return simple_line(
         id=key,
         section=Section.BOOT_DISKS,
         name=f"{group.label} ({disk.type.removeprefix('network-').removeprefix('ssd-')})",
         size=f"{group.count} x {disk.size_gib} GiB",
-        quantity=spec.min_nodes * disk.size_gib,
-        quantity_high=spec.max_nodes * disk.size_gib,
+        quantity=group.min_nodes * disk.size_gib,
+        quantity_high=group.max_nodes * disk.size_gib,
         price=book.find(f"disk/{disk.type}", Unit.GIB_MONTH),
         per="GiB/mo",
         unit="GiB",
         keys=(*group.count_keys, f"{key}.size_gib", f"{key}.type"),
         nodeset=group.nodeset,
+        num_per_node=disk.size_gib,
         quantity_factors=(
             group.count_input,
             Input(name="GiB of a disk", value=str(disk.size_gib), source=f"{key}.size_gib"),

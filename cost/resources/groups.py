@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from cost.component import Input
 from stacks.node_spec import NodeGroupSpec, WorkerSpec
 from stacks.spec import StackSpec
+
+_ROLES: Final = ("system", "controller", "login", "accounting", "nfs")
+_ENDS: Final = ("min_nodes", "max_nodes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +21,10 @@ class Group:
     label: str
     key: str
     spec: NodeGroupSpec
+    min_nodes: int
+    """Least nodes that are paid for; none of a worker set of a paused stack."""
+    max_nodes: int
+    is_paused: bool
 
     @property
     def nodeset(self) -> str | None:
@@ -26,20 +34,19 @@ class Group:
     @property
     def is_fixed(self) -> bool:
         """Whether the number of nodes never changes."""
-        return self.spec.min_nodes == self.spec.max_nodes
+        return self.min_nodes == self.max_nodes
 
     @property
     def count_keys(self) -> tuple[str, ...]:
-        """Keys of the number of nodes: `nodes` where it is fixed."""
-        if self.is_fixed:
-            return (f"{self.key}.nodes",)
-        return (f"{self.key}.min_nodes", f"{self.key}.max_nodes")
+        """Keys of the number of nodes: `nodes` where it is fixed, and the pause where it is on."""
+        ends = ("nodes",) if self.spec.min_nodes == self.spec.max_nodes else _ENDS
+        paused = ("nodes.paused",) if self.is_paused else ()
+        return (*(f"{self.key}.{end}" for end in ends), *paused)
 
     @property
     def count(self) -> str:
         """Number of nodes as printed, such as `3..9`."""
-        spec = self.spec
-        return str(spec.min_nodes) if self.is_fixed else f"{spec.min_nodes}..{spec.max_nodes}"
+        return str(self.min_nodes) if self.is_fixed else f"{self.min_nodes}..{self.max_nodes}"
 
     @property
     def count_input(self) -> Input:
@@ -49,10 +56,19 @@ class Group:
 
 def groups(spec: StackSpec) -> Iterator[Group]:
     """Every node group, in the order of the bill."""
-    for worker in spec.nodes.workers:
-        yield Group(label=worker.name, key=f"nodes.workers[{worker.name}]", spec=worker)
-    yield Group(label="system", key="nodes.system", spec=spec.nodes.system)
-    yield Group(label="controller", key="nodes.controller", spec=spec.nodes.controller)
-    yield Group(label="login", key="nodes.login", spec=spec.nodes.login)
-    if spec.nodes.accounting is not None:
-        yield Group(label="accounting", key="nodes.accounting", spec=spec.nodes.accounting)
+    nodes = spec.nodes
+    declared: list[tuple[str, str, NodeGroupSpec | None]] = [
+        *((worker.name, f"nodes.workers[{worker.name}]", worker) for worker in nodes.workers),
+        *((role, f"nodes.{role}", getattr(nodes, role)) for role in _ROLES),
+    ]
+    for label, key, group in declared:
+        if group is not None:
+            least, most = nodes.counts(group)
+            yield Group(
+                label=label,
+                key=key,
+                spec=group,
+                min_nodes=least,
+                max_nodes=most,
+                is_paused=(least, most) != (group.min_nodes, group.max_nodes),
+            )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from cost.component import CostComponent, Scope, Section, simple_line
 from cost.price_book import PriceBook, Unit
+from cost.resources.groups import Group
+from stacks.spec import StackSpec
 
 
 def login_address_line(book: PriceBook) -> CostComponent:
@@ -21,17 +23,37 @@ def login_address_line(book: PriceBook) -> CostComponent:
     )
 
 
-def allocation_line(book: PriceBook) -> CostComponent:
+def node_address_line(group: Group, book: PriceBook) -> CostComponent:
+    """The public addresses of a group whose nodes have them."""
+    return simple_line(
+        id=f"{group.key}.public_ip",
+        section=Section.NETWORK,
+        name=f"public IP ({group.label} nodes)",
+        size=group.count,
+        quantity=group.min_nodes,
+        quantity_high=group.max_nodes,
+        price=book.find("public-ip", Unit.ADDRESS_HOUR),
+        per="address/h",
+        unit="addresses",
+        keys=(*group.count_keys, f"{group.key}.public_ip"),
+        scope=Scope.BEYOND,
+        nodeset=group.nodeset,
+        quantity_factors=(group.count_input,),
+        num_per_node=1,
+    )
+
+
+def allocation_line(spec: StackSpec, book: PriceBook) -> CostComponent:
     """The public endpoint of the Kubernetes API, an address that seed 000 does not list."""
     return simple_line(
         id="cluster.endpoint_address",
         section=Section.NETWORK,
         name="endpoint address (Kubernetes)",
-        size="1",
-        quantity=1,
+        size="1" if spec.cluster.public_endpoint else "private",
+        quantity=1 if spec.cluster.public_endpoint else 0,
         price=book.find("public-ip/kubernetes-endpoint", Unit.ADDRESS_HOUR),
         per="address/h",
         unit="addresses",
-        keys=(),
+        keys=("cluster.public_endpoint",),
         scope=Scope.BEYOND,
     )

@@ -28,8 +28,8 @@ def node_line(group: Group, book: PriceBook) -> CostComponent:
         section=Section.COMPUTE,
         name=f"{group.label} ({spec.platform}{billing})",
         size=f"{group.count} x {spec.preset}",
-        quantity_low=spec.min_nodes,
-        quantity_high=spec.max_nodes,
+        quantity_low=group.min_nodes,
+        quantity_high=group.max_nodes,
         rate=rate_of(found, "node/h") if is_known else None,
         terms=found if is_known else (),
         unit="nodes",
@@ -42,6 +42,7 @@ def node_line(group: Group, book: PriceBook) -> CostComponent:
         unknown=None if is_known else found.reason,
         nodeset=group.nodeset,
         quantity_factors=(group.count_input,),
+        num_per_node=1,
     )
 
 
