@@ -31,6 +31,8 @@ class Fault(StrEnum):
     LATENCY = "latency"
     OPERATION = "operation"
     UNAVAILABLE = "unavailable"
+    LOST_ANSWER = "lost-answer"
+    EXPIRED_TOKEN = "expired-token"  # noqa: S105
     KILL = "kill"
     CLEAR = "clear"
 

@@ -27,6 +27,16 @@ _API_FAULTS: Final[dict[str, dict[str, Any]]] = {
         "message": "operation failed (planted fault)",
         "when": "operation",
     },
+    "lost-answer": {
+        "code": "UNAVAILABLE",
+        "message": "the answer was lost (planted fault)",
+        "when": "after",
+        "retry": "NOTHING",
+    },
+    "expired-token": {
+        "code": "UNAUTHENTICATED",
+        "message": "the token has expired (planted fault)",
+    },
     "unavailable": {
         "code": "UNAVAILABLE",
         "message": "service unavailable (planted fault)",

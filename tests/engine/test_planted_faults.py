@@ -81,6 +81,18 @@ def test_a_service_that_stays_away_ends_the_up_in_one_line_and_the_next_one_heal
     assert filesystems(emulator) == [project.outputs()["jail"]]
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"), [("lost-answer", "no answer"), ("expired-token", "the token has expired")]
+)
+def test_a_create_that_was_committed_and_not_told_is_taken_over_by_the_next_up(
+    cloud: Cloud, emulator: Emulator, project: Project, kind: str, told: str
+) -> None:
+    faults.plant(cloud, kind, CREATE, 1)
+    assert told in project.up(fails=True)
+    project.up()
+    assert filesystems(emulator) == [project.outputs()["jail"]]
+
+
 def test_a_create_whose_operation_failed_is_replaced_by_the_next_up(
     cloud: Cloud, emulator: Emulator, project: Project
 ) -> None:
