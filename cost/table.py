@@ -36,6 +36,8 @@ __all__ = ["UNPRICED", "WIDTH", "Format", "document", "render"]
 SCHEMA_VERSION: Final = 1
 """Of the JSON document: cost/schema/cost.schema.json."""
 UNPRICED: Final = "UNPRICED"
+BEYOND_SEED: Final = "Not in seed 000"
+"""Heading of the lines that seed 000 leaves out."""
 _MILL: Final = Decimal("0.001")
 _HEADINGS: Final = ("Component", "Quantity", "Unit price", "$/h", "$/month")
 
@@ -73,7 +75,7 @@ def _lines(estimate: Estimate) -> Table:
     rows = [
         *_section_rows(scopes[Scope.SEED]),
         _total_row("Subtotal", estimate.subtotal(Scope.SEED)),
-        ("Not in seed 000", "", "", "", ""),
+        (BEYOND_SEED, "", "", "", ""),
         *(_line_row(line) for line in scopes[Scope.BEYOND]),
         _total_row("Subtotal, not in seed 000", estimate.subtotal(Scope.BEYOND)),
         _total_row(

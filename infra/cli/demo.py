@@ -97,7 +97,6 @@ def _pulumi_up(state: Path, progress: Progress, stage: str) -> None:
 def _run_jobs(state: Path, progress: Progress, settings: dict[str, tuple[str, ...]]) -> None:
     from infra.demo.chain import Chain
     from infra.jobs.outputs import read_outputs
-    from infra.render.archive import hash_files
 
     outputs = read_outputs(_STACK, root=CHECKOUT, environ=_environ())
     with context.connect(outputs) as connection:
@@ -105,7 +104,7 @@ def _run_jobs(state: Path, progress: Progress, settings: dict[str, tuple[str, ..
             connection=connection,
             outputs=outputs,
             state=state,
-            code_hash=hash_files(context.local_code(_STACK)),
+            files=context.local_code(_STACK),
             git_revision=context.git_revision(),
             say=progress.say,
         )

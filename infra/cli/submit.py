@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from datetime import UTC, datetime
-from getpass import getuser
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,10 +14,6 @@ from infra.cli.errors import CliError
 from infra.cli.output import Format
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from cost.forecast import Forecast, UnknownRun
-    from cost.size.plan import Plan
     from stacks.slurm_spec import JobSpec
     from stacks.spec import StackSpec
 
@@ -49,8 +43,8 @@ def command(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Submit a declared job; prints its id, and what it is expected to cost."""
-    from cost.runs import plain_run, run_lines
-    from infra.jobs import budget, history, submit
+    from cost.runs import plain_run
+    from infra.jobs import budget, dispatch, submit
     from infra.jobs import sync as code
     from infra.jobs.books import open_books
     from infra.render.archive import hash_files
@@ -60,47 +54,36 @@ def command(
     submit.job_args(sets or ())
     spec = context.spec(stack)
     books = open_books(spec, context.state_root())
-    run = books.forecast(declared(spec, job), sets or ())
-    now = datetime.now(UTC)
-    for line in run_lines(run):
-        output.note(line)
+    files = context.local_code(stack)
+    order = dispatch.order(books, declared(spec, job), files, sets or (), say=output.note)
     if force and spec.budget is None:
         output.note(f"--force has no effect: {stack} declares no budget")
-    files = context.local_code(stack)
-    plan = planned(spec, declared(spec, job), files, sets or (), run)
-
-    def send() -> submit.Submission:
-        submission = submit.submit(
-            connection,
-            outputs,
-            job,
-            code_hash=hash_files(files),
-            sets=sets or (),
-            after=after,
-            git_revision=context.git_revision(),
-            plan=plan and plan.to_bytes(),
-        )
-        history.remember(context.state_root(), submission)
-        return submission
-
     with context.connect(outputs, identity) as connection:
         if dry_run:
-            for line in budget.budget_lines(books, run, now):
+            for line in budget.budget_lines(books, order.run, datetime.now(UTC)):
                 output.note(line)
             print(submit.dry_run(connection, outputs, job, sets=sets or (), after=after), end="")
             return
         if sync:
             code.send(connection, outputs.code_path, files)
-        asking = budget.Asking(
-            run=run, cluster=outputs.login_host_key, now=now, user=user(), force=force
+        submission = dispatch.dispatch(
+            order,
+            books,
+            connection,
+            outputs,
+            state=context.state_root(),
+            code_hash=hash_files(files),
+            git_revision=context.git_revision(),
+            say=output.note,
+            after=after,
+            force=force,
         )
-        submission = budget.submit_within_budget(books, connection, asking, send, say=output.note)
     if format is Format.JSON:
         output.print_json(
             {
                 **asdict(submission),
-                "forecast": plain_run(run),
-                "plan": plan and plan.to_json(),
+                "forecast": plain_run(order.run),
+                "plan": order.plan and order.plan.to_json(),
             }
         )
         return
@@ -108,28 +91,6 @@ def command(
     output.note(
         f"{job} is job {submission.job_id}; log: soperator logs {submission.job_id} -s {stack}"
     )
-
-
-def planned(
-    spec: StackSpec,
-    job: JobSpec,
-    files: Mapping[str, bytes],
-    sets: Sequence[str],
-    run: Forecast | UnknownRun,
-) -> Plan | None:
-    """The plan to ship, told on standard error; a job that cannot be planned goes without one."""
-    from cost.size.errors import SizeError
-    from infra.jobs.plan import plan_lines, plan_of
-
-    try:
-        plan = plan_of(spec, job, files, sets, run)
-    except SizeError as error:
-        for line in str(error).splitlines():
-            output.note(f"no plan: {line}")
-        return None
-    for line in plan_lines(plan) if plan is not None else ():
-        output.note(line)
-    return plan
 
 
 def declared(spec: StackSpec, name: str) -> JobSpec:
@@ -141,11 +102,3 @@ def declared(spec: StackSpec, name: str) -> JobSpec:
         f"{spec.name}: jobs: {name!r} is deployed but no longer declared; run `pulumi up --stack "
         f"{spec.name}`"
     )
-
-
-def user() -> str:
-    """Who asks, as this machine knows them; the number where it has no name for them."""
-    try:
-        return getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())

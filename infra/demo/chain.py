@@ -16,12 +16,16 @@ from pathlib import Path
 from infra.cli.errors import CliError
 from infra.demo import attempt
 from infra.demo.attempt import Attempt
-from infra.jobs import history, logs, pull, slurm, submit
+from infra.jobs import history, logs, pull, slurm
+from infra.jobs.books import Books, open_books
+from infra.jobs.budget import remember_forecast
+from infra.jobs.dispatch import asking, dispatch, order
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.parse import Job
 from infra.jobs.ssh import Connection
 from infra.jobs.submit import Submission
+from infra.render.archive import hash_files
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
 
@@ -46,13 +50,15 @@ class Chain:
     connection: Connection
     outputs: StackOutputs
     state: Path
-    code_hash: str
+    files: Mapping[str, bytes]
+    """The code that the cluster runs, path -> content: recipes are read from it."""
     git_revision: str | None
     say: Callable[[str], None]
 
     def run(self, spec: StackSpec, settings: Mapping[str, tuple[str, ...]]) -> list[Step]:
         """Every declared job to its end, each after the one it needs; the first failure ends it."""
-        self._adopt()
+        books = open_books(spec, self.state)
+        self._adopt(books)
         chosen: dict[str, Submission] = {}
         reused: set[str] = set()
         for job in in_order(spec):
@@ -61,7 +67,7 @@ class Chain:
             earlier = self._earlier(job, sets, needed)
             if earlier is not None:
                 reused.add(job.name)
-            chosen[job.name] = earlier or self._submit(job, sets, needed)
+            chosen[job.name] = earlier or self._submit(books, job, sets, needed)
         return [self._finish(each, reused=each.job in reused) for each in chosen.values()]
 
     def _earlier(
@@ -69,7 +75,7 @@ class Chain:
     ) -> Submission | None:
         """The newest submission that counts, and a line that says so."""
         for each in self._submissions():
-            if (each.job, each.code_hash, each.sets) != (job.name, self.code_hash, sets) or (
+            if (each.job, each.code_hash, each.sets) != (job.name, self._code_hash, sets) or (
                 needed is not None and int(each.job_id) < int(needed.job_id)
             ):
                 continue
@@ -88,7 +94,11 @@ class Chain:
                 return each
         return None
 
-    def _adopt(self) -> None:
+    @property
+    def _code_hash(self) -> str:
+        return hash_files(self.files)
+
+    def _adopt(self, books: Books) -> None:
         """Writes down the job whose submission was killed before its id came back."""
         begun = attempt.left(self.state)
         if begun is not None and begun.submission.cluster == self.outputs.login_host_key:
@@ -98,8 +108,16 @@ class Chain:
                 log_path = self.outputs.log_path(job.name, job.id)
                 found = replace(begun.submission, job_id=job.id, log_path=log_path)
                 history.remember(self.state, found)
+                self._forecast(books, found)
                 self.say(f"{job.name}: job {job.id} was submitted by a run that was killed")
         attempt.end(self.state)
+
+    def _forecast(self, books: Books, found: Submission) -> None:
+        """The found job's line of the ledger; one that is no longer declared has no forecast."""
+        declared = next((job for job in books.spec.jobs if job.name == found.job), None)
+        if declared is not None:
+            run = books.forecast(declared, found.sets)
+            remember_forecast(books, asking(run, self.outputs), found)
 
     def _submissions(self) -> list[Submission]:
         """What was submitted to this very cluster, newest first."""
@@ -110,21 +128,24 @@ class Chain:
         record = f"{self.outputs.results_path(job_id)}/run_record.json"
         return self.connection.run(f"test -s {shlex.quote(record)}").ok
 
-    def _submit(self, job: JobSpec, sets: tuple[str, ...], needed: Submission | None) -> Submission:
+    def _submit(
+        self, books: Books, job: JobSpec, sets: tuple[str, ...], needed: Submission | None
+    ) -> Submission:
         after = None
         if needed is not None and not slurm.find(self.connection, needed.job_id).succeeded:
             after = needed.job_id
-        attempt.begin(self.state, self._attempt(job.name, sets, after))
-        submission = submit.submit(
+        submission = dispatch(
+            order(books, job, self.files, sets, say=self.say),
+            books,
             self.connection,
             self.outputs,
-            job.name,
-            code_hash=self.code_hash,
-            sets=sets,
-            after=after,
+            state=self.state,
+            code_hash=self._code_hash,
             git_revision=self.git_revision,
+            say=self.say,
+            after=after,
+            begin=lambda: attempt.begin(self.state, self._attempt(job.name, sets, after)),
         )
-        history.remember(self.state, submission)
         attempt.end(self.state)
         waits = f", after job {after}" if after else ""
         self.say(f"{job.name}: submitted as job {submission.job_id}{waits}")
@@ -135,7 +156,7 @@ class Chain:
             stack=self.outputs.stack,
             job=job,
             job_id="",
-            code_hash=self.code_hash,
+            code_hash=self._code_hash,
             sets=sets,
             after=after,
             log_path="",

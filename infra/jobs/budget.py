@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from cost.budget import MonthBudget, month_of
+from cost.budget import MonthBudget, forecasts, month_of
 from cost.forecast import Forecast, UnknownRun
 from cost.ledger import LedgerError, OpenLedger
 from cost.ledger_entries import Entry, ForecastEntry, OverrideEntry
@@ -60,6 +60,14 @@ def submit_within_budget(
                 f"and `soperator spend --stack {submission.stack}` finds it once it ended"
             ) from error
     return submission
+
+
+def remember_forecast(books: Books, asking: Asking, submission: Submission) -> None:
+    """Writes down the forecast of a job whose submission was cut off before it did."""
+    with books.ledger.locked() as ledger:
+        key = (submission.cluster, submission.job_id)
+        if key not in forecasts(ledger.read().entries):
+            ledger.append(_forecast_entry(asking, submission))
 
 
 def budget_lines(books: Books, run: Forecast | UnknownRun, now: datetime) -> tuple[str, ...]:

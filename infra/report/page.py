@@ -12,8 +12,10 @@ import jinja2
 from markupsafe import Markup
 
 from cost.chat_table import answer_text
+from cost.component import CostComponent, Scope
 from cost.layout import Document, Format, lay_out
 from cost.part import Part
+from cost.table import BEYOND_SEED
 from cost.unit_costs import Basis, ChatCost, NotKnown, UnitCosts
 from infra.report import architecture, charts
 from infra.report.collect import Report, last_finished, total_seconds
@@ -59,8 +61,7 @@ def render(report: Report) -> str:
         bill=bill.estimate,
         problems=bill.problems,
         bill_parts=[
-            (part.value, list(lines))
-            for part, lines in groupby(bill.estimate.components, key=lambda line: line.section)
+            (name, list(lines)) for name, lines in groupby(bill.estimate.components, key=_heading)
         ],
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 (our own file)
         architecture=Markup(architecture.draw(report.spec)),  # noqa: S704 (escaped in svg.py)
@@ -83,6 +84,10 @@ def render(report: Report) -> str:
 def part_html(part: Part) -> str:
     """Tables and notes of one subject of the bill, as `soperator cost --format html` has them."""
     return lay_out(Document(heading=None, tables=part.tables, notes=part.notes), Format.HTML)
+
+
+def _heading(line: CostComponent) -> str:
+    return str(line.section) if line.scope is Scope.SEED else BEYOND_SEED
 
 
 def write(report: Report, path: Path) -> Path:

@@ -260,7 +260,7 @@ def test_a_chain_that_runs_again_uses_finished_jobs_and_repeats_changed_ones(
         connection=connection,
         outputs=cluster.outputs,
         state=tmp_path,
-        code_hash=hash_files(release(cluster.spec)),
+        files=release(cluster.spec),
         git_revision=None,
         say=said.append,
     )
@@ -287,7 +287,7 @@ def test_a_job_whose_number_never_came_back_is_found_again(
         connection=connection,
         outputs=cluster.outputs,
         state=tmp_path,
-        code_hash=digest,
+        files=release(cluster.spec),
         git_revision=None,
         say=said.append,
     )
@@ -307,7 +307,7 @@ def test_a_failed_job_ends_the_chain_with_its_last_words(
         connection=connection,
         outputs=cluster.outputs,
         state=tmp_path,
-        code_hash=hash_files(release(cluster.spec)),
+        files=release(cluster.spec),
         git_revision=None,
         say=lambda _text: None,
     )

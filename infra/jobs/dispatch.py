@@ -1,0 +1,121 @@
+"""Submits a declared job the one way there is: forecast, plan, budget, sbatch, history, ledger.
+
+`soperator submit` and the demo both come here, so that no job escapes the budget or its plan.
+Owns that order and what is said of it. What each step does is in the module of its name.
+    dispatch(order(books, job, files, sets, say=say), books, connection, outputs, ...)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from getpass import getuser
+from pathlib import Path
+
+from cost.forecast import Forecast, UnknownRun
+from cost.runs import run_lines
+from cost.size.errors import SizeError
+from cost.size.plan import Plan
+from infra.jobs import budget, history, submit
+from infra.jobs.books import Books
+from infra.jobs.outputs import StackOutputs
+from infra.jobs.plan import plan_lines, plan_of
+from infra.jobs.slurm import Shell
+from infra.jobs.submit import Submission
+from stacks.slurm_spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One declared job as it is about to be submitted."""
+
+    job: JobSpec
+    sets: tuple[str, ...]
+    run: Forecast | UnknownRun
+    plan: Plan | None
+    """None: the job does not train, or cannot be planned."""
+
+
+def order(
+    books: Books,
+    job: JobSpec,
+    files: Mapping[str, bytes],
+    sets: Sequence[str] = (),
+    *,
+    say: Callable[[str], None],
+) -> Order:
+    """What the job is expected to take and the plan that it ships, both told; `files` is code."""
+    run = books.forecast(job, sets)
+    for line in run_lines(run):
+        say(line)
+    plan = None
+    try:
+        plan = plan_of(books.spec, job, files, sets, run)
+    except SizeError as error:
+        for line in str(error).splitlines():
+            say(f"no plan: {line}")
+    for line in plan_lines(plan) if plan is not None else ():
+        say(line)
+    return Order(job=job, sets=tuple(sets), run=run, plan=plan)
+
+
+def dispatch(
+    ordered: Order,
+    books: Books,
+    shell: Shell,
+    outputs: StackOutputs,
+    *,
+    state: Path,
+    code_hash: str,
+    git_revision: str | None,
+    say: Callable[[str], None],
+    after: str | None = None,
+    force: bool = False,
+    begin: Callable[[], None] = lambda: None,
+) -> Submission:
+    """The submission, written down here and in the ledger; refused where the budget has no room.
+
+    `begin` runs after every refusal and right before sbatch.
+    """
+
+    def send() -> Submission:
+        begin()
+        submission = submit.submit(
+            shell,
+            outputs,
+            ordered.job.name,
+            code_hash=code_hash,
+            sets=ordered.sets,
+            after=after,
+            git_revision=git_revision,
+            plan=ordered.plan and ordered.plan.to_bytes(),
+        )
+        history.remember(state, submission)
+        return submission
+
+    return budget.submit_within_budget(
+        books, shell, asking(ordered.run, outputs, force=force), send, say=say
+    )
+
+
+def asking(
+    run: Forecast | UnknownRun, outputs: StackOutputs, *, force: bool = False
+) -> budget.Asking:
+    """The run as it stands before the budget now, asked by the user of this process."""
+    return budget.Asking(
+        run=run,
+        cluster=outputs.login_host_key,
+        now=datetime.now(UTC),
+        user=_user(),
+        force=force,
+    )
+
+
+def _user() -> str:
+    """Who asks, as this machine knows them; the number where it has no name for them."""
+    try:
+        return getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

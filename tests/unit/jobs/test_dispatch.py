@@ -1,0 +1,79 @@
+"""A declared job is submitted with its forecast, its plan and its line in the ledger, or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from cost.ledger_entries import ForecastEntry
+from infra.jobs import history
+from infra.jobs.books import Books, open_books
+from infra.jobs.budget import remember_forecast
+from infra.jobs.dispatch import asking, dispatch, order
+from infra.jobs.errors import JobsError
+from infra.jobs.plan import VARIABLE
+from infra.jobs.submit import Submission
+from infra.render.archive import code_files
+from stacks.cost_spec import BudgetSpec
+from stacks.load import STACKS_DIR
+from tests.unit.cost.run_stacks import job_of, l40s
+from tests.unit.jobs.test_submit import HASH, OUTPUTS, Recorded
+
+pytestmark = pytest.mark.usefixtures("public_key_file")
+
+
+def books(state: Path, **changes: object) -> Books:
+    return open_books(l40s(**changes), state)
+
+
+def sent(of: Books, shell: Recorded, state: Path, begun: list[str]) -> tuple[Submission, list[str]]:
+    """`finetune` of seed 000 (forecast 36.5504 USD) and what was said."""
+    said: list[str] = []
+    files = code_files(STACKS_DIR.parent, of.spec)
+    submission = dispatch(
+        order(of, job_of(of.spec), files, say=said.append),
+        of,
+        shell,
+        OUTPUTS,
+        state=state,
+        code_hash=HASH,
+        git_revision=None,
+        say=said.append,
+        begin=lambda: begun.append(f"after {len(shell.asked)} commands"),
+    )
+    return submission, said
+
+
+def test_a_job_leaves_its_forecast_its_plan_and_its_history(tmp_path: Path) -> None:
+    of, shell, begun = books(tmp_path), Recorded(), list[str]()
+    submission, said = sent(of, shell, tmp_path, begun)
+    assert said[0].startswith("Forecast of finetune: 2.00 h on 4 x 2gpu-64vcpu-384gb, $36.55")
+    assert any(line.startswith("plan: ") for line in said)
+    assert f"{VARIABLE}=" in shell.asked[-1]
+    assert history.submissions(tmp_path, "local") == (submission,)
+    (entry,) = of.ledger.read().entries
+    assert isinstance(entry, ForecastEntry)
+    assert (entry.job_id, entry.nodes_usd) == ("12", Decimal("36.550400"))
+    assert begun == ["after 0 commands"]
+
+
+def test_a_job_that_the_budget_has_no_room_for_is_never_begun(tmp_path: Path) -> None:
+    of = books(tmp_path, budget=BudgetSpec(usd_per_month=Decimal(36)))
+    begun: list[str] = []
+    with pytest.raises(JobsError, match=r"36\.55"):
+        sent(of, Recorded(stdout="--\n"), tmp_path, begun)
+    assert begun == []
+    assert history.submissions(tmp_path, "local") == ()
+    assert of.ledger.read().entries == ()
+
+
+def test_a_forecast_that_was_cut_off_is_written_down_once(tmp_path: Path) -> None:
+    of = books(tmp_path)
+    submission, _ = sent(of, Recorded(), tmp_path, [])
+    asked = asking(of.forecast(job_of(of.spec)), OUTPUTS)
+    remember_forecast(of, asked, submission)
+    remember_forecast(of, asked, replace(submission, job_id="13"))
+    assert [entry.job_id for entry in of.ledger.read().entries] == ["12", "13"]
