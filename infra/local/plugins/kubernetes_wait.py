@@ -54,6 +54,8 @@ def timeout_of(inputs: dict[str, Any]) -> float:
 def readiness_of(target: dict[str, Any]) -> Wait | None:
     """What readiness of a Soperator object means; None for kinds that are ready at once."""
     phase = _READY_PHASES.get(target["kind"])
+    if target.get("spec", {}).get("maintenance", "none").startswith("downscale"):
+        return None  # a stopped cluster never gets there
     if phase is None or not target["apiVersion"].startswith("slurm.nebius.ai/"):
         return None
 

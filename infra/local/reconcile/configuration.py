@@ -20,6 +20,11 @@ _SLURM_NAMES: Final = {
     "messageTimeout": "MessageTimeout",
     "minJobAge": "MinJobAge",
 }
+_PRIORITIES: Final = {
+    "priorityWeightAge": "PriorityWeightAge",
+    "priorityWeightFairshare": "PriorityWeightFairshare",
+    "priorityWeightQOS": "PriorityWeightQOS",
+}
 _DEFAULT_PARTITIONS: Final = (
     Partition(name="main", config="Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES"),
     Partition(name="hidden", config="Default=NO Hidden=YES MaxTime=INFINITE State=UP"),
@@ -46,7 +51,8 @@ def slurm_settings(
         raw_partitions=tuple(partitions.get("rawConfig") or ()) if kind == "custom" else (),
         accounting=accounting,
         job_gather=gather.get("jobAcctGatherType", "jobacct_gather/linux"),
-        slurm_config={slurm: config[key] for key, slurm in _SLURM_NAMES.items() if key in config},
+        slurm_config={slurm: config[key] for key, slurm in _SLURM_NAMES.items() if key in config}
+        | {slurm: gather[key] for key, slurm in _PRIORITIES.items() if gather.get(key)},
         custom=spec.get("customSlurmConfig", ""),
     )
 

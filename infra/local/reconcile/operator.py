@@ -15,6 +15,7 @@ from typing import Final
 
 from infra.kube.client import KubeClient, KubeError
 from infra.local.reconcile.garbage import bind_claims, end_namespaces, release_deleted
+from infra.local.reconcile.jail_files import write_jail_files
 from infra.local.reconcile.plan import (
     DATABASE,
     DATABASE_POD,
@@ -70,6 +71,8 @@ class Operator:
         plan = make_plan(
             snapshot, places=self._places, ports=self.ports, worker_port=self._worker_port
         )
+        if plan.cluster is not None and plan.cluster.controller.jail is not None:
+            write_jail_files(snapshot, plan.cluster.source, plan.cluster.controller.jail)
         waiting = self.runtime.converge(self._daemons(plan))
         self._report(plan, waiting)
         release_deleted(self.client, snapshot)
@@ -128,7 +131,12 @@ class Operator:
 
     def _report(self, plan: Plan, waiting: dict[str, str]) -> None:
         reports = [
-            (item.source, nodeset_status(item, waiting, cluster_runs=plan.cluster is not None))
+            (
+                item.source,
+                nodeset_status(
+                    item, waiting, cluster_runs=plan.cluster is not None, stopped=plan.stopped
+                ),
+            )
             for item in plan.nodesets
         ]
         reports += [(source, refused_status(source, reason)) for source, reason in plan.refused]

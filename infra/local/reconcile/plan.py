@@ -82,6 +82,8 @@ class Plan:
     nodesets: tuple[NodeSetPlan, ...] = ()
     refused: tuple[tuple[Object, str], ...] = ()
     """SlurmClusters that do not come up, and why."""
+    stopped: bool = False
+    """Whether maintenance keeps every pod away, so that none is missed."""
 
 
 def make_plan(
@@ -102,7 +104,9 @@ def make_plan(
     problem = maker.refusal()
     if problem:
         stopped = tuple(replace(item, pods=()) for item in nodesets)
-        return Plan(nodesets=stopped, refused=((first, problem), *refused))
+        return Plan(
+            nodesets=stopped, refused=((first, problem), *refused), stopped=is_stopped(first)
+        )
     return Plan(cluster=maker.cluster(nodesets), nodesets=nodesets, refused=tuple(refused))
 
 
@@ -130,9 +134,8 @@ class _Maker:
 
     def refusal(self) -> str:
         """Why nothing of the cluster comes up; empty if it may."""
-        maintenance = self._spec.get("maintenance", "none")
-        if maintenance.startswith("downscale"):
-            return f"maintenance is '{maintenance}': every pod is stopped"
+        if is_stopped(self._cluster):
+            return f"maintenance is '{self._spec['maintenance']}': every pod is stopped"
         if _JAIL not in self._sources:
             known = ", ".join(self._sources) or "none"
             return f"spec.volumeSources has no source named 'jail' (has: {known})"
@@ -170,7 +173,12 @@ class _Maker:
         if reference != name_of(self._cluster) or not same_place:
             return NodeSetPlan(source=item, problem=_missing_cluster(item))
         spec = item["spec"]
-        replicas = 0 if spec.get("ephemeralNodes") else spec.get("replicas", 1)
+        # Nothing here powers nodes up and down: of an elastic set the first ones run.
+        replicas = (
+            spec.get("initialNumberEphemeralNodes", 1)
+            if spec.get("ephemeralNodes")
+            else spec.get("replicas", 1)
+        )
         pods = tuple(self._worker(item, ordinal) for ordinal in range(replicas))
         memory = quantity(spec["slurmd"]["resources"].get("memory"))
         config = spec.get("nodeConfig") or {}
@@ -348,6 +356,11 @@ class _Maker:
     def _no_source(self, name: str | None) -> str:
         known = ", ".join(self._sources) or "none"
         return f"volumeSourceName '{name}' is not in spec.volumeSources (has: {known})"
+
+
+def is_stopped(cluster: Object) -> bool:
+    """Whether the maintenance mode of a SlurmCluster has no pods."""
+    return cluster["spec"].get("maintenance", "none").startswith("downscale")
 
 
 def _source(mount: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -55,12 +55,14 @@ def refused_status(source: Object, reason: str) -> dict[str, Any]:
 
 
 def nodeset_status(
-    plan: NodeSetPlan, waiting: Mapping[str, str], *, cluster_runs: bool
+    plan: NodeSetPlan, waiting: Mapping[str, str], *, cluster_runs: bool, stopped: bool = False
 ) -> dict[str, Any]:
-    """Status of a NodeSet: ready once every worker of it is."""
-    wanted = plan.source["spec"].get("replicas", 1)
+    """Status of a NodeSet: ready once every worker of it is; none is wanted of a stopped one."""
+    wanted = len(plan.pods) or plan.source["spec"].get("replicas", 1)
     if plan.problem:
         problems = [plan.problem]
+    elif stopped:
+        problems = []
     elif not cluster_runs:
         problems = ["the SlurmCluster does not come up"]
     else:
