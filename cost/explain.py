@@ -14,8 +14,9 @@ from difflib import get_close_matches
 from cost.bill import Bill
 from cost.chat import ChatCost
 from cost.component import CostComponent, Input, Scope
+from cost.explain_break_even import break_even_items
 from cost.explain_chat import chat_expression, chat_items, cluster_expression, room_expression
-from cost.explain_run import run_items
+from cost.explain_run import preemption_items, run_items
 from cost.explanation import Explanation, Figure, added, line_expression, number
 from cost.limits import Limit, limits
 from cost.price import HOURS_PER_MONTH
@@ -23,14 +24,24 @@ from cost.unit_costs import NotKnown
 
 _ALIASES = {
     "per_chat_usd": "chat",
+    "serving_node_per_chat_usd": "chat",
     "per_1m_tokens_usd": "chat",
     "per_run_usd": "run",
     "hourly_usd": "total",
     "hourly_high_usd": "total",
     "monthly_low_usd": "total",
     "monthly_high_usd": "total",
+    "subtotal_low_usd": "total.seed",
+    "subtotal_high_usd": "total.seed",
+    "subtotal": "total.seed",
+    "subtotal, not in seed 000": "total.beyond",
+    "$/h": "total",
+    "$/month": "total",
+    "$/run": "run",
+    "$/1m tokens": "chat",
+    "$/chat": "chat",
 }
-"""Keys of the output `cost` and the item that explains them."""
+"""Keys of the output `cost`, names that are printed, and the item that explains each."""
 _MOST_HINTS = 3
 
 
@@ -42,7 +53,9 @@ def explain(bill: Bill, item: str) -> Explanation:
     """The explanation of the item; a line also answers to the name that the bill prints."""
     found = {each.item: each for each in explanations(bill)}
     names = {line.name.lower(): line.id for line in bill.estimate.components}
-    wanted = _ALIASES.get(item, item)
+    names |= {amount.label.lower(): _run_item(amount.name) for amount in bill.amounts}
+    names |= {amount.name.lower(): _run_item(amount.name) for amount in bill.amounts}
+    wanted = _ALIASES.get(item.strip().lower(), item)
     key = wanted if wanted in found else names.get(item.strip().lower(), "")
     if key in found:
         return found[key]
@@ -62,9 +75,16 @@ def explanations(bill: Bill) -> Iterator[Explanation]:
         yield _line(line)
     yield from _totals(bill)
     yield from chat_items(bill)
+    yield from break_even_items(bill)
     yield from run_items(bill)
+    yield from preemption_items(bill)
     for limit in limits(bill.inputs):
         yield _limit(bill, limit)
+
+
+def _run_item(name: str) -> str:
+    """`per_run_usd[finetune]` of the outputs is the item `run[finetune]`."""
+    return name.replace("per_run_usd[", "run[")
 
 
 def _line(line: CostComponent) -> Explanation:

@@ -1,4 +1,4 @@
-"""Explains what runs cost: run_items(bill) -> the last measured run and every forecast.
+"""Explains what runs cost: the last measured run, every forecast, and what preemption adds.
 
 The expressions are those of unit_costs.py, forecast.py and run_rates.py with their numbers in it.
 """
@@ -6,13 +6,16 @@ The expressions are those of unit_costs.py, forecast.py and run_rates.py with th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 
 from cost.bill import Bill
 from cost.component import Input
 from cost.explanation import Explanation, Figure, number
 from cost.forecast import Forecast, UnknownRun, forecasts
+from cost.preemption import Disturbance
 from cost.price import HOURS_PER_MONTH
 from cost.run_rates import RunRates, run_rates
+from cost.runs import PreemptionCost, preemption_costs
 from cost.unit_costs import NotKnown, RunCost
 
 LAST = "run"
@@ -31,6 +34,61 @@ def run_items(bill: Bill) -> Iterator[Explanation]:
     rates = run_rates(bill.spec, bill.estimate, bill.book)
     for found in forecasts(rates, bill.records):
         yield _unknown(found) if isinstance(found, UnknownRun) else _forecast(bill, rates, found)
+
+
+def preemption_items(bill: Bill) -> Iterator[Explanation]:
+    """What an hour of useful work costs on preemptible nodes: `preemption[JOB]`."""
+    rates = run_rates(bill.spec, bill.estimate, bill.book)
+    for cost in preemption_costs(rates, bill.inputs):
+        yield Explanation(
+            item=f"preemption[{cost.job}]",
+            title=f"Preemptible against on-demand nodes of {cost.job}",
+            formula="M = 86400 s / (preemptions x nodes), t = Daly's interval; slowdown = "
+            "M e^(R/M) (e^((t + d)/M) - 1) / t; USD a node-hour x nodes x slowdown",
+            inputs=tuple(_preemption_inputs(cost.job, cost.losses)),
+            figures=tuple(_preemption_figures(cost)),
+            notes=() if cost.reason is None else (f"NOT KNOWN: {cost.reason}.",),
+        )
+
+
+def _preemption_inputs(job: str, losses: Disturbance) -> Iterator[Input]:
+    stall, slowdown = losses.stall, losses.slowdown
+    day = "" if stall.measured_on is None else f", measured on {stall.measured_on.isoformat()}"
+    daly, young = "J. T. Daly, FGCS 22(3), 2006", "J. W. Young, CACM 17(9), 1974"
+    for name, value, source in (
+        ("preemptions a node-day", losses.preemptions_per_node_day, losses.source),
+        ("nodes", Decimal(losses.num_nodes), f"jobs[{job}].nodes"),
+        ("R: seconds to restart", losses.restart_s, losses.source),
+        ("d: seconds of a checkpoint", stall.seconds, f"{stall.source}{day}"),
+        ("M: seconds between preemptions", losses.mtbf_s, "86400 / (preemptions x nodes)"),
+        ("t: seconds between checkpoints", losses.interval_s, f"{daly}, equation 37"),
+        ("the same to first order", losses.young_s, f"{young}: sqrt(2 d M)"),
+        ("slowdown", None if slowdown is None else slowdown.factor, f"{daly}, equation 20"),
+    ):
+        if value is not None:
+            yield Input(name=name, value=number(value), source=source)
+
+
+def _preemption_figures(cost: PreemptionCost) -> Iterator[Figure]:
+    nodes, slowdown = cost.losses.num_nodes, cost.losses.slowdown
+    unit = "USD for an hour of useful work"
+    if cost.on_demand_usd_per_hour is not None:
+        rate = number(cost.on_demand_usd_per_hour / nodes)
+        yield Figure(
+            name="on-demand",
+            unit=unit,
+            expression=f"{rate} * {nodes}",
+            value=cost.on_demand_usd_per_hour,
+        )
+    if cost.preemptible_usd_per_hour is not None and slowdown is not None:
+        assert cost.preemptible_node_usd_per_hour is not None
+        rate = number(cost.preemptible_node_usd_per_hour)
+        yield Figure(
+            name="preemptible",
+            unit=unit,
+            expression=f"{rate} * {nodes} * {number(slowdown.factor)}",
+            value=cost.preemptible_usd_per_hour,
+        )
 
 
 def _measured(bill: Bill, run: RunCost) -> Explanation:

@@ -6,7 +6,7 @@ max_nodes. What a broken limit does to a preview is policy.py's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
@@ -14,6 +14,7 @@ from typing import Final
 from cost.component import Scope
 from cost.layout import small_usd_text, usd_text
 from cost.part import Inputs
+from cost.summary import number
 from cost.unit_costs import NotKnown
 from stacks.catalog import find_preset
 from stacks.node_spec import Billing
@@ -59,15 +60,23 @@ def _total(inputs: Inputs, name: str) -> Iterator[Limit]:
         return
     usd = total.hourly_high_usd if hourly else total.monthly_high_usd
     bound = "at least " if total.is_lower_bound else ""
+    got, allowed = _told_apart(usd, most, usd_text)
     yield _limit(
         name,
-        got=f"{bound}{usd_text(usd)}",
-        allowed=f"{usd_text(most)} {'an hour' if hourly else 'a month'}",
+        got=f"{bound}{got}",
+        allowed=f"{allowed} {'an hour' if hourly else 'a month'}",
         is_kept=_within(inputs, usd, most),
         why=_missing(inputs, usd, most),
         value=usd,
         most=most,
     )
+
+
+def _told_apart(usd: Decimal, most: Decimal, text: Callable[[Decimal], str]) -> tuple[str, str]:
+    """Both amounts as printed elsewhere, or with every digit where those would look the same."""
+    if usd != most and text(usd) == text(most):
+        return f"${number(usd)}", f"${number(most)}"
+    return text(usd), text(most)
 
 
 def _within(inputs: Inputs, usd: Decimal, most: Decimal) -> bool | None:

@@ -226,3 +226,44 @@ def test_an_explanation_prints_in_every_format(format: Format):
         assert [each["value"] for each in document["figures"]] == [
             f"{each.value:f}".rstrip("0") for each in found.figures
         ]
+
+
+def test_break_even_rests_on_the_prices_of_the_api_and_on_the_room():
+    found = explain(
+        bill_of(load_stack("l40s-dev")),
+        "break-even[Optimized Target][anthropic/claude-haiku-4.5]",
+    )
+    figures = {figure.name: figure for figure in found.figures}
+    assert figures["the API"].value == Decimal("0.018")
+    assert (
+        figures["the API"].expression
+        == "(8000 * (1 - 0) * 1 + 8000 * 0 * 0.1 + 2000 * 5) / 1000000"
+    )
+    # One node of 4.5688 USD an hour, 24 hours, 0.018 USD a chat.
+    assert figures["serving nodes, on-demand"].value == Decimal("4.5688") * 24 / Decimal("0.018")
+    assert any(each.name == "room, chats a day" and each.value == "8640" for each in found.inputs)
+
+
+def test_preemption_shows_its_interval_with_the_paper_and_the_slowdown():
+    found = explain(bill_of(load_stack("h100-prod")), "preemption[finetune]")
+    names = {each.name: each for each in found.inputs}
+    assert names["M: seconds between preemptions"].value == "43200"
+    assert "equation 37" in names["t: seconds between checkpoints"].source
+    on_demand, preemptible = found.figures
+    assert on_demand.value == 72
+    assert preemptible.expression.endswith(f" * 2 * {names['slowdown'].value}")
+
+
+@pytest.mark.parametrize(
+    ("name", "item"),
+    [
+        ("Subtotal", "total.seed"),
+        ("Subtotal, not in seed 000", "total.beyond"),
+        ("subtotal_high_usd", "total.seed"),
+        ("$/chat", "chat"),
+        ("$/run of finetune", "run[finetune]"),
+        ("per_run_usd[finetune]", "run[finetune]"),
+    ],
+)
+def test_a_figure_answers_to_the_name_that_it_is_printed_under(name: str, item: str):
+    assert explain(bill_of(load_stack("l40s-dev")), name).item == item
