@@ -82,6 +82,16 @@ class BackupSpec:
     """Daily copies that are kept."""
     size_gib: int
     """Size of one copy that is paid for."""
+    schedule: str = "@daily-random"
+    """When a copy is made: cron, or a word of k8up such as `@daily-random`."""
+    prune_schedule: str = "@weekly-random"
+    """When copies beyond `keep_daily` are removed."""
+    password_version: int = 1
+    """Raised to rotate: a new password with a repository of its own; earlier ones are kept."""
+    key_version: int = 1
+    """Raised to make a new access key at once."""
+    key_days: int = 365
+    """Life of an access key; the first `up` in its last quarter makes the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

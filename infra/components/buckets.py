@@ -5,29 +5,42 @@ from __future__ import annotations
 import pulumi
 
 from infra.components.base import child, kept
+from infra.nebius.resource import Resource
 from stacks.spec import StackSpec
 
 
 class Buckets(pulumi.ComponentResource):
     """One bucket per declared use; a stack that declares none gets none."""
 
+    backups: Resource | None
+    """For copies of the jail."""
+    configs: Resource | None
+    """For configurations of runs."""
+
     def __init__(
         self, name: str, spec: StackSpec, opts: pulumi.ResourceOptions | None = None
     ) -> None:
         super().__init__("soperator:infra:Buckets", name, None, opts)
         storage = spec.storage
-        declared = {
-            "backups": storage.backup is not None,
-            "configs": storage.config_bucket_gib is not None,
-        }
-        for use in (use for use, wanted in declared.items() if wanted):
-            child(
-                self,
-                "nebius:storage/v1:Bucket",
-                f"{name}-{use}",
-                parent_id=spec.nebius.project_id,
-                # A config is found again as it was for any run; backups rotate by themselves.
-                spec={"versioning_policy": "enabled" if use == "configs" else "disabled"},
-                opts=kept(spec),
-            )
+        # Backups rotate by themselves; a config is found again as it was for any run.
+        self.backups = (
+            None
+            if storage.backup is None
+            else self._bucket(f"{name}-backups", spec, versioning="disabled")
+        )
+        self.configs = (
+            None
+            if storage.config_bucket_gib is None
+            else self._bucket(f"{name}-configs", spec, versioning="enabled")
+        )
         self.register_outputs({})
+
+    def _bucket(self, name: str, spec: StackSpec, *, versioning: str) -> Resource:
+        return child(
+            self,
+            "nebius:storage/v1:Bucket",
+            name,
+            parent_id=spec.nebius.project_id,
+            spec={"versioning_policy": versioning},
+            opts=kept(spec),
+        )

@@ -1,5 +1,6 @@
-"""SSH key pairs that the program makes: the deploy key and the login node's host key."""
+"""Secrets that the program makes: SSH key pairs, passwords, and the days on which keys end."""
 
 from infra.keys.key_pair import KeyPair
+from infra.keys.rotated import Expiry, Password
 
-__all__ = ["KeyPair"]
+__all__ = ["Expiry", "KeyPair", "Password"]

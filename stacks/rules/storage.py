@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -10,7 +11,7 @@ from stacks.problem import Findings
 from stacks.rules.naming import is_under, name_problem, path_problem, repeated
 from stacks.rules.nodes import node_groups
 from stacks.spec import StackSpec
-from stacks.storage_spec import PLACES, FilesystemSpec, FilesystemType, SubmountSpec
+from stacks.storage_spec import PLACES, BackupSpec, FilesystemSpec, FilesystemType, SubmountSpec
 
 # The tag of a virtiofs device has 36 bytes (virtio 1.2, 5.11.4); ours is jail-submount-<name>.
 _SUBMOUNT_NAME_MAX: Final = 36 - len("jail-submount-")
@@ -21,6 +22,9 @@ _RESERVED: Final = (
 )  # fmt: skip
 # Recipe, files of 2026-07 to 09: WEKA wants presets of 32 vCPUs or more everywhere.
 _WEKA_MIN_VCPUS: Final = 32
+_SCHEDULE: Final = re.compile(
+    r"@(hourly|daily|weekly|monthly|yearly|annually)(-random)?|[0-9*/,-]+( [0-9A-Za-z*/,-]+){4}"
+)
 # Places that every node must see the same files at.
 _SHARED_PLACES: Final = frozenset(PLACES) - {"scratch", "cache"}
 
@@ -60,6 +64,8 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
             "paid for and unused: slurm.accounting is false",
             rule="storage.accounting-unused",
         )
+    if storage.backup is not None:
+        _check_schedules(storage.backup, findings)
     jail_gib = storage.jail.size_gib
     if storage.backup is not None and jail_gib is not None and storage.backup.size_gib > jail_gib:
         findings.warn(
@@ -122,6 +128,18 @@ def _check_deletion(
             "set one of them to false",
             rule="storage.forbid-and-purge",
         )
+
+
+def _check_schedules(backup: BackupSpec, findings: Findings) -> None:
+    schedules = {"schedule": backup.schedule, "prune_schedule": backup.prune_schedule}
+    for key, text in schedules.items():
+        if not _SCHEDULE.fullmatch(text):
+            findings.error(
+                f"storage.backup.{key}",
+                f"'{text}' is no schedule; give five fields of cron, or @hourly, @daily, @weekly, "
+                "@monthly or @yearly, with -random to spread the load",
+                rule="storage.backup-schedule",
+            )
 
 
 def _check_weka(spec: StackSpec, findings: Findings) -> None:

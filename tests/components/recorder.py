@@ -24,13 +24,21 @@ _SIGNATURE = "4dabf18193072939515e22adb298388d"
 _SECRET = "1b47061264138c4ac30d75fd1eb44270"
 _CLUSTER_STATUS = {
     "control_plane": {
-        "endpoints": {"public_endpoint": "https://kube.test:443"},
+        "endpoints": {
+            "public_endpoint": "https://kube.test:443",
+            "private_endpoint": "https://10.0.0.1:443",
+        },
         "auth": {"cluster_ca_certificate": "CA-CERTIFICATE"},
     }
 }
 _STATUS: dict[str, Mapping[str, Any]] = {
     "nebius:vpc/v1:Allocation": {"details": {"allocated_cidr": "203.0.113.7/32"}},
     "nebius:mk8s/v1:Cluster": _CLUSTER_STATUS,
+    "nebius:storage/v1:Bucket": {"domain_name": "storage.test"},
+    "nebius:iam/v2:AccessKey": {
+        "aws_access_key_id": "KEY-ID",
+        "secret": {_SIGNATURE: _SECRET, "value": "HIDDEN access key"},
+    },
 }
 
 
@@ -117,6 +125,12 @@ class _Answers(mocks.Mocks):
         if args.typ == "soperator:ssh:KeyPair":
             state["public_key"] = f"ssh-ed25519 PUBLIC {args.name}"
             state["private_key"] = {_SIGNATURE: _SECRET, "value": f"PRIVATE {args.name}"}
+        if args.typ == "soperator:random:Password":
+            state["fingerprint"] = f"fingerprint-{args.name}"
+            state["password"] = {_SIGNATURE: _SECRET, "value": f"HIDDEN {args.name}"}
+            state["earlier"] = {_SIGNATURE: _SECRET, "value": {"old": "HIDDEN earlier"}}
+        if args.typ == "soperator:time:Expiry":
+            state["at"] = "2027-11-21T00:00:00Z"
         if args.typ == "command:remote:Command":
             state["stdout"] = f"output of {args.name}"
         return f"{args.typ.rpartition(':')[2].lower()}-{args.name}", state

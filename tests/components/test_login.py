@@ -50,7 +50,7 @@ def test_every_connection_uses_the_deploy_key_and_pins_the_host_key(
 
 def test_the_pinned_key_is_the_one_that_the_login_node_gets(deployed: Deploy, stack: str) -> None:
     recorder = deployed(stack)
-    secret = recorder.one("kubernetes:core/v1:Secret")
+    secret = recorder.one("kubernetes:core/v1:Secret", f"{stack}-login-host-keys")
     values = release(recorder, "slurm-cluster").inputs["values"]
     assert secret.inputs["metadata"]["name"] == values["secrets"]["sshdKeysName"]
     assert secret.inputs["stringData"] == {

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from stacks.load import load_stack, stack_names
 from tests.components.conftest import Deploy
 
 NODE_GROUP = "nebius:mk8s/v1:NodeGroup"
+IN_A_GROUP = ("nebius:iam/v1:AccessPermit", "nebius:iam/v1:GroupMembership")
 
 
 @pytest.mark.parametrize("stack", stack_names())
 def test_the_parent_of_a_node_group_is_the_cluster_and_never_the_project(
-    deployed: Deploy, stack: str
+    deployed: Deploy, stack: str, public_key_file: Path
 ) -> None:
     """The API takes a project's id as a parent of nearly everything else."""
     groups = deployed(stack).of(NODE_GROUP)
@@ -26,7 +29,7 @@ def test_what_is_not_a_node_group_belongs_to_the_project(deployed: Deploy, stack
     recorder = deployed(stack)
     project = {"local": "project-e00p"}.get(stack, "project-e00replaceme")
     for each in recorder.registered:
-        if each.type.startswith("nebius:") and each.type != NODE_GROUP:
+        if each.type.startswith("nebius:") and each.type not in (NODE_GROUP, *IN_A_GROUP):
             assert each.inputs["metadata"]["parent_id"] == project, each.name
 
 

@@ -19,13 +19,30 @@ OWNER = {
     "nebius:mk8s/v1:Cluster": "KubeCluster",
     "nebius:mk8s/v1:NodeGroup": "NodeGroups",
     "nebius:compute/v1:GpuCluster": "NodeGroups",
+    "nebius:applications/v1alpha1:K8sRelease": "NvidiaOperators",
     "soperator:ssh:KeyPair": "Stack",
     "pulumi:providers:kubernetes": "Stack",
     "kubernetes:core/v1:Namespace": "SlurmCluster",
+    "nebius:iam/v1:ServiceAccount": "Backups",
+    "nebius:iam/v1:Group": "Backups",
+    "nebius:iam/v1:GroupMembership": "Backups",
+    "nebius:iam/v1:AccessPermit": "Backups",
+    "nebius:iam/v2:AccessKey": "Backups",
+    "soperator:random:Password": "Backups",
+    "soperator:time:Expiry": "Backups",
     "kubernetes:core/v1:Secret": "SlurmCluster",
     "command:remote:Command": "Login",
     "command:remote:CopyToRemote": "Login",
 }
+BACKUPS = {
+    "k8up",
+    *(
+        f"{stack}-{name}"
+        for stack in stack_names()
+        for name in ("jail-backup", "jail-backup-schedule")
+    ),
+}
+"""Of types that other components have too."""
 SLURM_RELEASES = {"slurm-cluster-storage", "slurm-cluster", "nodesets", "soperator-activechecks"}
 
 
@@ -39,7 +56,7 @@ def test_every_resource_is_under_its_component_under_the_stack(
     """The chain is in the URN: moving a resource later would replace it."""
     recorder = deployed(stack)
     for each in custom(recorder):
-        owner = OWNER.get(each.type)
+        owner = "Backups" if each.name in BACKUPS else OWNER.get(each.type)
         if owner is None:
             owner = "SlurmCluster" if each.name in SLURM_RELEASES else "Soperator"
         above = STACK if owner == "Stack" else f"{STACK}$soperator:infra:{owner}"

@@ -94,11 +94,29 @@ def _fill_subnet(resource: Any, phase: Phase) -> None:
         resource.status.ipv4_private_cidrs.append("10.0.0.0/16")
 
 
+def _fill_bucket(resource: Any, phase: Phase) -> None:
+    resource.status.domain_name = "storage.eu-north1.nebius.cloud"
+
+
+def _fill_access_key(resource: Any, phase: Phase) -> None:
+    own = resource.metadata.id.rpartition("-")[2]
+    resource.status.aws_access_key_id = f"NAKI{own[-12:].upper()}"
+    # The first version of the API has no such field: a call of its own hands the secret out.
+    mode = resource.spec.DESCRIPTOR.fields_by_name.get("secret_delivery_mode")
+    if mode is None:
+        return
+    name = mode.enum_type.values_by_number[resource.spec.secret_delivery_mode].name
+    if name == "INLINE":
+        resource.status.secret = f"emulated-secret-{own[-8:]}"
+
+
 _FILLERS: Final[Mapping[str, Callable[[Any, Phase], None]]] = {
+    "accesskey": _fill_access_key,
     "computedisk": _fill_size,
     "computefilesystem": _fill_size,
     "mk8scluster": _fill_cluster,
     "mk8snodegroup": _fill_node_group,
+    "storagebucket": _fill_bucket,
     "vpcallocation": _fill_allocation,
     "vpcsubnet": _fill_subnet,
 }

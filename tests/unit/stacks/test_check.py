@@ -66,6 +66,8 @@ ERRORS: list[tuple[Change, str, str]] = [
      "storage.submounts[2].forbid_deletion", "does not change"),
     (lambda c: (c["storage"].update(purge_on_destroy=True), submount(c, forbid_deletion=True)),
      "storage.submounts[2].forbid_deletion", "refused half-way"),
+    (lambda c: c["storage"].update(backup={"keep_daily": 7, "size_gib": 1, "schedule": "daily"}),
+     "storage.backup.schedule", "'daily' is no schedule"),
     (lambda c: (c["storage"]["jail"].update(type="weka"), submount(c, type="weka")),
      "storage", "a cluster can have one"),
     (lambda c: submount(c, name="Data"), "storage.submounts[2].name", "lower-case"),

@@ -90,7 +90,17 @@ stacks = st.builds(
             max_size=2,
         ).map(tuple),
         memory=st.none() | st.builds(MemoryMountSpec, mount_path=texts, size_gib=sizes),
-        backup=st.none() | st.builds(BackupSpec, keep_daily=sizes, size_gib=sizes),
+        backup=st.none()
+        | st.builds(
+            BackupSpec,
+            keep_daily=sizes,
+            size_gib=sizes,
+            schedule=texts,
+            prune_schedule=texts,
+            password_version=sizes,
+            key_version=sizes,
+            key_days=sizes,
+        ),
         places=st.dictionaries(texts, texts, max_size=3),
         purge_on_destroy=st.booleans(),
     ),

@@ -1,0 +1,131 @@
+"""Copies of the jail in object storage: an account for one bucket, its key, k8up and a schedule."""
+
+from __future__ import annotations
+
+import pulumi
+import pulumi_kubernetes as kubernetes
+
+from infra.components.base import child
+from infra.components.releases import make_releases
+from infra.keys import Expiry, Password
+from infra.nebius.resource import Resource
+from infra.render import backup as render
+from stacks.spec import StackSpec
+from stacks.storage_spec import BackupSpec
+
+
+class Backups(pulumi.ComponentResource):
+    """What `storage.backup` declares; the bucket itself is among Buckets."""
+
+    password: pulumi.Output[str]
+    """Secret; without it the copies cannot be read, and the state is the only place that has it."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: StackSpec,
+        backup: BackupSpec,
+        *,
+        bucket: Resource,
+        provider: kubernetes.Provider,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("soperator:infra:Backups", name, None, opts)
+        mine = pulumi.ResourceOptions(parent=self)
+        account = self._account(name, spec, bucket)
+        expiry = Expiry(
+            f"{name}-backup-key-end",
+            days=backup.key_days,
+            version=backup.key_version,
+            opts=mine,
+        )
+        key = child(
+            self,
+            "nebius:iam/v2:AccessKey",
+            f"{name}-backup-key",
+            parent_id=spec.nebius.project_id,
+            spec={
+                "account": {"service_account": {"id": account.id}},
+                "expires_at": expiry.at,
+                "secret_delivery_mode": "INLINE",
+            },
+            opts=pulumi.ResourceOptions(additional_secret_outputs=["status"]),
+        )
+        password = Password(f"{name}-backup-password", version=backup.password_version, opts=mine)
+        self.password = password.password
+        self._schedule(name, spec, backup, bucket, key, password, provider)
+        self.register_outputs({})
+
+    def _account(self, name: str, spec: StackSpec, bucket: Resource) -> Resource:
+        """A service account that may read and write the one bucket, through a group of its own."""
+        project = spec.nebius.project_id
+        account = child(
+            self,
+            "nebius:iam/v1:ServiceAccount",
+            f"{name}-backup",
+            parent_id=project,
+            spec={"description": f"writes copies of the jail of {name}"},
+        )
+        group = child(self, "nebius:iam/v1:Group", f"{name}-backup-writers", parent_id=project)
+        child(
+            self,
+            "nebius:iam/v1:GroupMembership",
+            f"{name}-backup-writer",
+            parent_id=group.id,
+            spec={"member_id": account.id},
+        )
+        for role in render.ROLES:
+            child(
+                self,
+                "nebius:iam/v1:AccessPermit",
+                f"{name}-backup-{role.replace('.', '-')}",
+                parent_id=group.id,
+                spec={"resource_id": bucket.id, "role": role},
+            )
+        return account
+
+    def _schedule(
+        self,
+        name: str,
+        spec: StackSpec,
+        backup: BackupSpec,
+        bucket: Resource,
+        key: Resource,
+        password: Password,
+        provider: kubernetes.Provider,
+    ) -> None:
+        namespace = spec.cluster.namespace
+        mine = pulumi.ResourceOptions(parent=self, provider=provider)
+        secret = kubernetes.core.v1.Secret(
+            f"{name}-{render.SECRET}",
+            metadata={"name": render.SECRET, "namespace": namespace},
+            string_data=pulumi.Output.secret(
+                pulumi.Output.all(key.status, password.password, password.earlier).apply(
+                    lambda parts: render.secret_data(
+                        key_id=parts[0]["aws_access_key_id"],
+                        secret=parts[0]["secret"],
+                        password=parts[1],
+                        earlier=parts[2],
+                    )
+                )
+            ),
+            opts=mine,
+        )
+        made = make_releases(self, [render.k8up_chart()], provider=provider)
+        kubernetes.apiextensions.CustomResource(
+            f"{name}-jail-backup-schedule",
+            api_version=render.API_VERSION,
+            kind=render.KIND,
+            metadata=kubernetes.meta.v1.ObjectMetaArgs(name=render.SCHEDULE, namespace=namespace),
+            spec=pulumi.Output.all(bucket.metadata, bucket.status, password.fingerprint).apply(
+                lambda parts: render.schedule_spec(
+                    backup,
+                    bucket=parts[0]["name"],
+                    endpoint=render.endpoint(parts[1]["domain_name"]),
+                    repository=parts[2],
+                )
+            ),
+            opts=pulumi.ResourceOptions.merge(
+                mine, pulumi.ResourceOptions(depends_on=[secret, *made.values()])
+            ),
+        )
