@@ -95,6 +95,7 @@ def prepare(target: Target = Target.LOCAL) -> None:
     from infra.local.state import State
 
     state = State.from_environ()
+    engine.make_folders(state)
     engine.make_passphrase(state)
     engine.make_ssh_key(state)
     engine.link_plugins(state.pulumi_home)

@@ -116,6 +116,7 @@ def up(cloud: Cloud) -> None:
     """Start what does not run; returns once both APIs answer and the reconciler works."""
     check_machine(cloud)
     cloud.state.local.mkdir(parents=True, exist_ok=True, mode=0o700)
+    engine.make_folders(cloud.state)
     engine.make_ssh_key(cloud.state)
     write_certificates(cloud.kube.folder / "pki", "127.0.0.1")
     with ThreadPoolExecutor(2) as threads:
@@ -245,7 +246,7 @@ def _start_kube(cloud: Cloud) -> None:
 
 def _check_folder(state: State) -> None:
     """Refuse a state folder on a file system without the owners and sockets that daemons need."""
-    state.root.mkdir(parents=True, exist_ok=True)
+    state.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     probe = state.root / ".probe"
     probe.unlink(missing_ok=True)
     try:

@@ -80,6 +80,17 @@ def proxy_exceptions(environ: Mapping[str, str]) -> dict[str, str]:
     return {"no_proxy": value, "NO_PROXY": value}
 
 
+def make_folders(state: State) -> None:
+    """Make the folders that hold keys and state, closed to others.
+
+    One that the user made for the state as a whole stays as it is.
+    """
+    state.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in (state.pulumi, state.pulumi_home, state.offline, state.ssh_key.parent):
+        folder.mkdir(exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+
+
 def make_passphrase(state: State) -> None:
     """Write the passphrase file unless there is one."""
     if not state.passphrase.exists():
