@@ -16,6 +16,7 @@ from cost.table import render
 from infra.components.deployed import deployed_outputs
 from infra.components.stack import Stack
 from infra.jobs.records import load_records
+from infra.nebius.discovery import DiscoveryError, discovered
 from infra.preflight.ask import ask, doubts, in_short, refusal
 from infra.prices.book import price_book
 from infra.prices.errors import LivePriceError
@@ -51,6 +52,10 @@ def main() -> None:
         pulumi.log.warn(warning)
     pulumi.log.info(f"\n{render(found)}\n{since.render()}\n{in_short(asked)}")
 
+    try:
+        spec = discovered(spec)
+    except DiscoveryError as error:
+        raise pulumi.RunError(str(error)) from error
     stack = Stack(spec, root=ROOT, build_folder=STATE / "build")
     for name, value in stack.outputs.items():
         pulumi.export(name, value)

@@ -40,7 +40,7 @@ def components(spec: StackSpec, book: PriceBook) -> tuple[CostComponent, ...]:
         *filesystem_lines(spec, book),
         *object_storage_lines(spec, book),
         *(line for group in declared for line in worker_disk_lines(group, book)),
-        login_address_line(book),
+        login_address_line(spec, book),
         *(node_address_line(group, book) for group in declared if group.spec.public_ip),
         control_plane_line(spec, book),
         chart_volume_line(spec, book),

@@ -23,6 +23,8 @@ class LoginSpec:
     """Kubernetes service type of the SSH door."""
     ssh_port: int = 22
     """Port of the SSH door."""
+    public_ip: bool = True
+    """Whether the address of the door is public; a private one needs a route into the network."""
     allowed_cidrs: tuple[str, ...] = ()
     """IPv4 blocks that may reach the SSH door of a LoadBalancer; empty is everybody."""
 

@@ -8,18 +8,18 @@ from cost.resources.groups import Group
 from stacks.spec import StackSpec
 
 
-def login_address_line(book: PriceBook) -> CostComponent:
-    """The public address of the login node."""
+def login_address_line(spec: StackSpec, book: PriceBook) -> CostComponent:
+    """The public address of the login node, where it has one."""
     return simple_line(
         id="login.address",
         section=Section.NETWORK,
         name="public IP (login)",
-        size="1",
-        quantity=1,
+        size="1" if spec.login.public_ip else "private",
+        quantity=1 if spec.login.public_ip else 0,
         price=book.find("public-ip", Unit.ADDRESS_HOUR),
         per="address/h",
         unit="addresses",
-        keys=(),
+        keys=("login.public_ip",),
     )
 
 

@@ -1,32 +1,34 @@
-"""The network of a stack: network, subnet and the public address of the login node."""
+"""The network of a stack: network, subnet and the address of the login node."""
 
 from __future__ import annotations
 
 import pulumi
 
 from infra.components.base import child
-from stacks.cluster_spec import NebiusSpec
+from infra.render.network import login_allocation
+from stacks.spec import StackSpec
 
 
 class Network(pulumi.ComponentResource):
     """Makes what the stack does not bring: network, subnet; always the login allocation."""
 
     subnet_id: pulumi.Input[str]
+    allocation: pulumi.Resource
     allocation_id: pulumi.Output[str]
     login_ip: pulumi.Output[str]
-    """Public IPv4 address of the login node."""
+    """IPv4 address of the login node."""
 
     def __init__(
-        self, name: str, spec: NebiusSpec, opts: pulumi.ResourceOptions | None = None
+        self, name: str, spec: StackSpec, opts: pulumi.ResourceOptions | None = None
     ) -> None:
         super().__init__("soperator:infra:Network", name, None, opts)
-        project = spec.project_id
-        if spec.subnet_id is not None:
-            self.subnet_id = spec.subnet_id
+        nebius, project = spec.nebius, spec.nebius.project_id
+        if nebius.subnet_id is not None:
+            self.subnet_id = nebius.subnet_id
         else:
             network_id: pulumi.Input[str]
-            if spec.network_id is not None:
-                network_id = spec.network_id
+            if nebius.network_id is not None:
+                network_id = nebius.network_id
             else:
                 network_id = child(
                     self, "nebius:vpc/v1:Network", f"{name}-network", parent_id=project
@@ -42,13 +44,11 @@ class Network(pulumi.ComponentResource):
                     "ipv4_public_pools": {"use_network_pools": True},
                 },
             ).id
+        noun, wanted = login_allocation(spec, subnet_id=self.subnet_id)
         allocation = child(
-            self,
-            "nebius:vpc/v1:Allocation",
-            f"{name}-login",
-            parent_id=project,
-            spec={"ipv4_public": {"subnet_id": self.subnet_id}},
+            self, "nebius:vpc/v1:Allocation", f"{name}-{noun}", parent_id=project, spec=wanted
         )
+        self.allocation = allocation
         self.allocation_id = allocation.id
         # The API gives a /32 CIDR.
         self.login_ip = allocation.status.apply(

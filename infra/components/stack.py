@@ -13,6 +13,7 @@ from infra.components.kube_cluster import KubeCluster
 from infra.components.login import Login
 from infra.components.network import Network
 from infra.components.node_groups import NodeGroups
+from infra.components.nvidia_operators import NvidiaOperators
 from infra.components.slurm_cluster import SlurmCluster
 from infra.components.soperator import Soperator
 from infra.keys import KeyPair
@@ -38,10 +39,16 @@ class Stack(pulumi.ComponentResource):
         name = spec.name
         super().__init__("soperator:infra:Stack", name)
         mine = pulumi.ResourceOptions(parent=self)
-        network = Network(name, spec.nebius, mine)
+        network = Network(name, spec, mine)
         filesystems = Filesystems(name, spec, mine)
         Buckets(name, spec, mine)
-        kube = KubeCluster(name, spec, subnet_id=network.subnet_id, opts=mine)
+        kube = KubeCluster(
+            name,
+            spec,
+            subnet_id=network.subnet_id,
+            outlived_by=[network.allocation],
+            opts=mine,
+        )
         nodes = NodeGroups(
             name,
             spec,
@@ -49,6 +56,12 @@ class Stack(pulumi.ComponentResource):
             subnet_id=network.subnet_id,
             filesystem_ids=filesystems.ids,
             opts=mine,
+        )
+        drivers = NvidiaOperators(
+            name,
+            spec,
+            cluster_id=kube.cluster_id,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[nodes]),
         )
         host_key = KeyPair(f"{name}-host-key", comment=f"{name} login", opts=mine)
         deploy_key = KeyPair(f"{name}-deploy-key", comment=f"{name} deploy", opts=mine)
@@ -64,7 +77,7 @@ class Stack(pulumi.ComponentResource):
             name,
             spec,
             provider=provider,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[nodes]),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[nodes, drivers]),
         )
         slurm = SlurmCluster(
             name,

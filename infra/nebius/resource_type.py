@@ -150,7 +150,16 @@ class ResourceType:
         kept = {key: metadata[key] for key in _METADATA if key in metadata and key in known}
         if "labels" in known or metadata.get("labels"):
             kept["labels"] = metadata.get("labels", {})
-        return {**declared, "metadata": kept, "spec": _narrow(spec, declared.get("spec", {}))}
+        wanted = declared.get("spec", {})
+        # What the server takes and never tells is what was declared.
+        untold = {key: wanted[key] for key in self._input_only() if key in wanted}
+        return {**declared, "metadata": kept, "spec": {**_narrow(spec, wanted), **untold}}
+
+    def _input_only(self) -> tuple[str, ...]:
+        own = message_of(self.resource.fields_by_name["spec"])
+        return tuple(
+            item.name for item in own.fields if "INPUT_ONLY" in self.schema.behaviors(item)
+        )
 
 
 def _narrow(found: Any, declared: Any) -> Any:

@@ -52,6 +52,24 @@ def test_a_subnet_that_the_stack_brings_is_used_everywhere(
     assert subnets_in_use(recorder) == {"vpcsubnet-e00mine"}
 
 
+def test_a_private_door_takes_its_address_from_the_private_pool(
+    deployed: Deploy, load: Callable[[str], StackSpec]
+) -> None:
+    spec = load("l40s-dev")
+    recorder = deployed(replace(spec, login=replace(spec.login, public_ip=False)))
+    allocation = recorder.one("nebius:vpc/v1:Allocation")
+    assert allocation.inputs["spec"] == {"ipv4_private": {"subnet_id": "subnet-l40s-dev-subnet"}}
+    public = deployed("l40s-dev").one("nebius:vpc/v1:Allocation")
+    assert allocation.name != public.name, "one allocation cannot become of the other kind"
+
+
+def test_the_address_outlives_the_cluster(deployed: Deploy) -> None:
+    """Deleted before it, the address is taken anew by the cluster's balancer and stays behind."""
+    recorder = deployed("l40s-dev")
+    cluster = recorder.one("nebius:mk8s/v1:Cluster")
+    assert recorder.one("nebius:vpc/v1:Allocation").urn in cluster.depends_on
+
+
 def test_the_address_is_the_allocations_without_its_mask(deployed: Deploy) -> None:
     outputs = plain(deployed("l40s-dev").outputs)
     assert outputs["login_ip"] == "203.0.113.7"

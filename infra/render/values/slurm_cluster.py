@@ -27,6 +27,7 @@ from stacks.soperator_spec import Maintenance
 from stacks.spec import StackSpec
 
 _ALLOCATION_ANNOTATION: Final = "nebius.com/load-balancer-allocation-id"
+_BALANCER_ANNOTATION: Final = "nebius.com/load-balancer-type"
 _LOCAL_CLASS: Final = "slurm-local-pv"
 _SYSTEM: Final = "system"
 # What slurm.conf needs beside the chart's own lines for accounts to bind: a job of nobody's account
@@ -196,6 +197,8 @@ def _login(spec: StackSpec, allocation_id: Any, ssh_public_keys: Any) -> dict[st
             "sshdServiceType": "LoadBalancer",
             "sshdServiceAnnotations": {_ALLOCATION_ANNOTATION: allocation_id},
         }
+        if not login.public_ip:
+            service["sshdServiceAnnotations"][_BALANCER_ANNOTATION] = "internal"
         if login.allowed_cidrs:
             service["sshdServiceLoadBalancerSourceRanges"] = list(login.allowed_cidrs)
     return {

@@ -89,3 +89,9 @@ def test_an_nfs_group_is_on_the_bill_like_any_other(spec: StackSpec) -> None:
     found = lines(replace(spec, nodes=nodes))
     assert found["nodes.nfs"].monthly_low_usd == found["nodes.controller"].monthly_low_usd
     assert "nodes.nfs.boot_disk" in found
+
+
+def test_a_private_door_has_no_public_address(spec: StackSpec) -> None:
+    private = replace(spec, login=replace(spec.login, public_ip=False))
+    assert lines(private)["login.address"].quantity_low == 0
+    assert lines(spec)["login.address"].quantity_low == 1
