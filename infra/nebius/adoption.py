@@ -17,6 +17,8 @@ from infra.nebius.values import plain
 
 Values = dict[str, Any]
 _ADVICE: Final = "; rename this one, delete the other, or, where it is yours, `soperator adopt` it"
+_LISTS: Final = {"List": "items", "ListMembers": "memberships"}
+"""Methods that list what is under a parent, and the field of their answer."""
 _LEAVING: Final = "DELET"
 """In every state of a resource that is being deleted, by whatever service."""
 
@@ -80,3 +82,35 @@ def _at(values: Any, path: str) -> Any:
     for step in path.split("."):
         values = values.get(step) if isinstance(values, dict) else None
     return values
+
+
+def find_twin(api: Api, kind: ResourceType, inputs: Values, urn: str) -> Any | None:
+    """What an earlier run of the same declaration made of a type that has no names; or None.
+
+    By its labels, or, where nothing of it can change, by being what is declared.
+    """
+    listing = next((name for name in _LISTS if name in kind.service.methods_by_name), None)
+    if listing is None or not kind.schema.is_unnamed(kind.resource):
+        return None
+    is_fixed = "Update" not in kind.service.methods_by_name
+    parent_id, page = inputs["metadata"]["parent_id"], ""
+    while True:
+        request = api.request(kind.service, listing, parent_id=parent_id, page_token=page)
+        answer = api.call(kind.service, listing, request)
+        for found in getattr(answer, _LISTS[listing]):
+            values = plain(kind.schema, found)
+            if ownership.labels(urn).items() <= values["metadata"].get("labels", {}).items():
+                return found
+            if is_fixed and declared_as(kind, values, inputs)["spec"] == inputs["spec"]:
+                return found
+        page = answer.next_page_token
+        if not page:
+            return None
+
+
+def is_told_once(kind: ResourceType) -> bool:
+    """Whether the status holds a secret that a later read may not show again."""
+    status = kind.resource.fields_by_name.get("status")
+    if status is None or status.message_type is None:
+        return False
+    return any(kind.schema.is_sensitive(field) for field in status.message_type.fields)

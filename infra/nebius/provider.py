@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from infra.nebius import ownership
-from infra.nebius.adoption import declared_as, find_namesake, obstacle
+from infra.nebius.adoption import declared_as, find_namesake, find_twin, is_told_once, obstacle
 from infra.nebius.api import Api, UnfinishedError
 from infra.nebius.diff import find_changes, shrunk
 from infra.nebius.errors import ApiError, explain
@@ -75,6 +75,12 @@ class NebiusProvider(Provider):
             namesake = find_namesake(self._api, kind, inputs)
             if namesake is not None:
                 return self._adopt(kind, urn, inputs, plain(self._schema, namesake))
+            twin = find_twin(self._api, kind, inputs, urn)
+            if twin is not None and not is_told_once(kind):
+                return twin.metadata.id, plain(self._schema, twin)
+            if twin is not None:
+                # The state that had its secret is lost: it is of use to nobody else.
+                remove(self._api, kind, twin.metadata.id)
             operation = self._start_create(kind, urn, inputs)
             id_ = operation.resource_id
             try:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from infra.plugins.provider import ProviderError
+from infra.plugins.provider import ProviderError, Secret
 
 TYPE = "nebius:compute/v1:Filesystem"
 _names = (f"kept-{number}" for number in itertools.count())
@@ -111,3 +111,40 @@ def test_growth_and_a_smaller_replacement_are_no_shrinking(provider, declared):
 def test_a_filesystem_that_is_being_deleted_is_not_taken_over(provider, declared, urn, made):
     provider.delete(TYPE, *made)
     assert provider.create(TYPE, urn, declared(), False)[0] != made[0]
+
+
+def iam(provider, version, name, parent_id, **spec):
+    """Creates a resource of the account service, as two runs of one program would."""
+    token = f"nebius:iam/{version}:{name}"
+    new = {"metadata": {"parent_id": parent_id, "name": f"the-{name.lower()}"}, "spec": spec}
+    inputs, problems = provider.check(token, {}, new)
+    assert not problems
+    return provider.create(token, f"urn:pulumi:local::soperator-stack::{token}::x", inputs, False)
+
+
+def test_rights_and_members_that_a_lost_state_had_are_not_given_twice(provider, served):
+    """They have no names, so the API would take any number of them."""
+    account, _ = iam(provider, "v1", "ServiceAccount", "project-e00p")
+    group, _ = iam(provider, "v1", "Group", "project-e00p")
+    rights = {"resource_id": "storagebucket-1", "role": "storage.viewer"}
+    for name, spec in ("GroupMembership", {"member_id": account}), ("AccessPermit", rights):
+        first, _ = iam(provider, "v1", name, group, **spec)
+        served.emulator.store.resources[first].metadata.labels.clear()
+        assert iam(provider, "v1", name, group, **spec)[0] == first
+    other = {**rights, "role": "storage.object-editor"}
+    assert iam(provider, "v1", "AccessPermit", group, **other)[0] != first
+
+
+def test_a_key_whose_secret_was_lost_with_the_state_is_revoked_and_made_anew(provider, served):
+    account, _ = iam(provider, "v1", "ServiceAccount", "project-e00p")
+    spec = {
+        "account": {"service_account": {"id": account}},
+        "expires_at": "2027-11-21T00:00:00Z",
+        "secret_delivery_mode": "INLINE",
+    }
+    first, _ = iam(provider, "v2", "AccessKey", "project-e00p", **spec)
+    second, state = iam(provider, "v2", "AccessKey", "project-e00p", **spec)
+    assert first not in served.emulator.store.resources
+    assert second != first
+    assert isinstance(state["status"]["secret"], Secret)
+    assert state["status"]["aws_access_key_id"].startswith("NAKI")
