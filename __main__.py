@@ -24,6 +24,9 @@ from stacks.check import Level
 from stacks.load import StackError, load_config
 
 ROOT = Path(__file__).resolve().parent
+SECRETS = "soperator-secrets"
+"""Namespace of configuration that the engine encrypts; nothing of it is part of a spec."""
+SLACK_WEBHOOK = "slack_webhook_url"
 STATE = Path(os.environ.get("SOPERATOR_STATE") or ROOT / ".soperator")
 
 
@@ -56,7 +59,13 @@ def main() -> None:
         spec = discovered(spec)
     except DiscoveryError as error:
         raise pulumi.RunError(str(error)) from error
-    stack = Stack(spec, root=ROOT, build_folder=STATE / "build")
+    webhook = pulumi.Config(SECRETS).get_secret(SLACK_WEBHOOK)
+    if spec.soperator.slack_notifier and webhook is None:
+        raise pulumi.RunError(
+            f"{spec.name}.soperator.slack_notifier: no webhook to tell; set it with "
+            f"'pulumi config set --secret {SECRETS}:{SLACK_WEBHOOK} https://hooks.slack.com/...'"
+        )
+    stack = Stack(spec, root=ROOT, build_folder=STATE / "build", slack_webhook_url=webhook)
     for name, value in stack.outputs.items():
         pulumi.export(name, value)
     pulumi.export("cost", summary.outputs(found))

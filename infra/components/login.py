@@ -1,4 +1,4 @@
-"""The user's door: proves that the cluster is ready and delivers the code through it."""
+"""The user's door: proves that the cluster is ready, lets members in and delivers the code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pulumi_command as command
 from infra.keys import KeyPair
 from infra.render.archive import code_files, hash_files
 from infra.render.login import activate_script, places_script, ready_script
+from infra.render.members import teams_script, users_script
 from infra.render.release_folder import write_release
 from stacks.spec import StackSpec
 
@@ -19,7 +20,7 @@ _DIAL_TIMEOUT_S = 15
 
 
 class Login(pulumi.ComponentResource):
-    """SSH with the deploy key and the pinned host key: readiness, places, one release of code."""
+    """SSH with the deploy key and the pinned host key: readiness, members, places, one release."""
 
     code_hash: str
     ready: pulumi.Output[str]
@@ -61,6 +62,21 @@ class Login(pulumi.ComponentResource):
             create=places_script(spec),
             opts=pulumi.ResourceOptions(parent=self),
         )
+        # They compare with what is there, so they run for a stack without members too: a last one
+        # that is no longer declared is removed.
+        users = command.remote.Command(
+            f"{name}-users",
+            connection=connection,
+            create=users_script(spec),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[ready]),
+        )
+        if spec.slurm.accounting:
+            command.remote.Command(
+                f"{name}-teams",
+                connection=connection,
+                create=teams_script(spec),
+                opts=pulumi.ResourceOptions(parent=self, depends_on=[users]),
+            )
         files = code_files(root, spec)
         self.code_hash = hash_files(files)
         code = command.remote.CopyToRemote(
