@@ -36,6 +36,8 @@ VERBS = {
     "cancel": _Verb("infra.cli.cancel", "End jobs, running or waiting."),
     "pull": _Verb("infra.cli.pull", "Bring results, run record and log of a job here."),
     "ssh": _Verb("infra.cli.ssh", "Open a shell on the login node, or run one command."),
+    "pause": _Verb("infra.cli.pause", "Take the workers out of a stack until it is resumed."),
+    "resume": _Verb("infra.cli.resume", "Bring the workers of a paused stack back."),
     "report": _Verb("infra.cli.report", "Write report.html from what is declared and measured."),
     "demo": _Verb("infra.cli.demo", "Run the main job on the local stack, end to end."),
     "adopt": _Verb(
@@ -57,6 +59,7 @@ _REFUSALS = frozenset(
         "infra.render.sbatch.RenderError",
         "infra.cli.errors.CliError",
         "stacks.load.StackError",
+        "stacks.pause.PauseError",
         "cost.price.PriceBookError",
         "infra.prices.errors.LivePriceError",
         "cost.size.errors.SizeError",

@@ -25,7 +25,7 @@ def without_drivers(spec: StackSpec) -> StackSpec:
 
 
 def before(recorder: Recorder, last: Registered) -> set[str]:
-    """URNs of everything that waits are made of, however many steps away."""
+    """URNs of everything that `last` waits for, however many steps away."""
     known = {each.urn: each for each in recorder.registered}
     found: set[str] = set()
     wanted = [last.urn]

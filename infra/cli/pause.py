@@ -1,0 +1,43 @@
+"""`soperator pause`: takes the workers out of a stack file; `pulumi up` acts on it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from infra.cli import context, output
+from infra.cli.context import DEFAULT_STACK, StackOption
+
+
+def command(stack: StackOption = DEFAULT_STACK) -> None:
+    """Pause a stack: no workers, and no cost for them, until it is resumed."""
+    switch(stack, paused=True)
+
+
+def switch(stack: str, *, paused: bool) -> None:
+    """Sets the pause switch of a stack file once, and says what that saves or costs."""
+    from cost.pause import pause_saving
+    from infra.prices.book import price_book
+    from stacks.load import STACKS_DIR
+    from stacks.pause import set_paused
+
+    spec = context.spec(stack)
+    saving = pause_saving(spec, price_book(spec, context.state_root()))
+    path = STACKS_DIR / f"Pulumi.{stack}.yaml"
+    text = path.read_text(encoding="utf-8")
+    changed = set_paused(text, paused=paused)
+    state, verb = ("paused", "saves") if paused else ("running", "costs")
+    if changed == text:
+        output.note(f"{stack}: already declared as {state}; it {verb} {saving}")
+    else:
+        _replace(path, changed)
+        output.note(f"{stack}: declared as {state} in {path.name}; this {verb} {saving}")
+    output.note(f"{stack}: to make it so: pulumi up --stack {stack}")
+
+
+def _replace(path: Path, text: str) -> None:
+    """All or nothing: a half-written stack file could not be loaded."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    beside.chmod(path.stat().st_mode)
+    beside.replace(path)

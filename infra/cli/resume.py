@@ -1,0 +1,11 @@
+"""`soperator resume`: brings the workers back into a stack file; `pulumi up` acts on it."""
+
+from __future__ import annotations
+
+from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.pause import switch
+
+
+def command(stack: StackOption = DEFAULT_STACK) -> None:
+    """Resume a paused stack: the workers that it declares come back."""
+    switch(stack, paused=False)

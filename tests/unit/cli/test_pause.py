@@ -1,0 +1,116 @@
+"""`soperator pause` and `resume` change one line, say what it saves, and can be repeated."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import stacks.load
+from cost.pause import pause_saving
+from cost.price_book import PriceBook
+from infra.cli.main import app
+from stacks.load import STACKS_DIR, load_stack, stack_names
+from stacks.pause import PauseError, set_paused
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path) -> Path:
+    """Copies of the shipped stacks that the command may change."""
+    found = tmp_path / "stacks"
+    found.mkdir()
+    for path in STACKS_DIR.glob("Pulumi.*.yaml"):
+        (found / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(stacks.load, "STACKS_DIR", found)
+    monkeypatch.setattr(
+        stacks.load,
+        "load_stack",
+        lambda name, environ=None: load_stack(name, found, environ=environ),
+    )
+    return found
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_a_pause_adds_one_line_and_keeps_every_comment(folder: Path, name: str) -> None:
+    path = folder / f"Pulumi.{name}.yaml"
+    before = lines(path)
+    result = run("pause", "--stack", name)
+    assert result.exit_code == 0, result.output
+    after = lines(path)
+    assert [line for line in after if line not in before] == ["    paused: true"]
+    assert [line for line in after if line in before] == before
+    assert load_stack(name, folder).nodes.paused
+
+
+def test_a_second_pause_changes_nothing_and_says_so(folder: Path) -> None:
+    path = folder / "Pulumi.l40s-dev.yaml"
+    run("pause", "--stack", "l40s-dev")
+    before = path.read_bytes()
+    result = run("pause", "--stack", "l40s-dev")
+    assert result.exit_code == 0
+    assert "already declared as paused" in result.output
+    assert path.read_bytes() == before
+
+
+def test_a_resume_brings_back_what_was_declared(folder: Path) -> None:
+    before = load_stack("h100-prod", folder)
+    run("pause", "--stack", "h100-prod")
+    result = run("resume", "--stack", "h100-prod")
+    assert "declared as running" in result.output
+    assert load_stack("h100-prod", folder) == before
+
+
+def test_the_saving_is_what_the_workers_cost_to_the_cent(folder: Path) -> None:
+    """Seed 000: five nodes at 4.5688 USD an hour and five disks of 558 GiB at 0.053 USD a month."""
+    expected = 5 * 4.5688 * 730 + 5 * 558 * 0.053
+    result = run("pause", "--stack", "l40s-dev")
+    (hour, month) = re.search(r"\$([\d,.]+) an hour, \$([\d,.]+) a month", result.output).groups()
+    assert float(month.replace(",", "")) == pytest.approx(expected, abs=0.005)
+    assert float(hour) == pytest.approx(expected / 730, abs=0.005)
+    assert "pulumi up --stack l40s-dev" in result.output
+
+
+def test_the_saving_is_the_same_whether_asked_before_or_after(folder: Path) -> None:
+    running = load_stack("h100-prod", folder)
+    run("pause", "--stack", "h100-prod")
+    book = PriceBook.load(running.prices)
+    assert pause_saving(load_stack("h100-prod", folder), book) == pause_saving(running, book)
+
+
+def test_a_stack_that_is_not_there_is_refused(folder: Path) -> None:
+    result = run("pause", "--stack", "nosuch")
+    assert result.exit_code == 1
+    assert "nosuch" in result.stderr
+
+
+HEAD = "config:\n  soperator-stack:nodes:"
+
+
+def test_a_switch_that_is_there_keeps_its_place_and_its_comment() -> None:
+    text = f"{HEAD}\n    system: {{a: 1}}\n    paused: false  # weekend\n    workers: []\n"
+    assert set_paused(text, paused=True) == text.replace("false", "true")
+
+
+def test_a_switch_of_something_else_is_left_alone() -> None:
+    text = f"{HEAD}\n    system:\n      paused: false\n"
+    changed = set_paused(text, paused=True)
+    assert changed == f"{HEAD}\n    paused: true\n    system:\n      paused: false\n"
+
+
+@pytest.mark.parametrize(
+    "text", [f"{HEAD} {{system: 1}}\n", "config: {}\n", "a: 1\n", f"{HEAD} |\n    paused: no\n"]
+)
+def test_a_shape_that_cannot_be_edited_safely_is_refused_with_the_line_to_write(text: str) -> None:
+    with pytest.raises(PauseError, match=r"write it by hand: `paused: true`"):
+        set_paused(text, paused=True)
