@@ -45,6 +45,6 @@ def components(spec: StackSpec, book: PriceBook) -> tuple[CostComponent, ...]:
         control_plane_line(spec, book),
         chart_volume_line(spec, book),
         state_bucket_line(book),
-        registry_line(book),
+        registry_line(spec, book),
         allocation_line(spec, book),
     )

@@ -110,3 +110,5 @@ class StorageSpec:
     """Whether `pulumi destroy` deletes filesystems and buckets; `up` must have applied it first."""
     config_bucket_gib: int | None = None
     """Object storage of versioned configs, whole GiB; 0 means under one GiB; None has no bucket."""
+    registry_gib: int | None = None
+    """Container images that users push, whole GiB; 0 means under one GiB; None has no registry."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pulumi
 import pulumi_kubernetes as kubernetes
 
+from infra.components.backups import Backups
 from infra.components.buckets import Buckets
 from infra.components.filesystems import Filesystems
 from infra.components.kube_cluster import KubeCluster
@@ -14,8 +15,10 @@ from infra.components.login import Login
 from infra.components.network import Network
 from infra.components.node_groups import NodeGroups
 from infra.components.nvidia_operators import NvidiaOperators
+from infra.components.registry import Registry
 from infra.components.slurm_cluster import SlurmCluster
 from infra.components.soperator import Soperator
+from infra.components.teardown import Teardown
 from infra.keys import KeyPair
 from infra.render import outputs
 from infra.render.values.slurm_cluster import is_stopped
@@ -41,7 +44,7 @@ class Stack(pulumi.ComponentResource):
         mine = pulumi.ResourceOptions(parent=self)
         network = Network(name, spec, mine)
         filesystems = Filesystems(name, spec, mine)
-        Buckets(name, spec, mine)
+        buckets = Buckets(name, spec, mine)
         kube = KubeCluster(
             name,
             spec,
@@ -73,12 +76,16 @@ class Stack(pulumi.ComponentResource):
             enable_secret_mutable=True,
             opts=mine,
         )
-        soperator = Soperator(
+        teardown = Teardown(
             name,
             spec,
-            provider=provider,
+            cluster_id=kube.cluster_id,
+            kubeconfig=kube.kubeconfig,
             opts=pulumi.ResourceOptions(parent=self, depends_on=[nodes, drivers]),
         )
+        # Deleted in the opposite order: what runs in the cluster, what it leaves, the nodes.
+        inside = pulumi.ResourceOptions(parent=self, depends_on=[teardown])
+        soperator = Soperator(name, spec, provider=provider, opts=inside)
         slurm = SlurmCluster(
             name,
             spec,
@@ -88,7 +95,22 @@ class Stack(pulumi.ComponentResource):
             deploy_key=deploy_key,
             releases=soperator.releases,
             slack_webhook_url=slack_webhook_url,
-            opts=mine,
+            opts=inside,
+        )
+        registry = None if spec.storage.registry_gib is None else Registry(name, spec, mine)
+        backup = spec.storage.backup
+        backups = (
+            None
+            if backup is None or buckets.backups is None
+            else Backups(
+                name,
+                spec,
+                backup,
+                bucket=buckets.backups,
+                provider=provider,
+                # The claim of the jail is there, and the copies stop before it goes.
+                opts=pulumi.ResourceOptions(parent=self, depends_on=[slurm]),
+            )
         )
         # A stopped cluster has no door; what it proves and delivers comes back with its pods.
         login = (
@@ -120,4 +142,8 @@ class Stack(pulumi.ComponentResource):
             "nodesets": outputs.nodesets(spec),
             "ready": "stopped: no pod of Slurm runs" if login is None else login.ready,
         }
+        if registry is not None:
+            self.outputs["registry"] = registry.address
+        if backups is not None:
+            self.outputs["backup_password"] = backups.password
         self.register_outputs({})

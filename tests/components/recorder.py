@@ -35,6 +35,7 @@ _STATUS: dict[str, Mapping[str, Any]] = {
     "nebius:vpc/v1:Allocation": {"details": {"allocated_cidr": "203.0.113.7/32"}},
     "nebius:mk8s/v1:Cluster": _CLUSTER_STATUS,
     "nebius:storage/v1:Bucket": {"domain_name": "storage.test"},
+    "nebius:registry/v1:Registry": {"registry_fqdn": "cr.test/e00"},
     "nebius:iam/v2:AccessKey": {
         "aws_access_key_id": "KEY-ID",
         "secret": {_SIGNATURE: _SECRET, "value": "HIDDEN access key"},

@@ -11,11 +11,12 @@ import pytest
 from infra.render import names
 from stacks.load import stack_names
 from stacks.spec import StackSpec
-from stacks.storage_spec import SubmountSpec
+from stacks.storage_spec import FilesystemSpec, FilesystemType, SubmountSpec
 from tests.components.conftest import Deploy
 
 FILESYSTEM = "nebius:compute/v1:Filesystem"
 BUCKET = "nebius:storage/v1:Bucket"
+REGISTRY = "nebius:registry/v1:Registry"
 OLD = "computefilesystem-e00old"
 
 
@@ -63,3 +64,41 @@ def test_backups_and_configs_have_a_bucket_each_and_only_configs_keep_versions(
         for each in deployed(stack).of(BUCKET)
     }
     assert versioning == {f"{stack}-backups": "disabled", f"{stack}-configs": "enabled"}
+
+
+def test_a_registry_is_there_only_when_declared_and_its_images_outlive_a_destroy(
+    deployed: Deploy, load: Callable[[str], StackSpec]
+) -> None:
+    assert deployed("h100-prod").of(REGISTRY) == []
+    assert "registry" not in deployed("h100-prod").outputs
+    spec = load("h100-prod")
+    recorder = deployed(replace(spec, storage=replace(spec.storage, registry_gib=0)))
+    registry = recorder.one(REGISTRY)
+    assert registry.name == "h100-prod-images"
+    assert registry.retain_on_delete
+    assert recorder.outputs["registry"] == "cr.test/e00"
+
+
+def test_a_filesystem_says_its_type_and_that_it_must_not_be_deleted(
+    deployed: Deploy, load: Callable[[str], StackSpec]
+) -> None:
+    spec = load("h100-prod")
+    jail = FilesystemSpec(size_gib=2048, type=FilesystemType.WEKA, forbid_deletion=True)
+    recorder = deployed(replace(spec, storage=replace(spec.storage, jail=jail)))
+    assert recorder.one(FILESYSTEM, "h100-prod-jail").inputs["spec"] == {
+        "type": "weka",
+        "size_gibibytes": 2048,
+        "forbid_deletion": True,
+    }
+
+
+def test_a_jail_that_exists_is_used_by_its_id(
+    deployed: Deploy, load: Callable[[str], StackSpec]
+) -> None:
+    spec = load("h100-prod")
+    jail = FilesystemSpec(existing_id=OLD)
+    recorder = deployed(replace(spec, storage=replace(spec.storage, jail=jail)))
+    assert "h100-prod-jail" not in {each.name for each in recorder.of(FILESYSTEM)}
+    system = recorder.one("nebius:mk8s/v1:NodeGroup", "h100-prod-system")
+    attached = system.inputs["spec"]["template"]["filesystems"]
+    assert attached[0]["existing_filesystem"] == {"id": OLD}

@@ -98,6 +98,11 @@ def _fill_bucket(resource: Any, phase: Phase) -> None:
     resource.status.domain_name = "storage.eu-north1.nebius.cloud"
 
 
+def _fill_registry(resource: Any, phase: Phase) -> None:
+    own = resource.metadata.id.rpartition("-")[2]
+    resource.status.registry_fqdn = f"cr.eu-north1.nebius.cloud/{own}"
+
+
 def _fill_access_key(resource: Any, phase: Phase) -> None:
     own = resource.metadata.id.rpartition("-")[2]
     resource.status.aws_access_key_id = f"NAKI{own[-12:].upper()}"
@@ -116,6 +121,7 @@ _FILLERS: Final[Mapping[str, Callable[[Any, Phase], None]]] = {
     "computefilesystem": _fill_size,
     "mk8scluster": _fill_cluster,
     "mk8snodegroup": _fill_node_group,
+    "registry": _fill_registry,
     "storagebucket": _fill_bucket,
     "vpcallocation": _fill_allocation,
     "vpcsubnet": _fill_subnet,

@@ -103,6 +103,7 @@ stacks = st.builds(
         ),
         places=st.dictionaries(texts, texts, max_size=3),
         purge_on_destroy=st.booleans(),
+        registry_gib=st.none() | sizes,
     ),
     nodes=st.builds(
         NodesSpec,

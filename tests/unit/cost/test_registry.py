@@ -1,0 +1,25 @@
+"""The bill of a container registry: what is declared is an amount, what is not stays beyond it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from cost.component import Scope
+from cost.price_book import PriceBook
+from cost.resources.registry import registry_line
+from stacks.load import load_stack
+
+BOOK = PriceBook.load("nebius")
+
+
+def test_declared_images_are_gib_of_the_stack_by_their_key(public_key_file: Path) -> None:
+    spec = load_stack("h100-prod")
+    line = registry_line(replace(spec, storage=replace(spec.storage, registry_gib=40)), BOOK)
+    assert (line.quantity_low, line.unit, line.keys) == (40, "GiB", ("storage.registry_gib",))
+    assert line.scope is not Scope.BEYOND
+
+
+def test_images_that_nobody_declared_are_told_as_such(public_key_file: Path) -> None:
+    line = registry_line(load_stack("h100-prod"), BOOK)
+    assert (line.size, line.scope) == ("not declared", Scope.BEYOND)
