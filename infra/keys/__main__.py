@@ -1,9 +1,11 @@
 """The plugin `soperator`, started by the engine: python -m infra.keys."""
 
 from infra.keys.provider import KeysProvider
+from infra.plugins.dispatch import Dispatch
 from infra.plugins.provider import serve
+from infra.teardown.provider import TYPE, TeardownProvider
 
 VERSION = "0.1.0"
 
 if __name__ == "__main__":
-    serve(KeysProvider(), "soperator", VERSION)
+    serve(Dispatch(KeysProvider(), {TYPE: TeardownProvider()}), "soperator", VERSION)

@@ -9,19 +9,10 @@ import urllib3
 from infra.preflight.cloud import Cloud
 from infra.preflight.finding import Finding, failed, not_checked, passed
 from infra.preflight.inventory import Owner
+from infra.render.charts import REGISTRY, cluster_charts, platform_charts
 from stacks.spec import StackSpec
 
 CHECK: Final = "charts"
-_REGISTRY: Final = "https://cr.eu-north1.nebius.cloud"
-_REPOSITORY: Final = "soperator"
-CHARTS: Final = (
-    "helm-soperator",
-    "helm-soperatorchecks",
-    "helm-slurm-cluster-storage",
-    "helm-slurm-cluster",
-    "helm-nodesets",
-)
-"""What every stack installs of it (infra/components/soperator.py, slurm_cluster.py)."""
 _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 _TIMEOUT_S: Final = 4.0
 
@@ -30,15 +21,26 @@ def ask_charts(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
     """Each chart that the registry does not have; nothing is asked beside the real cloud."""
     if cloud.target is not None:
         return [not_checked(CHECK, "the emulated cloud has no registry")]
-    return look_up(_REGISTRY, spec.cluster.soperator_version)
+    host, _, repository = REGISTRY.removeprefix("oci://").partition("/")
+    return look_up(f"https://{host}", repository, own_charts(spec), spec.cluster.soperator_version)
 
 
-def look_up(registry: str, version: str) -> list[Finding]:
+def own_charts(spec: StackSpec) -> list[str]:
+    """Names of the charts that the stack takes from Soperator's registry."""
+    charts = (
+        *platform_charts(spec),
+        *cluster_charts(spec, allocation_id="", ssh_public_keys=[], slack_webhook_url=""),
+    )
+    own = f"{REGISTRY}/"
+    return [one.chart.removeprefix(own) for one in charts if one.chart.startswith(own)]
+
+
+def look_up(registry: str, repository: str, charts: list[str], version: str) -> list[Finding]:
     """What a registry says of each chart."""
     missing, silent = [], []
     with urllib3.PoolManager(timeout=_TIMEOUT_S, retries=False) as http:
-        for chart in CHARTS:
-            url = f"{registry}/v2/{_REPOSITORY}/{chart}/manifests/{version}"
+        for chart in charts:
+            url = f"{registry}/v2/{repository}/{chart}/manifests/{version}"
             try:
                 status = http.request("HEAD", url, headers={"Accept": _MANIFEST}).status
             except urllib3.exceptions.HTTPError as error:
@@ -53,4 +55,4 @@ def look_up(registry: str, version: str) -> list[Finding]:
         return [failed(CHECK, seen, fix, certain=True)]
     if silent:
         return [not_checked(CHECK, f"{registry} does not tell of {', '.join(silent)}")]
-    return [passed(CHECK, f"{len(CHARTS)} charts of Soperator {version} are there")]
+    return [passed(CHECK, f"{len(charts)} charts of Soperator {version} are there")]

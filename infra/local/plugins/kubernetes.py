@@ -8,6 +8,7 @@ plugin is not found. No charts are pulled: see infra/local/kube/charts.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ VERSION: Final = "4.34.2"
 """The official plugin's version whose contract this follows."""
 _RELEASE: Final = "kubernetes:helm.sh/v3:Release"
 _COMPONENTS: Final = ("kubernetes:yaml", "kubernetes:helm.sh/v4", "kubernetes:kustomize")
+_DELETE_UNREACHABLE: Final = "PULUMI_K8S_DELETE_UNREACHABLE"
+"""The official plugin's own variable, with its meaning."""
+_GONE: Final = f"if the cluster is gone for good: {_DELETE_UNREACHABLE}=true pulumi destroy"
 
 Values = dict[str, Any]
 
@@ -75,9 +79,17 @@ class Kubernetes(Provider):
             with _one_line_errors():
                 self._handler(type_).delete(type_, id, state)
         except ProviderError as error:
-            if self.option("deleteUnreachable") and isinstance(error.__cause__, UnreachableError):
+            if not isinstance(error.__cause__, UnreachableError):
+                raise
+            if self._forgets_unreachable():
                 return
-            raise
+            raise ProviderError(f"{error}; {_GONE}") from error.__cause__
+
+    def _forgets_unreachable(self) -> bool:
+        """Whether objects go from the state with a cluster that does not answer."""
+        if "deleteUnreachable" in self._variables:
+            return self.option("deleteUnreachable")
+        return os.environ.get(_DELETE_UNREACHABLE) == "true"
 
     def client(self) -> KubeClient:
         """The connection to the configured cluster."""

@@ -274,8 +274,13 @@ def test_every_question_is_answered(served, h100):
     assert set(QUESTIONS) | {"catalog"} == asked
 
 
+def test_the_charts_of_the_registry_are_those_that_the_stack_installs(h100):
+    assert {"helm-soperator", "helm-slurm-cluster", "helm-nodesets"} <= set(charts.own_charts(h100))
+    assert not any("cert-manager" in one for one in charts.own_charts(h100))
+
+
 def test_a_closed_registry_is_not_checked():
-    (finding,) = charts.look_up("http://127.0.0.1:9", "4.1.7")
+    (finding,) = charts.look_up("http://127.0.0.1:9", "soperator", ["helm-nodesets"], "4.1.7")
     assert finding.outcome is Outcome.NOT_CHECKED
     assert "no answer from http://127.0.0.1:9" in finding.seen
 
@@ -284,7 +289,7 @@ def test_a_closed_registry_is_not_checked():
     ("status", "outcome"), [(404, "FAIL"), (401, "NOT CHECKED"), (200, "PASS")]
 )
 def test_the_registry_says_whether_a_chart_is_there(httpserver_of, status, outcome):
-    (finding,) = charts.look_up(httpserver_of(status), "9.9.9")
+    (finding,) = charts.look_up(httpserver_of(status), "soperator", ["helm-nodesets"], "9.9.9")
     assert finding.outcome == outcome
     assert finding.certain is (status == 404)
 
