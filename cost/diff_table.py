@@ -27,7 +27,7 @@ def render_diff(change: Difference, format: Format = Format.TABLE) -> str:
     if format is Format.JSON:
         return json.dumps(plain_diff(change), indent=2) + "\n"
     if format is Format.CSV:
-        return csv_text(_csv_rows(change))
+        return csv_text(csv_rows(change))
     if change.is_empty and format is not Format.HTML:
         return f"{NO_CHANGE}\n"
     return lay_out(diff_document(change), format)
@@ -155,7 +155,8 @@ def _notes(change: Difference) -> Iterable[str]:
     yield f"Lines that stay the same: {change.num_unchanged}. Prices: {', '.join(books)}."
 
 
-def _csv_rows(change: Difference) -> Iterator[Sequence[object]]:
+def csv_rows(change: Difference) -> Iterator[Sequence[object]]:
+    """The change as rows of plain values, headings first."""
     yield ("resource", "before_usd", "after_usd", "change_low_usd", "change_high_usd", "causes")
     for line in change.changes:
         *values, causes = _plain_line(line).values()

@@ -42,16 +42,26 @@ class Ledger:
         """Every readable entry in the order of the file."""
         if not self.path.exists():
             return Content()
-        with self.path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
-            return _parse(file.read(), self.path)
+        try:
+            with self.path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+                content = file.read()
+        except OSError as error:
+            raise LedgerError(f"{self.path}: cannot be read: {error.strerror}") from error
+        return _parse(content, self.path)
 
     @contextmanager
     def locked(self) -> Generator[OpenLedger]:
         """The ledger for this process alone: nothing is appended between a look and an append."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        is_new = not self.path.exists()
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            is_new = not self.path.exists()
+            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise LedgerError(
+                f"{self.path}: cannot be opened to write: {error.strerror}; nothing was done: "
+                "make its folder yours, or set SOPERATOR_STATE"
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if is_new:

@@ -152,6 +152,11 @@ def shape_from_config(config: object, *, name: str, at: str) -> ModelShape:
             f"{at}.num_key_value_heads: {kv_heads} does not divide num_attention_heads "
             f"({sizes['heads']})"
         )
+    if not problems and config.get("head_dim") is None and sizes["hidden"] % sizes["heads"]:
+        problems.append(
+            f"{at}.hidden_size: {sizes['hidden']} is not a multiple of num_attention_heads "
+            f"({sizes['heads']}), and there is no head_dim"
+        )
     if problems:
         raise SizeError("\n".join(problems))
     # Qwen2 has biases on queries, keys and values whatever its config says, and none elsewhere.

@@ -8,10 +8,13 @@ from typing import Annotated
 import typer
 
 from cost.layout import Format
-from infra.cli import context
+from infra.cli import bills
 from infra.cli.context import DEFAULT_STACK, StackOption
 from infra.cli.errors import CliError
 from infra.cli.output_file import OutputOption, put
+
+_LEAST = Decimal("0.01")
+_MOST = 10**12
 
 
 def command(
@@ -27,18 +30,13 @@ def command(
     output: OutputOption = None,
 ) -> None:
     """Show what one reference chat costs on a stack, at which wait, and against hosted models."""
-    from cost.bill import bill
     from cost.chat_report import SharedBill, render_chats
     from cost.unit_costs import NotKnown
-    from infra.jobs.records import load_records
-    from infra.prices.book import price_book
 
     shared = None
     if usd is not None:
         shared = SharedBill(usd=_positive("--usd", usd), days=_positive("--days", days))
-    spec = context.spec(stack)
-    state = context.state_root()
-    total = bill(spec, price_book(spec, state), load_records(state, stack))
+    total = bills.of_stack(stack)
     chats = total.unit_costs.chats
     if isinstance(chats, NotKnown):
         raise CliError(f"{stack}: cost per chat: {chats}")
@@ -50,6 +48,6 @@ def _positive(option: str, text: str) -> Decimal:
         value = Decimal(text)
     except InvalidOperation:
         value = Decimal("NaN")
-    if not value.is_finite() or value <= 0:
-        raise CliError(f"{option} {text}: expected a number over 0, such as 30")
+    if not value.is_finite() or not _LEAST <= value <= _MOST:
+        raise CliError(f"{option} {text}: expected a number from {_LEAST} to {_MOST:,}, such as 30")
     return value

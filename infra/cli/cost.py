@@ -133,8 +133,12 @@ def _compared(stack: str | None, targets: list[str], format: Format) -> str:
 
 
 def _since_checkout(stack: str | None, folder: Path, format: Format) -> str:
+    from html import escape
+
     from cost.comment import comment
-    from cost.diff_table import plain_diff, render_diff
+    from cost.csv_text import csv_text
+    from cost.diff_table import csv_rows, plain_diff, render_diff
+    from cost.page import page
 
     changes = bills.since_checkout(folder, [stack] if stack else [])
     if format is Format.MARKDOWN:
@@ -146,11 +150,21 @@ def _since_checkout(stack: str | None, folder: Path, format: Format) -> str:
             for each, difference in zip(changes, found, strict=True)
         }
         return json.dumps({"schema_version": 1, "stacks": plain}, indent=2) + "\n"
-    if format is not Format.TABLE:
-        raise CliError(f"--compare FOLDER --format {format}: prints table, markdown or json")
+    pairs = [*zip(changes, found, strict=True)]
+    if format is Format.CSV:
+        known = [(each.name, list(csv_rows(change))) for each, change in pairs if change]
+        rows = [("stack", *headings) for _, (headings, *_) in known[:1]]
+        return csv_text([*rows, *((name, *row) for name, (_, *more) in known for row in more)])
+    if format is Format.HTML:
+        fragments = [
+            f"<h2>{escape(each.name)}</h2>"
+            + (f"<p>{escape(each.state)}</p>" if change is None else render_diff(change, format))
+            for each, change in pairs
+        ]
+        return page("Cost of this change", fragments)
     return "\n".join(
-        f"{each.name}: {each.state}\n" if difference is None else render_diff(difference)
-        for each, difference in zip(changes, found, strict=True)
+        f"{each.name}: {each.state}\n" if change is None else render_diff(change)
+        for each, change in pairs
     )
 
 

@@ -9,6 +9,7 @@ import typer
 
 from infra.cli import context
 from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.errors import CliError
 
 
 def command(
@@ -18,8 +19,18 @@ def command(
     ] = None,
 ) -> None:
     """Write report.html from what is declared and measured; prints its path."""
+    from infra.jobs.records import load_whole_records
     from infra.report.collect import collect
     from infra.report.page import write
 
-    report = collect(context.spec(stack), context.state_root())
-    print(write(report, out or context.state_root() / "report.html"))
+    spec, state = context.spec(stack), context.state_root()
+    # A page that leaves a damaged record out looks like one of a job that never ran.
+    load_whole_records(state, stack)
+    file = out or state / "report.html"
+    try:
+        print(write(collect(spec, state), file))
+    except OSError as error:
+        raise CliError(
+            f"--out {file}: {error.strerror}; nothing was written: give a file in a folder that "
+            "is there and yours"
+        ) from error

@@ -94,8 +94,11 @@ def write(report: Report, path: Path) -> Path:
     """Writes the page, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    part.write_text(render(report), encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(render(report), encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     return path
 
 

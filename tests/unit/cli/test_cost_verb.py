@@ -326,3 +326,16 @@ def test_a_share_of_more_than_everything_is_refused(checkout: Path) -> None:
     prices = "soperator-stack:prices:"
     edit(path, prices, f"soperator-stack:policy: {{max_idle_share: 1.2}}\n  {prices}")
     refused(cost("--compare", str(path)), "policy.max_idle_share: expected a share from 0 to 1")
+
+
+def test_another_checkout_becomes_rows_and_a_page_too(checkout: Path) -> None:
+    path = checkout / "stacks" / "Pulumi.l40s-dev.yaml"
+    edit(path, "jail: {size_gib: 256}", "jail: {size_gib: 128}")
+    rows = list(csv.reader(io.StringIO(cost("--compare", str(checkout), "--format", "csv").stdout)))
+    assert rows[0][:3] == ["stack", "resource", "before_usd"]
+    (jail,) = [row for row in rows if row[:2] == ["l40s-dev", "Shared filesystems: jail"]]
+    assert jail[2:5] == ["10.24", "20.48", "10.24"]
+    page = cost("--compare", str(checkout), "--format", "html").stdout
+    assert page.startswith("<!doctype html>")
+    assert "<h2>l40s-dev</h2>" in page
+    assert "storage.jail.size_gib: 128 -&gt; 256" in page

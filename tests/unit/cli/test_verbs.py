@@ -89,11 +89,11 @@ def test_chat_cost_shares_another_bill_as_seed_000_does(state: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("usd", ["0", "-1", "NaN", "much"])
+@pytest.mark.parametrize("usd", ["0", "-1", "NaN", "much", "1e400", "1e-30"])
 def test_chat_cost_refuses_a_bill_that_is_no_money(state: Path, usd: str) -> None:
     result = RUNNER.invoke(app, ["chat-cost", "--stack", "l40s-dev", "--usd", usd])
     assert result.exit_code == 1
-    assert f"--usd {usd}: expected a number over 0" in result.stderr
+    assert f"--usd {usd}: expected a number from 0.01 to" in result.stderr
 
 
 @pytest.mark.parametrize("format", ["table", "json", "markdown", "csv", "html"])
@@ -109,6 +109,32 @@ def test_report_prints_the_path_of_the_page(state: Path) -> None:
     result = RUNNER.invoke(app, ["report", "--stack", "local"])
     assert result.stdout.strip() == str(state / "report.html")
     assert (state / "report.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("verb", ["cost", "chat-cost", "report"])
+def test_a_damaged_record_is_refused_by_every_verb_that_prints_what_it_measured(
+    state: Path, verb: str
+) -> None:
+    path = state / "runs" / "l40s-dev" / "7" / "run_record.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"schema_version": 1, "kind')
+    result = RUNNER.invoke(app, [verb, "--stack", "l40s-dev"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"soperator: {path}: not valid JSON")
+    assert not (state / "report.html").exists()
+
+
+def test_a_report_that_cannot_be_written_is_refused_and_leaves_nothing(state: Path) -> None:
+    folder = state / "folder.html"
+    folder.mkdir()
+    result = RUNNER.invoke(app, ["report", "--stack", "local", "--out", str(folder)])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"soperator: --out {folder}: Is a directory; nothing was written: give a file in a folder "
+        "that is there and yours\n"
+    )
+    assert not [each.name for each in state.iterdir() if "part" in each.name]
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,14 @@ def test_a_ledger_that_is_not_there_is_empty_and_reading_does_not_make_it(ledger
     assert not ledger.path.exists()
 
 
+def test_a_ledger_that_cannot_be_opened_is_refused_before_anything_is_done(ledger: Ledger):
+    ledger.path.mkdir(parents=True)
+    with pytest.raises(LedgerError, match=r"ledger\.jsonl: cannot be read: Is a directory"):
+        ledger.read()
+    with pytest.raises(LedgerError, match=r"cannot be opened to write: Is a directory; nothing"):
+        ledger.append(ENTRIES[0])
+
+
 def test_entries_come_back_in_their_order(ledger: Ledger):
     ledger.append(*ENTRIES[:2])
     ledger.append(*ENTRIES[2:])

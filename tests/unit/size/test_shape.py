@@ -117,6 +117,11 @@ def test_every_missing_key_of_a_config_is_told_at_once_with_its_path() -> None:
     [
         ("model_type", "mixtral", r"model_type: 'mixtral' is not a decoder"),
         ("hidden_size", 0, r"hidden_size: got 0, expected a whole number"),
+        (
+            "hidden_size",
+            1_000_003,
+            r"hidden_size: 1000003 is not a multiple of num_attention_heads",
+        ),
         ("num_hidden_layers", "2", r"num_hidden_layers: got '2', expected a whole number"),
         ("num_key_value_heads", 3, r"num_key_value_heads: 3 does not divide"),
         ("tie_word_embeddings", "yes", r"tie_word_embeddings: got 'yes', expected true or false"),
