@@ -29,6 +29,9 @@ def ready_script(spec: StackSpec, *, timeout_s: int = _READY_TIMEOUT_S) -> str:
     nodes = minimum_nodes(spec)
     if not nodes:
         return "scontrol ping"
+    # Slurm may have put nodes of an elastic set to sleep since; it wakes them for a job.
+    elastic = any(worker.min_nodes < worker.max_nodes for worker in spec.nodes.workers)
+    states = f"{_READY_STATES}|idle~" if elastic else _READY_STATES
     return f"""
 set -eu
 deadline=$(( $(date +%s) + {timeout_s} ))
@@ -36,7 +39,7 @@ while :; do
   missing=
   states=$(sinfo --noheader --Node --partition=hidden --format='%N %T' 2>&1 | sort -u) || true
   for node in {shlex.join(nodes)}; do
-    echo "$states" | grep -qE "^$node ({_READY_STATES})$" || missing="$missing $node"
+    echo "$states" | grep -qE "^$node ({states})$" || missing="$missing $node"
   done
   [ -n "$missing" ] || break
   if [ "$(date +%s)" -ge "$deadline" ]; then

@@ -86,6 +86,17 @@ def test_a_node_that_takes_no_job_is_not_ready(spec: StackSpec, slurm: Path, sta
     assert shell(ready_script(spec, timeout_s=0)).returncode == 1
 
 
+@pytest.mark.parametrize(("most", "status"), [(2, 1), (4, 0)])
+def test_a_sleeping_node_is_ready_where_slurm_wakes_it(
+    spec: StackSpec, slurm: Path, most: int, status: int
+) -> None:
+    (worker,) = spec.nodes.workers
+    workers = (replace(worker, max_nodes=most),)
+    spec = replace(spec, nodes=replace(spec.nodes, workers=workers))
+    (slurm / "looks").write_text("worker-0 idle,worker-1 idle~\n")
+    assert shell(ready_script(spec, timeout_s=0)).returncode == status
+
+
 def test_a_failure_names_the_node_what_sinfo_shows_and_slurms_reason(
     spec: StackSpec, slurm: Path
 ) -> None:
