@@ -79,7 +79,7 @@ SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
     (file(path="etc/motd"), "soperator.jail_files[0].path", "not absolute"),
     (file(mode="rw-r--r--"), "soperator.jail_files[0].mode", "octal"),
     (file(path="/etc/slurm/slurm.conf"), "soperator.jail_files[0].path", "Soperator writes"),
-    (file(path="/home/ann/.bashrc"), "soperator.jail_files[0].path", "behind that mount"),
+    (file(path="/mnt/data/notes"), "soperator.jail_files[0].path", "behind that mount"),
     (file(path="/mnt/memory/x"), "soperator.jail_files[0].path", "behind that mount"),
     (
         soperator(jail_files=[{"path": "/etc/motd", "content": "x"}] * 2),
