@@ -21,6 +21,7 @@ class _Verb(NamedTuple):
 
 # The help line stands here so that `soperator --help` imports no verb.
 VERBS = {
+    "init": _Verb("infra.cli.init", "Set up a project for deployments and write a first stack."),
     "env": _Verb("infra.cli.env", "Print the environment that plain pulumi needs, for eval."),
     "doctor": _Verb("infra.cli.doctor", "Check tools, prices and the project; name each fix."),
     "cost": _Verb(
@@ -53,6 +54,7 @@ VERBS = {
 # By name, so that catching them imports nothing.
 _REFUSALS = frozenset(
     {
+        "infra.init.errors.InitError",
         "infra.jobs.errors.JobsError",
         "infra.local.errors.LocalError",
         "infra.nebius.sdk.EndpointError",

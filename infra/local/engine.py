@@ -17,6 +17,7 @@ from typing import Final
 
 from infra.local.errors import LocalError
 from infra.local.state import CHECKOUT, PULUMI_VERSION, Cache, State
+from infra.passphrase import opens
 from infra.ssh_key import make_key_pair, public_half
 
 PROJECT: Final = "soperator-stack"
@@ -27,6 +28,7 @@ STAND_INS: Final = {"command": "pulumi-command", "kubernetes": "pulumi-kubernete
 """Plugin -> Python package whose version the engine asks for."""
 _KEY_COMMENT: Final = "soperator-local"
 _LOOPBACK: Final = ("127.0.0.1", "localhost")
+_SALT = re.compile(r"^encryptionsalt: (\S+)$", re.MULTILINE)
 _VERSION = re.compile(r"^v?(\d+)\.(\d+)\.")
 
 
@@ -147,11 +149,14 @@ def init_stacks(backend: Path, environ: Mapping[str, str]) -> None:
         stack = file.name.removeprefix("Pulumi.").removesuffix(".yaml")
         if (backend / ".pulumi" / "stacks" / PROJECT / f"{stack}.json").exists():
             continue
-        if "\nencryptionsalt:" not in file.read_text():
+        salt = _SALT.search(file.read_text())
+        if salt is None:
             raise LocalError(
                 f"{file.name}: encryptionsalt is missing, and the engine would write one into the "
                 "file; take it from git, or run `pulumi stack init` yourself"
             )
+        if not opens(PASSPHRASE, salt.group(1)):
+            continue  # of `soperator init`, which has a backend and a passphrase of its own
         _pulumi(["stack", "init", stack, "--no-select", "--non-interactive"], environ)
 
 

@@ -1,0 +1,91 @@
+"""`soperator init`: set up a project for deployments and write a first stack, once.
+
+Reads and asks first, then makes: what is wrong is told before anything is changed. The token is
+taken from NEBIUS_IAM_TOKEN, never from an option, where every user of the machine could read it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infra.cli import output
+
+
+def command(
+    project: Annotated[str, typer.Option(help="Project id, as the console shows it.")] = "",
+    tenant: Annotated[
+        str | None, typer.Option(help="Tenant id; checked against the project's own.")
+    ] = None,
+    region: Annotated[
+        str | None, typer.Option(help="Region; checked against the project's own.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the stack.")] = None,
+    worker: Annotated[str | None, typer.Option(help="PLATFORM/PRESET of the workers.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Number of workers.")] = None,
+    fabric: Annotated[str | None, typer.Option(help="InfiniBand fabric of the workers.")] = None,
+    ssh_key: Annotated[
+        list[str] | None, typer.Option(help="Public key, or its file; may be repeated.")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="Key of a service account; else NEBIUS_IAM_TOKEN counts.")
+    ] = None,
+    stacks_dir: Annotated[Path | None, typer.Option(help="Folder of the stack files.")] = None,
+) -> None:
+    """Set up a project for deployments and write a first stack; a second run changes nothing."""
+    from cost.bill import bill
+    from cost.price_book import PriceBook
+    from cost.price_layers import layered
+    from infra.cli.context import environ, state_root
+    from infra.init.ask import Options, fill
+    from infra.init.calls import Calls
+    from infra.init.choices import worker_choices
+    from infra.init.errors import InitError
+    from infra.init.new_stack import check_stack, refuse_other_file, stack_path, write_stack
+    from infra.init.project import find_place, prepare
+    from infra.nebius.sdk import KEY_FILE_VARIABLE, TOKEN_VARIABLE
+    from stacks.load import STACKS_DIR
+
+    ask = _ask if sys.stdin.isatty() and sys.stdout.isatty() else None
+    if not project and ask is None:
+        raise InitError("--project: not given, and there is no terminal to ask on; give it")
+    if key_file is not None:
+        os.environ.pop(TOKEN_VARIABLE, None)
+        os.environ[KEY_FILE_VARIABLE] = str(key_file)
+    project = project or _ask("Project id (project-...)", "")
+    folder = STACKS_DIR if stacks_dir is None else stacks_dir
+    calls = Calls()
+    place = find_place(calls, project, tenant_id=tenant, region=region)
+    options = Options(
+        name=name, worker=worker, nodes=nodes, fabric=fabric, ssh_keys=tuple(ssh_key or ())
+    )
+    answers = fill(options, place, worker_choices(place.region, PriceBook.load("nebius")), ask)
+    spec, problems = check_stack(answers, environ())
+    refuse_other_file(answers, folder)
+    prepared = prepare(calls, place, state_root() / "cloud")
+    is_new = write_stack(answers, folder, prepared.passphrase)
+    for made in prepared.made:
+        print(f"made     {made}")
+    path = stack_path(folder, answers.name)
+    print(f"{'wrote' if is_new else 'has'}    {path}")
+    if not prepared.made and not is_new:
+        print("nothing to do: everything was there")
+    for problem in problems:
+        output.note(str(problem))
+    total = bill(spec, layered(spec)).estimate
+    print(
+        f"costs    ${total.monthly_low_usd:,.2f} to ${total.monthly_high_usd:,.2f} a 730-hour "
+        f"month: soperator cost --stack {answers.name}"
+    )
+    print("next, in this shell:")
+    print('  eval "$(soperator env --cloud)"; unset NEBIUS_IAM_TOKEN')
+    print(f"  set -a; . {prepared.state.environment_file}; set +a")
+    print(f"  pulumi stack select --create {answers.name} && pulumi up")
+
+
+def _ask(question: str, default: str) -> str:
+    return str(typer.prompt(question, default=default or None))

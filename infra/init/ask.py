@@ -1,0 +1,114 @@
+"""Questions of `soperator init`: fill(options, ...) -> Answers.
+
+Owns what is asked, in which order and with which prices. Asks only on a terminal; elsewhere what
+is missing is refused at once, every option in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.init.choices import Choice
+from infra.init.errors import InitError
+from infra.init.project import Place
+from infra.init.stack_file import Answers
+
+Ask = Callable[[str, str], str]
+"""Question and default -> the answer; the default may be empty."""
+_SHOWN = 12
+_SHARED_MEMORY_PART = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line gave; None asks."""
+
+    name: str | None
+    worker: str | None
+    """`PLATFORM/PRESET`."""
+    nodes: int | None
+    fabric: str | None
+    ssh_keys: tuple[str, ...]
+
+
+def missing_options(options: Options) -> list[str]:
+    """Options that have no answer, as the command line spells them."""
+    given = {
+        "--name": options.name,
+        "--worker": options.worker,
+        "--nodes": options.nodes,
+        "--ssh-key": options.ssh_keys or None,
+    }
+    return [option for option, value in given.items() if value is None]
+
+
+def fill(options: Options, place: Place, choices: Sequence[Choice], ask: Ask | None) -> Answers:
+    """Every answer; without `ask` the missing ones are an InitError that lists the choices."""
+    missing = missing_options(options)
+    if missing and ask is None:
+        listed = "\n".join(f"  {line}" for line in choice_lines(choices))
+        raise InitError(
+            f"{', '.join(missing)}: not given, and there is no terminal to ask on; give them\n"
+            f"--worker is one of, for one node in {place.region}:\n{listed}"
+        )
+    answer = ask or (lambda question, default: default)
+    name = options.name or answer("Name of the stack", "prod")
+    worker = options.worker or answer(
+        "\n".join((*choice_lines(choices), "Workers, PLATFORM/PRESET")), ""
+    )
+    choice = next((each for each in choices if each.name == worker), None)
+    if choice is None:
+        have = "\n".join(f"  {line}" for line in choice_lines(choices))
+        raise InitError(f"--worker: '{worker}' is not offered in {place.region}; one of:\n{have}")
+    nodes = options.nodes or _whole(answer(f"Number of workers ({choice.price} each)", "2"))
+    keys = options.ssh_keys or (answer("Public key of who may enter", _own_key()),)
+    return Answers(
+        name=name,
+        tenant_id=place.tenant_id,
+        project_id=place.project_id,
+        region=place.region,
+        platform=choice.platform,
+        preset=choice.preset.name,
+        gpus=choice.preset.gpus,
+        shared_memory_gib=max(1, choice.preset.memory_gib // _SHARED_MEMORY_PART),
+        nodes=nodes,
+        fabric=_fabric(options, choice, nodes, ask),
+        ssh_public_keys=tuple(_key(each) for each in keys),
+    )
+
+
+def choice_lines(choices: Sequence[Choice]) -> list[str]:
+    """One line a preset with GPUs, with its price; CPU presets as many as fit."""
+    shown = [each for each in choices if each.preset.gpus]
+    shown += [each for each in choices if not each.preset.gpus][: max(2, _SHOWN - len(shown))]
+    width = max((len(each.name) for each in shown), default=0)
+    return [f"{each.name.ljust(width)}  {each.price}" for each in shown]
+
+
+def _fabric(options: Options, choice: Choice, nodes: int, ask: Ask | None) -> str | None:
+    if options.fabric is not None or not choice.fabrics or nodes < 2:
+        return options.fabric
+    if ask is None:
+        raise InitError(
+            f"--fabric: {choice.name} joins an InfiniBand fabric; give one of: "
+            f"{', '.join(choice.fabrics)}"
+        )
+    return ask(f"Fabric ({', '.join(choice.fabrics)})", choice.fabrics[0])
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise InitError(f"--nodes: '{text}' is not a number of nodes; give 1 or more")
+    return int(text)
+
+
+def _own_key() -> str:
+    found = sorted((Path.home() / ".ssh").glob("id_*.pub"))
+    return str(found[0]) if found else ""
+
+
+def _key(text: str) -> str:
+    """A key line as it is; a path as the loader reads it."""
+    return text if " " in text or text.startswith("file:") else f"file:{text}"

@@ -1,0 +1,101 @@
+"""Sets up a project for deployments: prepare(calls, ...) -> what was made and what is there.
+
+Owns the order: account and rights, bucket, keys, files. A second run finds everything and changes
+nothing; a run that was killed goes on where it stopped, a key without its secret half apart, which
+ends by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from infra.init.calls import Calls
+from infra.init.deployer import Deployer
+from infra.init.errors import InitError
+from infra.init.state import ProjectState
+
+_RSA_BITS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a stack will live, as the API knows it."""
+
+    tenant_id: str
+    project_id: str
+    region: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A project that stacks can be deployed to."""
+
+    made: tuple[str, ...]
+    """What was new, a line each; empty where nothing changed."""
+    bucket: str
+    state: ProjectState
+    passphrase: str
+
+
+def find_place(
+    calls: Calls, project_id: str, *, tenant_id: str | None, region: str | None
+) -> Place:
+    """The project at the API; InitError where the given tenant or region is another one."""
+    if not project_id.startswith("project-"):
+        raise InitError(f"--project: '{project_id}' is no project id; it starts with 'project-'")
+    found = calls.get("iam.v2.ProjectService", "Get", id=project_id)
+    place = Place(
+        tenant_id=found.metadata.parent_id, project_id=project_id, region=found.spec.region
+    )
+    problems = [
+        f"{option}: {project_id} is in '{real}', not in '{given}'; give '{real}', or leave it out"
+        for option, given, real in (
+            ("--tenant", tenant_id, place.tenant_id),
+            ("--region", region, place.region),
+        )
+        if given is not None and given != real
+    ]
+    if problems:
+        raise InitError("\n".join(problems))
+    return place
+
+
+def prepare(calls: Calls, place: Place, folder: Path) -> Prepared:
+    """Everything that the project's first stack needs, found or made."""
+    state = ProjectState(folder=folder / place.project_id)
+    deployer = Deployer(
+        calls=calls, tenant_id=place.tenant_id, project_id=place.project_id, made=[]
+    )
+    account, bucket = deployer.account(), deployer.bucket()
+    passphrase, is_new = state.passphrase()
+    if is_new:
+        deployer.made.append(f"{state.passphrase_file}: keep a copy, it opens every secret")
+    keys = dict(state.keys())
+    if not deployer.is_good("iam.v1.AuthPublicKeyService", keys.get("auth")):
+        public, private = _key_pair()
+        keys["auth"] = deployer.public_key(account, public)
+        state.write_key_file(account=account, key=keys["auth"], private_pem=private)
+        state.write_keys(keys)
+    if not deployer.is_good("iam.v2.AccessKeyService", keys.get("access")):
+        keys["access"], s3_id, secret = deployer.access_key(account)
+        state.write_environment(bucket=bucket, region=place.region, s3_id=s3_id, secret=secret)
+        state.write_keys(keys)
+    return Prepared(made=tuple(deployer.made), bucket=bucket, state=state, passphrase=passphrase)
+
+
+def _key_pair() -> tuple[str, str]:
+    """Public and private half, as PEM."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=_RSA_BITS)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return public.decode(), private.decode()

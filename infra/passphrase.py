@@ -1,0 +1,42 @@
+"""The `encryptionsalt` of a stack file for a passphrase, as the engine writes it.
+
+Form and constants: pulumi v3.190.0, sdk/go/common/resource/config/crypt.go and
+pkg/secrets/passphrase/manager.go, read 2026-11-21: PBKDF2-SHA256, a million rounds, AES-256-GCM
+over the word `pulumi`.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.pbkdf2 import PBKDF2HMAC
+
+_ROUNDS: Final = 1_000_000
+_WORD: Final = b"pulumi"
+
+
+def make_salt(passphrase: str) -> str:
+    """A new salt, such as `v1:N0kY...=:v1:uSrn...:J0Mg...==`."""
+    salt, nonce = os.urandom(8), os.urandom(12)
+    sealed = AESGCM(_key(passphrase, salt)).encrypt(nonce, _WORD, None)
+    parts = [base64.b64encode(part).decode() for part in (salt, nonce, sealed)]
+    return f"v1:{parts[0]}:v1:{parts[1]}:{parts[2]}"
+
+
+def opens(passphrase: str, text: str) -> bool:
+    """Whether the passphrase is the one that the salt was made for."""
+    _, salt, _, nonce, sealed = text.split(":")
+    crypter = AESGCM(_key(passphrase, base64.b64decode(salt)))
+    try:
+        return crypter.decrypt(base64.b64decode(nonce), base64.b64decode(sealed), None) == _WORD
+    except InvalidTag:
+        return False
+
+
+def _key(passphrase: str, salt: bytes) -> bytes:
+    return PBKDF2HMAC(SHA256(), 32, salt, _ROUNDS).derive(passphrase.encode())
