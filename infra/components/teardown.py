@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pulumi
 
-from infra.render.charts import namespaces
+from infra.render.teardown import namespaces
 from stacks.spec import StackSpec
 
 

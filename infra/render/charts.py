@@ -184,15 +184,6 @@ def cluster_charts(
     return tuple(charts)
 
 
-def namespaces(spec: StackSpec) -> tuple[str, ...]:
-    """Every namespace that the stack fills: the cluster's own first."""
-    charts = (
-        *platform_charts(spec),
-        *cluster_charts(spec, allocation_id="", ssh_public_keys=[], slack_webhook_url=""),
-    )
-    return tuple(dict.fromkeys((spec.cluster.namespace, *(chart.namespace for chart in charts))))
-
-
 def needs_storage_classes(spec: StackSpec) -> bool:
     """Whether something claims a disk of a class that Soperator's own chart makes."""
     own_disks = any(worker.local_disks or worker.image_disk for worker in spec.nodes.workers)

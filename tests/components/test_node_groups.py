@@ -49,4 +49,6 @@ def test_operators_are_installed_after_the_nodes_that_run_them(deployed: Deploy)
     """Helm waits for pods: without nodes it would wait in vain."""
     recorder = deployed("local")
     groups = {each.urn for each in recorder.of(NODE_GROUP)}
-    assert groups <= set(recorder.one("soperator:infra:Soperator").depends_on)
+    teardown = recorder.one("soperator:kube:Teardown")
+    assert groups <= set(teardown.depends_on)
+    assert teardown.urn in recorder.one("soperator:infra:Soperator").depends_on

@@ -21,6 +21,7 @@ OWNER = {
     "nebius:compute/v1:GpuCluster": "NodeGroups",
     "nebius:applications/v1alpha1:K8sRelease": "NvidiaOperators",
     "soperator:ssh:KeyPair": "Stack",
+    "soperator:kube:Teardown": "Stack",
     "pulumi:providers:kubernetes": "Stack",
     "kubernetes:core/v1:Namespace": "SlurmCluster",
     "nebius:iam/v1:ServiceAccount": "Backups",
