@@ -65,6 +65,7 @@ class NodeGroupSpec:
     preset: str
     """Size of the platform, such as `8gpu-128vcpu-1600gb`."""
     boot_disk: BootDiskSpec
+    """Disk that every node starts from."""
     min_nodes: int
     """Least number of nodes; `nodes: N` sets both ends."""
     max_nodes: int
@@ -159,14 +160,19 @@ class WorkerSpec(NodeGroupSpec):
     features: tuple[str, ...] = ()
     """Slurm features of its nodes, for `--constraint`."""
     strategy: StrategySpec = field(default_factory=StrategySpec)
+    """How a changed group replaces its nodes."""
     reservation: ReservationSpec | None = None
+    """Capacity blocks that its nodes come out of."""
     max_pods: int | None = None
     """Pods that a node holds; None is the API's 110."""
     nvidia_config_lines: tuple[str, ...] = ()
     """Lines of /etc/modprobe.d/nvidia_config.conf."""
     local_nvme: LocalNvmeSpec | None = None
+    """Drives of the machine itself, where the platform has them."""
     local_disks: tuple[LocalDiskSpec, ...] = ()
+    """Network disks that every node has for itself."""
     image_disk: ImageDiskSpec | None = None
+    """Network disk of every node for container images."""
 
     @property
     def has_fabric(self) -> bool:
@@ -179,10 +185,15 @@ class NodesSpec:
     """Node groups by role."""
 
     system: NodeGroupSpec
+    """Nodes of the operators and of everything without a role."""
     controller: NodeGroupSpec
+    """Node of slurmctld."""
     login: NodeGroupSpec
+    """Nodes that users enter."""
     workers: tuple[WorkerSpec, ...]
+    """Worker sets, any number."""
     accounting: NodeGroupSpec | None = None
+    """Node of the accounting database."""
     nfs: NodeGroupSpec | None = None
     """For an NFS server inside the cluster."""
     ssh_users: tuple[NodeUserSpec, ...] = ()

@@ -24,9 +24,25 @@ def minimum_nodes(spec: StackSpec) -> tuple[str, ...]:
     )
 
 
+def awaited_nodes(spec: StackSpec) -> tuple[str, ...]:
+    """Those of them that must be idle before a deployment counts as ready.
+
+    A set that is made with fewer nodes than it has gets the rest as capacity comes.
+    """
+    first = {
+        worker.name: worker.min_nodes if worker.created_nodes is None else worker.created_nodes
+        for worker in spec.nodes.workers
+    }
+    return tuple(
+        name
+        for name in minimum_nodes(spec)
+        if int(name.rpartition("-")[2]) < first[name.rpartition("-")[0]]
+    )
+
+
 def ready_script(spec: StackSpec, *, timeout_s: int = _READY_TIMEOUT_S) -> str:
-    """Waits until `sinfo` shows every declared node idle or at work; prints the nodes."""
-    nodes = minimum_nodes(spec)
+    """Waits until `sinfo` shows every awaited node idle or at work; prints the nodes."""
+    nodes = awaited_nodes(spec)
     if not nodes:
         return "scontrol ping"
     # Slurm may have put nodes of an elastic set to sleep since; it wakes them for a job.

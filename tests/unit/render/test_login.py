@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from infra.render.login import activate_script, minimum_nodes, places_script, ready_script
+from infra.render.login import (
+    activate_script,
+    awaited_nodes,
+    minimum_nodes,
+    places_script,
+    ready_script,
+)
 from stacks.spec import StackSpec
 
 # Each look of the script is one line of `looks`, its nodes apart by commas; the last one stays.
@@ -207,3 +213,16 @@ def test_a_release_that_did_not_arrive_leaves_the_old_one_live(rooted: StackSpec
     Path(rooted.code_path, "releases", "bbbb").mkdir()
     assert shell(activate_script(rooted.code_path, "bbbb")).returncode != 0
     assert Path(rooted.code_path, "current").readlink() == Path("releases", "aaaa")
+
+
+def test_a_set_that_is_made_empty_is_not_waited_for(spec: StackSpec) -> None:
+    """Capacity may come in a week; the nodes that are there can work today."""
+    (worker,) = spec.nodes.workers
+
+    def awaited(created: int | None) -> tuple[str, ...]:
+        workers = (replace(worker, created_nodes=created),)
+        return awaited_nodes(replace(spec, nodes=replace(spec.nodes, workers=workers)))
+
+    assert awaited(None) == ("worker-0", "worker-1")
+    assert awaited(1) == ("worker-0",)
+    assert awaited(0) == ()

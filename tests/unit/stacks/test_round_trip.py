@@ -11,10 +11,24 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stacks.cluster_spec import ClusterSpec, NebiusSpec
+from stacks.cluster_spec import ClusterSpec, GpuDrivers, NebiusSpec
 from stacks.cost_spec import AssumedSpeedSpec, ChatSpec
 from stacks.load import load_config
-from stacks.node_spec import Billing, BootDiskSpec, NodeGroupSpec, NodesSpec, WorkerSpec
+from stacks.node_spec import (
+    Billing,
+    BootDiskSpec,
+    ImageDiskSpec,
+    LocalDiskSpec,
+    LocalNvmeSpec,
+    NodeGroupSpec,
+    NodesSpec,
+    NodeUserSpec,
+    Reservation,
+    ReservationSpec,
+    StrategySpec,
+    VolumeFilesystem,
+    WorkerSpec,
+)
 from stacks.slurm_spec import (
     AccountSpec,
     JobSpec,
@@ -28,6 +42,7 @@ from stacks.soperator_spec import (
     ChecksProfile,
     JailFileSpec,
     Maintenance,
+    NfsHomeSpec,
     Observability,
     SoperatorSpec,
     UserSpec,
@@ -65,7 +80,11 @@ hardware = {
     "min_nodes": st.integers(0, 100),
     "max_nodes": st.integers(1, 100),
     "billing": st.sampled_from(Billing),
+    "labels": st.dictionaries(texts, texts, max_size=2),
+    "public_ip": st.booleans(),
 }
+volumes = st.sampled_from(VolumeFilesystem)
+counts = st.none() | st.integers(0, 100)
 groups = st.builds(NodeGroupSpec, **hardware)
 workers = st.builds(
     WorkerSpec,
@@ -74,12 +93,58 @@ workers = st.builds(
     infiniband_fabric=st.none() | texts,
     shared_memory_gib=sizes,
     features=st.lists(texts, max_size=2).map(tuple),
+    created_nodes=counts,
+    gpu_cluster_id=st.none() | texts,
+    strategy=st.builds(
+        StrategySpec,
+        max_unavailable_percent=counts,
+        max_unavailable_nodes=counts,
+        max_surge_percent=counts,
+        max_surge_nodes=counts,
+        drain_timeout_s=counts,
+    ),
+    reservation=st.none()
+    | st.builds(
+        ReservationSpec,
+        policy=st.sampled_from(Reservation),
+        ids=st.lists(texts, max_size=2).map(tuple),
+    ),
+    max_pods=st.none() | sizes,
+    nvidia_config_lines=st.lists(texts, max_size=2).map(tuple),
+    local_nvme=st.none() | st.builds(LocalNvmeSpec, mount_path=texts, filesystem=volumes),
+    local_disks=st.lists(
+        st.builds(
+            LocalDiskSpec,
+            name=texts,
+            mount_path=texts,
+            size_gib=sizes,
+            type=st.sampled_from(DiskType),
+            filesystem=volumes,
+        ),
+        max_size=2,
+    ).map(tuple),
+    image_disk=st.none() | st.builds(ImageDiskSpec, size_gib=sizes, filesystem=volumes),
+)
+node_users = st.builds(
+    NodeUserSpec, name=texts, ssh_public_keys=st.lists(texts, max_size=2, unique=True).map(tuple)
 )
 stacks = st.builds(
     StackSpec,
     name=st.just("demo"),
-    nebius=st.builds(NebiusSpec, tenant_id=texts, project_id=texts, region=texts),
-    cluster=st.builds(ClusterSpec, kubernetes_version=texts, etcd_size=sizes),
+    nebius=st.builds(
+        NebiusSpec, tenant_id=texts, project_id=texts, region=texts, discover_network=st.booleans()
+    ),
+    cluster=st.builds(
+        ClusterSpec,
+        kubernetes_version=texts,
+        etcd_size=sizes,
+        audit_logs=st.booleans(),
+        public_endpoint=st.booleans(),
+        allowed_cidrs=st.lists(texts, max_size=2).map(tuple),
+        os=texts,
+        gpu_drivers=st.sampled_from(GpuDrivers),
+        drivers_preset=texts,
+    ),
     storage=st.builds(
         StorageSpec,
         jail=filesystems,
@@ -112,6 +177,9 @@ stacks = st.builds(
         login=groups,
         accounting=st.none() | groups,
         workers=st.lists(workers, max_size=2).map(tuple),
+        nfs=st.none() | groups,
+        ssh_users=st.lists(node_users, max_size=2).map(tuple),
+        paused=st.booleans(),
     ),
     login=st.builds(
         LoginSpec,
@@ -150,6 +218,7 @@ stacks = st.builds(
         delete_unready_nodes=st.booleans(),
         observability=st.sampled_from(Observability),
         slack_notifier=st.booleans(),
+        nfs_home=st.none() | st.builds(NfsHomeSpec, size_gib=sizes, threads=sizes),
         apparmor=st.booleans(),
         maintenance=st.sampled_from(Maintenance),
         jail_files=st.lists(
