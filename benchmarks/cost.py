@@ -79,7 +79,7 @@ def lines_s() -> float:
     from cost.unit_costs import unit_costs
 
     spec = _spec()
-    (worker,) = spec.nodes.workers
+    worker, *_ = spec.nodes.workers
     workers = tuple(replace(worker, name=f"worker-{number}") for number in range(NUM_LINES // 2))
     spec = replace(spec, nodes=replace(spec.nodes, workers=workers))
     book = layered(spec)

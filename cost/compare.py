@@ -7,9 +7,11 @@ differs from itself at another time is diff.py's.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import zip_longest
 from typing import Final
 
 from cost.bill import Bill
@@ -46,7 +48,7 @@ def compare(bills: Sequence[Bill]) -> tuple[Row, ...]:
     """The figures of the bills beside each other, in the order of a bill."""
     return (
         _text_row("Region", bills, lambda bill: bill.spec.nebius.region),
-        _text_row("Workers", bills, lambda bill: _workers(bill.spec)),
+        *_worker_rows(bills),
         _text_row("GPUs", bills, lambda bill: _gpus(bill.spec)),
         *(row for section in Section if (row := _section_row(section, bills)) is not None),
         _total_row("$/month", bills, 1),
@@ -176,11 +178,19 @@ def _difference(row: Row) -> str:
     return f"{'-' if change < 0 else '+'}{small_usd_text(abs(change))}"
 
 
-def _workers(spec: StackSpec) -> str:
-    return ", ".join(
-        f"{span(str(worker.min_nodes), str(worker.max_nodes), '..')} x {worker.preset}"
-        for worker in spec.nodes.workers
-    )
+def _worker_rows(bills: Sequence[Bill]) -> Iterator[Row]:
+    """Worker nodes, a preset a row: many in one cell would push the table over its width."""
+    columns = [_workers(bill.spec) for bill in bills]
+    for place, cells in enumerate(zip_longest(*columns, fillvalue="")):
+        yield Row(name="Workers" if place == 0 else f"Workers ({place + 1})", cells=cells)
+
+
+def _workers(spec: StackSpec) -> list[str]:
+    low, high = Counter[str](), Counter[str]()
+    for worker in spec.nodes.workers:
+        low[worker.preset] += worker.min_nodes
+        high[worker.preset] += worker.max_nodes
+    return [f"{span(str(low[name]), str(high[name]), '..')} x {name}" for name in high]
 
 
 def _gpus(spec: StackSpec) -> str:

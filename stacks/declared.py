@@ -6,6 +6,7 @@ Entries of a list go by their name, not their place. Secrets and key lines are n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -15,6 +16,9 @@ from stacks.spec import StackSpec
 
 _NAMES: Final = ("name", "sku", "scenario", "job", "mount_path")
 """What an entry of a list is called by, first of these that it has."""
+_COUNTS: Final = ("min_nodes", "max_nodes")
+_MARKS: Final = re.compile(r"[.\[\]]")
+_DEPTH: Final = {".": 0, "[": 1, "]": -1}
 _LEFT_OUT: Final = frozenset({"name", "login", "code_path", "python_env_path", "bill_heading"})
 
 
@@ -30,10 +34,11 @@ def declared_values(spec: StackSpec) -> Mapping[str, str]:
 def parents_of(key: str) -> Iterator[str]:
     """The key itself and every key that it is inside of, innermost last; names may hold dots."""
     depth = 0
-    for index, letter in enumerate(key):
-        if letter in ".[" and depth == 0 and index:
+    for mark in _MARKS.finditer(key):
+        index, letter = mark.start(), mark[0]
+        if letter != "]" and depth == 0 and index:
             yield key[:index]
-        depth += {"[": 1, "]": -1}.get(letter, 0)
+        depth += _DEPTH[letter]
     yield key
 
 
@@ -41,17 +46,19 @@ def _collect(key: str, value: object, found: dict[str, str], own_name: str | Non
     """Adds the leaves under the key; `own_name` is the field that the key has in brackets."""
     if value is None:
         return
-    if is_dataclass(value):
-        for name in _names(type(value)):
-            written = _written(value, name)
-            if written is not None and name != own_name:
+    if names := _names(type(value)):
+        for name in names:
+            if name == own_name:
+                continue
+            written = _written(value, name) if name in _COUNTS else name
+            if written is not None:
                 _collect(f"{key}.{written}", getattr(value, name), found)
     elif isinstance(value, Mapping):
         for name, item in cast("Mapping[str, object]", value).items():
             _collect(f"{key}.{name}", item, found)
     elif isinstance(value, tuple):
         items = cast("tuple[object, ...]", value)
-        if items and is_dataclass(items[0]):
+        if items and _names(type(items[0])):
             for item in items:
                 name = _name_key(type(item))
                 _collect(f"{key}[{getattr(item, name)}]", item, found, name)
@@ -63,8 +70,6 @@ def _collect(key: str, value: object, found: dict[str, str], own_name: str | Non
 
 def _written(record: object, name: str) -> str | None:
     """The field's key in the file; None where another stands for it: `nodes: N` sets both ends."""
-    if name not in ("min_nodes", "max_nodes"):
-        return name
     if getattr(record, "min_nodes", None) != getattr(record, "max_nodes", None):
         return name
     return "nodes" if name == "max_nodes" else None
@@ -72,7 +77,8 @@ def _written(record: object, name: str) -> str | None:
 
 @cache
 def _names(cls: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(cls))
+    """Fields of a dataclass; none of any other type."""
+    return tuple(field.name for field in fields(cls)) if is_dataclass(cls) else ()
 
 
 @cache

@@ -166,3 +166,21 @@ def test_a_comment_never_grows_over_its_limit(num_mounts: int):
     assert "| `other` |" in text
     assert ("Left out, for want of room" in text) == (num_mounts > 10)
     assert text.count("<details>") == text.count("</details>")
+
+
+def test_nodesets_of_one_preset_are_one_row_and_of_more_presets_a_row_each():
+    """Side by side in one cell they would take the room of the names."""
+    spec = load_stack("l40s-dev")
+    first, *rest = spec.nodes.workers
+    larger = replace(first, name="larger", preset="2gpu-96vcpu-576gb")
+    workers = (first, replace(first, name="same"), larger, *rest)
+    wide = replace(spec, nodes=replace(spec.nodes, workers=workers))
+    text = render_compare([bill_of(wide), bill_of(load_stack("h100-prod"))])
+    rows = [line.split("  ") for line in text.splitlines() if line.startswith("Workers")]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    num_nodes = sum(worker.max_nodes for worker in (first, first, *rest))
+    assert cells == [
+        ["Workers", f"{num_nodes} x 2gpu-64vcpu-384gb", "2 x 8gpu-128vcpu-1600gb", "differs"],
+        ["Workers (2)", f"{first.max_nodes} x 2gpu-96vcpu-576gb", "differs"],
+    ]
+    assert max(len(line) for line in text.splitlines()) <= WIDTH
