@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,12 +16,14 @@ from infra.jobs import accounting
 from infra.jobs.ssh import Result
 from infra.local import process
 from infra.local.cloud import RECONCILER
+from infra.local.kube import api_server
 from infra.local.slurm import pod as pods
 from tests.local.slurm_stand import CLUSTER, Stand, node_groups, running_stand
 
 pytestmark = pytest.mark.local
 
-DAEMONS = ("accounting-0", "acct-db-0", "controller-0", "login-0", "worker-0", "worker-1")
+CENTRAL = ("accounting-0", "acct-db-0", "controller-0", "login-0", "munged")
+"""Daemons beside the workers."""
 
 
 @pytest.fixture(scope="module")
@@ -128,12 +131,67 @@ def test_a_password_opens_nothing(stand: Stand) -> None:
     assert "Permission denied (publickey)" in refused.stderr
 
 
-@pytest.mark.parametrize("name", [*DAEMONS, "munged"])
-def test_a_killed_daemon_comes_back(stand: Stand, name: str) -> None:
+@pytest.mark.parametrize("name", ["worker-0", "worker-1"])
+def test_a_killed_worker_comes_back(stand: Stand, name: str) -> None:
     killed = stand.pid(f"slurm-{name}")
     os.kill(killed, signal.SIGKILL)
     stand.wait(lambda: stand.pid(f"slurm-{name}") not in (0, killed), f"new {name}")
     stand.wait_idle("worker-[0-1]")
+
+
+@dataclass
+class Work:
+    """A job that runs until it is told to end, and one that waits in the queue."""
+
+    running: str
+    waiting: str
+    started_at: str
+
+
+@pytest.fixture(scope="module")
+def work(stand: Stand) -> Work:
+    script = "touch begun; while [ ! -e enough ]; do sleep 0.1; done; echo survived"
+    running = stand.submit(script, "-w worker-1")
+    stand.wait(lambda: stand.ssh("cat /mnt/data/begun").returncode == 0, "the job")
+    waiting = stand.submit("true", "--hold")
+    return Work(running, waiting, _started_at(stand, running))
+
+
+@pytest.mark.parametrize("name", [*CENTRAL, RECONCILER, "kube-apiserver", "etcd"])
+def test_a_running_job_and_the_queue_survive_a_kill(stand: Stand, work: Work, name: str) -> None:
+    """Not by being started again: the job's start is the one that it had."""
+    recorded = f"slurm-{name}" if name in CENTRAL else name
+    killed = stand.pid(recorded)
+    os.kill(killed, signal.SIGKILL)
+    if name == RECONCILER:
+        stand.wait(lambda: stand.pid(RECONCILER) == 0, "the end of the reconciler")
+        stand.start_reconciler()
+    elif name not in CENTRAL:
+        api_server.start(stand.cloud.kube)
+    stand.wait(lambda: stand.pid(recorded) not in (0, killed), f"new {name}")
+    queue = {work.running: "RUNNING", work.waiting: "PENDING"}
+
+    def listed() -> dict[str, str]:
+        lines = stand.ssh("squeue -h -o '%i %T'").stdout.splitlines()
+        return dict(line.split() for line in lines)
+
+    stand.wait(lambda: listed() == queue, f"the queue after {name}")
+    assert _started_at(stand, work.running) == work.started_at
+
+
+def test_the_job_that_survived_it_all_ends_well_and_is_accounted_for(
+    stand: Stand, work: Work
+) -> None:
+    stand.ssh(f"touch /mnt/data/enough; scancel {work.waiting}")
+    assert stand.output(work.running).strip() == "survived"
+    command = f"sacct -n -X -P -j {work.running} -o State,ExitCode"
+    stand.wait(lambda: stand.ssh(command).stdout.strip() == "COMPLETED|0:0", "its accounting")
+    stand.wait_idle("worker-[0-1]")
+
+
+def _started_at(stand: Stand, job: str) -> str:
+    """When a job began, as Slurm tells it."""
+    return stand.ssh(f"squeue -h -j {job} -o %S").stdout.strip()
 
 
 def test_everything_comes_back_after_a_kill_of_everything(stand: Stand) -> None:
