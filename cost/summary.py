@@ -10,10 +10,11 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from cost import snapshot, snapshot_format
+from cost.chat_table import speed_text
 from cost.component import Scope
 from cost.estimate import Estimate
 from cost.rounding import rounded
-from cost.unit_costs import Basis, ChatCost, NotKnown, UnitCosts
+from cost.unit_costs import NotKnown, UnitCosts
 
 if TYPE_CHECKING:
     from cost.bill import Bill
@@ -58,22 +59,12 @@ def figures(estimate: Estimate, unit_costs: UnitCosts) -> dict[str, object]:
         "serving_node_per_chat_usd": None
         if chat is None or chat.serving_usd is None
         else money(chat.serving_usd, _TINY),
-        "basis": "NOT KNOWN" if chat is None else basis(chat),
+        "basis": "NOT KNOWN" if chat is None else speed_text(chat),
         "reasons": reasons,
         "price_book": estimate.book_name,
         "price_date": None if estimate.price_date is None else estimate.price_date.isoformat(),
         "heading": estimate.heading,
     }
-
-
-def basis(chat: ChatCost) -> str:
-    """Where the speed of a scenario comes from, in one line."""
-    speed = chat.speed
-    day = "" if speed.date is None else f" on {speed.date.isoformat()}"
-    origin = f"measured{day}" if speed.basis is Basis.MEASURED else "assumed"
-    return (
-        f"{speed.scenario}: {number(speed.output_tokens_per_s)} tokens/s {origin}: {speed.source}"
-    )
 
 
 def money(usd: Decimal, step: Decimal = _CENT) -> str:

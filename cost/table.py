@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Final
 
 from cost.bill import Bill
-from cost.chat_table import chat_notes, chat_table
+from cost.chat_table import chat_notes, chat_table, speed_text
 from cost.component import CostComponent, Scope
 from cost.csv_text import csv_text
 from cost.estimate import Estimate, Total
@@ -28,7 +28,7 @@ from cost.layout import (
 )
 from cost.price import HOURS_PER_MONTH
 from cost.rounding import rounded
-from cost.summary import basis, figures, money, number
+from cost.summary import figures, money, number
 from cost.unit_costs import ChatCost, NotKnown, RunCost
 
 __all__ = ["UNPRICED", "WIDTH", "Format", "document", "render"]
@@ -236,7 +236,7 @@ def _plain_chat(chat: ChatCost) -> dict[str, object]:
         "serving_usd": None if chat.serving_usd is None else number(chat.serving_usd),
         "answer_s": number(chat.answer_s),
         "meets_slo": chat.meets_slo,
-        "basis": basis(chat),
+        "basis": speed_text(chat),
     }
 
 
