@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup as-root setup-tests demo test test-fast lint preview bench bench-cost lock clean
+.PHONY: help setup as-root setup-tests demo test test-fast lint preview bench bench-cost bench-scale lock clean
 
 PYTHON3 := .venv/bin/python
 SOPERATOR := .venv/bin/soperator
@@ -52,6 +52,9 @@ bench: setup ## Measure the local stack: up, second up, submit, log delay
 
 bench-cost: setup ## Measure the cost work of a preview, and of a bill of 10,000 lines
 	@$(PYTHON3) -m benchmarks.cost
+
+bench-scale: setup ## Measure previews, ups and cost work from 1 to 1,000 workers
+	@$(PYTHON3) -m benchmarks.scale
 
 lock: ## Write the lock files anew from the requirements
 	@infra/setup/bootstrap.sh
