@@ -32,6 +32,11 @@ def database_volume_gib(spec: StackSpec) -> int:
     return 0 if spec.storage.accounting is not None else DATABASE_GIB
 
 
+def home_volume_gib(spec: StackSpec) -> int:
+    """GiB that the NFS server of `/home` claims on network SSD; 0 without one."""
+    return 0 if spec.soperator.nfs_home is None else spec.soperator.nfs_home.size_gib
+
+
 def observability_volumes(spec: StackSpec) -> Mapping[str, int]:
     """GiB that metrics and logs claim on network SSD, by what they keep; empty without them."""
     return _OBSERVABILITY_GIB[spec.soperator.observability]

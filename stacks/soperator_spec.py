@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+HOME: Final = "/home"
+"""Where an NFS server inside the cluster is mounted."""
 
 
 class ChecksProfile(StrEnum):
@@ -57,6 +61,16 @@ class JailFileSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NfsHomeSpec:
+    """`/home` from an NFS server inside the cluster, on a network SSD that goes with it."""
+
+    size_gib: int
+    """Size in GiB of the disk."""
+    threads: int = 8
+    """Threads of the server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UserSpec:
     """One user of the login and worker nodes."""
 
@@ -85,6 +99,7 @@ class SoperatorSpec:
     """Whether pods of Slurm run under Soperator's AppArmor profile."""
     maintenance: Maintenance = Maintenance.NONE
     """Mode of the SlurmCluster; a paused stack is always at `downscale`."""
+    nfs_home: NfsHomeSpec | None = None
     jail_files: tuple[JailFileSpec, ...] = ()
     """Files that the program keeps in the jail."""
     users: tuple[UserSpec, ...] = ()

@@ -17,6 +17,7 @@ from infra.render.values.custom_configmaps import (
 )
 from infra.render.values.dcgm_exporter import dcgm_exporter_values, needs_dcgm_exporter
 from infra.render.values.kruise import kruise_values
+from infra.render.values.nfs_server import nfs_server_values
 from infra.render.values.nodeconfigurator import nodeconfigurator_values
 from infra.render.values.nodesets import nodesets_values
 from infra.render.values.notifier import notifier_values
@@ -32,7 +33,7 @@ from infra.render.values.slurm_cluster import is_stopped, slurm_cluster_values
 from infra.render.values.soperator import soperator_values
 from infra.render.values.soperatorchecks import soperatorchecks_values
 from infra.render.values.storage import storage_values
-from stacks.chart_volumes import observability_volumes
+from stacks.chart_volumes import home_volume_gib, observability_volumes
 from stacks.soperator_spec import ChecksProfile, Observability
 from stacks.spec import StackSpec
 
@@ -51,6 +52,12 @@ _VICTORIA_CRDS_VERSION: Final = "0.0.3"
 _VICTORIA_METRICS_VERSION: Final = "0.39.*"
 _VICTORIA_LOGS_VERSION: Final = "0.9.*"
 _COLLECTOR: Final = ("https://open-telemetry.github.io/opentelemetry-helm-charts", "0.149.*")
+_NFS_DRIVER: Final = (
+    "https://raw.githubusercontent.com/kubernetes-csi/csi-driver-nfs/master/charts",
+    "4.11.0",
+)
+_NFS_SERVER_VERSION: Final = "1.2.0"
+_NFS: Final = "nfs-system"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +117,18 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
     if needs_storage_classes(spec):
         charts.append(_own(spec, "storageclasses", "storage-system"))
     charts += _observability(spec)
+    if spec.soperator.nfs_home is not None:
+        charts.append(_foreign("csi-driver-nfs", _NFS_DRIVER, _NFS))
+        charts.append(
+            Chart(
+                release="nfs-server",
+                chart=f"{REGISTRY}/helm-nfs-server",
+                version=_NFS_SERVER_VERSION,
+                namespace=_NFS,
+                values=nfs_server_values(spec),
+                after=("csi-driver-nfs", "storageclasses"),
+            )
+        )
     charts += [
         # Its crds/ bring the custom resources: a release of helm-soperator-crds cannot be stored,
         # 1.4 MB in a Secret of at most 1 MiB.
@@ -146,7 +165,12 @@ def cluster_charts(
             spec,
             "slurm-cluster",
             cluster_values,
-            after=("slurm-cluster-storage", "mariadb-operator", "security-profiles-operator"),
+            after=(
+                "slurm-cluster-storage",
+                "mariadb-operator",
+                "security-profiles-operator",
+                "nfs-server",
+            ),
         ),
         _inside(
             spec,
@@ -187,7 +211,7 @@ def cluster_charts(
 def needs_storage_classes(spec: StackSpec) -> bool:
     """Whether something claims a disk of a class that Soperator's own chart makes."""
     own_disks = any(worker.local_disks or worker.image_disk for worker in spec.nodes.workers)
-    return own_disks or bool(observability_volumes(spec))
+    return own_disks or bool(observability_volumes(spec)) or bool(home_volume_gib(spec))
 
 
 def runs_checks(spec: StackSpec) -> bool:

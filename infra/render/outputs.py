@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from infra.render.login import minimum_nodes
+from stacks.soperator_spec import HOME
 from stacks.spec import StackSpec
 from stacks.storage_spec import FilesystemSpec, SubmountSpec
 
@@ -14,6 +15,8 @@ def mounts(spec: StackSpec) -> dict[str, str]:
     found = {"/": f"filesystem jail, {_size(spec.storage.jail)}"}
     for submount in spec.storage.submounts:
         found[submount.mount_path] = f"filesystem {submount.name}, {_size(submount)}"
+    if spec.soperator.nfs_home is not None:
+        found[HOME] = f"NFS in the cluster, {spec.soperator.nfs_home.size_gib} GiB"
     if spec.storage.memory is not None:
         found[spec.storage.memory.mount_path] = f"tmpfs, {spec.storage.memory.size_gib} GiB a node"
     return found

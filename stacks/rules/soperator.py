@@ -11,7 +11,7 @@ from stacks.node_capacity import GIB, slurmd_amounts, slurmdbd_amounts
 from stacks.problem import Findings
 from stacks.rules.access import public_key_problem
 from stacks.rules.naming import is_under, path_problem, repeated
-from stacks.soperator_spec import ChecksProfile, JailFileSpec, Observability
+from stacks.soperator_spec import HOME, ChecksProfile, JailFileSpec, Observability
 from stacks.spec import StackSpec
 
 # Images of the jail at 4.1.7 (nebius/soperator, CI matrix of populate_jail, read 2026-11-21).
@@ -60,6 +60,7 @@ def check_soperator(spec: StackSpec, findings: Findings) -> None:
             f"{size} bytes in all; a ConfigMap holds {_CONFIG_MAP_BYTES}: ship large files as code",
             rule="soperator.file-size",
         )
+    _check_home(spec, findings)
     _check_users(spec, findings)
     _check_room(spec, findings)
 
@@ -127,6 +128,8 @@ def _check_file(spec: StackSpec, file: JailFileSpec, path: str, findings: Findin
     mounts = [submount.mount_path for submount in spec.storage.submounts]
     if memory is not None:
         mounts.append(memory.mount_path)
+    if spec.soperator.nfs_home is not None:
+        mounts.append(HOME)
     hidden = next((mount for mount in mounts if is_under(file.path, mount)), None)
     if hidden is not None:
         findings.error(
@@ -135,6 +138,25 @@ def _check_file(spec: StackSpec, file: JailFileSpec, path: str, findings: Findin
             "where nobody sees it",
             rule="soperator.file-hidden",
         )
+
+
+def _check_home(spec: StackSpec, findings: Findings) -> None:
+    """The NFS server of `/home` against what else is mounted there."""
+    if spec.soperator.nfs_home is None:
+        return
+    findings.warn(
+        "soperator.nfs_home",
+        f"{HOME} lies on a disk that is deleted with the cluster; a submount at {HOME} stays",
+        rule="soperator.home-lost",
+    )
+    for index, submount in enumerate(spec.storage.submounts):
+        if is_under(submount.mount_path, HOME) or is_under(HOME, submount.mount_path):
+            findings.error(
+                f"storage.submounts[{index}].mount_path",
+                f"'{submount.mount_path}' and the {HOME} of soperator.nfs_home hide each other; "
+                "keep one",
+                rule="soperator.home-twice",
+            )
 
 
 def _check_users(spec: StackSpec, findings: Findings) -> None:

@@ -48,6 +48,13 @@ def check_workers(spec: StackSpec, findings: Findings) -> None:
         _check_disks(spec, worker, path, findings)
     _check_group_names(spec, findings)
     _check_users(spec, findings)
+    if spec.nodes.nfs is not None and spec.soperator.nfs_home is None:
+        findings.warn(
+            "nodes.nfs",
+            "paid for, but no NFS server runs on it: declare soperator.nfs_home, or have one of "
+            "yours tolerate the taint slurm.nebius.ai/nodeset=nfs",
+            rule="nodes.nfs-server",
+        )
 
 
 def check_labels(path: str, group: NodeGroupSpec, findings: Findings) -> None:

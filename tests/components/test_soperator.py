@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from infra.render.values.nfs_server import nfs_server_values
 from stacks.load import stack_names
 from stacks.node_spec import ImageDiskSpec
-from stacks.soperator_spec import ChecksProfile, JailFileSpec, Observability
+from stacks.soperator_spec import ChecksProfile, JailFileSpec, NfsHomeSpec, Observability
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
 from tests.components.recorder import Recorder, declare, open_texts
@@ -62,6 +63,40 @@ def test_observability_comes_with_classes_for_its_disks(
     found = releases(deployed(changed(load("h100-prod"), observability=level)))
     assert found.keys() >= OBSERVABILITY | {"storageclasses", "soperator-dcgm-exporter"}
     assert found["storageclasses"].urn in found["metrics"].depends_on
+
+
+def test_a_home_on_nfs_brings_driver_server_class_and_claim(deployed: Deploy, load: Load) -> None:
+    spec = load("h100-prod")
+    storage = replace(
+        spec.storage,
+        submounts=tuple(each for each in spec.storage.submounts if each.name != "home"),
+    )
+    spec = changed(replace(spec, storage=storage), nfs_home=NfsHomeSpec(size_gib=200))
+    found = releases(deployed(spec))
+    assert found["csi-driver-nfs"].urn in found["nfs-server"].depends_on
+    assert found["storageclasses"].urn in found["nfs-server"].depends_on
+    assert found["nfs-server"].urn in found["slurm-cluster"].depends_on
+    assert found["nfs-server"].inputs["values"]["storage"]["size"] == "200Gi"
+    cluster = found["slurm-cluster"].inputs["values"]
+    (source,) = [each for each in cluster["volumeSources"] if each["name"] == "home-dir"]
+    assert (source["createPVC"], source["storageClassName"]) == (True, "nfs")
+    (nodeset,) = found["nodesets"].inputs["values"]["nodesets"]
+    for mounts in (
+        cluster["slurmNodes"]["login"]["volumes"]["jailSubMounts"],
+        nodeset["slurmd"]["volumes"]["jailSubMounts"],
+    ):
+        assert [each["mountPath"] for each in mounts if each["name"] == "home-dir"] == ["/home"]
+
+
+def test_the_nfs_server_runs_on_its_own_nodes_where_there_are_some(load: Load) -> None:
+    spec = changed(load("h100-prod"), nfs_home=NfsHomeSpec(size_gib=200))
+    shared = nfs_server_values(spec)
+    own = nfs_server_values(replace(spec, nodes=replace(spec.nodes, nfs=spec.nodes.system)))
+    assert shared["nodeSelector"] == {"slurm.nebius.ai/nodeset": "system"}
+    assert own["nodeSelector"] == {"slurm.nebius.ai/nodeset": "nfs"}
+    assert (shared["tolerations"], len(own["tolerations"])) == ([], 1)
+    # 8 vCPUs and 32 GiB: 7 - 0.1 - 0.05 and 26 - 0.5 - 0.128, floored.
+    assert own["resources"]["requests"] == {"cpu": "6000m", "memory": "25Gi"}
 
 
 @pytest.mark.parametrize("stack", stack_names())

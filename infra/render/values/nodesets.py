@@ -7,6 +7,7 @@ from typing import Any, Final
 from infra.render import names
 from infra.render.resources import preset_of, quantities
 from infra.render.values.mounts import BUSYBOX, SCRIPTS, claim, guard, virtiofs_guards
+from infra.render.values.nfs_server import home_on_worker
 from stacks.catalog import PLATFORMS
 from stacks.cluster_spec import GpuDrivers
 from stacks.node_capacity import MUNGE, slurmd_amounts
@@ -103,6 +104,7 @@ def _volumes(spec: StackSpec, worker: WorkerSpec) -> dict[str, Any]:
         }
         for submount in spec.storage.submounts
     ]
+    mounts += home_on_worker(spec)
     memory = spec.storage.memory
     if memory is not None:
         empty = {"medium": "Memory", "sizeLimit": f"{memory.size_gib}Gi"}

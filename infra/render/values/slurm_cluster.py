@@ -11,6 +11,7 @@ from typing import Any, Final
 from infra.render import names
 from infra.render.resources import preset_of, quantities
 from infra.render.values.mounts import claim, virtiofs_guards
+from infra.render.values.nfs_server import home_on_login, home_source
 from stacks.chart_volumes import database_volume_gib
 from stacks.node_capacity import (
     EXPORTER,
@@ -56,7 +57,10 @@ def slurm_cluster_values(
         # NodeName lines are rendered in structured mode only.
         "partitionConfiguration": {"configType": "structured", "partitions": _partitions(spec)},
         # A source named exactly `jail` is mandatory.
-        "volumeSources": [{"name": name, **claim(name)} for name in claims],
+        "volumeSources": [
+            *({"name": name, **claim(name)} for name in claims),
+            *home_source(spec),
+        ],
         "secrets": {"sshdKeysName": names.LOGIN_HOST_KEYS},
         "populateJail": {"k8sNodeFilterName": _SYSTEM},
         "sConfigController": {
@@ -211,12 +215,15 @@ def _login(spec: StackSpec, allocation_id: Any, ssh_public_keys: Any) -> dict[st
         "customInitContainers": virtiofs_guards(spec, submounts=True),
         "volumes": {
             "jailSubMounts": [
-                {
-                    "name": submount.name,
-                    "mountPath": submount.mount_path,
-                    "volumeSourceName": names.submount_tag(submount.name),
-                }
-                for submount in spec.storage.submounts
+                *(
+                    {
+                        "name": submount.name,
+                        "mountPath": submount.mount_path,
+                        "volumeSourceName": names.submount_tag(submount.name),
+                    }
+                    for submount in spec.storage.submounts
+                ),
+                *home_on_login(spec),
             ]
         },
     }

@@ -17,7 +17,13 @@ from infra.render.values.nodesets import nodesets_values
 from stacks.load import load_stack, stack_names
 from stacks.node_spec import ImageDiskSpec, LocalDiskSpec, LocalNvmeSpec
 from stacks.slurm_spec import AccountSpec
-from stacks.soperator_spec import ChecksProfile, JailFileSpec, Observability, SoperatorSpec
+from stacks.soperator_spec import (
+    ChecksProfile,
+    JailFileSpec,
+    NfsHomeSpec,
+    Observability,
+    SoperatorSpec,
+)
 from stacks.spec import StackSpec
 from tests.unit.kube.real_crds import problems, spec_schema
 
@@ -58,6 +64,7 @@ def everything(spec: StackSpec) -> StackSpec:
         checks=ChecksProfile.FULL,
         observability=Observability.FULL,
         apparmor=True,
+        nfs_home=NfsHomeSpec(size_gib=100),
     )
     return replace(
         spec,

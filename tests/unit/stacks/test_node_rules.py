@@ -133,7 +133,6 @@ def test_what_works_with_a_catch_is_a_warning(change: Change, path: str, message
 def test_everything_that_a_worker_set_can_have_together_has_nothing_to_say():
     def rich(config: dict[str, Any]) -> None:
         config["nodes"]["ssh_users"] = [USER]
-        config["nodes"]["nfs"] = dict(config["nodes"]["controller"])
         config["cluster"] |= {
             "allowed_cidrs": ["203.0.113.0/24"],
             "audit_logs": True,

@@ -1,7 +1,6 @@
 """Each rule of Soperator's settings and of teams fires on one planted mistake, with what to do."""
 
 # One planted mistake a line reads as a table.
-# ruff: noqa: E501
 
 from __future__ import annotations
 
@@ -87,6 +86,7 @@ SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
         "given twice",
     ),
     (file(content="x" * (1024 * 1024 + 1)), "soperator.jail_files", "1048577 bytes"),
+    (soperator(nfs_home={"size_gib": 100}), "storage.submounts[1].mount_path", "keep one"),
     (user(name="root"), "soperator.users[0].name", "none of root"),
     (user(name="Ann"), "soperator.users[0].name", "lower-case"),
     (user(ssh_public_keys=[]), "soperator.users[0].ssh_public_keys", "could not enter"),
@@ -144,6 +144,8 @@ SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
 SOPERATOR_WARNINGS: list[tuple[Change, str, str]] = [
     (one_gpu, "soperator.checks", "none runs here"),
     (two_sizes, "soperator.checks", "asks for 1"),
+    (soperator(nfs_home={"size_gib": 100}), "soperator.nfs_home", "deleted with the cluster"),
+    (lambda c: c["nodes"].update(nfs=dict(c["nodes"]["controller"])), "nodes.nfs", "no NFS server"),
     (slurm(qos=[{"name": "urgent"}]), "slurm.qos[0].name", "named by no account"),
     (account(users=["ann"]), "slurm.accounts[0].users", "soperator.users"),
 ]
