@@ -20,6 +20,8 @@ _COUNTS: Final = ("min_nodes", "max_nodes")
 _MARKS: Final = re.compile(r"[.\[\]]")
 _DEPTH: Final = {".": 0, "[": 1, "]": -1}
 _LEFT_OUT: Final = frozenset({"name", "login", "code_path", "python_env_path", "bill_heading"})
+_FREE: Final = frozenset({"ssh_public_keys", "content"})
+"""Texts of any record that cost neither money nor data."""
 
 
 def declared_values(spec: StackSpec) -> Mapping[str, str]:
@@ -48,7 +50,7 @@ def _collect(key: str, value: object, found: dict[str, str], own_name: str | Non
         return
     if names := _names(type(value)):
         for name in names:
-            if name == own_name:
+            if name == own_name or name in _FREE:
                 continue
             written = _written(value, name) if name in _COUNTS else name
             if written is not None:

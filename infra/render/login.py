@@ -71,17 +71,30 @@ echo "{len(nodes)} nodes ready: {shlex.join(nodes)}"
 
 
 def places_script(spec: StackSpec) -> str:
-    """Makes the folders of every shared place and of the code; prints nothing."""
-    memory = spec.storage.memory
-    on_worker = "" if memory is None else memory.mount_path
+    """Makes the folders of every shared place and of the code; prints nothing.
+
+    Where users are declared, every one of them may write into the places, as into /tmp.
+    """
+    own = _paths_of_one_node(spec)
     shared = sorted(
         {
             path
             for path in spec.storage.places.values()
-            if not on_worker or not (path + "/").startswith(on_worker.rstrip("/") + "/")
+            if not any(f"{path}/".startswith(f"{mount.rstrip('/')}/") for mount in own)
         }
     )
-    return "mkdir -p " + shlex.join([*shared, f"{spec.code_path}/releases"])
+    made = f"mkdir -p {shlex.join([*shared, f'{spec.code_path}/releases'])}"
+    return f"{made} && chmod 1777 {shlex.join(shared)}" if spec.soperator.users else made
+
+
+def _paths_of_one_node(spec: StackSpec) -> list[str]:
+    """Mount paths of what each worker has for itself, which the login node does not see."""
+    memory = spec.storage.memory
+    paths = [] if memory is None else [memory.mount_path]
+    for worker in spec.nodes.workers:
+        paths += [disk.mount_path for disk in worker.local_disks]
+        paths += [] if worker.local_nvme is None else [worker.local_nvme.mount_path]
+    return paths
 
 
 def activate_script(code_path: str, release: str) -> str:

@@ -15,7 +15,10 @@ from infra.render.login import (
     places_script,
     ready_script,
 )
+from stacks.node_spec import LocalDiskSpec
+from stacks.soperator_spec import UserSpec
 from stacks.spec import StackSpec
+from tests.conftest import PUBLIC_KEY
 
 # Each look of the script is one line of `looks`, its nodes apart by commas; the last one stays.
 # The nodes are printed twice and in disorder, as sinfo does for several partitions.
@@ -175,6 +178,29 @@ def test_a_place_beside_the_tmpfs_with_a_name_that_starts_alike_is_made(
     beside = replace(rooted, storage=replace(rooted.storage, places=places))
     assert shell(places_script(beside)).returncode == 0
     assert Path(places["cache"]).is_dir()
+
+
+def test_a_place_on_a_disk_of_each_worker_is_not_made_on_the_login_node(rooted: StackSpec) -> None:
+    scratch = rooted.storage.places["scratch"]
+    disk = LocalDiskSpec(name="scratch", mount_path=scratch, size_gib=186)
+    workers = tuple(replace(each, local_disks=(disk,)) for each in rooted.nodes.workers)
+    on_disk = replace(
+        rooted,
+        nodes=replace(rooted.nodes, workers=workers),
+        storage=replace(rooted.storage, memory=None),
+    )
+    assert shell(places_script(on_disk)).returncode == 0
+    assert not Path(scratch).exists()
+
+
+def test_declared_users_may_write_into_the_places_and_not_into_the_code(rooted: StackSpec) -> None:
+    """A job of a user writes its log and results there, under the user's own name."""
+    user = UserSpec(name="trainer", ssh_public_keys=(PUBLIC_KEY,))
+    shared = replace(rooted, soperator=replace(rooted.soperator, users=(user,)))
+    assert shell(places_script(shared)).returncode == 0
+    for name in ("logs", "results", "chkpt"):
+        assert Path(rooted.storage.places[name]).stat().st_mode & 0o7777 == 0o1777
+    assert not Path(rooted.code_path, "releases").stat().st_mode & 0o022
 
 
 def release(spec: StackSpec, name: str) -> Path:
