@@ -27,7 +27,7 @@ pytestmark = [
 ]
 STACK = "l40s-dev"
 ROOT = "pulumi:pulumi:Stack"
-WORKER = "        preset: 2gpu-64vcpu-384gb\n        nodes: 5\n"
+WORKER = "        preset: 2gpu-64vcpu-384gb\n        nodes: 4\n"
 DATA = "{name: data, mount_path: /mnt/data, size_gib: 1024}"
 
 
@@ -105,7 +105,7 @@ def test_the_cost_is_a_plain_output_that_a_preview_knows(program: Program) -> No
     for name, value in (
         ("subtotal_low_usd", "18116.08"),
         ("per_1m_tokens_usd", "1814.075102"),
-        ("nodes.workers[worker].nodes", "5"),
+        ("nodes.workers[worker].nodes", "4"),
     ):
         assert re.search(rf'^[ +]*{re.escape(name)} *: "{value}"$', done.stdout, re.MULTILINE), name
 
@@ -117,10 +117,10 @@ def test_a_preview_without_a_change_says_that_nothing_costs_more(deployed: Progr
 EDITS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "a number of nodes": (
         WORKER,
-        WORKER.replace("nodes: 5", "nodes: 6"),
+        WORKER.replace("nodes: 4", "nodes: 5"),
         (
-            "Compute: worker (gpu-l40s-d) $16,676.12 $20,011.34 +$3,335.22 +$3,335.22",
-            "nodes.workers[worker].nodes: 5 -> 6",
+            "Compute: worker (gpu-l40s-d) $13,340.90 $16,676.12 +$3,335.22 +$3,335.22",
+            "nodes.workers[worker].nodes: 4 -> 5",
             "$/h at min_nodes $24.82 $29.43 +$4.61",
             "$/chat $3.63 $4.30 +$0.674",
         ),
@@ -129,7 +129,7 @@ EDITS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         WORKER,
         WORKER.replace("2gpu-64vcpu-384gb", "2gpu-96vcpu-576gb"),
         (
-            "Compute: worker (gpu-l40s-d) $16,676.12 $20,086.68 +$3,410.56 +$3,410.56",
+            "Compute: worker (gpu-l40s-d) $13,340.90 $16,069.34 +$2,728.45 +$2,728.45",
             "nodes.workers[worker].preset: 2gpu-64vcpu-384gb -> 2gpu-96vcpu-576gb",
         ),
     ),
