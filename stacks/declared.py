@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from stacks.spec import StackSpec
 
-_NAMES: Final = ("name", "sku", "scenario", "job", "mount_path")
+_NAMES: Final = ("name", "sku", "scenario", "job", "mount_path", "path")
 """What an entry of a list is called by, first of these that it has."""
 _COUNTS: Final = ("min_nodes", "max_nodes")
 _MARKS: Final = re.compile(r"[.\[\]]")

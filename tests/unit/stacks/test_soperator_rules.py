@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stacks.check import Level, check
+from stacks.declared import declared_values
 from tests.conftest import PUBLIC_KEY
 from tests.unit.stacks.conftest import Change, changed
 from tests.unit.stacks.test_check import worker
@@ -184,3 +185,8 @@ def test_a_whole_and_right_declaration_has_nothing_to_say():
         )
     )
     assert check(spec) == ()
+    # The bill compares declared values by key: each record of a list needs a name of its own.
+    values = declared_values(spec)
+    assert values["soperator.jail_files[/etc/profile.d/x.sh].mode"] == "0644"
+    assert values["slurm.accounts[red].users"] == "ann"
+    assert not [key for key in values if key.endswith(("content", "ssh_public_keys"))]
