@@ -28,6 +28,8 @@ _RETRIES: Final = urllib3.Retry(total=1, connect=0, redirect=0, other=0, allowed
 """A connection that the server closed while idle is tried again; every request is idempotent."""
 _POLL_S: Final = 0.25
 _STUCK_S: Final = 3.0
+_QUIET_S: Final = 5.0
+"""A wait that ends sooner is no news."""
 
 
 class KubeError(Exception):
@@ -186,14 +188,17 @@ class KubeClient:
         timeout_s: float,
         cancelled: threading.Event | None = None,
         stuck: Callable[[Object], str] = lambda _live: "",
+        tell: Callable[[str], None] = lambda _line: None,
     ) -> Object:
         """The live object once `is_met` holds; a timeout says what its status was.
 
-        Ends early when `stuck` gives a reason for longer than a restart takes.
+        Ends early when `stuck` gives a reason for longer than a restart takes. `tell` hears what a
+        long wait waits for, a line for each change of the status.
         """
         event = cancelled or threading.Event()
-        deadline = time.monotonic() + timeout_s
-        hopeful_at = time.monotonic()
+        began = time.monotonic()
+        deadline = began + timeout_s
+        hopeful_at, told = began, ""
         while True:
             live = self.get(target)
             if live is not None and is_met(live):
@@ -209,6 +214,11 @@ class KubeClient:
                 raise WaitTimeoutError(
                     f"{describe(target)}: waited {timeout_s:g} s for {what}; {summary(live)}"
                 )
+            passed_s, now = time.monotonic() - began, summary(live)
+            if passed_s > _QUIET_S and now != told:
+                told = now
+                limit = f"{passed_s:.0f} s of at most {timeout_s:g} s passed"
+                tell(f"{describe(target)}: {now}; {limit}")
             event.wait(_POLL_S)
 
     def wait_gone(

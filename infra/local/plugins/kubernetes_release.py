@@ -130,7 +130,7 @@ class Releases:
         state = {**inputs, "name": release.name, "namespace": release.namespace}
         try:
             if not inputs.get("skipAwait"):
-                self._await(client, rendered.objects, inputs)
+                self._await(urn, client, rendered.objects, inputs)
         except (WaitTimeoutError, StuckError, CancelledError) as error:
             record = _record(client, release, rendered, revision, "failed", keep)
             state["status"] = _status(record)
@@ -139,7 +139,7 @@ class Releases:
         record = _record(client, release, rendered, revision, "deployed", keep)
         return {**state, "status": _status(record)}
 
-    def _await(self, client: KubeClient, objects: list[Object], inputs: Values) -> None:
+    def _await(self, urn: str, client: KubeClient, objects: list[Object], inputs: Values) -> None:
         timeout_s = float(inputs.get("timeout") or DEFAULT_TIMEOUT_S)
         for target in objects:
             wait = readiness_of(target)
@@ -151,6 +151,7 @@ class Releases:
                     timeout_s=timeout_s,
                     cancelled=self._provider.cancelled,
                     stuck=wait.stuck,
+                    tell=lambda line: self._provider.engine.info(urn, line),
                 )
 
     def _render(self, release: Release, inputs: Values) -> Rendered:

@@ -1,0 +1,48 @@
+"""A long wait for a Kubernetes object tells what it waits for, once for each change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from infra.kube import client as kube_client
+from infra.kube.client import KubeClient
+from infra.kube.kubeconfig import Access
+
+CLUSTER = {
+    "apiVersion": "slurm.nebius.ai/v1",
+    "kind": "SlurmCluster",
+    "metadata": {"name": "soperator", "namespace": "soperator"},
+}
+
+
+def waiting(phase: str, message: str = "") -> dict[str, Any]:
+    condition = {"type": "LoginAvailable", "status": "False", "message": message}
+    return {**CLUSTER, "status": {"phase": phase, "conditions": [condition]}}
+
+
+def test_each_change_of_the_status_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [
+        waiting("Creating", "waits for munge"),
+        waiting("Creating", "waits for munge"),
+        waiting("Creating", "waits for sshd"),
+        {**CLUSTER, "status": {"phase": "Available"}},
+    ]
+    monkeypatch.setattr(KubeClient, "get", lambda _self, _target: answers.pop(0))
+    monkeypatch.setattr(kube_client, "_QUIET_S", -1.0)
+    monkeypatch.setattr(kube_client, "_POLL_S", 0.0)
+    told: list[str] = []
+    KubeClient(Access(server="http://127.0.0.1:1")).wait_for(
+        CLUSTER,
+        "phase Available",
+        lambda live: live["status"]["phase"] == "Available",
+        timeout_s=300,
+        tell=told.append,
+    )
+    assert [line.split("; 0 s")[0] for line in told] == [
+        "SlurmCluster soperator/soperator: phase 'Creating'; LoginAvailable=False "
+        "(waits for munge)",
+        "SlurmCluster soperator/soperator: phase 'Creating'; LoginAvailable=False (waits for sshd)",
+    ]
+    assert all(line.endswith("of at most 300 s passed") for line in told)
