@@ -40,9 +40,9 @@ def test_each_change_of_the_status_is_told_once(monkeypatch: pytest.MonkeyPatch)
         timeout_s=300,
         tell=told.append,
     )
-    assert [line.split("; 0 s")[0] for line in told] == [
-        "SlurmCluster soperator/soperator: phase 'Creating'; LoginAvailable=False "
-        "(waits for munge)",
-        "SlurmCluster soperator/soperator: phase 'Creating'; LoginAvailable=False (waits for sshd)",
+    assert [line.partition("(")[2].partition(")")[0] for line in told] == [
+        "waits for munge",
+        "waits for sshd",
     ]
+    assert told[0].startswith("SlurmCluster soperator/soperator: phase 'Creating'; LoginAvailable")
     assert all(line.endswith("of at most 300 s passed") for line in told)
