@@ -98,15 +98,21 @@ def total_of(lines: Sequence[CostComponent]) -> Total:
 def price_problems(
     problems: tuple[Problem, ...], spec: StackSpec, book: PriceBook
 ) -> tuple[Problem, ...]:
-    """The same problems, those about spare nodes with their US dollars per month."""
+    """The same problems, those about spare nodes and GiB with their US dollars per month."""
     return tuple(_priced_problem(problem, spec, book) for problem in problems)
 
 
 def _priced_problem(problem: Problem, spec: StackSpec, book: PriceBook) -> Problem:
+    if problem.spare_gib is not None:
+        price = book.find(problem.spare_gib.sku, Unit.GIB_MONTH)
+        if isinstance(price, UnknownPrice):
+            return problem
+        return replace(problem, usd_per_month=problem.spare_gib.count * price.usd)
     spare = problem.spare_nodes
     groups: dict[str, NodeGroupSpec | None] = {
         "controller": spec.nodes.controller,
         "accounting": spec.nodes.accounting,
+        "nfs": spec.nodes.nfs,
     }
     group = None if spare is None else groups.get(spare.role)
     if spare is None or group is None:

@@ -23,6 +23,15 @@ class SpareNodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpareGib:
+    """GiB of storage that a warning calls unused; cost/ puts a price on them."""
+
+    sku: str
+    """As price books name it, such as `filesystem/network-ssd`."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """One finding: where, what came, what is allowed, what to do."""
 
@@ -34,6 +43,7 @@ class Problem:
     usd_per_month: Decimal | None = None
     """What the finding costs; None when there is no money in it or cost/ has not priced it yet."""
     spare_nodes: SpareNodes | None = None
+    spare_gib: SpareGib | None = None
 
     def __str__(self) -> str:
         price = "" if self.usd_per_month is None else f" (${self.usd_per_month:,.2f} per month)"
@@ -52,10 +62,16 @@ class Findings:
         self._add(Level.ERROR, path, message, rule)
 
     def warn(
-        self, path: str, message: str, spare_nodes: SpareNodes | None = None, *, rule: str = ""
+        self,
+        path: str,
+        message: str,
+        spare_nodes: SpareNodes | None = None,
+        *,
+        rule: str = "",
+        spare_gib: SpareGib | None = None,
     ) -> None:
         """Adds what works but costs money, time or comfort."""
-        self._add(Level.WARNING, path, message, rule, spare_nodes)
+        self._add(Level.WARNING, path, message, rule, spare_nodes, spare_gib)
 
     def _add(
         self,
@@ -64,6 +80,7 @@ class Findings:
         message: str,
         rule: str,
         spare_nodes: SpareNodes | None = None,
+        spare_gib: SpareGib | None = None,
     ) -> None:
         self.problems.append(
             Problem(
@@ -72,5 +89,6 @@ class Findings:
                 message=message,
                 rule=rule,
                 spare_nodes=spare_nodes,
+                spare_gib=spare_gib,
             )
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from stacks.catalog import LARGE_FILESYSTEM_GIB, find_preset
-from stacks.problem import Findings
+from stacks.problem import Findings, SpareGib
 from stacks.rules.naming import is_under, name_problem, path_problem, repeated
 from stacks.rules.nodes import node_groups
 from stacks.spec import StackSpec
@@ -63,6 +63,9 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
             "storage.accounting",
             "paid for and unused: slurm.accounting is false",
             rule="storage.accounting-unused",
+            spare_gib=SpareGib(
+                sku=f"filesystem/{storage.accounting.type}", count=storage.accounting.size_gib or 0
+            ),
         )
     if storage.backup is not None:
         _check_schedules(storage.backup, findings)
@@ -72,6 +75,10 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
             "storage.backup.size_gib",
             f"{storage.backup.size_gib} GiB a copy, but the jail has {jail_gib} GiB",
             rule="storage.backup-size",
+            spare_gib=SpareGib(
+                sku="object-storage/standard",
+                count=storage.backup.keep_daily * (storage.backup.size_gib - jail_gib),
+            ),
         )
 
 

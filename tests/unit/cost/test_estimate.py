@@ -147,3 +147,24 @@ def test_the_second_controller_node_is_warned_about_with_its_price(
     assert problem.usd_per_month == Decimal("81.504")
     assert str(problem).endswith("set nodes to 1 ($81.50 per month)")
     assert len(problems) == len(check(spec))
+
+
+def test_backups_larger_than_the_jail_are_warned_about_with_their_price(
+    priced: Callable[[str], Priced],
+):
+    """7 x (1024 - 256) x 0.0147: what seed 000 pays for and its jail cannot fill."""
+    spec, _ = priced("l40s-dev")
+    problems = price_problems(check(spec), spec, PriceBook.load(spec.prices))
+    (problem,) = [problem for problem in problems if problem.rule == "storage.backup-size"]
+    assert problem.usd_per_month == Decimal("79.0272")
+
+
+def test_an_unused_filesystem_is_warned_about_with_its_price(priced: Callable[[str], Priced]):
+    """256 x 0.08; without a price in the book the warning has none."""
+    spec, _ = priced("l40s-dev")
+    idle = replace(spec, slurm=replace(spec.slurm, accounting=False))
+    book = PriceBook.load(spec.prices)
+    for prices, usd in ((book.prices, Decimal("20.48")), ({}, None)):
+        problems = price_problems(check(idle), idle, replace(book, prices=prices))
+        (problem,) = [each for each in problems if each.rule == "storage.accounting-unused"]
+        assert problem.usd_per_month == usd
