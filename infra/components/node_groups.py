@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pulumi
 
@@ -49,12 +50,14 @@ class NodeGroups(pulumi.ComponentResource):
                 f"{name}-{role.name}",
                 # The parent of a node group is its cluster, not the project.
                 parent_id=cluster_id,
-                spec=node_group_spec(
-                    spec,
-                    role,
-                    subnet_id=subnet_id,
-                    filesystem_ids=filesystem_ids,
-                    gpu_cluster_id=self._gpu_cluster_id(role.worker),
+                spec=_with_secrets(
+                    node_group_spec(
+                        spec,
+                        role,
+                        subnet_id=subnet_id,
+                        filesystem_ids=filesystem_ids,
+                        gpu_cluster_id=self._gpu_cluster_id(role.worker),
+                    )
                 ),
             ).id
         self.groups = groups
@@ -65,3 +68,12 @@ class NodeGroups(pulumi.ComponentResource):
             return None if worker is None else worker.gpu_cluster_id
         fabric = worker.infiniband_fabric
         return None if fabric is None else self.gpu_cluster_ids[fabric]
+
+
+def _with_secrets(group: dict[str, Any]) -> dict[str, Any]:
+    """The spec with what the API calls sensitive hidden from state and output."""
+    template = dict(group["template"])
+    user_data = template.get("cloud_init_user_data")
+    if user_data is not None:
+        template["cloud_init_user_data"] = pulumi.Output.secret(user_data)
+    return {**group, "template": template}

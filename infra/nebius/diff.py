@@ -26,7 +26,8 @@ def find_changes(kind: ResourceType, old: dict[str, Any], new: dict[str, Any]) -
     changes = compare(old, new)
     replaces = []
     for path in changes:
-        if path == "metadata.parent_id":
+        # When a parent is replaced, the engine asks with all metadata of its children unknown.
+        if path in ("metadata", "metadata.parent_id"):
             replaces.append(path)
         elif (immutable := _immutable(kind.schema, kind.resource, path)) is not None:
             replaces.append(immutable)

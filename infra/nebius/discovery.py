@@ -7,6 +7,7 @@ the real id; the program goes on as if the stack had named it.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,9 @@ def discovered(spec: StackSpec) -> StackSpec:
     if not spec.nebius.discover_network:
         return spec
     path, project = f"{spec.name}.nebius.discover_network", spec.nebius.project_id
-    found = _subnets(path, project)
+    # The program runs in an event loop, in which the SDK refuses to wait.
+    with ThreadPoolExecutor(1) as aside:
+        found = aside.submit(_subnets, path, project).result()
     if not found:
         raise DiscoveryError(
             f"{path}: no subnet in {project}; set it to false, and a network is made"

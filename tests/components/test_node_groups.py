@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stacks.load import load_stack, stack_names
+from stacks.node_spec import NodeUserSpec
+from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
+from tests.components.recorder import open_texts
 
 NODE_GROUP = "nebius:mk8s/v1:NodeGroup"
 IN_A_GROUP = ("nebius:iam/v1:AccessPermit", "nebius:iam/v1:GroupMembership")
@@ -52,3 +57,15 @@ def test_operators_are_installed_after_the_nodes_that_run_them(deployed: Deploy)
     teardown = recorder.one("soperator:kube:Teardown")
     assert groups <= set(teardown.depends_on)
     assert teardown.urn in recorder.one("soperator:infra:Soperator").depends_on
+
+
+def test_user_data_of_nodes_is_sent_as_a_secret(
+    deployed: Deploy, load: Callable[[str], StackSpec]
+) -> None:
+    """The API calls it sensitive: who may enter is in it."""
+    spec = load("local")
+    user = NodeUserSpec(name="ops", ssh_public_keys=("ssh-ed25519 AAAA ops",))
+    recorder = deployed(replace(spec, nodes=replace(spec.nodes, ssh_users=(user,))))
+    for group in recorder.of(NODE_GROUP):
+        assert "ssh-ed25519 AAAA ops" in group.inputs["spec"]["template"]["cloud_init_user_data"]
+        assert not any("ssh-ed25519 AAAA ops" in text for text in open_texts(group.sent))

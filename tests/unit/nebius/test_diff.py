@@ -60,5 +60,12 @@ def test_an_id_that_becomes_unknown_replaces_only_where_it_is_immutable(diff):
     assert diff("mk8s/v1:Cluster", *control_plane).replaces == ("spec.control_plane.subnet_id",)
 
 
+def test_a_child_is_replaced_with_the_parent_that_it_is_in(kind):
+    """The engine asks before it deletes the parent; a child that stayed would be in the way."""
+    old = {"metadata": {"parent_id": "mk8scluster-1", "name": "n"}, "spec": {}}
+    found = find_changes(kind("mk8s/v1:NodeGroup"), old, {**old, "metadata": UNKNOWN})
+    assert found.replaces == ("metadata",)
+
+
 def test_ids_stay_known_to_dependents(diff):
     assert "id" in diff("compute/v1:Filesystem", DISK, DISK).stables
