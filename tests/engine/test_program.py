@@ -80,7 +80,8 @@ def test_a_preview_writes_into_no_stack_file(program: Program, preview: Preview)
     assert {path: path.read_bytes() for path in before} == before
 
 
-WORKER_PRESET = "preset: 2gpu-64vcpu-384gb"
+WORKER_PRESET = "preset: 2gpu-64vcpu-384gb\n        nodes: 4"
+"""Of the first of the two nodesets: both have the same hardware."""
 REFUSED = {
     "an unknown key": (
         "soperator_version: 4.1.7",
@@ -89,7 +90,7 @@ REFUSED = {
     ),
     "a preset of another platform": (
         WORKER_PRESET,
-        "preset: 8gpu-128vcpu-1600gb",
+        "preset: 8gpu-128vcpu-1600gb\n        nodes: 4",
         "nodes.workers[0].preset: '8gpu-128vcpu-1600gb' is not a preset of 'gpu-l40s-d' (has: ",
     ),
     "a fabric on L40S": (
@@ -163,11 +164,15 @@ def test_a_missing_public_key_is_refused_with_how_to_make_one(program: Program) 
     missing = str(program.root / "nowhere.pub")
     answer = program.preview("l40s-dev", SOPERATOR_SSH_PUBLIC_KEY_FILE=missing)
     assert answer.status != 0
-    (line,) = answer.messages("error")
-    assert line.startswith(
-        f"l40s-dev.login.ssh_public_keys[0]: cannot read the SSH public key {missing}"
-    )
-    assert "ssh-keygen -t ed25519" in line
+    lines = answer.messages("error")
+    # The door and both users of the stack have the one key.
+    paths = ("login", "soperator.users[0]", "soperator.users[1]")
+    assert [line.partition(": ")[0] for line in lines] == [
+        f"l40s-dev.{path}.ssh_public_keys[0]" for path in paths
+    ]
+    for line in lines:
+        assert f": cannot read the SSH public key {missing}" in line
+        assert "ssh-keygen -t ed25519" in line
 
 
 def test_an_up_of_a_refused_stack_makes_nothing(
