@@ -60,11 +60,13 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCloud]:
 
 @pytest.fixture(scope="module")
 def provider(cloud: SmallCloud) -> Iterator[NebiusProvider]:
-    """A provider that waits for nothing between two attempts and two polls."""
+    """A provider that waits for nothing between two attempts and two polls, nor out an outage."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOPERATOR_NEBIUS_ENDPOINT", cloud.endpoint)
         patch.setenv("NEBIUS_IAM_TOKEN", "local-token")
         patch.setattr(api, "_FIRST_POLL_S", 0.0)
+        patch.setattr(api, "_AWAY_S", -1.0)
+        patch.setattr(api, "_AWAY_S", 0.0)
         sdk.shared_sdk.cache_clear()
         made = NebiusProvider()
         schema, pauses = made._schema, (0.0,) * (ATTEMPTS - 1)
