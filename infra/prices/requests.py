@@ -14,7 +14,7 @@ from cost.sku import node_sku
 from stacks.catalog import STRIPED_DISK_STEP_GIB, find_preset
 from stacks.node_spec import Billing, NodeGroupSpec
 from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType
+from stacks.storage_spec import DiskType, FilesystemType
 
 _VOLUME_GIB: Final = 1000 * STRIPED_DISK_STEP_GIB
 """A multiple of what striped disks come in."""
@@ -55,7 +55,7 @@ def _groups(spec: StackSpec) -> Iterator[NodeGroupSpec]:
         yield nodes.accounting
 
 
-def _filesystem_types(spec: StackSpec) -> Iterator[DiskType]:
+def _filesystem_types(spec: StackSpec) -> Iterator[FilesystemType]:
     storage = spec.storage
     yield storage.jail.type
     yield storage.controller_spool.type
@@ -85,7 +85,7 @@ def _instance(group: NodeGroupSpec, project: str) -> Iterator[Wanted]:
     )
 
 
-def _volume(kind: str, type_: DiskType, project: str) -> Wanted:
+def _volume(kind: str, type_: DiskType | FilesystemType, project: str) -> Wanted:
     """A disk or a filesystem of one type."""
     return Wanted(
         message=f"nebius.compute.v1.Create{kind}Request",

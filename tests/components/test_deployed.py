@@ -23,6 +23,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return SimpleNamespace(value={"outputs": answer})
 
     monkeypatch.setattr(pulumi.runtime, "invoke", invoke)
+    # The recorder of other tests leaves settings without an organization.
+    monkeypatch.setattr(pulumi, "get_organization", lambda: "organization")
     monkeypatch.setattr(deployed, "_AGAIN_S", (0.0, 0.0))
     return answers
 

@@ -1,8 +1,22 @@
-"""Settings of the property tests: none may fail because the machine is busy."""
+"""What every unit test has: property tests without a deadline, and an environment of its own."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
+# None may fail because the machine is busy.
 settings.register_profile("unit", deadline=None)
 settings.load_profile("unit")
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """Commands that run in this process may set variables: no test sees those of another."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)

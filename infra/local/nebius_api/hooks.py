@@ -10,6 +10,7 @@ from typing import Any, Final
 import jwt
 from google.protobuf import json_format
 from google.protobuf.descriptor import MethodDescriptor
+from jwt.types import Options
 
 from infra.local.nebius_api.calculator import estimate
 from infra.local.nebius_api.errors import unauthenticated
@@ -20,7 +21,7 @@ from stacks.catalog import PLATFORMS
 _TOKEN_S: Final = 12 * 3600
 _LEEWAY_S: Final = 60
 """How far the clocks may differ; what the real service allows is not documented."""
-_SIGNATURE_ONLY: Final = {"verify_aud": False, "verify_iat": False, "verify_exp": False}
+_SIGNATURE_ONLY: Final[Options] = {"verify_aud": False, "verify_iat": False, "verify_exp": False}
 _KUBERNETES_VERSIONS: Final = ("1.31", "1.32", "1.33")
 # Invented, but for the pairs that the recipe uses (nebius-solutions-library soperator, 2026-04).
 _IMAGES: Final = (
