@@ -176,10 +176,17 @@ def test_rest_without_accounting_is_skipped_and_said(stand: Stand) -> None:
     stand.wait_message("SlurmCluster", "soperator", "it needs accounting.enabled")
 
 
+def stranger_on(port: int) -> socket.socket:
+    """Another program that listens there; connections of the test before may still be fading."""
+    stranger = socket.socket()
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    stranger.bind(("127.0.0.1", port))
+    stranger.listen()
+    return stranger
+
+
 def test_a_stranger_on_the_ssh_port_is_told_until_he_leaves(stand: Stand) -> None:
-    with socket.socket() as stranger:
-        stranger.bind(("127.0.0.1", stand.ssh_port))
-        stranger.listen()
+    with stranger_on(stand.ssh_port):
         stand.apply(stand.values())
         told = f"port {stand.ssh_port} of 127.0.0.1 is in use by another program; stop it or "
         stand.wait_message("SlurmCluster", "soperator", told + "declare a free port")
@@ -190,9 +197,7 @@ def test_a_stranger_on_the_ssh_port_is_told_until_he_leaves(stand: Stand) -> Non
 
 def test_a_stranger_on_a_port_of_slurmd_is_told_with_the_setting(stand: Stand) -> None:
     port = stand.cloud.ports.slurmd(0)
-    with socket.socket() as stranger:
-        stranger.bind(("127.0.0.1", port))
-        stranger.listen()
+    with stranger_on(port):
         stand.apply(stand.values())
         told = f"port {port} is in use by another program; stop it or set {PORT_SETTING}"
         stand.wait_message("NodeSet", "worker", told)
