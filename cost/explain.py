@@ -33,6 +33,7 @@ _ALIASES = {
     "monthly_high_usd": "total",
     "subtotal_low_usd": "total.seed",
     "subtotal_high_usd": "total.seed",
+    "total": "total",
     "subtotal": "total.seed",
     "subtotal, not in seed 000": "total.beyond",
     "$/h": "total",
