@@ -127,6 +127,13 @@ def test_perplexity_weighs_tokens_not_rows(model: Any) -> None:
     assert total == pytest.approx(expected, rel=1e-5)
 
 
+def user_turns(places: Path, side: str) -> set[str]:
+    """What users asked in the chats of one side of the split."""
+    (path,) = places.rglob(f"chats_{side}.jsonl")
+    chats = [json.loads(line)["messages"] for line in path.read_text().splitlines()]
+    return {turn["content"] for chat in chats for turn in chat if turn["role"] == "user"}
+
+
 def test_the_pipeline_ends_with_the_json_of_seed_000(places: Path, run: Any) -> None:
     assert run("prepare-data")[0] == 0
     code, record = run("train")
@@ -143,6 +150,7 @@ def test_the_pipeline_ends_with_the_json_of_seed_000(places: Path, run: Any) -> 
     assert (code, record["outcome"], record["engine"]) == (0, "PASS", "transformers")
     result = json.loads(Path(record["artifacts"]["evaluation"]).read_text())
     assert list(result) == ["base_model", "finetuned_model", "comparison"]
+    trained_on, held_out = (user_turns(places, side) for side in ("train", "test"))
     for name in ("base_model", "finetuned_model"):
         part = result[name]
         assert {"perplexity", "message_length_avg", "sample_generations"} <= part.keys()
@@ -150,6 +158,8 @@ def test_the_pipeline_ends_with_the_json_of_seed_000(places: Path, run: Any) -> 
         assert len(part["sample_generations"]) == 2
         for sample in part["sample_generations"]:
             assert list(sample) == ["input", "reference", "generated"]
+            assert sample["input"] in held_out
+            assert sample["input"] not in trained_on
     assert {"perplexity", "speed", "message_length"} <= result["comparison"].keys()
     assert result["comparison"]["perplexity"] > 0, "four steps on these rows lower the perplexity"
     for metric in (
