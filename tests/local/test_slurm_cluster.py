@@ -153,7 +153,11 @@ def work(stand: Stand) -> Work:
     script = "touch begun; while [ ! -e enough ]; do sleep 0.1; done; echo survived"
     running = stand.submit(script, "-w worker-1")
     stand.wait(lambda: stand.ssh("cat /mnt/data/begun").returncode == 0, "the job")
-    waiting = stand.submit("true", "--hold")
+    waiting = stand.submit("true", "--hold -J kept-through-kills")
+    # slurmctld answers `sbatch` first and writes its state up to 6 seconds later
+    # (SAVE_MAX_WAIT of its state_save.c): a kill in between loses the job that it accepted.
+    state = stand.cloud.state.local / "filesystems" / "computefilesystem-controller-spool/job_state"
+    stand.wait(lambda: b"kept-through-kills" in state.read_bytes(), f"{waiting} in {state}")
     return Work(running, waiting, _started_at(stand, running))
 
 
