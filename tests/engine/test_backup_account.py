@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import PUBLIC_KEY
-from tests.engine.nebius_project import Emulator, Project, pulumi_binary, running_emulator
+from tests.engine.component_project import component_project, declare, ids_in, lose_the_state
+from tests.engine.nebius_project import Emulator, Project, pulumi_binary
 
 pytestmark = [
     pytest.mark.engine,
@@ -53,34 +50,19 @@ _TARGETS = tuple(
 
 
 @pytest.fixture
-def emulator(tmp_path: Path) -> Iterator[Emulator]:
-    with running_emulator(tmp_path / "emulator") as emulator:
-        yield emulator
-
-
-@pytest.fixture
 def project(tmp_path: Path, emulator: Emulator) -> Project:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    project = Project(folder, emulator.port)
-    key = folder / "key.pub"
-    key.write_text(PUBLIC_KEY + "\n")
-    project.environ["SOPERATOR_SSH_PUBLIC_KEY_FILE"] = str(key)
-    (folder / "__main__.py").write_text(_PROGRAM)
-    return project
+    return component_project(tmp_path / "project", emulator, _PROGRAM)
 
 
 def up(project: Project, **declared: Any) -> None:
-    (project.folder / "declared.json").write_text(json.dumps(declared))
+    declare(project, declared)
     project.up(*_TARGETS)
 
 
 def made(emulator: Emulator) -> dict[str, set[str]]:
     """Kind -> ids that the cloud has, of what the account is made of."""
     kinds = ("accesskey", "accesspermit", "group", "groupmembership", "serviceaccount")
-    with sqlite3.connect(f"file:{emulator.folder / 'nebius.sqlite'}?mode=ro", uri=True) as database:
-        ids = [row[0] for row in database.execute("SELECT id FROM resources")]
-    return {kind: {id_ for id_ in ids if id_.rpartition("-")[0] == kind} for kind in kinds}
+    return {kind: ids_in(emulator, f"{kind}-") for kind in kinds}
 
 
 def test_a_second_up_rotates_nothing_and_no_secret_lies_open_in_the_state(
@@ -116,9 +98,7 @@ def test_a_lost_state_gives_no_right_twice_and_leaves_no_key_behind(
 ) -> None:
     up(project)
     before = made(emulator)
-    for path in (project.folder / ".pulumi").rglob("test.json*"):
-        path.unlink()
-    project.run("stack", "init", "test")
+    lose_the_state(project)
     up(project)
     after = made(emulator)
     assert len(after["accesskey"]) == 1

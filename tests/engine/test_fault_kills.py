@@ -52,12 +52,6 @@ _HELD_S = 120.0
 
 
 @pytest.fixture
-def emulator(tmp_path: Path) -> Iterator[Emulator]:
-    with running_emulator(tmp_path / "emulator") as emulator:
-        yield emulator
-
-
-@pytest.fixture
 def project(tmp_path: Path, emulator: Emulator) -> Project:
     return _project(tmp_path / "project", emulator)
 

@@ -14,19 +14,12 @@ from tests.engine.nebius_project import (
     Project,
     filesystem,
     pulumi_binary,
-    running_emulator,
 )
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(pulumi_binary() is None, reason="no pulumi: run `make setup`"),
 ]
-
-
-@pytest.fixture
-def emulator(tmp_path):
-    with running_emulator(tmp_path / "emulator") as emulator:
-        yield emulator
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PUBLIC_KEY
+from tests.engine.component_project import component_project, declare, ids_in
 from tests.engine.nebius_project import Emulator, Project, pulumi_binary, running_emulator
 
 pytestmark = [
@@ -93,26 +94,13 @@ def emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulat
 
 @pytest.fixture
 def project(tmp_path: Path, emulator: Emulator) -> Project:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    project = Project(folder, emulator.port)
-    key = folder / "key.pub"
-    key.write_text(PUBLIC_KEY + "\n")
-    project.environ["SOPERATOR_SSH_PUBLIC_KEY_FILE"] = str(key)
-    (folder / "__main__.py").write_text(_PROGRAM)
-    return project
-
-
-def declare(project: Project, changes: dict[str, Any]) -> None:
-    (project.folder / "declared.json").write_text(json.dumps(changes))
+    return component_project(tmp_path / "project", emulator, _PROGRAM)
 
 
 def stored(emulator: Emulator) -> set[str]:
     """Ids of what a stack makes, as the cloud has them."""
     ours = ("mk8s", "computegpucluster", "vpcallocation", "k8srelease")
-    with sqlite3.connect(f"file:{emulator.folder / 'nebius.sqlite'}?mode=ro", uri=True) as database:
-        rows = database.execute("SELECT id FROM resources")
-        return {row[0] for row in rows if row[0].startswith(ours)}
+    return ids_in(emulator, *ours)
 
 
 def spec_of(project: Project, name: str) -> dict[str, Any]:

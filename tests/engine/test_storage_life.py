@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.conftest import PUBLIC_KEY
-from tests.engine.nebius_project import Emulator, Project, pulumi_binary, running_emulator
+from tests.engine.component_project import component_project, declare, ids_in, lose_the_state
+from tests.engine.nebius_project import Emulator, Project, pulumi_binary
 
 pytestmark = [
     pytest.mark.engine,
@@ -47,39 +43,13 @@ DESTROY = ("destroy", "--yes", "--skip-preview")
 
 
 @pytest.fixture
-def emulator(tmp_path: Path) -> Iterator[Emulator]:
-    with running_emulator(tmp_path / "emulator") as emulator:
-        yield emulator
-
-
-@pytest.fixture
 def project(tmp_path: Path, emulator: Emulator) -> Project:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    project = Project(folder, emulator.port)
-    key = folder / "key.pub"
-    key.write_text(PUBLIC_KEY + "\n")
-    project.environ["SOPERATOR_SSH_PUBLIC_KEY_FILE"] = str(key)
-    (folder / "__main__.py").write_text(_PROGRAM)
-    return project
+    return component_project(tmp_path / "project", emulator, _PROGRAM)
 
 
 def stored(emulator: Emulator) -> set[str]:
     """Ids of every filesystem and bucket that the cloud has."""
-    with sqlite3.connect(f"file:{emulator.folder / 'nebius.sqlite'}?mode=ro", uri=True) as database:
-        rows = database.execute("SELECT id FROM resources")
-        return {row[0] for row in rows if row[0].startswith(("computefilesystem", "storagebucket"))}
-
-
-def lose_the_state(project: Project) -> None:
-    """As after the loss of the disk or bucket that held it."""
-    for path in (project.folder / ".pulumi").rglob("test.json*"):
-        path.unlink()
-    project.run("stack", "init", "test")
-
-
-def declare(project: Project, **changes: Any) -> None:
-    (project.folder / "declared.json").write_text(json.dumps(changes))
+    return ids_in(emulator, "computefilesystem", "storagebucket")
 
 
 def test_destroy_keeps_the_data_and_the_next_up_has_it_again(
@@ -113,7 +83,7 @@ def test_what_is_found_again_grows_to_what_is_declared(
     project.up()
     before = stored(emulator)
     project.run(*DESTROY)
-    declare(project, jail_gib=1280)
+    declare(project, {"jail_gib": 1280})
     project.up()
     assert stored(emulator) == before
     assert '"size_gibibytes": 1280' in project.state()
@@ -123,7 +93,7 @@ def test_purge_deletes_at_destroy_once_an_up_has_applied_it(
     project: Project, emulator: Emulator
 ) -> None:
     project.up()
-    declare(project, purge=True)
+    declare(project, {"purge": True})
     project.up()
     project.run(*DESTROY)
     assert stored(emulator) == set()
@@ -131,7 +101,7 @@ def test_purge_deletes_at_destroy_once_an_up_has_applied_it(
 
 def test_a_smaller_filesystem_is_refused_in_the_preview_with_both_sizes(project: Project) -> None:
     project.up()
-    declare(project, jail_gib=512)
+    declare(project, {"jail_gib": 512})
     output = project.run("preview", fails=True)
     assert "spec.size_gibibytes" in output
     assert "512 GiB, but it has 1024 GiB and cannot shrink" in output
@@ -143,11 +113,11 @@ def test_another_type_is_refused_and_the_old_type_has_its_data_back(
     """A replacement would be empty; the engine has forgotten the old one by then."""
     project.up()
     before, jail = stored(emulator), project.outputs()["jail"]
-    declare(project, type="network-hdd")
+    declare(project, {"type": "network-hdd"})
     output = project.up(fails=True)
     assert f"{jail}, which an earlier run of this stack made and kept" in output
     assert "soperator leftovers" in output
-    declare(project)
+    declare(project, {})
     project.up()
     assert stored(emulator) == before
     assert project.outputs()["jail"] == jail

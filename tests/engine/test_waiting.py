@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from tests.engine.nebius_project import (
     Project,
     filesystem,
     pulumi_binary,
-    running_emulator,
 )
 
 pytestmark = [
@@ -34,12 +32,6 @@ QUOTA = {
         ]
     }
 }
-
-
-@pytest.fixture
-def emulator(tmp_path: Path) -> Iterator[Emulator]:
-    with running_emulator(tmp_path / "emulator") as running:
-        yield running
 
 
 @pytest.fixture
