@@ -215,32 +215,6 @@ MAX_PODS: Final = range(8, 257)
 ALLOWED_CIDRS_MAX: Final = 100
 """nebius.mk8s.v1.PublicEndpointSpec.allowed_cidrs, as the SDK describes it (2026-11)."""
 
-# Drivers in node images by Kubernetes version and platform. Source: driver_presets of the recipe
-# (soperator/modules/available_resources, commit 7b687e5, 2026-04-21) for 1.32 and 1.33, its
-# variables.tf (c1e2182, 2026-09) for 1.35 and 1.36. The API is the authority:
-# nebius mk8s node-group get-compatibility-matrix --cluster-kubernetes-version VERSION
-_GPU_PLATFORMS: Final = tuple(name for name, known in PLATFORMS.items() if known.gres_type)
-_CUDA_12: Final = ("cuda12", "cuda12.8", "cuda13.0")
-_CUDA_13: Final = ("cuda13.0",)
-DRIVERS_PRESETS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = MappingProxyType(
-    {
-        "1.32": MappingProxyType(
-            {name: _CUDA_13 if name == "gpu-b300-sxm" else _CUDA_12 for name in _GPU_PLATFORMS}
-        ),
-        "1.33": MappingProxyType(
-            {
-                name: ("cuda12.8", *_CUDA_13) if name == "gpu-b200-sxm-a" else _CUDA_13
-                for name in _GPU_PLATFORMS
-            }
-        ),
-        "1.35": MappingProxyType(dict.fromkeys(_GPU_PLATFORMS, _CUDA_13)),
-        "1.36": MappingProxyType(dict.fromkeys(_GPU_PLATFORMS, _CUDA_13)),
-    }
-)
-"""Kubernetes version -> platform -> what `gpu_settings.drivers_preset` may be."""
-NODE_SYSTEMS: Final = ("ubuntu22.04", "ubuntu24.04")
-"""Images of nodes: ubuntu24.04 in the recipe since 7b687e5, ubuntu22.04 before it (0616445)."""
-
 # Machines with drives of their own. Source: local_nvme_supported of the same module, 7b687e5.
 LOCAL_NVME: Final = frozenset({("uk-south1", "gpu-b300-sxm", "8gpu-192vcpu-2768gb")})
 """Region, platform and preset of nodes whose NVMe drives can be passed through."""

@@ -1,7 +1,7 @@
 """Every Helm release of a stack in dependency order: chart, version, place, values, what is first.
 
-Owns the pinned versions and when a chart is needed; values are in values/, one chart a file. Pure:
-infra/components makes the releases, in this order, and decides nothing.
+Owns when a chart is needed; versions are in stacks/compatibility.yaml, values in values/, one chart
+a file. Pure: infra/components makes the releases, in this order, and decides nothing.
 """
 
 from __future__ import annotations
@@ -34,29 +34,23 @@ from infra.render.values.soperator import soperator_values
 from infra.render.values.soperatorchecks import soperatorchecks_values
 from infra.render.values.storage import storage_values
 from stacks.chart_volumes import home_volume_gib, observability_volumes
+from stacks.compatibility import release_of
 from stacks.soperator_spec import ChecksProfile, Observability
 from stacks.spec import StackSpec
 
 REGISTRY: Final = "oci://cr.eu-north1.nebius.cloud/soperator"
 SYSTEM: Final = "soperator-system"
 
-# Versions and repositories: what soperator-fluxcd 4.1.7 pins (nebius/soperator, 2026-07-30). A star
-# is the umbrella chart's own: any patch of that minor version.
-_CERT_MANAGER: Final = ("https://charts.jetstack.io", "v1.19.*")
-_PROMETHEUS_CRDS: Final = ("https://prometheus-community.github.io/helm-charts", "19.1.*")
-_KRUISE: Final = ("https://openkruise.github.io/charts", "1.8.0")
-_MARIADB: Final = ("https://helm.mariadb.com/mariadb-operator", "25.10.2")
-_PROFILES: Final = ("oci://cr.eu-north1.nebius.cloud/e00xdc03sb7gpqfd0a", "0.8.5-soperator")
+# Repositories as soperator-fluxcd 4.1.7 has them (nebius/soperator, 2026-07-30); versions are in
+# stacks/compatibility.yaml.
+_JETSTACK: Final = "https://charts.jetstack.io"
+_PROMETHEUS: Final = "https://prometheus-community.github.io/helm-charts"
+_OPENKRUISE: Final = "https://openkruise.github.io/charts"
+_MARIADB: Final = "https://helm.mariadb.com/mariadb-operator"
+_PROFILES: Final = "oci://cr.eu-north1.nebius.cloud/e00xdc03sb7gpqfd0a"
 _VICTORIA: Final = "https://victoriametrics.github.io/helm-charts"
-_VICTORIA_CRDS_VERSION: Final = "0.0.3"
-_VICTORIA_METRICS_VERSION: Final = "0.39.*"
-_VICTORIA_LOGS_VERSION: Final = "0.9.*"
-_COLLECTOR: Final = ("https://open-telemetry.github.io/opentelemetry-helm-charts", "0.149.*")
-_NFS_DRIVER: Final = (
-    "https://raw.githubusercontent.com/kubernetes-csi/csi-driver-nfs/master/charts",
-    "4.11.0",
-)
-_NFS_SERVER_VERSION: Final = "1.2.0"
+_COLLECTOR: Final = "https://open-telemetry.github.io/opentelemetry-helm-charts"
+_NFS_DRIVER: Final = "https://raw.githubusercontent.com/kubernetes-csi/csi-driver-nfs/master/charts"
 _NFS: Final = "nfs-system"
 
 
@@ -84,11 +78,14 @@ class Chart:
 def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
     """What the operator needs, the operator, and what watches over nodes."""
     charts = [
-        _foreign("cert-manager", _CERT_MANAGER, "cert-manager-system", {"crds": {"enabled": True}}),
-        _foreign("prometheus-operator-crds", _PROMETHEUS_CRDS, MONITORING),
         _foreign(
+            spec, "cert-manager", _JETSTACK, "cert-manager-system", {"crds": {"enabled": True}}
+        ),
+        _foreign(spec, "prometheus-operator-crds", _PROMETHEUS, MONITORING),
+        _foreign(
+            spec,
             "kruise",
-            _KRUISE,
+            _OPENKRUISE,
             "kruise-system",
             kruise_values(),
             after=("cert-manager", "prometheus-operator-crds"),
@@ -96,18 +93,17 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
     ]
     if spec.slurm.accounting:
         crds = "mariadb-operator-crds"
-        charts.append(_foreign(crds, _MARIADB, "mariadb-operator-system"))
+        charts.append(_foreign(spec, crds, _MARIADB, "mariadb-operator-system"))
         charts.append(
-            _foreign("mariadb-operator", _MARIADB, "mariadb-operator-system", after=(crds,))
+            _foreign(spec, "mariadb-operator", _MARIADB, "mariadb-operator-system", after=(crds,))
         )
     if spec.soperator.apparmor:
-        repository, version = _PROFILES
         name = "security-profiles-operator"
         charts.append(
             Chart(
                 release=name,
-                chart=f"{repository}/{name}",
-                version=version,
+                chart=f"{_PROFILES}/{name}",
+                version=foreign_version(spec, name),
                 namespace=f"{name}-system",
                 values=security_profiles_values(),
                 after=("cert-manager",),
@@ -118,12 +114,12 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
         charts.append(_own(spec, "storageclasses", "storage-system"))
     charts += _observability(spec)
     if spec.soperator.nfs_home is not None:
-        charts.append(_foreign("csi-driver-nfs", _NFS_DRIVER, _NFS))
+        charts.append(_foreign(spec, "csi-driver-nfs", _NFS_DRIVER, _NFS))
         charts.append(
             Chart(
                 release="nfs-server",
                 chart=f"{REGISTRY}/helm-nfs-server",
-                version=_NFS_SERVER_VERSION,
+                version=foreign_version(spec, "nfs-server"),
                 namespace=_NFS,
                 values=nfs_server_values(spec),
                 after=("csi-driver-nfs", "storageclasses"),
@@ -224,12 +220,12 @@ def _observability(spec: StackSpec) -> list[Chart]:
         return []
     crds = "victoria-metrics-operator-crds"
     return [
-        _foreign(crds, (_VICTORIA, _VICTORIA_CRDS_VERSION), MONITORING),
+        _foreign(spec, crds, _VICTORIA, MONITORING),
         Chart(
             release="metrics",
             chart="victoria-metrics-k8s-stack",
             repository=_VICTORIA,
-            version=_VICTORIA_METRICS_VERSION,
+            version=foreign_version(spec, "metrics"),
             namespace=MONITORING,
             values=metrics_values(spec),
             after=("cert-manager", crds, "storageclasses"),
@@ -238,7 +234,7 @@ def _observability(spec: StackSpec) -> list[Chart]:
             release="vm-logs",
             chart="victoria-logs-single",
             repository=_VICTORIA,
-            version=_VICTORIA_LOGS_VERSION,
+            version=foreign_version(spec, "vm-logs"),
             namespace=LOGS,
             values=log_store_values(spec),
             after=(crds, "storageclasses"),
@@ -246,8 +242,8 @@ def _observability(spec: StackSpec) -> list[Chart]:
         Chart(
             release="opentelemetry-collector-logs",
             chart="opentelemetry-collector",
-            repository=_COLLECTOR[0],
-            version=_COLLECTOR[1],
+            repository=_COLLECTOR,
+            version=foreign_version(spec, "opentelemetry-collector-logs"),
             namespace=LOGS,
             values=log_collector_values(),
             after=("vm-logs",),
@@ -256,19 +252,24 @@ def _observability(spec: StackSpec) -> list[Chart]:
     ]
 
 
+def foreign_version(spec: StackSpec, release: str) -> str:
+    """Version of a chart that is not Soperator's own, as the stack's Soperator pins it."""
+    return release_of(spec.cluster.soperator_version).charts[release]
+
+
 def _foreign(
+    spec: StackSpec,
     name: str,
-    source: tuple[str, str],
+    repository: str,
     namespace: str,
     values: Mapping[str, Any] | None = None,
     after: tuple[str, ...] = (),
 ) -> Chart:
-    repository, version = source
     return Chart(
         release=name,
         chart=name,
         repository=repository,
-        version=version,
+        version=foreign_version(spec, name),
         namespace=namespace,
         values=values or {},
         after=after,

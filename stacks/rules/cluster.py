@@ -1,24 +1,19 @@
-"""Rules of the network and of the mk8s cluster: which network, endpoint, versions, drivers."""
+"""Rules of the network and of the mk8s cluster: which network, endpoint, architecture."""
 
 from __future__ import annotations
 
 import ipaddress
-from typing import Final
 
-from stacks.catalog import ALLOWED_CIDRS_MAX, DRIVERS_PRESETS, NODE_SYSTEMS, PLATFORMS
-from stacks.cluster_spec import GpuDrivers
+from stacks.catalog import ALLOWED_CIDRS_MAX, PLATFORMS
 from stacks.problem import Findings
 from stacks.rules.naming import repeated
 from stacks.spec import StackSpec
 
-_MATRIX: Final = "nebius mk8s node-group get-compatibility-matrix"
-
 
 def check_cluster(spec: StackSpec, findings: Findings) -> None:
-    """One way to a network, who may reach the Kubernetes API, versions and drivers that fit."""
+    """One way to a network, who may reach the Kubernetes API, one architecture."""
     _check_network(spec, findings)
     _check_endpoint(spec, findings)
-    _check_versions(spec, findings)
     _check_architecture(spec, findings)
 
 
@@ -70,37 +65,6 @@ def cidr_problem(cidr: str) -> str | None:
     except ValueError:
         return f"'{cidr}' is no IPv4 block; write it as 203.0.113.0/24"
     return None if str(loose) == cidr else f"'{cidr}' is not the start of its block; use {loose}"
-
-
-def _check_versions(spec: StackSpec, findings: Findings) -> None:
-    cluster = spec.cluster
-    if cluster.os not in NODE_SYSTEMS:
-        findings.warn(
-            "cluster.os",
-            f"'{cluster.os}' is not in stacks/catalog.py (has: {', '.join(NODE_SYSTEMS)}); only "
-            f"the API can tell: {_MATRIX}",
-            rule="cluster.os-unknown",
-        )
-    matrix = DRIVERS_PRESETS.get(cluster.kubernetes_version)
-    if matrix is None:
-        findings.warn(
-            "cluster.kubernetes_version",
-            f"'{cluster.kubernetes_version}' is not in the driver table of stacks/catalog.py "
-            f"(has: {', '.join(DRIVERS_PRESETS)}); only the API can tell: {_MATRIX}",
-            rule="cluster.kubernetes-unknown",
-        )
-        return
-    if cluster.gpu_drivers is GpuDrivers.OPERATORS:
-        return
-    platforms = {worker.platform for worker in spec.nodes.workers}
-    for platform in sorted(platforms & matrix.keys()):
-        if cluster.drivers_preset not in matrix[platform]:
-            findings.error(
-                "cluster.drivers_preset",
-                f"'{cluster.drivers_preset}' is in no image of '{platform}' for Kubernetes "
-                f"{cluster.kubernetes_version} (has: {', '.join(matrix[platform])})",
-                rule="cluster.drivers",
-            )
 
 
 def _check_architecture(spec: StackSpec, findings: Findings) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from stacks.catalog import DRIVERS_PRESETS, PLATFORMS
+from stacks.catalog import PLATFORMS
 from stacks.check import Level, check
+from stacks.compatibility import KUBERNETES
 from stacks.rules import cluster
 from stacks.rules.cluster import cidr_problem
 from tests.conftest import PUBLIC_KEY
@@ -196,6 +197,6 @@ def test_these_blocks_are_refused(cidr: str):
 
 def test_the_driver_table_knows_every_platform_with_gpus():
     gpus = {name for name, platform in PLATFORMS.items() if platform.gres_type}
-    for version, table in DRIVERS_PRESETS.items():
-        assert set(table) == gpus, version
-        assert all(table.values())
+    for version, row in KUBERNETES.items():
+        assert set(row.drivers) == gpus, version
+        assert all(row.drivers.values())
