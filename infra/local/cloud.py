@@ -1,7 +1,7 @@
 """The embedded cloud as a whole: its parts, their order, and what each needs of this machine.
 
-Parts: the Nebius API, etcd, the API server, the reconciler. The reconciler starts the Slurm daemons
-and starts again whatever part ends; `up` starts the reconciler.
+Parts: the Nebius API, object storage, etcd, the API server, the reconciler. The reconciler starts
+the Slurm daemons and starts again whatever part ends; `up` starts the reconciler.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from infra.local.slurm.cluster import SlurmRuntime
 from infra.local.state import CHECKOUT, PORT_SETTING, Cache, Ports, State
 
 EMULATOR: Final = "nebius-api"
+OBJECT_STORAGE: Final = "object-storage"
 RECONCILER: Final = "reconcile"
-SERVICES: Final = (EMULATOR, "etcd", "kube-apiserver", RECONCILER)
+SERVICES: Final = (EMULATOR, OBJECT_STORAGE, "etcd", "kube-apiserver", RECONCILER)
 _READY_S: Final = 60.0
 _POLL_S: Final = 0.05
 _LATENCY: Final = "latency"
@@ -119,8 +120,9 @@ def up(cloud: Cloud) -> None:
     engine.make_folders(cloud.state)
     engine.make_ssh_key(cloud.state)
     write_certificates(cloud.kube.folder / "pki", "127.0.0.1")
-    with ThreadPoolExecutor(2) as threads:
-        starting = [threads.submit(start_emulator, cloud), threads.submit(_start_kube, cloud)]
+    with ThreadPoolExecutor(3) as threads:
+        starters = (start_emulator, start_object_storage, _start_kube)
+        starting = [threads.submit(start, cloud) for start in starters]
         for started in starting:
             started.result()
     start_reconciler(cloud)
@@ -131,6 +133,7 @@ def down(cloud: Cloud, *, purge: bool = False) -> None:
     process.stop(RECONCILER, cloud.state.run)
     cloud.runtime.stop_all()
     api_server.stop(cloud.kube)
+    process.stop(OBJECT_STORAGE, cloud.state.run)
     process.stop(EMULATOR, cloud.state.run)
     if purge and cloud.state.local.exists():
         shutil.rmtree(cloud.state.local)
@@ -140,6 +143,7 @@ def parts(cloud: Cloud) -> list[Part]:
     """Every part that runs or should run."""
     known = {EMULATOR: cloud.ports.nebius_api, "etcd": cloud.ports.etcd_client}
     known["kube-apiserver"] = cloud.ports.kube_apiserver
+    known[OBJECT_STORAGE] = cloud.ports.object_storage
     recorded = {item.name: item for item in process.all_processes(cloud.state.run)}
     names = [*SERVICES, *sorted(set(recorded) - set(SERVICES))]
     found = []
@@ -160,8 +164,9 @@ def parts(cloud: Cloud) -> list[Part]:
 
 
 def start_services(cloud: Cloud) -> None:
-    """Start the Nebius API and the API server where they have ended."""
+    """Start the Nebius API, object storage and the API server where they have ended."""
     start_emulator(cloud)
+    start_object_storage(cloud)
     api_server.start(cloud.kube)
 
 
@@ -177,11 +182,28 @@ def start_emulator(cloud: Cloud) -> None:
     argv = [sys.executable, "-m", "infra.local.nebius_api", "--state", str(folder)]
     argv += ["--port", str(port), "--kube-endpoint", cloud.kube.endpoint]
     argv += ["--kube-ca", str(cloud.kube.ca_file)]
+    argv += ["--object-storage", f"127.0.0.1:{cloud.ports.object_storage}"]
     if (latency := folder / _LATENCY).exists():
         argv += ["--latency", latency.read_text()]
     log = cloud.state.local / "log" / f"{EMULATOR}.log"
     process.start(EMULATOR, argv, run_dir=cloud.state.run, log=log, env=cloud.environment())
     _wait_listening(cloud, EMULATOR, port, log)
+
+
+def start_object_storage(cloud: Cloud) -> None:
+    """Start the emulated object storage and wait for it; what it holds lies beside the others."""
+    port = cloud.ports.object_storage
+    if not process.alive(OBJECT_STORAGE, cloud.state.run):
+        refuse_taken_port(OBJECT_STORAGE, port)
+    elif is_listening(port):
+        return
+    folder = cloud.state.local / OBJECT_STORAGE
+    folder.mkdir(parents=True, exist_ok=True)
+    argv = [sys.executable, "-m", "infra.local.object_storage", "--state", str(folder)]
+    argv += ["--cloud", str(cloud.state.local / EMULATOR), "--port", str(port)]
+    log = cloud.state.local / "log" / f"{OBJECT_STORAGE}.log"
+    process.start(OBJECT_STORAGE, argv, run_dir=cloud.state.run, log=log, env=cloud.environment())
+    _wait_listening(cloud, OBJECT_STORAGE, port, log)
 
 
 def restart_emulator(cloud: Cloud, *, latency_s: float | None) -> None:

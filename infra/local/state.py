@@ -167,6 +167,10 @@ class Ports:
     def mariadb(self) -> int:
         return self.base + 6
 
+    @property
+    def object_storage(self) -> int:
+        return self.base + 7
+
     def slurmd(self, index: int) -> int:
         """Port of the worker with this ordinal, counted over all nodesets."""
         if not 0 <= index < _PORTS - 20:

@@ -48,6 +48,8 @@ class Emulator:
     cache_dir: Path
     latency_s: float = 0.3
     kube: KubeAccess = KubeAccess()
+    object_storage: str | None = None
+    """Host and port where every bucket answers; None names the cloud's own."""
     clock: Callable[[], float] = time.time
     calls: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=10_000))
     """The last calls, for tests: method, key, mask and code."""
@@ -150,6 +152,8 @@ class Emulator:
             resource.status.usage_percentage = f"{share:.2f}"
         if kind == "mk8scluster" and not resource.status.reconciling:
             self._fill_kube_access(resource)
+        if kind == "storagebucket" and self.object_storage is not None:
+            resource.status.domain_name = self.object_storage
         if kind in ("mk8scluster", "mk8snodegroup"):
             self._fill_events(resource)
         return as_type(self.schema, resource, wanted)

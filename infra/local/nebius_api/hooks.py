@@ -12,6 +12,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import MethodDescriptor
 from jwt.types import Options
 
+from infra.local.nebius_api import access_keys
 from infra.local.nebius_api.calculator import estimate
 from infra.local.nebius_api.errors import unauthenticated
 from infra.local.nebius_api.store import Store
@@ -91,9 +92,9 @@ def _estimate(call: Call) -> Any:
 
 def _secret(call: Call) -> Any:
     key = call.store.resources[call.request.id]
-    answer = call.answer(secret=f"emulated-secret-{key.metadata.id[-8:]}")
+    answer = call.answer(secret=access_keys.secret(key.metadata.id))
     if hasattr(answer, "aws_access_key_id"):
-        answer.aws_access_key_id = f"NAKI{key.metadata.id[-12:].upper()}"
+        answer.aws_access_key_id = access_keys.key_id(key.metadata.id)
     return answer
 
 

@@ -34,18 +34,12 @@ def _gpu_cluster(store: Store, resource: Any) -> Iterator[Violation]:
 
 def _node_group(store: Store, resource: Any) -> Iterator[Violation]:
     template = resource.spec.template
-    wanted = template.resources
-    platform = PLATFORMS.get(wanted.platform)
-    region = _region(store, resource)
-    if platform is None or region not in platform.regions:
-        yield "spec.template.resources.platform", f"no platform {wanted.platform!r} in {region}"
+    wrong = list(_hardware(store, resource, template.resources, "spec.template.resources"))
+    if wrong:
+        yield from wrong
         return
-    preset = platform.presets.get(wanted.preset)
-    if preset is None:
-        known = ", ".join(platform.presets)
-        reason = f"{wanted.preset!r} is no preset of {platform.name} (has: {known})"
-        yield "spec.template.resources.preset", reason
-        return
+    platform = PLATFORMS[template.resources.platform]
+    preset = platform.presets[template.resources.preset]
     if template.HasField("gpu_cluster") and template.gpu_cluster.id:
         if not preset.allows_gpu_cluster:
             reason = f"preset {preset.name} of {platform.name} cannot join a GPU cluster"
@@ -54,6 +48,22 @@ def _node_group(store: Store, resource: Any) -> Iterator[Violation]:
             reason = f"{fabric.name} joins {fabric.platform}, not {platform.name}"
             yield "spec.template.gpu_cluster.id", reason
     yield from _striped("spec.template.boot_disk", template.boot_disk)
+
+
+def _instance(store: Store, resource: Any) -> Iterator[Violation]:
+    yield from _hardware(store, resource, resource.spec.resources, "spec.resources")
+
+
+def _hardware(store: Store, resource: Any, wanted: Any, path: str) -> Iterator[Violation]:
+    """A platform that the region does not have, or a preset that the platform does not have."""
+    platform = PLATFORMS.get(wanted.platform)
+    region = _region(store, resource)
+    if platform is None or region not in platform.regions:
+        yield f"{path}.platform", f"no platform {wanted.platform!r} in {region}"
+    elif wanted.preset not in platform.presets:
+        known = ", ".join(platform.presets)
+        reason = f"{wanted.preset!r} is no preset of {platform.name} (has: {known})"
+        yield f"{path}.preset", reason
 
 
 def _disk(store: Store, resource: Any) -> Iterator[Violation]:
@@ -80,6 +90,7 @@ def _fabric(store: Store, gpu_cluster_id: str) -> Fabric:
 
 _RULES: Final[Mapping[str, Callable[[Store, Any], Iterator[Violation]]]] = {
     "computedisk": _disk,
+    "computeinstance": _instance,
     "computegpucluster": _gpu_cluster,
     "mk8snodegroup": _node_group,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
+from infra.local.nebius_api import access_keys
 from infra.local.nebius_api.usage import num_nodes, size_bytes
 from infra.nebius.schema import Schema
 
@@ -104,15 +105,14 @@ def _fill_registry(resource: Any, phase: Phase) -> None:
 
 
 def _fill_access_key(resource: Any, phase: Phase) -> None:
-    own = resource.metadata.id.rpartition("-")[2]
-    resource.status.aws_access_key_id = f"NAKI{own[-12:].upper()}"
+    resource.status.aws_access_key_id = access_keys.key_id(resource.metadata.id)
     # The first version of the API has no such field: a call of its own hands the secret out.
     mode = resource.spec.DESCRIPTOR.fields_by_name.get("secret_delivery_mode")
     if mode is None:
         return
     name = mode.enum_type.values_by_number[resource.spec.secret_delivery_mode].name
     if name == "INLINE":
-        resource.status.secret = f"emulated-secret-{own[-8:]}"
+        resource.status.secret = access_keys.secret(resource.metadata.id)
 
 
 _FILLERS: Final[Mapping[str, Callable[[Any, Phase], None]]] = {

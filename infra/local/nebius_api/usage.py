@@ -81,10 +81,22 @@ def _node_group(resource: Any) -> Counter[str]:
     return used
 
 
+def _instance(resource: Any) -> Counter[str]:
+    wanted = resource.spec.resources
+    used = Counter({"compute.instance.count": 1})
+    preset = find_preset(wanted.platform, wanted.preset)
+    if preset is not None and not preset.gpus:
+        used["compute.instance.non-gpu.vcpu"] = preset.vcpus
+    elif preset is not None and not resource.spec.reservation_policy.reservation_ids:
+        used[gpu_quota(wanted.platform)] = preset.gpus
+    return used
+
+
 _USED: Final[Mapping[str, Callable[[Any], Counter[str]]]] = {
     "computedisk": _disk,
     "computefilesystem": _filesystem,
     "computegpucluster": lambda _: Counter({"compute.gpucluster.count": 1}),
+    "computeinstance": _instance,
     "mk8scluster": lambda _: Counter({"mk8s.cluster.count": 1}),
     "mk8snodegroup": _node_group,
     "vpcallocation": lambda _: Counter({"vpc.allocation.count": 1}),

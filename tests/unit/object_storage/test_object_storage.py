@@ -1,0 +1,147 @@
+"""Emulated object storage: what a well kept S3 client and restic need, and who is let in."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import obstore
+import pytest
+from obstore.exceptions import PermissionDeniedError
+
+from infra.local.nebius_api import access_keys
+from tests.unit.object_storage.conftest import Storage
+
+
+def keys(client: obstore.store.S3Store, prefix: str = "") -> list[str]:
+    return [each["path"] for page in obstore.list(client, prefix) for each in page]
+
+
+def test_an_object_is_read_as_it_was_written_until_it_is_deleted(storage: Storage) -> None:
+    client = storage.client("configs")
+    obstore.put(client, "runs/lora.json", b"0123456789")
+    assert obstore.get(client, "runs/lora.json").bytes().to_bytes() == b"0123456789"
+    assert obstore.get_range(client, "runs/lora.json", start=2, end=5).to_bytes() == b"234"
+    assert obstore.head(client, "runs/lora.json")["size"] == 10
+    obstore.delete(client, "runs/lora.json")
+    with pytest.raises(FileNotFoundError):
+        obstore.head(client, "runs/lora.json")
+
+
+def test_a_list_has_every_page_of_a_prefix_in_order(storage: Storage) -> None:
+    client = storage.client("configs")
+    names = [f"runs/{number:04} a+b.json" for number in range(1005)]
+    for name in reversed(names):
+        obstore.put(client, name, b"x")
+    obstore.put(client, "other/one", b"x")
+    assert keys(client, "runs") == names
+    assert obstore.list_with_delimiter(client)["common_prefixes"] == ["other", "runs"]
+
+
+def test_what_is_written_lies_on_the_disk_of_the_bucket_and_of_no_other(storage: Storage) -> None:
+    obstore.put(storage.client("configs"), "one", b"x")
+    assert keys(storage.client("copies")) == []
+    assert [path.read_bytes() for path in (storage.folder / "storagebucket-configs").iterdir()] == [
+        b"x"
+    ]
+
+
+def test_the_key_of_another_buckets_account_neither_reads_nor_writes(storage: Storage) -> None:
+    obstore.put(storage.client("configs"), "one", b"x")
+    stranger = storage.client("configs", owner="copies")
+    with pytest.raises(PermissionDeniedError, match="may not read 'configs'"):
+        obstore.get(stranger, "one")
+    with pytest.raises(PermissionDeniedError, match="may not write to 'configs'"):
+        obstore.put(stranger, "two", b"x")
+
+
+def test_a_viewer_reads_and_does_not_write(storage: Storage) -> None:
+    obstore.put(storage.client("configs"), "one", b"x")
+    storage.put(
+        "nebius.iam.v1.AccessPermit",
+        "accesspermit-more",
+        "group-copies",
+        resource_id="project-e00p",
+        role="storage.viewer",
+    )
+    viewer = storage.client("configs", owner="copies")
+    assert obstore.get(viewer, "one").bytes().to_bytes() == b"x"
+    with pytest.raises(PermissionDeniedError, match="may not write"):
+        obstore.put(viewer, "one", b"y")
+
+
+def test_a_wrong_secret_an_unknown_key_and_one_that_ended_are_refused(storage: Storage) -> None:
+    with pytest.raises(PermissionDeniedError, match="SignatureDoesNotMatch"):
+        obstore.put(storage.client("configs", secret_access_key="wrong"), "one", b"x")
+    with pytest.raises(PermissionDeniedError, match="InvalidAccessKeyId"):
+        obstore.put(storage.client("configs", access_key_id="NAKI-NONE"), "one", b"x")
+    storage.put(
+        "nebius.iam.v2.AccessKey",
+        f"accesskey-{'configs':0>12}",
+        account_id="serviceaccount-configs",
+        expires_at=storage.now + 60,
+    )
+    obstore.put(storage.client("configs"), "one", b"x")
+    storage.now += 60
+    with pytest.raises(PermissionDeniedError, match="it has ended"):
+        obstore.put(storage.client("configs"), "one", b"x")
+
+
+def test_a_call_without_a_signature_gets_nothing(storage: Storage) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", storage.port, timeout=10)
+    connection.request("GET", "/configs/one")
+    answer = connection.getresponse()
+    assert answer.status == 403
+    assert b"<Code>AccessDenied</Code>" in answer.read()
+    connection.close()
+
+
+def test_a_deleted_bucket_is_gone_and_one_of_the_same_name_starts_empty(storage: Storage) -> None:
+    client = storage.client("configs")
+    obstore.put(client, "one", b"x")
+    storage.cloud.drop("storagebucket-configs")
+    storage.cloud.commit()
+    with pytest.raises(FileNotFoundError, match="NoSuchBucket"):
+        obstore.put(client, "one", b"x")
+    storage.put("nebius.storage.v1.Bucket", "storagebucket-new", name="configs")
+    storage.put(
+        "nebius.iam.v1.AccessPermit",
+        "accesspermit-new",
+        "group-configs",
+        resource_id="storagebucket-new",
+        role="storage.object-editor",
+    )
+    assert keys(client) == []
+
+
+@pytest.mark.skipif(shutil.which("restic") is None, reason="no restic: run `make setup`")
+def test_restic_copies_prunes_and_restores_through_it(storage: Storage, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "note").write_text("first")
+    key = f"accesskey-{'copies':0>12}"
+    environ = {
+        **os.environ,
+        "AWS_ACCESS_KEY_ID": access_keys.key_id(key),
+        "AWS_SECRET_ACCESS_KEY": access_keys.secret(key),
+        "RESTIC_PASSWORD": "of the test",
+        "RESTIC_REPOSITORY": f"s3:http://127.0.0.1:{storage.port}/copies/repository",
+    }
+
+    def restic(*arguments: str) -> str:
+        command = ["restic", "--no-cache", *arguments]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    restic("init")
+    restic("backup", str(source))
+    (source / "note").write_text("second")
+    restic("backup", str(source))
+    restic("forget", "--keep-last", "1", "--prune")
+    restic("restore", "latest", "--target", str(tmp_path / "back"))
+    assert (tmp_path / "back" / source.relative_to("/") / "note").read_text() == "second"
+    restic("check")
