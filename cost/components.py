@@ -13,6 +13,7 @@ from cost.resources.control_plane import control_plane_line
 from cost.resources.filesystems import filesystem_lines
 from cost.resources.groups import groups
 from cost.resources.network import allocation_line, login_address_line, node_address_line
+from cost.resources.nfs_server import nfs_server_lines
 from cost.resources.nodes import node_line, node_rate
 from cost.resources.object_storage import object_storage_lines, state_bucket_line
 from cost.resources.registry import registry_line
@@ -44,6 +45,7 @@ def components(spec: StackSpec, book: PriceBook) -> tuple[CostComponent, ...]:
         *(node_address_line(group, book) for group in declared if group.spec.public_ip),
         control_plane_line(spec, book),
         chart_volume_line(spec, book),
+        *nfs_server_lines(spec, book),
         state_bucket_line(book),
         registry_line(spec, book),
         allocation_line(spec, book),

@@ -10,6 +10,7 @@ from stacks.rules.access import check_access
 from stacks.rules.chat import check_chat
 from stacks.rules.cluster import check_cluster
 from stacks.rules.jobs import check_jobs
+from stacks.rules.nfs import check_nfs
 from stacks.rules.nodes import check_nodes
 from stacks.rules.quotas import check_quotas
 from stacks.rules.runs import check_runs
@@ -30,6 +31,7 @@ def check(spec: StackSpec) -> tuple[Problem, ...]:
     check_nodes(spec, findings)
     check_quotas(spec, findings)
     check_soperator(spec, findings)
+    check_nfs(spec, findings)
     check_jobs(spec, findings)
     check_teams(spec, findings)
     check_chat(spec, findings)

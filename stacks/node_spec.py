@@ -57,25 +57,31 @@ class NodeUserSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGroupSpec:
-    """One mk8s node group of equal nodes."""
+class MachineSpec:
+    """One virtual machine: hardware, boot disk, billing and address."""
 
     platform: str
     """Hardware type, such as `gpu-h100-sxm`."""
     preset: str
     """Size of the platform, such as `8gpu-128vcpu-1600gb`."""
     boot_disk: BootDiskSpec
-    """Disk that every node starts from."""
+    """Disk that it starts from."""
+    billing: Billing = Billing.ON_DEMAND
+    """How the provider bills it."""
+    public_ip: bool = False
+    """Whether it gets a public address of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroupSpec(MachineSpec):
+    """One mk8s node group of equal nodes."""
+
     min_nodes: int
     """Least number of nodes; `nodes: N` sets both ends."""
     max_nodes: int
     """Equal to min_nodes for a fixed group; `nodes: N` in the file sets both."""
-    billing: Billing = Billing.ON_DEMAND
-    """How the provider bills each node."""
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Kubernetes labels beside those that the charts need."""
-    public_ip: bool = False
-    """Whether every node gets a public address of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

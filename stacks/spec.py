@@ -18,6 +18,7 @@ from stacks.cost_spec import (
     QuotaSpec,
     RunForecastSpec,
 )
+from stacks.nfs_spec import NfsSpec
 from stacks.node_spec import NodesSpec
 from stacks.slurm_spec import JobSpec, LoginSpec, SlurmSpec
 from stacks.soperator_spec import SoperatorSpec
@@ -54,5 +55,6 @@ class StackSpec:
     budget: BudgetSpec | None = None
     soperator: SoperatorSpec = field(default_factory=SoperatorSpec)
     """Checks, observability, users and files beside Slurm itself."""
+    nfs: NfsSpec | None = None
     quotas: tuple[QuotaSpec, ...] = ()
     """Limits of the project; one that is not given is not checked."""

@@ -8,7 +8,7 @@ from cost.component import CostComponent, Rate, Section, Term, rate_of
 from cost.price_book import PriceBook, Unit, UnknownPrice
 from cost.resources.groups import Group
 from stacks.catalog import find_preset
-from stacks.node_spec import Billing, NodeGroupSpec
+from stacks.node_spec import Billing, MachineSpec
 
 _SKU_SUFFIX: Final = {
     Billing.ON_DEMAND: "",
@@ -20,7 +20,7 @@ _SKU_SUFFIX: Final = {
 def node_line(group: Group, book: PriceBook) -> CostComponent:
     """The nodes of one group, without their boot disks."""
     spec = group.spec
-    found = _terms(spec, book)
+    found = machine_terms(spec, book)
     is_known = not isinstance(found, UnknownPrice)
     billing = "" if spec.billing is Billing.ON_DEMAND else f", {spec.billing}"
     return CostComponent(
@@ -46,13 +46,14 @@ def node_line(group: Group, book: PriceBook) -> CostComponent:
     )
 
 
-def node_rate(group: NodeGroupSpec, book: PriceBook) -> Rate | UnknownPrice:
-    """US dollars an hour for one node of the group, without its disk."""
-    found = _terms(group, book)
+def node_rate(group: MachineSpec, book: PriceBook) -> Rate | UnknownPrice:
+    """US dollars an hour for one machine, without its disks."""
+    found = machine_terms(group, book)
     return found if isinstance(found, UnknownPrice) else rate_of(found, "node/h")
 
 
-def _terms(group: NodeGroupSpec, book: PriceBook) -> tuple[Term, ...] | UnknownPrice:
+def machine_terms(group: MachineSpec, book: PriceBook) -> tuple[Term, ...] | UnknownPrice:
+    """What one machine is billed by for an hour, without its disks."""
     preset = find_preset(group.platform, group.preset)
     if preset is None:
         return UnknownPrice(

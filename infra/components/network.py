@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pulumi
 
 from infra.components.base import child
+from infra.nebius.resource import Resource
 from infra.render.network import login_allocation
 from stacks.spec import StackSpec
+
+_SUBNET: Final = "nebius:vpc/v1:Subnet"
 
 
 class Network(pulumi.ComponentResource):
@@ -23,6 +28,7 @@ class Network(pulumi.ComponentResource):
     ) -> None:
         super().__init__("soperator:infra:Network", name, None, opts)
         nebius, project = spec.nebius, spec.nebius.project_id
+        self._subnet: Resource | None = None
         if nebius.subnet_id is not None:
             self.subnet_id = nebius.subnet_id
         else:
@@ -33,9 +39,9 @@ class Network(pulumi.ComponentResource):
                 network_id = child(
                     self, "nebius:vpc/v1:Network", f"{name}-network", parent_id=project
                 ).id
-            self.subnet_id = child(
+            self._subnet = child(
                 self,
-                "nebius:vpc/v1:Subnet",
+                _SUBNET,
                 f"{name}-subnet",
                 parent_id=project,
                 spec={
@@ -43,7 +49,8 @@ class Network(pulumi.ComponentResource):
                     "ipv4_private_pools": {"use_network_pools": True},
                     "ipv4_public_pools": {"use_network_pools": True},
                 },
-            ).id
+            )
+            self.subnet_id = self._subnet.id
         noun, wanted = login_allocation(spec, subnet_id=self.subnet_id)
         allocation = child(
             self, "nebius:vpc/v1:Allocation", f"{name}-{noun}", parent_id=project, spec=wanted
@@ -54,4 +61,16 @@ class Network(pulumi.ComponentResource):
         self.login_ip = allocation.status.apply(
             lambda status: status["details"]["allocated_cidr"].split("/")[0]
         )
+        self._name, self._project = name, project
         self.register_outputs({"subnet_id": self.subnet_id, "login_ip": self.login_ip})
+
+    def private_cidrs(self) -> pulumi.Output[list[str]]:
+        """IPv4 blocks that addresses of nodes come from; a subnet that exists is read."""
+        subnet = self._subnet or child(
+            self,
+            _SUBNET,
+            f"{self._name}-existing-subnet",
+            parent_id=self._project,
+            opts=pulumi.ResourceOptions(id=self.subnet_id),
+        )
+        return subnet.status.apply(lambda status: list(status["ipv4_private_cidrs"]))

@@ -28,6 +28,7 @@ class SlurmCluster(pulumi.ComponentResource):
         deploy_key: KeyPair,
         releases: Mapping[str, pulumi.Resource],
         slack_webhook_url: pulumi.Input[str] | None = None,
+        nfs_address: pulumi.Input[str] | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("soperator:infra:SlurmCluster", name, None, opts)
@@ -52,6 +53,7 @@ class SlurmCluster(pulumi.ComponentResource):
                 allocation_id=allocation_id,
                 ssh_public_keys=[*spec.login.ssh_public_keys, deploy_key.public_key],
                 slack_webhook_url=slack_webhook_url,
+                nfs_address=nfs_address,
             ),
             provider=provider,
             known=releases,

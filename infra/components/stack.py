@@ -13,6 +13,7 @@ from infra.components.filesystems import Filesystems
 from infra.components.kube_cluster import KubeCluster
 from infra.components.login import Login
 from infra.components.network import Network
+from infra.components.nfs_server import NfsServer
 from infra.components.node_groups import NodeGroups
 from infra.components.nvidia_operators import NvidiaOperators
 from infra.components.registry import Registry
@@ -83,8 +84,22 @@ class Stack(pulumi.ComponentResource):
             kubeconfig=kube.kubeconfig,
             opts=pulumi.ResourceOptions(parent=self, depends_on=[nodes, drivers]),
         )
-        # Deleted in the opposite order: what runs in the cluster, what it leaves, the nodes.
-        inside = pulumi.ResourceOptions(parent=self, depends_on=[teardown])
+        nfs = (
+            None
+            if spec.nfs is None
+            else NfsServer(
+                name,
+                spec,
+                spec.nfs,
+                subnet_id=network.subnet_id,
+                cidrs=network.private_cidrs(),
+                opts=mine,
+            )
+        )
+        # Deleted in the opposite order: what runs in the cluster, what it leaves, the nodes. A pod
+        # whose NFS server has gone cannot let go of its files.
+        before = [teardown] if nfs is None else [teardown, nfs]
+        inside = pulumi.ResourceOptions(parent=self, depends_on=before)
         soperator = Soperator(name, spec, provider=provider, opts=inside)
         slurm = SlurmCluster(
             name,
@@ -98,6 +113,7 @@ class Stack(pulumi.ComponentResource):
             opts=inside,
         )
         registry = None if spec.storage.registry_gib is None else Registry(name, spec, mine)
+            nfs_address=None if nfs is None else nfs.address,
         backup = spec.storage.backup
         backups = (
             None

@@ -9,9 +9,17 @@ from typing import Any, Final
 from cost.price_book import HOURS_PER_MONTH, Price, PriceBook, Unit, UnknownPrice
 from cost.resources.nodes import node_rate
 from cost.resources.object_storage import SKU as OBJECT_STORAGE
-from infra.leftovers.resources import ALLOCATION, BUCKET, CLUSTER, FILESYSTEM, NODE_GROUP, Owned
+from infra.leftovers.resources import (
+    ALLOCATION,
+    BUCKET,
+    CLUSTER,
+    FILESYSTEM,
+    INSTANCE,
+    NODE_GROUP,
+    Owned,
+)
 from infra.nebius.resource_type import SIZES
-from stacks.node_spec import Billing, BootDiskSpec, NodeGroupSpec
+from stacks.node_spec import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec
 from stacks.storage_spec import DiskType
 
 _GIB: Final = 1 << 30
@@ -76,6 +84,20 @@ def _node_group(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
     return nodes * rate.usd_per_month + disks
 
 
+def _instance(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    """Without its disks, which are listed on their own."""
+    hardware = values["spec"]["resources"]
+    is_preemptible = "preemptible" in values["spec"]
+    machine = MachineSpec(
+        platform=hardware["platform"],
+        preset=hardware["preset"],
+        boot_disk=BootDiskSpec(size_gib=1),
+        billing=Billing.PREEMPTIBLE if is_preemptible else Billing.ON_DEMAND,
+    )
+    rate = node_rate(machine, book)
+    return None if isinstance(rate, UnknownPrice) else rate.usd_per_month
+
+
 def _times(quantity: Decimal | int, price: Price | UnknownPrice) -> Decimal | None:
     return None if isinstance(price, UnknownPrice) else quantity * price.usd
 
@@ -93,6 +115,7 @@ _PRICED: Final[Mapping[str, Callable[[Mapping[str, Any], PriceBook], Decimal | N
     BUCKET: _bucket,
     CLUSTER: _cluster,
     FILESYSTEM: _filesystem,
+    INSTANCE: _instance,
     NODE_GROUP: _node_group,
     _DISK: _disk,
 }

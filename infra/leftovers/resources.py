@@ -17,12 +17,14 @@ from infra.nebius.values import plain
 NODE_GROUP: Final = "nebius:mk8s/v1:NodeGroup"
 CLUSTER: Final = "nebius:mk8s/v1:Cluster"
 FILESYSTEM: Final = "nebius:compute/v1:Filesystem"
+INSTANCE: Final = "nebius:compute/v1:Instance"
 BUCKET: Final = "nebius:storage/v1:Bucket"
 ALLOCATION: Final = "nebius:vpc/v1:Allocation"
 TYPES: Final = (
     CLUSTER,
     "nebius:compute/v1:GpuCluster",
     FILESYSTEM,
+    INSTANCE,
     "nebius:compute/v1:Disk",
     ALLOCATION,
     "nebius:vpc/v1:Subnet",

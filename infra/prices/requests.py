@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from cost.sku import node_sku
 from stacks.catalog import STRIPED_DISK_STEP_GIB, find_preset
-from stacks.node_spec import Billing, NodeGroupSpec
+from stacks.node_spec import Billing, MachineSpec
 from stacks.spec import StackSpec
 from stacks.storage_spec import DiskType, FilesystemType
 
@@ -42,17 +42,22 @@ def wanted(spec: StackSpec) -> tuple[Wanted, ...]:
             found.update((key, one) for one in _instance(group, project))
         disk = group.boot_disk.type
         found[f"disk/{disk}"] = _volume("Disk", disk, project)
+    if spec.nfs is not None:
+        data = spec.nfs.data_disks.type
+        found[f"disk/{data}"] = _volume("Disk", data, project)
     for type_ in _filesystem_types(spec):
         found[f"filesystem/{type_}"] = _volume("Filesystem", type_, project)
     return tuple(found.values())
 
 
-def _groups(spec: StackSpec) -> Iterator[NodeGroupSpec]:
+def _groups(spec: StackSpec) -> Iterator[MachineSpec]:
     nodes = spec.nodes
     yield from nodes.workers
     yield from (nodes.system, nodes.controller, nodes.login)
     if nodes.accounting is not None:
         yield nodes.accounting
+    if spec.nfs is not None:
+        yield spec.nfs
 
 
 def _filesystem_types(spec: StackSpec) -> Iterator[FilesystemType]:
@@ -64,7 +69,7 @@ def _filesystem_types(spec: StackSpec) -> Iterator[FilesystemType]:
     yield from (mount.type for mount in storage.submounts)
 
 
-def _instance(group: NodeGroupSpec, project: str) -> Iterator[Wanted]:
+def _instance(group: MachineSpec, project: str) -> Iterator[Wanted]:
     """The instance behind a node group; none where the catalogue does not know its parts."""
     preset = find_preset(group.platform, group.preset)
     if preset is None:

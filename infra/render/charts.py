@@ -141,10 +141,14 @@ def cluster_charts(
     allocation_id: Any,
     ssh_public_keys: Any,
     slack_webhook_url: Any = None,
+    nfs_address: Any = None,
 ) -> tuple[Chart, ...]:
     """The Slurm cluster, in the namespace that is made before them."""
     cluster_values = slurm_cluster_values(
-        spec, allocation_id=allocation_id, ssh_public_keys=ssh_public_keys
+        spec,
+        allocation_id=allocation_id,
+        ssh_public_keys=ssh_public_keys,
+        nfs_address=nfs_address,
     )
     charts: list[Chart] = []
     if needs_custom_configmaps(spec):
@@ -171,7 +175,7 @@ def cluster_charts(
         _inside(
             spec,
             "nodesets",
-            nodesets_values(spec),
+            nodesets_values(spec, nfs_address=nfs_address),
             # Workers mount its ConfigMaps.
             after=("slurm-cluster", "soperator-custom-configmaps"),
         ),

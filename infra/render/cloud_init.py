@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from stacks.node_spec import (
@@ -36,20 +36,26 @@ def cloud_init(group: NodeGroupSpec, users: Sequence[NodeUserSpec]) -> str | Non
     document: dict[str, Any] = {}
     files: list[dict[str, str]] = []
     if users:
-        document["users"] = ["default", *map(_user, users)]
+        document["users"] = ["default", *map(user_entry, users)]
     if isinstance(group, WorkerSpec):
         if group.nvidia_config_lines:
             files += _driver_files(group.nvidia_config_lines)
         if group.local_nvme is not None:
             document["packages"] = ["mdadm", "nvme-cli"]
-            files.append(_script("20-local-nvme", _nvme_script(group.local_nvme)))
+            files.append(every_boot_script("20-local-nvme", _nvme_script(group.local_nvme)))
     if files:
         document["write_files"] = files
+    return user_data(document) if document else None
+
+
+def user_data(document: Mapping[str, Any]) -> str:
+    """The document as cloud-init takes it."""
     # JSON is YAML in which no text can be taken for anything else.
-    return _HEADER + json.dumps(document, indent=1) + "\n" if document else None
+    return _HEADER + json.dumps(document, indent=1) + "\n"
 
 
-def _user(user: NodeUserSpec) -> dict[str, Any]:
+def user_entry(user: NodeUserSpec) -> dict[str, Any]:
+    """One user in a document, with sudo that asks for no password."""
     return {
         "name": user.name,
         "sudo": "ALL=(ALL) NOPASSWD:ALL",
@@ -58,14 +64,15 @@ def _user(user: NodeUserSpec) -> dict[str, Any]:
     }
 
 
-def _script(name: str, text: str) -> dict[str, str]:
+def every_boot_script(name: str, text: str) -> dict[str, str]:
+    """A file of `write_files` that runs at every boot."""
     return {"path": f"{_EVERY_BOOT}/{name}", "permissions": "0755", "content": text}
 
 
 def _driver_files(lines: Sequence[str]) -> list[dict[str, str]]:
     return [
         {"path": _MODPROBE, "permissions": "0644", "content": "\n".join(lines) + "\n"},
-        _script("10-nvidia-config", _driver_check(lines)),
+        every_boot_script("10-nvidia-config", _driver_check(lines)),
     ]
 
 

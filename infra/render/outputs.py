@@ -17,6 +17,9 @@ def mounts(spec: StackSpec) -> dict[str, str]:
         found[submount.mount_path] = f"filesystem {submount.name}, {_size(submount)}"
     if spec.soperator.nfs_home is not None:
         found[HOME] = f"NFS in the cluster, {spec.soperator.nfs_home.size_gib} GiB"
+    if spec.nfs is not None:
+        disks = spec.nfs.data_disks
+        found[spec.nfs.mount_path] = f"NFS server, {disks.total_gib} GiB"
     if spec.storage.memory is not None:
         found[spec.storage.memory.mount_path] = f"tmpfs, {spec.storage.memory.size_gib} GiB a node"
     return found

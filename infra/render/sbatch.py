@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from stacks.catalog import find_preset
+from stacks.mounts import shared_mounts
 from stacks.node_spec import WorkerSpec
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
@@ -159,7 +160,7 @@ def _hardware_environment(worker: WorkerSpec, job: JobSpec) -> dict[str, str]:
 def _mounts(spec: StackSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:
     """Mount points that hold the places: what must be mounted on every node of the job."""
     own = [{disk.mount_path for disk in worker.local_disks} for worker in nodesets]
-    declared = [submount.mount_path for submount in spec.storage.submounts]
+    declared = [*shared_mounts(spec).values()]
     declared += set.intersection(*own)
     if spec.storage.memory is not None:
         declared.append(spec.storage.memory.mount_path)

@@ -9,10 +9,10 @@ import re
 from typing import Final
 
 from stacks.catalog import REGIONS
+from stacks.mounts import shared_mounts
 from stacks.problem import Findings
 from stacks.rules.naming import is_under, name_problem, path_problem, repeated
 from stacks.slurm_spec import SshServiceType
-from stacks.soperator_spec import HOME
 from stacks.spec import StackSpec
 
 # Kubernetes' default range of node ports.
@@ -180,12 +180,6 @@ def public_key_problem(line: str) -> str | None:
     return None
 
 
-def _mounts(spec: StackSpec) -> list[str]:
-    """Paths that every login and worker node shares beside the jail."""
-    shared = [submount.mount_path for submount in spec.storage.submounts]
-    return shared if spec.soperator.nfs_home is None else [*shared, HOME]
-
-
 def _check_code(spec: StackSpec, findings: Findings) -> None:
     for key, path in (("code_path", spec.code_path), ("python_env_path", spec.python_env_path)):
         problem = path_problem(path)
@@ -199,7 +193,7 @@ def _check_code(spec: StackSpec, findings: Findings) -> None:
             "the login node's files would not reach the jobs",
             rule="code.on-memory",
         )
-    elif not any(is_under(spec.code_path, mount) for mount in _mounts(spec)):
+    elif not any(is_under(spec.code_path, mount) for mount in shared_mounts(spec).values()):
         findings.warn(
             "code_path",
             f"'{spec.code_path}' is under no declared submount, so code lies on the jail itself",

@@ -18,7 +18,7 @@ from stacks.catalog import (
     find_preset,
 )
 from stacks.names import Alias
-from stacks.node_spec import Billing, BootDiskSpec, NodeGroupSpec, WorkerSpec
+from stacks.node_spec import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec, WorkerSpec
 from stacks.problem import Findings, SpareNodes
 from stacks.rules.naming import name_problem, repeated
 from stacks.rules.workers import check_labels, check_workers
@@ -47,7 +47,7 @@ def node_groups(spec: StackSpec) -> Iterator[tuple[str, str, NodeGroupSpec]]:
 def check_nodes(spec: StackSpec, findings: Findings) -> None:
     """Every node group on its own, then what holds between them."""
     for role, path, group in node_groups(spec):
-        _check_hardware(spec.nebius.region, path, group, findings)
+        check_hardware(spec.nebius.region, path, group, findings)
         _check_boot_disk(role, f"{path}.boot_disk", group.boot_disk, findings)
         _check_counts(role, path, group, findings)
         _check_sufficiency(role, path, group, findings)
@@ -70,7 +70,8 @@ def check_nodes(spec: StackSpec, findings: Findings) -> None:
     _check_accounting(spec, findings)
 
 
-def _check_hardware(region: str, path: str, group: NodeGroupSpec, findings: Findings) -> None:
+def check_hardware(region: str, path: str, group: MachineSpec, findings: Findings) -> None:
+    """Platform and preset of a machine: known, and offered in the region."""
     if isinstance(group.platform, Alias):
         findings.warn(
             f"{path}.platform",

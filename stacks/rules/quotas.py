@@ -71,6 +71,7 @@ def quota_use(spec: StackSpec, *, at_max: bool) -> Mapping[str, int]:
     if size_gib := database_volume_gib(spec):
         used["compute.disk.count"] += 1
         used[f"compute.disk.size.{DiskType.NETWORK_SSD}"] += size_gib
+    used.update(_nfs_use(spec))
     made = [worker for worker in spec.nodes.workers if worker.gpu_cluster_id is None]
     used["compute.gpucluster.count"] = len({worker.infiniband_fabric for worker in made} - {None})
     storage = spec.storage
@@ -79,6 +80,21 @@ def quota_use(spec: StackSpec, *, at_max: bool) -> Mapping[str, int]:
         if filesystem is not None and filesystem.size_gib is not None:
             used["compute.filesystem.count"] += 1
             used[f"compute.filesystem.size.{filesystem.type}"] += filesystem.size_gib
+    return used
+
+
+def _nfs_use(spec: StackSpec) -> Mapping[str, int]:
+    """What the machine of an NFS server uses; its address is an allocation, a public one too."""
+    nfs = spec.nfs
+    if nfs is None:
+        return {}
+    used = Counter({"compute.instance.count": 1, "vpc.allocation.count": 1 + nfs.public_ip})
+    used["compute.disk.count"] = 1 + nfs.data_disks.count
+    used[f"compute.disk.size.{nfs.boot_disk.type}"] += nfs.boot_disk.size_gib
+    used[f"compute.disk.size.{nfs.data_disks.type}"] += nfs.data_disks.total_gib
+    preset = find_preset(nfs.platform, nfs.preset)
+    if preset is not None:
+        used["compute.instance.non-gpu.vcpu"] = preset.vcpus
     return used
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from stacks.catalog import find_preset
 from stacks.gpu_checks import checks_know
 from stacks.node_capacity import GIB, slurmd_amounts, slurmdbd_amounts
+from stacks.mounts import shared_mounts
 from stacks.problem import Findings
 from stacks.rules.access import public_key_problem
 from stacks.rules.naming import is_under, path_problem, repeated
@@ -125,11 +126,9 @@ def _check_file(spec: StackSpec, file: JailFileSpec, path: str, findings: Findin
             rule="soperator.file-owned",
         )
     memory = spec.storage.memory
-    mounts = [submount.mount_path for submount in spec.storage.submounts]
+    mounts = [*shared_mounts(spec).values()]
     if memory is not None:
         mounts.append(memory.mount_path)
-    if spec.soperator.nfs_home is not None:
-        mounts.append(HOME)
     hidden = next((mount for mount in mounts if is_under(file.path, mount)), None)
     if hidden is not None:
         findings.error(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from stacks.catalog import LARGE_FILESYSTEM_GIB, find_preset
+from stacks.mounts import shared_mounts
 from stacks.problem import Findings, SpareGib
 from stacks.rules.naming import is_under, name_problem, path_problem, repeated
 from stacks.rules.nodes import node_groups
@@ -184,6 +185,8 @@ def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
     ]
     if spec.storage.memory is not None:
         mounts.append(("storage.memory.mount_path", spec.storage.memory.mount_path))
+    if spec.nfs is not None:
+        mounts.append(("nfs.mount_path", spec.nfs.mount_path))
     for name in repeated(submount.name for submount in spec.storage.submounts):
         findings.error(
             "storage.submounts",
@@ -245,7 +248,7 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
 
 def _check_places(spec: StackSpec, findings: Findings) -> None:
     places, own = spec.storage.places, _paths_of_one_node(spec)
-    mounts = [submount.mount_path for submount in spec.storage.submounts]
+    mounts = [*shared_mounts(spec).values()]
     for place in PLACES:
         if place not in places:
             findings.error(

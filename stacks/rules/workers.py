@@ -14,6 +14,7 @@ from stacks.catalog import (
     STRIPED_DISK_STEP_GIB,
     find_preset,
 )
+from stacks.mounts import shared_mounts
 from stacks.node_spec import (
     Billing,
     NodeGroupSpec,
@@ -48,7 +49,7 @@ def check_workers(spec: StackSpec, findings: Findings) -> None:
         _check_disks(spec, worker, path, findings)
     _check_group_names(spec, findings)
     _check_users(spec, findings)
-    if spec.nodes.nfs is not None and spec.soperator.nfs_home is None:
+    if spec.nodes.nfs is not None and spec.soperator.nfs_home is None and spec.nfs is None:
         findings.warn(
             "nodes.nfs",
             "paid for, but no NFS server runs on it: declare soperator.nfs_home, or have one of "
@@ -230,8 +231,7 @@ def _check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findi
 
 
 def _check_disk_paths(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
-    storage = spec.storage
-    taken = {f"storage.submounts[{i}]": each.mount_path for i, each in enumerate(storage.submounts)}
+    storage, taken = spec.storage, dict(shared_mounts(spec))
     if storage.memory is not None:
         taken["storage.memory"] = storage.memory.mount_path
     own = {f"{path}.local_disks[{i}]": each.mount_path for i, each in enumerate(worker.local_disks)}

@@ -33,6 +33,7 @@ _CLUSTER_STATUS = {
 }
 _STATUS: dict[str, Mapping[str, Any]] = {
     "nebius:vpc/v1:Allocation": {"details": {"allocated_cidr": "203.0.113.7/32"}},
+    "nebius:vpc/v1:Subnet": {"ipv4_private_cidrs": ["10.0.0.0/16"]},
     "nebius:mk8s/v1:Cluster": _CLUSTER_STATUS,
     "nebius:storage/v1:Bucket": {"domain_name": "storage.test"},
     "nebius:registry/v1:Registry": {"registry_fqdn": "cr.test/e00"},

@@ -69,8 +69,15 @@ def resolve(
         return _config_files(config, own, namespace, snapshot)
     if (secret := source.get("secret")) is not None:
         return _secret_files(secret, own, namespace, snapshot)
+    if nfs := source.get("nfs"):
+        return Volume(folder=_exported(nfs, places))
     kinds = ", ".join(source) or "nothing"
     raise UnboundError(f"volume '{name}': {kinds} cannot be mounted on the local stack")
+
+
+def _exported(nfs: Mapping[str, Any], places: Places) -> Path:
+    """The folder that stands for a server's export: no machine runs here, its files do."""
+    return places.filesystems / f"nfs-{nfs['server']}{nfs['path'].replace('/', '-')}"
 
 
 def bound_volume(claim: Object, snapshot: Snapshot) -> Object | None:

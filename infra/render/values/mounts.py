@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from infra.render import names
+from infra.render.nfs_machine import EXPORT
 from stacks.spec import StackSpec
 
+NFS: Final = "nfs"
+"""Volume, and volume source, of the NFS server that has a machine of its own."""
 BUSYBOX: Final = "cr.eu-north1.nebius.cloud/soperator/busybox"
 SCRIPTS: Final = "slurm-scripts"
 """ConfigMap of prolog, epilog and health scripts; from 5.0 on it is `<cluster>-slurm-scripts`."""
@@ -15,6 +18,11 @@ SCRIPTS: Final = "slurm-scripts"
 def claim(name: str) -> dict[str, Any]:
     """The claim of a filesystem as a volume."""
     return {"persistentVolumeClaim": {"claimName": f"{name}-pvc", "readOnly": False}}
+
+
+def nfs_volume(address: Any) -> dict[str, Any]:
+    """The export of the NFS server that has a machine of its own, as a volume."""
+    return {"nfs": {"server": address, "path": EXPORT}}
 
 
 def virtiofs_guards(spec: StackSpec, *, submounts: bool) -> list[dict[str, Any]]:

@@ -6,7 +6,15 @@ from typing import Any, Final
 
 from infra.render import names
 from infra.render.resources import preset_of, quantities
-from infra.render.values.mounts import BUSYBOX, SCRIPTS, claim, guard, virtiofs_guards
+from infra.render.values.mounts import (
+    BUSYBOX,
+    NFS,
+    SCRIPTS,
+    claim,
+    guard,
+    nfs_volume,
+    virtiofs_guards,
+)
 from infra.render.values.nfs_server import home_on_worker
 from stacks.catalog import PLATFORMS
 from stacks.cluster_spec import GpuDrivers
@@ -23,9 +31,9 @@ _IMAGE_PATH: Final = "/mnt/image-storage"
 _JAIL_UPPER: Final = "/mnt/jail.upper"
 
 
-def nodesets_values(spec: StackSpec) -> dict[str, Any]:
+def nodesets_values(spec: StackSpec, *, nfs_address: Any = None) -> dict[str, Any]:
     """Every worker group as the chart wants it."""
-    return {"nodesets": [_nodeset(spec, worker) for worker in spec.nodes.workers]}
+    return {"nodesets": [_nodeset(spec, worker, nfs_address) for worker in spec.nodes.workers]}
 
 
 def gres(worker: WorkerSpec) -> str | None:
@@ -47,7 +55,7 @@ def storage_class(disk: LocalDiskSpec | ImageDiskSpec) -> str:
     return f"compute-csi-{disk.type}-{disk.filesystem}"
 
 
-def _nodeset(spec: StackSpec, worker: WorkerSpec) -> dict[str, Any]:
+def _nodeset(spec: StackSpec, worker: WorkerSpec, nfs_address: Any) -> dict[str, Any]:
     preset = preset_of(worker)
     amounts = slurmd_amounts(preset, worker.boot_disk.size_gib)
     resources: dict[str, Any] = {**quantities(amounts)}
@@ -55,7 +63,8 @@ def _nodeset(spec: StackSpec, worker: WorkerSpec) -> dict[str, Any]:
         f"CPUs={preset.vcpus} Boards=1 SocketsPerBoard={preset.sockets} "
         f"CoresPerSocket={preset.cores_per_socket} ThreadsPerCore={preset.threads_per_core}"
     )
-    slurmd: dict[str, Any] = {"resources": resources, "volumes": _volumes(spec, worker)}
+    volumes = _volumes(spec, worker, nfs_address)
+    slurmd: dict[str, Any] = {"resources": resources, "volumes": volumes}
     values: dict[str, Any] = {
         "name": worker.name,
         "annotations": {names.CLUSTER_REF: spec.cluster.slurm_cluster_name},
@@ -95,7 +104,7 @@ def _replicas(worker: WorkerSpec) -> dict[str, Any]:
     }
 
 
-def _volumes(spec: StackSpec, worker: WorkerSpec) -> dict[str, Any]:
+def _volumes(spec: StackSpec, worker: WorkerSpec, nfs_address: Any) -> dict[str, Any]:
     mounts = [
         {
             "name": submount.name,
@@ -105,6 +114,8 @@ def _volumes(spec: StackSpec, worker: WorkerSpec) -> dict[str, Any]:
         for submount in spec.storage.submounts
     ]
     mounts += home_on_worker(spec)
+    if spec.nfs is not None:
+        mounts.append(_mount(NFS, spec.nfs.mount_path, nfs_volume(nfs_address)))
     memory = spec.storage.memory
     if memory is not None:
         empty = {"medium": "Memory", "sizeLimit": f"{memory.size_gib}Gi"}

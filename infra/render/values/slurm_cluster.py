@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from infra.render import names
 from infra.render.resources import preset_of, quantities
-from infra.render.values.mounts import claim, virtiofs_guards
+from infra.render.values.mounts import NFS, claim, nfs_volume, virtiofs_guards
 from infra.render.values.nfs_server import home_on_login, home_source
 from stacks.chart_volumes import database_volume_gib
 from stacks.node_capacity import (
@@ -39,7 +39,7 @@ _QOS_WEIGHT: Final = 10_000
 
 
 def slurm_cluster_values(
-    spec: StackSpec, *, allocation_id: Any, ssh_public_keys: Any
+    spec: StackSpec, *, allocation_id: Any, ssh_public_keys: Any, nfs_address: Any = None
 ) -> dict[str, Any]:
     """One SlurmCluster on the stack's nodes; `allocation_id` is the login service's address."""
     claims = [
@@ -60,6 +60,7 @@ def slurm_cluster_values(
         "volumeSources": [
             *({"name": name, **claim(name)} for name in claims),
             *home_source(spec),
+            *([{"name": NFS, **nfs_volume(nfs_address)}] if spec.nfs is not None else []),
         ],
         "secrets": {"sshdKeysName": names.LOGIN_HOST_KEYS},
         "populateJail": {"k8sNodeFilterName": _SYSTEM},
@@ -224,9 +225,16 @@ def _login(spec: StackSpec, allocation_id: Any, ssh_public_keys: Any) -> dict[st
                     for submount in spec.storage.submounts
                 ),
                 *home_on_login(spec),
+                *_nfs_on_login(spec),
             ]
         },
     }
+
+
+def _nfs_on_login(spec: StackSpec) -> list[dict[str, Any]]:
+    if spec.nfs is None:
+        return []
+    return [{"name": NFS, "mountPath": spec.nfs.mount_path, "volumeSourceName": NFS}]
 
 
 def _system_resources(group: NodeGroupSpec) -> dict[str, str]:

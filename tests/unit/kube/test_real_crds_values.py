@@ -15,7 +15,8 @@ from infra.render.charts import cluster_charts
 from infra.render.values.active_checks import active_checks_values
 from infra.render.values.nodesets import nodesets_values
 from stacks.load import load_stack, stack_names
-from stacks.node_spec import ImageDiskSpec, LocalDiskSpec, LocalNvmeSpec
+from stacks.nfs_spec import DataDisksSpec, NfsSpec
+from stacks.node_spec import BootDiskSpec, ImageDiskSpec, LocalDiskSpec, LocalNvmeSpec
 from stacks.slurm_spec import AccountSpec
 from stacks.soperator_spec import (
     ChecksProfile,
@@ -35,7 +36,9 @@ CHARTS = ("slurm-cluster", "nodesets")
 def objects(spec: StackSpec) -> list[Object]:
     """Custom resources of the stack as the charts render them."""
     made: list[Object] = []
-    for chart in cluster_charts(spec, allocation_id="id", ssh_public_keys=["ssh-ed25519 A u"]):
+    for chart in cluster_charts(
+        spec, allocation_id="id", ssh_public_keys=["ssh-ed25519 A u"], nfs_address="10.0.0.9"
+    ):
         if chart.release in CHARTS:
             release = Release(
                 name=chart.release,
@@ -71,6 +74,13 @@ def everything(spec: StackSpec) -> StackSpec:
         nodes=replace(spec.nodes, workers=(own, *others)),
         slurm=slurm,
         soperator=settings,
+        nfs=NfsSpec(
+            platform="cpu-d3",
+            preset="8vcpu-32gb",
+            boot_disk=BootDiskSpec(size_gib=64),
+            data_disks=DataDisksSpec(size_gib=93),
+            mount_path="/mnt/nfs",
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stacks.cluster_spec import ClusterSpec, GpuDrivers, NebiusSpec
 from stacks.cost_spec import AssumedSpeedSpec, ChatSpec
 from stacks.load import load_config
+from stacks.nfs_spec import DataDisksSpec, NfsSpec
 from stacks.node_spec import (
     Billing,
     BootDiskSpec,
@@ -232,6 +233,19 @@ stacks = st.builds(
             ),
             max_size=2,
         ).map(tuple),
+    ),
+    nfs=st.none()
+    | st.builds(
+        NfsSpec,
+        platform=texts,
+        preset=texts,
+        boot_disk=boot_disks,
+        billing=st.sampled_from(Billing),
+        public_ip=st.booleans(),
+        data_disks=st.builds(
+            DataDisksSpec, size_gib=sizes, count=sizes, type=st.sampled_from(DiskType)
+        ),
+        mount_path=texts,
     ),
     jobs=st.lists(
         st.builds(

@@ -27,6 +27,17 @@ def user(**values: Any) -> Change:
     return soperator(users=[{"name": "ann", "ssh_public_keys": [PUBLIC_KEY], **values}])
 
 
+def nfs(**values: Any) -> Change:
+    machine = {
+        "platform": "cpu-d3",
+        "preset": "8vcpu-32gb",
+        "boot_disk": {"size_gib": 64},
+        "data_disks": {"size_gib": 93},
+        "mount_path": "/mnt/nfs",
+    }
+    return lambda config: config.update(nfs={**machine, **values})
+
+
 def slurm(**values: Any) -> Change:
     return lambda config: config["slurm"].update(values)
 
@@ -141,8 +152,48 @@ SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
     (account(users=["root"]), "slurm.accounts[0].users", "every account"),
     (slurm(qos=[{"name": "normal"}]), "slurm.qos[0].name", "not 'normal'"),
     (slurm(qos=[{"name": "short", "max_wall": "soon"}]), "slurm.qos[0].max_wall", "no Slurm time"),
+    (
+        lambda c: (nfs()(c), soperator(nfs_home={"size_gib": 100})(c)),
+        "nfs",
+        "one server serves the homes",
+    ),
+    (nfs(platform="cpu-x9"), "nfs.platform", "not a platform"),
+    (nfs(preset="3vcpu-12gb"), "nfs.preset", "not a preset"),
+    (nfs(platform="gpu-b200-sxm", preset="1gpu-20vcpu-224gb"), "nfs.platform", "not offered in"),
+    (
+        nfs(platform="gpu-h100-sxm", preset="1gpu-16vcpu-200gb"),
+        "nfs.platform",
+        "a file server leaves idle",
+    ),
+    (nfs(billing="preemptible"), "nfs.billing", "use on-demand"),
+    (nfs(data_disks={"size_gib": 100}), "nfs.data_disks.size_gib", "use 186"),
+    (nfs(data_disks={"size_gib": 93 * 2819}), "nfs.data_disks.size_gib", "ends at 262074"),
+    (
+        nfs(boot_disk={"size_gib": 64, "type": "network-ssd-io-m3"}),
+        "nfs.boot_disk.size_gib",
+        "use 93",
+    ),
+    (nfs(mount_path="srv"), "nfs.mount_path", "not absolute"),
+    (nfs(mount_path="/mnt/data"), "nfs.mount_path", "already the path of storage.submounts[0]"),
+    (nfs(mount_path="/home/shared"), "nfs.mount_path", "lies inside '/home'"),
+    (nfs(mount_path="/etc"), "nfs.mount_path", "hides the system's"),
+    (
+        lambda c: (nfs()(c), c["nodes"].update(nfs=dict(c["nodes"]["controller"]))),
+        "nodes.nfs",
+        "remove the group",
+    ),
+    (
+        lambda c: (nfs()(c), file(path="/mnt/nfs/notes")(c)),
+        "soperator.jail_files[0].path",
+        "behind that mount",
+    ),
 ]
 SOPERATOR_WARNINGS: list[tuple[Change, str, str]] = [
+    (
+        nfs(data_disks={"size_gib": 93, "type": "network-ssd-non-replicated"}),
+        "nfs.data_disks.type",
+        "keeps one copy",
+    ),
     (one_gpu, "soperator.checks", "none runs here"),
     (two_sizes, "soperator.checks", "asks for 1"),
     (soperator(nfs_home={"size_gib": 100}), "soperator.nfs_home", "deleted with the cluster"),

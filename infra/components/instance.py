@@ -1,0 +1,87 @@
+"""A virtual machine outside the kube cluster: its address, its disks, the instance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pulumi
+
+from infra.components.base import child
+from infra.render.machine import address_spec, disk_spec, machine_spec
+from stacks.node_spec import MachineSpec
+
+# What the machine starts as. cloud-init looks at its data at the first start of an instance only,
+# and the API changes hardware of a stopped one: a new instance has both, on the same data disks.
+_FIXED: Final = ["spec.cloud_init_user_data", "spec.resources"]
+
+
+class Instance(pulumi.ComponentResource):
+    """One machine; its private address and its data disks outlive a change of the machine."""
+
+    address: pulumi.Output[str]
+    """Private IPv4 address."""
+
+    def __init__(
+        self,
+        name: str,
+        machine: MachineSpec,
+        *,
+        project_id: str,
+        subnet_id: pulumi.Input[str],
+        image_family: str,
+        data_disks: Sequence[dict[str, Any]] = (),
+        user_data: pulumi.Input[str] | None = None,
+        data: pulumi.ResourceOptions | None = None,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        """`data_disks` are DiskSpecs; `data` says what a destroy does with them."""
+        super().__init__("soperator:infra:Instance", name, None, opts)
+        allocation = child(
+            self,
+            "nebius:vpc/v1:Allocation",
+            f"{name}-address",
+            parent_id=project_id,
+            spec=address_spec(subnet_id),
+        )
+        boot = self._disk(
+            f"{name}-boot",
+            project_id,
+            disk_spec(
+                machine.boot_disk.type, machine.boot_disk.size_gib, image_family=image_family
+            ),
+        )
+        disks = [
+            self._disk(f"{name}-data-{index}", project_id, spec, data)
+            for index, spec in enumerate(data_disks)
+        ]
+        child(
+            self,
+            "nebius:compute/v1:Instance",
+            name,
+            parent_id=project_id,
+            spec=machine_spec(
+                machine,
+                subnet_id=subnet_id,
+                allocation_id=allocation.id,
+                boot_disk_id=boot,
+                data_disk_ids=disks,
+                user_data=None if user_data is None else pulumi.Output.secret(user_data),
+            ),
+            opts=pulumi.ResourceOptions(replace_on_changes=_FIXED),
+        )
+        # The API gives a /32 CIDR.
+        self.address = allocation.status.apply(
+            lambda status: status["details"]["allocated_cidr"].split("/")[0]
+        )
+        self.register_outputs({"address": self.address})
+
+    def _disk(
+        self,
+        name: str,
+        project_id: str,
+        spec: dict[str, Any],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> pulumi.Output[str]:
+        token = "nebius:compute/v1:Disk"  # noqa: S105
+        return child(self, token, name, parent_id=project_id, spec=spec, opts=opts).id
