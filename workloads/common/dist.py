@@ -30,6 +30,8 @@ class World:
     local_rank: int
     world_size: int
     device: torch.device
+    group: Any = None
+    """Process group of these ranks; None: torch's default group, of all ranks."""
 
     @property
     def is_main(self) -> bool:
@@ -53,7 +55,7 @@ class World:
         import torch.distributed as dist
 
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=self.group)
         return tensor.tolist()
 
     def broadcast(self, value: Any) -> Any:
@@ -63,7 +65,7 @@ class World:
         import torch.distributed as dist
 
         box = [value]
-        dist.broadcast_object_list(box, src=0, device=self.device)
+        dist.broadcast_object_list(box, group=self.group, group_src=0, device=self.device)
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
@@ -73,7 +75,7 @@ class World:
         import torch.distributed as dist
 
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
 

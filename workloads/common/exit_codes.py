@@ -6,6 +6,7 @@ Owns the numbers and the mapping from exceptions to them. Does not end the proce
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 
 class ExitCode(IntEnum):
@@ -19,8 +20,39 @@ class ExitCode(IntEnum):
     OUT_OF_MEMORY = 70
     DISTRIBUTED = 71
     NON_FINITE = 72
+    NOT_SAVED = 73
+    """sysexits EX_CANTCREAT: a checkpoint that a stop or the end of the run needs."""
+    DATA_LOADER = 74
+    """sysexits EX_IOERR."""
     PREEMPTED = 75
     """sysexits EX_TEMPFAIL: running the same job again continues it."""
+    HUNG = 76
+    DEVICE = 77
+
+
+# What to change, by code; the cause is the error's own.
+ADVICE: Final = {
+    ExitCode.OUT_OF_MEMORY: (
+        "lower train.micro_batch_size and raise train.gradient_accumulation as much, set "
+        "train.gradient_checkpointing, or shard with train.strategy=fsdp"
+    ),
+    ExitCode.DISTRIBUTED: (
+        "a rank or its network was lost: see the first failed rank above it in the log; the run "
+        "continues from its last checkpoint"
+    ),
+    ExitCode.DATA_LOADER: (
+        "a process that reads rows died: give the job more memory, or lower the number of workers"
+    ),
+    ExitCode.HUNG: (
+        "ranks waited for each other in vain: see whose stack above stands elsewhere; if steps "
+        "are that long, raise train.checkpoint.timeout_s"
+    ),
+    ExitCode.DEVICE: "a GPU or its driver failed: drain the node, then run the job again",
+}
+# Failures that the same ranks may not meet again; the others come back as often as they are tried.
+RESTARTABLE: Final = frozenset(
+    {ExitCode.DISTRIBUTED, ExitCode.DATA_LOADER, ExitCode.HUNG, ExitCode.DEVICE}
+)
 
 
 class WorkloadError(Exception):
@@ -47,6 +79,18 @@ class NonFiniteLossError(WorkloadError):
     exit_code = ExitCode.NON_FINITE
 
 
+class CheckpointError(WorkloadError):
+    """State that had to be saved is not saved."""
+
+    exit_code = ExitCode.NOT_SAVED
+
+
+class HungError(WorkloadError):
+    """A step did not end within the declared time."""
+
+    exit_code = ExitCode.HUNG
+
+
 class PreemptedError(WorkloadError):
     """A signal asked the job to stop and its state is saved."""
 
@@ -58,6 +102,9 @@ class PreemptedError(WorkloadError):
 _CPU_OOM_TEXT = ("DefaultCPUAllocator", "can't allocate memory", "not enough memory")
 # Gloo and NCCL failures that torch raises as a plain RuntimeError.
 _DISTRIBUTED_TEXT = ("gloo", "NCCL", "Connection closed by peer", "ProcessGroup", "TCPStore")
+# Of them, those that say that nobody died: the peers did not come (gloo, NCCL's watchdog).
+_HUNG_TEXT = ("Timed out waiting", "Watchdog caught collective operation timeout")
+_DATA_LOADER_TEXT = ("DataLoader worker",)
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
@@ -70,20 +117,28 @@ def exit_code_of(error: BaseException) -> ExitCode:
     names = {kind.__name__ for kind in type(error).__mro__}
     if "OutOfMemoryError" in names:
         return ExitCode.OUT_OF_MEMORY
+    text = str(error)
+    if "AcceleratorError" in names:
+        return ExitCode.DEVICE
     if names & {"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"}:
-        return ExitCode.DISTRIBUTED
+        is_hung = any(part in text for part in _HUNG_TEXT)
+        return ExitCode.HUNG if is_hung else ExitCode.DISTRIBUTED
     if isinstance(error, RuntimeError):
-        text = str(error)
+        if any(part in text for part in _DATA_LOADER_TEXT):
+            return ExitCode.DATA_LOADER
         if any(part in text for part in _CPU_OOM_TEXT):
             return ExitCode.OUT_OF_MEMORY
         if any(part in text for part in _DISTRIBUTED_TEXT):
-            return ExitCode.DISTRIBUTED
+            is_hung = any(part in text for part in _HUNG_TEXT)
+            return ExitCode.HUNG if is_hung else ExitCode.DISTRIBUTED
     return ExitCode.FAILED
 
 
 def reason_of(error: BaseException) -> str:
-    """Return one line for the run record."""
+    """Return one line for the run record: the cause and, where the code knows it, what to change."""
     text = " ".join(str(error).split())
     if isinstance(error, WorkloadError):
         return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    advice = ADVICE.get(exit_code_of(error))
+    return f"{cause}; {advice}" if advice else cause

@@ -38,6 +38,10 @@ class Places:
             raise ConfigError(f"{variable}: '{value}' is not an absolute path")
         return Path(value)
 
+    def has(self, place: str) -> bool:
+        """Whether the stack names `place`."""
+        return bool(self._environment.get(f"SOPERATOR_PLACE_{place.upper()}"))
+
     def expand(self, value: str, *, at: str) -> Path:
         """Return `value` with `{place:NAME}` replaced; `at` is the recipe key for the message."""
         if value.startswith("{place:"):

@@ -1,0 +1,155 @@
+"""TrainState as the flat mapping that torch DCP writes and fills, and random state of a rank.
+
+Owns the keys: `model.<name>`, `optimizer.<name>.<field>`, `scalars`, `scaler`, `rng.<rank>`. Tensors
+are the live ones, DTensors under FSDP2, so a load fills them in place at any world size. Does not
+read or write a file.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from workloads.common.exit_codes import ConfigError
+from workloads.train.state import TrainState
+
+# Wrappers that put their name into a parameter's name: torch.compile, activation checkpointing.
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+SCALARS, SCALER = "scalars", "scaler"
+
+
+def trained_weights(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return the weights that training changes, by the name they have without wrappers."""
+    return {
+        _plain(name): weight for name, weight in model.named_parameters() if weight.requires_grad
+    }
+
+
+def capture(state: TrainState) -> dict[str, Any]:
+    """Return what a checkpoint of `state` holds on this rank; tensors are not copied."""
+    values: dict[str, Any] = {**_model_tensors(state.model)}
+    scalars: dict[str, dict[str, float]] = {}
+    for name, weight in trained_weights(state.model).items():
+        for key, value in state.optimizer.state.get(weight, {}).items():
+            if isinstance(value, torch.Tensor):
+                values[f"optimizer.{name}.{key}"] = value.detach()
+            else:
+                scalars.setdefault(name, {})[key] = value
+    values[SCALARS] = scalars
+    if state.scaler is not None:
+        values[SCALER] = state.scaler.state_dict()
+    values[f"rng.{state.world.rank}"] = rng_state(state.world.device)
+    return values
+
+
+def places_for(state: TrainState, metadata: Metadata, *, with_rng: bool) -> dict[str, Any]:
+    """Return the mapping that a load fills: live weights, and new tensors for the optimizer."""
+    saved = metadata.state_dict_metadata
+    values: dict[str, Any] = {**_model_tensors(state.model)}
+    held = {key for key in saved if key.startswith("model.")}
+    if held != values.keys():
+        different = sorted(held ^ values.keys())
+        raise ConfigError(
+            f"the checkpoint holds other weights than this recipe trains: {different[0]} and "
+            f"{len(different) - 1} more; use the recipe it was made with"
+        )
+    weights = trained_weights(state.model)
+    for key, entry in saved.items():
+        if key.startswith("optimizer.") and isinstance(entry, TensorStorageMetadata):
+            name, _, _ = key.removeprefix("optimizer.").rpartition(".")
+            values[key] = _empty_like(weights[name], entry)
+    values[SCALARS] = None
+    if state.scaler is not None and SCALER in saved:
+        values[SCALER] = None
+    if with_rng:
+        values[f"rng.{state.world.rank}"] = None
+    return values
+
+
+def restore(state: TrainState, values: dict[str, Any]) -> None:
+    """Put loaded values that are not live tensors where they belong."""
+    weights = trained_weights(state.model)
+    fields: dict[str, dict[str, Any]] = {name: dict(kept) for name, kept in values[SCALARS].items()}
+    for key, value in values.items():
+        if key.startswith("optimizer."):
+            name, _, kind = key.removeprefix("optimizer.").rpartition(".")
+            fields.setdefault(name, {})[kind] = value
+    for name, kept in fields.items():
+        state.optimizer.state[weights[name]] = kept
+    if state.scaler is not None and values.get(SCALER):
+        state.scaler.load_state_dict(values[SCALER])
+    random_state = values.get(f"rng.{state.world.rank}")
+    if random_state is not None:
+        restore_rng(random_state, state.world.device)
+
+
+def whole_weights(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
+    """Return every trained weight whole, in host memory; every rank calls it, `keep` on one."""
+    whole: dict[str, torch.Tensor] = {}
+    for name, weight in trained_weights(model).items():
+        # One at a time: on a GPU only one whole weight exists beside the shards.
+        value = weight.detach()
+        value = value.full_tensor() if hasattr(value, "full_tensor") else value
+        if keep:
+            whole[name] = value.to("cpu", copy=True).contiguous()
+    return whole
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """Return the random state of this rank."""
+    return {
+        "python": random.getstate(),
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device).cpu() if device.type == "cuda" else None,
+    }
+
+
+def restore_rng(state: dict[str, Any], device: torch.device) -> None:
+    """Set the random state of this rank."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def num_local_bytes(values: dict[str, Any]) -> int:
+    """Return the bytes of this rank's slices of all tensors."""
+    return sum(
+        local.numel() * local.element_size()
+        for value in values.values()
+        if isinstance(value, torch.Tensor)
+        for local in [value.to_local() if hasattr(value, "to_local") else value]
+    )
+
+
+def _model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    tensors = {name: weight.detach() for name, weight in trained_weights(model).items()}
+    tensors |= {name: buffer.detach() for name, buffer in _persistent_buffers(model)}
+    return {f"model.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Buffers that belong to the state of the model, such as running means."""
+    for prefix, module in model.named_modules():
+        temporary = module._non_persistent_buffers_set
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in temporary:
+                yield _plain(name), buffer
+
+
+def _empty_like(weight: torch.Tensor, entry: TensorStorageMetadata) -> torch.Tensor:
+    dtype = entry.properties.dtype
+    if entry.size == weight.shape:
+        return torch.zeros_like(weight, dtype=dtype, requires_grad=False)
+    return torch.zeros(entry.size, dtype=dtype, device=weight.device)
+
+
+def _plain(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
