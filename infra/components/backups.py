@@ -5,11 +5,12 @@ from __future__ import annotations
 import pulumi
 import pulumi_kubernetes as kubernetes
 
-from infra.components.base import child
+from infra.components.bucket_account import bucket_key
 from infra.components.releases import make_releases
-from infra.keys import Expiry, Password
+from infra.keys import Password
 from infra.nebius.resource import Resource
 from infra.render import backup as render
+from infra.render.object_storage import endpoint
 from stacks.spec import StackSpec
 from stacks.storage_spec import BackupSpec
 
@@ -32,57 +33,20 @@ class Backups(pulumi.ComponentResource):
     ) -> None:
         super().__init__("soperator:infra:Backups", name, None, opts)
         mine = pulumi.ResourceOptions(parent=self)
-        account = self._account(name, spec, bucket)
-        expiry = Expiry(
-            f"{name}-backup-key-end",
+        key = bucket_key(
+            self,
+            f"{name}-backup",
+            spec,
+            bucket,
+            description=f"writes copies of the jail of {name}",
+            roles=render.ROLES,
             days=backup.key_days,
             version=backup.key_version,
-            opts=mine,
-        )
-        key = child(
-            self,
-            "nebius:iam/v2:AccessKey",
-            f"{name}-backup-key",
-            parent_id=spec.nebius.project_id,
-            spec={
-                "account": {"service_account": {"id": account.id}},
-                "expires_at": expiry.at,
-                "secret_delivery_mode": "INLINE",
-            },
-            opts=pulumi.ResourceOptions(additional_secret_outputs=["status"]),
         )
         password = Password(f"{name}-backup-password", version=backup.password_version, opts=mine)
         self.password = password.password
         self._schedule(name, spec, backup, bucket, key, password, provider)
         self.register_outputs({})
-
-    def _account(self, name: str, spec: StackSpec, bucket: Resource) -> Resource:
-        """A service account that may read and write the one bucket, through a group of its own."""
-        project = spec.nebius.project_id
-        account = child(
-            self,
-            "nebius:iam/v1:ServiceAccount",
-            f"{name}-backup",
-            parent_id=project,
-            spec={"description": f"writes copies of the jail of {name}"},
-        )
-        group = child(self, "nebius:iam/v1:Group", f"{name}-backup-writers", parent_id=project)
-        child(
-            self,
-            "nebius:iam/v1:GroupMembership",
-            f"{name}-backup-writer",
-            parent_id=group.id,
-            spec={"member_id": account.id},
-        )
-        for role in render.ROLES:
-            child(
-                self,
-                "nebius:iam/v1:AccessPermit",
-                f"{name}-backup-{role.replace('.', '-')}",
-                parent_id=group.id,
-                spec={"resource_id": bucket.id, "role": role},
-            )
-        return account
 
     def _schedule(
         self,
@@ -121,7 +85,7 @@ class Backups(pulumi.ComponentResource):
                 lambda parts: render.schedule_spec(
                     backup,
                     bucket=parts[0]["name"],
-                    endpoint=render.endpoint(parts[1]["domain_name"]),
+                    endpoint=endpoint(parts[1]["domain_name"]),
                     repository=parts[2],
                 )
             ),

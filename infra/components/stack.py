@@ -17,6 +17,7 @@ from infra.components.nfs_server import NfsServer
 from infra.components.node_groups import NodeGroups
 from infra.components.nvidia_operators import NvidiaOperators
 from infra.components.registry import Registry
+from infra.components.run_configs import RunConfigs
 from infra.components.slurm_cluster import SlurmCluster
 from infra.components.soperator import Soperator
 from infra.components.teardown import Teardown
@@ -114,6 +115,11 @@ class Stack(pulumi.ComponentResource):
         )
         registry = None if spec.storage.registry_gib is None else Registry(name, spec, mine)
             nfs_address=None if nfs is None else nfs.address,
+        configs = (
+            None
+            if buckets.configs is None
+            else RunConfigs(name, spec, bucket=buckets.configs, root=root, opts=mine)
+        )
         backup = spec.storage.backup
         backups = (
             None
@@ -160,6 +166,8 @@ class Stack(pulumi.ComponentResource):
         }
         if registry is not None:
             self.outputs["registry"] = registry.address
+        if configs is not None:
+            self.outputs["run_configs"] = configs.keys
         if backups is not None:
             self.outputs["backup_password"] = backups.password
         self.register_outputs({})

@@ -31,7 +31,7 @@ def code_files(root: Path, spec: StackSpec) -> dict[str, bytes]:
         raise FileNotFoundError(f"{root / 'workloads'}: no files; run this in a checkout")
     for job in spec.jobs:
         files[f"jobs/{job.name}"] = render_sbatch(spec, job).encode()
-    files["configs/stack.json"] = _stack_config(spec)
+    files["configs/stack.json"] = stack_config(spec)
     return dict(sorted(files.items()))
 
 
@@ -57,7 +57,7 @@ def pack(files: Mapping[str, bytes]) -> bytes:
     return gzip.compress(raw.getvalue(), mtime=0)
 
 
-def _stack_config(spec: StackSpec) -> bytes:
+def stack_config(spec: StackSpec) -> bytes:
     """The declared places and jobs, for whoever looks around on the login node."""
     config = {
         "stack": spec.name,

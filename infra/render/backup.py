@@ -80,8 +80,3 @@ def schedule_spec(
         # Files of every user.
         "podSecurityContext": {"runAsUser": 0},
     }
-
-
-def endpoint(domain_name: str) -> str:
-    """Address of the S3 API of a bucket's status."""
-    return f"https://{domain_name}:443"

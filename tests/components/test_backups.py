@@ -32,22 +32,25 @@ def test_a_stack_without_backups_has_no_account_key_or_operator(
 
 def test_the_account_has_rights_on_its_bucket_and_on_nothing_else(recorder: Recorder) -> None:
     """The recipe puts it among the editors of the whole tenant."""
-    permits = recorder.of("nebius:iam/v1:AccessPermit")
+    group = f"group-{STACK}-backup-writers"
+    permits = [
+        each
+        for each in recorder.of("nebius:iam/v1:AccessPermit")
+        if each.inputs["metadata"]["parent_id"] == group
+    ]
     assert sorted(each.inputs["spec"]["role"] for each in permits) == [
         "storage.object-editor",
         "storage.viewer",
     ]
-    group = f"group-{STACK}-backup-writers"
     for permit in permits:
         assert permit.inputs["spec"]["resource_id"] == f"bucket-{STACK}-backups"
-        assert permit.inputs["metadata"]["parent_id"] == group
-    member = recorder.one("nebius:iam/v1:GroupMembership")
+    member = recorder.one("nebius:iam/v1:GroupMembership", f"{STACK}-backup-writer")
     assert member.inputs["metadata"]["parent_id"] == group
     assert member.inputs["spec"]["member_id"] == f"serviceaccount-{STACK}-backup"
 
 
 def test_the_key_is_the_accounts_and_ends(recorder: Recorder) -> None:
-    spec = recorder.one("nebius:iam/v2:AccessKey").inputs["spec"]
+    spec = recorder.one("nebius:iam/v2:AccessKey", f"{STACK}-backup-key").inputs["spec"]
     assert spec == {
         "account": {"service_account": {"id": f"serviceaccount-{STACK}-backup"}},
         "expires_at": "2027-11-21T00:00:00Z",
@@ -100,7 +103,8 @@ def test_declared_times_and_versions_reach_their_resources(
     assert schedule["backup"]["schedule"] == "0 3 * * *"
     assert schedule["prune"]["schedule"] == "@monthly"
     assert recorder.one("soperator:random:Password").inputs == {"version": 4}
-    assert recorder.one("soperator:time:Expiry").inputs == {"days": 30, "version": 5}
+    expiry = recorder.one("soperator:time:Expiry", f"{STACK}-backup-key-end")
+    assert expiry.inputs == {"days": 30, "version": 5}
 
 
 def test_the_password_is_a_secret_output(recorder: Recorder) -> None:

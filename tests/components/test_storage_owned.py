@@ -25,7 +25,11 @@ def test_what_holds_data_outlives_a_destroy_unless_the_stack_purges(
     deployed: Deploy, stack: str
 ) -> None:
     kept = {each.type for each in deployed(stack).registered if each.retain_on_delete}
-    wanted = {"nebius:compute/v1:Filesystem", "nebius:storage/v1:Bucket"}
+    wanted = {
+        "nebius:compute/v1:Filesystem",
+        "nebius:storage/v1:Bucket",
+        "soperator:storage:Object",
+    }
     assert kept <= wanted
     assert ("nebius:compute/v1:Filesystem" in kept) is (stack != "local")
 

@@ -20,6 +20,7 @@ OWNER = {
     "nebius:mk8s/v1:NodeGroup": "NodeGroups",
     "nebius:compute/v1:GpuCluster": "NodeGroups",
     "nebius:applications/v1alpha1:K8sRelease": "NvidiaOperators",
+    "soperator:storage:Object": "RunConfigs",
     "soperator:ssh:KeyPair": "Stack",
     "soperator:kube:Teardown": "Stack",
     "pulumi:providers:kubernetes": "Stack",
@@ -58,6 +59,8 @@ def test_every_resource_is_under_its_component_under_the_stack(
     recorder = deployed(stack)
     for each in custom(recorder):
         owner = "Backups" if each.name in BACKUPS else OWNER.get(each.type)
+        if "-config-" in each.name:
+            owner = "RunConfigs"
         if owner is None:
             owner = "SlurmCluster" if each.name in SLURM_RELEASES else "Soperator"
         above = STACK if owner == "Stack" else f"{STACK}$soperator:infra:{owner}"

@@ -1,0 +1,41 @@
+"""Addresses in object storage: where a bucket answers, and under which key a config lies. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from infra.render.archive import stack_config
+from stacks.spec import StackSpec
+
+_LOOPBACK: Final = "127.0.0.1:"
+_HASH_DIGITS: Final = 16
+# What an account needs that writes objects of one bucket and reads them back: README of the recipe,
+# backups, files of 2026-07 to 09.
+WRITER_ROLES: Final = ("storage.object-editor",)
+
+
+def endpoint(domain_name: str) -> str:
+    """Address of the S3 API of a bucket's status; the emulator's names its port and has no TLS."""
+    if domain_name.startswith(_LOOPBACK):
+        return f"http://{domain_name}"
+    return f"https://{domain_name}:443"
+
+
+def run_configs(root: Path, spec: StackSpec) -> dict[str, bytes]:
+    """Path in the release -> content of what a run of this stack is configured by."""
+    recipes = {f"recipes/{job.recipe}.json" for job in spec.jobs}
+    found = {path: (root / "workloads" / path).read_bytes() for path in sorted(recipes)}
+    return {"configs/stack.json": stack_config(spec), **found}
+
+
+def config_keys(configs: Mapping[str, bytes]) -> dict[str, str]:
+    """Path -> key of the object: another content has another key, and the old one stays."""
+    return {path: _key(PurePosixPath(path), content) for path, content in configs.items()}
+
+
+def _key(path: PurePosixPath, content: bytes) -> str:
+    digest = hashlib.sha256(content).hexdigest()[:_HASH_DIGITS]
+    return f"{path.with_suffix('')}/{digest}{path.suffix}"
