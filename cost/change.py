@@ -14,7 +14,7 @@ from cost.diff_table import render_diff
 from cost.layout import Format
 from cost.snapshot import take
 from cost.snapshot_format import SnapshotError, parse
-from stacks.changes import LostFilesystem, lost_filesystems
+from stacks.changes import LostStorage, lost_storage
 
 if TYPE_CHECKING:
     from cost.bill import Bill
@@ -30,7 +30,7 @@ class Change:
     """None where there is no earlier bill."""
     reason: str
     """Why there is none; empty where there is one."""
-    losses: tuple[LostFilesystem, ...]
+    losses: tuple[LostStorage, ...]
 
     def render(self, format: Format = Format.TABLE) -> str:
         """The change as text, data that would be lost first, ending in a newline."""
@@ -54,5 +54,5 @@ def change(bill: Bill, outputs: Mapping[str, object]) -> Change:
     return Change(
         difference=diff(before, after),
         reason="",
-        losses=lost_filesystems(before.values, after.values),
+        losses=lost_storage(before.values, after.values),
     )

@@ -1,9 +1,10 @@
-"""Which declared changes leave a filesystem or delete its data: lost_filesystems(before, after).
+"""Which declared changes leave storage or delete its data: lost_storage(before, after).
 
 Both sides are values of declared.py, so that the old one may come from an output of a deployment. A
-filesystem leaves the stack when its declaration goes, and is made anew when its type (immutable in
-nebius.compute.v1.FilesystemSpec) or its project changes. Its data is deleted where the deployment
-has storage.purge_on_destroy; else it is kept: docs/storage.md. A new size is an update in place.
+filesystem, bucket or registry leaves the stack when its declaration goes, and is made anew when its
+type (immutable in nebius.compute.v1.FilesystemSpec) or its project changes. Its data is deleted
+where the deployment has storage.purge_on_destroy; else it is kept: docs/storage.md. A new size is
+an update in place.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ KEYS: Final = (
     "storage.controller_spool",
     "storage.accounting",
     "storage.submounts",
+    "storage.backup",
+    "storage.config_bucket_gib",
+    "storage.registry_gib",
     "storage.purge_on_destroy",
     "nebius.project_id",
 )
@@ -26,52 +30,72 @@ _FIXED: Final = {
     "storage.controller_spool": "the state of Slurm's controller",
     "storage.accounting": "the accounting database",
 }
+_PROJECT: Final = "nebius.project_id"
+_PASSWORDS: Final = (
+    "Its passwords go with the state, and no copy opens without them; keep them first: "
+    "pulumi stack output backup_password --show-secrets"
+)
 _SUBMOUNT: Final = "storage.submounts["
+_BACKUP: Final = "storage.backup"
+_OBJECTS: Final = {
+    _BACKUP: ("storage.backup.size_gib", "the bucket of the jail's backups"),
+    "storage.config_bucket_gib": ("storage.config_bucket_gib", "the bucket of run configs"),
+    "storage.registry_gib": ("storage.registry_gib", "the registry of container images"),
+}
+"""Declaration -> a value that it has while it is there, and what it makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LostFilesystem:
-    """One filesystem that a change takes out of the stack."""
+class LostStorage:
+    """One filesystem, bucket or registry that a change takes out of the stack."""
 
     key: str
     """Config key whose change does it."""
     change: str
     """What happens to the value, such as `network-ssd -> network-hdd`."""
-    mount: str
-    """Path in the jail, or what it holds where it has none."""
-    size_gib: str
+    what: str
+    """What it is and what it holds, with its size where it has one."""
     is_replaced: bool
     """Whether an empty one takes its place."""
     is_kept: bool
     """Whether it stays in the project with its data."""
 
     def __str__(self) -> str:
-        what = f"{self.key}: {self.change}: the filesystem at {self.mount} ({self.size_gib} GiB)"
+        what = f"{self.key}: {self.change}: {self.what}"
         if self.is_kept and self.key.endswith(".type"):
             return f"{what} cannot change its type, so `up` will refuse it; take the type back"
         if self.is_kept:
-            return f"{what} stays in its project and is paid for: soperator leftovers"
+            paid = f"{what} stays in its project and is paid for: soperator leftovers"
+            return paid if self.key != _BACKUP else f"{paid}. {_PASSWORDS}"
         fate = "replaced by an empty one" if self.is_replaced else "deleted"
         return f"DATA LOSS: {what} is {fate}; ALL DATA ON IT IS LOST. Copy it away first."
 
 
-def lost_filesystems(
-    before: Mapping[str, str], after: Mapping[str, str]
-) -> tuple[LostFilesystem, ...]:
-    """Filesystems that the change takes out, in the order of the old declaration."""
-    found: list[LostFilesystem] = []
+def lost_storage(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[LostStorage, ...]:
+    """What the change takes out, filesystems first, in the order of the old declaration."""
+    found: list[LostStorage] = []
     kept = _made(after)
     for key in _made(before):
         if key not in kept:
             adopted = after.get(f"{key}.existing_id")
             lost = (key, "removed") if adopted is None else (f"{key}.existing_id", f"now {adopted}")
-            found.append(_lost(before, key, *lost, is_replaced=adopted is not None))
+            found.append(_filesystem(before, key, *lost, is_replaced=adopted is not None))
             continue
-        for watched in (f"{key}.type", "nebius.project_id"):
+        for watched in (f"{key}.type", _PROJECT):
             old, new = before.get(watched), after.get(watched)
             if old != new:
-                found.append(_lost(before, key, watched, f"{old} -> {new}", is_replaced=True))
+                change = f"{old} -> {new}"
+                found.append(_filesystem(before, key, watched, change, is_replaced=True))
                 break
+    moved = before.get(_PROJECT) != after.get(_PROJECT)
+    for key, (there, what) in _OBJECTS.items():
+        if there not in before:
+            continue
+        if there not in after:
+            found.append(_lost(before, key, "removed", what, is_replaced=False))
+        elif moved:
+            change = f"{before.get(_PROJECT)} -> {after.get(_PROJECT)}"
+            found.append(_lost(before, _PROJECT, change, what, is_replaced=True))
     return tuple(found)
 
 
@@ -86,14 +110,21 @@ def _made(values: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def _lost(
+def _filesystem(
     before: Mapping[str, str], key: str, cause: str, change: str, *, is_replaced: bool
-) -> LostFilesystem:
-    return LostFilesystem(
+) -> LostStorage:
+    mount = _FIXED.get(key) or before.get(f"{key}.mount_path", key)
+    what = f"the filesystem at {mount} ({before[f'{key}.size_gib']} GiB)"
+    return _lost(before, cause, change, what, is_replaced=is_replaced)
+
+
+def _lost(
+    before: Mapping[str, str], cause: str, change: str, what: str, *, is_replaced: bool
+) -> LostStorage:
+    return LostStorage(
         key=cause,
         change=change,
-        mount=_FIXED.get(key) or before.get(f"{key}.mount_path", key),
-        size_gib=before[f"{key}.size_gib"],
+        what=what,
         is_replaced=is_replaced,
         is_kept=before.get("storage.purge_on_destroy") == "false",
     )

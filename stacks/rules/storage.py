@@ -70,6 +70,13 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
         )
     if storage.backup is not None:
         _check_schedules(storage.backup, findings)
+        if storage.purge_on_destroy:
+            findings.warn(
+                "storage.purge_on_destroy",
+                "true, so destroy deletes the bucket of the jail's backups with the jail, and no "
+                "copy is left; set it to false, or copy the bucket away before a destroy",
+                rule="storage.purge-and-backup",
+            )
     jail_gib = storage.jail.size_gib
     if storage.backup is not None and jail_gib is not None and storage.backup.size_gib > jail_gib:
         findings.warn(

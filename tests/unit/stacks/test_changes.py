@@ -1,4 +1,4 @@
-"""A change that deletes a filesystem is told before it happens; one that grows it is not."""
+"""A change that deletes storage is told before it happens; one that grows it is not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stacks.changes import LostFilesystem, lost_filesystems
+from stacks.changes import LostStorage, lost_storage
 from stacks.declared import declared_values, parents_of
 from stacks.load import load_stack
 from stacks.spec import StackSpec
@@ -29,12 +29,12 @@ def spec(keeping: StackSpec) -> StackSpec:
 
 
 @pytest.fixture
-def lost(spec: StackSpec) -> Callable[..., tuple[LostFilesystem, ...]]:
+def lost(spec: StackSpec) -> Callable[..., tuple[LostStorage, ...]]:
     """What a changed storage section deletes."""
 
-    def changed(**storage: Any) -> tuple[LostFilesystem, ...]:
+    def changed(**storage: Any) -> tuple[LostStorage, ...]:
         after = replace(spec, storage=replace(spec.storage, **storage))
-        return lost_filesystems(declared_values(spec), declared_values(after))
+        return lost_storage(declared_values(spec), declared_values(after))
 
     return changed
 
@@ -46,11 +46,11 @@ def submounts(storage: StorageSpec, **changes: Any) -> tuple[SubmountSpec, ...]:
 
 
 def test_an_unchanged_stack_loses_nothing(spec: StackSpec):
-    assert lost_filesystems(declared_values(spec), declared_values(spec)) == ()
+    assert lost_storage(declared_values(spec), declared_values(spec)) == ()
 
 
 def test_another_type_replaces_the_filesystem_and_says_what_is_lost(
-    spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
+    spec: StackSpec, lost: Callable[..., tuple[LostStorage, ...]]
 ):
     (found,) = lost(submounts=submounts(spec.storage, type=FilesystemType.WEKA))
     assert str(found) == (
@@ -61,33 +61,34 @@ def test_another_type_replaces_the_filesystem_and_says_what_is_lost(
 
 
 def test_a_larger_filesystem_loses_nothing(
-    spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
+    spec: StackSpec, lost: Callable[..., tuple[LostStorage, ...]]
 ):
     assert lost(submounts=submounts(spec.storage, size_gib=2048)) == ()
     assert lost(jail=replace(spec.storage.jail, size_gib=512)) == ()
 
 
 def test_a_removed_submount_is_deleted(
-    spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
+    spec: StackSpec, lost: Callable[..., tuple[LostStorage, ...]]
 ):
     (found,) = lost(submounts=spec.storage.submounts[1:])
     assert (found.key, found.change) == ("storage.submounts[data]", "removed")
-    assert (found.mount, found.size_gib, found.is_replaced) == ("/mnt/data", "1024", False)
+    assert (found.what, found.is_replaced) == ("the filesystem at /mnt/data (1024 GiB)", False)
 
 
 def test_a_renamed_submount_is_another_filesystem(
-    spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
+    spec: StackSpec, lost: Callable[..., tuple[LostStorage, ...]]
 ):
     (found,) = lost(submounts=submounts(spec.storage, name="datasets"))
-    assert (found.key, found.mount) == ("storage.submounts[data]", "/mnt/data")
+    assert (found.key, found.is_replaced) == ("storage.submounts[data]", False)
+    assert "at /mnt/data (" in found.what
 
 
 def test_an_adopted_filesystem_deletes_the_one_that_was_made(
-    spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
+    spec: StackSpec, lost: Callable[..., tuple[LostStorage, ...]]
 ):
     (found,) = lost(submounts=submounts(spec.storage, size_gib=None, existing_id="fs-1"))
     assert (found.key, found.change) == ("storage.submounts[data].existing_id", "now fs-1")
-    assert found.size_gib == "1024"
+    assert found.is_replaced
 
 
 def test_a_filesystem_that_was_not_made_here_is_not_deleted(spec: StackSpec):
@@ -98,28 +99,28 @@ def test_a_filesystem_that_was_not_made_here_is_not_deleted(spec: StackSpec):
         )
     )  # fmt: skip
     without = replace(spec, storage=replace(spec.storage, submounts=spec.storage.submounts[1:]))
-    assert lost_filesystems(declared_values(adopted), declared_values(without)) == ()
+    assert lost_storage(declared_values(adopted), declared_values(without)) == ()
 
 
 def test_another_mount_path_keeps_the_data(
-    spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
+    spec: StackSpec, lost: Callable[..., tuple[LostStorage, ...]]
 ):
     assert lost(submounts=submounts(spec.storage, mount_path="/mnt/datasets")) == ()
 
 
 def test_the_jail_and_the_accounting_database_are_watched_too(
-    spec: StackSpec, lost: Callable[..., tuple[LostFilesystem, ...]]
+    spec: StackSpec, lost: Callable[..., tuple[LostStorage, ...]]
 ):
     (jail,) = lost(jail=replace(spec.storage.jail, type=FilesystemType.NETWORK_HDD))
-    assert jail.mount == "/"
+    assert "the filesystem at / (" in str(jail)
     (database,) = lost(accounting=None)
-    assert database.mount == "the accounting database"
+    assert "at the accounting database (" in str(database)
 
 
-def test_another_project_replaces_every_filesystem(spec: StackSpec):
+def test_another_project_replaces_every_filesystem_and_bucket(spec: StackSpec):
     moved = replace(spec, nebius=replace(spec.nebius, project_id="project-e00other"))
-    found = lost_filesystems(declared_values(spec), declared_values(moved))
-    assert len(found) == 7
+    found = lost_storage(declared_values(spec), declared_values(moved))
+    assert len(found) == 9
     assert {loss.key for loss in found} == {"nebius.project_id"}
 
 
@@ -145,7 +146,7 @@ def test_a_stack_that_keeps_its_data_loses_none_and_says_what_goes_on_costing(ke
     without = replace(
         keeping, storage=replace(keeping.storage, submounts=keeping.storage.submounts[1:])
     )
-    (found,) = lost_filesystems(declared_values(keeping), declared_values(without))
+    (found,) = lost_storage(declared_values(keeping), declared_values(without))
     assert str(found) == (
         "storage.submounts[data]: removed: the filesystem at /mnt/data (1024 GiB) stays in its "
         "project and is paid for: soperator leftovers"
@@ -155,5 +156,42 @@ def test_a_stack_that_keeps_its_data_loses_none_and_says_what_goes_on_costing(ke
 def test_a_kept_filesystem_of_another_type_is_told_to_be_refused(keeping: StackSpec):
     changed = submounts(keeping.storage, type=FilesystemType.WEKA)
     after = replace(keeping, storage=replace(keeping.storage, submounts=changed))
-    (found,) = lost_filesystems(declared_values(keeping), declared_values(after))
+    (found,) = lost_storage(declared_values(keeping), declared_values(after))
     assert str(found).endswith("cannot change its type, so `up` will refuse it; take the type back")
+
+
+def test_a_bucket_that_goes_with_its_copies_or_configs_is_data_loss(
+    spec: StackSpec, lost: Callable[..., tuple[LostStorage, ...]]
+):
+    found = lost(backup=None, config_bucket_gib=None)
+    assert [str(each) for each in found] == [
+        f"DATA LOSS: {key}: removed: the bucket of {what} is deleted; ALL DATA ON IT IS LOST. "
+        "Copy it away first."
+        for key, what in (
+            ("storage.backup", "the jail's backups"),
+            ("storage.config_bucket_gib", "run configs"),
+        )
+    ]
+
+
+def test_a_registry_that_goes_with_its_images_is_data_loss(spec: StackSpec):
+    with_images = replace(spec, storage=replace(spec.storage, registry_gib=10))
+    (found,) = lost_storage(declared_values(with_images), declared_values(spec))
+    assert str(found).startswith("DATA LOSS: storage.registry_gib: removed: the registry")
+    grown = replace(spec, storage=replace(spec.storage, registry_gib=20))
+    assert lost_storage(declared_values(with_images), declared_values(grown)) == ()
+
+
+def test_copies_that_are_kept_are_told_to_need_their_password(keeping: StackSpec):
+    without = replace(keeping, storage=replace(keeping.storage, backup=None))
+    (found,) = lost_storage(declared_values(keeping), declared_values(without))
+    assert "stays in its project" in str(found)
+    assert str(found).endswith("pulumi stack output backup_password --show-secrets")
+
+
+def test_fewer_copies_or_another_schedule_lose_no_bucket(
+    spec: StackSpec, lost: Callable[..., tuple[LostStorage, ...]]
+):
+    backup = spec.storage.backup
+    assert backup is not None
+    assert lost(backup=replace(backup, keep_daily=1, schedule="@weekly", password_version=2)) == ()

@@ -161,6 +161,7 @@ WARNINGS: list[tuple[Change, str, str]] = [
     (lambda c: c["storage"]["jail"].update(size_gib=3000), "storage.jail.size_gib", "Nebius support"),
     (lambda c: c["storage"]["jail"].update(type="weka"), "storage.jail.type", "but there are nodes.system 8, nodes"),
     (lambda c: c["storage"]["places"].update(data="/mnt/dta"), "storage.places.data", "fills the jail"),
+    (lambda c: c["storage"].update(backup={"keep_daily": 7, "size_gib": 256}, purge_on_destroy=True), "storage.purge_on_destroy", "no copy is left"),
     (lambda c: c["storage"].update(backup={"keep_daily": 7, "size_gib": 1024}), "storage.backup.size_gib", "256 GiB"),
     (lambda c: c.update(code_path="/opt/code"), "code_path", "under no declared submount"),
     (lambda c: c["cluster"].update(namespace="slurm"), "cluster.namespace", "ssh-check"),
