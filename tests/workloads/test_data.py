@@ -15,11 +15,8 @@ from workloads.common.exit_codes import DataError, ExitCode
 from workloads.common.tool_calls import parse_calls
 from workloads.data import bfcl
 from workloads.data.chat_template import IGNORED, Example, encode, prompt_text, render
-from workloads.data.chats import Chat, from_row, read_source
-from workloads.data.config import SourceConfig
 from workloads.data.packing import collate, pack, unused_percent
-from workloads.data.split import split
-from workloads.data.tokenize import read_parquet, tokenize
+from workloads.data.token_rows import read_parquet
 
 CHAT = (
     {"role": "system", "content": "Be brief."},
@@ -90,18 +87,6 @@ def test_a_template_that_changes_the_answer_is_refused() -> None:
     )
     with pytest.raises(DataError, match="changes the text of the turn"):
         render(tokenizer, CHAT)
-
-
-def test_an_overlong_chat_is_counted_or_refused_by_name(tokenizer: Any) -> None:
-    chats = [
-        Chat(id="short", messages=CHAT[:3], group="a"),
-        Chat(id="long", messages=CHAT, group="b"),
-    ]
-    limit = len(encode(tokenizer, render(tokenizer, CHAT[:3]))[0].input_ids)
-    tokens = tokenize(tokenizer, chats, max_tokens=limit, overlong="drop")
-    assert (len(tokens.examples), tokens.num_dropped) == (1, 1)
-    with pytest.raises(DataError, match=f"chat long: .* at most {limit} allowed"):
-        tokenize(tokenizer, chats, max_tokens=limit, overlong="refuse")
 
 
 def example_of(length: int, first: int = 0) -> Example:
@@ -181,46 +166,6 @@ def test_packed_rows_give_the_logits_and_the_loss_of_single_rows(model: Any) -> 
                 start += len(example.input_ids)
 
 
-def chats_of(groups: list[str]) -> list[Chat]:
-    """Returns one chat per group name, all different."""
-    return [
-        Chat(
-            id=str(i),
-            group=group,
-            messages=({"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "a"}),
-        )
-        for i, group in enumerate(groups)
-    ]
-
-
-@given(st.lists(st.sampled_from("abcdefgh"), min_size=8, max_size=40), st.integers(0, 5))
-@settings(max_examples=60, deadline=None)
-def test_no_group_is_on_both_sides_and_no_chat_is_lost(names: list[str], seed: int) -> None:
-    chats = chats_of([*names, "x", "y"])
-    sides = split(chats, test_ratio=0.2, rand_sort=True, seed=seed)
-    assert not {c.group for c in sides.train} & {c.group for c in sides.test}
-    assert sorted(int(c.id) for c in sides.train + sides.test) == list(range(len(chats)))
-    assert sides == split(chats, test_ratio=0.2, rand_sort=True, seed=seed)
-
-
-def test_without_rand_sort_the_order_stays_and_the_end_is_the_test() -> None:
-    sides = split(chats_of(list("abcde")), test_ratio=0.4, rand_sort=False, seed=0)
-    assert [c.id for c in sides.train] == ["0", "1", "2"]
-    assert [c.id for c in sides.test] == ["3", "4"]
-
-
-def test_equal_conversations_count_once() -> None:
-    chats = chats_of(list("abc"))
-    sides = split([*chats, chats[0]], test_ratio=0.3, rand_sort=True, seed=0)
-    assert sides.num_duplicates == 1
-    assert len(sides.train) + len(sides.test) == 3
-
-
-def test_a_split_that_leaves_a_side_empty_is_refused() -> None:
-    with pytest.raises(DataError, match="leaves 0 to train and 2 to test"):
-        split(chats_of(["a", "a"]), test_ratio=0.5, rand_sort=True, seed=0)
-
-
 def test_bfcl_references_are_calls_with_optional_arguments_left_out() -> None:
     chats = {chat.id: chat for chat in bfcl.read(EXCERPT)}
     assert len(chats) == 20
@@ -232,61 +177,6 @@ def test_bfcl_references_are_calls_with_optional_arguments_left_out() -> None:
     calls = parse_calls(chats["simple_python_17"].messages[-1]["content"])
     assert calls is not None
     assert calls[0].arguments == {"number": 450, "formatted": True}
-
-
-GLAIVE = {
-    "system": "SYSTEM: You may call -\n{}",
-    "chat": 'USER: Rate?\n\n\nASSISTANT: <functioncall> {"name": "rate", "arguments": '
-    '\'{"of": "it\'s"}\'} <|endoftext|>\n\n\nFUNCTION RESPONSE: {"r": 1}\n\n\n'
-    "ASSISTANT: It is 1. <|endoftext|>",
-}
-
-
-def test_glaive_rows_become_messages_with_our_call_form() -> None:
-    chat = from_row(GLAIVE, "glaive", at="x:1")
-    roles = [m["role"] for m in chat.messages]
-    assert roles == ["system", "user", "assistant", "tool", "assistant"]
-    assert chat.messages[2]["content"] == (
-        '<tool_call>\n{"name": "rate", "arguments": {"of": "it\'s"}}\n</tool_call>'
-    )
-    assert chat.messages[4]["content"] == "It is 1."
-
-
-def test_openai_tool_calls_become_our_call_form() -> None:
-    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    row = {
-        "messages": [
-            {"role": "user", "content": "x"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-        ]
-    }
-    chat = from_row(row, "messages", at="x:1")
-    assert parse_calls(chat.messages[1]["content"]) is not None
-
-
-def test_rows_that_cannot_be_read_are_kept_apart_with_line_and_reason(tmp_path: Path) -> None:
-    good = {"system": "", "user": "q", "assistant": "a"}
-    path = tmp_path / "rows.jsonl"
-    path.write_text(f"{json.dumps(good)}\n{{broken\n{json.dumps({'user': 'q'})}\n")
-    source = SourceConfig(kind="jsonl", path="x", format="system_user_assistant")
-    chats, rejects = read_source(source, path)
-    assert len(chats) == 1
-    assert [reject["at"] for reject in rejects] == ["rows.jsonl:2", "rows.jsonl:3"]
-    assert "no assistant turn" in rejects[1]["reason"]
-
-
-def test_parquet_chats_are_read_in_order(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows = [
-        {"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": "a"}]}
-        for i in range(3)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "part.parquet")
-    chats, rejects = read_source(SourceConfig(kind="parquet", path="x"), tmp_path)
-    assert [chat.messages[0]["content"] for chat in chats] == ["q0", "q1", "q2"]
-    assert not rejects
 
 
 def test_prepare_data_writes_chats_split_and_exactly_three_columns(places: Path, run: Any) -> None:
@@ -305,7 +195,7 @@ def test_prepare_data_writes_chats_split_and_exactly_three_columns(places: Path,
     table = pq.read_table(folder / "tokens_train.parquet")
     assert table.column_names == ["input_ids", "labels", "attention_mask"]
     assert len(read_parquet(folder / "tokens_train.parquet")) == 15
-    assert json.loads((folder / "summary.json").read_text())["num_train_chats"] == 15
+    assert json.loads((folder / "manifest.json").read_text())["counts"]["num_train_chats"] == 15
     before = (folder / "tokens_train.parquet").read_bytes()
     assert run("prepare-data")[0] == 0
     assert (folder / "tokens_train.parquet").read_bytes() == before

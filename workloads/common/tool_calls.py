@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,11 +42,11 @@ def parse_calls(text: str) -> list[ToolCall] | None:
         stripped = text.strip()
         if not stripped.startswith("{"):
             return []
-        call = _call_of(_first_object(stripped))
+        call = call_of(_first_object(stripped))
         return [call] if call else []
     calls: list[ToolCall] = []
     for body in _marked_bodies(text):
-        call = _call_of(_first_object(body))
+        call = call_of(_first_object(body))
         if call is None:
             return None
         calls.append(call)
@@ -76,29 +77,34 @@ def _first_object(text: str) -> Any:
         return _glaive_object(text)
 
 
+_QUOTED_ARGUMENTS = re.compile(r"""["']arguments["']\s*:\s*'""")
+
+
 def _glaive_object(text: str) -> Any:
     """Read Glaive's form: {"name": "f", "arguments": '{"a": "it's"}'} with single quotes inside."""
-    head, found, tail = text.partition('"arguments":')
-    tail = tail.lstrip()
-    if not found or not tail.startswith("'"):
+    opening = _QUOTED_ARGUMENTS.search(text)
+    if opening is None:
         return None
     try:
-        name = json.loads(head.rstrip().rstrip(",") + "}")
+        call = json.loads(text[: opening.start()].rstrip().rstrip(",") + "}")
     except ValueError:
         return None
-    # The quoted text is JSON itself, so the object's own end is where a decoder stops; a search
-    # for the closing quote would stop at an apostrophe inside a value.
-    inner = tail[1:].replace("\\'", "'")
-    try:
-        arguments, end = json.JSONDecoder(strict=False).raw_decode(inner)
-    except ValueError:
-        return None
-    if not inner[end:].lstrip().startswith("'"):
-        return None
-    return {**name, "arguments": arguments} if isinstance(name, dict) else None
+    # As it stands first: JSON's own \\' (a backslash before an apostrophe) must not be unescaped.
+    tail = text[opening.end() :]
+    for inner in (tail, tail.replace("\\'", "'")):
+        # The quoted text is JSON itself, so the object's own end is where a decoder stops; a search
+        # for the closing quote would stop at an apostrophe inside a value.
+        try:
+            arguments, end = json.JSONDecoder(strict=False).raw_decode(inner.lstrip())
+        except ValueError:
+            continue
+        if inner.lstrip()[end:].lstrip().startswith("'"):
+            return {**call, "arguments": arguments} if isinstance(call, dict) else None
+    return None
 
 
-def _call_of(value: Any) -> ToolCall | None:
+def call_of(value: Any) -> ToolCall | None:
+    """Return the call in an object with a name and arguments; None when it is none."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", value.get("parameters", {}))

@@ -5,7 +5,7 @@ Usage: python -m workloads.data --recipe bfcl_smollm2 [--set data.test_ratio=0.1
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 from workloads.common import atomic
 from workloads.common.dist import environment_rank
@@ -14,79 +14,91 @@ from workloads.common.job import Job, end, run_job, section_of
 from workloads.common.log import log
 from workloads.common.models import load_tokenizer
 from workloads.data.chat_template import check_tokenizer
-from workloads.data.chats import read_source, write_jsonl
-from workloads.data.split import split
-from workloads.data.tokenize import tokenize, write_parquet
+from workloads.data.config import DataConfig
+from workloads.data.dataset_convert import convert, source_files
+from workloads.data.dataset_split import split_file, split_names
+from workloads.data.dataset_tokenize import tokenize_file, tokenizer_files
+from workloads.data.files import new_file
+from workloads.data.manifest import Step, read_manifest
+from workloads.data.raw_rows import kind_of
+from workloads.data.token_worker import TokenizeConfig
+
+MANIFEST = "manifest.json"
 
 
 def main(job: Job) -> None:
-    """Write `<data>/<output>/` whole, or nothing."""
+    """Write `<data>/<output>/` whole, or nothing; nothing to do when it is there and current."""
     config = job.recipe.data
     if config is None:
         raise section_of(job.recipe, "data")
     if environment_rank()[0] != 0:
         return
     source = job.places.data_path(config.source.path)
+    if config.source.kind != "bfcl" and source.is_dir():
+        kind_of_source = kind_of(source)
+        if kind_of_source != config.source.kind:
+            raise DataError(
+                f"{source}: holds {kind_of_source} files, but data.source.kind is "
+                f"{config.source.kind}; set it to {kind_of_source}"
+            )
     model_dir = job.places.model_dir(job.recipe.model)
     output = job.places.path("data") / config.output
+    step = Step(
+        name="prepare-data",
+        path=output / MANIFEST,
+        config=config,
+        inputs=source_files(config.source, source),
+        tokenizer=tokenizer_files(model_dir),
+    )
+    if not step.is_current():
+        check_tokenizer(load_tokenizer(model_dir))
+        with atomic.new_directory(output, replace=True) as folder:
+            _prepare(config, step, source, model_dir, folder)
+    job.record.metrics |= read_manifest(output / MANIFEST)["counts"]
+    job.record.artifacts["dataset_dir"] = str(output)
 
+
+def _prepare(config: DataConfig, step: Step, source: Path, model_dir: Path, folder: Path) -> None:
     log(f"reading {config.source.kind} rows from {source}")
-    chats, rejects = read_source(config.source, source)
-    for reject in rejects[:5]:
-        log(f"rejected {reject['at']}: {reject['reason']}")
-    if not chats:
-        first = f"; the first: {rejects[0]['at']}: {rejects[0]['reason']}" if rejects else ""
-        raise DataError(f"{source}: no usable row, {len(rejects)} rejected{first}")
-    sides = split(chats, test_ratio=config.test_ratio, rand_sort=config.rand_sort, seed=config.seed)
-    log(f"{len(chats)} chats: {len(sides.train)} train, {len(sides.test)} test")
-
-    tokenizer = load_tokenizer(model_dir)
-    check_tokenizer(tokenizer)
-    summary: dict[str, object] = {
-        "source": str(source),
-        "model": model_dir.name,
-        "num_chats": len(chats),
-        "num_rejected": len(rejects),
-        "num_duplicates": sides.num_duplicates,
-    }
-    with atomic.new_directory(output, replace=True) as folder:
-        write_jsonl(folder / "chats.jsonl", chats)
-        atomic.write_text(
-            folder / "rejects.jsonl", "".join(f"{json.dumps(reject)}\n" for reject in rejects)
+    chats, rejects = folder / "chats.jsonl", folder / "rejects.jsonl"
+    with new_file(chats) as sink, new_file(rejects) as rejected:
+        converted = convert(config.source, source, sink, rejected)
+    sides = split_names(chats)
+    with new_file(sides[0]) as train, new_file(sides[1]) as test:
+        choice = split_file(
+            chats,
+            train,
+            test,
+            test_ratio=config.test_ratio,
+            rand_sort=config.rand_sort,
+            seed=config.seed,
+            stratify_by=config.stratify_by,
         )
-        for name, part in (("train", sides.train), ("test", sides.test)):
-            write_jsonl(folder / f"chats_{name}.jsonl", part)
-            tokens = tokenize(
-                tokenizer,
-                part,
+    counts = converted.counts() | choice.counts()
+    log(
+        f"{converted.num_chats} chats, {converted.num_rejected} rows rejected: "
+        f"{len(choice.train)} train, {len(choice.test)} test, {choice.num_duplicates} duplicates"
+    )
+    outputs = [chats, rejects, *sides]
+    for name, part in zip(("train", "test"), sides, strict=True):
+        outputs.append(folder / f"tokens_{name}.parquet")
+        done = tokenize_file(
+            part,
+            outputs[-1],
+            model_dir=model_dir,
+            config=TokenizeConfig(
                 max_tokens=config.max_tokens,
                 overlong=config.overlong,
-                **config.chat_template_kwargs,
-            )
-            if not tokens.examples:
-                raise DataError(
-                    f"no {name} conversation fits data.max_tokens {config.max_tokens}; raise it"
-                )
-            write_parquet(folder / f"tokens_{name}.parquet", tokens.examples)
-            job.record.metrics |= {
-                f"num_{name}_chats": len(part),
-                f"num_{name}_tokens": tokens.num_tokens,
-                f"num_{name}_assistant_tokens": tokens.num_assistant_tokens,
-                f"num_{name}_dropped": tokens.num_dropped,
-            }
-            log(
-                f"{name}: {len(tokens.examples)} examples, {tokens.num_tokens} tokens, "
-                f"{tokens.num_assistant_tokens} of the assistant, {tokens.num_dropped} dropped"
-            )
-        job.record.metrics |= {"num_rejected": len(rejects)}
-        summary |= {
-            "chat_template_kwargs": dict(config.chat_template_kwargs),
-            "max_tokens": config.max_tokens,
-            "seed": config.seed,
-            **job.record.metrics,
-        }
-        atomic.write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-    job.record.artifacts["dataset_dir"] = str(output)
+                chat_template_kwargs=dict(config.chat_template_kwargs),
+            ),
+        )
+        counts |= done.counts(name)
+        log(
+            f"{name}: {done.num_examples} examples, {done.num_tokens} tokens, "
+            f"{done.num_assistant_tokens} of the assistant, {done.num_dropped} dropped, "
+            f"{done.num_cut} cut"
+        )
+    step.finish(outputs, counts)
 
 
 if __name__ == "__main__":

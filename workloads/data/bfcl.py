@@ -14,23 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from workloads.common.exit_codes import DataError
-from workloads.common.tool_calls import CLOSE, OPEN, ToolCall, render
+from workloads.common.tool_calls import ToolCall, render
 from workloads.data.chats import Chat
+from workloads.data.offer import system_prompt
 
 CATEGORY = "BFCL_v4_simple_python.json"
 OPTIONAL = ""
 """In a list of allowed values: the argument may be left out."""
-
-
-def system_prompt(functions: list[Mapping[str, Any]]) -> str:
-    """Return the system message that offers `functions` and asks for our call format."""
-    lines = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
-    return (
-        "You call functions. The functions you may use:\n"
-        f"{lines}\n"
-        "Answer with one call and nothing else:\n"
-        f'{OPEN}\n{{"name": "function_name", "arguments": {{"argument": "value"}}}}\n{CLOSE}'
-    )
 
 
 def reference_call(possible_answer: Mapping[str, Any], *, required: Collection[str]) -> ToolCall:
@@ -60,21 +50,21 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def read(folder: Path, *, limit: int | None = None) -> list[Chat]:
+def read(folder: Path) -> list[Chat]:
     """Return the chats of bfcl-eval's data folder, in file order."""
-    rows = _lines(folder / CATEGORY)
-    answers = {row["id"]: row for row in _lines(folder / "possible_answer" / CATEGORY)}
+    questions, possible_answers = files(folder)
+    answers = {row["id"]: row for row in _lines(possible_answers)}
     chats: list[Chat] = []
-    for row in rows[:limit]:
+    for row in _lines(questions):
         answer = answers.get(row["id"])
         if answer is None:
-            raise DataError(f"{folder / CATEGORY}: {row['id']} has no possible answer")
+            raise DataError(f"{questions}: {row['id']} has no possible answer")
         ((ground_truth),) = answer["ground_truth"]
         functions = row["function"]
         required = functions[0]["parameters"].get("required", ())
         reference = reference_call(ground_truth, required=required)
         messages = [
-            {"role": "system", "content": system_prompt(functions)},
+            {"role": "system", "content": system_prompt(functions, must_call=True)},
             *({"role": m["role"], "content": m["content"]} for m in row["question"][0]),
             {"role": "assistant", "content": render(reference)},
         ]
@@ -88,6 +78,11 @@ def read(folder: Path, *, limit: int | None = None) -> list[Chat]:
             )
         )
     return chats
+
+
+def files(folder: Path) -> list[Path]:
+    """Return the files that `read` takes."""
+    return [folder / CATEGORY, folder / "possible_answer" / CATEGORY]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

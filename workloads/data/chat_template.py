@@ -1,8 +1,10 @@
-"""Which tokens of a chat the assistant wrote, for any tokenizer's chat template.
+"""Which characters of a chat the assistant wrote, for any tokenizer's chat template.
 
-Owns the loss mask. Nothing about a template is assumed: the spans come from rendering the chat
-turn by turn, and each assumption that fails is an error or leads to the safe form (one example per
-assistant turn). Labels cover an assistant turn from its first character to its end-of-turn token.
+Owns the spans that carry the loss. Nothing about a template is assumed: the spans come from
+rendering the chat turn by turn, and each assumption that fails is an error or leads to the safe
+form (one example per assistant turn). A span covers an assistant turn from its first character to
+its end-of-turn token. What a template puts around the contents is learned once for each sequence of
+roles and checked against every rendered chat, which spares all renderings but one.
 """
 
 from __future__ import annotations
@@ -12,19 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from workloads.common.exit_codes import DataError
+from workloads.data.label_tokens import encode
+from workloads.data.token_rows import IGNORED, Example
 
-IGNORED = -100
-"""Label of a token that is not learned, as torch's cross_entropy has it."""
+__all__ = ["IGNORED", "ChatRenderer", "Example", "Rendered", "check_tokenizer", "encode"]
 
 Messages = Sequence[Mapping[str, str]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """Token ids of one sequence and their labels."""
-
-    input_ids: tuple[int, ...]
-    labels: tuple[int, ...]
+_MAX_SKELETONS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +43,19 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 def prompt_text(tokenizer: Any, messages: Messages, **template: Any) -> str:
     """Return the text that asks for the next assistant turn; generation uses the same."""
-    return tokenizer.apply_chat_template(
-        [dict(m) for m in messages], tokenize=False, add_generation_prompt=True, **template
-    )
+    return _apply(tokenizer, messages, add_generation_prompt=True, **template)
+
+
+def _apply(tokenizer: Any, messages: Messages, **template: Any) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, **template
+        )
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise DataError(f"the chat template refuses the roles {roles}: {error}") from error
 
 
 def render(tokenizer: Any, messages: Messages, **template: Any) -> list[Rendered]:
@@ -73,9 +79,7 @@ def _turn(
 ) -> tuple[str, tuple[int, int]]:
     """Return the text up to assistant turn `index` and the span of that turn in it."""
     prompt = prompt_text(tokenizer, messages[:index], **template)
-    text = tokenizer.apply_chat_template(
-        [dict(m) for m in messages[: index + 1]], tokenize=False, **template
-    )
+    text = _apply(tokenizer, messages[: index + 1], **template)
     if not text.startswith(prompt):
         raise DataError(
             f"messages[{index}]: the chat template's generation prompt is not how the turn starts, "
@@ -95,37 +99,130 @@ def _turn(
     return text, (len(prompt), end)
 
 
-def encode(tokenizer: Any, rendered: Sequence[Rendered]) -> list[Example]:
-    """Return examples with labels on the assistant's tokens only; the tokenizer runs parallel."""
-    if not rendered:
-        return []
-    batch = tokenizer(
-        [item.text for item in rendered], add_special_tokens=False, return_offsets_mapping=True
-    )
-    return [
-        Example(input_ids=tuple(ids), labels=_labels(ids, offsets, item))
-        for ids, offsets, item in zip(
-            batch["input_ids"], batch["offset_mapping"], rendered, strict=True
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Skeleton:
+    """What the template writes around the contents of one sequence of roles."""
+
+    num_messages: int
+    fixed: tuple[str, ...]
+    """Before the first content, between contents, after the last."""
+    spans: tuple[tuple[int, int, int], ...]
+    """Message, characters of the span before its content, characters after it."""
+
+    def fill(self, contents: Sequence[str]) -> Rendered:
+        """Return the text with these contents, and its spans."""
+        parts = [self.fixed[0]]
+        position = len(self.fixed[0])
+        places: list[tuple[int, int]] = []
+        for content, after in zip(contents[: self.num_messages], self.fixed[1:], strict=True):
+            places.append((position, position + len(content)))
+            parts += (content, after)
+            position += len(content) + len(after)
+        return Rendered(
+            text="".join(parts),
+            spans=tuple(
+                (places[message][0] - before, places[message][1] + after)
+                for message, before, after in self.spans
+            ),
         )
-    ]
 
 
-def _labels(
-    ids: Sequence[int], offsets: Sequence[tuple[int, int]], rendered: Rendered
-) -> tuple[int, ...]:
-    labels = [IGNORED] * len(ids)
-    spans = list(rendered.spans)
-    for position, (first, last) in enumerate(offsets):
-        while spans and first >= spans[0][1]:
-            spans.pop(0)
-        if not spans or last <= spans[0][0]:
-            continue
-        start, end = spans[0]
-        if first < start or last > end:
-            raise DataError(
-                f"token {rendered.text[first:last]!r} lies across the edge of an assistant turn, "
-                "so training and generation would see different tokens; this tokenizer and chat "
-                "template do not fit each other"
+class ChatRenderer:
+    """Renders chats of one tokenizer with one set of template switches."""
+
+    def __init__(self, tokenizer: Any, template: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._template = dict(template)
+        self._skeletons: dict[tuple[str, ...], list[_Skeleton] | None] = {}
+
+    def render(self, chats: Sequence[Messages]) -> list[list[Rendered]]:
+        """Return what `render` returns for every chat."""
+        wanted: list[tuple[int, _Skeleton]] = []
+        for index, messages in enumerate(chats):
+            wanted += ((index, piece) for piece in self._pieces(messages) or ())
+        texts = self._texts([chats[i][: piece.num_messages] for i, piece in wanted])
+        results: list[list[Rendered] | None] = [[] for _ in chats]
+        for (index, piece), text in zip(wanted, texts, strict=True):
+            found = results[index]
+            if found is not None:
+                rendered = _matching(piece, chats[index], text)
+                results[index] = None if rendered is None else [*found, rendered]
+        return [
+            found or render(self._tokenizer, messages, **self._template)
+            for found, messages in zip(results, chats, strict=True)
+        ]
+
+    def _texts(self, chats: Sequence[Messages]) -> Sequence[str]:
+        from jinja2 import TemplateError
+
+        try:
+            texts: Sequence[str] = self._tokenizer.apply_chat_template(
+                [[dict(message) for message in messages] for messages in chats],
+                tokenize=False,
+                **self._template,
             )
-        labels[position] = ids[position]
-    return tuple(labels)
+        except TemplateError:  # one of them; the slow way says which
+            return [""] * len(chats)
+        return texts
+
+    def _pieces(self, messages: Messages) -> list[_Skeleton] | None:
+        roles = tuple(message["role"] for message in messages)
+        if roles not in self._skeletons:
+            if len(self._skeletons) >= _MAX_SKELETONS:
+                self._skeletons.clear()
+            self._skeletons[roles] = self._learn(roles)
+        return self._skeletons[roles]
+
+    def _learn(self, roles: Sequence[str]) -> list[_Skeleton] | None:
+        """Return the skeletons of these roles; None when contents do not come back as they are."""
+        marks = [f"XQ{index}ZJ" for index in range(len(roles))]
+        messages = [
+            {"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)
+        ]
+        try:
+            pieces = render(self._tokenizer, messages, **self._template)
+        except DataError:
+            return None
+        turns = [index for index, role in enumerate(roles) if role == "assistant"]
+        whole = len(pieces) == 1
+        skeletons: list[_Skeleton] = []
+        for number, piece in enumerate(pieces):
+            last = turns[-1] if whole else turns[number]
+            skeleton = _cut(piece, marks[: last + 1], turns if whole else [last])
+            if skeleton is None:
+                return None
+            skeletons.append(skeleton)
+        return skeletons
+
+
+def _cut(piece: Rendered, marks: Sequence[str], turns: Sequence[int]) -> _Skeleton | None:
+    """Return what stands around `marks` in a rendered text; None unless each is there once."""
+    fixed: list[str] = []
+    starts: list[int] = []
+    position = 0
+    for mark in marks:
+        start = piece.text.find(mark, position)
+        if start < 0 or piece.text.count(mark) != 1:
+            return None
+        fixed.append(piece.text[position:start])
+        starts.append(start)
+        position = start + len(mark)
+    return _Skeleton(
+        num_messages=len(marks),
+        fixed=(*fixed, piece.text[position:]),
+        spans=tuple(
+            (turn, starts[turn] - first, last - starts[turn] - len(marks[turn]))
+            for turn, (first, last) in zip(turns, piece.spans, strict=True)
+        ),
+    )
+
+
+def _matching(piece: _Skeleton, messages: Messages, text: str) -> Rendered | None:
+    """Return the piece filled with the chat's contents where that is the rendered text."""
+    contents = [message["content"] for message in messages[: piece.num_messages]]
+    filled = piece.fill(contents)
+    if filled.text == text:
+        return filled
+    # Templates that trim contents, such as Llama's.
+    filled = piece.fill([content.strip() for content in contents])
+    return filled if filled.text == text else None

@@ -5,25 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from workloads.common.exit_codes import ConfigError
 from workloads.common.recipe import require
+
+T = TypeVar("T")
+Kind = Literal["bfcl", "jsonl", "json", "csv", "parquet"]
+Format = Literal["messages", "system_user_assistant", "glaive"]
+Overlong = Literal["drop", "cut", "refuse"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceConfig:
     """Where raw rows come from."""
 
-    kind: Literal["bfcl", "jsonl", "parquet"]
+    kind: Kind
     path: str
     """bfcl: folder of bfcl-eval's data; else a file or a folder of files. Place `data` first."""
-    format: Literal["messages", "system_user_assistant", "glaive"] = "messages"
-    """Columns of jsonl and parquet rows; has no effect on bfcl."""
+    format: Format = "messages"
+    """Columns of the rows; has no effect on bfcl."""
+    keep: tuple[str, ...] = ()
+    """Raw columns to carry along, for stratify_by."""
     limit: int | None = None
     """First rows only; None takes all."""
 
     def __post_init__(self) -> None:
         require(self.limit is None or self.limit > 0, f"limit: got {self.limit}, expected > 0")
+        require(
+            not (self.keep and self.kind == "bfcl"),
+            f"keep: got {', '.join(self.keep)}, but bfcl rows have no columns; leave it out",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +49,11 @@ class DataConfig:
     rand_sort: bool = True
     """Shuffle before the split; False keeps the source's order."""
     seed: int = 0
+    stratify_by: str | None = None
+    """One of source.keep: each of its values is split by test_ratio on its own."""
     max_tokens: int = 4096
     """Longest conversation; what is longer is treated as `overlong` says."""
-    overlong: Literal["drop", "refuse"] = "drop"
+    overlong: Overlong = "drop"
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Switches of the model's chat template, such as enable_thinking."""
 
@@ -48,3 +62,16 @@ class DataConfig:
             0 < self.test_ratio < 1, f"test_ratio: got {self.test_ratio}, expected between 0 and 1"
         )
         require(self.max_tokens > 1, f"max_tokens: got {self.max_tokens}, expected > 1")
+        require(
+            self.stratify_by is None or self.stratify_by in self.source.keep,
+            f"stratify_by: got {self.stratify_by!r}, expected one of source.keep "
+            f"({', '.join(self.source.keep) or 'which is empty'})",
+        )
+
+
+def from_options(kind: type[T], /, **values: Any) -> T:
+    """Return settings `kind` made of a command's options; what it refuses is a ConfigError."""
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

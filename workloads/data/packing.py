@@ -1,20 +1,19 @@
 """Best-fit packing of examples into rows of fixed length with document boundaries.
 
 Owns which examples share a row, position ids that restart per document, and the block-diagonal
-causal mask. Rows are padded only to the longest of
-their micro batch; the training loop reports what padding was computed.
+causal mask. Rows are padded only to the longest of their micro batch; the training loop reports
+what padding was computed.
 Shapes: B rows, T tokens of a row.
 """
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from workloads.common.exit_codes import DataError
-from workloads.data.chat_template import IGNORED, Example
+from workloads.data.token_rows import IGNORED, Example, TokenRows
 
 if TYPE_CHECKING:
     import torch
@@ -24,12 +23,16 @@ if TYPE_CHECKING:
 class Pack:
     """Examples that share one row, in order."""
 
-    examples: tuple[Example, ...]
+    rows: TokenRows
+    indices: tuple[int, ...]
+    """Which of `rows` they are."""
+    num_tokens: int
+    """Tokens of the row that are not padding."""
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens of the row that are not padding."""
-        return sum(len(example.input_ids) for example in self.examples)
+    def examples(self) -> tuple[Example, ...]:
+        """The examples, made anew each time."""
+        return tuple(self.rows[index] for index in self.indices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +43,31 @@ class Batch:
     labels_BT: torch.Tensor
     """Label of a position is the next token; IGNORED where that is not learned."""
     position_ids_BT: torch.Tensor
-    mask_B1TT: torch.Tensor
-    """True where a query sees a key."""
+    document_BT: torch.Tensor
+    """Number of the document in its row; -1 on padding."""
     num_tokens: int
     """Tokens that are not padding."""
     num_label_tokens: int
 
+    @property
+    def mask_B1TT(self) -> torch.Tensor:  # noqa: N802
+        """True where a query sees a key: same document, not later; made on each access."""
+        import torch
+
+        # Padding is a document of its own, so that no row of the mask is empty (softmax of
+        # nothing).
+        length = self.document_BT.shape[1]
+        same_BTT = self.document_BT[:, :, None] == self.document_BT[:, None, :]
+        ones_TT = torch.ones(length, length, dtype=torch.bool, device=self.document_BT.device)
+        return (same_BTT & ones_TT.tril())[:, None]
+
     def to(self, device: torch.device) -> Batch:
         """Return the same batch on `device`."""
         return Batch(
-            input_ids_BT=self.input_ids_BT.to(device),
-            labels_BT=self.labels_BT.to(device),
-            position_ids_BT=self.position_ids_BT.to(device),
-            mask_B1TT=self.mask_B1TT.to(device),
+            input_ids_BT=self.input_ids_BT.to(device, non_blocking=True),
+            labels_BT=self.labels_BT.to(device, non_blocking=True),
+            position_ids_BT=self.position_ids_BT.to(device, non_blocking=True),
+            document_BT=self.document_BT.to(device, non_blocking=True),
             num_tokens=self.num_tokens,
             num_label_tokens=self.num_label_tokens,
         )
@@ -60,25 +75,38 @@ class Batch:
 
 def pack(examples: Sequence[Example], *, sequence_length: int) -> list[Pack]:
     """Return rows of at most `sequence_length` tokens by best-fit decreasing; deterministic."""
-    order = sorted(range(len(examples)), key=lambda i: (-len(examples[i].input_ids), i))
-    rows: list[list[int]] = []
-    # Sorted (free tokens, row): the best fit is the first row with enough room.
-    free: list[tuple[int, int]] = []
+    rows = TokenRows.of(examples)
+    lengths: list[int] = rows.lengths.tolist()
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    packs: list[list[int]] = []
+    # Bit n of `free` is set while some row has n tokens of room, and `open_rows[n]` names them: the
+    # best fit is the lowest set bit from the length on.
+    free = 0
+    open_rows: dict[int, list[int]] = {}
     for index in order:
-        length = len(examples[index].input_ids)
+        length = lengths[index]
         if length > sequence_length:
             raise DataError(
                 f"example {index}: {length} tokens do not fit sequence_length {sequence_length}"
             )
-        slot = bisect.bisect_left(free, (length, -1))
-        if slot == len(free):
-            row, room = len(rows), sequence_length
-            rows.append([])
+        fitting = free >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            row = open_rows[room].pop()
+            if not open_rows[room]:
+                free &= ~(1 << room)
         else:
-            room, row = free.pop(slot)
-        rows[row].append(index)
-        bisect.insort(free, (room - length, row))
-    return [Pack(examples=tuple(examples[i] for i in sorted(row))) for row in rows]
+            row, room = len(packs), sequence_length
+            packs.append([])
+        packs[row].append(index)
+        left = room - length
+        if left:
+            open_rows.setdefault(left, []).append(row)
+            free |= 1 << left
+    return [
+        Pack(rows=rows, indices=tuple(sorted(row)), num_tokens=sum(lengths[i] for i in row))
+        for row in packs
+    ]
 
 
 def unused_percent(packs: Sequence[Pack], *, sequence_length: int) -> float:
@@ -89,33 +117,32 @@ def unused_percent(packs: Sequence[Pack], *, sequence_length: int) -> float:
 
 def collate(packs: Sequence[Pack], *, pad_id: int, length: int | None = None) -> Batch:
     """Return one micro batch; rows are padded to `length`, or to the longest of them."""
+    import numpy as np
     import torch
 
     length = length or max(pack.num_tokens for pack in packs)
     shape = (len(packs), length)
-    input_ids_BT = torch.full(shape, pad_id, dtype=torch.long)
-    labels_BT = torch.full(shape, IGNORED, dtype=torch.long)
-    position_ids_BT = torch.zeros(shape, dtype=torch.long)
-    # Padding is a document of its own, so that no row of the mask is empty (softmax of nothing).
-    document_BT = torch.full(shape, -1, dtype=torch.long)
+    input_ids = np.full(shape, pad_id, dtype=np.int64)
+    labels = np.full(shape, IGNORED, dtype=np.int64)
+    position_ids = np.zeros(shape, dtype=np.int64)
+    document = np.full(shape, -1, dtype=np.int64)
     for row, packed in enumerate(packs):
         start = 0
-        for document, example in enumerate(packed.examples):
-            end = start + len(example.input_ids)
-            input_ids_BT[row, start:end] = torch.tensor(example.input_ids)
+        for number, index in enumerate(packed.indices):
+            ids, own_labels = packed.rows.arrays(index)
+            end = start + len(ids)
+            input_ids[row, start:end] = ids
             # Shifted inside the document: its last token predicts nothing, so the first token of
             # the next document is never a target.
-            labels_BT[row, start : end - 1] = torch.tensor(example.labels[1:], dtype=torch.long)
-            position_ids_BT[row, start:end] = torch.arange(end - start)
-            document_BT[row, start:end] = document
+            labels[row, start : end - 1] = own_labels[1:]
+            position_ids[row, start:end] = np.arange(end - start)
+            document[row, start:end] = number
             start = end
-    same_BTT = document_BT[:, :, None] == document_BT[:, None, :]
-    causal_TT = torch.ones(length, length, dtype=torch.bool).tril()
     return Batch(
-        input_ids_BT=input_ids_BT,
-        labels_BT=labels_BT,
-        position_ids_BT=position_ids_BT,
-        mask_B1TT=(same_BTT & causal_TT)[:, None],
+        input_ids_BT=torch.from_numpy(input_ids),
+        labels_BT=torch.from_numpy(labels),
+        position_ids_BT=torch.from_numpy(position_ids),
+        document_BT=torch.from_numpy(document),
         num_tokens=sum(packed.num_tokens for packed in packs),
-        num_label_tokens=int((labels_BT != IGNORED).sum()),
+        num_label_tokens=int((labels != IGNORED).sum()),
     )

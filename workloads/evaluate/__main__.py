@@ -22,7 +22,8 @@ from workloads.common.exit_codes import DataError
 from workloads.common.job import Job, end, run_job, section_of
 from workloads.common.log import log
 from workloads.data.chats import Chat, read_jsonl
-from workloads.data.tokenize import read_parquet
+from workloads.data.manifest import read_manifest
+from workloads.data.token_rows import read_parquet
 from workloads.evaluate.compare import ModelResult, evaluation
 from workloads.evaluate.config import EvaluateConfig
 from workloads.evaluate.score import score
@@ -109,10 +110,10 @@ def load_held_out(config: EvaluateConfig, dataset: Path, tokenizer: Any) -> Held
     """Return the held-out rows: prompts up to the last assistant turn, and tokenised examples."""
     from workloads.data.chat_template import prompt_text
 
-    chats_file, summary_file = dataset / "chats_test.jsonl", dataset / "summary.json"
+    chats_file, manifest_file = dataset / "chats_test.jsonl", dataset / "manifest.json"
     if not chats_file.is_file():
         raise DataError(f"{chats_file}: missing; run prepare-data first")
-    template = json.loads(summary_file.read_text(encoding="utf-8"))["chat_template_kwargs"]
+    template = read_manifest(manifest_file)["config"]["chat_template_kwargs"]
     chats = read_jsonl(chats_file)[: config.num_rows]
     texts = [
         prompt_text(tokenizer, chat.messages[: _last_turn(chat)], **template) for chat in chats

@@ -1,0 +1,241 @@
+"""A file of chats to token rows in parquet, on all CPUs, in the order of the file.
+
+Owns the blocks that workers get and how many workers there are. The result is the same to the byte
+at any number of workers. At most two blocks a worker are in memory.
+Usage: python -m workloads.data.dataset_tokenize chats_train.jsonl tokens_train.parquet --model DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import get_args
+
+from workloads.common.exit_codes import DataError, WorkloadError
+from workloads.common.log import log
+from workloads.common.models import load_tokenizer
+from workloads.data import token_worker
+from workloads.data.config import Overlong
+from workloads.data.files import new_file
+from workloads.data.manifest import Step, command
+from workloads.data.token_rows import Writer
+from workloads.data.token_worker import Block, Task, TokenizeConfig, TokenWorker
+
+_BLOCK_LINES = 512
+_BLOCKS_A_WORKER = 8
+"""Fewer do not pay for starting a worker."""
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Tokenized:
+    """What was written and what was left out."""
+
+    num_chats: int = 0
+    num_examples: int = 0
+    num_tokens: int = 0
+    num_assistant_tokens: int = 0
+    num_dropped: int = 0
+    """Longer than the limit."""
+    num_cut: int = 0
+    """Cut to the limit."""
+
+    def add(self, block: Block) -> None:
+        """Count a block."""
+        self.num_chats += block.num_chats
+        self.num_examples += len(block.rows)
+        self.num_tokens += block.rows.num_tokens
+        self.num_assistant_tokens += int(block.rows.learned.sum())
+        self.num_dropped += block.num_dropped
+        self.num_cut += block.num_cut
+
+    def counts(self, side: str = "") -> dict[str, int]:
+        """Return the numbers for a manifest and a run record."""
+        name = f"{side}_" if side else ""
+        return {
+            f"num_{name}examples": self.num_examples,
+            f"num_{name}tokens": self.num_tokens,
+            f"num_{name}assistant_tokens": self.num_assistant_tokens,
+            f"num_{name}dropped": self.num_dropped,
+            f"num_{name}cut": self.num_cut,
+        }
+
+
+def tokenize_file(
+    source: Path,
+    output: Path,
+    *,
+    model_dir: Path,
+    config: TokenizeConfig,
+    num_workers: int | None = None,
+) -> Tokenized:
+    """Write `output`, in a folder that exists; no row at all is an error.
+
+    Without `num_workers` there is one for each CPU that this process may use, or none for a small
+    file.
+    """
+    tasks = list(_tasks(source))
+    if not tasks:
+        raise DataError(f"{source}: has no chat; the split is empty")
+    if num_workers is None:
+        cpus = len(os.sched_getaffinity(0))
+        num_workers = min(cpus, len(tasks) // _BLOCKS_A_WORKER)
+    done = Tokenized()
+    with Writer(output) as writer:
+        blocks = (
+            _blocks_here(tasks, model_dir, config)
+            if num_workers < 2
+            else _blocks_of_workers(tasks, model_dir, config, num_workers)
+        )
+        for block in blocks:
+            writer.write(block.rows)
+            done.add(block)
+    if not done.num_examples:
+        raise DataError(
+            f"{source}: no conversation of {done.num_chats} fits "
+            f"data.max_tokens {config.max_tokens}; raise it"
+        )
+    return done
+
+
+def _tasks(source: Path) -> Iterator[Task]:
+    """Yield the file in blocks of lines; the block does not depend on the number of workers."""
+    if not source.is_file():
+        raise DataError(f"{source}: no such file; split the chats first")
+    with source.open("rb") as lines:
+        offset = size_bytes = 0
+        first = 1
+        number = 0
+        for number, line in enumerate(lines, start=1):
+            size_bytes += len(line)
+            if number - first + 1 == _BLOCK_LINES:
+                yield Task(path=source, offset=offset, size_bytes=size_bytes, first_line=first)
+                offset, size_bytes, first = offset + size_bytes, 0, number + 1
+        if size_bytes:
+            yield Task(path=source, offset=offset, size_bytes=size_bytes, first_line=first)
+
+
+def _blocks_here(tasks: Sequence[Task], model_dir: Path, config: TokenizeConfig) -> Iterator[Block]:
+    worker = TokenWorker(load_tokenizer(model_dir), config)
+    return map(worker.tokenize, tasks)
+
+
+def _blocks_of_workers(
+    tasks: Sequence[Task], model_dir: Path, config: TokenizeConfig, num_workers: int
+) -> Iterator[Block]:
+    """Yield the blocks in the order of `tasks`."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload([token_worker.__name__])
+    # Read when the fork server starts. One process a CPU: the library's own threads would fight.
+    settings = {token_worker.PRELOAD: str(model_dir), "TOKENIZERS_PARALLELISM": "false"}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ |= settings
+    pool = ProcessPoolExecutor(
+        num_workers,
+        mp_context=context,
+        initializer=token_worker.start,
+        initargs=(model_dir, config),
+    )
+    waiting: deque[Future[Block]] = deque()
+    try:
+        for task in tasks:
+            waiting.append(pool.submit(token_worker.work, task))
+            if len(waiting) == 2 * num_workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise WorkloadError(
+            "a tokenizing process was killed, most likely for memory: give the job more memory or "
+            "fewer CPUs (--cpus-per-task)"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def tokenizer_files(model_dir: Path) -> list[Path]:
+    """Return the files that decide what the tokenizer does, for a manifest."""
+    return [path for name in TOKENIZER_FILES if (path := model_dir / name).is_file()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m workloads.data.dataset_tokenize",
+        description="Chats to input_ids, labels and attention_mask in parquet",
+    )
+    parser.add_argument("source", type=Path, help="JSON lines with messages")
+    parser.add_argument("output", type=Path, help="parquet file to write")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
+    parser.add_argument("--max-tokens", type=int, default=4096)
+    parser.add_argument("--overlong", choices=get_args(Overlong), default="drop")
+    parser.add_argument("--num-workers", type=int, help="processes; default: all CPUs")
+    parser.add_argument(
+        "--chat-template-kwargs",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help='switches of the template, such as {"enable_thinking": false}',
+    )
+    options = parser.parse_args(arguments)
+    return command(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    config = TokenizeConfig(
+        max_tokens=options.max_tokens,
+        overlong=options.overlong,
+        chat_template_kwargs=options.chat_template_kwargs,
+    )
+    output: Path = options.output
+    if not options.source.is_file():
+        raise DataError(f"{options.source}: no such file; split the chats first")
+    step = Step(
+        name="tokenize",
+        path=output.with_name(f"{output.name}.manifest.json"),
+        config=config,
+        inputs=[options.source],
+        tokenizer=tokenizer_files(options.model),
+    )
+    if step.is_current():
+        return
+    with new_file(output) as file:
+        done = tokenize_file(
+            options.source,
+            Path(file.name),
+            model_dir=options.model,
+            config=config,
+            num_workers=options.num_workers,
+        )
+    step.finish([output], {"num_chats": done.num_chats, **done.counts()})
+    log(
+        f"{output}: {done.num_examples} examples of {done.num_chats} chats, {done.num_tokens} "
+        f"tokens, {done.num_assistant_tokens} of the assistant, {done.num_dropped} dropped, "
+        f"{done.num_cut} cut"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

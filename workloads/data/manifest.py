@@ -1,0 +1,139 @@
+"""What prepared data was made from, written last, so that it is there only for whole results.
+
+Owns the manifest's fields, when a result is still current, and the frame of the commands that write
+one. Hashes are SHA-256 of whole files; `code` is that of workloads/data and of what reads calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from workloads.common import atomic, tool_calls
+from workloads.common.exit_codes import ExitCode, WorkloadError
+from workloads.common.log import log
+from workloads.data.files import sha256
+
+FORMAT = 1
+_DATA_DIR = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step that reads `inputs` and leaves its manifest at `path`."""
+
+    name: str
+    path: Path
+    config: Any
+    """A dataclass, or plain values."""
+    inputs: Sequence[Path]
+    tokenizer: Sequence[Path] = field(default=())
+
+    def is_current(self) -> bool:
+        """Whether an earlier run made just this, and nothing has changed since; says which."""
+        try:
+            old = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return False
+        except ValueError:
+            log(f"{self.path}: is not a manifest; making it anew")
+            return False
+        changed = [name for name, value in self._made_from.items() if old.get(name) != value]
+        if changed:
+            log(f"{self.path.parent}: {', '.join(changed)} changed; making it anew")
+            return False
+        damaged = [
+            name for name, entry in old["outputs"].items() if not _is_whole(self._at(name), entry)
+        ]
+        if damaged:
+            log(f"{', '.join(damaged)}: missing or changed since it was made; making it anew")
+            return False
+        log(f"{self.path}: nothing changed since it was made; nothing to do")
+        return True
+
+    def finish(self, outputs: Sequence[Path], counts: Mapping[str, Any]) -> None:
+        """Write the manifest beside `outputs`, which are whole."""
+        folder = outputs[0].parent
+        atomic.write_text(
+            folder / self.path.name,
+            json.dumps(
+                {
+                    **self._made_from,
+                    "outputs": {path.name: _entry(path) for path in outputs},
+                    "counts": dict(counts),
+                },
+                indent=2,
+            )
+            + "\n",
+        )
+
+    @cached_property
+    def _made_from(self) -> dict[str, Any]:
+        config = (
+            dataclasses.asdict(_plain(self.config))
+            if dataclasses.is_dataclass(self.config)
+            else self.config
+        )
+        return {
+            "format": FORMAT,
+            "step": self.name,
+            # Through JSON, so that tuples compare with what was read back.
+            "config": json.loads(json.dumps(config, default=dict)),
+            "inputs": {str(path): _entry(path) for path in self.inputs},
+            "tokenizer": {path.name: sha256(path) for path in self.tokenizer} or None,
+            "code": _code(),
+        }
+
+    def _at(self, name: str) -> Path:
+        return self.path.parent / name
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return a manifest's fields."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _plain(config: Any) -> Any:
+    """Return the dataclass with mappings that asdict can copy."""
+    proxies = {
+        item.name: dict(value)
+        for item in dataclasses.fields(config)
+        if isinstance(value := getattr(config, item.name), Mapping)
+    }
+    return dataclasses.replace(config, **proxies)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {"size_bytes": path.stat().st_size, "sha256": sha256(path)}
+
+
+def _is_whole(path: Path, entry: Mapping[str, Any]) -> bool:
+    return (
+        path.is_file()
+        and path.stat().st_size == entry["size_bytes"]
+        and sha256(path) == entry["sha256"]
+    )
+
+
+@cache
+def _code() -> str:
+    digest = hashlib.sha256()
+    for path in [*sorted(_DATA_DIR.glob("*.py")), Path(tool_calls.__file__)]:
+        digest.update(f"{path.name}:{sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def command(run: Callable[[], None]) -> int:
+    """Run a command of the pipeline; return its exit status and tell a refusal in one line."""
+    try:
+        run()
+    except WorkloadError as error:
+        log(f"{error.exit_code.name} (exit {int(error.exit_code)}): {error}")
+        return int(error.exit_code)
+    return int(ExitCode.OK)

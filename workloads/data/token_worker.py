@@ -1,0 +1,146 @@
+"""Tokenises one block of chats, in this process or in a worker process.
+
+Owns what happens to a conversation longer than the limit. Workers are forked from a server that has
+loaded the tokenizer already, so its memory is shared and a worker starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workloads.common.exit_codes import DataError
+from workloads.common.models import load_tokenizer
+from workloads.data.chat_template import ChatRenderer, check_tokenizer, encode
+from workloads.data.chats import Chat, parse_line
+from workloads.data.config import Overlong
+from workloads.data.token_rows import TokenRows
+
+PRELOAD = "SOPERATOR_TOKENIZER_DIR"
+"""Environment variable that tells the fork server which tokenizer to load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeConfig:
+    """How chats become token rows."""
+
+    max_tokens: int
+    overlong: Overlong = "drop"
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Whole lines of a file of chats."""
+
+    path: Path
+    offset: int
+    size_bytes: int
+    first_line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Token rows of one task and what happened to them."""
+
+    rows: TokenRows
+    num_chats: int
+    num_dropped: int
+    num_cut: int
+
+
+class TokenWorker:
+    """One tokenizer and how it is used."""
+
+    def __init__(self, tokenizer: Any, config: TokenizeConfig) -> None:
+        check_tokenizer(tokenizer)
+        self._tokenizer = tokenizer
+        self._config = config
+        self._renderer = ChatRenderer(tokenizer, config.chat_template_kwargs)
+
+    def tokenize(self, task: Task) -> Block:
+        """Return the token rows of the task's chats, in order."""
+        with task.path.open("rb") as file:
+            file.seek(task.offset)
+            lines = file.read(task.size_bytes).splitlines()
+        chats = [
+            parse_line(line, at=f"{task.path.name}:{number}")
+            for number, line in enumerate(lines, start=task.first_line)
+            if line.strip()
+        ]
+        try:
+            rows, owners = self._encode(chats)
+        except DataError:
+            for chat in chats:  # again, one by one, to name the chat
+                try:
+                    self._encode([chat])
+                except DataError as error:
+                    raise DataError(f"chat {chat.id}: {error}") from error
+            raise
+        rows, num_dropped, num_cut = self._limit(rows, owners)
+        return Block(rows=rows, num_chats=len(chats), num_dropped=num_dropped, num_cut=num_cut)
+
+    def _encode(self, chats: list[Chat]) -> tuple[TokenRows, list[str]]:
+        """Return the token rows of `chats`, and the id of each row's chat."""
+        rendered = self._renderer.render([chat.messages for chat in chats])
+        owners = [chat.id for chat, pieces in zip(chats, rendered, strict=True) for _ in pieces]
+        return encode(self._tokenizer, [piece for pieces in rendered for piece in pieces]), owners
+
+    def _limit(self, rows: TokenRows, owners: list[str]) -> tuple[TokenRows, int, int]:
+        limit = self._config.max_tokens
+        long = rows.lengths > limit
+        num_long = int(long.sum())
+        if not num_long:
+            return rows, 0, 0
+        if self._config.overlong == "refuse":
+            first = int(long.argmax())
+            raise DataError(
+                f"chat {owners[first]}: {rows.lengths[first]} tokens, at most {limit} allowed; "
+                "raise data.max_tokens or set data.overlong to drop or cut"
+            )
+        if self._config.overlong == "drop":
+            return rows.select(~long), num_long, 0
+        return _cut(rows, limit, num_long)
+
+
+def _cut(rows: TokenRows, limit: int, num_long: int) -> tuple[TokenRows, int, int]:
+    """Return rows of at most `limit` tokens; those without a label left are dropped."""
+    import numpy as np
+
+    position = np.arange(rows.num_tokens) - np.repeat(rows.offsets[:-1], rows.lengths)
+    stays = position < limit
+    lengths = np.minimum(rows.lengths, limit)
+    short = TokenRows(
+        input_ids=rows.input_ids[stays],
+        learned=rows.learned[stays],
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+    )
+    # The first token of a row is never predicted.
+    labels = np.concatenate([[0], np.cumsum(short.learned)])
+    second = np.minimum(short.offsets[:-1] + 1, short.offsets[1:])
+    has_label = labels[short.offsets[1:]] > labels[second]
+    num_lost = int((~has_label & (rows.lengths > limit)).sum())
+    keep = has_label | (rows.lengths <= limit)
+    return short.select(keep), num_lost, num_long - num_lost
+
+
+_worker: TokenWorker | None = None
+
+
+def start(model_dir: Path, config: TokenizeConfig) -> None:
+    """Make this process a worker."""
+    global _worker
+    tokenizer = _preloaded if str(model_dir) == os.environ.get(PRELOAD) else None
+    _worker = TokenWorker(tokenizer or load_tokenizer(model_dir), config)
+
+
+def work(task: Task) -> Block:
+    """Return the token rows of a task; the process was started with `start`."""
+    assert _worker is not None
+    return _worker.tokenize(task)
+
+
+_preloaded: Any = load_tokenizer(Path(os.environ[PRELOAD])) if os.environ.get(PRELOAD) else None
