@@ -30,8 +30,8 @@ setup-tests:
 demo: as-root setup ## Run the main job on the `local` stack: up, fine-tune, evaluate, report (DESTROY=1, REDUCED=1)
 	@$(SOPERATOR) demo $(DEMO_OPTIONS)
 
-test: setup-tests ## Set up, then run the whole test suite
-	@$(PYTHON3) -m pytest
+test: setup-tests ## Set up, then run the whole test suite, in parallel where its parts allow
+	@$(PYTHON3) -m tests
 
 test-fast: ## Tests that need no engine, no cluster and no browser
 	@infra/setup/bootstrap.sh

@@ -7,13 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from infra.local.state import Cache
+from tests.ports import free_ports
 
 CHECKOUT = Path(__file__).parents[2]
 PROJECT = "project-e00p"
@@ -69,18 +69,17 @@ class Emulator:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = 0
+        (self.port,) = free_ports(1)
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, latency_s: float = 0.05) -> None:
-        """Starts it, on the same port as before if there was one."""
+        """Starts it, each time on the same port."""
         command = [sys.executable, "-m", "infra.local.nebius_api", "--state", str(self.folder)]
         command += ["--port", str(self.port), "--latency", str(latency_s)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT)
         assert self.process.stdout is not None
         ready = self.process.stdout.readline()
         assert "ready" in ready, ready
-        self.port = urllib.parse.urlsplit(ready.split()[4].rstrip(",")).port or 0
 
     def kill(self) -> None:
         """kill -9."""

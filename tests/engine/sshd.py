@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_ports
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,7 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
         )
     # sshd refuses to start without its fixed privilege separation folder.
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     config = folder / "sshd_config"
     config.write_text(
         f"""ListenAddress 127.0.0.1:{port}

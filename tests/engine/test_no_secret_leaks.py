@@ -29,8 +29,7 @@ from infra.local.engine import PASSPHRASE
 from infra.local.errors import LocalError
 from infra.local.state import CHECKOUT, TOKEN, Cache, Ports, State
 from tests.engine.nebius_project import pulumi_binary
-from tests.local.kube_server import free_node_port
-from tests.local.slurm_stand import free_base
+from tests.ports import free_base, free_node_port
 
 pytestmark = [
     pytest.mark.engine,

@@ -26,7 +26,7 @@ from infra.local.slurm.pod import Mount, PodSpec
 from infra.local.slurm.settings import Partition, SlurmSettings, WorkerNode
 from stacks.load import load_stack
 from stacks.spec import StackSpec
-from tests.local.kube_server import free_ports
+from tests.ports import free_ports
 
 _READY_S = 60.0
 _MOUNTS = ("/home", "/mnt/data", "/mnt/chkpt", "/mnt/model", "/mnt/memory")

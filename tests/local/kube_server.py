@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from infra.local.errors import LocalError
 from infra.local.kube import api_server
 from infra.local.kube.api_server import TOKEN, ApiServerConfig
 from infra.local.kube.crd import install_crds
+from tests.ports import free_ports
 
 
 def config_in(folder: Path) -> ApiServerConfig:
@@ -34,24 +34,6 @@ def config_in(folder: Path) -> ApiServerConfig:
         etcd_peer_port=peer,
         api_port=api,
     )
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that nothing listens on."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-
-
-def free_node_port() -> int:
-    """A port of Kubernetes' range for node ports that nothing listens on."""
-    for port in range(32767, 30000, -1):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no free node port")
 
 
 @contextlib.contextmanager

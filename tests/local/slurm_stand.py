@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import shutil
 import subprocess
 import sys
@@ -32,7 +31,7 @@ from infra.local.process import alive
 from infra.local.reconcile.nodes import NodeGroup, reconcile_nodes
 from infra.local.slurm import pod as pods
 from infra.local.state import Cache, Ports, State
-from tests.local.kube_server import free_ports
+from tests.ports import free_base, free_ports
 
 NAMESPACE = "soperator"
 NODESET_LABEL = "slurm.nebius.ai/nodeset"
@@ -372,19 +371,6 @@ def running_stand(folder: Path) -> Iterator[Stand]:
 
 def _with_real_cache(cloud: Cloud) -> Cloud:
     return Cloud(state=cloud.state, cache=Cache.from_environ(), ports=cloud.ports)
-
-
-def free_base() -> int:
-    """A port base whose ports are free now, other than those of stands in parallel."""
-    for base in range(20000 + os.getpid() % 50 * 200, 32000, 200):
-        with contextlib.suppress(OSError):
-            from socket import socket
-
-            with contextlib.ExitStack() as stack:
-                for port in (*range(base, base + 8), *range(base + 20, base + 24)):
-                    stack.enter_context(socket()).bind(("127.0.0.1", port))
-            return base
-    raise AssertionError("no free port base")
 
 
 def _namespace() -> Object:

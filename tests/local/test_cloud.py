@@ -16,7 +16,7 @@ from infra.local import cloud, faults, process
 from infra.local.cloud import EMULATOR, RECONCILER, SERVICES, Cloud
 from infra.local.errors import LocalError
 from infra.local.state import Cache, Ports, State
-from tests.local.slurm_stand import free_base
+from tests.ports import free_base
 
 pytestmark = pytest.mark.local
 

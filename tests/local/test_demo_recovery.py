@@ -28,8 +28,7 @@ from infra.local import cloud
 from infra.local.cloud import EMULATOR, Cloud
 from infra.local.errors import LocalError
 from infra.local.state import CHECKOUT, Cache, Ports, State
-from tests.local.kube_server import free_node_port
-from tests.local.slurm_stand import free_base
+from tests.ports import free_base, free_node_port
 
 # About three minutes on two free cores; on busy ones generation alone takes ten times as long.
 pytestmark = [pytest.mark.local, pytest.mark.timeout(1800)]

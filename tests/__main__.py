@@ -1,0 +1,111 @@
+"""The whole suite in three parts, each as parallel as it can be; a bad status of any is the answer.
+
+    python -m tests [options of pytest]
+
+`fast` computes, a process a core. `engine` mostly waits, for operations of an emulated cloud and
+for deadlines, so it gets more processes than cores. `local` has one real Slurm cluster at a time:
+its limits are seconds of a machine that does nothing else. Files stay whole in one process: their
+fixtures are engines and emulators. Every part runs, whatever the one before it found.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+CHECKOUT: Final = Path(__file__).resolve().parents[1]
+_MAX_PROCESSES: Final = 4
+"""A process of the engine part may hold 1 GiB with its engine, emulator and API server."""
+_SUMMARY: Final = re.compile(r"=+ (.* in [\d.]+s.*?) =+$")
+_INTERRUPTED: Final = 2
+"""pytest's status after Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Folders of tests/ that one pytest runs."""
+
+    name: str
+    folders: tuple[str, ...]
+    processes: int
+    """1: in pytest's own process, one test after the other."""
+
+    def command(self, options: Sequence[str]) -> list[str]:
+        """The whole command line."""
+        spread = ["-n", str(self.processes), "--dist", "loadfile"] if self.processes > 1 else []
+        folders = [f"tests/{folder}" for folder in self.folders]
+        return [sys.executable, "-m", "pytest", *spread, *folders, *options]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How one part ended."""
+
+    part: Part
+    status: int
+    seconds: float
+    counts: str
+    """What pytest counted, such as `12 passed`; its status where it counted nothing."""
+
+
+def parts(num_cores: int) -> tuple[Part, ...]:
+    """The parts in their order, on a machine with so many cores."""
+    cores = max(1, min(num_cores, _MAX_PROCESSES))
+    return (
+        Part(name="fast", folders=("unit", "components", "workloads", "browser"), processes=cores),
+        Part(name="engine", folders=("engine",), processes=min(cores + 1, _MAX_PROCESSES)),
+        Part(name="local", folders=("local",), processes=1),
+    )
+
+
+def run_part(part: Part, options: Sequence[str]) -> Result:
+    """Runs one part and shows all that it prints."""
+    print(f"\n### {part.name}: {' '.join(part.folders)}, processes: {part.processes}", flush=True)
+    begin, counts = time.monotonic(), ""
+    colors = ["--color=yes"] if sys.stdout.isatty() else []
+    with subprocess.Popen(
+        part.command([*colors, *options]), cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            print(line, end="", flush=True)
+            found = _SUMMARY.search(re.sub(r"\x1b\[\d*(;\d+)*m", "", line).strip())
+            counts = found[1] if found else counts
+    status = running.returncode
+    return Result(
+        part=part,
+        status=status,
+        seconds=time.monotonic() - begin,
+        counts=counts or f"pytest ended with status {status} and counted nothing",
+    )
+
+
+def run(
+    all_parts: Sequence[Part],
+    options: Sequence[str],
+    run_one: Callable[[Part, Sequence[str]], Result] = run_part,
+) -> int:
+    """Runs every part and prints what each came to; the first status that is not 0, or 0."""
+    results: list[Result] = []
+    for part in all_parts:
+        results.append(run_one(part, options))
+        if results[-1].status == _INTERRUPTED:
+            break
+    print("\n### all parts")
+    for result in results:
+        verdict = "ok    " if result.status == 0 else "FAILED"
+        print(f"{verdict} {result.part.name:<8} {result.seconds:5.0f} s  {result.counts}")
+    for part in all_parts[len(results) :]:
+        print(f"NOT RUN {part.name}")
+    return next((result.status for result in results if result.status), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(run(parts(os.cpu_count() or 1), sys.argv[1:]))

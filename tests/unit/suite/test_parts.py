@@ -1,0 +1,77 @@
+"""The parts of `make test`: every folder in one, every part run, no bad status lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import ports
+from tests.__main__ import Part, Result, parts, run, run_part
+
+TESTS = Path(__file__).parents[2]
+
+
+def part(name: str) -> Part:
+    return Part(name=name, folders=(name,), processes=1)
+
+
+def ended(statuses: dict[str, int]):
+    """Stands for pytest: each part ends with its status."""
+
+    def run_one(each: Part, options: object) -> Result:
+        return Result(part=each, status=statuses[each.name], seconds=1.0, counts="1 test")
+
+    return run_one
+
+
+def test_every_folder_with_tests_is_in_exactly_one_part():
+    with_tests = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
+    listed = [folder for each in parts(2) for folder in each.folders]
+    assert sorted(listed) == sorted(with_tests)
+
+
+@pytest.mark.parametrize("num_cores", [1, 2, 64])
+def test_real_slurm_clusters_run_one_after_the_other_on_any_machine(num_cores):
+    by_name = {each.name: each for each in parts(num_cores)}
+    assert by_name["local"].processes == 1
+    assert "-n" not in by_name["local"].command([])
+    assert all(1 <= each.processes <= 4 for each in by_name.values())
+
+
+@pytest.mark.parametrize(
+    ("statuses", "answer"),
+    [((0, 0, 0), 0), ((1, 0, 0), 1), ((0, 3, 1), 3), ((0, 0, 5), 5), ((0, -9, 0), -9)],
+)
+def test_a_bad_status_of_any_part_is_the_answer_and_the_others_run(statuses, answer, capsys):
+    names = ("fast", "engine", "local")
+    named = dict(zip(names, statuses, strict=True))
+    assert run([part(name) for name in names], [], ended(named)) == answer
+    printed = capsys.readouterr().out
+    for name, status in named.items():
+        assert f"{'ok    ' if status == 0 else 'FAILED'} {name}" in printed
+
+
+def test_an_interrupt_ends_the_suite_and_names_what_did_not_run(capsys):
+    assert run([part("fast"), part("local")], [], ended({"fast": 2})) == 2
+    assert "NOT RUN local" in capsys.readouterr().out
+
+
+def test_a_part_without_a_single_test_is_no_success(capsys):
+    """A renamed folder must not pass for green."""
+    found = run_part(part("unit/suite"), ["-k", "nothing_is_called_so", "-p", "no:cacheprovider"])
+    assert found.status == 5
+    assert "deselected" in found.counts
+    assert found.counts in capsys.readouterr().out
+
+
+def test_two_processes_are_never_given_the_same_port():
+    mine = [*ports.free_ports(3), ports.free_base(), ports.free_node_port()]
+    code = "from tests.ports import *; print(*free_ports(3), free_base(), free_node_port())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=TESTS.parent, capture_output=True, text=True, check=True
+    )
+    assert not set(mine) & {int(word) for word in done.stdout.split()}
+    assert len(set(mine)) == 5
