@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from infra.nebius import ownership
 from infra.preflight.cloud import Cloud
+from infra.render.names import NODESET_NAME_LABEL
+from infra.teardown.disks import CLAIM_LABEL
 from stacks.catalog import find_preset
 from stacks.chart_volumes import database_volume_gib
 from stacks.rules.quotas import ADDRESSES_PER_NODE, gpu_quota
@@ -24,6 +26,12 @@ KINDS: Final = {
     "address": "vpc.v1.AllocationService",
     "network": "vpc.v1.NetworkService",
     "subnet": "vpc.v1.SubnetService",
+    "machine": "compute.v1.InstanceService",
+    "disk": "compute.v1.DiskService",
+    "bucket": "storage.v1.BucketService",
+    "service account": "iam.v1.ServiceAccountService",
+    "group": "iam.v1.GroupService",
+    "registry": "registry.v1.RegistryService",
 }
 """What a stack makes under its project -> the service that lists it."""
 _UNITS: Final = {
@@ -65,6 +73,14 @@ def own_use(cloud: Cloud, spec: StackSpec, owner: Owner) -> Mapping[str, int]:
     for filesystem in own(cloud, spec, owner, "filesystem"):
         used["compute.filesystem.count"] += 1
         used[f"compute.filesystem.size.{_type(filesystem.spec)}"] += _gib(filesystem.spec)
+    for disk in own(cloud, spec, owner, "disk"):
+        used["compute.disk.count"] += 1
+        used[f"compute.disk.size.{_type(disk.spec)}"] += _gib(disk.spec)
+    for machine in own(cloud, spec, owner, "machine"):
+        used["compute.instance.count"] += 1
+        preset = find_preset(machine.spec.resources.platform, machine.spec.resources.preset)
+        if preset is not None and not preset.gpus:
+            used["compute.instance.non-gpu.vcpu"] += preset.vcpus
     used["compute.gpucluster.count"] = len(list(own(cloud, spec, owner, "GPU cluster")))
     used["vpc.allocation.count"] = len(list(own(cloud, spec, owner, "address")))
     clusters = len(list(own(cloud, spec, owner, "cluster")))
@@ -72,9 +88,40 @@ def own_use(cloud: Cloud, spec: StackSpec, owner: Owner) -> Mapping[str, int]:
     if clusters and (size_gib := database_volume_gib(spec)):
         used["compute.disk.count"] += 1
         used["compute.disk.size.network-ssd"] += size_gib
-    for group in own_node_groups(cloud, spec, owner):
+    groups = list(own_node_groups(cloud, spec, owner))
+    for group in groups:
         used += _group_use(group)
+    return used + _claimed_use(cloud, spec, groups)
+
+
+def _claimed_use(cloud: Cloud, spec: StackSpec, groups: list[Any]) -> Counter[str]:
+    """Node-local and image disks of our workers: as many as are declared and there.
+
+    The driver labels a disk with the namespace of its claim and with no cluster, and the disks of
+    another cluster of the project can be among them: what we declare is the most that is ours.
+    """
+    declared: Counter[str] = Counter()
+    for worker in spec.nodes.workers:
+        nodes = sum(num_nodes(group) for group in groups if _nodeset(group) == worker.name)
+        for disk in (*worker.local_disks, *filter(None, (worker.image_disk,))):
+            declared[disk.type] += nodes
+            declared[f"GiB {disk.type}"] += nodes * disk.size_gib
+    if not declared:
+        return Counter()
+    there: Counter[str] = Counter()
+    for disk in cloud.list(KINDS["disk"], spec.nebius.project_id):
+        if disk.metadata.labels.get(CLAIM_LABEL) == spec.cluster.namespace:
+            there[_type(disk.spec)] += 1
+            there[f"GiB {_type(disk.spec)}"] += _gib(disk.spec)
+    used: Counter[str] = Counter()
+    for kind, amount in (declared & there).items():
+        size_of = kind.removeprefix("GiB ")
+        used["compute.disk.count" if size_of == kind else f"compute.disk.size.{size_of}"] += amount
     return used
+
+
+def _nodeset(group: Any) -> str:
+    return group.spec.template.metadata.labels.get(NODESET_NAME_LABEL, "")
 
 
 def _group_use(group: Any) -> Counter[str]:

@@ -77,6 +77,12 @@ def h100(public_key_file: Path) -> StackSpec:
 
 
 @pytest.fixture
+def h200(public_key_file: Path) -> StackSpec:
+    """4 nodes with a disk of 186 GiB each for themselves."""
+    return load_stack("h200-elastic")
+
+
+@pytest.fixture
 def httpserver_of() -> Iterator[Callable[[int], str]]:
     """Starts a registry that answers everything with one status; its address."""
     servers = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from dataclasses import replace
 from datetime import timedelta
@@ -15,8 +14,8 @@ from infra.preflight.ask import QUESTIONS, ask, doubts, in_short, refusal
 from infra.preflight.cloud import Cloud
 from infra.preflight.finding import Finding, Outcome
 from infra.preflight.inventory import Owner
-from infra.preflight.names import wanted_names
 from infra.preflight.quotas import ask_quotas
+from infra.teardown.disks import CLAIM_LABEL
 from stacks.node_spec import Billing, ReservationSpec
 from stacks.rules.quotas import quota_use
 from stacks.spec import StackSpec
@@ -82,6 +81,40 @@ def test_what_the_stack_has_already_is_not_counted_twice(served, account, h100):
     account.make("compute.v1.FilesystemService", project, "strange", spec)
     (finding,) = found(h100, "quotas")
     assert finding.certain
+
+
+def test_disks_that_workers_have_for_themselves_are_not_counted_twice(served, account, h200):
+    project = h200.nebius.project_id
+    (worker,) = h200.nodes.workers
+    (disk,) = worker.local_disks
+    quota = f"compute.disk.size.{disk.type}"
+    needs = quota_use(h200, at_max=False)[quota]
+    assert needs == worker.min_nodes * disk.size_gib
+    account.limit(project, quota, needs << 30)
+    ours = {**OURS, "stack": "h200-elastic"}
+    control = {"control_plane": {"version": "1.33", "subnet_id": "vpcsubnet-e00pdefault"}}
+    cluster = account.make("mk8s.v1.ClusterService", project, "h200-elastic-kube", control, ours)
+    template = {
+        "metadata": {"labels": {"slurm.nebius.ai/nodeset-name": worker.name}},
+        "resources": {"platform": worker.platform, "preset": worker.preset},
+        "boot_disk": {"size_gibibytes": 256, "type": "NETWORK_SSD"},
+    }
+    group = {"version": "1.33", "fixed_node_count": worker.min_nodes, "template": template}
+    account.make("mk8s.v1.NodeGroupService", cluster, "h200-elastic-worker", group)
+    label = {CLAIM_LABEL: h200.cluster.namespace}
+    spec = {"type": disk.type.upper().replace("-", "_"), "size_gibibytes": disk.size_gib}
+    for index in range(worker.min_nodes):
+        account.make("compute.v1.DiskService", project, f"pvc-{index}", spec, label)
+    (finding,) = found(h200, "quotas")
+    assert finding.outcome is Outcome.PASS, finding.seen
+    # A disk of another cluster's claim is not ours: one more node finds its place taken.
+    account.limit(project, quota, (needs + disk.size_gib) << 30)
+    grown = with_worker(h200, min_nodes=worker.min_nodes + 1, max_nodes=worker.min_nodes + 1)
+    (finding,) = found(grown, "quotas")
+    assert finding.outcome is Outcome.PASS, finding.seen
+    account.make("compute.v1.DiskService", project, "pvc-other", spec, label)
+    (finding,) = found(grown, "quotas")
+    assert finding.seen.split()[-2:] == [str(disk.size_gib), "GiB"]
 
 
 def test_sixteen_gpus_must_fit_unless_they_are_reserved(served, account, h100):
@@ -204,15 +237,6 @@ def test_a_name_that_a_stranger_has_is_certain_and_our_own_is_not(served, accoun
     account.make("vpc.v1.NetworkService", project, "h100-prod-network", labels=OURS)
     (finding,) = found(h100, "names")
     assert finding.outcome is Outcome.PASS
-
-
-def test_every_wanted_name_is_one_that_the_program_makes(h100):
-    """The graph is what the real program declares."""
-    graph = json.loads((GOLDEN / "graph" / "h100-prod.json").read_text())
-    made = {one["name"] for one in graph}
-    wanted = dict(wanted_names(h100))
-    assert {name for _, name in wanted_names(h100)} <= made
-    assert {"cluster", "filesystem", "GPU cluster", "address"} <= wanted.keys()
 
 
 def test_a_token_that_is_not_accepted_is_certain(served, h100, monkeypatch):
