@@ -86,7 +86,10 @@ def load_config(
         elif namespace == PROJECT and key == "name":
             decoder.refuse(f"{name}.name", "unknown key; the file name is the stack's name")
         elif namespace == PROJECT:
-            values[key] = _from_text(value, text_wanted=_is_text(hints.get(key)))
+            try:
+                values[key] = _from_text(value, text_wanted=_is_text(hints.get(key)))
+            except RecursionError:
+                decoder.refuse(f"{name}.{key}", "JSON that is nested too deep to be read")
     spec = decoder.record(StackSpec, values, name)
     if decoder.problems or spec is None:
         raise StackError(tuple(decoder.problems))

@@ -1,7 +1,7 @@
 """Reads YAML as Pulumi's own reader sees it: parse_yaml(text).
 
 Differs from yaml.safe_load: `00:20:00` stays text (YAML 1.1 makes it 1200), 3.8 is a Decimal, and
-a key that is written twice is refused.
+a key that is written twice, a text of megabytes and a nesting that no declaration has are refused.
 """
 
 from __future__ import annotations
@@ -12,10 +12,35 @@ from typing import Any, Final, cast
 
 import yaml
 
+_MAX_CHARACTERS: Final = 4 << 20
+"""A hundred times the largest price book."""
+_MAX_DEPTH: Final = 100
+"""libyaml composes by recursion in C: from some 30,000 levels on it takes the process with it."""
+
 
 def parse_yaml(text: str) -> object:
     """The document of the text; yaml.YAMLError when it is not one."""
+    if len(text) > _MAX_CHARACTERS:
+        raise yaml.YAMLError(f"{len(text)} characters; at most {_MAX_CHARACTERS} are read")
+    _refuse_depth(text)
     return cast("object", yaml.load(text, _Yaml))  # noqa: S506 (a SafeLoader)
+
+
+def _refuse_depth(text: str) -> None:
+    """Refuses a nesting of more than _MAX_DEPTH; reads events, which libyaml makes in a loop."""
+    # No text is deeper than it has brackets, and per column one mapping with one list in it.
+    most = text.count("[") + text.count("{") + 2 * max(map(len, text.splitlines()), default=0)
+    if most <= _MAX_DEPTH:
+        return
+    depth = 0
+    reader: Any = yaml  # its events have no types
+    for event in reader.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _MAX_DEPTH:
+            raise yaml.YAMLError(f"nested more than {_MAX_DEPTH} levels deep")
 
 
 _SCALARS: Final = (

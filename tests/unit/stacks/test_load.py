@@ -13,6 +13,7 @@ import yaml
 from stacks.load import STACKS_DIR, StackError, load_config, load_stack, stack_names
 from stacks.node_spec import Billing
 from stacks.storage_spec import FilesystemType
+from stacks.yaml_text import parse_yaml
 from tests.conftest import PUBLIC_KEY
 from tests.unit.stacks.conftest import Change, changed, load, namespaced
 
@@ -199,6 +200,36 @@ def test_text_that_is_not_yaml_names_the_file(tmp_path: Path):
     (tmp_path / "Pulumi.demo.yaml").write_text("config: [")
     with pytest.raises(StackError, match=r"Pulumi.demo.yaml is not valid YAML"):
         load_stack("demo", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "{a: " * 100_000, "- " * 100_000], ids=["lists", "mappings", "dashes"]
+)
+def test_a_nesting_that_would_crash_the_parser_is_refused_in_one_line(tmp_path: Path, text: str):
+    """libyaml composes by recursion in C: without the refusal this process would end here."""
+    (tmp_path / "Pulumi.deep.yaml").write_text(text)
+    with pytest.raises(StackError) as refused:
+        load_stack("deep", tmp_path)
+    (line,) = refused.value.problems
+    assert line.endswith("is not valid YAML: nested more than 100 levels deep")
+
+
+def test_a_text_of_many_brackets_that_is_not_deep_is_read():
+    assert parse_yaml("[" + "[], " * 500 + "]") == [[]] * 500
+    assert parse_yaml("a: '" + "[" * 1000 + "'") == {"a": "[" * 1000}
+    assert parse_yaml("[" * 100 + "]" * 100) is not None
+
+
+def test_a_file_of_megabytes_is_refused_before_it_is_parsed(tmp_path: Path):
+    (tmp_path / "Pulumi.long.yaml").write_text("#" * (4 << 20) + "\n")
+    with pytest.raises(StackError, match=r"4194305 characters; at most 4194304 are read"):
+        load_stack("long", tmp_path)
+
+
+def test_json_in_a_value_that_is_nested_too_deep_is_refused_with_its_key(config: dict[str, Any]):
+    config["nodes"] = "[" * 100_000
+    with pytest.raises(StackError, match=r"\.nodes: JSON that is nested too deep"):
+        load(config)
 
 
 def test_a_file_without_configuration_says_what_is_missing(tmp_path: Path):
