@@ -38,7 +38,8 @@ def main() -> None:
         book = price_book(spec, STATE)
     except (StackError, PriceBookError, LivePriceError) as error:
         raise pulumi.RunError(str(error)) from error
-    found = bill(spec, book, load_records(STATE, spec.name))
+    damaged: list[str] = []
+    found = bill(spec, book, load_records(STATE, spec.name, damaged.append))
     # The engine prints the level itself.
     if found.errors:
         texts = (str(problem).removeprefix(f"{Level.ERROR}: ") for problem in found.errors)
@@ -51,7 +52,7 @@ def main() -> None:
     # An age depends on the day: it is told, but is no output, which would change by itself.
     used = [price for line in found.estimate.components for price in line.prices]
     ages = [problem.message for problem in price_age_problems(spec, used, datetime.now(UTC).date())]
-    for warning in (*map(str, since.losses), *warnings, *ages, *doubts(asked)):
+    for warning in (*map(str, since.losses), *warnings, *ages, *damaged, *doubts(asked)):
         pulumi.log.warn(warning)
     pulumi.log.info(f"\n{render(found)}\n{since.render()}\n{in_short(asked)}")
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli.errors import CliError
+from infra.cli.output import note
 from infra.local.state import CHECKOUT, State
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def bill(stack: str) -> Bill:
 
     declared = spec(stack)
     state = state_root()
-    found = make_bill(declared, price_book(declared, state), load_records(state, stack))
+    found = make_bill(declared, price_book(declared, state), load_records(state, stack, note))
     if found.errors:
         raise CliError("\n".join(str(problem) for problem in found.problems))
     return found

@@ -32,7 +32,7 @@ def command(
             output.note(f"job {job.id} is {job.state}: its cost is written down once it ended")
             return
         try:
-            books = open_books(context.spec(stack), context.state_root())
+            books = open_books(context.spec(stack), context.state_root(), output.note)
             output.note(note_actual(books, connection, outputs.login_host_key, job.id))
         except (JobsError, LedgerError, PriceBookError, StackError) as error:
             # The results are here, whatever is wrong with prices or accounting.

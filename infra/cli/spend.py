@@ -11,6 +11,7 @@ from cost.layout import Format
 from infra.cli import context
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.errors import CliError
+from infra.cli.output import note
 from infra.cli.output_file import OutputOption, put
 
 
@@ -39,7 +40,7 @@ def command(
     last = now if until is None else moment("--until", until, now)
     if last <= first:
         raise CliError(f"--until {last:%Y-%m-%dT%H:%M}: not after {first:%Y-%m-%dT%H:%M} (--since)")
-    books = open_books(context.spec(stack), context.state_root())
+    books = open_books(context.spec(stack), context.state_root(), note)
     if ledger_only:
         report = spent.report_of_ledger(books, since=first, until=last, now=now)
     else:

@@ -53,7 +53,7 @@ def command(
     submit.check_job(outputs, job)
     submit.job_args(sets or ())
     spec = context.spec(stack)
-    books = open_books(spec, context.state_root())
+    books = open_books(spec, context.state_root(), output.note)
     files = context.local_code(stack)
     order = dispatch.order(books, declared(spec, job), files, sets or (), say=output.note)
     if force and spec.budget is None:

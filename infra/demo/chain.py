@@ -57,7 +57,7 @@ class Chain:
 
     def run(self, spec: StackSpec, settings: Mapping[str, tuple[str, ...]]) -> list[Step]:
         """Every declared job to its end, each after the one it needs; the first failure ends it."""
-        books = open_books(spec, self.state)
+        books = open_books(spec, self.state, self.say)
         self._adopt(books)
         chosen: dict[str, Submission] = {}
         reused: set[str] = set()

@@ -5,7 +5,7 @@ Owns where the ledger lies: `<state>/runs/<stack>/ledger.jsonl`. Amounts are com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -42,12 +42,12 @@ class Books:
         return None if budget is None else month_budget(budget, entries, now)
 
 
-def open_books(spec: StackSpec, state: Path) -> Books:
-    """The stack's books in this state folder."""
+def open_books(spec: StackSpec, state: Path, say: Callable[[str], object]) -> Books:
+    """The stack's books in this state folder; `say` gets a line where records are damaged."""
     book = price_book(spec, state)
     return Books(
         spec=spec,
         rates=run_rates(spec, estimate(spec, book), book),
         ledger=Ledger(state / "runs" / spec.name / FILE_NAME),
-        records=load_records(state, spec.name),
+        records=load_records(state, spec.name, say),
     )

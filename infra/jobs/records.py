@@ -5,14 +5,20 @@ Owns where they are. The format is cost/run_record.py's, its meaning for money c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from cost.run_record import RunRecord, RunRecordError, load_run_records
 
 
-def load_records(state: Path, stack: str) -> tuple[RunRecord, ...]:
-    """Readable records of the stack; a damaged file counts as no measurement."""
-    return load_run_records(state / "runs" / stack)[0]
+def load_records(state: Path, stack: str, say: Callable[[str], object]) -> tuple[RunRecord, ...]:
+    """Readable records of the stack; damaged files measured nothing, and `say` gets one line."""
+    records, problems = load_run_records(state / "runs" / stack)
+    if problems:
+        first, *others = problems
+        more = f" (and {len(others)} more)" if others else ""
+        say(f"damaged run record, left out: {first}{more}; pull the job again or remove the file")
+    return records
 
 
 def load_whole_records(state: Path, stack: str) -> tuple[RunRecord, ...]:

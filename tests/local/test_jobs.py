@@ -324,7 +324,7 @@ def test_a_submission_is_forecast_held_to_the_budget_and_settled(
     )
     # 4.57 USD fit once, not twice; the jobs of the other tests cost some cents of it.
     budget = BudgetSpec(usd_per_month=Decimal(8))
-    books = open_books(replace(cluster.spec, runs=(run,), budget=budget), tmp_path)
+    books = open_books(replace(cluster.spec, runs=(run,), budget=budget), tmp_path, print)
     said: list[str] = []
 
     def ask(*, force: bool = False) -> submit.Submission:

@@ -72,6 +72,15 @@ def ledger(state: Path, stack: str = "local") -> Ledger:
     return Ledger(state / "runs" / stack / "ledger.jsonl")
 
 
+def test_a_submission_tells_of_a_damaged_record_and_goes_on(cluster: Cluster, state: Path) -> None:
+    path = state / "runs" / "local" / "7" / "run_record.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    done = run("submit", "finetune")
+    assert (done.exit_code, done.stdout) == (0, "12\n"), done.output
+    assert f"damaged run record, left out: {path}: not valid JSON" in done.stderr
+
+
 def test_a_submission_prints_its_id_and_says_what_is_not_known(
     cluster: Cluster, state: Path
 ) -> None:

@@ -125,6 +125,23 @@ def test_a_damaged_record_is_refused_by_every_verb_that_prints_what_it_measured(
     assert not (state / "report.html").exists()
 
 
+@pytest.mark.parametrize("words", [["spend", "--ledger"], ["spend", "--ledger", "--format=json"]])
+def test_a_damaged_record_is_told_in_one_line_by_a_verb_that_can_do_without(
+    state: Path, words: list[str]
+) -> None:
+    for job in ("7", "8"):
+        path = state / "runs" / "l40s-dev" / job / "run_record.json"
+        path.parent.mkdir(parents=True)
+        path.write_text('{"schema_version": 1, "kind')
+    result = RUNNER.invoke(app, [*words, "--stack", "l40s-dev"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout
+    (line,) = [each for each in result.stderr.splitlines() if "record" in each]
+    first = state / "runs" / "l40s-dev" / "7" / "run_record.json"
+    assert line.startswith(f"damaged run record, left out: {first}: not valid JSON")
+    assert line.endswith("(and 1 more); pull the job again or remove the file")
+
+
 def test_a_report_that_cannot_be_written_is_refused_and_leaves_nothing(state: Path) -> None:
     folder = state / "folder.html"
     folder.mkdir()

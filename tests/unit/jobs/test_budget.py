@@ -36,7 +36,7 @@ ENDED = (
 
 def books(state: Path, usd: str | None = "100") -> Books:
     budget = None if usd is None else BudgetSpec(usd_per_month=Decimal(usd))
-    return open_books(replace(l40s(), budget=budget), state)
+    return open_books(replace(l40s(), budget=budget), state, print)
 
 
 def submission(job_id: str = "12") -> Submission:
@@ -313,7 +313,7 @@ def test_a_forecast_of_a_stack_with_contract_prices_uses_them(tmp_path: Path) ->
         sku="gpu-l40s-d/gpu", unit="GPU-hour", usd=Decimal(0), source="contract", date="2026-11-01"
     )
     spec = l40s(contract_prices=(ours,))
-    run = open_books(spec, tmp_path).forecast(job_of(spec))
+    run = open_books(spec, tmp_path, print).forecast(job_of(spec))
     assert isinstance(run, Forecast)
     assert run.nodes_usd is not None
     assert run.nodes_usd < Decimal("36.5504")

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("public_key_file")
 
 
 def books(state: Path, **changes: object) -> Books:
-    return open_books(l40s(**changes), state)
+    return open_books(l40s(**changes), state, print)
 
 
 def sent(of: Books, shell: Recorded, state: Path, begun: list[str]) -> tuple[Submission, list[str]]:
