@@ -15,6 +15,7 @@ from cost.price_ages import price_age_problems
 from cost.table import render
 from infra.components.deployed import deployed_outputs
 from infra.components.stack import Stack
+from infra.jobs.draining import told, user_key
 from infra.jobs.records import load_records
 from infra.nebius.discovery import DiscoveryError, discovered
 from infra.preflight.ask import ask, doubts, in_short, refusal
@@ -44,17 +45,24 @@ def main() -> None:
     if found.errors:
         texts = (str(problem).removeprefix(f"{Level.ERROR}: ") for problem in found.errors)
         raise pulumi.RunError("\n".join(texts))
+    deployed = deployed_outputs()
+    since = change(found, deployed)
+    if since.errors:
+        texts = (str(problem).removeprefix(f"{Level.ERROR}: ") for problem in since.errors)
+        raise pulumi.RunError("\n".join(texts))
     asked = ask(spec, project=pulumi.get_project())
     if reason := refusal(asked):
         raise pulumi.RunError(reason)
     warnings = [str(problem).removeprefix(f"{Level.WARNING}: ") for problem in found.warnings]
-    since = change(found, deployed_outputs())
     # An age depends on the day: it is told, but is no output, which would change by itself.
     used = [price for line in found.estimate.components for price in line.prices]
     ages = [problem.message for problem in price_age_problems(spec, used, datetime.now(UTC).date())]
-    for warning in (*map(str, since.losses), *warnings, *ages, *damaged, *doubts(asked)):
+    steps = [str(problem).removeprefix(f"{Level.WARNING}: ") for problem in since.warnings]
+    for warning in (*map(str, since.losses), *steps, *warnings, *ages, *damaged, *doubts(asked)):
         pulumi.log.warn(warning)
-    pulumi.log.info(f"\n{render(found)}\n{since.render()}\n{in_short(asked)}")
+    taken = since.rollout.slurm_nodes
+    running = told(spec.name, deployed, taken, user_key(STATE)) if taken else ""
+    pulumi.log.info(f"\n{render(found)}\n{since.render()}{running}\n{in_short(asked)}")
 
     try:
         spec = discovered(spec)
@@ -66,7 +74,13 @@ def main() -> None:
             f"{spec.name}.soperator.slack_notifier: no webhook to tell; set it with "
             f"'pulumi config set --secret {SECRETS}:{SLACK_WEBHOOK} https://hooks.slack.com/...'"
         )
-    stack = Stack(spec, root=ROOT, build_folder=STATE / "build", slack_webhook_url=webhook)
+    stack = Stack(
+        spec,
+        root=ROOT,
+        build_folder=STATE / "build",
+        slack_webhook_url=webhook,
+        rolls_in_stages=since.rollout.is_staged,
+    )
     for name, value in stack.outputs.items():
         pulumi.export(name, value)
     pulumi.export("cost", summary.outputs(found))

@@ -1,20 +1,24 @@
 """What a preview says about the deployed bill: change(bill, outputs) from the stack's own outputs.
 
-Owns the cases without an earlier bill, which are no errors, and the data that a change would lose.
+Owns the cases without an earlier bill, which are no errors. With it come the data that a change
+would lose, what it drains, and what it may not do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cost.diff import Difference, diff
 from cost.diff_table import render_diff
 from cost.layout import Format
+from cost.rollout import Rollout, rollout
 from cost.snapshot import take
 from cost.snapshot_format import SnapshotError, parse
 from stacks.changes import LostStorage, lost_storage
+from stacks.problem import Level, Problem
+from stacks.upgrade import refused
 
 if TYPE_CHECKING:
     from cost.bill import Bill
@@ -31,13 +35,26 @@ class Change:
     reason: str
     """Why there is none; empty where there is one."""
     losses: tuple[LostStorage, ...]
+    rollout: Rollout = field(default_factory=lambda: Rollout(steps=()))
+    problems: tuple[Problem, ...] = ()
+    """What cannot or should not follow the deployment."""
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """Problems that refuse the change."""
+        return tuple(problem for problem in self.problems if problem.level is Level.ERROR)
+
+    @property
+    def warnings(self) -> tuple[Problem, ...]:
+        """Problems that do not."""
+        return tuple(problem for problem in self.problems if problem.level is Level.WARNING)
 
     def render(self, format: Format = Format.TABLE) -> str:
         """The change as text, data that would be lost first, ending in a newline."""
         if self.difference is None:
             return f"{self.reason}\n"
         warnings = "".join(f"!!! {loss}\n" for loss in self.losses)
-        return warnings + render_diff(self.difference, format)
+        return warnings + render_diff(self.difference, format) + self.rollout.render()
 
 
 def change(bill: Bill, outputs: Mapping[str, object]) -> Change:
@@ -55,4 +72,6 @@ def change(bill: Bill, outputs: Mapping[str, object]) -> Change:
         difference=diff(before, after),
         reason="",
         losses=lost_storage(before.values, after.values),
+        rollout=rollout(before.values, after.values, bill.spec, bill.estimate),
+        problems=refused(bill.spec.name, before.values, after.values),
     )

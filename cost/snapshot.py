@@ -16,7 +16,7 @@ from cost.part import Amount
 from cost.price import HOURS_PER_MONTH, Layer, Price
 from cost.rounding import rounded
 from cost.unit_costs import Basis, NotKnown, UnitCosts
-from stacks import changes
+from stacks import changes, upgrade
 from stacks.declared import declared_values, parents_of
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def take(bill: Bill) -> Snapshot:
     }
     wanted = {key for line in lines for key in line.keys}
     wanted |= {key for amount in amounts for key in amount.keys}
-    wanted |= {*changes.KEYS, *PRICE_KEYS}
+    wanted |= {*changes.KEYS, *upgrade.KEYS, *PRICE_KEYS}
     return Snapshot(
         stack=bill.spec.name,
         book=bill.estimate.book_name,

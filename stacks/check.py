@@ -17,6 +17,7 @@ from stacks.rules.runs import check_runs
 from stacks.rules.soperator import check_soperator
 from stacks.rules.storage import check_storage
 from stacks.rules.teams import check_teams
+from stacks.rules.versions import check_versions
 from stacks.spec import StackSpec
 
 __all__ = ["Level", "Problem", "SpareNodes", "check"]
@@ -27,6 +28,7 @@ def check(spec: StackSpec) -> tuple[Problem, ...]:
     findings = Findings(spec.name)
     check_access(spec, findings)
     check_cluster(spec, findings)
+    check_versions(spec, findings)
     check_storage(spec, findings)
     check_nodes(spec, findings)
     check_quotas(spec, findings)

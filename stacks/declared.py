@@ -10,8 +10,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
+from hashlib import sha256
 from typing import Final, cast
 
+from stacks.node_spec import NodeUserSpec
 from stacks.spec import StackSpec
 
 _NAMES: Final = ("name", "sku", "scenario", "job", "mount_path", "path")
@@ -21,7 +23,7 @@ _MARKS: Final = re.compile(r"[.\[\]]")
 _DEPTH: Final = {".": 0, "[": 1, "]": -1}
 _LEFT_OUT: Final = frozenset({"name", "login", "code_path", "python_env_path", "bill_heading"})
 _FREE: Final = frozenset({"ssh_public_keys", "content"})
-"""Texts of any record that cost neither money nor data."""
+"""Texts of any record that cost neither money nor data; keys of the nodes are kept as a digest."""
 
 
 def declared_values(spec: StackSpec) -> Mapping[str, str]:
@@ -50,7 +52,12 @@ def _collect(key: str, value: object, found: dict[str, str], own_name: str | Non
         return
     if names := _names(type(value)):
         for name in names:
-            if name == own_name or name in _FREE:
+            if name == own_name:
+                continue
+            if name in _FREE:
+                if isinstance(value, NodeUserSpec):
+                    # In the user data of every node: other keys are other nodes.
+                    found[f"{key}.{name}"] = _digest(value.ssh_public_keys)
                 continue
             written = _written(value, name) if name in _COUNTS else name
             if written is not None:
@@ -68,6 +75,11 @@ def _collect(key: str, value: object, found: dict[str, str], own_name: str | Non
             found[key] = ", ".join(map(str, items))
     else:
         found[key] = str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _digest(lines: tuple[str, ...]) -> str:
+    """Eight characters that stand for the lines."""
+    return sha256("\n".join(lines).encode()).hexdigest()[:8]
 
 
 def _written(record: object, name: str) -> str | None:

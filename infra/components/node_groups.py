@@ -11,6 +11,7 @@ from infra.components.base import child
 from infra.render.node_group import declared_fabrics, node_group_spec, roles
 from stacks.node_spec import WorkerSpec
 from stacks.spec import StackSpec
+from stacks.upgrade import stage_of
 
 
 class NodeGroups(pulumi.ComponentResource):
@@ -29,6 +30,7 @@ class NodeGroups(pulumi.ComponentResource):
         cluster_id: pulumi.Input[str],
         subnet_id: pulumi.Input[str],
         filesystem_ids: Mapping[str, pulumi.Input[str]],
+        in_stages: bool = False,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("soperator:infra:NodeGroups", name, None, opts)
@@ -43,8 +45,11 @@ class NodeGroups(pulumi.ComponentResource):
             for fabric in declared_fabrics(spec)
         }
         groups: dict[str, pulumi.Output[str]] = {}
+        made: dict[int, list[pulumi.Resource]] = {}
         for role in roles(spec):
-            groups[role.name] = child(
+            stage = stage_of(None if role.worker else role.label)
+            earlier = [each for place in made if place < stage for each in made[place]]
+            group = child(
                 self,
                 "nebius:mk8s/v1:NodeGroup",
                 f"{name}-{role.name}",
@@ -59,7 +64,12 @@ class NodeGroups(pulumi.ComponentResource):
                         gpu_cluster_id=self._gpu_cluster_id(role.worker),
                     )
                 ),
-            ).id
+                # One after the other only where nodes are replaced: a creation would take thrice as
+                # long for nothing.
+                opts=pulumi.ResourceOptions(depends_on=earlier if in_stages else []),
+            )
+            made.setdefault(stage, []).append(group)
+            groups[role.name] = group.id
         self.groups = groups
         self.register_outputs({"groups": groups})
 

@@ -40,6 +40,7 @@ class Stack(pulumi.ComponentResource):
         root: Path,
         build_folder: Path,
         slack_webhook_url: pulumi.Input[str] | None = None,
+        rolls_in_stages: bool = False,
     ) -> None:
         name = spec.name
         super().__init__("soperator:infra:Stack", name)
@@ -60,6 +61,7 @@ class Stack(pulumi.ComponentResource):
             cluster_id=kube.cluster_id,
             subnet_id=network.subnet_id,
             filesystem_ids=filesystems.ids,
+            in_stages=rolls_in_stages,
             opts=mine,
         )
         drivers = NvidiaOperators(

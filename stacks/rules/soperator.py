@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from stacks.catalog import find_preset
+from stacks.compatibility import release_of
 from stacks.gpu_checks import checks_know
 from stacks.node_capacity import GIB, slurmd_amounts, slurmdbd_amounts
 from stacks.mounts import shared_mounts
@@ -15,8 +16,6 @@ from stacks.rules.naming import is_under, path_problem, repeated
 from stacks.soperator_spec import HOME, ChecksProfile, JailFileSpec, Observability
 from stacks.spec import StackSpec
 
-# Images of the jail at 4.1.7 (nebius/soperator, CI matrix of populate_jail, read 2026-11-21).
-_CUDA_VERSIONS: Final = ("12.9.0", "13.0.2")
 _USER_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 # Users of the jail's image and of Soperator's checks.
 _TAKEN_USERS: Final = (
@@ -68,10 +67,11 @@ def check_soperator(spec: StackSpec, findings: Findings) -> None:
 
 def _check_cuda(spec: StackSpec, findings: Findings) -> None:
     version = spec.soperator.cuda_version
-    if version not in _CUDA_VERSIONS:
+    release = release_of(spec.cluster.soperator_version)
+    if release.cuda and version not in release.cuda:
         findings.error(
             "soperator.cuda_version",
-            f"'{version}' has no jail image at 4.1.7 (has: {', '.join(_CUDA_VERSIONS)})",
+            f"'{version}' has no jail image at {release.version} (has: {', '.join(release.cuda)})",
             rule="soperator.cuda-version",
         )
         return

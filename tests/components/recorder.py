@@ -142,7 +142,11 @@ class _Answers(mocks.Mocks):
 
 
 def declare(
-    spec: StackSpec, build_folder: Path, *, slack_webhook_url: Callable[[], Any] = lambda: None
+    spec: StackSpec,
+    build_folder: Path,
+    *,
+    slack_webhook_url: Callable[[], Any] = lambda: None,
+    rolls_in_stages: bool = False,
 ) -> Recorder:
     """Runs the whole stack against a fresh recorder; secrets are made inside its run."""
     recorder = Recorder()
@@ -157,6 +161,7 @@ def declare(
             root=CHECKOUT,
             build_folder=build_folder,
             slack_webhook_url=slack_webhook_url(),
+            rolls_in_stages=rolls_in_stages,
         )
         pulumi.CustomResource(OUTPUTS, "outputs", stack.outputs)
 

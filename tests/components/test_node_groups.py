@@ -12,7 +12,7 @@ from stacks.load import load_stack, stack_names
 from stacks.node_spec import NodeUserSpec
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
-from tests.components.recorder import open_texts
+from tests.components.recorder import declare, open_texts
 
 NODE_GROUP = "nebius:mk8s/v1:NodeGroup"
 IN_A_GROUP = ("nebius:iam/v1:AccessPermit", "nebius:iam/v1:GroupMembership")
@@ -57,6 +57,22 @@ def test_operators_are_installed_after_the_nodes_that_run_them(deployed: Deploy)
     teardown = recorder.one("soperator:kube:Teardown")
     assert groups <= set(teardown.depends_on)
     assert teardown.urn in recorder.one("soperator:infra:Soperator").depends_on
+
+
+def test_groups_wait_for_each_other_only_where_nodes_are_replaced(
+    load: Callable[[str], StackSpec], deployed: Deploy, tmp_path: Path
+) -> None:
+    """A creation in stages would take as long as its stages together."""
+    staged = declare(load("l40s-dev"), tmp_path, rolls_in_stages=True)
+    by_name = {each.name.removeprefix("l40s-dev-"): each for each in staged.of(NODE_GROUP)}
+    head = {by_name[name].urn for name in ("controller", "login", "accounting")}
+    assert by_name["system"].urn in by_name["login"].depends_on
+    assert head.isdisjoint(by_name["controller"].depends_on)
+    workers = [by_name[each.name] for each in load("l40s-dev").nodes.workers]
+    assert all(head <= set(each.depends_on) for each in workers)
+    groups = {each.urn for each in deployed("l40s-dev").of(NODE_GROUP)}
+    for each in deployed("l40s-dev").of(NODE_GROUP):
+        assert groups.isdisjoint(each.depends_on)
 
 
 def test_user_data_of_nodes_is_sent_as_a_secret(

@@ -23,7 +23,7 @@ _TOKEN_S: Final = 12 * 3600
 _LEEWAY_S: Final = 60
 """How far the clocks may differ; what the real service allows is not documented."""
 _SIGNATURE_ONLY: Final[Options] = {"verify_aud": False, "verify_iat": False, "verify_exp": False}
-_KUBERNETES_VERSIONS: Final = ("1.31", "1.32", "1.33")
+_KUBERNETES_VERSIONS: Final = ("1.31", "1.32", "1.33", "1.34")
 # Invented, but for the pairs that the recipe uses (nebius-solutions-library soperator, 2026-04).
 _IMAGES: Final = (
     ("ubuntu24.04", "cuda12.8"),

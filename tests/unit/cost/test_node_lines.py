@@ -45,7 +45,7 @@ def test_a_pause_is_named_as_the_cause_of_what_it_saves(spec: StackSpec) -> None
     book = PriceBook.load(spec.prices)
     found = diff(take(bill(spec, book, ())), take(bill(paused(spec), book, ())))
     causes = {str(cause) for line in found.changes for cause in line.causes}
-    assert causes == {"nodes.paused: not set -> true"}
+    assert causes == {"nodes.paused: false -> true"}
 
 
 def test_a_node_costs_the_same_on_and_off_the_bill(spec: StackSpec) -> None:

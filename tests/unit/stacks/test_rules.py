@@ -40,6 +40,9 @@ def partition(index: int, **values: Any) -> Change:
 
 MISTAKES: list[tuple[str, Change]] = [
     ("nebius.subnet-network", lambda c: c["nebius"].update(subnet_id="vpcsubnet-1")),
+    ("cluster.soperator-refused", lambda c: c["cluster"].update(soperator_version="5.0.0")),
+    ("cluster.soperator-unknown", lambda c: c["cluster"].update(soperator_version="4.1.99")),
+    ("cluster.kubernetes-least", lambda c: c["cluster"].update(kubernetes_version="1.31")),
     ("chat.turns", chat(turns=2001)),
     ("chat.cached-share", chat(cached_share=2)),
     ("chat.model-twice", chat(api_models=["m", "m"])),

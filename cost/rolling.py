@@ -1,0 +1,248 @@
+"""Node groups whose nodes a change makes anew or takes away: rolls(before, bill), leaving(...).
+
+Owns which config keys replace nodes, how many go at once, how long that takes at most and what the
+nodes beyond the declared number cost. Field by field as nebius.mk8s.v1.NodeTemplate says (SDK of
+requirements.lock, read 2026-11-21): every field rolls the group, but labels and taints reach new
+nodes only; counts and the strategy itself roll nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+from cost.causes import Cause, changed_keys
+from cost.estimate import Estimate
+from cost.price import HOURS_PER_MONTH
+from cost.resources.groups import Group, groups
+from stacks.catalog import NODES_PER_GROUP_MAX, find_preset
+from stacks.cluster_spec import GpuDrivers
+from stacks.compatibility import ROLLOUT
+from stacks.node_spec import StrategySpec, WorkerSpec
+from stacks.spec import StackSpec
+from stacks.upgrade import stage_of
+
+_EVERY: Final = ("cluster.kubernetes_version", "cluster.os", "nodes.ssh_users")
+_GPU: Final = ("cluster.drivers_preset", "cluster.gpu_drivers")
+_FIELDS: Final = (
+    "platform",
+    "preset",
+    "boot_disk",
+    "billing",
+    "public_ip",
+    "infiniband_fabric",
+    "gpu_cluster_id",
+    "reservation",
+    "max_pods",
+    "nvidia_config_lines",
+    "local_nvme",
+)
+"""Of a group; all else of it is the number of nodes, what new ones get, or a matter of its pods."""
+_JAILED: Final = ("storage.jail", "storage.submounts[")
+_OF_ROLE: Final = {
+    "storage.controller_spool": "controller",
+    "storage.accounting": "accounting",
+}
+_UNJAILED: Final = ("nfs",)
+_IDENTITY: Final = (".type", ".existing_id")
+_DEFAULT_PERCENT: Final = 50
+"""Of a worker set that says nothing: infra/render/node_group.py, as the recipe has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roll:
+    """One declared group whose nodes are all made anew."""
+
+    label: str
+    key: str
+    stage: int
+    """Groups of one stage roll together, after those of earlier ones."""
+    num_nodes: int
+    """At most, where the group scales by itself."""
+    count: str
+    """Number of nodes as printed, such as `3..9`."""
+    at_once: int
+    """Nodes that are away at the same time."""
+    surge: int
+    """Nodes beyond the declared number while it lasts."""
+    rounds: int
+    drain_minutes: int | None
+    """Longest drain of a round; None where it may take for ever."""
+    causes: tuple[Cause, ...]
+    nodeset: str | None
+    surge_usd: Decimal | None
+    """US dollars at most for the surge; None when a node has no price."""
+
+    @property
+    def minutes(self) -> int | None:
+        """Longest in all; None where a drain may take for ever."""
+        if self.drain_minutes is None:
+            return None
+        return self.rounds * (self.drain_minutes + ROLLOUT.round_minutes_max)
+
+    @property
+    def slurm_nodes(self) -> tuple[str, ...]:
+        """Slurm nodes whose jobs end; none of a group without workers."""
+        if self.nodeset is None:
+            return ()
+        return tuple(f"{self.nodeset}-{index}" for index in range(self.num_nodes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """Workers of one set that a smaller number takes away: those with the highest numbers."""
+
+    label: str
+    key: str
+    first: int
+    """Lowest number among those that leave."""
+    num_nodes: int
+    cause: str
+    """What was and is declared."""
+
+    @property
+    def slurm_nodes(self) -> tuple[str, ...]:
+        """Slurm nodes that leave."""
+        return tuple(f"{self.label}-{self.first + index}" for index in range(self.num_nodes))
+
+
+def rolls(
+    before: Mapping[str, str], after: Mapping[str, str], spec: StackSpec, total: Estimate
+) -> tuple[Roll, ...]:
+    """Every group that rolls, in the order in which they do; a new group has nothing to roll."""
+    changed = dict(changed_keys(before, after))
+    found: list[Roll] = []
+    for group in groups(spec):
+        if f"{group.key}.platform" not in before:
+            continue
+        nodes = min(_most(before, group.key), group.max_nodes)
+        causes = dict.fromkeys(c for key, c in changed.items() if _makes_anew(key, group, spec))
+        if nodes and causes:
+            found.append(_roll(group, nodes, tuple(causes), total))
+    return tuple(sorted(found, key=lambda roll: roll.stage))
+
+
+def leaving(before: Mapping[str, str], spec: StackSpec) -> tuple[Leaving, ...]:
+    """Workers that go for good, by set; those of a set that is no longer declared, too."""
+    declared = {group.label: group for group in groups(spec) if group.nodeset is not None}
+    found: list[Leaving] = []
+    for name, was in worker_sets(before):
+        key = f"nodes.workers[{name}]"
+        group = declared.get(name)
+        now = 0 if group is None else group.max_nodes
+        if now < was:
+            told = "no longer declared" if group is None else f"{was} -> {now} nodes"
+            found.append(Leaving(label=name, key=key, first=now, num_nodes=was - now, cause=told))
+    return tuple(found)
+
+
+def _makes_anew(key: str, group: Group, spec: StackSpec) -> bool:
+    if key.startswith(_EVERY):
+        return True
+    if key in _GPU:
+        is_last = key == "cluster.gpu_drivers" or (
+            spec.cluster.gpu_drivers is GpuDrivers.PREINSTALLED
+        )
+        return is_last and _has_gpus(group)
+    if key.startswith(f"{group.key}."):
+        return key.removeprefix(f"{group.key}.").split(".")[0].split("[")[0] in _FIELDS
+    return _is_attached(key, group)
+
+
+def _is_attached(key: str, group: Group) -> bool:
+    """Whether the key is of a filesystem that comes to the group's nodes, goes, or is another."""
+    # The rest of a declaration, such as its size, is the filesystem's own affair.
+    if not key.endswith(_IDENTITY):
+        return False
+    if key.startswith(_JAILED):
+        return group.label not in _UNJAILED
+    return any(key.startswith(each) and group.label == role for each, role in _OF_ROLE.items())
+
+
+def _roll(group: Group, nodes: int, causes: tuple[Cause, ...], total: Estimate) -> Roll:
+    chunks = [
+        min(NODES_PER_GROUP_MAX, nodes - first) for first in range(0, nodes, NODES_PER_GROUP_MAX)
+    ]
+    strategy = group.spec.strategy if isinstance(group.spec, WorkerSpec) else None
+    pace = [_pace(strategy, chunk) for chunk in chunks]
+    rounds = max(
+        math.ceil(chunk / max(away + surge, 1))
+        for chunk, (away, surge) in zip(chunks, pace, strict=True)
+    )
+    surge = sum(extra for _, extra in pace)
+    return Roll(
+        label=group.label,
+        key=group.key,
+        stage=stage_of(None if group.nodeset is not None else group.label),
+        num_nodes=nodes,
+        count=group.count if nodes == group.max_nodes else str(nodes),
+        at_once=sum(away for away, _ in pace),
+        surge=surge,
+        rounds=rounds,
+        drain_minutes=_drain_minutes(strategy),
+        causes=causes,
+        nodeset=group.nodeset,
+        surge_usd=_surge_usd(group, surge, rounds, total),
+    )
+
+
+def _pace(strategy: StrategySpec | None, nodes: int) -> tuple[int, int]:
+    """Nodes away at once and nodes beyond the number, of one mk8s group."""
+    if strategy is None:
+        return min(ROLLOUT.max_unavailable, nodes), ROLLOUT.max_surge
+    away, surge = strategy.max_unavailable_nodes, strategy.max_surge_nodes
+    if away is None:
+        percent = strategy.max_unavailable_percent
+        # The API rounds nodes that are away down and surge up.
+        away = nodes * (_DEFAULT_PERCENT if percent is None else percent) // 100
+    if surge is None:
+        surge = math.ceil(nodes * (strategy.max_surge_percent or 0) / 100)
+    # Both 0 would never end; the API takes at least one node.
+    return min(max(away, 0 if surge else 1), nodes), surge
+
+
+def _drain_minutes(strategy: StrategySpec | None) -> int | None:
+    if strategy is None or strategy.drain_timeout_s is None:
+        return ROLLOUT.drain_timeout_minutes
+    return math.ceil(strategy.drain_timeout_s / 60) or None
+
+
+def _surge_usd(group: Group, surge: int, rounds: int, total: Estimate) -> Decimal | None:
+    if not surge:
+        return Decimal(0)
+    lines = [
+        line
+        for line in total.components
+        if line.id == group.key or line.id == f"{group.key}.boot_disk"
+    ]
+    if any(line.rate is None for line in lines):
+        return None
+    monthly = sum((line.monthly_usd_of_node for line in lines), Decimal(0))
+    minutes = rounds * ROLLOUT.round_minutes_max
+    return monthly / HOURS_PER_MONTH * surge * minutes / 60
+
+
+def _has_gpus(group: Group) -> bool:
+    preset = find_preset(group.spec.platform, group.spec.preset)
+    return preset is not None and preset.gpus > 0
+
+
+def _most(values: Mapping[str, str], key: str) -> int:
+    """Most nodes of a group as the values have it; none of a worker set of a paused stack."""
+    if values.get("nodes.paused") == "true" and key.startswith("nodes.workers["):
+        return 0
+    return int(values.get(f"{key}.nodes") or values.get(f"{key}.max_nodes") or 0)
+
+
+def worker_sets(values: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """Name and most nodes of every worker set that the values declare."""
+    start, end = "nodes.workers[", "].platform"
+    for key in values:
+        if key.startswith(start) and key.endswith(end):
+            yield (
+                key.removeprefix(start).removesuffix(end),
+                _most(values, key.removesuffix(".platform")),
+            )
