@@ -52,7 +52,7 @@ def test_an_override_changes_one_value_and_keeps_its_type() -> None:
         ("train.max_stepz=8", "train.max_stepz: unknown key; did you mean 'max_steps'"),
         ("train.max_steps=many", 'train.max_steps: got "many", expected a whole number'),
         ("train.max_steps=true", "train.max_steps: got true, expected a whole number"),
-        ("train.method=qlora", 'train.method: got "qlora", expected one of lora, full'),
+        ("train.method=dora", 'train.method: got "dora", expected one of lora, full, qlora'),
         ("train.micro_batch_size=0", "train.micro_batch_size: got 0, expected > 0"),
         ("train.epochs=1", "set exactly one of them"),
         ("train.lora.rank.x=1", "'train.lora.rank' is no section"),

@@ -17,8 +17,9 @@ from workloads.common.exit_codes import ExitCode
 from workloads.data.packing import pack
 from workloads.train import metrics
 from workloads.train.config import TrainConfig
-from workloads.train.optimizer import AdamW, learning_rate_factor
+from workloads.train.optimizer import AdamW
 from workloads.train.order import Stream
+from workloads.train.schedule import learning_rate_factor
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -226,7 +227,7 @@ def test_warm_up_rises_to_the_full_rate_and_cosine_falls_to_zero() -> None:
     assert factors[12] == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_the_stream_gives_every_row_once_an_epoch_at_any_world_size(world_size: int) -> None:
     from tests.workloads.test_data import example_of
 
@@ -238,8 +239,7 @@ def test_the_stream_gives_every_row_once_an_epoch_at_any_world_size(world_size: 
             row
             for rank in range(world_size)
             for batch in stream.micro_batches(
-                position, rank=rank, world_size=world_size, micro_batch_size=1,
-                num_micro=4 // world_size,
+                position, rank=rank, world_size=world_size, micro_batch_size=1, num_rows=4
             )
             for row in batch
         ]  # fmt: skip

@@ -44,7 +44,13 @@ class Job:
 def parse_arguments(kind: str, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return `--recipe`, `--set` and `--resume` of the command line."""
     parser = argparse.ArgumentParser(prog=f"python -m workloads.{kind}")
-    parser.add_argument("--recipe", required=True, help="name in workloads/recipes, or a file")
+    parser.add_argument(
+        "--recipe",
+        "--config",
+        dest="recipe",
+        required=True,
+        help="name in workloads/recipes, or a file",
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     if kind == "train":
         parser.add_argument("--resume", help="auto, requeue, never, or a checkpoint folder")

@@ -30,8 +30,11 @@ def load_tokenizer(model_dir: Path) -> Any:
     return tokenizer
 
 
-def load_model(model_dir: Path, *, dtype: torch.dtype, device: torch.device) -> Any:
-    """Return the model in `model_dir` with weights of `dtype` on `device`, in eval mode."""
+def load_model(model_dir: Path, *, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:
+    """Return the model in `model_dir` with weights of `dtype` on `device`, in eval mode.
+
+    `options` go to from_pretrained: another attention, or four bits a weight.
+    """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -39,17 +42,21 @@ def load_model(model_dir: Path, *, dtype: torch.dtype, device: torch.device) -> 
     logging.disable_progress_bar()
     # peft asks transformers for a property that transformers has renamed; not the user's business.
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
+    options = {"attn_implementation": "sdpa", **options}
+    if "quantization_config" in options:
+        # 4-bit weights are made where they stay: they cannot be moved in one piece later.
+        options["device_map"] = {"": device}
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, attn_implementation="sdpa", use_safetensors=True
+            model_dir, dtype=dtype, use_safetensors=True, **options
         )
     except (OSError, ValueError) as error:
         raise DataError(f"{model_dir}: model cannot be loaded: {error}") from error
-    return model.to(device).eval()
+    return (model if "quantization_config" in options else model.to(device)).eval()
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return torch's type for a recipe's `bf16` or `fp32`."""
+    """Return torch's type for a recipe's `bf16`, `fp16` or `fp32`."""
     import torch
 
-    return {"bf16": torch.bfloat16, "fp32": torch.float32}[name]
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]

@@ -14,6 +14,7 @@ from workloads.common.exit_codes import ConfigError
 from workloads.common.recipe import apply_overrides, parse, read_mapping
 from workloads.data.config import DataConfig
 from workloads.evaluate.config import EvaluateConfig
+from workloads.train.arguments import translate
 from workloads.train.config import TrainConfig
 
 RECIPES_DIR = Path(__file__).parent
@@ -52,4 +53,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         path = found[0]
     mapping = apply_overrides(read_mapping(path), overrides)
     mapping.setdefault("name", path.stem)
+    if "train" in mapping:
+        at = f"{path.stem}.train"
+        mapping["train"] = translate(mapping["train"], at=at, folder=path.parent)
     return parse(Recipe, mapping, at=path.stem)

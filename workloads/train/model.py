@@ -1,7 +1,7 @@
-"""The model that a run trains: adapters or all weights, and the loss it returns.
+"""A causal language model ready to train, and the loss that it returns.
 
-Owns how LoRA is attached (peft) and the sum of the loss over assistant tokens. Does not own data or
-the optimizer.
+Owns the order: load (in 4 bits for qlora), adapters, checkpointing of activations. Does not own
+data, ranks or the optimizer.
 """
 
 from __future__ import annotations
@@ -11,70 +11,82 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-from workloads.common.exit_codes import ConfigError
-from workloads.common.models import load_model, torch_dtype
-from workloads.data.chat_template import IGNORED
-from workloads.data.packing import Batch
+from workloads.common.models import load_model
+from workloads.train import attention, quantize
+from workloads.train.adapters import attach_lora
 from workloads.train.config import TrainConfig
+from workloads.train.loss import IGNORED, chunked_loss, is_plain_head, summed_loss
+from workloads.train.precision import base_dtype
+
+__all__ = ["AssistantLoss", "attach_lora", "build_model", "flops_per_token", "num_parameters"]
 
 
-def build_model(model_dir: Path, config: TrainConfig, *, device: torch.device) -> Any:
+def build_model(
+    model_dir: Path, config: TrainConfig, *, device: torch.device, sharded: bool = False
+) -> Any:
     """Return the model ready to train: frozen base with fp32 adapters, or all weights."""
-    model = load_model(model_dir, dtype=torch_dtype(config.dtype), device=device)
+    dtype = base_dtype(config, sharded=sharded)
+    options = _options(config, device)
+    if config.method == "qlora":
+        options |= quantize.four_bit_options(dtype)
+    return prepare_model(load_model(model_dir, dtype=dtype, device=device, **options), config)
+
+
+def build_empty_model(model_dir: Path, config: TrainConfig, *, device: torch.device) -> Any:
+    """Return the same model without memory for its weights, to be divided between ranks."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = AutoConfig.from_pretrained(model_dir)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            shape, dtype=base_dtype(config, sharded=True), **_options(config, device)
+        )
+        return prepare_model(model, config)
+
+
+def _options(config: TrainConfig, device: torch.device) -> dict[str, Any]:
+    return {"attn_implementation": attention.IMPLEMENTATIONS[attention.choose(config, device)]}
+
+
+def prepare_model(model: Any, config: TrainConfig) -> Any:
+    """Return a loaded model with adapters and checkpointing of activations, in train mode."""
     model.config.use_cache = False
-    if config.method == "lora":
+    if config.method == "qlora":
+        model = quantize.prepare(model)
+    if config.has_adapters:
         model = attach_lora(model, config)
     if config.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-        if config.method == "lora":
+        if config.has_adapters:
             # Else the first layer's input needs no gradient and its checkpoint is cut off.
             model.enable_input_require_grads()
     return model.train()
 
 
-def attach_lora(model: Any, config: TrainConfig) -> Any:
-    """Return `model` frozen, with trainable adapters in fp32; seeded by the recipe."""
-    import peft
-
-    modules = config.lora.target_modules
-    torch.manual_seed(config.seed)
-    try:
-        return peft.get_peft_model(
-            model,
-            peft.LoraConfig(
-                task_type="CAUSAL_LM",
-                r=config.lora.rank,
-                lora_alpha=config.lora.alpha,
-                lora_dropout=config.lora.dropout,
-                target_modules="all-linear" if modules == ("all-linear",) else list(modules),
-            ),
-            autocast_adapter_dtype=True,
-        )
-    except ValueError as error:
-        raise ConfigError(f"train.lora.target_modules {list(modules)}: {error}") from error
-
-
 def num_parameters(model: nn.Module) -> tuple[int, int]:
-    """Return (all, trained) numbers of weights."""
-    return (
-        sum(parameter.numel() for parameter in model.parameters()),
-        sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-    )
+    """Return (all, trained) numbers of weights; a 4-bit weight counts as one."""
+    sizes = [(_numel(weight), weight.requires_grad) for weight in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
+
+
+def _numel(weight: Any) -> int:
+    state = getattr(weight, "quant_state", None)
+    return int(torch.Size(state.shape).numel()) if state is not None else weight.numel()
 
 
 def flops_per_token(model: Any, *, method: str) -> float:
-    """Return the useful FLOPs of one trained token: 4N for LoRA, 6N for full training.
+    """Return the useful FLOPs of one trained token: 4N for adapters, 6N for full training.
 
     N are the weights that multiply every token: the input embedding is a look-up and does not
     count, the output head does. Frozen weights need no weight gradient, which is 2N of the 6N.
     """
     total, trained = num_parameters(model)
-    frozen_or_all = total - trained if method == "lora" else total
-    if not model.config.tie_word_embeddings:
+    frozen_or_all = total if method == "full" else total - trained
+    config = model.config
+    if not getattr(config, "tie_word_embeddings", False):
         frozen_or_all -= model.get_input_embeddings().weight.numel()
-    return (4 if method == "lora" else 6) * frozen_or_all
+    return (6 if method == "full" else 4) * frozen_or_all
 
 
 class AssistantLoss(nn.Module):
@@ -84,28 +96,34 @@ class AssistantLoss(nn.Module):
     of their means weighs tokens unequally.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(
+        self, model: Any, *, attention: attention.Kind = "sdpa", chunk_tokens: int | None = None
+    ) -> None:
         super().__init__()
         self.model = model
+        self.attention: attention.Kind = attention
+        self.chunk_tokens = chunk_tokens
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Any) -> torch.Tensor:
         """Return the summed cross entropy in fp32."""
+        arguments = attention.inputs(self.attention, batch)
+        labels_BT = batch.labels_BT.reshape(arguments["input_ids"].shape)
         # Logits only where some row has a label: on chats that saves most of the output head.
-        positions = (batch.labels_BT != IGNORED).any(dim=0).nonzero().squeeze(1)
+        positions = (labels_BT != IGNORED).any(dim=0).nonzero().squeeze(1)
         if positions.numel() == 0:
             # One ignored position keeps every weight in the graph, as DDP waits for all of them.
-            positions = torch.zeros(1, dtype=torch.long, device=batch.labels_BT.device)
-        logits_BKV = self.model(
-            input_ids=batch.input_ids_BT,
-            position_ids=batch.position_ids_BT,
-            attention_mask=batch.mask_B1TT,
-            logits_to_keep=positions,
-            use_cache=False,
-        ).logits
-        labels_BK = batch.labels_BT[:, positions]
-        return cross_entropy(
-            logits_BKV.float().flatten(0, 1),
-            labels_BK.flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
+            positions = torch.zeros(1, dtype=torch.long, device=labels_BT.device)
+        labels_BK = labels_BT[:, positions]
+        if self.chunk_tokens is not None:
+            base = self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
+            head = base.get_output_embeddings()
+            if is_plain_head(head):
+                hidden_BTH = base.get_decoder()(**arguments, use_cache=False).last_hidden_state
+                return chunked_loss(
+                    hidden_BTH[:, positions].flatten(0, 1),
+                    labels_BK.flatten(),
+                    head,
+                    chunk_tokens=self.chunk_tokens,
+                )
+        logits_BKV = self.model(**arguments, logits_to_keep=positions, use_cache=False).logits
+        return summed_loss(logits_BKV.flatten(0, 1), labels_BK.flatten())

@@ -1,4 +1,4 @@
-"""AdamW with fp32 copies of weights that are not fp32, and the learning-rate schedule.
+"""AdamW: torch's own where every trained weight is fp32, else one with fp32 copies of the weights.
 
 At lr 2e-5 the update of a bf16 weight is below its rounding step, so training bf16 weights in place
 loses most updates; the fp32 copy keeps them (16 bytes per weight in all: 2 + 2 gradient + 12).
@@ -7,12 +7,19 @@ loses most updates; the fp32 copy keeps them (16 bytes per weight in all: 2 + 2 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from workloads.train.config import TrainConfig
+
+def build_optimizer(
+    trained: Sequence[torch.Tensor], *, lr: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """Return AdamW over `trained`: torch's fused one, or ours where a weight has 16 bits."""
+    if all(weight.dtype == torch.float32 for weight in trained):
+        return torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay, fused=True)
+    return AdamW(trained, lr=lr, weight_decay=weight_decay)
 
 
 class AdamW(torch.optim.Optimizer):
@@ -72,13 +79,3 @@ class AdamW(torch.optim.Optimizer):
                 name: value.to(weight.device) if isinstance(value, torch.Tensor) else value
                 for name, value in values.items()
             }
-
-
-def learning_rate_factor(step: int, *, config: TrainConfig, num_steps: int) -> float:
-    """Return the factor on the learning rate of 0-based `step`: warm-up, then the schedule."""
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
-    if config.schedule == "constant":
-        return 1.0
-    span = max(1, num_steps - config.warmup_steps)
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - config.warmup_steps) / span)))

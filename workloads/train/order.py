@@ -1,47 +1,54 @@
-"""The order in which packed rows are trained on: one endless stream, equal at any world size.
+"""The order in which rows are trained on: one stream, equal at any world size.
 
-Owns the data position: the number of packed rows that all ranks together have consumed. Row k of
-the stream is row k mod n of epoch k div n's permutation.
+Owns the data position: the number of rows that all ranks together have consumed. Row k of the
+stream is row k mod n of epoch k div n's permutation. The rows of a step do not depend on how many
+ranks share them.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-
-from workloads.data.packing import Pack
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """Shuffled packed rows."""
+    """Shuffled rows."""
 
-    packs: Sequence[Pack]
+    packs: Sequence[Any]
     seed: int
+    end: int | None = None
+    """Rows after which the stream ends, epochs times rows; None: endless."""
+    length: Callable[[Any], int] = lambda row: row.num_tokens
+    """Tokens of a row, by which the rows of one step are put together."""
 
-    def rows(self, start: int, count: int) -> list[Pack]:
-        """Return `count` rows from stream position `start`."""
+    def rows(self, start: int, count: int) -> list[Any]:
+        """Return `count` rows from stream position `start`, fewer at the end."""
         size = len(self.packs)
+        stop = start + count if self.end is None else min(start + count, self.end)
         return [
             self.packs[_permutation(size, self.seed, position // size)[position % size]]
-            for position in range(start, start + count)
+            for position in range(start, stop)
         ]
 
     def micro_batches(
-        self, position: int, *, rank: int, world_size: int, micro_batch_size: int, num_micro: int
-    ) -> list[list[Pack]]:
-        """Return this rank's micro batches of the train step that starts at `position`.
+        self, position: int, *, rank: int, world_size: int, micro_batch_size: int, num_rows: int
+    ) -> list[list[Any]]:
+        """Return this rank's micro batches of the step of `num_rows` rows from `position` on.
 
-        The step's rows are dealt in the stream's order, so all ranks together see the same rows at
-        any world size as long as the rows per step are equal.
+        All ranks together see the same rows at any world size, and each as many micro batches as
+        the others: one that comes out short gets empty lists. Rows of like length share a micro
+        batch, which saves padding and leaves the sum of the step's gradient as it is.
         """
-        rows = self.rows(position, micro_batch_size * num_micro * world_size)
+        rows = sorted(self.rows(position, num_rows), key=self.length, reverse=True)
+        num_micro = -(-len(rows) // (world_size * micro_batch_size))
         mine = rows[rank::world_size]
         return [
-            mine[first : first + micro_batch_size]
-            for first in range(0, len(mine), micro_batch_size)
+            mine[index * micro_batch_size : (index + 1) * micro_batch_size]
+            for index in range(num_micro)
         ]
 
 

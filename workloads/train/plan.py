@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from workloads.common.log import log
 from workloads.train.config import STRATEGIES, TrainConfig
 
 VARIABLE = "SOPERATOR_PLAN"
+FILE_NAME = "plan.json"
 SCHEMA_VERSION = 1
 _SETTINGS = (
     "method",
@@ -129,6 +130,12 @@ def choose_strategy(plan: Plan | None, config: TrainConfig) -> str:
     explicit = None if config.strategy == "auto" else config.strategy
     if plan is None:
         return explicit or STRATEGIES[0]
+    if not plan.fits and explicit is None:
+        raise ConfigError(
+            f"{plan.path}: this run does not fit: {plan.reason}; lower train.micro_batch_size or "
+            "train.sequence_length, set train.gradient_checkpointing, or take larger GPUs; to try "
+            "all the same, name train.strategy"
+        )
     if not plan.fits:
         log(f"warning: by the plan this run does not fit: {plan.reason}")
     if config.micro_batch_size > plan.largest_micro_batch > 0:
@@ -148,6 +155,11 @@ def choose_strategy(plan: Plan | None, config: TrainConfig) -> str:
             f"warning: the plan says {plan.strategy}, which this trainer does not run: going on "
             f"with {STRATEGIES[0]}; {plan.reason}"
         )
+        return STRATEGIES[0]
+    try:
+        replace(config, strategy=plan.strategy)
+    except ValueError as error:
+        log(f"warning: the plan says {plan.strategy}: {error}; going on with {STRATEGIES[0]}")
         return STRATEGIES[0]
     log(
         f"plan: {plan.strategy}, {plan.memory_gib_per_rank['total']:.2f} GiB a rank expected: "

@@ -1,0 +1,91 @@
+"""Training configs as files: create_training_arguments(path) -> TrainConfig.
+
+Reads JSON and YAML, a whole recipe or the section `train` alone, in our keys or in those of
+transformers' TrainingArguments. Has no defaults: config.py does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workloads.common.exit_codes import ConfigError
+from workloads.common.log import log
+from workloads.common.recipe import apply_overrides, parse, read_mapping
+from workloads.train.config import TrainConfig
+from workloads.train.deepspeed import map_deepspeed
+
+HF_NAMES = {
+    "per_device_train_batch_size": "micro_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation",
+    "num_train_epochs": "epochs",
+    "lr_scheduler_type": "schedule",
+    "save_steps": "checkpoint_every",
+    "save_total_limit": "keep_last",
+    "max_seq_length": "sequence_length",
+    "max_length": "sequence_length",
+    "torch_compile": "compile",
+    "use_liger_kernel": "liger",
+    "resume_from_checkpoint": "resume",
+}
+"""Keys of transformers.TrainingArguments and trl.SFTConfig that have another name here."""
+
+
+def create_training_arguments(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Return the training settings in a file; every wrong key and value is told at once."""
+    path = Path(path)
+    mapping = read_mapping(path)
+    if "train" in mapping:
+        mapping = apply_overrides(mapping, overrides)["train"]
+    else:
+        mapping = apply_overrides({"train": mapping}, overrides)["train"]
+    at = f"{path.stem}.train"
+    return parse(TrainConfig, translate(mapping, at=at, folder=path.parent), at=at)
+
+
+def translate(mapping: Any, *, at: str, folder: Path) -> Any:
+    """Return a section `train` in our keys: names of transformers and a DeepSpeed config mapped.
+
+    `folder` is where a DeepSpeed config that is named as a file lies.
+    """
+    if not isinstance(mapping, Mapping):
+        return mapping
+    values = dict(mapping)
+    for kind in ("bf16", "fp16"):
+        if isinstance(values.get(kind), bool) and values.pop(kind):
+            _put(values, "dtype", kind, at=at, source=kind)
+    for name, ours in HF_NAMES.items():
+        if name in values:
+            value = values.pop(name)
+            if ours == "liger" and isinstance(value, bool):
+                value = "on" if value else "off"
+            whole = isinstance(value, float) and value.is_integer()
+            _put(values, ours, int(value) if whole else value, at=at, source=name)
+    if "deepspeed" in values:
+        config = values.pop("deepspeed")
+        if isinstance(config, str):
+            path = folder / config
+            config, where = read_mapping(path), path.name
+        else:
+            where = f"{at}.deepspeed"
+        if config is not None:
+            if not isinstance(config, Mapping):
+                raise ConfigError(f"{where}: got {config!r}, expected a mapping or a file's name")
+            mapped = map_deepspeed(config, at=where)
+            for line in mapped.lines:
+                log(line)
+            for key, value in mapped.values.items():
+                if key in values and values[key] != value and values[key] != "auto":
+                    log(f"train.{key}={values[key]!r} wins over DeepSpeed's {value!r}")
+                else:
+                    values[key] = value
+    return values
+
+
+def _put(values: dict[str, Any], key: str, value: Any, *, at: str, source: str) -> None:
+    if key in values and values[key] != value:
+        raise ConfigError(
+            f"{at}.{source}: got {value!r}, but {at}.{key} is {values[key]!r}; give one of the two"
+        )
+    values[key] = value

@@ -1,0 +1,134 @@
+"""Chats for a causal language model: packed rows, loss on what the assistant wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workloads.common.exit_codes import ConfigError, DataError
+from workloads.data.packing import Batch, Pack, collate, pack
+from workloads.data.token_rows import IGNORED, TokenRows, read_parquet
+from workloads.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CausalLm:
+    """The task `causal_lm`."""
+
+    def __init__(
+        self, config: TrainConfig, *, model_dir: Path | None, dataset: Path | None
+    ) -> None:
+        if model_dir is None or dataset is None:
+            raise ConfigError(
+                "train.task causal_lm: needs a model and a data set of its own, nothing generated"
+            )
+        self._config, self.model_dir = config, model_dir
+        examples = read_parquet(dataset / "tokens_train.parquet")
+        fits = examples.lengths <= config.sequence_length
+        self.num_dropped = len(examples) - int(fits.sum())
+        if self.num_dropped and config.overlong == "refuse":
+            raise DataError(
+                f"{dataset}: {self.num_dropped} of {len(examples)} examples are longer than "
+                f"train.sequence_length {config.sequence_length}; raise it, or set "
+                "train.overlong=drop"
+            )
+        kept = (
+            cut_rows(examples, config.sequence_length)
+            if config.overlong == "cut"
+            else examples.select(fits)
+        )
+        if not kept.num_label_tokens:
+            raise DataError(f"{dataset}: no token to learn in {len(kept)} training examples")
+        self.rows: Sequence[Pack] = (
+            pack(kept, sequence_length=config.sequence_length)
+            if config.packing
+            else [
+                Pack(rows=kept, indices=(index,), num_tokens=length)
+                for index, length in enumerate(kept.lengths.tolist())
+            ]
+        )
+        self.digest = kept.digest
+        self._pad_id: int | None = None
+
+    def length(self, row: Pack) -> int:
+        """Return the tokens of a row."""
+        return row.num_tokens
+
+    def build(self, device: torch.device, *, sharded: bool = False) -> Any:
+        """Return the model ready to train."""
+        from workloads.train import model
+
+        self._read_tokenizer()
+        return model.build_model(self.model_dir, self._config, device=device, sharded=sharded)
+
+    def build_empty(self, device: torch.device) -> Any:
+        """Return the model on the meta device."""
+        from workloads.train import model
+
+        self._read_tokenizer()
+        return model.build_empty_model(self.model_dir, self._config, device=device)
+
+    def loss(self, model: Any, device: torch.device) -> torch.nn.Module:
+        """Return the module of the summed loss."""
+        from workloads.train.attention import choose
+        from workloads.train.model import AssistantLoss
+
+        return AssistantLoss(
+            model,
+            attention=choose(self._config, device),
+            chunk_tokens=self._config.loss_chunk_tokens,
+        )
+
+    def collate(self, rows: Sequence[Pack]) -> Batch:
+        """Return one micro batch; no rows give the shortest one there is, without labels."""
+        assert self._pad_id is not None
+        # Compiled layers keep their shapes; else rows are as long as the longest of them.
+        length = self._config.sequence_length if self._config.compile else None
+        if rows:
+            return collate(rows, pad_id=self._pad_id, length=length)
+        batch = collate([min(self.rows, key=self.length)], pad_id=self._pad_id, length=length)
+        return _without_labels(batch)
+
+    def num_positions(self, batch: Batch) -> int:
+        """Return tokens and padding."""
+        return batch.input_ids_BT.numel()
+
+    def save_preprocessor(self, folder: Path) -> None:
+        """Write the tokenizer."""
+        self._read_tokenizer().save_pretrained(folder)
+
+    def _read_tokenizer(self) -> Any:
+        from workloads.common.models import load_tokenizer
+
+        tokenizer = load_tokenizer(self.model_dir)
+        self._pad_id = tokenizer.pad_token_id
+        return tokenizer
+
+
+def cut_rows(rows: TokenRows, length: int) -> TokenRows:
+    """Return the rows with at most `length` tokens each."""
+    import numpy as np
+
+    lengths = np.minimum(rows.lengths, length)
+    place = np.arange(rows.num_tokens) - np.repeat(rows.offsets[:-1], rows.lengths)
+    return TokenRows(
+        input_ids=rows.input_ids[place < length],
+        learned=rows.learned[place < length],
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+    )
+
+
+def _without_labels(batch: Batch) -> Batch:
+    from dataclasses import replace
+
+    import torch
+
+    return replace(
+        batch,
+        labels_BT=torch.full_like(batch.labels_BT, IGNORED),
+        num_tokens=0,
+        num_label_tokens=0,
+    )

@@ -1,0 +1,237 @@
+"""Text classifiers, text to text and image classifiers: rows padded, one loss per label.
+
+Data sets are folders: `rows_train.jsonl` with {"text", "label"} or {"source", "target"}, or
+`images_train.npz` with arrays `pixel_values` (rows, channels, height, width) and `labels`.
+`generated` makes rows and a tiny random model, for a run that needs no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workloads.common.exit_codes import ConfigError, DataError
+from workloads.train.config import TrainConfig
+from workloads.train.tasks import GENERATED, generated, is_generated
+
+if TYPE_CHECKING:
+    import torch
+
+AUTO_CLASSES = {
+    "text_classification": "AutoModelForSequenceClassification",
+    "text_to_text": "AutoModelForSeq2SeqLM",
+    "image_classification": "AutoModelForImageClassification",
+}
+IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One input with its label: token ids or pixels, a class or token ids."""
+
+    inputs: Any
+    labels: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Tensors of one micro batch, by the model's own argument names."""
+
+    inputs: dict[str, torch.Tensor]
+    labels: torch.Tensor
+    """A class per row, or tokens per row; IGNORED where nothing is learned."""
+    num_tokens: int
+    num_label_tokens: int
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the same batch on `device`."""
+        return Batch(
+            inputs={name: value.to(device) for name, value in self.inputs.items()},
+            labels=self.labels.to(device),
+            num_tokens=self.num_tokens,
+            num_label_tokens=self.num_label_tokens,
+        )
+
+
+class SmallTask:
+    """The tasks beside causal_lm."""
+
+    def __init__(
+        self, config: TrainConfig, *, model: str, model_dir: Path | None, dataset: Path | None
+    ) -> None:
+        self._config, self._model, self.model_dir = config, model, model_dir
+        self.num_dropped = 0
+        if is_generated(model) and model not in generated.MODELS:
+            raise ConfigError(
+                f"model: got {model!r}, expected one of {', '.join(generated.MODELS)}, or a folder"
+            )
+        self.rows: Sequence[Row] = (
+            generated.rows(config) if dataset is None else self._read(dataset)
+        )
+        if not self.rows:
+            raise DataError(f"{dataset or GENERATED}: no row to train on")
+        self.num_classes = 1 + max(max(row.labels) for row in self.rows)
+        text = repr([(getattr(row.inputs, "tobytes", lambda r=row: r.inputs)(), row.labels)
+                     for row in self.rows])  # fmt: skip
+        self.digest = hashlib.sha256(text.encode()).hexdigest()
+
+    def _read(self, dataset: Path) -> list[Row]:
+        if self._config.task == "image_classification":
+            return _read_images(dataset / "images_train.npz")
+        path = dataset / "rows_train.jsonl"
+        if self.model_dir is None:
+            raise ConfigError(f"model: a generated one has no tokenizer for {path}; name a folder")
+        from workloads.common.models import load_tokenizer
+
+        tokenizer = load_tokenizer(self.model_dir)
+        rows: list[Row] = []
+        for number, values in _json_lines(path):
+            try:
+                if self._config.task == "text_classification":
+                    source, target = values["text"], (int(values["label"]),)
+                else:
+                    source, target = values["source"], tuple(tokenizer(values["target"]).input_ids)
+            except (KeyError, TypeError, ValueError) as error:
+                raise DataError(f"{path}:{number}: {error!r}; see docs/training.md") from error
+            ids = tuple(tokenizer(source).input_ids)
+            if max(len(ids), len(target)) > self._config.sequence_length:
+                self.num_dropped += 1
+                continue
+            rows.append(Row(inputs=ids, labels=target))
+        if self.num_dropped and self._config.overlong == "refuse":
+            raise DataError(
+                f"{path}: {self.num_dropped} rows are longer than train.sequence_length "
+                f"{self._config.sequence_length}; raise it, or set train.overlong=drop"
+            )
+        return rows
+
+    def length(self, row: Row) -> int:
+        """Return the tokens of a row; 1 for an image."""
+        return len(row.inputs) if isinstance(row.inputs, tuple) else 1
+
+    def build(self, device: torch.device, *, sharded: bool = False) -> Any:
+        """Return the model ready to train."""
+        import torch
+        import transformers
+
+        from workloads.train.precision import base_dtype
+
+        dtype = base_dtype(self._config, sharded=sharded)
+        kind = getattr(transformers, AUTO_CLASSES[self._config.task])
+        if self.model_dir is None:
+            torch.manual_seed(self._config.seed)
+            shape = generated.MODELS[self._model](self.num_classes)
+            model = kind.from_config(shape, dtype=dtype)
+        else:
+            model = kind.from_pretrained(
+                self.model_dir, dtype=dtype, use_safetensors=True, **self._head()
+            )
+        return self._ready(model).to(device)
+
+    def build_empty(self, device: torch.device) -> Any:
+        """Return the model on the meta device."""
+        import torch
+        import transformers
+
+        from workloads.train.precision import base_dtype
+
+        del device
+        if self.model_dir is None:
+            shape = generated.MODELS[self._model](self.num_classes)
+        else:
+            shape = transformers.AutoConfig.from_pretrained(self.model_dir, **self._head())
+        kind = getattr(transformers, AUTO_CLASSES[self._config.task])
+        with torch.device("meta"):
+            model = kind.from_config(shape, dtype=base_dtype(self._config, sharded=True))
+        return self._ready(model)
+
+    def _head(self) -> dict[str, Any]:
+        is_classifier = self._config.task != "text_to_text"
+        return {"num_labels": self.num_classes} if is_classifier else {}
+
+    def _ready(self, model: Any) -> Any:
+        if self._config.gradient_checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        return model.train()
+
+    def loss(self, model: Any, device: torch.device) -> torch.nn.Module:
+        """Return the module of the summed loss."""
+        from workloads.train.tasks.small_loss import SmallLoss
+
+        del device
+        return SmallLoss(model)
+
+    def collate(self, rows: Sequence[Row]) -> Batch:
+        """Return one micro batch; no rows give one without labels."""
+        import torch
+
+        real = rows or [min(self.rows, key=self.length)]
+        if self._config.task == "image_classification":
+            pixels = torch.stack([torch.from_numpy(row.inputs) for row in real]).float()
+            inputs, num_tokens = {"pixel_values": pixels}, len(rows)
+        else:
+            ids = [torch.tensor(row.inputs) for row in real]
+            padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+            lengths = torch.tensor([len(row) for row in ids])
+            mask = torch.arange(padded.shape[1])[None] < lengths[:, None]
+            inputs = {"input_ids": padded, "attention_mask": mask.long()}
+            num_tokens = sum(self.length(row) for row in rows)
+        targets = [torch.tensor(row.labels) for row in real]
+        labels = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=IGNORED)
+        if not rows:
+            labels = torch.full_like(labels, IGNORED)
+        return Batch(
+            inputs=inputs,
+            labels=labels,
+            num_tokens=num_tokens,
+            num_label_tokens=int((labels != IGNORED).sum()),
+        )
+
+    def num_positions(self, batch: Batch) -> int:
+        """Return tokens and padding; images for a classifier of images."""
+        ids = batch.inputs.get("input_ids")
+        return len(batch.labels) if ids is None else ids.numel()
+
+    def save_preprocessor(self, folder: Path) -> None:
+        """Write the tokenizer, where the model has one."""
+        if self.model_dir is not None and self._config.task != "image_classification":
+            from workloads.common.models import load_tokenizer
+
+            load_tokenizer(self.model_dir).save_pretrained(folder)
+
+
+def _read_images(path: Path) -> list[Row]:
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            pixels, labels = file["pixel_values"], file["labels"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path}: cannot be read as images: {error}") from error
+    if pixels.ndim != 4 or labels.shape != pixels.shape[:1]:
+        raise DataError(
+            f"{path}: got pixel_values {pixels.shape} and labels {labels.shape}, expected (rows, "
+            "channels, height, width) and (rows,)"
+        )
+    return [
+        Row(inputs=image.astype(np.float32), labels=(int(label),))
+        for image, label in zip(pixels, labels, strict=True)
+    ]
+
+
+def _json_lines(path: Path) -> list[tuple[int, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    rows: list[tuple[int, Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append((number, json.loads(line)))
+        except ValueError as error:
+            raise DataError(f"{path}:{number}: not JSON: {error}") from error
+    return rows
