@@ -46,7 +46,12 @@ class Chat:
 
     def to_line(self) -> bytes:
         """Return the row as one line of UTF-8."""
-        return json.dumps(self.to_json(), ensure_ascii=False, default=str).encode() + b"\n"
+        text = json.dumps(self.to_json(), ensure_ascii=False, default=str)
+        try:
+            return text.encode() + b"\n"
+        except UnicodeEncodeError as error:  # half of a surrogate pair, as \\ud83d in JSON
+            at = text[max(0, error.start - 20) : error.start]
+            raise DataError(f"text after {at!r} is not Unicode: {error.reason}") from error
 
 
 def check_messages(messages: Any, *, at: str) -> tuple[Mapping[str, str], ...]:

@@ -78,7 +78,7 @@ def _rows(source: SourceConfig, path: Path) -> Iterator[tuple[str, Any]]:
 def _reject(at: str, reason: str, row: Any) -> bytes:
     text = row.text if isinstance(row, BadRow) else json.dumps(row, default=str)
     entry = {"at": at, "reason": reason, "row": text[:_ROW_CHARS]}
-    return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(entry, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def source_files(source: SourceConfig, path: Path) -> list[Path]:

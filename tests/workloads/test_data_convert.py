@@ -1,0 +1,267 @@
+"""Raw rows of every kind and format to chats, and what becomes of rows that are none."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.common.exit_codes import DataError, ExitCode
+from workloads.common.tool_calls import ToolCall, parse_calls, render
+from workloads.data.chats import read_jsonl
+from workloads.data.dataset_convert import main
+from workloads.data.formats import from_row
+from workloads.data.raw_rows import raw_rows
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner),
+    max_leaves=6,
+)
+ARGUMENTS = st.dictionaries(st.text(min_size=1, max_size=8), JSON, max_size=4)
+NAMES = st.from_regex(r"[a-z_]{1,12}", fullmatch=True)
+GOOD = {"user": "q", "assistant": "a"}
+
+
+def glaive(call: str) -> dict[str, str]:
+    """Returns a row of Glaive's with one call, its result and an answer."""
+    return {
+        "system": 'SYSTEM: You have these functions -\n{"name": "rate", "parameters": {}}',
+        "chat": f"USER: Rate?\n\n\nASSISTANT: {call} <|endoftext|>\n\n\n"
+        'FUNCTION RESPONSE: {"r": 1}\n\n\nASSISTANT: It is 1. <|endoftext|>',
+    }
+
+
+def test_glaive_rows_become_messages_with_our_call_form() -> None:
+    call = """<functioncall> {"name": "rate", "arguments": '{"of": "it's"}'}"""
+    chat = from_row(glaive(call), "glaive", at="x:1")
+    roles = [m["role"] for m in chat.messages]
+    assert roles == ["system", "user", "assistant", "tool", "assistant"]
+    assert chat.messages[2]["content"] == (
+        '<tool_call>\n{"name": "rate", "arguments": {"of": "it\'s"}}\n</tool_call>'
+    )
+    assert chat.messages[4]["content"] == "It is 1."
+    # The published code dropped the definitions, which stand in the system column.
+    assert [function["name"] for function in chat.functions] == ["rate"]
+
+
+@given(NAMES, ARGUMENTS, st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_a_glaive_call_comes_back_as_it_was_whatever_is_quoted_in_it(
+    name: str, arguments: dict[str, Any], escaped: bool
+) -> None:
+    r"""A published parser cut at the first brace or quote; some rows escape apostrophes as \'."""
+    inner = json.dumps(arguments)
+    if escaped and "\\" not in inner:
+        inner = inner.replace("'", "\\'")
+    call = f'<functioncall> {{"name": "{name}", "arguments": \'{inner}\'}}'
+    assert parse_calls(call) == [ToolCall(name=name, arguments=arguments)]
+
+
+@given(NAMES, ARGUMENTS)
+@settings(max_examples=100, deadline=None)
+def test_our_own_call_form_comes_back_as_it_was(name: str, arguments: dict[str, Any]) -> None:
+    call = ToolCall(name=name, arguments=arguments)
+    assert parse_calls(render(call)) == [call]
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_no_text_makes_the_parser_fail_with_anything_but_none(text: str) -> None:
+    for whole in (text, f"<functioncall>{text}", f'<functioncall> {{"arguments": \'{text}'):
+        parsed = parse_calls(whole)
+        assert parsed is None or all(isinstance(call, ToolCall) for call in parsed)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (glaive('<functioncall> {"name": "rate", "arguments": \'{"of": }\'}'), "cannot be read"),
+        ({"chat": "Hello USER: x"}, "does not start with USER:"),
+        ({"chat": "USER: x"}, "no assistant turn in 1 messages"),
+        ({"system": "s"}, "column chat is NoneType"),
+    ],
+)
+def test_a_glaive_row_that_cannot_be_read_whole_is_refused(
+    row: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(DataError, match=reason):
+        from_row(row, "glaive", at="x:1")
+
+
+def openai_row(arguments: str) -> dict[str, Any]:
+    """Returns a row as OpenAI's API writes it, with a tool and a call of it."""
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+        "messages": [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "x"}]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "1", "tool_call_id": "1"},
+            {"role": "assistant", "content": "One."},
+        ],
+    }
+
+
+@given(ARGUMENTS)
+@settings(max_examples=100, deadline=None)
+def test_openai_tool_calls_become_our_call_form(arguments: dict[str, Any]) -> None:
+    chat = from_row(openai_row(json.dumps(arguments)), "messages", at="x:1")
+    assert [m["role"] for m in chat.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert parse_calls(chat.messages[2]["content"]) == [ToolCall(name="f", arguments=arguments)]
+
+
+def test_openai_tools_are_offered_in_the_system_message() -> None:
+    chat = from_row(openai_row("{}"), "messages", at="x:1")
+    assert chat.messages[0]["content"].startswith("Be brief.\n\nYou call functions.")
+    assert '{"name": "f", "parameters": {}}' in chat.messages[0]["content"]
+    assert [function["name"] for function in chat.functions] == ["f"]
+
+
+def test_an_openai_call_whose_arguments_are_cut_short_is_refused() -> None:
+    with pytest.raises(DataError, match=r"x:1: messages\[2\]: tool call cannot be read"):
+        from_row(openai_row('{"a": '), "messages", at="x:1")
+
+
+def write_rows(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
+    """Writes `rows` as one file of `kind`; returns its path."""
+    path = folder / f"rows.{kind}"
+    if kind == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif kind == "jsonl":
+        path.write_text("".join(f"{json.dumps(row)}\n\n" for row in rows), encoding="utf-8")
+    elif kind == "json":
+        path.write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    else:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, list(rows[0]))
+            table.writeheader()
+            table.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "json", "csv"])
+def test_every_kind_of_file_gives_the_same_chats_in_order(kind: str, tmp_path: Path) -> None:
+    rows = [
+        {"user": f"q{i}, \"x\"\n'y'", "assistant": f"a{i} \u00e9", "level": i % 2} for i in range(5)
+    ]
+    source = write_rows(tmp_path, kind, rows)
+    out = tmp_path / "chats.jsonl"
+    options = ["--format", "system_user_assistant", "--keep", "level"]
+    assert main([str(source), str(out), *options]) == 0
+    chats = read_jsonl(out)
+    assert [chat.messages[0]["content"] for chat in chats] == [row["user"] for row in rows]
+    assert [chat.messages[1]["content"] for chat in chats] == [row["assistant"] for row in rows]
+    assert [str(chat.columns["level"]) for chat in chats] == ["0", "1", "0", "1", "0"]
+    assert (tmp_path / "chats.rejects.jsonl").read_text() == ""
+
+
+@given(st.lists(JSON, max_size=8), st.integers(1, 40), st.sampled_from([None, 1]))
+@settings(max_examples=150, deadline=None)
+def test_a_json_array_is_read_piece_by_piece_as_json_reads_it_whole(
+    tmp_path_factory: pytest.TempPathFactory, values: list[Any], read_chars: int, indent: int | None
+) -> None:
+    from unittest.mock import patch
+
+    path = tmp_path_factory.mktemp("json") / "rows.json"
+    path.write_text(json.dumps(values, indent=indent), encoding="utf-8")
+    with patch("workloads.data.raw_rows._READ_CHARS", read_chars):
+        assert [row for _, row in raw_rows("json", path)] == values
+
+
+def test_rows_that_cannot_be_read_are_kept_apart_with_line_and_reason(tmp_path: Path) -> None:
+    path, out = tmp_path / "rows.jsonl", tmp_path / "chats.jsonl"
+    bad = [b"{broken", json.dumps({"user": "q"}).encode(), b'{"user": "\xff"}', b"[1]"]
+    bad.append(b'{"user": "half \\ud83d", "assistant": "a"}')
+    path.write_bytes(b"\n".join([json.dumps(GOOD).encode(), *bad]) + b"\n")
+    assert main([str(path), str(out), "--format", "system_user_assistant"]) == 0
+    assert len(read_jsonl(out)) == 1
+    rejects = [json.loads(line) for line in (tmp_path / "chats.rejects.jsonl").open()]
+    assert [reject["at"] for reject in rejects] == [f"rows.jsonl:{n}" for n in (2, 3, 4, 5, 6)]
+    assert rejects[0]["row"] == "{broken"
+    assert rejects[1]["reason"].startswith("column assistant is missing or empty")
+    assert "is not JSON" in rejects[2]["reason"]
+    assert rejects[3]["reason"] == "is list, expected an object with columns"
+    assert "text after" in rejects[4]["reason"]
+
+
+def test_a_csv_row_with_a_field_too_many_is_a_reject(tmp_path: Path) -> None:
+    path, out = tmp_path / "rows.csv", tmp_path / "chats.jsonl"
+    path.write_text("user,assistant\nq,a\nq,a,b\n")
+    assert main([str(path), str(out), "--format", "system_user_assistant"]) == 0
+    (reject,) = [json.loads(line) for line in (tmp_path / "chats.rejects.jsonl").open()]
+    assert (reject["at"], reject["reason"]) == (
+        "rows.csv:3",
+        "does not have the 2 fields of the header",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("rows.parquet", "no parquet", "cannot be read as parquet"),
+        ("rows.json", '{"a": 1}', "holds one array of rows, this one starts with '{'"),
+        ("rows.json", "[1, 2", "the file ends inside the array"),
+        ("rows.json", "[1 2]", "is not followed by a comma or a bracket"),
+        ("rows.txt", "x", "expected one kind of .parquet, .jsonl, .json, .csv"),
+        ("rows.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n',
+         "no usable row, 1 rejected; the first: rows.jsonl:1: no assistant turn in 1 messages"),
+    ],
+)  # fmt: skip
+def test_a_file_that_gives_nothing_ends_with_65_and_leaves_nothing(
+    name: str, content: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / name, tmp_path / "out" / "chats.jsonl"
+    path.write_text(content)
+    assert main([str(path), str(out)]) == ExitCode.BAD_DATA
+    assert reason in capsys.readouterr().err
+    assert not out.parent.exists() or not list(out.parent.iterdir())
+
+
+def test_a_folder_is_read_file_by_file_without_what_is_hidden(tmp_path: Path) -> None:
+    for name in ("b/two.jsonl", "a/one.jsonl", ".cache/three.jsonl"):
+        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "raw" / name).write_text(json.dumps(GOOD))
+    assert [at for at, _ in raw_rows("jsonl", tmp_path / "raw")] == [
+        "a/one.jsonl:1",
+        "b/two.jsonl:1",
+    ]
+
+
+def test_a_second_run_over_unchanged_rows_does_nothing_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "rows.jsonl", tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(GOOD))
+    command = [str(path), str(out), "--format", "system_user_assistant"]
+    assert main(command) == 0
+    made = out.stat().st_mtime_ns
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "nothing changed since it was made; nothing to do" in capsys.readouterr().err
+    assert out.stat().st_mtime_ns == made
+    # Each of input, settings and outputs counts.
+    assert main([*command, "--limit", "1"]) == 0
+    assert "config changed; making it anew" in capsys.readouterr().err
+    path.write_text(json.dumps({**GOOD, "user": "other"}))
+    assert main([*command, "--limit", "1"]) == 0
+    assert "inputs changed; making it anew" in capsys.readouterr().err
+    out.write_text("")
+    assert main([*command, "--limit", "1"]) == 0
+    assert "chats.jsonl: missing or changed since it was made" in capsys.readouterr().err
+    assert len(read_jsonl(out)) == 1
