@@ -17,6 +17,7 @@ from stacks.rules.runs import check_runs
 from stacks.rules.soperator import check_soperator
 from stacks.rules.storage import check_storage
 from stacks.rules.teams import check_teams
+from stacks.rules.verbatim import check_verbatim
 from stacks.rules.versions import check_versions
 from stacks.spec import StackSpec
 
@@ -31,11 +32,12 @@ def check(spec: StackSpec) -> tuple[Problem, ...]:
     check_versions(spec, findings)
     check_storage(spec, findings)
     check_nodes(spec, findings)
+    check_nfs(spec, findings)
     check_quotas(spec, findings)
     check_soperator(spec, findings)
-    check_nfs(spec, findings)
     check_jobs(spec, findings)
     check_teams(spec, findings)
+    check_verbatim(spec, findings)
     check_chat(spec, findings)
     check_runs(spec, findings)
     return tuple(sorted(findings.problems, key=lambda problem: problem.level is Level.WARNING))

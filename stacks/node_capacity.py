@@ -43,6 +43,7 @@ class Amounts:
 
 
 MUNGE: Final = Amounts(cpu_m=100, memory_mib=512, ephemeral_mib=5 * GIB)
+SSSD: Final = Amounts(cpu_m=200, memory_mib=512, ephemeral_mib=5 * GIB)
 KRUISE_DAEMON: Final = Amounts(cpu_m=50, memory_mib=131, ephemeral_mib=0)
 """0.128 GiB in the recipe, which is 131.072 MiB."""
 MARIADB: Final = Amounts(cpu_m=2000, memory_mib=12 * GIB, ephemeral_mib=16 * GIB)
@@ -63,20 +64,20 @@ def node_capacity(preset: Preset, boot_disk_gib: int) -> Amounts:
     )
 
 
-def slurmd_amounts(preset: Preset, boot_disk_gib: int) -> Amounts:
-    """Requests and limits of slurmd, which are Slurm's RealMemory too."""
-    left = node_capacity(preset, boot_disk_gib).less(MUNGE)
+def slurmd_amounts(preset: Preset, boot_disk_gib: int, *, sssd: bool = False) -> Amounts:
+    """Requests and limits of slurmd, which are Slurm's RealMemory too; `sssd`: beside a sidecar."""
+    left = node_capacity(preset, boot_disk_gib).less(*_sidecars(sssd))
     return Amounts(
         cpu_m=left.cpu_m // _CORE_M * _CORE_M - KRUISE_DAEMON.cpu_m,
-        # Floored twice, as in the recipe: GiB beside munge, then beside the daemon of Kruise.
+        # Floored twice, as in the recipe: GiB beside sidecars, then beside the daemon of Kruise.
         memory_mib=(left.memory_mib // GIB * GIB - KRUISE_DAEMON.memory_mib) // GIB * GIB,
         ephemeral_mib=left.ephemeral_mib,
     )
 
 
-def system_amounts(preset: Preset, boot_disk_gib: int) -> Amounts:
+def system_amounts(preset: Preset, boot_disk_gib: int, *, sssd: bool = False) -> Amounts:
     """Requests of slurmctld on the controller node and of sshd on a login node."""
-    left = node_capacity(preset, boot_disk_gib).less(MUNGE, KRUISE_DAEMON)
+    left = node_capacity(preset, boot_disk_gib).less(*_sidecars(sssd), KRUISE_DAEMON)
     return Amounts(
         cpu_m=left.cpu_m // _CORE_M * _CORE_M,
         memory_mib=left.memory_mib // GIB * GIB,
@@ -87,3 +88,7 @@ def system_amounts(preset: Preset, boot_disk_gib: int) -> Amounts:
 def slurmdbd_amounts(preset: Preset, boot_disk_gib: int) -> Amounts:
     """Requests of slurmdbd on the accounting node, beside its database."""
     return node_capacity(preset, boot_disk_gib).less(MUNGE, MARIADB)
+
+
+def _sidecars(sssd: bool) -> tuple[Amounts, ...]:
+    return (MUNGE, SSSD) if sssd else (MUNGE,)

@@ -134,6 +134,8 @@ class LocalDiskSpec:
     """Type of the disk."""
     filesystem: VolumeFilesystem = VolumeFilesystem.EXT4
     """Filesystem on the disk."""
+    folders: tuple[str, ...] = ()
+    """Folders that are made on it, for everybody to write to; paths in the disk, such as `tmp`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +167,13 @@ class WorkerSpec(NodeGroupSpec):
     """Size in GiB of /dev/shm in each worker."""
     features: tuple[str, ...] = ()
     """Slurm features of its nodes, for `--constraint`."""
+    gres_lines: tuple[str, ...] = ()
+    """Lines of gres.conf for its nodes, such as device files with their cores; without any Slurm
+    asks the driver."""
+    extra: str | None = None
+    """`Extra` of its nodes in slurm.conf; environment variables of the worker are filled in."""
+    sshd_config_map: str | None = None
+    """ConfigMap with the sshd configuration of its workers; None is Soperator's own."""
     strategy: StrategySpec = field(default_factory=StrategySpec)
     """How a changed group replaces its nodes."""
     reservation: ReservationSpec | None = None

@@ -27,6 +27,8 @@ class LoginSpec:
     """Whether the address of the door is public; a private one needs a route into the network."""
     allowed_cidrs: tuple[str, ...] = ()
     """IPv4 blocks that may reach the SSH door of a LoadBalancer; empty is everybody."""
+    sshd_config_map: str | None = None
+    """ConfigMap with the sshd configuration of login nodes; None is Soperator's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,8 @@ class SlurmSpec:
     """Qualities of service that accounts may name."""
     suspend_after_s: int = 600
     """Idle time after which a node of an elastic nodeset (min_nodes under max_nodes) goes."""
+    config_lines: tuple[str, ...] = ()
+    """Lines for the end of slurm.conf, such as `PriorityDecayHalfLife=7-0`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

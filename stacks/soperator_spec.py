@@ -71,6 +71,17 @@ class NfsHomeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SssdSpec:
+    """Users of a directory (LDAP) on controller, login and worker nodes, through a sidecar."""
+
+    config_secret: str
+    """Secret with `sssd.conf` in the namespace of the cluster, made by you before it is declared:
+    it holds a password that no stack file should."""
+    ca_config_map: str | None = None
+    """ConfigMap beside it with certificates of the directory's authority, for one of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UserSpec:
     """One user of the login and worker nodes."""
 
@@ -104,3 +115,4 @@ class SoperatorSpec:
     """Files that the program keeps in the jail."""
     users: tuple[UserSpec, ...] = ()
     """Users beside root; one that is no longer declared is removed, with its files kept."""
+    sssd: SssdSpec | None = None

@@ -6,7 +6,7 @@ from stacks.catalog import find_preset
 from stacks.node_spec import Billing
 from stacks.problem import Findings
 from stacks.rules.nodes import check_hardware
-from stacks.rules.workers import check_stripes
+from stacks.rules.worker_disks import check_stripes
 from stacks.spec import StackSpec
 from stacks.storage_spec import DiskType
 

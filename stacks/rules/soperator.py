@@ -8,8 +8,8 @@ from typing import Final
 from stacks.catalog import find_preset
 from stacks.compatibility import release_of
 from stacks.gpu_checks import checks_know
-from stacks.node_capacity import GIB, slurmd_amounts, slurmdbd_amounts
 from stacks.mounts import shared_mounts
+from stacks.node_capacity import GIB, slurmd_amounts, slurmdbd_amounts
 from stacks.problem import Findings
 from stacks.rules.access import public_key_problem
 from stacks.rules.naming import is_under, path_problem, repeated
@@ -193,7 +193,9 @@ def _check_room(spec: StackSpec, findings: Findings) -> None:
         preset = find_preset(worker.platform, worker.preset)
         if preset is None:
             continue
-        left = slurmd_amounts(preset, worker.boot_disk.size_gib)
+        left = slurmd_amounts(
+            preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None
+        )
         if not left.is_positive:
             findings.error(
                 f"nodes.workers[{index}].preset",

@@ -1,20 +1,16 @@
-"""Rules of worker sets beside their hardware: groups, roll-out, capacity, disks, labels, users."""
+"""Rules of worker sets beside their hardware: groups, roll-out, capacity, labels, users."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Final
 
 from stacks.catalog import (
     LOCAL_NVME,
     MAX_PODS,
     NODES_PER_GROUP_MAX,
-    STRIPED_DISK_MAX_GIB,
-    STRIPED_DISK_STEP_GIB,
     find_preset,
 )
-from stacks.mounts import shared_mounts
 from stacks.node_spec import (
     Billing,
     NodeGroupSpec,
@@ -24,17 +20,14 @@ from stacks.node_spec import (
 )
 from stacks.problem import Findings
 from stacks.rules.access import public_key_problem
-from stacks.rules.naming import is_under, name_problem, path_problem, repeated
+from stacks.rules.naming import name_problem, repeated
+from stacks.rules.worker_disks import check_disks
 from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType
 
-STRIPED: Final = (DiskType.NETWORK_SSD_NON_REPLICATED, DiskType.NETWORK_SSD_IO_M3)
 _LABEL_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _OURS: Final = ("slurm.nebius.ai/", "nebius.com/")
 _SYSTEM: Final = ("kubernetes.io", "k8s.io")
 _OPTION: Final = re.compile(r"(options|blacklist|alias|install|softdep|remove) \S.*")
-# A claim's name is <disk>-<pod>; 63 characters in all.
-_DISK_NAME_MAX: Final = 22
 _USER_NAME_MAX: Final = 32
 
 
@@ -46,7 +39,7 @@ def check_workers(spec: StackSpec, findings: Findings) -> None:
         _check_strategy(worker.strategy, f"{path}.strategy", findings)
         _check_capacity(worker, path, findings)
         _check_machine(spec, worker, path, findings)
-        _check_disks(spec, worker, path, findings)
+        check_disks(spec, worker, path, findings)
     _check_group_names(spec, findings)
     _check_users(spec, findings)
     if spec.nodes.nfs is not None and spec.soperator.nfs_home is None and spec.nfs is None:
@@ -198,74 +191,6 @@ def _check_machine(spec: StackSpec, worker: WorkerSpec, path: str, findings: Fin
             "nodes.ssh_users",
             f"none, but nodes of '{worker.name}' need user data, which should hold an SSH key",
             rule="nodes.user-data-key",
-        )
-
-
-def _disks(worker: WorkerSpec, path: str) -> Iterator[tuple[str, int, DiskType]]:
-    for index, disk in enumerate(worker.local_disks):
-        yield f"{path}.local_disks[{index}]", disk.size_gib, disk.type
-    if worker.image_disk is not None:
-        yield f"{path}.image_disk", worker.image_disk.size_gib, worker.image_disk.type
-
-
-def _check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
-    for at, size_gib, type_ in _disks(worker, path):
-        check_stripes(at, size_gib, type_, findings)
-    if worker.image_disk is not None and worker.image_disk.type not in STRIPED:
-        findings.error(
-            f"{path}.image_disk.type",
-            f"'{worker.image_disk.type}' is too slow for images; use {' or '.join(STRIPED)}",
-            rule="nodes.image-disk-type",
-        )
-    for name in repeated(disk.name for disk in worker.local_disks):
-        findings.error(
-            f"{path}.local_disks",
-            f"name '{name}' is used twice; names are unique",
-            rule="nodes.disk-twice",
-        )
-    for index, disk in enumerate(worker.local_disks):
-        problem = name_problem(disk.name, longest=_DISK_NAME_MAX)
-        if problem:
-            findings.error(f"{path}.local_disks[{index}].name", problem, rule="nodes.disk-name")
-    _check_disk_paths(spec, worker, path, findings)
-
-
-def _check_disk_paths(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
-    storage, taken = spec.storage, dict(shared_mounts(spec))
-    if storage.memory is not None:
-        taken["storage.memory"] = storage.memory.mount_path
-    own = {f"{path}.local_disks[{i}]": each.mount_path for i, each in enumerate(worker.local_disks)}
-    if worker.local_nvme is not None:
-        own[f"{path}.local_nvme"] = worker.local_nvme.mount_path
-    for at, mount_path in own.items():
-        problem = path_problem(mount_path)
-        if problem is None and mount_path == "/":
-            problem = "'/' is the jail itself; choose a directory in it"
-        for other, there in taken.items():
-            if problem is None and (is_under(mount_path, there) or is_under(there, mount_path)):
-                problem = f"'{mount_path}' and '{there}' of {other} hide each other; put them apart"
-        if problem:
-            findings.error(f"{at}.mount_path", problem, rule="nodes.disk-path")
-        taken[at] = mount_path
-
-
-def check_stripes(path: str, size_gib: int, type_: DiskType, findings: Findings) -> None:
-    """Sizes of disks that are made of stripes."""
-    if type_ not in STRIPED:
-        return
-    if size_gib % STRIPED_DISK_STEP_GIB != 0:
-        above = -(-size_gib // STRIPED_DISK_STEP_GIB) * STRIPED_DISK_STEP_GIB
-        findings.error(
-            f"{path}.size_gib",
-            f"{size_gib} GiB is not a multiple of {STRIPED_DISK_STEP_GIB}, as {type_} needs; "
-            f"use {above}",
-            rule="nodes.disk-step",
-        )
-    if size_gib > STRIPED_DISK_MAX_GIB:
-        findings.error(
-            f"{path}.size_gib",
-            f"{size_gib} GiB; {type_} ends at {STRIPED_DISK_MAX_GIB}",
-            rule="nodes.disk-most",
         )
 
 

@@ -172,6 +172,10 @@ def _mount(path: str, volume: Volume) -> Mount:
     if volume.folder is None:
         return Mount(path=path, tmpfs_bytes=volume.tmpfs_bytes)
     volume.folder.mkdir(parents=True, exist_ok=True)
+    for name in volume.made_folders:
+        made = volume.folder / name
+        made.mkdir(parents=True, exist_ok=True)
+        made.chmod(0o1777)
     for name, content in volume.files:
         file = volume.folder / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,14 @@ from infra.local.reconcile.configuration import slurm_settings
 from infra.local.reconcile.quantity import quantity
 from infra.local.reconcile.scheduling import Scheduler
 from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of, secret_data
-from infra.local.reconcile.volumes import Places, UnboundError, Volume, filesystem_folder, resolve
+from infra.local.reconcile.volumes import (
+    Places,
+    UnboundError,
+    Volume,
+    filesystem_folder,
+    own_source,
+    resolve,
+)
 from infra.local.slurm.conf import ACCOUNTING, CONTROLLER, CONTROLLER_SPOOL, LOGIN
 from infra.local.slurm.settings import SlurmSettings, WorkerNode
 from infra.local.state import Ports
@@ -205,14 +212,14 @@ class _Maker:
             return PodPlan(name=pod, problem=problem, node=name_of(node))
         volumes = spec["slurmd"]["volumes"]
         wanted = [
-            (mount["mountPath"], mount["name"], _source(mount))
+            (mount["mountPath"], mount["name"], own_source(mount, item))
             for mount in volumes.get("jailSubMounts") or []
         ]
         for mount in volumes.get("customVolumeMounts") or []:
             # Only what shows in the jail: the container around it does not exist here.
             if mount["mountPath"].startswith(_JAIL_UPPER + "/"):
                 inside = mount["mountPath"].removeprefix(_JAIL_UPPER)
-                wanted.append((inside, mount["name"], _source(mount)))
+                wanted.append((inside, mount["name"], own_source(mount, item)))
         shared_memory = Volume(tmpfs_bytes=int(quantity(volumes.get("sharedMemorySize", "64Gi"))))
         extra = (("/dev/shm", shared_memory),)  # noqa: S108
         return self._pod(pod, node, volumes["jail"], wanted, extra)
@@ -361,10 +368,6 @@ class _Maker:
 def is_stopped(cluster: Object) -> bool:
     """Whether the maintenance mode of a SlurmCluster has no pods."""
     return cluster["spec"].get("maintenance", "none").startswith("downscale")
-
-
-def _source(mount: Mapping[str, Any]) -> Mapping[str, Any]:
-    return mount.get("volumeSource") or {"ephemeral": {}}
 
 
 def _missing_cluster(item: Object) -> str:

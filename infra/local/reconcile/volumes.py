@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from infra.local.kube.charts.release import MOUNT_TAG
+from infra.local.kube.charts.release import MADE_FOLDERS, MOUNT_TAG
 from infra.local.reconcile.quantity import quantity
 from infra.local.reconcile.scheduling import matches_terms
 from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of, secret_data
@@ -19,6 +19,7 @@ from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of
 FILESYSTEMS: Final = "local.soperator/filesystems"
 """Annotation of a Node: mount_tag=filesystem id, comma separated."""
 _DEFAULT_SHM: Final = "64Gi"
+_FOLDERS: Final = "madeFolders"
 
 
 class UnboundError(Exception):
@@ -33,6 +34,8 @@ class Volume:
     tmpfs_bytes: int | None = None
     files: tuple[tuple[str, bytes], ...] = ()
     file_mode: int = 0o644
+    made_folders: tuple[str, ...] = ()
+    """Folders in it that everybody may write to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,7 @@ def resolve(
             return Volume(tmpfs_bytes=int(quantity(empty.get("sizeLimit", _DEFAULT_SHM))))
         return Volume(folder=own)
     if "ephemeral" in source or "volumeClaimTemplateSpec" in source:
-        return Volume(folder=own)
+        return Volume(folder=own, made_folders=tuple(source.get(_FOLDERS, ())))
     if (config := source.get("configMap")) is not None:
         return _config_files(config, own, namespace, snapshot)
     if (secret := source.get("secret")) is not None:
@@ -78,6 +81,16 @@ def resolve(
 def _exported(nfs: Mapping[str, Any], places: Places) -> Path:
     """The folder that stands for a server's export: no machine runs here, its files do."""
     return places.filesystems / f"nfs-{nfs['server']}{nfs['path'].replace('/', '-')}"
+
+
+def own_source(mount: Mapping[str, Any], nodeset: Object) -> Mapping[str, Any]:
+    """The source of a worker's mount: given in it, else a disk of its own with its folders."""
+    given = mount.get("volumeSource")
+    if given:
+        return given
+    entries = (entry.partition("=") for entry in annotation(nodeset, MADE_FOLDERS).split(","))
+    made = {volume: folders.split(":") for volume, _, folders in entries if folders}
+    return {"ephemeral": {}, _FOLDERS: made.get(mount["name"], [])}
 
 
 def bound_volume(claim: Object, snapshot: Snapshot) -> Object | None:

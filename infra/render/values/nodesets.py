@@ -16,9 +16,10 @@ from infra.render.values.mounts import (
     virtiofs_guards,
 )
 from infra.render.values.nfs_server import home_on_worker
+from infra.render.values.slurm_cluster import sssd_references
 from stacks.catalog import PLATFORMS
 from stacks.cluster_spec import GpuDrivers
-from stacks.node_capacity import MUNGE, slurmd_amounts
+from stacks.node_capacity import MUNGE, SSSD, slurmd_amounts
 from stacks.node_spec import ImageDiskSpec, LocalDiskSpec, WorkerSpec
 from stacks.soperator_spec import Observability
 from stacks.spec import StackSpec
@@ -28,6 +29,8 @@ JOB_MAP_FOLDER: Final = "/var/run/nebius/slurm"
 _IMAGE_STORAGE: Final = "image-storage"
 """ConfigMap of helm-soperator-custom-configmaps, and the volume that it speaks of."""
 _IMAGE_PATH: Final = "/mnt/image-storage"
+FOLDERS: Final = "make-folders-"
+"""Init container that makes the folders of a disk; the disk's name follows, arguments are paths."""
 _JAIL_UPPER: Final = "/mnt/jail.upper"
 
 
@@ -57,7 +60,8 @@ def storage_class(disk: LocalDiskSpec | ImageDiskSpec) -> str:
 
 def _nodeset(spec: StackSpec, worker: WorkerSpec, nfs_address: Any) -> dict[str, Any]:
     preset = preset_of(worker)
-    amounts = slurmd_amounts(preset, worker.boot_disk.size_gib)
+    sssd = spec.soperator.sssd
+    amounts = slurmd_amounts(preset, worker.boot_disk.size_gib, sssd=sssd is not None)
     resources: dict[str, Any] = {**quantities(amounts)}
     static = (
         f"CPUs={preset.vcpus} Boards=1 SocketsPerBoard={preset.sockets} "
@@ -89,6 +93,15 @@ def _nodeset(spec: StackSpec, worker: WorkerSpec, nfs_address: Any) -> dict[str,
             {"key": names.GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
         ]
     values["nodeConfig"] = {"static": static, "features": list(worker.features)}
+    if worker.gres_lines:
+        values["nodeConfig"]["gresConfig"] = list(worker.gres_lines)
+    if worker.extra is not None:
+        values["nodeConfig"]["dynamic"] = worker.extra
+    if worker.sshd_config_map is not None:
+        values["configMapRefSshd"] = worker.sshd_config_map
+    if sssd is not None:
+        values["sssd"] = {"enabled": True, "resources": quantities(SSSD)}
+        values |= sssd_references(sssd)
     values["slurmd"] = slurmd
     return values
 
@@ -172,6 +185,7 @@ def _init_containers(spec: StackSpec, worker: WorkerSpec) -> list[dict[str, Any]
         guard(f"ensure-{disk.name}-{disk.filesystem}", disk.name, disk.filesystem)
         for disk in worker.local_disks
     ]
+    guards += [_make_folders(disk) for disk in worker.local_disks if disk.folders]
     if worker.local_nvme is not None:
         filesystem = worker.local_nvme.filesystem
         guards.append(guard(f"ensure-local-nvme-{filesystem}", "local-nvme", filesystem))
@@ -180,6 +194,17 @@ def _init_containers(spec: StackSpec, worker: WorkerSpec) -> list[dict[str, Any]
         guards.append(guard(f"ensure-{_IMAGE_STORAGE}-{filesystem}", _IMAGE_STORAGE, filesystem))
         guards.append(_prepare_image_disk())
     return guards
+
+
+def _make_folders(disk: LocalDiskSpec) -> dict[str, Any]:
+    """Each folder with the rights of /tmp, before the first job looks for it."""
+    script = 'cd /volume-mount && mkdir -p "$@" && chmod 1777 "$@"'
+    return {
+        "name": f"{FOLDERS}{disk.name}",
+        "image": BUSYBOX,
+        "volumeMounts": [{"name": disk.name, "mountPath": "/volume-mount"}],
+        "command": ["sh", "-c", script, "sh", *disk.folders],
+    }
 
 
 def _prepare_image_disk() -> dict[str, Any]:

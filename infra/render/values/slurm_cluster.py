@@ -19,12 +19,13 @@ from stacks.node_capacity import (
     MUNGE,
     REST,
     SCONFIG_CONTROLLER,
+    SSSD,
     slurmdbd_amounts,
     system_amounts,
 )
 from stacks.node_spec import NodeGroupSpec
 from stacks.slurm_spec import SshServiceType
-from stacks.soperator_spec import Maintenance
+from stacks.soperator_spec import Maintenance, SssdSpec
 from stacks.spec import StackSpec
 
 _ALLOCATION_ANNOTATION: Final = "nebius.com/load-balancer-allocation-id"
@@ -86,9 +87,24 @@ def slurm_cluster_values(
             },
         },
     }
-    if spec.slurm.accounts:
-        values["customSlurmConfig"] = f"{_ENFORCE}\n"
+    lines = [*([_ENFORCE] if spec.slurm.accounts else []), *spec.slurm.config_lines]
+    if lines:
+        values["customSlurmConfig"] = "\n".join(lines) + "\n"
+    if spec.soperator.sssd is not None:
+        values["slurmNodes"]["sssd"] = {
+            "enabled": True,
+            "resources": quantities(SSSD),
+            **sssd_references(spec.soperator.sssd),
+        }
     return values
+
+
+def sssd_references(sssd: SssdSpec) -> dict[str, str]:
+    """Names of what the sidecar reads, in the keys that both charts have for them."""
+    found = {"sssdConfSecretRefName": sssd.config_secret}
+    if sssd.ca_config_map is not None:
+        found["sssdLdapCAConfigMapRefName"] = sssd.ca_config_map
+    return found
 
 
 def maintenance(spec: StackSpec) -> str:
@@ -143,7 +159,7 @@ def _partitions(spec: StackSpec) -> list[dict[str, Any]]:
 def _controller(spec: StackSpec) -> dict[str, Any]:
     return {
         "k8sNodeFilterName": "controller",
-        "slurmctld": {"resources": _system_resources(spec.nodes.controller)},
+        "slurmctld": {"resources": _system_resources(spec, spec.nodes.controller)},
         "munge": {"resources": quantities(MUNGE)},
         "customInitContainers": virtiofs_guards(spec, submounts=False),
         "volumes": {
@@ -206,12 +222,14 @@ def _login(spec: StackSpec, allocation_id: Any, ssh_public_keys: Any) -> dict[st
             service["sshdServiceAnnotations"][_BALANCER_ANNOTATION] = "internal"
         if login.allowed_cidrs:
             service["sshdServiceLoadBalancerSourceRanges"] = list(login.allowed_cidrs)
+    if login.sshd_config_map is not None:
+        service["sshdConfigMapRefName"] = login.sshd_config_map
     return {
         "k8sNodeFilterName": "login",
         "size": spec.nodes.login.min_nodes,
         **service,
         "sshRootPublicKeys": ssh_public_keys,
-        "sshd": {"resources": _system_resources(spec.nodes.login)},
+        "sshd": {"resources": _system_resources(spec, spec.nodes.login)},
         "munge": {"resources": quantities(MUNGE)},
         "customInitContainers": virtiofs_guards(spec, submounts=True),
         "volumes": {
@@ -237,5 +255,6 @@ def _nfs_on_login(spec: StackSpec) -> list[dict[str, Any]]:
     return [{"name": NFS, "mountPath": spec.nfs.mount_path, "volumeSourceName": NFS}]
 
 
-def _system_resources(group: NodeGroupSpec) -> dict[str, str]:
-    return quantities(system_amounts(preset_of(group), group.boot_disk.size_gib))
+def _system_resources(spec: StackSpec, group: NodeGroupSpec) -> dict[str, str]:
+    sssd = spec.soperator.sssd is not None
+    return quantities(system_amounts(preset_of(group), group.boot_disk.size_gib, sssd=sssd))

@@ -19,10 +19,10 @@ def schema(crd: dict[str, Any]) -> dict[str, Any]:
     return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
-def real(plural: str) -> dict[str, Any]:
-    path = REAL / f"slurm.nebius.ai_{plural}.yaml"
+def real(plural: str, folder: Path = REAL) -> dict[str, Any]:
+    path = folder / f"slurm.nebius.ai_{plural}.yaml"
     if not path.exists():
-        pytest.skip(f"needs the real CRDs in {REAL.name}, which the project does not ship")
+        pytest.skip(f"needs the real CRDs in {folder.name}, which the project does not ship")
     return yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 

@@ -24,9 +24,10 @@ from stacks.soperator_spec import (
     NfsHomeSpec,
     Observability,
     SoperatorSpec,
+    SssdSpec,
 )
 from stacks.spec import StackSpec
-from tests.unit.kube.real_crds import problems, spec_schema
+from tests.unit.kube.real_crds import other_version, problems, spec_schema
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
 
@@ -57,20 +58,31 @@ def everything(spec: StackSpec) -> StackSpec:
         first,
         min_nodes=0,
         max_nodes=max(first.max_nodes, 2),
-        local_disks=(LocalDiskSpec(name="own", mount_path="/mnt/own", size_gib=93),),
+        local_disks=(
+            LocalDiskSpec(name="own", mount_path="/mnt/own", size_gib=93, folders=("tmp",)),
+        ),
         local_nvme=LocalNvmeSpec(),
         image_disk=ImageDiskSpec(size_gib=930),
+        gres_lines=("Name=gpu File=/dev/nvidia0 Cores=0-31",),
+        extra="{'ib_pod': '$TOPO_SWITCH_TIER2'}",
+        sshd_config_map="worker-sshd",
     )
-    slurm = replace(spec.slurm, accounts=(AccountSpec(name="red", users=("ann",)),))
+    slurm = replace(
+        spec.slurm,
+        accounts=(AccountSpec(name="red", users=("ann",)),),
+        config_lines=("PriorityDecayHalfLife=7-0",),
+    )
     settings = SoperatorSpec(
         cuda_version="13.0.2",
         checks=ChecksProfile.FULL,
         observability=Observability.FULL,
         apparmor=True,
         nfs_home=NfsHomeSpec(size_gib=100),
+        sssd=SssdSpec(config_secret="sssd-conf", ca_config_map="ldap-ca"),
     )
     return replace(
         spec,
+        login=replace(spec.login, sshd_config_map="login-sshd"),
         nodes=replace(spec.nodes, workers=(own, *others)),
         slurm=slurm,
         soperator=settings,
@@ -95,6 +107,14 @@ def test_every_custom_resource_of_a_shipped_stack_is_accepted_in_full(stack: str
 def test_every_setting_that_a_stack_may_declare_is_accepted_too(stack: str) -> None:
     made = objects(everything(load_stack(stack)))
     assert [(each["kind"], found) for each in made for found in problems(each)] == []
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_another_version_of_soperator_takes_every_setting(stack: str) -> None:
+    """Before an upgrade: SOPERATOR_CRDS=FOLDER with config/crd/bases of that version."""
+    folder = other_version()
+    made = [*objects(load_stack(stack)), *objects(everything(load_stack(stack)))]
+    assert [(each["kind"], found) for each in made for found in problems(each, folder)] == []
 
 
 @pytest.mark.parametrize("stack", stack_names())

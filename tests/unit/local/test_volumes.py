@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
+from infra.local.kube.charts.release import MADE_FOLDERS
 from infra.local.reconcile.snapshot import Snapshot
-from infra.local.reconcile.volumes import FILESYSTEMS, Places, UnboundError, resolve
+from infra.local.reconcile.volumes import (
+    FILESYSTEMS,
+    Places,
+    UnboundError,
+    own_source,
+    resolve,
+)
 
 PLACES = Places(filesystems=Path("/fs"), pods=Path("/pods"))
 SOURCE = {"persistentVolumeClaim": {"claimName": "jail-pvc"}}
@@ -119,3 +126,21 @@ def test_a_configmap_becomes_files_with_its_mode() -> None:
 def test_a_host_path_is_refused() -> None:
     with pytest.raises(UnboundError, match="hostPath cannot be mounted on the local stack"):
         found({"hostPath": {"path": "/etc"}})
+
+
+def test_an_export_of_an_nfs_server_is_one_folder_for_every_pod() -> None:
+    source = {"nfs": {"server": "10.0.0.9", "path": "/srv/nfs"}}
+    assert found(source).folder == Path("/fs/nfs-10.0.0.9-srv-nfs")
+
+
+def test_a_disk_of_a_worker_has_the_folders_that_its_init_container_makes() -> None:
+    made = {MADE_FOLDERS: "scratch=tmp:data/preprocessed,other=x"}
+    nodeset = {"metadata": {"name": "worker", "annotations": made}}
+    source = own_source({"name": "scratch"}, nodeset)
+    assert found(source).made_folders == ("tmp", "data/preprocessed")
+    assert found(own_source({"name": "plain"}, nodeset)).made_folders == ()
+
+
+def test_a_mount_with_a_source_of_its_own_keeps_it() -> None:
+    given = {"hostPath": {"path": "/x"}}
+    assert own_source({"name": "x", "volumeSource": given}, {"metadata": {}}) == given

@@ -7,7 +7,9 @@ import pytest
 from infra.render.resources import preset_of, quantities, requests_and_limits
 from stacks.catalog import find_preset
 from stacks.node_capacity import (
+    KRUISE_DAEMON,
     MUNGE,
+    SSSD,
     Amounts,
     node_capacity,
     slurmd_amounts,
@@ -50,6 +52,28 @@ def test_controller_and_login_leave_room_for_munge_and_the_daemon_of_kruise() ->
     """floor(15 - 0.1 - 0.05) vCPUs, floor(55 - 0.5 - 0.128) GiB, 128 * 0.85 - 48 - 5 GiB."""
     found = system_amounts(preset("cpu-d3", "16vcpu-64gb"), 128)
     assert quantities(found) == {"cpu": "14000m", "memory": "54Gi", "ephemeralStorage": "55Gi"}
+
+
+def test_a_sidecar_of_sssd_takes_its_part_of_workers_controller_and_login() -> None:
+    """floor(15 - 0.1 - 0.2) - 0.05 vCPUs, floor(floor(55 - 0.5 - 0.5) - 0.128), 387 - 5 - 5."""
+    chosen = preset("cpu-d3", "16vcpu-64gb")
+    assert quantities(slurmd_amounts(chosen, BOOT_GIB, sssd=True)) == {
+        "cpu": "13950m",
+        "memory": "53Gi",
+        "ephemeralStorage": "377Gi",
+    }
+    found = quantities(system_amounts(chosen, 128, sssd=True))
+    assert found == {"cpu": "14000m", "memory": "53Gi", "ephemeralStorage": "50Gi"}
+
+
+def test_every_published_preset_has_room_for_sssd_beside_slurmd() -> None:
+    for platform, name, *_ in PUBLISHED:
+        chosen = preset(platform, name)
+        both = slurmd_amounts(chosen, BOOT_GIB, sssd=True)
+        rest = node_capacity(chosen, BOOT_GIB).less(both, MUNGE, SSSD, KRUISE_DAEMON)
+        assert rest.cpu_m >= 0
+        assert rest.memory_mib >= 0
+        assert rest.ephemeral_mib == 0
 
 
 def test_slurmdbd_gets_what_munge_and_the_database_leave() -> None:

@@ -46,6 +46,7 @@ from stacks.soperator_spec import (
     NfsHomeSpec,
     Observability,
     SoperatorSpec,
+    SssdSpec,
     UserSpec,
 )
 from stacks.spec import StackSpec
@@ -121,9 +122,13 @@ workers = st.builds(
             size_gib=sizes,
             type=st.sampled_from(DiskType),
             filesystem=volumes,
+            folders=st.lists(texts, max_size=2).map(tuple),
         ),
         max_size=2,
     ).map(tuple),
+    gres_lines=st.lists(texts, max_size=2).map(tuple),
+    extra=st.none() | texts,
+    sshd_config_map=st.none() | texts,
     image_disk=st.none() | st.builds(ImageDiskSpec, size_gib=sizes, filesystem=volumes),
 )
 node_users = st.builds(
@@ -187,6 +192,7 @@ stacks = st.builds(
         ssh_public_keys=st.lists(texts, max_size=2, unique=True).map(tuple),
         service=st.sampled_from(SshServiceType),
         ssh_port=sizes,
+        sshd_config_map=st.none() | texts,
         allowed_cidrs=st.lists(texts, max_size=2).map(tuple),
     ),
     slurm=st.builds(
@@ -211,6 +217,7 @@ stacks = st.builds(
             max_size=2,
         ).map(tuple),
         suspend_after_s=sizes,
+        config_lines=st.lists(texts, max_size=2).map(tuple),
     ),
     soperator=st.builds(
         SoperatorSpec,
@@ -221,6 +228,7 @@ stacks = st.builds(
         slack_notifier=st.booleans(),
         nfs_home=st.none() | st.builds(NfsHomeSpec, size_gib=sizes, threads=sizes),
         apparmor=st.booleans(),
+        sssd=st.none() | st.builds(SssdSpec, config_secret=texts, ca_config_map=st.none() | texts),
         maintenance=st.sampled_from(Maintenance),
         jail_files=st.lists(
             st.builds(JailFileSpec, path=texts, content=texts, mode=texts), max_size=2

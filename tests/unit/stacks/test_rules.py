@@ -15,6 +15,7 @@ from tests.unit.stacks.conftest import Change, changed, load
 from tests.unit.stacks.test_check import ERRORS, WARNINGS, worker
 from tests.unit.stacks.test_node_rules import NODE_ERRORS, NODE_WARNINGS
 from tests.unit.stacks.test_soperator_rules import SOPERATOR_ERRORS, SOPERATOR_WARNINGS
+from tests.unit.stacks.test_verbatim_rules import VERBATIM_ERRORS
 
 RULES_DIR = Path(table.__file__).parent
 SPEED = {"scenario": "s", "output_tokens_per_s": 3.8, "source": "x"}
@@ -142,7 +143,7 @@ def test_a_stack_name_of_33_characters_is_found(config: dict[str, Any]):
 def test_every_rule_has_a_planted_mistake():
     lists = (
         *(ERRORS, WARNINGS, NODE_ERRORS, NODE_WARNINGS),
-        *(SOPERATOR_ERRORS, SOPERATOR_WARNINGS),
+        *(SOPERATOR_ERRORS, SOPERATOR_WARNINGS, VERBATIM_ERRORS),
     )
     planted = [change for rows in lists for change, _, _ in rows]
     found = {problem.rule for change in planted for problem in check(changed(change))}

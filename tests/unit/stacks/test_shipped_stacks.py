@@ -78,6 +78,7 @@ def test_four_single_h200_have_scratch_of_their_own(stack: StackSpec):
     assert mounts(stack)["/mnt/checkpoints"] == 745
     (scratch,) = worker.local_disks
     assert (scratch.mount_path, scratch.size_gib) == ("/mnt/scratch", 186)
+    assert scratch.folders == ("tmp", "preprocessed")
     for place in ("data", "cache"):
         assert stack.storage.places[place].startswith("/mnt/training-data/")
 

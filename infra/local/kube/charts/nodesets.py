@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.local.kube.charts.release import Object, Release, filled, resources
+from infra.local.kube.charts.release import MADE_FOLDERS, Object, Release, filled, resources
 from infra.local.kube.charts.values import ChartError
 
 API_VERSION = "slurm.nebius.ai/v1alpha1"
+_FOLDERS = "make-folders-"
+"""Init container that makes the folders of the volume that its name ends with."""
 
 
 def render(release: Release, values: dict[str, Any]) -> list[Object]:
@@ -70,9 +72,28 @@ def _nodeset(release: Release, item: dict[str, Any], images: dict[str, Any], ind
         "resources": resources(item["munge"]["resources"]),
         "security": item["munge"]["security"],
     }
-    metadata = filled({"annotations": item["annotations"]})
+    if item.get("sssd", {}).get("enabled"):
+        names = ("sssdConfSecretRefName", "sssdLdapCAConfigMapRefName", "sssdDebugLevel")
+        spec["sssd"] = {
+            "image": images["sssd"],
+            "resources": resources(item["sssd"]["resources"]),
+            "security": item["sssd"]["security"],
+        }
+        spec |= filled({name: item.get(name) for name in names})
+    folders = _folders(item["customInitContainers"])
+    metadata = filled({"annotations": {**item["annotations"], **folders}})
     metadata["labels"] = {**release.labels, **item["labels"]}
     return release.object(API_VERSION, "NodeSet", item["name"], metadata=metadata, spec=spec)
+
+
+def _folders(containers: list[dict[str, Any]]) -> dict[str, str]:
+    """What the init containers that make folders would make, for a runtime without containers."""
+    made = [
+        f"{container['name'].removeprefix(_FOLDERS)}={':'.join(container['command'][4:])}"
+        for container in containers
+        if container["name"].startswith(_FOLDERS)
+    ]
+    return {MADE_FOLDERS: ",".join(made)} if made else {}
 
 
 def _slurmd(slurmd: dict[str, Any], image: dict[str, Any], gpu: bool, index: int) -> dict[str, Any]:

@@ -14,6 +14,10 @@ MOUNT_TAG: Final = "local.soperator/mount-tag"
 """Annotation of a PersistentVolume: virtiofs tag of the filesystem behind it."""
 
 
+MADE_FOLDERS: Final = "local.soperator/folders"
+"""Annotation of a NodeSet: volume=folder:folder that an init container makes, comma separated."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """A Helm release."""

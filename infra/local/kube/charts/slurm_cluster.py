@@ -32,6 +32,7 @@ def render(release: Release, values: dict[str, Any]) -> list[Object]:
 
 def _spec(release: Release, values: dict[str, Any], name: str) -> dict[str, Any]:
     images, controller = values["images"], _controller_node(values, name)
+    sssd = _sssd(values)
     nodes = values["slurmNodes"]
     pull = values["imagePullPolicy"]
     container = values["sConfigController"]
@@ -67,8 +68,8 @@ def _spec(release: Release, values: dict[str, Any], name: str) -> dict[str, Any]
         },
         "slurmNodes": {
             "accounting": _accounting_node(nodes["accounting"], images, pull),
-            "controller": controller,
-            "login": _login_node(nodes["login"], images, pull),
+            "controller": {**controller, **sssd},
+            "login": {**_login_node(nodes["login"], images, pull), **sssd},
             "exporter": _exporter_node(nodes["exporter"], images, pull),
             "rest": {
                 **_node(nodes["rest"], ("enabled", "size", "threadCount", "maxConnections")),
@@ -181,6 +182,18 @@ def _node(node: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
         "k8sNodeFilterName": node["k8sNodeFilterName"],
         **shared,
         **{key: node[key] for key in keys},
+    }
+
+
+def _sssd(values: dict[str, Any]) -> dict[str, Any]:
+    """The sidecar of controller and login; no object of the local stack runs it."""
+    sssd = values["slurmNodes"]["sssd"]
+    if not sssd["enabled"]:
+        return {}
+    names = ("sssdConfSecretRefName", "sssdLdapCAConfigMapRefName", "sssdDebugLevel")
+    return {
+        "sssd": _container(sssd, values["images"]["sssd"], values["imagePullPolicy"]),
+        **filled({name: sssd.get(name) for name in names}),
     }
 
 

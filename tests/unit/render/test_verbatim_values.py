@@ -1,0 +1,141 @@
+"""Texts and names of a stack reach the charts as they are, and nothing where none is declared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from infra.local.kube.charts.release import MADE_FOLDERS, Release
+from infra.local.kube.charts.render import render
+from infra.render.values.nodesets import nodesets_values
+from infra.render.values.slurm_cluster import slurm_cluster_values
+from stacks.node_spec import LocalDiskSpec, WorkerSpec
+from stacks.slurm_spec import AccountSpec
+from stacks.soperator_spec import SssdSpec
+from stacks.spec import StackSpec
+
+SSSD = SssdSpec(config_secret="sssd-conf", ca_config_map="ldap-ca")
+
+
+def of_cluster(spec: StackSpec) -> dict[str, Any]:
+    return slurm_cluster_values(spec, allocation_id="id", ssh_public_keys=[])
+
+
+def of_nodeset(spec: StackSpec, **changes: Any) -> dict[str, Any]:
+    """Values of the first nodeset after a change of its worker set."""
+    (first, *_) = nodesets_values(with_worker(spec, **changes))["nodesets"]
+    return first
+
+
+def with_worker(spec: StackSpec, **changes: Any) -> StackSpec:
+    first, *others = spec.nodes.workers
+    assert isinstance(first, WorkerSpec)
+    workers = (replace(first, **changes), *others)
+    return replace(spec, nodes=replace(spec.nodes, workers=workers))
+
+
+def with_sssd(spec: StackSpec) -> StackSpec:
+    return replace(spec, soperator=replace(spec.soperator, sssd=SSSD))
+
+
+def test_nothing_is_there_that_nobody_declared(spec: StackSpec) -> None:
+    cluster, nodeset = of_cluster(spec), of_nodeset(spec)
+    assert "sssd" not in cluster["slurmNodes"]
+    assert "customSlurmConfig" not in cluster
+    assert "sshdConfigMapRefName" not in cluster["slurmNodes"]["login"]
+    assert not {"sssd", "sssdConfSecretRefName", "configMapRefSshd"} & set(nodeset)
+    assert set(nodeset["nodeConfig"]) == {"static", "features"}
+
+
+def test_a_directory_reaches_controller_login_and_every_nodeset(spec: StackSpec) -> None:
+    declared = with_sssd(spec)
+    names = {"sssdConfSecretRefName": "sssd-conf", "sssdLdapCAConfigMapRefName": "ldap-ca"}
+    amounts = {"cpu": "200m", "memory": "512Mi", "ephemeralStorage": "5Gi"}
+    assert of_cluster(declared)["slurmNodes"]["sssd"] == {
+        "enabled": True,
+        "resources": amounts,
+        **names,
+    }
+    for nodeset in nodesets_values(declared)["nodesets"]:
+        assert nodeset["sssd"] == {"enabled": True, "resources": amounts}
+        assert {name: nodeset[name] for name in names} == names
+
+
+def test_the_chart_hands_the_directory_to_both_kinds_of_node(spec: StackSpec) -> None:
+    declared = with_sssd(spec)
+    version = spec.cluster.soperator_version
+    release = Release(
+        name="slurm-cluster", namespace="soperator", chart="helm-slurm-cluster", version=version
+    )
+    made = render("helm-slurm-cluster", version, release, of_cluster(declared)).objects
+    (cluster,) = [each for each in made if each["kind"] == "SlurmCluster"]
+    for role in ("controller", "login"):
+        node = cluster["spec"]["slurmNodes"][role]
+        assert node["sssdConfSecretRefName"] == "sssd-conf"
+        assert node["sssd"]["resources"]["ephemeral-storage"] == "5Gi"
+
+
+def test_a_directory_without_an_authority_of_its_own_names_no_map(spec: StackSpec) -> None:
+    bare = replace(SSSD, ca_config_map=None)
+    declared = replace(spec, soperator=replace(spec.soperator, sssd=bare))
+    assert "sssdLdapCAConfigMapRefName" not in of_cluster(declared)["slurmNodes"]["sssd"]
+
+
+def test_declared_lines_stand_after_those_that_accounts_need(spec: StackSpec) -> None:
+    accounts = (AccountSpec(name="red", users=("ann",)),)
+    slurm = replace(spec.slurm, config_lines=("PriorityDecayHalfLife=7-0",))
+    assert of_cluster(replace(spec, slurm=slurm))["customSlurmConfig"] == (
+        "PriorityDecayHalfLife=7-0\n"
+    )
+    both = of_cluster(replace(spec, slurm=replace(slurm, accounts=accounts)))
+    assert both["customSlurmConfig"] == (
+        "AccountingStorageEnforce=associations,limits,qos\nPriorityDecayHalfLife=7-0\n"
+    )
+
+
+def test_lines_for_gres_and_extra_reach_the_nodes_of_their_set(spec: StackSpec) -> None:
+    line, extra = "Name=gpu File=/dev/nvidia0", "{'ib_pod': '$TOPO_SWITCH_TIER2'}"
+    config = of_nodeset(spec, gres_lines=(line,), extra=extra)["nodeConfig"]
+    assert (config["gresConfig"], config["dynamic"]) == ([line], extra)
+
+
+def test_maps_of_sshd_reach_login_and_worker(spec: StackSpec) -> None:
+    login = replace(spec.login, sshd_config_map="login-sshd")
+    values = of_cluster(replace(spec, login=login))["slurmNodes"]["login"]
+    assert values["sshdConfigMapRefName"] == "login-sshd"
+    assert of_nodeset(spec, sshd_config_map="worker-sshd")["configMapRefSshd"] == "worker-sshd"
+
+
+DISK = LocalDiskSpec(
+    name="scratch", mount_path="/mnt/scratch", size_gib=93, folders=("tmp", "preprocessed")
+)
+
+
+def test_folders_of_a_disk_are_made_before_the_worker_starts(spec: StackSpec) -> None:
+    containers = of_nodeset(spec, local_disks=(DISK,))["customInitContainers"]
+    (maker,) = [each for each in containers if each["name"] == "make-folders-scratch"]
+    assert maker["volumeMounts"] == [{"name": "scratch", "mountPath": "/volume-mount"}]
+    assert maker["command"][-2:] == ["tmp", "preprocessed"]
+    guards = [each["name"] for each in containers]
+    assert guards.index("ensure-scratch-ext4") < guards.index("make-folders-scratch")
+
+
+def test_a_disk_without_folders_has_no_such_container(spec: StackSpec) -> None:
+    containers = of_nodeset(spec, local_disks=(replace(DISK, folders=()),))
+    assert not [each for each in containers["customInitContainers"] if "make" in each["name"]]
+
+
+@pytest.mark.parametrize("folders", [(), ("tmp", "preprocessed")])
+def test_the_local_stack_is_told_the_folders(spec: StackSpec, folders: tuple[str, ...]) -> None:
+    values = nodesets_values(with_worker(spec, local_disks=(replace(DISK, folders=folders),)))
+    version = spec.cluster.soperator_version
+    release = Release(name="nodesets", namespace="x", chart="helm-nodesets", version=version)
+    (nodeset, *_) = [
+        each
+        for each in render("helm-nodesets", version, release, values).objects
+        if each["kind"] == "NodeSet"
+    ]
+    told = nodeset["metadata"]["annotations"].get(MADE_FOLDERS)
+    assert told == ("scratch=tmp:preprocessed" if folders else None)
