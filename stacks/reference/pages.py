@@ -49,7 +49,9 @@ def pages(docs: Path) -> Mapping[str, str]:
     return {
         "stack.md": _stack_page(stack_keys()),
         "rules.md": _rules_page(read_table(docs / "recipe-conditions.tsv")),
-        "from-terraform.md": _terraform_page(read_table(docs / "recipe-variables.tsv")),
+        "from-terraform.md": _terraform_page(
+            read_table(docs / "recipe-variables.tsv"), read_table(docs / "recipe-resources.tsv")
+        ),
         "from-seeds.md": _seeds_page(read_table(docs / "seed-items.tsv")),
     }
 
@@ -101,14 +103,35 @@ def _rules_page(conditions: Table) -> str:
     return "\n".join(parts)
 
 
-def _terraform_page(variables: Table) -> str:
+def _terraform_page(variables: Table, resources: Table) -> str:
     rows = [(era, f"`{name}`", _codes(keys), why) for era, name, keys, why in variables.rows]
+    made = [
+        (era, f"`{name}`", *map(_code, (field, ours)), why)
+        for era, name, field, ours, why in resources.rows
+    ]
     return (
         "# From the Terraform recipe\n"
         + _MADE
         + _TERRAFORM
         + f"{_ERAS}\n"
         + _table(("era", "variable", "key", "remark"), rows)
+        + f"\n## Resources and their fields\n{coverage(resources)}\n"
+        + "`tests/components/test_recipe_coverage.py` holds each row against what the shipped "
+        "stacks and two fuller ones register.\nA chart of the recipe is a release here; both "
+        "are named as their own side does.\n\n"
+        + _table(("era", "resource", "field", "ours", "remark"), made)
+    )
+
+
+def coverage(resources: Table) -> str:
+    """How many resources and fields of the recipe are made here, in one line."""
+    heads = [row for row in resources.rows if row[2] == "-"]
+    fields = [row for row in resources.rows if row[2] != "-"]
+    made, given = (sum(row[3] != "-" for row in rows) for rows in (heads, fields))
+    return (
+        f"{len(heads)} resources of the recipe, of which {made} are made here and "
+        f"{len(heads) - made} are gone for the reason given; {len(fields)} of their fields, of "
+        f"which {given} are given and {len(fields) - given} are gone."
     )
 
 
@@ -120,6 +143,10 @@ def _seeds_page(items: Table) -> str:
         ]
         parts.append(f"## {seed}\n" + _table(("kind", "there", "here"), rows))
     return "\n".join(parts)
+
+
+def _code(name: str) -> str:
+    return "" if name == "-" else f"`{name}`"
 
 
 def _codes(names: str) -> str:

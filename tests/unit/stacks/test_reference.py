@@ -85,6 +85,18 @@ def test_no_variable_of_the_recipe_is_left_out():
     assert recipe_variables() - listed == set()
 
 
+def test_no_resource_of_the_recipe_is_left_out():
+    notes = SHARED / "reference" / "terraform-recipe.md"
+    if not notes.is_file():
+        pytest.skip("notes about the Terraform recipe, which the project does not ship")
+    section = notes.read_text(encoding="utf-8").split("## 1. ")[1].split("## 2. ")[0]
+    named = set(re.findall(r"nebius_[a-z0-9]+_v1[a-z0-9]*_[a-z0-9_]+", section))
+    assert len(named) > 12
+    cells = read_table(DOCS / "recipe-resources.tsv").column("resource")
+    listed = {name for cell in cells for name in re.findall(r"nebius_\w+", cell)}
+    assert named - listed == set()
+
+
 def named_in(text: str) -> set[str]:
     """Files, folders and commands that a seed's text names."""
     found = {match.split("/")[-1] for match in FILE.findall(text)}
