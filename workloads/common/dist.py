@@ -135,7 +135,8 @@ def world(*, cpu_threads: int | None = None, timeout_s: int = DEFAULT_TIMEOUT_S)
         # All ranks are on this machine; gloo would else ask DNS for the host's own name.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        backend="nccl" if device.type == "cuda" else "gloo",
+        # gloo beside NCCL: tensors in host memory are reduced too (shards that are offloaded).
+        backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         timeout=timedelta(seconds=timeout_s),
         device_id=device if device.type == "cuda" else None,
     )

@@ -1,199 +1,402 @@
-"""Checkpoints `checkpoint-N/`: committed whole or not at all, never deleted when damaged.
+"""Checkpoints of a run in folders: saved in the background, committed whole, resumed from the best.
 
-Owns the folder format: trained weights as safetensors, trainer.pt (optimizer, RNG of every rank),
-trainer_state.json (step, data position), and `_SUCCESS` with the SHA-256 of every file, which is
-written last, before the folder gets its name.
+Owns when a save waits, which kind is written, what stays, and the order in which checkpoints are
+tried at a start. Every rank calls every method at the same point.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import random
-import re
+import logging
+import os
 import shutil
-from dataclasses import asdict, dataclass
+import uuid
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from workloads.common import atomic
 from workloads.common.dist import World
-from workloads.common.exit_codes import ConfigError, DataError
+from workloads.common.exit_codes import CheckpointError, ConfigError, DataError
 from workloads.common.log import log
-from workloads.common.record import utc_now
+from workloads.train import elastic, run_folder
+from workloads.train.checkpoint_config import CheckpointConfig
+from workloads.train.checkpoint_format import (
+    CONFIG,
+    ELASTIC,
+    ELASTIC_METADATA,
+    FULL_WEIGHTS,
+    SHARDED,
+    STATE,
+    Candidate,
+    Kind,
+    Marker,
+    candidates,
+    remove_old,
+)
+from workloads.train.checkpoint_state import (
+    capture,
+    num_local_bytes,
+    places_for,
+    restore,
+    whole_weights,
+)
+from workloads.train.checkpoint_writer import CommittingWriter, json_writer, weights_writer
+from workloads.train.run_folder import RunFolder
+from workloads.train.signals import StopRequest
+from workloads.train.state import Progress, TrainState
 
-SUCCESS = "_SUCCESS"
-WEIGHTS, TRAINER, STATE = "trained.safetensors", "trainer.pt", "trainer_state.json"
-_NAME = re.compile(r"checkpoint-(\d+)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Where a run stands between two train steps."""
-
-    step: int
-    """Train steps done."""
-    position: int
-    """Packed rows that all ranks together have consumed."""
-    world_size: int
-    fingerprint: str
-    """Hash of what must not change across a resume: data, model and the settings of training."""
-
-
-def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the weights that training changes, by name."""
-    return {
-        name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad
-    }
-
-
-def rng_state(device: torch.device) -> dict[str, Any]:
-    """Return the random state of this rank."""
-    return {
-        "python": random.getstate(),
-        "cpu": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device).cpu() if device.type == "cuda" else None,
-    }
+# One rank without a process group is a way to run here, not an accident.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+# DCP prints the traceback of an error that it also raises.
+logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)
 
 
-def save(
-    folder: Path,
-    *,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-    world: World,
-    keep_last: int,
-) -> None:
-    """Commit `folder/checkpoint-<step>`; every rank calls it. Older committed ones are removed."""
-    rng_states = world.gather(rng_state(world.device))
-    if world.is_main:
-        target = folder / f"checkpoint-{progress.step}"
-        if target.exists() and problem(target) is None:
+class FolderCheckpoints:
+    """The `Checkpoints` of workloads.train.state, in the run's folders."""
+
+    def __init__(
+        self,
+        *,
+        folder: RunFolder,
+        world: World,
+        config: CheckpointConfig,
+        keep_last: int,
+        stop: StopRequest,
+        model_config: str = "{}",
+        group: Any = None,
+    ) -> None:
+        """`model_config`: text of config.json. `group`: a gloo group of the world's ranks that
+        nobody else uses; None makes one, which every rank of the job calls.
+        """
+        self.folder = folder
+        self.num_failed_saves = 0
+        self._world, self._config, self._keep_last = world, config, keep_last
+        self._stop, self._model_config = stop, model_config
+        # Its own group: files are written in a thread while the loop uses the others.
+        if group is None and world.is_distributed:
+            timeout = timedelta(seconds=config.timeout_s)
+            group = dist.new_group(backend="gloo", timeout=timeout)
+        self._group = group
+        self._on_gpu = world.device.type == "cuda"
+        self._stager: DefaultStager | None = None
+        self._planners: dict[Kind, DefaultSavePlanner] = {}
+        self._running: tuple[Path, Future[Any]] | None = None
+        self._last_elastic = 0
+
+    def due(self, step: int) -> bool:
+        """Whether an elastic checkpoint falls on `step`, beside what the loop saves by itself."""
+        every = self._config.elastic_every
+        return bool(every) and step % every == 0
+
+    def load(self, state: TrainState) -> bool:
+        """Fill `state` from the checkpoint that this run starts from; False: from nothing."""
+        chosen = self._choose(state.progress.fingerprint)
+        if chosen is None:
+            return False
+        try:
+            values = json.loads((chosen.path / STATE).read_text(encoding="utf-8"))
+            saved = Progress(**{name: values[name] for name in Progress.__slots__})
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise DataError(f"{chosen.path}: is no checkpoint of this format: {error}") from error
+        if saved.fingerprint != state.progress.fingerprint:
+            raise ConfigError(
+                f"{chosen.path}: was made with another model, data set or train settings; "
+                "use those again, or start anew with --resume never"
+            )
+        is_same_size = saved.world_size == self._world.world_size
+        if is_same_size and saved.rows_per_step != state.progress.rows_per_step:
+            raise ConfigError(
+                f"{chosen.path}: a train step had {saved.rows_per_step} rows, now "
+                f"{state.progress.rows_per_step}; restore train.micro_batch_size and "
+                "train.gradient_accumulation, or start anew with --resume never"
+            )
+        reader = dcp.FileSystemReader(chosen.path)
+        values = places_for(state, reader.read_metadata(), with_rng=is_same_size)
+        try:
+            dcp.load(
+                values,
+                storage_reader=reader,
+                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                process_group=self._group,
+                no_dist=self._group is None,
+            )
+        except CheckpointException as error:  # no Exception: nothing above would catch it
+            raise DataError(f"{chosen.path}: cannot be read: {_cause(error)}") from error
+        restore(state, values)
+        state.progress = replace(saved, world_size=self._world.world_size)
+        self._last_elastic = saved.step if chosen.kind is ELASTIC else 0
+        how = "" if is_same_size else f", saved at world size {saved.world_size}"
+        log(f"resumed from {chosen.path} at step {saved.step}{how}")
+        if not is_same_size:
+            log(f"world size {self._world.world_size}: a step keeps its {saved.rows_per_step} rows")
+        return True
+
+    def save(self, state: TrainState, step: int, *, loss: float | None = None) -> None:
+        """Commit `state` as of `step`, in a thread where the recipe wants that."""
+        self._collect(raises=False)
+        stopping = self._any(bool(self._stop))
+        is_elastic = self.due(step) or (stopping and elastic.may_resize())
+        kind = ELASTIC if is_elastic else SHARDED
+        self._start(state, step, kind, loss=loss, in_background=not stopping)
+
+    def wait(self) -> None:
+        """Return when the last save is committed; CheckpointError when it is not."""
+        self._collect(raises=True)
+
+    def _start(
+        self, state: TrainState, step: int, kind: Kind, *, loss: float | None, in_background: bool
+    ) -> None:
+        parent = self.folder.elastic_path if kind is ELASTIC else self.folder.path
+        target = parent / f"{kind.prefix}-{step}"
+        there = Candidate(path=target, kind=kind, step=step)
+        if self._agree(lambda: there.problem() is None if target.exists() else False):
             log(f"{target} is already committed")
+            return
+        scratch = self._agree(lambda: _scratch_folder(target))
+        values = capture(state)
+        own_files = self._own_files(state, step, kind)
+        writer = CommittingWriter(
+            scratch,
+            target,
+            kind=kind,
+            marker=Marker(
+                step=step,
+                world_size=self._world.world_size,
+                fingerprint=state.progress.fingerprint,
+                loss=loss,
+                files={},
+            ),
+            own_files=own_files,
+            after_commit=lambda: self._committed(target, kind),
+        )
+        planner = self._planner(kind)
+        options: dict[str, Any] = {
+            "storage_writer": writer,
+            "planner": planner,
+            "process_group": self._group,
+            "no_dist": self._group is None,
+        }
+        if in_background and self._config.background and self._has_room(values):
+            future = dcp.async_save(values, async_stager=self._copy(), **options)
+            assert isinstance(future, Future)
         else:
-            if target.exists():
-                aside = target.with_name(f"damaged-{target.name}-{utc_now()}")
-                log(f"{target} is damaged; kept as {aside.name}")
-                target.rename(aside)
-            with atomic.new_directory(target) as partial:
-                _write(partial, model, optimizer, progress, rng_states)
-            log(f"saved {target}")
-        _remove_old(folder, keep_last=keep_last, newest=progress.step)
-    world.barrier()
+            future = _done(lambda: dcp.save(values, **options))
+        self._running = (target, future)
+        future.add_done_callback(lambda done: _clean_up(scratch, done, self._world))
 
+    def _own_files(
+        self, state: TrainState, step: int, kind: Kind
+    ) -> dict[str, Callable[[Path], None]]:
+        whole = whole_weights(state.model, keep=self._world.is_main) if kind is ELASTIC else None
+        if not self._world.is_main:
+            return {}
+        progress = {**asdict(state.progress), "step": step, "world_size": self._world.world_size}
+        files = {
+            CONFIG: json_writer(self._model_config),
+            STATE: json_writer(json.dumps(progress)),
+        }
+        if whole is not None:
+            reason = f"{self._stop.signal_name}" if self._stop else "interval"
+            files[ELASTIC_METADATA] = json_writer(elastic.metadata_text(state, step, reason=reason))
+            files[FULL_WEIGHTS] = weights_writer(whole)
+        return files
 
-def _write(
-    partial: Path,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-    rng_states: list[dict[str, Any]],
-) -> None:
-    weights = {name: w.contiguous().cpu() for name, w in trained_weights(model).items()}
-    save_file(weights, partial / WEIGHTS)
-    torch.save({"optimizer": optimizer.state_dict(), "rng": rng_states}, partial / TRAINER)
-    (partial / STATE).write_text(json.dumps(asdict(progress)), encoding="utf-8")
-    digests = {path.name: _sha256(path) for path in sorted(partial.iterdir())}
-    marker = {"step": progress.step, "committed_at": utc_now(), "sha256": digests}
-    (partial / SUCCESS).write_text(json.dumps(marker), encoding="utf-8")
+    def _committed(self, target: Path, kind: Kind) -> None:
+        log(f"saved {target}")
+        for removed in remove_old(
+            target.parent, kind, keep_last=self._keep_last, keep_best=self._config.keep_best
+        ):
+            log(f"removed {removed}: older than the last {self._keep_last}")
 
+    def _collect(self, *, raises: bool) -> None:
+        """End the save that runs, if any."""
+        if self._running is None:
+            return
+        target, future = self._running
+        self._running = None
+        error = future.exception()
+        if error is None:
+            return
+        self.num_failed_saves += 1
+        # The plan that was kept may be known to some ranks only.
+        self._planners.clear()
+        cause = _cause(error)
+        if raises:
+            raise CheckpointError(f"{target} was not saved: {cause}; free or repair the disk")
+        log(f"{target} was not saved: {cause}; the run goes on from memory")
 
-def _remove_old(folder: Path, *, keep_last: int, newest: int) -> None:
-    """Remove committed checkpoints beyond `keep_last`; uncommitted or damaged ones stay."""
-    committed = [path for path in checkpoints(folder) if (path / SUCCESS).is_file()]
-    older = [path for path in committed if _step(path) <= newest]
-    for path in older[:-keep_last]:
-        # Without its marker a folder that is half removed does not count as committed.
-        (path / SUCCESS).unlink()
-        shutil.rmtree(path)
+    def _planner(self, kind: Kind) -> DefaultSavePlanner:
+        if kind not in self._planners:
+            planner = DefaultSavePlanner(
+                flatten_state_dict=False,
+                flatten_sharded_tensors=False,
+                dedup_save_to_lowest_rank=False,
+                enable_plan_caching=True,
+            )
+            # torch keeps plans by the name of the class; kinds and runs must not share one.
+            planner._cached_plans_key = f"{kind.prefix}-{uuid.uuid4()}"
+            self._planners[kind] = planner
+        return self._planners[kind]
 
+    def _copy(self) -> DefaultStager:
+        if self._stager is None:
+            self._stager = DefaultStager(
+                StagingOptions(
+                    use_pinned_memory=self._on_gpu,
+                    use_shared_memory=False,
+                    use_async_staging=False,
+                    use_non_blocking_copy=self._on_gpu,
+                )
+            )
+        return self._stager
 
-def _step(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    return int(match.group(1)) if match else -1
+    def _has_room(self, values: dict[str, Any]) -> bool:
+        """Whether the host memory of every node takes the copies of its ranks."""
+        if self._stager is not None:
+            return True
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        need, free = num_local_bytes(values) * ranks, _available_bytes()
+        fits = not self._any(need > 0.8 * free)
+        if not fits:
+            log(
+                f"a copy of the state takes {need / 2**30:.1f} GiB of host memory, "
+                f"{free / 2**30:.1f} GiB are available: saves block training"
+            )
+        return fits
 
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoint folders in `folder`, lowest step first, good or not."""
-    if not folder.is_dir():
-        return []
-    return sorted((path for path in folder.iterdir() if _step(path) >= 0), key=_step)
-
-
-def problem(path: Path) -> str | None:
-    """Return why `path` cannot be loaded; None when it is committed and whole."""
-    try:
-        marker = json.loads((path / SUCCESS).read_text(encoding="utf-8"))
-        for name, digest in marker["sha256"].items():
-            if _sha256(path / name) != digest:
-                return f"{name} is damaged"
-    except FileNotFoundError as error:
-        name = Path(error.filename).name
-        return "not committed" if name == SUCCESS else f"{name} is missing"
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        return f"{SUCCESS} cannot be read: {error}"
-    return None
-
-
-def newest_good(folder: Path) -> Path | None:
-    """Return the committed, whole checkpoint of the highest step; others are named and left."""
-    for path in reversed(checkpoints(folder)):
-        reason = problem(path)
-        if reason is None:
-            return path
-        log(f"skipped {path}: {reason}")
-    return None
-
-
-def load(
-    path: Path,
-    *,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    world: World,
-    fingerprint: str,
-) -> Progress:
-    """Restore weights, optimizer, random state and position from `path`; return the position."""
-    try:
-        progress = Progress(**json.loads((path / STATE).read_text(encoding="utf-8")))
-        weights = load_file(path / WEIGHTS)
-        trainer = torch.load(path / TRAINER, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: is not a checkpoint of this format: {error}") from error
-    if progress.fingerprint != fingerprint:
-        raise ConfigError(
-            f"{path}: was made with another model, data set or train settings; "
-            "use those again, or start anew with --resume never"
+    def _choose(self, fingerprint: str) -> Candidate | None:
+        """The candidate that is tried first and is whole, agreed on by all ranks."""
+        resume = self.folder.resume
+        restarted = self._any(run_folder.was_restarted())
+        listed = self._agree(
+            lambda: self.folder.candidates(restarted=restarted, fingerprint=fingerprint)
         )
-    own = trained_weights(model)
-    if own.keys() != weights.keys():
-        raise ConfigError(f"{path}: holds other weights than this recipe trains")
-    with torch.no_grad():
-        for name, weight in own.items():
-            weight.copy_(weights[name])
-    optimizer.load_state_dict(trainer["optimizer"])
-    if progress.world_size == world.world_size:
-        _restore_rng(trainer["rng"][world.rank], world.device)
-    else:
-        log(
-            f"resumed at world size {world.world_size}, saved at {progress.world_size}: "
-            "random state starts from the seed, data go on where they were"
+        is_explicit = self.folder.is_explicit
+        left_out: list[Candidate] = []
+        for found in listed:
+            reason = self._problem(found)
+            if reason is None and self._is_other_size(found):
+                if is_explicit:
+                    raise self._refusal(found)
+                left_out.append(found)
+                reason = "another world size, and train.checkpoint.same_world_size_only is set"
+            if reason is None:
+                self._take_folder(found, restarted=restarted)
+                return found
+            if is_explicit:
+                raise ConfigError(
+                    f"train.resume {resume}: {reason}; name a committed checkpoint folder"
+                )
+            log(f"skipped {found.path}: {reason}")
+        if left_out:
+            raise self._refusal(left_out[0])
+        if restarted or resume == "auto":
+            log("no committed checkpoint to resume from; starting at step 0")
+        self._take_folder(None, restarted=restarted)
+        return None
+
+    def _take_folder(self, start: Candidate | None, *, restarted: bool) -> None:
+        path = start.path if start else None
+        self.folder = self._agree(lambda: self.folder.settled(path, restarted=restarted))
+
+    def _is_other_size(self, found: Candidate) -> bool:
+        if not self._config.same_world_size_only or found.kind is ELASTIC:
+            return False
+        size = self._agree(lambda: found.read_marker().world_size)
+        return size != self._world.world_size
+
+    def _refusal(self, found: Candidate) -> ConfigError:
+        others = self._agree(lambda: candidates(self.folder.folders_of_elastic(found.path)))
+        good = next(
+            (each for each in others if each.kind is ELASTIC and self._problem(each) is None), None
         )
-    return progress
+        use = f"resume from {good.path}" if good else "no elastic checkpoint is there: unset it"
+        size = self._agree(lambda: found.read_marker().world_size)
+        return ConfigError(
+            f"{found.path} was saved at world size {size}, this run has "
+            f"{self._world.world_size}, and train.checkpoint.same_world_size_only is set; {use}"
+        )
+
+    def _problem(self, found: Candidate) -> str | None:
+        """Why `found` cannot be loaded; its files are hashed by all ranks in parallel."""
+        mine = found.problem(share=self._world.rank, of=self._world.world_size)
+        problems = self._gather(mine)
+        return next((each for each in problems if each is not None), None)
+
+    def _any(self, flag: bool) -> bool:
+        return any(self._gather(flag))
+
+    def _gather(self, value: Any) -> list[Any]:
+        if self._group is None:
+            return [value]
+        values: list[Any] = [None] * self._world.world_size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def _agree(self, choose: Callable[[], Any]) -> Any:
+        """Rank 0's answer on all ranks; its error is raised on all of them."""
+        outcome: Any = None
+        if self._world.is_main:
+            try:
+                outcome = choose()
+            except Exception as error:
+                outcome = error
+        if self._group is not None:
+            box = [outcome]
+            dist.broadcast_object_list(
+                box, group_src=0, group=self._group, device=torch.device("cpu")
+            )
+            outcome = box[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
 
-def _restore_rng(state: dict[str, Any], device: torch.device) -> None:
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"], device)
+def _scratch_folder(target: Path) -> Path:
+    """A new hidden folder beside `target`; those that a killed save left are removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(".*.partial"):
+        shutil.rmtree(left, ignore_errors=True)
+    return target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _done(work: Callable[[], Any]) -> Future[Any]:
+    future: Future[Any] = Future()
+    try:
+        future.set_result(work())
+    except (Exception, CheckpointException) as error:
+        future.set_exception(error)
+    return future
+
+
+def _clean_up(scratch: Path, done: Future[Any], world: World) -> None:
+    if done.exception() is not None and world.is_main:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _cause(error: BaseException) -> str:
+    """One line of the first failure of any rank: DCP wraps them by rank."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        rank, (inner, _) = min(failures.items())
+        return f"rank {rank}: {_cause(inner)}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _available_bytes() -> int:
+    with Path("/proc/meminfo").open(encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -1,4 +1,4 @@
-"""Settings of the `train.checkpoint` section of a recipe: both kinds, and when a rank counts as lost."""
+"""Settings of the section `train.checkpoint`: both kinds, and when a rank counts as lost."""
 
 from __future__ import annotations
 

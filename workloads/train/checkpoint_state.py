@@ -1,8 +1,8 @@
 """TrainState as the flat mapping that torch DCP writes and fills, and random state of a rank.
 
-Owns the keys: `model.<name>`, `optimizer.<name>.<field>`, `scalars`, `scaler`, `rng.<rank>`. Tensors
-are the live ones, DTensors under FSDP2, so a load fills them in place at any world size. Does not
-read or write a file.
+Owns the keys: `model.<name>`, `optimizer.<name>.<field>`, `scalars`, `scaler`, `rng.<rank>`.
+Tensors are the live ones, DTensors under FSDP2, so a load fills them in place at any world size.
+Does not read or write a file.
 """
 
 from __future__ import annotations
