@@ -3,13 +3,13 @@
 Both sides are values of declared.py, so that the old one may come from an output of a deployment. A
 filesystem, bucket or registry leaves the stack when its declaration goes, and is made anew when its
 type (immutable in nebius.compute.v1.FilesystemSpec) or its project changes. Its data is deleted
-where the deployment has storage.purge_on_destroy; else it is kept: docs/storage.md. A new size is
-an update in place.
+where the deployment has storage.purge_on_destroy; else it is kept: docs/storage.md. So it is with
+the data disks of an NFS server. A new size is an update in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,7 @@ KEYS: Final = (
     "storage.config_bucket_gib",
     "storage.registry_gib",
     "storage.purge_on_destroy",
+    "nfs",
     "nebius.project_id",
 )
 """Config keys that are looked at."""
@@ -37,6 +38,7 @@ _PASSWORDS: Final = (
 )
 _SUBMOUNT: Final = "storage.submounts["
 _BACKUP: Final = "storage.backup"
+_NFS: Final = "nfs.data_disks"
 _OBJECTS: Final = {
     _BACKUP: ("storage.backup.size_gib", "the bucket of the jail's backups"),
     "storage.config_bucket_gib": ("storage.config_bucket_gib", "the bucket of run configs"),
@@ -47,7 +49,7 @@ _OBJECTS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostStorage:
-    """One filesystem, bucket or registry that a change takes out of the stack."""
+    """One filesystem, bucket, registry or array that a change takes out of the stack."""
 
     key: str
     """Config key whose change does it."""
@@ -62,6 +64,8 @@ class LostStorage:
 
     def __str__(self) -> str:
         what = f"{self.key}: {self.change}: {self.what}"
+        if self.key == f"{_NFS}.count":
+            return f"{what} lies on one array, which no other count can mount; take the count back"
         if self.is_kept and self.key.endswith(".type"):
             return f"{what} cannot change its type, so `up` will refuse it; take the type back"
         if self.is_kept:
@@ -87,6 +91,7 @@ def lost_storage(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[L
                 change = f"{old} -> {new}"
                 found.append(_filesystem(before, key, watched, change, is_replaced=True))
                 break
+    found += _nfs(before, after)
     moved = before.get(_PROJECT) != after.get(_PROJECT)
     for key, (there, what) in _OBJECTS.items():
         if there not in before:
@@ -97,6 +102,23 @@ def lost_storage(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[L
             change = f"{before.get(_PROJECT)} -> {after.get(_PROJECT)}"
             found.append(_lost(before, _PROJECT, change, what, is_replaced=True))
     return tuple(found)
+
+
+def _nfs(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[LostStorage]:
+    """The first change of the server's data disks that takes them away."""
+    size_gib = before.get(f"{_NFS}.size_gib")
+    if size_gib is None:
+        return
+    count, mount = before.get(f"{_NFS}.count"), before.get("nfs.mount_path")
+    what = f"the data of the NFS server at {mount} ({count} x {size_gib} GiB)"
+    if f"{_NFS}.size_gib" not in after:
+        yield _lost(before, "nfs", "removed", what, is_replaced=False)
+        return
+    for watched in (f"{_NFS}.type", f"{_NFS}.count", _PROJECT):
+        old, new = before.get(watched), after.get(watched)
+        if old != new:
+            yield _lost(before, watched, f"{old} -> {new}", what, is_replaced=True)
+            return
 
 
 def _made(values: Mapping[str, str]) -> tuple[str, ...]:

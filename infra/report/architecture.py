@@ -159,6 +159,10 @@ def _storage(spec: StackSpec) -> list[_Card]:
         ]
         lines = (f"{size} {submount.type}", *((f"places: {', '.join(places)}",) if places else ()))
         cards.append(_Card(f"{submount.name}  {submount.mount_path}", lines, "card disk"))
+    if spec.nfs is not None:
+        disks = spec.nfs.data_disks
+        lines = (f"{disks.count} x {disks.size_gib} GiB {disks.type}", spec.nfs.preset)
+        cards.append(_Card(f"NFS server  {spec.nfs.mount_path}", lines, "card disk"))
     if storage.memory is not None:
         memory = storage.memory
         line = f"{memory.size_gib} GiB tmpfs on every worker"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cost.price_book import PriceBook
+from cost.price_book import PriceBook, Unit, UnknownPrice
 from infra.leftovers import resources
 from infra.leftovers.price import usd_per_month
 from infra.leftovers.resources import Owned
@@ -80,3 +80,20 @@ def test_a_state_without_resources_knows_no_id(export: dict[str, Any]) -> None:
 def test_components_have_no_id_and_pending_deletions_count() -> None:
     found = [{"urn": "a"}, {"id": "fs-1"}, {"id": "fs-2", "delete": True}]
     assert ids_in({"deployment": {"resources": found}}) == {"fs-1", "fs-2"}
+
+
+def test_a_machine_costs_its_hours_and_not_its_disks() -> None:
+    """Half of two nodes of the same preset, without their boot disks."""
+    hardware = {"platform": "cpu-d3", "preset": "4vcpu-16gb"}
+    machine = price(resources.INSTANCE, spec={"resources": hardware})
+    nodes = price(resources.NODE_GROUP, **CPU_GROUP)
+    disk = BOOK.find("disk/network-ssd", Unit.GIB_MONTH)
+    assert machine is not None
+    assert nodes is not None
+    assert not isinstance(disk, UnknownPrice)
+    assert machine == nodes / 2 - 128 * disk.usd
+
+
+def test_a_machine_of_a_preset_without_a_price_is_not_known() -> None:
+    unknown = {"platform": "cpu-d3", "preset": "3vcpu-1gb"}
+    assert price(resources.INSTANCE, spec={"resources": unknown}) is None

@@ -12,8 +12,10 @@ import pytest
 from stacks.changes import LostStorage, lost_storage
 from stacks.declared import declared_values, parents_of
 from stacks.load import load_stack
+from stacks.nfs_spec import DataDisksSpec, NfsSpec
+from stacks.node_spec import BootDiskSpec
 from stacks.spec import StackSpec
-from stacks.storage_spec import FilesystemType, StorageSpec, SubmountSpec
+from stacks.storage_spec import DiskType, FilesystemType, StorageSpec, SubmountSpec
 
 
 @pytest.fixture
@@ -195,3 +197,49 @@ def test_fewer_copies_or_another_schedule_lose_no_bucket(
     backup = spec.storage.backup
     assert backup is not None
     assert lost(backup=replace(backup, keep_daily=1, schedule="@weekly", password_version=2)) == ()
+
+
+NFS = NfsSpec(
+    platform="cpu-d3",
+    preset="8vcpu-32gb",
+    boot_disk=BootDiskSpec(size_gib=64),
+    data_disks=DataDisksSpec(size_gib=93, count=2),
+)
+
+
+def served(spec: StackSpec, after: NfsSpec | None) -> list[str]:
+    """What is told of a change of the NFS server."""
+    before = declared_values(replace(spec, nfs=NFS))
+    return [str(each) for each in lost_storage(before, declared_values(replace(spec, nfs=after)))]
+
+
+def test_a_server_that_goes_takes_its_disks_along_where_the_stack_purges(spec: StackSpec):
+    (told,) = served(spec, None)
+    assert told == (
+        "DATA LOSS: nfs: removed: the data of the NFS server at /home (2 x 93 GiB) is "
+        "deleted; ALL DATA ON IT IS LOST. Copy it away first."
+    )
+
+
+def test_a_server_that_goes_leaves_its_disks_where_the_stack_keeps(keeping: StackSpec):
+    (told,) = served(keeping, None)
+    assert "stays in its project and is paid for" in told
+
+
+def test_another_count_of_disks_is_told_to_mount_nothing(spec: StackSpec, keeping: StackSpec):
+    disks = replace(NFS.data_disks, count=3)
+    for stack in (spec, keeping):
+        (told,) = served(stack, replace(NFS, data_disks=disks))
+        assert told.startswith("nfs.data_disks.count: 2 -> 3: ")
+        assert told.endswith("no other count can mount; take the count back")
+
+
+def test_another_type_of_kept_disks_is_told_to_be_refused(keeping: StackSpec):
+    disks = replace(NFS.data_disks, type=DiskType.NETWORK_SSD)
+    (told,) = served(keeping, replace(NFS, data_disks=disks))
+    assert "cannot change its type" in told
+
+
+def test_larger_disks_and_another_machine_lose_nothing(spec: StackSpec):
+    disks = replace(NFS.data_disks, size_gib=186)
+    assert served(spec, replace(NFS, data_disks=disks, preset="16vcpu-64gb")) == []
