@@ -39,6 +39,9 @@ VERBS = {
     "ssh": _Verb("infra.cli.ssh", "Open a shell on the login node, or run one command."),
     "pause": _Verb("infra.cli.pause", "Take the workers out of a stack until it is resumed."),
     "resume": _Verb("infra.cli.resume", "Bring the workers of a paused stack back."),
+    "restore": _Verb(
+        "infra.cli.restore", "List copies of a stack's jail, or bring one back, whole or a path."
+    ),
     "report": _Verb("infra.cli.report", "Write report.html from what is declared and measured."),
     "demo": _Verb("infra.cli.demo", "Run the main job on the local stack, end to end."),
     "adopt": _Verb(
@@ -56,6 +59,9 @@ _REFUSALS = frozenset(
     {
         "infra.init.errors.InitError",
         "infra.jobs.errors.JobsError",
+        "infra.restore.errors.RestoreError",
+        "infra.kube.client.KubeError",
+        "infra.kube.kubeconfig.KubeconfigError",
         "infra.local.errors.LocalError",
         "infra.nebius.sdk.EndpointError",
         "infra.render.sbatch.RenderError",

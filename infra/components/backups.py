@@ -76,6 +76,17 @@ class Backups(pulumi.ComponentResource):
             opts=mine,
         )
         made = make_releases(self, [render.k8up_chart()], provider=provider)
+        inside = pulumi.ResourceOptions.merge(
+            mine, pulumi.ResourceOptions(depends_on=[secret, *made.values()])
+        )
+        pods = kubernetes.apiextensions.CustomResource(
+            f"{name}-jail-backup-pods",
+            api_version=render.API_VERSION,
+            kind=render.POD_CONFIG_KIND,
+            metadata=kubernetes.meta.v1.ObjectMetaArgs(name=render.POD_CONFIG, namespace=namespace),
+            spec=render.pod_config_spec(),
+            opts=inside,
+        )
         kubernetes.apiextensions.CustomResource(
             f"{name}-jail-backup-schedule",
             api_version=render.API_VERSION,
@@ -89,7 +100,5 @@ class Backups(pulumi.ComponentResource):
                     repository=parts[2],
                 )
             ),
-            opts=pulumi.ResourceOptions.merge(
-                mine, pulumi.ResourceOptions(depends_on=[secret, *made.values()])
-            ),
+            opts=pulumi.ResourceOptions.merge(inside, pulumi.ResourceOptions(depends_on=[pods])),
         )

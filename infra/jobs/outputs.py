@@ -50,7 +50,17 @@ class StackOutputs:
 
 def read_outputs(stack: str, *, root: Path, environ: Mapping[str, str]) -> StackOutputs:
     """Outputs of the deployed stack; `root` holds Pulumi.yaml."""
-    command = ["pulumi", "stack", "output", "--json", "--stack", stack, "--non-interactive"]
+    return outputs_from(stack, json.loads(_read(stack, "--json", root=root, environ=environ)))
+
+
+def read_kubeconfig(stack: str, *, root: Path, environ: Mapping[str, str]) -> str:
+    """The secret output that leads to the stack's Kubernetes API."""
+    return _read(stack, "kubeconfig", "--show-secrets", root=root, environ=environ)
+
+
+def _read(stack: str, *arguments: str, root: Path, environ: Mapping[str, str]) -> str:
+    """What `pulumi stack output` prints."""
+    command = ["pulumi", "stack", "output", *arguments, "--stack", stack, "--non-interactive"]
     try:
         done = subprocess.run(
             command,
@@ -66,7 +76,7 @@ def read_outputs(stack: str, *, root: Path, environ: Mapping[str, str]) -> Stack
         ) from error
     if done.returncode != 0:
         raise JobsError(_refusal(stack, done.stderr or done.stdout))
-    return outputs_from(stack, json.loads(done.stdout))
+    return done.stdout
 
 
 def outputs_from(stack: str, values: Mapping[str, Any]) -> StackOutputs:

@@ -21,6 +21,7 @@ from typing import Final
 from infra.kube.client import KubeClient
 from infra.local import engine, process
 from infra.local.errors import LocalError
+from infra.local.k8up import runs as k8up
 from infra.local.kube import api_server
 from infra.local.kube.api_server import ApiServerConfig
 from infra.local.kube.certificates import write_certificates
@@ -132,6 +133,7 @@ def down(cloud: Cloud, *, purge: bool = False) -> None:
     """Stop every part, job and session; with `purge` remove what they stored."""
     process.stop(RECONCILER, cloud.state.run)
     cloud.runtime.stop_all()
+    k8up.Runner(cloud.state.local / "k8up", cloud.state.run).stop_all()
     api_server.stop(cloud.kube)
     process.stop(OBJECT_STORAGE, cloud.state.run)
     process.stop(EMULATOR, cloud.state.run)
@@ -144,7 +146,12 @@ def parts(cloud: Cloud) -> list[Part]:
     known = {EMULATOR: cloud.ports.nebius_api, "etcd": cloud.ports.etcd_client}
     known["kube-apiserver"] = cloud.ports.kube_apiserver
     known[OBJECT_STORAGE] = cloud.ports.object_storage
-    recorded = {item.name: item for item in process.all_processes(cloud.state.run)}
+    recorded = {
+        item.name: item
+        for item in process.all_processes(cloud.state.run)
+        # Jobs come and go: they are no parts.
+        if not item.name.startswith(k8up.PREFIX)
+    }
     names = [*SERVICES, *sorted(set(recorded) - set(SERVICES))]
     found = []
     for name in names:

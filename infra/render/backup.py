@@ -14,8 +14,12 @@ from stacks.storage_spec import BackupSpec
 
 SECRET: Final = "jail-backup"  # noqa: S105  # the name of one
 SCHEDULE: Final = "jail-backup"
+POD_CONFIG: Final = "jail-backup"
+CLAIM: Final = "jail-pvc"
+"""Claim of the jail, as helm-slurm-cluster-storage names it."""
 API_VERSION: Final = "k8up.io/v1"
 KIND: Final = "Schedule"
+POD_CONFIG_KIND: Final = "PodConfig"
 # Of the one bucket and nothing else: README of the recipe, backups, files of 2026-07 to 09.
 ROLES: Final = ("storage.object-editor", "storage.viewer")
 _TAG: Final = "soperator-jail-schedule"
@@ -43,11 +47,28 @@ def k8up_chart() -> Chart:
     )
 
 
+def pod_config_spec() -> dict[str, Any]:
+    """What the pods of all jobs have: every node with the jail has a taint of its role."""
+    pod = {
+        # A pod needs one by its schema; k8up brings its own image and command.
+        "containers": [{"name": "k8up"}],
+        # Files of every user.
+        "securityContext": {"runAsUser": 0},
+        "tolerations": [{"operator": "Exists"}],
+    }
+    return {"template": {"spec": pod}}
+
+
+def password_key(fingerprint: str) -> str:
+    """Key in the secret of an earlier password."""
+    return f"{_PASSWORD_KEY}-{fingerprint}"
+
+
 def secret_data(
     *, key_id: str, secret: str, password: str, earlier: Mapping[str, str]
 ) -> dict[str, str]:
     """Text of the secret's keys; earlier passwords open earlier repositories."""
-    old = {f"{_PASSWORD_KEY}-{fingerprint}": each for fingerprint, each in earlier.items()}
+    old = {password_key(fingerprint): each for fingerprint, each in earlier.items()}
     return {_ID_KEY: key_id, _SECRET_KEY: secret, _PASSWORD_KEY: password, **old}
 
 
@@ -72,10 +93,12 @@ def schedule_spec(
             "successfulJobsHistoryLimit": 2,
             "concurrentRunsAllowed": False,
             "tags": [_TAG],
+            "podConfigRef": {"name": POD_CONFIG},
         },
         "prune": {
             "schedule": backup.prune_schedule,
             "retention": {"keepDaily": backup.keep_daily, "tags": [_TAG]},
+            "podConfigRef": {"name": POD_CONFIG},
         },
         # Files of every user.
         "podSecurityContext": {"runAsUser": 0},

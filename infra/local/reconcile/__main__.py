@@ -2,9 +2,10 @@
 
     python -m infra.local.reconcile --state DIR
 
-Two loops: nodes (Nebius API -> Kubernetes nodes) and operator (custom resources -> daemons). Also
-starts the Nebius API and the API server again when they end. Daemons outlive it on purpose. A loop
-that finds nothing to do comes back later and later, up to two seconds: an idle stack costs little.
+Three loops: nodes (Nebius API -> Kubernetes nodes), operator (custom resources -> daemons) and k8up
+(backups and restores -> restic). Also starts the services again when they end. Daemons outlive it
+on purpose. A loop that finds nothing to do comes back later and later, up to two seconds: an idle
+stack costs little.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Final
 
 from infra.kube.client import KubeClient
 from infra.local.cloud import Cloud, start_services
+from infra.local.k8up.operator import K8up
 from infra.local.reconcile.nodes import read_groups, read_projects, reconcile_nodes
 from infra.local.reconcile.operator import Operator, log
 from infra.local.state import Cache, Ports, State
@@ -43,10 +45,10 @@ def main() -> int:
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    loops = [threading.Thread(target=_repeat, args=(_operate(cloud), stopped))]
+    steps = [_operate(cloud), _back_up(cloud)]
     if not options.without_nodes:
-        loops.append(threading.Thread(target=_repeat, args=(_mirror_nodes(cloud), stopped)))
-        loops.append(threading.Thread(target=_repeat, args=(_heal(cloud), stopped)))
+        steps += [_mirror_nodes(cloud), _heal(cloud)]
+    loops = [threading.Thread(target=_repeat, args=(step, stopped)) for step in steps]
     for loop in loops:
         loop.start()
     for loop in loops:
@@ -56,6 +58,10 @@ def main() -> int:
 
 def _operate(cloud: Cloud) -> Callable[[], bool]:
     return Operator(KubeClient(cloud.kube.access()), cloud.state, cloud.cache, cloud.ports).step
+
+
+def _back_up(cloud: Cloud) -> Callable[[], bool]:
+    return K8up(KubeClient(cloud.kube.access()), cloud.state).step
 
 
 def _mirror_nodes(cloud: Cloud) -> Callable[[], bool]:

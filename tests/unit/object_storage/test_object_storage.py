@@ -12,7 +12,7 @@ import obstore
 import pytest
 from obstore.exceptions import PermissionDeniedError
 
-from infra.local.nebius_api import access_keys
+from tests.object_cloud import PROJECT, credentials
 from tests.unit.object_storage.conftest import Storage
 
 
@@ -60,13 +60,7 @@ def test_the_key_of_another_buckets_account_neither_reads_nor_writes(storage: St
 
 def test_a_viewer_reads_and_does_not_write(storage: Storage) -> None:
     obstore.put(storage.client("configs"), "one", b"x")
-    storage.put(
-        "nebius.iam.v1.AccessPermit",
-        "accesspermit-more",
-        "group-copies",
-        resource_id="project-e00p",
-        role="storage.viewer",
-    )
+    storage.cloud.permit("copies", PROJECT, "storage.viewer")
     viewer = storage.client("configs", owner="copies")
     assert obstore.get(viewer, "one").bytes().to_bytes() == b"x"
     with pytest.raises(PermissionDeniedError, match="may not write"):
@@ -78,12 +72,7 @@ def test_a_wrong_secret_an_unknown_key_and_one_that_ended_are_refused(storage: S
         obstore.put(storage.client("configs", secret_access_key="wrong"), "one", b"x")
     with pytest.raises(PermissionDeniedError, match="InvalidAccessKeyId"):
         obstore.put(storage.client("configs", access_key_id="NAKI-NONE"), "one", b"x")
-    storage.put(
-        "nebius.iam.v2.AccessKey",
-        f"accesskey-{'configs':0>12}",
-        account_id="serviceaccount-configs",
-        expires_at=storage.now + 60,
-    )
+    storage.cloud.end_key("configs", storage.now + 60)
     obstore.put(storage.client("configs"), "one", b"x")
     storage.now += 60
     with pytest.raises(PermissionDeniedError, match="it has ended"):
@@ -103,17 +92,10 @@ def test_a_deleted_bucket_is_gone_and_one_of_the_same_name_starts_empty(storage:
     client = storage.client("configs")
     obstore.put(client, "one", b"x")
     storage.cloud.drop("storagebucket-configs")
-    storage.cloud.commit()
     with pytest.raises(FileNotFoundError, match="NoSuchBucket"):
         obstore.put(client, "one", b"x")
-    storage.put("nebius.storage.v1.Bucket", "storagebucket-new", name="configs")
-    storage.put(
-        "nebius.iam.v1.AccessPermit",
-        "accesspermit-new",
-        "group-configs",
-        resource_id="storagebucket-new",
-        role="storage.object-editor",
-    )
+    storage.cloud.put("nebius.storage.v1.Bucket", "storagebucket-new", name="configs")
+    storage.cloud.permit("configs", "storagebucket-new", "storage.object-editor")
     assert keys(client) == []
 
 
@@ -122,11 +104,11 @@ def test_restic_copies_prunes_and_restores_through_it(storage: Storage, tmp_path
     source = tmp_path / "source"
     source.mkdir()
     (source / "note").write_text("first")
-    key = f"accesskey-{'copies':0>12}"
+    key = credentials("copies")
     environ = {
         **os.environ,
-        "AWS_ACCESS_KEY_ID": access_keys.key_id(key),
-        "AWS_SECRET_ACCESS_KEY": access_keys.secret(key),
+        "AWS_ACCESS_KEY_ID": key["access_key_id"],
+        "AWS_SECRET_ACCESS_KEY": key["secret_access_key"],
         "RESTIC_PASSWORD": "of the test",
         "RESTIC_REPOSITORY": f"s3:http://127.0.0.1:{storage.port}/copies/repository",
     }

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from infra.local.nebius_api import access_keys
 from infra.plugins.provider import UNKNOWN, ProviderError
 from infra.uploads.provider import TYPE, ObjectProvider
+from tests.object_cloud import credentials
 from tests.unit.object_storage.conftest import Storage
 
 URN = "urn:pulumi:test::soperator-stack::x::y"
@@ -20,15 +20,13 @@ def provider() -> ObjectProvider:
 
 
 def inputs(storage: Storage, owner: str = "configs", **changed: Any) -> dict[str, Any]:
-    key = f"accesskey-{owner:0>12}"
     return {
         "endpoint": f"http://127.0.0.1:{storage.port}",
         "region": "eu-north1",
         "bucket": "configs",
         "key": "recipes/lora/0123.json",
         "content": '{"lora_rank": 8}',
-        "access_key_id": access_keys.key_id(key),
-        "secret_access_key": access_keys.secret(key),
+        **credentials(owner),
         **changed,
     }
 

@@ -112,6 +112,8 @@ def _claim(release: Release, name: str, size: str, storage_class: str) -> Object
         "v1",
         "PersistentVolumeClaim",
         f"{name}-pvc",
+        # The chart marks the jail's claim for k8up, and no other.
+        metadata={"annotations": {"k8up.io/backup": "true"}} if name == "jail" else {},
         spec={
             "storageClassName": storage_class,
             "accessModes": ["ReadWriteMany"],

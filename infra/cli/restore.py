@@ -1,0 +1,158 @@
+"""`soperator restore`: copies of the jail, and one of them brought back.
+
+Owns what people type, read and agree to. Writes beside the users' files unless told otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli import context
+from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.errors import CliError
+from infra.cli.output import Format, note, print_json, print_table
+
+if TYPE_CHECKING:
+    from infra.kube.client import KubeClient
+    from infra.restore.run import Plan
+    from infra.restore.snapshots import JailSnapshot
+    from stacks.spec import StackSpec
+
+_SHORT = 8
+
+
+def command(
+    snapshot: Annotated[
+        str | None,
+        typer.Argument(help="`latest` or the first digits of an id; without it the list is shown."),
+    ] = None,
+    stack: StackOption = DEFAULT_STACK,
+    path: Annotated[
+        str | None, typer.Option("--path", help="Only this file or folder of the jail.")
+    ] = None,
+    into_jail: Annotated[
+        bool,
+        typer.Option("--into-jail", help="Write over the jail itself, not into /mnt/restored."),
+    ] = False,
+    while_running: Annotated[
+        bool, typer.Option("--while-running", help="With --into-jail: although Slurm runs.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    format: Annotated[Format, typer.Option(help="How to print the list.")] = Format.TABLE,
+) -> None:
+    """List the copies of a stack's jail; with one of them, bring it back, whole or a path of it."""
+    if snapshot is None and (path or into_jail or while_running):
+        raise typer.BadParameter("name a snapshot too: restore latest --path PATH")
+    if while_running and not into_jail:
+        raise typer.BadParameter("--while-running is for --into-jail only")
+    from infra.restore import snapshots
+
+    spec = context.spec(stack)
+    client = _client(stack)
+    try:
+        namespace = spec.cluster.namespace
+        backend = snapshots.backend(client, namespace)
+        found = snapshots.list_snapshots(client, namespace)
+        if snapshot is None:
+            _show(spec, found, format)
+            return
+        from infra.restore.run import make_plan, run
+
+        plan = make_plan(
+            client,
+            namespace,
+            snapshots.choose(found, snapshot),
+            backend,
+            path=path,
+            into_jail=into_jail,
+            while_running=while_running,
+        )
+        for line in explain(spec, plan, snapshots.longest_backup_s(client, namespace)):
+            note(line)
+        if not yes:
+            _ask()
+        try:
+            run(client, namespace, plan, tell=note)
+        except KeyboardInterrupt:
+            note(f"restore: {plan.name} goes on in the cluster; kubectl delete restore ends it")
+            raise
+        note(f"restore: done; {plan.path or 'the whole copy'} is at {_landed(plan)} of the jail")
+    finally:
+        client.close()
+
+
+def explain(spec: StackSpec, plan: Plan, longest_backup_s: float | None) -> list[str]:
+    """What a restore does, how much it writes, how long it takes and what it costs."""
+    jail_gib = spec.storage.jail.size_gib
+    at = plan.snapshot.at
+    made = "not listed by the cluster" if at is None else f"made {at:%Y-%m-%d %H:%M} UTC"
+    what = "the whole jail" if plan.path is None else plan.path
+    size = "unknown: the jail is an existing filesystem" if jail_gib is None else f"{jail_gib} GiB"
+    over = (
+        "files of the same name are written over, newer ones too; others stay"
+        if plan.into_jail
+        else "nothing that is there changes; remove the folder when you are done, as later copies "
+        "have it too"
+    )
+    took = (
+        "the cluster remembers no copy that ended"
+        if longest_backup_s is None
+        else f"the longest copy that the cluster remembers took {longest_backup_s:,.0f} s"
+    )
+    paid = "the jail is paid by its size; no source has a price for reads of object storage"
+    return [
+        f"restore: {what} of snapshot {plan.snapshot.id[:_SHORT]} ({made}) to {_landed(plan)}",
+        f"  writes: {over}",
+        f"  size: at most {size} (storage.jail); the folder needs that much room in the jail",
+        f"  time: not known; {took}",
+        f"  price: 0.00 USD more for storage: {paid}",
+    ]
+
+
+def _landed(plan: Plan) -> str:
+    root = "" if plan.into_jail else plan.target
+    return f"{root}{plan.path or ''}" or "/"
+
+
+def _client(stack: str) -> KubeClient:
+    from infra.jobs.outputs import read_kubeconfig
+    from infra.kube.client import KubeClient
+    from infra.kube.kubeconfig import read_kubeconfig as parse
+    from infra.local.state import CHECKOUT
+
+    return KubeClient(parse(read_kubeconfig(stack, root=CHECKOUT, environ=context.environ())))
+
+
+def _ask() -> None:
+    import sys
+
+    if not sys.stdin.isatty():
+        raise CliError("restore: nobody to ask; read the lines above and give --yes")
+    if not typer.confirm("Go on?", err=True):
+        raise CliError("restore: nothing was done")
+
+
+def _show(spec: StackSpec, found: tuple[JailSnapshot, ...], format: Format) -> None:
+    if format is Format.JSON:
+        rows = [{"id": each.id, "at": each.at, "repository": each.repository} for each in found]
+        print_json({"stack": spec.name, "snapshots": rows})
+    elif not found:
+        print(
+            f"{spec.name}: the cluster lists no copy of the jail; it does after its next backup. "
+            "An older copy is restored by its id."
+        )
+    else:
+        print_table(
+            ("Snapshot", "Made (UTC)", "Repository"),
+            [
+                (
+                    each.id[:_SHORT],
+                    "-" if each.at is None else f"{each.at:%Y-%m-%d %H:%M:%S}",
+                    each.repository.rpartition("/")[2],
+                )
+                for each in found
+            ],
+        )
+        print(f"`soperator restore SNAPSHOT --stack {spec.name}` brings one back beside the files.")
