@@ -1,6 +1,6 @@
 """Real CRDs of Soperator as strict JSON schemas: problems(object) -> what they refuse.
 
-Those of 4.1.7, or those of another version in the folder that $SOPERATOR_CRDS names.
+Those of 4.1.7, or those of another version in the folder that $SOPERATOR_TEST_CRDS names.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def problems(target: dict[str, Any], folder: Path = REAL) -> list[str]:
 
 def other_version() -> Path:
     """Folder with the CRDs of another version of Soperator; a skip where none is named."""
-    folder = os.environ.get("SOPERATOR_CRDS")
+    folder = os.environ.get("SOPERATOR_TEST_CRDS")
     if not folder:
         pytest.skip(
-            "needs SOPERATOR_CRDS, a folder with the CRDs of another version of Soperator, which "
+            "needs SOPERATOR_TEST_CRDS, a folder with the CRDs of another version of Soperator, which "
             "the project does not ship"
         )
     return Path(folder)

@@ -111,7 +111,7 @@ def test_every_setting_that_a_stack_may_declare_is_accepted_too(stack: str) -> N
 
 @pytest.mark.parametrize("stack", stack_names())
 def test_another_version_of_soperator_takes_every_setting(stack: str) -> None:
-    """Before an upgrade: SOPERATOR_CRDS=FOLDER with config/crd/bases of that version."""
+    """Before an upgrade: SOPERATOR_TEST_CRDS=FOLDER with config/crd/bases of that version."""
     folder = other_version()
     made = [*objects(load_stack(stack)), *objects(everything(load_stack(stack)))]
     assert [(each["kind"], found) for each in made for found in problems(each, folder)] == []
