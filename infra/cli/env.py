@@ -44,7 +44,7 @@ def command(
     for name, value in environment(target).items():
         print(f"export {name}={shlex.quote(value)}")
     if target is Target.CLOUD:
-        print("unset SOPERATOR_NEBIUS_ENDPOINT")
+        print("unset SOPERATOR_NEBIUS_ENDPOINT SOPERATOR_CRDS")
     if sys.stdout.isatty():
         print('# run: eval "$(soperator env)"', file=sys.stderr)
 
@@ -57,7 +57,7 @@ def environment(target: Target | None = None) -> dict[str, str]:
     if target is None:
         target = Target.CLOUD if os.environ.get("PULUMI_BACKEND_URL") else Target.LOCAL
     from infra.local import engine, offline
-    from infra.local.state import TOKEN, Cache, Ports, State
+    from infra.local.state import CHECKOUT, TOKEN, Cache, Ports, State
 
     state, cache = State.from_environ(), Cache.from_environ()
     backend = state.offline / "pulumi" if target is Target.OFFLINE else state.pulumi
@@ -84,6 +84,7 @@ def environment(target: Target | None = None) -> dict[str, str]:
     return {
         **variables,
         "SOPERATOR_NEBIUS_ENDPOINT": endpoint,
+        "SOPERATOR_CRDS": str(CHECKOUT / "infra" / "local" / "kube" / "crds"),
         "SOPERATOR_SSH_PUBLIC_KEY_FILE": str(state.ssh_public_key),
         "NEBIUS_IAM_TOKEN": TOKEN,
     }

@@ -37,11 +37,13 @@ VERBS = {
     "cancel": _Verb("infra.cli.cancel", "End jobs, running or waiting."),
     "pull": _Verb("infra.cli.pull", "Bring results, run record and log of a job here."),
     "ssh": _Verb("infra.cli.ssh", "Open a shell on the login node, or run one command."),
+    "drain": _Verb("infra.cli.drain", "Keep new jobs off nodes, with a reason, and let them on."),
     "pause": _Verb("infra.cli.pause", "Take the workers out of a stack until it is resumed."),
     "resume": _Verb("infra.cli.resume", "Bring the workers of a paused stack back."),
     "restore": _Verb(
         "infra.cli.restore", "List copies of a stack's jail, or bring one back, whole or a path."
     ),
+    "destroy": _Verb("infra.cli.destroy", "Destroy a stack, also one whose kube cluster is gone."),
     "report": _Verb("infra.cli.report", "Write report.html from what is declared and measured."),
     "demo": _Verb("infra.cli.demo", "Run the main job on the local stack, end to end."),
     "adopt": _Verb(

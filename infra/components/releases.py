@@ -36,6 +36,7 @@ def make_releases(
                 if chart.repository is None
                 else kubernetes.helm.v3.RepositoryOptsArgs(repo=chart.repository),
                 timeout=chart.timeout_s,
+                skip_crds=chart.skips_crds or None,
                 values=dict(chart.values),
             ),
             opts=pulumi.ResourceOptions(

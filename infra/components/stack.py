@@ -103,7 +103,9 @@ class Stack(pulumi.ComponentResource):
         # whose NFS server has gone cannot let go of its files.
         before = [teardown] if nfs is None else [teardown, nfs]
         inside = pulumi.ResourceOptions(parent=self, depends_on=before)
-        soperator = Soperator(name, spec, provider=provider, opts=inside)
+        soperator = Soperator(
+            name, spec, provider=provider, kubeconfig=kube.kubeconfig, opts=inside
+        )
         slurm = SlurmCluster(
             name,
             spec,
@@ -113,10 +115,10 @@ class Stack(pulumi.ComponentResource):
             deploy_key=deploy_key,
             releases=soperator.releases,
             slack_webhook_url=slack_webhook_url,
+            nfs_address=None if nfs is None else nfs.address,
             opts=inside,
         )
         registry = None if spec.storage.registry_gib is None else Registry(name, spec, mine)
-            nfs_address=None if nfs is None else nfs.address,
         configs = (
             None
             if buckets.configs is None

@@ -84,10 +84,15 @@ def describe(jobs: Collection[Job]) -> str:
     """The jobs as text, ending in a newline."""
     if not jobs:
         return "Jobs on these nodes: none runs now\n"
+    return f"Jobs on these nodes, which the change ends: {len(jobs)}\n{listed(jobs)}"
+
+
+def listed(jobs: Collection[Job]) -> str:
+    """A line for each job, up to a number, ending in a newline."""
     lines = [
         f" {job.id} {job.name}, {job.elapsed or '0:00'} so far, on {job.where}"
         for job in list(jobs)[:_SHOWN]
     ]
     if len(jobs) > _SHOWN:
         lines.append(f" and {len(jobs) - _SHOWN} more: squeue")
-    return "\n".join([f"Jobs on these nodes, which the change ends: {len(jobs)}", *lines]) + "\n"
+    return "\n".join(lines) + "\n"

@@ -1,5 +1,7 @@
 """The plugin `soperator`, started by the engine: python -m infra.keys."""
 
+from infra.crds.provider import TYPE as CUSTOM_RESOURCES
+from infra.crds.provider import CustomResourcesProvider
 from infra.keys.provider import KeysProvider
 from infra.plugins.dispatch import Dispatch
 from infra.plugins.provider import serve
@@ -10,8 +12,9 @@ from infra.uploads.provider import ObjectProvider
 VERSION = "0.1.0"
 
 if __name__ == "__main__":
-    serve(
-        Dispatch(KeysProvider(), {TYPE: TeardownProvider(), OBJECT: ObjectProvider()}),
-        "soperator",
-        VERSION,
-    )
+    by_type = {
+        TYPE: TeardownProvider(),
+        OBJECT: ObjectProvider(),
+        CUSTOM_RESOURCES: CustomResourcesProvider(),
+    }
+    serve(Dispatch(KeysProvider(), by_type), "soperator", VERSION)

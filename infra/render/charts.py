@@ -40,6 +40,9 @@ from stacks.spec import StackSpec
 
 REGISTRY: Final = "oci://cr.eu-north1.nebius.cloud/soperator"
 SYSTEM: Final = "soperator-system"
+OPERATOR_CHART: Final = f"{REGISTRY}/helm-soperator"
+CUSTOM_RESOURCES: Final = "custom-resources"
+"""What the operator follows beside releases: the definitions that lie in its chart."""
 
 # Repositories as soperator-fluxcd 4.1.7 has them (nebius/soperator, 2026-07-30); versions are in
 # stacks/compatibility.yaml.
@@ -73,6 +76,8 @@ class Chart:
     """False where the program makes it: one namespace has one owner."""
     timeout_s: int | None = None
     """Longest wait for it; None is Helm's five minutes."""
+    skips_crds: bool = False
+    """Whether its custom resources are `CUSTOM_RESOURCES`: Helm would never upgrade them."""
 
 
 def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
@@ -126,9 +131,18 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
             )
         )
     charts += [
-        # Its crds/ bring the custom resources: a release of helm-soperator-crds cannot be stored,
-        # 1.4 MB in a Secret of at most 1 MiB.
-        _own(spec, "soperator", SYSTEM, soperator_values(spec), after=needed),
+        # A release of helm-soperator-crds cannot be stored, 1.4 MB in a Secret of at most 1 MiB;
+        # the same definitions lie in crds/ of this chart.
+        replace(
+            _own(
+                spec,
+                "soperator",
+                SYSTEM,
+                soperator_values(spec),
+                after=(CUSTOM_RESOURCES, *needed),
+            ),
+            skips_crds=True,
+        ),
         _own(spec, "soperatorchecks", SYSTEM, soperatorchecks_values(spec), after=("soperator",)),
         _own(spec, "nodeconfigurator", SYSTEM, nodeconfigurator_values(), after=("soperator",)),
     ]

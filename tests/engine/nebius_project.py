@@ -121,6 +121,7 @@ class Project:
             "NEBIUS_IAM_TOKEN": "local-token",
             "SOPERATOR_CACHE": str(Cache.from_environ().root),
             "SOPERATOR_NEBIUS_ENDPOINT": f"http://127.0.0.1:{port}",
+            "SOPERATOR_CRDS": str(CHECKOUT / "infra" / "local" / "kube" / "crds"),
             "PULUMI_BACKEND_URL": f"file://{folder}",
             "PULUMI_CONFIG_PASSPHRASE": "tests",
             "PULUMI_HOME": str(folder / "pulumi-home"),

@@ -25,6 +25,7 @@ from infra.nebius.schema import Schema
 from infra.nebius.sdk import shared_sdk
 from infra.teardown.disks import CLAIM_LABEL
 from infra.teardown.objects import CSI_DRIVER
+from infra.teardown.run import destroy
 from tests.engine.nebius_project import (
     PROJECT,
     Emulator,
@@ -78,7 +79,11 @@ teardown = Teardown(
 )
 provider = kubernetes.Provider("kube", kubeconfig=access)
 soperator = Soperator(
-    "local", spec, provider=provider, opts=pulumi.ResourceOptions(depends_on=[teardown])
+    "local",
+    spec,
+    provider=provider,
+    kubeconfig=access,
+    opts=pulumi.ResourceOptions(depends_on=[teardown]),
 )
 pulumi.export("cluster_id", kube.cluster_id)
 """
@@ -252,6 +257,59 @@ def test_a_destroy_goes_from_the_checks_to_the_address_and_leaves_nothing(
     releases = re.findall(r"Release (\S+) deleted", output)
     assert releases.index("soperatorchecks") < releases.index("soperator")
     assert releases.index("soperator") < releases.index("kruise")
+
+
+def test_the_verb_drops_what_ran_in_a_cluster_that_is_gone(
+    project: Project,
+    emulator: Emulator,
+    cluster: ApiServerConfig,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    said: list[str] = []
+
+    def end() -> int:
+        return destroy(
+            "test",
+            root=project.folder,
+            environ=project.environ,
+            options=["--yes", "--skip-preview"],
+            exists=lambda id_: id_ in ids(emulator, "mk8scluster"),
+            say=said.append,
+            pauses_s=(0.0, 0.0),
+        )
+
+    api_server.stop(cluster)
+    try:
+        status = end()
+    finally:
+        api_server.start(cluster)
+    assert status == 0, capfd.readouterr().out
+    assert len(said) == 3
+    assert "does not answer; asking again" in said[0]
+    assert "though cluster mk8scluster-" in said[2]
+    assert "ends with the cluster (PULUMI_K8S_DELETE_UNREACHABLE=true, in this run only)" in said[2]
+    assert ids(emulator, "mk8snodegroup") == ids(emulator, "mk8scluster") == set()
+    # A stack that is gone has no cluster to ask for.
+    assert end() == 0
+    assert len(said) == 3
+
+
+def test_the_verb_uninstalls_from_a_cluster_that_answers(
+    project: Project, emulator: Emulator, cluster: ApiServerConfig
+) -> None:
+    said: list[str] = []
+    status = destroy(
+        "test",
+        root=project.folder,
+        environ=project.environ,
+        options=["--yes", "--skip-preview"],
+        exists=lambda _: True,
+        say=said.append,
+    )
+    assert (status, said) == (0, [])
+    client = KubeClient(cluster.access())
+    label = "local.soperator/release"
+    assert client.list("v1", "ConfigMap", label=label) == []
 
 
 def test_a_cluster_that_is_gone_does_not_hold_the_rest(

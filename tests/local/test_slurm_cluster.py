@@ -13,6 +13,9 @@ import pytest
 
 from cost.spend import JobUse
 from infra.jobs import accounting
+from infra.jobs.draining import jobs_on
+from infra.jobs.nodes import await_idle, drain, resume
+from infra.jobs.parse import Job
 from infra.jobs.ssh import Result
 from infra.local import process
 from infra.local.cloud import RECONCILER
@@ -229,6 +232,43 @@ def test_a_job_that_runs_while_everything_stops_waits_for_the_next_start(stand: 
     stand.wait_idle("worker-[0-1]")
     assert stand.ssh(f"squeue -h -j {job} -o %T").stdout.strip() == "PENDING"
     stand.ssh(f"scancel {job}")
+
+
+class Door:
+    """The login node as the job commands see it."""
+
+    def __init__(self, stand: Stand) -> None:
+        self._stand = stand
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        done = self._stand.ssh(command)
+        return Result(
+            command=command, exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr
+        )
+
+
+def test_a_drained_worker_takes_no_job_until_it_is_let_on_again(stand: Stand) -> None:
+    stand.wait_idle("worker-[0-1]")
+    door = Door(stand)
+    job = stand.submit("sleep 1000", "-w worker-1 -J held")
+    stand.wait(lambda: bool(jobs_on(door, ["worker-1"])), "the job on worker-1")
+    assert jobs_on(door, ["worker-0"]) == ()
+    (held,) = drain(door, ["worker-1"], "fan 2 is dead")
+    assert (held.id, held.name, held.where) == (job, "held", "worker-1")
+    assert "fan 2 is dead" in stand.ssh("sinfo -R -h -o %E").stdout
+    waiting = stand.submit("true", "-w worker-1")
+    told: list[str] = []
+
+    def end_it(jobs: tuple[Job, ...]) -> None:
+        told.extend(each.id for each in jobs)
+        stand.ssh(f"scancel {job}")
+
+    await_idle(door, ["worker-1"], say=end_it)
+    assert told == [job]
+    assert stand.ssh(f"squeue -h -j {waiting} -o %T").stdout.strip() == "PENDING"
+    resume(door, ["worker-1"])
+    stand.wait(lambda: stand.ssh(f"squeue -h -j {waiting}").stdout.strip() == "", "the job's end")
+    stand.wait_idle("worker-[0-1]")
 
 
 def test_a_node_group_that_shrinks_takes_its_worker_along(stand: Stand) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMED = re.compile(r"(tests/[\w/]+\.py)((?:::\w+)?)")
-PAGES = ("docs/survival.md", "docs/threat-model.md", "docs/performance.md")
+PAGES = ("docs/survival.md", "docs/threat-model.md", "docs/performance.md", "docs/day-two.md")
 
 
 @cache

@@ -1,0 +1,51 @@
+"""`soperator destroy`: `pulumi destroy`, also of a stack whose kube cluster is gone."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated
+
+import typer
+
+from infra.cli import context, output
+from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.local.state import CHECKOUT
+
+_CLUSTER = "nebius:mk8s/v1:Cluster"
+
+
+def command(
+    stack: StackOption = DEFAULT_STACK,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Destroy without a question.")] = False,
+) -> None:
+    """Destroy a stack; files stay unless it purges them. Works when its kube cluster is gone."""
+    from infra.teardown.run import destroy
+
+    status = destroy(
+        stack,
+        root=CHECKOUT,
+        environ=context.environ(),
+        options=["--yes"] if yes else [],
+        exists=_exists,
+        say=lambda line: output.note(f"{stack}: {line}"),
+    )
+    raise typer.Exit(status)
+
+
+def _exists(cluster_id: str) -> bool:
+    """Whether the cloud has the cluster; one that cannot be asked for counts as there."""
+    from infra.nebius.api import Api
+    from infra.nebius.errors import ApiError
+    from infra.nebius.resource_type import ResourceType
+    from infra.nebius.schema import Schema
+    from infra.nebius.sdk import EndpointError, cache_dir
+
+    try:
+        api = Api(Schema(cache_dir()), threading.Event())
+        service = ResourceType.of_token(api.schema, _CLUSTER).service
+        api.call(service, "Get", api.request(service, "Get", id=cluster_id))
+    except ApiError as error:
+        return not error.is_not_found
+    except EndpointError:
+        return True
+    return True

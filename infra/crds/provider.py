@@ -1,0 +1,91 @@
+"""The resource `soperator:kube:CustomResources`: definitions of a chart, upgraded with its version.
+
+Stands before the chart's release, which is told to skip them. Its delete forgets them: they end
+with the kube cluster, and without them every object of their kinds would end before.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from infra.crds.apply import LostVersionError, apply_crds, digests, missing
+from infra.crds.chart import ChartError, crds_of
+from infra.kube.client import KubeClient, KubeError, UnreachableError
+from infra.kube.kubeconfig import KubeconfigError, read_kubeconfig
+from infra.plugins.provider import UNKNOWN, Diff, Failure, Provider, ProviderError, compare
+
+Values = dict[str, Any]
+TYPE: Final = "soperator:kube:CustomResources"
+_TEXTS: Final = ("chart", "version", "kubeconfig")
+_DIGESTS: Final = "definitions"
+
+
+class CustomResourcesProvider(Provider):
+    """Definitions of custom resources by chart and version."""
+
+    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
+        """Refuses what is no chart, version and access."""
+        failures = [
+            (key, f"unknown; has {', '.join(_TEXTS)}") for key in sorted(new.keys() - set(_TEXTS))
+        ]
+        for key in _TEXTS:
+            value = new.get(key)
+            if value is not UNKNOWN and (not isinstance(value, str) or not value):
+                failures.append((key, "is required"))
+        return new, failures
+
+    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
+        """Everything changes in place; another access alone applies them again, which is cheap."""
+        return Diff(detailed=compare(old_inputs, new))
+
+    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+        """Applies the definitions; the id is the chart's name."""
+        if preview:
+            return "", {**inputs, _DIGESTS: UNKNOWN}
+        return inputs["chart"].rpartition("/")[2], self._applied(urn, inputs)
+
+    def update(
+        self,
+        type_: str,
+        urn: str,
+        id: str,
+        old_state: Values,
+        old_inputs: Values,
+        new: Values,
+        preview: bool,
+    ) -> Values:
+        """Applies those of the new version over the old ones."""
+        return {**new, _DIGESTS: UNKNOWN} if preview else self._applied(urn, new)
+
+    def read(
+        self, type_: str, id: str, state: Values, inputs: Values
+    ) -> tuple[str, Values, Values] | None:
+        """As it was, or None where the API server lacks one of them."""
+        try:
+            client = KubeClient(read_kubeconfig(state["kubeconfig"]))
+            gone = missing(client, state.get(_DIGESTS) or {})
+        except UnreachableError:
+            return id, state, inputs
+        except (KubeError, KubeconfigError) as error:
+            raise ProviderError(f"custom resources of {id}: {error}") from error
+        return None if gone else (id, state, inputs)
+
+    def delete(self, type_: str, id: str, state: Values) -> None:
+        """Forgets them."""
+
+    def _applied(self, urn: str, inputs: Values) -> Values:
+        try:
+            crds = crds_of(inputs["chart"], inputs["version"])
+            client = KubeClient(read_kubeconfig(inputs["kubeconfig"]))
+            apply_crds(
+                client,
+                crds,
+                cancelled=self.cancelled,
+                say=lambda line: self.engine.info(urn, line),
+            )
+        except ChartError as error:
+            raise ProviderError(str(error)) from error
+        except (KubeError, KubeconfigError, LostVersionError) as error:
+            what = f"custom resources of {inputs['chart']} {inputs['version']}"
+            raise ProviderError(f"{what}: {error}") from error
+        return {**inputs, _DIGESTS: dict(digests(crds))}

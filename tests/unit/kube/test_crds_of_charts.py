@@ -1,0 +1,171 @@
+"""Definitions come out of a chart as a registry serves it, whole and verified, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from infra.crds.apply import digests
+from infra.crds.chart import FOLDER, ChartError, crds_of
+from infra.local.kube.crd import load_crds
+
+CRD = b"""\
+kind: CustomResourceDefinition
+metadata: {name: things.example.org}
+spec: {versions: [{name: v1}]}
+---
+kind: CustomResourceDefinition
+metadata: {name: others.example.org}
+spec: {versions: [{name: v1}]}
+"""
+FILES = {
+    "helm-soperator/Chart.yaml": b"kind: Chart\n",
+    "helm-soperator/crds/a.yaml": CRD,
+    "helm-soperator/crds/README.md": b"text",
+    "helm-soperator/templates/crds.yaml": b"kind: CustomResourceDefinition\nmetadata: {{ x }}\n",
+    "helm-soperator/charts/kruise/crds/b.yaml": CRD.replace(b"example", b"kruise"),
+}
+
+
+class Registry:
+    """An OCI registry with one chart of one version."""
+
+    def __init__(self, files: Mapping[str, bytes], *, wants_token: bool = False) -> None:
+        self.archive = archive(files)
+        self.served = self.archive
+        self.wants_token = wants_token
+        self.tokens: list[str] = []
+        registry = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                registry.answer(self)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.server_port}"
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        digest = f"sha256:{hashlib.sha256(self.archive).hexdigest()}"
+        layer = {
+            "mediaType": "application/vnd.cncf.helm.chart.content.v1.tar+gzip",
+            "digest": digest,
+        }
+        if request.path.startswith("/token?"):
+            self.tokens.append(request.path)
+            return self.reply(request, 200, json.dumps({"token": "anybody"}).encode())
+        if self.wants_token and request.headers.get("Authorization") != "Bearer anybody":
+            challenge = f'Bearer realm="http://{self.address}/token",service="r",scope="pull"'
+            return self.reply(request, 401, b"", {"WWW-Authenticate": challenge})
+        if request.path == "/v2/soperator/helm-soperator/manifests/4.1.7":
+            return self.reply(request, 200, json.dumps({"layers": [layer]}).encode())
+        if request.path == f"/v2/soperator/helm-soperator/blobs/{digest}":
+            return self.reply(request, 200, self.served)
+        return self.reply(request, 404, b"")
+
+    def reply(
+        self,
+        request: BaseHTTPRequestHandler,
+        status: int,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        request.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            request.send_header(name, value)
+        request.end_headers()
+        request.wfile.write(body)
+
+    def crds(self, version: str = "4.1.7") -> list[dict[str, object]]:
+        return crds_of(f"oci://{self.address}/soperator/helm-soperator", version, scheme="http")
+
+
+def archive(files: Mapping[str, bytes]) -> bytes:
+    """The chart as `helm package` packs it."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def _no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER, raising=False)
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    made = Registry(FILES)
+    yield made
+    made.server.shutdown()
+
+
+def names(crds: list[dict[str, object]]) -> list[str]:
+    return list(digests(crds))
+
+
+def test_definitions_are_those_in_the_folder_of_the_chart_itself(registry: Registry):
+    assert names(registry.crds()) == ["others.example.org", "things.example.org"]
+
+
+def test_a_registry_that_wants_a_token_gives_one_to_everybody():
+    registry = Registry(FILES, wants_token=True)
+    assert len(registry.crds()) == 2
+    assert registry.tokens[0] == "/token?service=r&scope=pull"
+
+
+def test_a_version_that_is_not_there_is_named(registry: Registry):
+    with pytest.raises(ChartError, match=r"4\.9\.9: the registry has no such version"):
+        registry.crds("4.9.9")
+
+
+def test_an_archive_that_came_damaged_is_not_read(registry: Registry):
+    registry.served = registry.archive[:-1] + b"x"
+    with pytest.raises(ChartError, match="what came is not sha256:"):
+        registry.crds()
+
+
+def test_a_chart_without_definitions_is_refused():
+    registry = Registry({"helm-soperator/Chart.yaml": b"kind: Chart\n"})
+    with pytest.raises(ChartError, match="no CustomResourceDefinition in it"):
+        registry.crds()
+
+
+def test_a_registry_that_is_away_is_told_by_name():
+    with pytest.raises(ChartError, match="no answer from the registry"):
+        crds_of("oci://127.0.0.1:1/soperator/helm-soperator", "4.1.7", scheme="http")
+
+
+def test_what_is_no_registry_is_refused():
+    with pytest.raises(ChartError, match="is no chart in a registry"):
+        crds_of("https://charts.example.org/x", "1")
+
+
+def test_a_folder_takes_the_place_of_the_registry(monkeypatch: pytest.MonkeyPatch):
+    folder = Path(__file__).parents[3] / "infra/local/kube/crds"
+    monkeypatch.setenv(FOLDER, str(folder))
+    found = crds_of("oci://nowhere.invalid/chart", "4.1.7")
+    assert names(found) == sorted(crd["metadata"]["name"] for crd in load_crds())
+
+
+def test_a_folder_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv(FOLDER, str(tmp_path / "none"))
+    with pytest.raises(ChartError, match="no such folder"):
+        crds_of("oci://nowhere.invalid/chart", "4.1.7")
