@@ -14,7 +14,7 @@ from infra.preflight.finding import Finding, failed, not_checked, passed
 from infra.preflight.inventory import Owner
 from infra.render.node_group import node_group_spec, roles
 from stacks.catalog import PLATFORMS, Preset
-from stacks.rules.nodes import node_groups
+from stacks.machines import machines
 from stacks.spec import StackSpec
 
 PLATFORM_CHECK: Final = "platforms"
@@ -32,14 +32,14 @@ def ask_platforms(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
     if not live:
         return [not_checked(PLATFORM_CHECK, "the API lists none")]
     findings = []
-    for _, path, group in node_groups(spec):
-        if group.platform not in live:
+    for path, machine in machines(spec):
+        if machine.platform not in live:
             has = ", ".join(sorted(live))
-            seen = f"{path}: the project has no platform {group.platform!r}"
+            seen = f"{path}: the project has no platform {machine.platform!r}"
             findings.append(failed(PLATFORM_CHECK, seen, f"choose of: {has}", certain=True))
-        elif group.preset not in live[group.platform]:
-            has = ", ".join(live[group.platform])
-            seen = f"{path}: {group.platform} has no preset {group.preset!r}"
+        elif machine.preset not in live[machine.platform]:
+            has = ", ".join(live[machine.platform])
+            seen = f"{path}: {machine.platform} has no preset {machine.preset!r}"
             findings.append(failed(PLATFORM_CHECK, seen, f"choose of: {has}", certain=True))
     if not findings:
         findings.append(passed(PLATFORM_CHECK, "every declared platform and preset is offered"))
@@ -48,7 +48,7 @@ def ask_platforms(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
 
 def _drift(spec: StackSpec, live: Mapping[str, Mapping[str, Any]]) -> Finding:
     """What the stack uses and the API describes in other words than our catalog."""
-    used = {(group.platform, group.preset) for _, _, group in node_groups(spec)}
+    used = {(machine.platform, machine.preset) for _, machine in machines(spec)}
     lines = []
     for platform, preset in sorted(used):
         known = PLATFORMS.get(platform)

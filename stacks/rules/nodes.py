@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from stacks.catalog import (
@@ -17,6 +16,7 @@ from stacks.catalog import (
     VCPUS_ADVISED,
     find_preset,
 )
+from stacks.machines import node_groups
 from stacks.names import Alias
 from stacks.node_spec import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec, WorkerSpec
 from stacks.problem import Findings, SpareNodes
@@ -29,19 +29,6 @@ _STRIPED: Final = (DiskType.NETWORK_SSD_NON_REPLICATED, DiskType.NETWORK_SSD_IO_
 # Slurm nodes and pods are called <nodeset>-<ordinal>; a pod's name has 63 characters.
 _NODESET_NAME_MAX: Final = 50
 _ROLES: Final = ("system", "controller", "login", "accounting", "nfs")
-
-
-def node_groups(spec: StackSpec) -> Iterator[tuple[str, str, NodeGroupSpec]]:
-    """Role, path in the stack and node group, in the order of the file."""
-    yield "system", "nodes.system", spec.nodes.system
-    yield "controller", "nodes.controller", spec.nodes.controller
-    yield "login", "nodes.login", spec.nodes.login
-    if spec.nodes.accounting is not None:
-        yield "accounting", "nodes.accounting", spec.nodes.accounting
-    if spec.nodes.nfs is not None:
-        yield "nfs", "nodes.nfs", spec.nodes.nfs
-    for index, worker in enumerate(spec.nodes.workers):
-        yield "worker", f"nodes.workers[{index}]", worker
 
 
 def check_nodes(spec: StackSpec, findings: Findings) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 from stacks.catalog import PLATFORMS, find_preset
 from stacks.chart_volumes import database_volume_gib
 from stacks.decode import nearest
+from stacks.machines import node_groups
 from stacks.node_spec import (
     Billing,
     BootDiskSpec,
@@ -24,7 +25,6 @@ from stacks.node_spec import (
 )
 from stacks.problem import Findings
 from stacks.rules.naming import repeated
-from stacks.rules.nodes import node_groups
 from stacks.spec import StackSpec
 from stacks.storage_spec import DiskType, FilesystemType
 

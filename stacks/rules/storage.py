@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from stacks.catalog import LARGE_FILESYSTEM_GIB, find_preset
+from stacks.machines import node_groups
 from stacks.mounts import shared_mounts
 from stacks.problem import Findings, SpareGib
 from stacks.rules.naming import is_under, name_problem, path_problem, repeated
-from stacks.rules.nodes import node_groups
 from stacks.spec import StackSpec
 from stacks.storage_spec import PLACES, BackupSpec, FilesystemSpec, FilesystemType, SubmountSpec
 
