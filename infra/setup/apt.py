@@ -18,6 +18,7 @@ PACKAGES: Final[Mapping[str, str]] = {
     "mariadb-server": "mariadbd",
     "openssh-server": "sshd",
     "etcd-server": "etcd",
+    "restic": "restic",
 }
 """Package of Debian 12 -> a program that it brings."""
 TEST_PACKAGES: Final[Mapping[str, str]] = {"chromium": "chromium"}
