@@ -29,6 +29,7 @@ class Kind(StrEnum):
     PREPARE_DATA = "prepare-data"
     TRAIN = "train"
     EVALUATE = "evaluate"
+    SERVE = "serve"
 
 
 class Outcome(StrEnum):

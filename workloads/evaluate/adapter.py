@@ -26,12 +26,7 @@ def load_tuned(base_dir: Path, tuned_dir: Path, *, dtype: torch.dtype, device: t
             f"{tuned_dir}: has neither adapter_config.json nor config.json; run the train job, or "
             "set evaluate.adapter to its final/ folder"
         )
-    declared = json.loads(config_file.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    if Path(declared).name != base_dir.name:
-        raise DataError(
-            f"{tuned_dir}: adapter of '{Path(declared).name}', the recipe's model is "
-            f"'{base_dir.name}'; use the recipe of that model"
-        )
+    check_base(base_dir, tuned_dir)
     import peft
 
     base = load_model(base_dir, dtype=dtype, device=device)
@@ -40,6 +35,17 @@ def load_tuned(base_dir: Path, tuned_dir: Path, *, dtype: torch.dtype, device: t
     except (RuntimeError, OSError, ValueError) as error:
         raise DataError(f"{tuned_dir}: adapter cannot be loaded: {error}") from error
     return merge(tuned).eval()
+
+
+def check_base(base_dir: Path, adapter_dir: Path) -> None:
+    """Refuse an adapter that was trained on another model than the one in `base_dir`."""
+    text = (adapter_dir / "adapter_config.json").read_text(encoding="utf-8")
+    declared = json.loads(text)["base_model_name_or_path"]
+    if Path(declared).name != base_dir.name:
+        raise DataError(
+            f"{adapter_dir}: adapter of '{Path(declared).name}', the recipe's model is "
+            f"'{base_dir.name}'; use the recipe of that model"
+        )
 
 
 def merge(tuned: Any) -> Any:

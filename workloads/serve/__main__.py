@@ -1,0 +1,130 @@
+"""The serving job: OpenAI's chat API for a model, an adapter beside it, or a checkpoint.
+
+Usage: python -m workloads.serve --base MODEL | --adapter DIR | --merged DIR | --checkpoint DIR
+Prints where it listens on stderr; ends on SIGTERM. docs/serving.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from workloads.common import atomic, hardware
+from workloads.common.exit_codes import ExitCode
+from workloads.common.job import Job, end, run_job, section_of
+from workloads.common.log import log
+
+DEFAULT_RECIPE = "smollm2_135m_serve_cpu"
+# Flag -> recipe key.
+_FOLDERS = {"adapter": "serve.adapter", "merged": "serve.merged", "checkpoint": "serve.checkpoint"}
+_VALUES = {"host": "serve.host", "port": "serve.port", "engine": "serve.engine"}
+
+
+def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
+    """Return the command line in recipe form: `--recipe NAME --set key=value ...`."""
+    parser = argparse.ArgumentParser(prog="python -m workloads.serve")
+    parser.add_argument("--recipe", "--config", dest="recipe", help="recipe with a section serve")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
+    parser.add_argument("--base", help="model of the place model, or its folder")
+    parser.add_argument("--adapter", "--finetune", help="LoRA adapter: base and tuned are served")
+    parser.add_argument("--merged", help="folder of a whole model")
+    parser.add_argument("--checkpoint", help="final/, an adapter, or a checkpoint of whole weights")
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--engine", choices=("auto", "transformers", "vllm"))
+    parser.add_argument("--no-thinking", action="store_true")
+    options = parser.parse_args(arguments)
+    sets: list[str] = []
+    if options.base:
+        is_folder = options.base.startswith((".", "/"))
+        sets.append(_set("model", _absolute(options.base) if is_folder else options.base))
+    elif options.adapter and not options.recipe and (base := _declared_base(options.adapter)):
+        sets.append(_set("model", base))
+    for flag, key in _FOLDERS.items():
+        if value := getattr(options, flag):
+            sets.append(_set(key, _absolute(value)))
+    for flag, key in _VALUES.items():
+        if (value := getattr(options, flag)) is not None:
+            sets.append(_set(key, value))
+    if options.no_thinking:
+        sets.append("serve.thinking=false")
+    words = ["--recipe", options.recipe or DEFAULT_RECIPE]
+    # What is set by its key comes last: it wins over a flag.
+    return words + [word for each in [*sets, *options.sets] for word in ("--set", each)]
+
+
+def main(job: Job) -> None:
+    """Load, serve, and stop when told to."""
+    config = job.recipe.serve
+    if config is None:
+        raise section_of(job.recipe, "serve")
+    began = job.record.began_s
+    from workloads.serve import endpoint, vllm_server
+    from workloads.serve.server import listen
+    from workloads.serve.weights import find_weights
+
+    weights = find_weights(config, job.recipe.model, job.places)
+    key = endpoint.api_key(config, job.places)
+    device = hardware.device_name()
+    job.record.hardware = hardware.detect(device)
+    job.record.engine = vllm_server.choose(config, has_gpu=device != "cpu")
+    job.record.model = weights.served_name
+    settings = json.dumps(dataclasses.asdict(job.recipe), indent=2, default=dict)
+    atomic.write_text(job.results_dir / "config.json", settings + "\n")
+    job.record.artifacts |= {"config": str(job.results_dir / "config.json")}
+    listener = listen(config)
+    port = listener.getsockname()[1]
+
+    def ready() -> None:
+        job.record.metrics["cold_start_s"] = time.time() - began
+        path = endpoint.write(job.results_dir, config, port, weights.names, job.places)
+        job.record.artifacts["endpoint"] = str(path)
+        log(
+            f"serving {' and '.join(weights.names)} with {job.record.engine} on "
+            f"http://{config.host}:{port}/v1 after {job.record.metrics['cold_start_s']:.1f} s"
+        )
+
+    if job.record.engine == "vllm":
+        from workloads.serve import stage
+
+        listener.close()  # vLLM binds the port itself
+        staged = stage.stage(weights.model_dir, job.places) if config.stage == "auto" else None
+        if staged is not None:
+            log(staged.text)
+        folder = staged.path if staged is not None else weights.model_dir
+        words = vllm_server.command(config, weights, folder, port)
+        vllm_server.run(words, config, port, key, ready)
+        return
+    from workloads.serve.serving import serve
+
+    serve(job, config, weights, key, listener, ready)
+
+
+def _set(key: str, value: str | int) -> str:
+    return f"{key}={json.dumps(value)}"
+
+
+def _absolute(folder: str) -> str:
+    return folder if folder.startswith("{place:") else str(Path(folder).resolve())
+
+
+def _declared_base(adapter: str) -> str | None:
+    """Return the base model that an adapter names; None where the job will say what is wrong."""
+    try:
+        text = (Path(adapter) / "adapter_config.json").read_text(encoding="utf-8")
+        return Path(json.loads(text)["base_model_name_or_path"]).name
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+if __name__ == "__main__":
+    # Threads of the engine and of torch take the interpreter often; a token must not wait 5 ms.
+    sys.setswitchinterval(0.0005)
+    arguments = recipe_arguments()
+    code: ExitCode = run_job("serve", main, arguments)
+    end(code)

@@ -1,0 +1,94 @@
+"""Settings of the `serve` section of a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workloads.common.recipe import require
+
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+MAX_TOP_LOGPROBS = 20
+"""OpenAI's limit; https://platform.openai.com/docs/api-reference/chat/create (2026-11-21)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one client may ask for and how much is held at once."""
+
+    context_tokens: int = 8192
+    """Prompt and answer together; also the length of a row of the KV cache."""
+    max_output_tokens: int = 4096
+    """Most tokens of one answer, and what an answer gets that names no number."""
+    max_concurrency: int = 16
+    """Rows of the KV cache: answers that are written at the same time."""
+    max_queue: int = 64
+    """Requests that wait for a row; one more is answered 429."""
+    max_choices: int = 8
+    """Most answers to one request (`n`)."""
+    max_body_bytes: int = 2**20
+    body_timeout_s: float = 30.0
+    """A client that has not sent its whole request by then is answered 408."""
+    request_timeout_s: float = 600.0
+    """From the request to the last token."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            least = 0 if name == "max_queue" else 1
+            require(value >= least, f"{name}: got {value}, expected >= {least}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """One server: it serves the recipe's model, or at most one of three folders."""
+
+    adapter: str | None = None
+    """LoRA adapter of the recipe's model, or the pointer file that train writes: base and tuned."""
+    merged: str | None = None
+    """Folder of a whole model, served instead of the recipe's."""
+    checkpoint: str | None = None
+    """`final`, an adapter, or a checkpoint folder with whole weights."""
+    served_name: str | None = None
+    """Name of the model in the API; None: the name of its folder."""
+    tuned_name: str | None = None
+    """Name of the tuned model; None: the served name with `-tuned`."""
+    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    """auto: vLLM where it can be imported and a GPU is there, else transformers."""
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    host: str = "127.0.0.1"
+    port: int = 7860
+    """0: any free port; endpoint.json says which."""
+    api_key_file: str | None = None
+    """File of mode 0600 with the key; made when missing. A host that is no loopback needs a key."""
+    thinking: bool = True
+    """Whether the chat template may open a thinking block (Qwen3's `enable_thinking`)."""
+    stage: Literal["auto", "never"] = "auto"
+    """auto: weights go to the place `scratch` first where that is a RAM disk with room."""
+    compare_cold_start: bool = False
+    """Whether the weights are loaded a second time, without the RAM disk, to measure the gain."""
+    prefill_tokens: int = 512
+    """Prompt tokens read between two decode steps: the longest that a running answer waits."""
+    drain_s: float = 20.0
+    """Time that running answers have after SIGTERM; Slurm kills 30 s after it (KillWait)."""
+    seed: int = 0
+    """Of answers that are sampled and name no seed."""
+    cpu_threads: int | None = None
+    """torch's threads; None leaves torch's choice."""
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("adapter", "merged", "checkpoint") if getattr(self, name)]
+        require(
+            len(given) < 2,
+            f"{' and '.join(given)}: at most one of adapter, merged and checkpoint says what is "
+            "served beside or instead of the model",
+        )
+        require(0 <= self.port <= 65535, f"port: got {self.port}, expected 0 to 65535")
+        require(self.prefill_tokens > 0, f"prefill_tokens: got {self.prefill_tokens}, expected > 0")
+        require(self.drain_s >= 0, f"drain_s: got {self.drain_s}, expected >= 0")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.host in LOOPBACK_HOSTS or self.host.startswith("127.")

@@ -1,0 +1,181 @@
+"""Keys and values of all rows, one block a layer, taken once at the start.
+
+Owns where a token's keys lie: row r, position p. A pass sees the first rows as views; nothing is
+copied to decode. Does not know sequences: scheduler.py gives rows.
+Shapes: R rows, H key-value heads, T tokens of the pass, S tokens seen, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from workloads.common.exit_codes import ConfigError
+
+_ALIGNMENT = 8
+"""Masks of CUDA's memory-efficient attention want lengths in steps of 8."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Spot:
+    """Where the tokens of the next pass go and how much of the cache it sees."""
+
+    rows: slice | torch.Tensor = field(default_factory=lambda: slice(0, 0))
+    is_decode: bool = True
+    positions_R: torch.Tensor | None = None
+    """Decode: the position of each row's new token."""
+    writes: Sequence[tuple[int, int, int]] = ()
+    """Prefill: row, first position and number of tokens, by row of the batch."""
+    num_seen: int = 0
+
+
+class _Layer(CacheLayerMixin):
+    """One layer's block; `update` is what attention calls."""
+
+    def __init__(self, shape: tuple[int, ...], *, options: dict[str, Any], spot: Spot) -> None:
+        super().__init__()
+        # Zeros, as uninitialised memory can be NaN, which a masked position would still spread.
+        self.keys = torch.zeros(shape, **options)
+        self.values = torch.zeros(shape, **options)
+        self.is_initialized = True
+        self._spot = spot
+        self._numbers = torch.arange(shape[0], device=options["device"])
+
+    def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
+        """Nothing: the block is there from the start."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the new tokens and return all that the pass may see: R x H x S x D."""
+        spot, keys, values = self._spot, self.keys, self.values
+        assert keys is not None
+        assert values is not None
+        if spot.is_decode:
+            rows_R = self._numbers[: key_states.shape[0]]
+            keys[rows_R, :, spot.positions_R] = key_states[:, :, 0]
+            values[rows_R, :, spot.positions_R] = value_states[:, :, 0]
+        else:
+            for index, (row, start, count) in enumerate(spot.writes):
+                keys[row, :, start : start + count] = key_states[index, :, :count]
+                values[row, :, start : start + count] = value_states[index, :, :count]
+        return keys[spot.rows, :, : spot.num_seen], values[spot.rows, :, : spot.num_seen]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return what a mask must cover: tokens seen, from the first."""
+        return self._spot.num_seen, 0
+
+    def get_seq_length(self) -> int:
+        """Return how many tokens the pass sees."""
+        return self._spot.num_seen
+
+    def get_max_length(self) -> int:
+        """Return the length of a row."""
+        assert self.keys is not None
+        return self.keys.shape[2]
+
+    def get_max_cache_shape(self) -> int:
+        """Return the length of a row."""
+        return self.get_max_length()
+
+
+class RowCache(Cache):
+    """The cache of one engine; set `spot` by `prefill` or `decode` before each pass."""
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        num_rows: int,
+        context_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_rows = num_rows
+        self.length = -(-context_tokens // _ALIGNMENT) * _ALIGNMENT
+        self._spot = Spot()
+        self._device = device
+        shape = (num_rows, _num_kv_heads(config), self.length, _head_size(config))
+        options = {"dtype": dtype, "device": device}
+        super().__init__(
+            layers=[
+                _Layer(shape, options=options, spot=self._spot)
+                for _ in range(config.num_hidden_layers)
+            ]
+        )
+
+    def decode(self, num_rows: int, lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Aim at one new token a row behind `lengths`; return its positions and the mask."""
+        positions_R = torch.tensor(lengths, device=self._device)
+        seen = self._rounded(max(lengths) + 1)
+        spot = self._spot
+        spot.rows, spot.is_decode, spot.positions_R = slice(0, num_rows), True, positions_R
+        spot.num_seen = seen
+        seen_S = torch.arange(seen, device=self._device)
+        return positions_R[:, None], (seen_S <= positions_R[:, None])[:, None, None]
+
+    def prefill(self, writes: Sequence[tuple[int, int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Aim at chunks (row, start, count); return positions B x T and the mask B x 1 x T x S."""
+        longest = max(count for _, _, count in writes)
+        spot = self._spot
+        rows = [row for row, _, _ in writes]
+        one = len(rows) == 1
+        spot.rows = slice(rows[0], rows[0] + 1) if one else torch.tensor(rows, device=self._device)
+        spot.is_decode, spot.writes = False, writes
+        spot.num_seen = seen = self._rounded(max(start + count for _, start, count in writes))
+        starts_B = torch.tensor([start for _, start, _ in writes], device=self._device)
+        offsets_T = torch.arange(longest, device=self._device)
+        # The padding behind a short chunk is computed and thrown away; its position must exist.
+        positions_BT = (starts_B[:, None] + offsets_T).clamp(max=self.length - 1)
+        seen_S = torch.arange(seen, device=self._device)
+        return positions_BT, (seen_S <= positions_BT[:, :, None])[:, None]
+
+    def move(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first tokens of one row over another."""
+        for layer in self.layers:
+            assert layer.keys is not None
+            assert layer.values is not None
+            layer.keys[target, :, :num_tokens] = layer.keys[source, :, :num_tokens]
+            layer.values[target, :, :num_tokens] = layer.values[source, :, :num_tokens]
+
+    def _rounded(self, num_tokens: int) -> int:
+        return min(-(-num_tokens // _ALIGNMENT) * _ALIGNMENT, self.length)
+
+
+def bytes_per_row(config: Any, *, context_tokens: int, dtype: torch.dtype) -> int:
+    """Return the bytes of keys and values of one row."""
+    per_token = 2 * config.num_hidden_layers * _num_kv_heads(config) * _head_size(config)
+    return per_token * context_tokens * dtype.itemsize
+
+
+def check_model(config: Any, *, context_tokens: int) -> None:
+    """Refuse a model that does not attend fully, or whose positions end before the context does."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
+    window = getattr(config, "sliding_window", None)
+    if kinds == {"sliding_attention"} and window and context_tokens <= window:
+        kinds = set()
+    if kinds:
+        raise ConfigError(
+            f"serve.engine: transformers: layers of kind {', '.join(sorted(kinds))} are not served "
+            "by it; serve this model with vLLM"
+            + (f", or lower serve.limits.context_tokens to {window}" if window else "")
+        )
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest and context_tokens > longest:
+        raise ConfigError(
+            f"serve.limits.context_tokens: {context_tokens}, the model knows {longest} positions; "
+            f"lower it to {longest}"
+        )
+
+
+def _num_kv_heads(config: Any) -> int:
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+
+def _head_size(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

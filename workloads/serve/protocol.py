@@ -1,0 +1,246 @@
+"""OpenAI's chat request, read strictly: what has no effect here is refused, not ignored.
+
+https://platform.openai.com/docs/api-reference/chat/create (2026-11-21). Beyond it, as vLLM has
+them: `top_k`, `ignore_eos`, `chat_template_kwargs`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workloads.serve.config import MAX_TOP_LOGPROBS, Limits
+from workloads.serve.errors import ApiError, bad_request
+from workloads.serve.generation import Sampling
+
+_MAX_STOPS = 4
+# What changes nothing about the answer.
+_WITHOUT_EFFECT = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+)
+_MESSAGE_ROLES = ("system", "developer", "user", "assistant", "tool")
+# Refused unless they are what this server does anyway.
+_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "response_format": (None, {"type": "text"}),
+    "tool_choice": (None, "auto", "none"),
+    "parallel_tool_calls": (None, True),
+    "logit_bias": (None, {}),
+    "modalities": (None, ["text"]),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """One request whose values are in range; whether its prompt fits is not known yet."""
+
+    model: str
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]]
+    template: Mapping[str, Any]
+    stream: bool
+    include_usage: bool
+    num_choices: int
+    max_tokens: int | None
+    sampling: Sampling
+    has_seed: bool
+    stop: tuple[str, ...]
+    num_logprobs: int | None
+    ignore_eos: bool
+
+
+def parse_chat(body: bytes, limits: Limits) -> ChatRequest:
+    """Return the request in `body`; ApiError says which parameter is wrong and what is allowed."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is not JSON: {error}", None, "invalid_json") from error
+    if not isinstance(value, dict):
+        raise bad_request("the body is no JSON object", None, "invalid_json")
+    fields = _Fields(value)
+    model = fields.text("model")
+    if not model:
+        raise bad_request("'model' is missing; GET /v1/models has the names", "model")
+    for name, allowed in _ONLY.items():
+        got = fields.take(name)
+        if got not in allowed:
+            raise bad_request(
+                f"'{name}': {json.dumps(got)} is not supported by this server; "
+                f"allowed: {', '.join(json.dumps(each) for each in allowed[1:])}",
+                name,
+                "unsupported_parameter",
+            )
+    wants_logprobs = fields.flag("logprobs")
+    num_top = fields.whole("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if num_top and not wants_logprobs:
+        raise bad_request("'top_logprobs' needs 'logprobs': true", "top_logprobs")
+    stream = fields.flag("stream")
+    max_tokens = _max_tokens(fields, limits)
+    seed = fields.whole("seed", -(2**63), 2**63 - 1)
+    # tool_choice none: the model is not told of the tools.
+    tools = () if value.get("tool_choice") == "none" else _tools(fields.take("tools"))
+    fields.take("tools")
+    request = ChatRequest(
+        model=model,
+        messages=_messages(fields.take("messages")),
+        tools=tools,
+        template=fields.mapping("chat_template_kwargs"),
+        stream=stream,
+        include_usage=_include_usage(fields.mapping("stream_options"), stream=stream),
+        num_choices=_or(fields.whole("n", 1, limits.max_choices), 1),
+        max_tokens=max_tokens,
+        sampling=Sampling(
+            temperature=_or(fields.number("temperature", 0.0, 2.0), 1.0),
+            top_p=_or(fields.number("top_p", 0.0, 1.0), 1.0),
+            top_k=max(0, _or(fields.whole("top_k", -1, 2**31), 0)),
+            presence_penalty=_or(fields.number("presence_penalty", -2.0, 2.0), 0.0),
+            frequency_penalty=_or(fields.number("frequency_penalty", -2.0, 2.0), 0.0),
+            seed=seed or 0,
+        ),
+        has_seed=seed is not None,
+        stop=_stop(fields.take("stop")),
+        num_logprobs=(num_top or 0) if wants_logprobs else None,
+        ignore_eos=fields.flag("ignore_eos"),
+    )
+    fields.refuse_rest()
+    return request
+
+
+class _Fields:
+    """The members of the body, each taken once; what is left over is unknown."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self._taken: set[str] = set(_WITHOUT_EFFECT)
+
+    def take(self, name: str) -> Any:
+        self._taken.add(name)
+        return self._values.get(name)
+
+    def text(self, name: str) -> str | None:
+        value = self.take(name)
+        if value is not None and not isinstance(value, str):
+            raise _wrong(name, value, "a string")
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self.take(name)
+        if value is not None and not isinstance(value, bool):
+            raise _wrong(name, value, "true or false")
+        return bool(value)
+
+    def whole(self, name: str, least: int, most: int) -> int | None:
+        value = self.take(name)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise _wrong(name, value, f"a whole number from {least} to {most}")
+        return value
+
+    def number(self, name: str, least: float, most: float) -> float | None:
+        value = self.take(name)
+        if value is None:
+            return None
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise _wrong(name, value, f"a number from {least} to {most}")
+        if not least <= value <= most:  # also NaN, which Python's JSON lets in
+            raise _wrong(name, value, f"a number from {least} to {most}")
+        return float(value)
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        value = self.take(name)
+        if value is not None and not isinstance(value, dict):
+            raise _wrong(name, value, "an object")
+        return value or {}
+
+    def refuse_rest(self) -> None:
+        unknown = sorted(
+            name
+            for name, value in self._values.items()
+            if name not in self._taken and value is not None
+        )
+        if unknown:
+            raise bad_request(
+                f"'{unknown[0]}' is not a parameter of this server; leave it out",
+                unknown[0],
+                "unsupported_parameter",
+            )
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _wrong(name: str, value: Any, allowed: str) -> ApiError:
+    shown = json.dumps(value, default=str)[:80]
+    return bad_request(f"'{name}': got {shown}, expected {allowed}", name)
+
+
+def _max_tokens(fields: _Fields, limits: Limits) -> int | None:
+    old = fields.whole("max_tokens", 1, limits.max_output_tokens)
+    new = fields.whole("max_completion_tokens", 1, limits.max_output_tokens)
+    if old is not None and new is not None and old != new:
+        raise bad_request(
+            f"'max_tokens' {old} and 'max_completion_tokens' {new} differ; give one",
+            "max_tokens",
+        )
+    return old if new is None else new
+
+
+def _include_usage(options: Mapping[str, Any], *, stream: bool) -> bool:
+    if not options:
+        return False
+    if not stream:
+        raise bad_request("'stream_options' needs 'stream': true", "stream_options")
+    unknown = sorted(set(options) - {"include_usage", "include_obfuscation"})
+    if unknown or not isinstance(options.get("include_usage", False), bool):
+        raise bad_request("'stream_options': allowed: include_usage: true", "stream_options")
+    return options.get("include_usage", False)
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    items = [value] if isinstance(value, str) else value or []
+    if (
+        not isinstance(items, list)
+        or len(items) > _MAX_STOPS
+        or not all(isinstance(item, str) and item for item in items)
+    ):
+        raise _wrong("stop", value, f"a string or a list of 1 to {_MAX_STOPS} strings")
+    return tuple(items)
+
+
+def _messages(value: Any) -> list[Mapping[str, Any]]:
+    if not isinstance(value, list) or not value:
+        raise _wrong("messages", value, "a list of messages")
+    for index, message in enumerate(value):
+        at = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise _wrong(at, message, "an object with role and content")
+        if message.get("role") not in _MESSAGE_ROLES:
+            raise _wrong(f"{at}.role", message.get("role"), ", ".join(_MESSAGE_ROLES))
+        content = message.get("content")
+        if content is None and message["role"] == "assistant" and message.get("tool_calls"):
+            continue
+        if not isinstance(content, (str, list)):
+            raise _wrong(f"{at}.content", content, "a string or a list of text parts")
+    return value
+
+
+def _tools(value: Any) -> list[Mapping[str, Any]]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise _wrong("tools", value, "a list of tools")
+    for index, tool in enumerate(value):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if (
+            not isinstance(tool, dict)
+            or tool.get("type") != "function"
+            or not isinstance(function, dict)
+            or not isinstance(function.get("name"), str)
+        ):
+            raise _wrong(
+                f"tools[{index}]", tool, 'an object {"type": "function", "function": {"name": ...}}'
+            )
+    return value

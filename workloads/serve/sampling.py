@@ -1,0 +1,115 @@
+"""A token for each row of logits, by each request's own settings and seed; log probabilities.
+
+A seed gives the same answer for the same logits; a pass over other rows may round them otherwise.
+Shapes: B rows, V vocabulary, K kept tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from workloads.serve.generation import Sampling
+
+_KEPT = 1024
+"""Tokens looked at for top_p before the whole vocabulary is sorted."""
+
+
+class RowSampler:
+    """The random numbers and the penalties of one answer."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self._random = random.Random(sampling.seed)
+        self._counts: Counter[int] = Counter()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken."""
+        return self.sampling.temperature == 0
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether tokens that were written already count less."""
+        return bool(self.sampling.presence_penalty or self.sampling.frequency_penalty)
+
+    def next_number(self) -> float:
+        """Return the next random number, 0 to 1."""
+        return self._random.random()
+
+    def wrote(self, token: int) -> None:
+        """Count a token that was written."""
+        if self.has_penalty:
+            self._counts[token] += 1
+
+    def punish(self, logits_V: torch.Tensor) -> None:
+        """Lower the logits of tokens that were written, in place."""
+        if not self._counts:
+            return
+        ids = torch.tensor(list(self._counts), device=logits_V.device)
+        counts = torch.tensor(list(self._counts.values()), device=logits_V.device)
+        of = self.sampling
+        logits_V[ids] -= of.presence_penalty + of.frequency_penalty * counts.to(logits_V.dtype)
+
+
+def sample(logits_BV: torch.Tensor, rows: Sequence[RowSampler]) -> list[int]:
+    """Return one token for each row; the logits of rows with penalties are changed in place."""
+    for row, sampler in enumerate(rows):
+        if sampler.has_penalty:
+            sampler.punish(logits_BV[row])
+    tokens = logits_BV.argmax(-1).tolist()
+    drawn = [row for row, sampler in enumerate(rows) if not sampler.is_greedy]
+    if drawn:
+        chosen = _draw(logits_BV[drawn], [rows[row] for row in drawn])
+        for row, token in zip(drawn, chosen, strict=True):
+            tokens[row] = token
+    for sampler, token in zip(rows, tokens, strict=True):
+        sampler.wrote(token)
+    return tokens
+
+
+def _draw(logits_BV: torch.Tensor, rows: Sequence[RowSampler]) -> list[int]:
+    temperatures_B = _column([row.sampling.temperature for row in rows], logits_BV)
+    probabilities_BV = torch.softmax(logits_BV / temperatures_B, dim=-1)
+    numbers_B = _column([row.next_number() for row in rows], logits_BV)
+    if all(row.sampling.top_p >= 1 and not row.sampling.top_k for row in rows):
+        return _invert(probabilities_BV, numbers_B)[:, 0].tolist()
+    size = logits_BV.shape[-1]
+    top_p_B = _column([row.sampling.top_p for row in rows], logits_BV)
+    top_k_B = _column([row.sampling.top_k or size for row in rows], logits_BV)
+    kept = min(size, max(_KEPT, *(row.sampling.top_k for row in rows)))
+    sorted_BK, ids_BK = probabilities_BV.topk(kept, dim=-1)
+    # What is kept must hold every token that may be drawn.
+    short = (sorted_BK.sum(-1, keepdim=True) < top_p_B) & (top_k_B > kept)
+    if kept < size and bool(short.any()):
+        sorted_BK, ids_BK = probabilities_BV.sort(dim=-1, descending=True)
+    before_BK = sorted_BK.cumsum(-1) - sorted_BK
+    ranks_K = torch.arange(sorted_BK.shape[-1], device=logits_BV.device)
+    allowed_BK = (before_BK < top_p_B) & (ranks_K < top_k_B)
+    allowed_BK[:, 0] = True
+    places_B1 = _invert(sorted_BK * allowed_BK, numbers_B)
+    return ids_BK.gather(-1, places_B1)[:, 0].tolist()
+
+
+def _invert(weights_BK: torch.Tensor, numbers_B: torch.Tensor) -> torch.Tensor:
+    """Return for each row the place where the running sum of weights passes its number."""
+    sums_BK = weights_BK.double().cumsum(-1)
+    places_B1 = torch.searchsorted(sums_BK, numbers_B.double() * sums_BK[:, -1:], right=True)
+    return places_B1.clamp(max=weights_BK.shape[-1] - 1)
+
+
+def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, device=like.device, dtype=like.dtype)[:, None]
+
+
+def logprobs(
+    logits_V: torch.Tensor, token: int, num_top: int
+) -> tuple[float, list[tuple[int, float]]]:
+    """Return the natural logarithm of the token's probability, and the most likely tokens."""
+    values_V = torch.log_softmax(logits_V, dim=-1)
+    top = values_V.topk(num_top) if num_top else None
+    pairs = [] if top is None else zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return float(values_V[token]), [(index, value) for index, value in pairs]

@@ -1,0 +1,98 @@
+"""vLLM's own server behind the same flags, where vLLM is installed.
+
+Owns the translation of settings to its options and environment, its start and its end. vLLM is a
+program of its own here: nothing of it is imported into this process.
+Options: https://docs.vllm.ai/en/latest/cli/serve.html (2026-11-21).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from workloads.common.exit_codes import ConfigError, PreemptedError, WorkloadError
+from workloads.common.log import log
+from workloads.serve.config import ServeConfig
+from workloads.serve.weights import Weights
+
+_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_POLL_S = 0.5
+
+
+def is_installed() -> bool:
+    """Whether vLLM can be imported here."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+def choose(config: ServeConfig, *, has_gpu: bool) -> str:
+    """Return the engine's name: what is asked for, or what is there."""
+    if config.engine == "vllm" and not is_installed():
+        raise ConfigError(
+            "serve.engine: vllm, which is not installed in this Python environment; install it "
+            "there, or take transformers"
+        )
+    if config.engine == "auto":
+        return "vllm" if has_gpu and is_installed() else "transformers"
+    return config.engine
+
+
+def command(config: ServeConfig, weights: Weights, model_dir: Path, port: int) -> list[str]:
+    """Return vLLM's command line; the key is in its environment."""
+    limits = config.limits
+    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    words += ["--model", str(model_dir), "--tokenizer", str(weights.tokenizer_dir)]
+    words += ["--served-model-name", weights.served_name, "--host", config.host]
+    words += ["--port", str(port), "--dtype", _DTYPES[config.dtype]]
+    words += ["--max-model-len", str(limits.context_tokens), "--seed", str(config.seed)]
+    words += ["--max-num-seqs", str(limits.max_concurrency)]
+    words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    if weights.adapter_dir is not None:
+        rank = json.loads((weights.adapter_dir / "adapter_config.json").read_text("utf-8"))["r"]
+        words += ["--enable-lora", "--max-lora-rank", str(rank)]
+        words += ["--lora-modules", f"{weights.tuned_name}={weights.adapter_dir}"]
+    if not config.thinking:
+        words += ["--default-chat-template-kwargs", json.dumps({"enable_thinking": False})]
+    return words
+
+
+def run(
+    words: list[str], config: ServeConfig, port: int, key: str | None, ready: Callable[[], None]
+) -> None:
+    """Run vLLM until a signal ends it; an end that nobody asked for is an error."""
+    environment = {**os.environ, **({"VLLM_API_KEY": key} if key else {})}
+    process = subprocess.Popen(words, env=environment)
+    asked: list[str] = []
+
+    def stop(number: int, frame: object) -> None:
+        asked.append(signal.Signals(number).name)
+        process.send_signal(signal.SIGTERM)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, stop)
+    while process.poll() is None and not _answers(port):
+        time.sleep(_POLL_S)
+    if process.poll() is None:
+        ready()
+    status = process.wait()
+    if not asked:
+        raise WorkloadError(f"vLLM ended with {status}; see its lines above")
+    log(f"vLLM ended with {status} after {asked[0]}")
+    if status not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
+        raise PreemptedError(f"stopped by {asked[0]}; vLLM ended with {status}")
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,107 @@
+"""What the settings name, checked: folders of weights, adapter and tokenizer, and model names.
+
+Owns every refusal that needs no weights in memory. Does not load: load.py does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from workloads.common.exit_codes import DataError
+from workloads.common.places import Places
+from workloads.evaluate.adapter import check_base
+from workloads.serve.config import ServeConfig
+from workloads.train.run_folder import resolve_adapter
+
+ADAPTER_CONFIG, MODEL_CONFIG = "adapter_config.json", "config.json"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """What one server loads and how it is called."""
+
+    model_dir: Path
+    tokenizer_dir: Path
+    adapter_dir: Path | None
+    served_name: str
+    tuned_name: str | None
+    """None: no adapter is served beside the model."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the models in the API."""
+        return (self.served_name, *([self.tuned_name] if self.tuned_name else []))
+
+
+def find_weights(config: ServeConfig, model: str, places: Places) -> Weights:
+    """Return what `config` serves; a folder that is not what its key says is refused."""
+    if config.merged is not None:
+        folder = _existing(places.expand(config.merged, at="serve.merged"), "serve.merged")
+        if (folder / ADAPTER_CONFIG).is_file():
+            raise DataError(f"{folder}: an adapter, no merged model; name it with --adapter")
+        return _whole(config, folder, model, places, at="serve.merged")
+    if config.checkpoint is not None:
+        at = "serve.checkpoint"
+        folder = _existing(resolve_adapter(places.expand(config.checkpoint, at=at)), at)
+        if not (folder / ADAPTER_CONFIG).is_file():
+            return _whole(config, folder, model, places, at=at)
+        return _beside_base(config, folder, places.model_dir(model))
+    if config.adapter is not None:
+        at = "serve.adapter"
+        folder = _existing(resolve_adapter(places.expand(config.adapter, at=at)), at)
+        if not (folder / ADAPTER_CONFIG).is_file():
+            hint = "; name it with --merged" if (folder / MODEL_CONFIG).is_file() else ""
+            raise DataError(f"{folder}: has no {ADAPTER_CONFIG}, so it is no adapter{hint}")
+        return _beside_base(config, folder, places.model_dir(model))
+    return _named(config, places.model_dir(model), None)
+
+
+def _existing(folder: Path, at: str) -> Path:
+    if not folder.is_dir():
+        raise DataError(f"{at}: {folder} is no folder; run the train job first, or name another")
+    return folder
+
+
+def _beside_base(config: ServeConfig, adapter_dir: Path, base_dir: Path) -> Weights:
+    check_base(base_dir, adapter_dir)
+    return _named(config, base_dir, adapter_dir)
+
+
+def _whole(config: ServeConfig, folder: Path, model: str, places: Places, *, at: str) -> Weights:
+    if not (folder / MODEL_CONFIG).is_file() or not any(folder.glob("*.safetensors")):
+        raise DataError(
+            f"{at}: {folder}: has no {MODEL_CONFIG} with *.safetensors beside it; a checkpoint of "
+            "shards is served once its run has written final/ (or as an elastic checkpoint)"
+        )
+    has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
+    return _named(
+        config, folder, None, tokenizer_dir=folder if has_tokenizer else places.model_dir(model)
+    )
+
+
+def _named(
+    config: ServeConfig,
+    model_dir: Path,
+    adapter_dir: Path | None,
+    *,
+    tokenizer_dir: Path | None = None,
+) -> Weights:
+    tokenizer_dir = tokenizer_dir or model_dir
+    if not any((tokenizer_dir / name).is_file() for name in _TOKENIZER_FILES):
+        raise DataError(
+            f"{tokenizer_dir}: has no tokenizer ({' or '.join(_TOKENIZER_FILES)}); copy those of "
+            "the base model there"
+        )
+    served = config.served_name or model_dir.name
+    tuned = (config.tuned_name or f"{served}-tuned") if adapter_dir else None
+    if served == tuned:
+        raise DataError(f"serve.tuned_name: '{tuned}' is the base's name too; choose another")
+    return Weights(
+        model_dir=model_dir,
+        tokenizer_dir=tokenizer_dir,
+        adapter_dir=adapter_dir,
+        served_name=served,
+        tuned_name=tuned,
+    )
