@@ -35,6 +35,7 @@ VERBS = {
     "status": _Verb("infra.cli.status", "List the jobs of a cluster, or show one."),
     "logs": _Verb("infra.cli.logs", "Follow the log of a job to its end."),
     "cancel": _Verb("infra.cli.cancel", "End jobs, running or waiting."),
+    "push": _Verb("infra.cli.push", "Bring data or a model to a declared place."),
     "pull": _Verb("infra.cli.pull", "Bring results, run record and log of a job here."),
     "ssh": _Verb("infra.cli.ssh", "Open a shell on the login node, or run one command."),
     "drain": _Verb("infra.cli.drain", "Keep new jobs off nodes, with a reason, and let them on."),

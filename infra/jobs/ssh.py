@@ -103,11 +103,14 @@ class Connection:
         )
         return result, stdout
 
-    def stream(self, command: str, *, poll_s: float) -> Iterator[bytes]:
+    def stream(self, command: str, *, poll_s: float, stdin: bytes = b"") -> Iterator[bytes]:
         """Output of `command` as it comes; b"" after each `poll_s` of silence, ends with it."""
         channel = self._open(command)
-        channel.settimeout(poll_s)
         try:
+            if stdin:
+                channel.sendall(stdin)
+                channel.shutdown_write()
+            channel.settimeout(poll_s)
             while True:
                 try:
                     chunk = channel.recv(_CHUNK_BYTES)

@@ -1,6 +1,6 @@
-"""Berkeley Function Calling Leaderboard v4, category simple_python, as chats.
+"""Berkeley Function Calling Leaderboard v4, its single-turn categories, as chats.
 
-Reads `BFCL_v4_simple_python.json` and `possible_answer/` of bfcl-eval (Apache-2.0). The reference
+Reads `BFCL_v4_<category>.json` and `possible_answer/` of bfcl-eval (Apache-2.0). The reference
 answer is built from the first allowed value of every argument that may not be left out. BFCL is a
 test set: training on one part of it measures learning of the format, not of function calling at
 large.
@@ -9,16 +9,16 @@ large.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from workloads.common.exit_codes import DataError
 from workloads.common.tool_calls import ToolCall, render
 from workloads.data.chats import Chat
-from workloads.data.offer import system_prompt
+from workloads.data.config import BFCL_SIMPLE
+from workloads.data.offer import CALLS, ONE_CALL, system_prompt
 
-CATEGORY = "BFCL_v4_simple_python.json"
 OPTIONAL = ""
 """In a list of allowed values: the argument may be left out."""
 
@@ -29,60 +29,79 @@ def reference_call(possible_answer: Mapping[str, Any], *, required: Collection[s
     Two rows mark an argument as optional that their function requires; it stays in.
     """
     ((name, arguments),) = possible_answer.items()
+    allowed = {
+        argument: [value for value in values if value != OPTIONAL]
+        for argument, values in arguments.items()
+        if OPTIONAL not in values or argument in required
+    }
     return ToolCall(
         name=name,
-        arguments={
-            argument: _plain(next(value for value in values if value != OPTIONAL))
-            for argument, values in arguments.items()
-            if OPTIONAL not in values or argument in required
-        },
+        arguments={argument: _plain(values[0]) for argument, values in allowed.items() if values},
     )
 
 
 def _plain(value: Any) -> Any:
     """Return `value` with the first allowed value inside dictionaries, which hold lists of them."""
     if isinstance(value, dict):
-        return {
-            key: _plain(allowed[0]) for key, allowed in value.items() if OPTIONAL not in allowed
-        }
+        return {key: _plain(allowed[0]) for key, allowed in _allowed(value) if allowed}
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         return [_plain(item) for item in value]
     return value
 
 
-def read(folder: Path) -> list[Chat]:
-    """Return the chats of bfcl-eval's data folder, in file order."""
-    questions, possible_answers = files(folder)
+def read(folder: Path, categories: Sequence[str] = BFCL_SIMPLE) -> list[Chat]:
+    """Return the chats of bfcl-eval's data folder, category by category in file order."""
+    return [chat for category in categories for chat in _read_category(folder, category)]
+
+
+def files(folder: Path, categories: Sequence[str] = BFCL_SIMPLE) -> list[Path]:
+    """Return the files that `read` takes."""
+    names = [f"BFCL_v4_{category}.json" for category in categories]
+    return [path for name in names for path in (folder / name, folder / "possible_answer" / name)]
+
+
+def _read_category(folder: Path, category: str) -> Iterator[Chat]:
+    questions, possible_answers = files(folder, (category,))
     answers = {row["id"]: row for row in _lines(possible_answers)}
-    chats: list[Chat] = []
     for row in _lines(questions):
         answer = answers.get(row["id"])
         if answer is None:
             raise DataError(f"{questions}: {row['id']} has no possible answer")
-        ((ground_truth),) = answer["ground_truth"]
-        functions = row["function"]
-        required = functions[0]["parameters"].get("required", ())
-        reference = reference_call(ground_truth, required=required)
-        messages = [
-            {"role": "system", "content": system_prompt(functions, must_call=True)},
-            *({"role": m["role"], "content": m["content"]} for m in row["question"][0]),
-            {"role": "assistant", "content": render(reference)},
-        ]
-        chats.append(
-            Chat(
-                id=row["id"],
-                messages=tuple(messages),
-                group=functions[0]["name"],
-                functions=tuple(functions),
-                possible_answer=ground_truth,
-            )
-        )
-    return chats
+        yield _chat(row, answer["ground_truth"], one_call="parallel" not in category)
 
 
-def files(folder: Path) -> list[Path]:
-    """Return the files that `read` takes."""
-    return [folder / CATEGORY, folder / "possible_answer" / CATEGORY]
+def _allowed(value: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the allowed values of each key; live rows also hold the value itself, not a list."""
+    for key, allowed in value.items():
+        values = allowed if isinstance(allowed, list) else [allowed]
+        yield key, [] if OPTIONAL in values else values
+
+
+def _chat(
+    row: Mapping[str, Any], ground_truth: Sequence[Mapping[str, Any]], *, one_call: bool
+) -> Chat:
+    functions = row["function"]
+    required = {each["name"]: each["parameters"].get("required", ()) for each in functions}
+    calls = [
+        reference_call(truth, required=required.get(next(iter(truth)), ()))
+        for truth in ground_truth
+    ]
+    offer = system_prompt(functions, how=ONE_CALL if one_call else CALLS)
+    asked = [{"role": m["role"], "content": m["content"]} for m in row["question"][0]]
+    if asked[0]["role"] == "system":
+        offer = f"{asked.pop(0)['content']}\n\n{offer}"
+    return Chat(
+        id=row["id"],
+        messages=(
+            {"role": "system", "content": offer},
+            *asked,
+            {"role": "assistant", "content": "\n".join(map(render, calls))},
+        ),
+        group=calls[0].name,
+        functions=tuple(functions),
+        # Scoring compares one call.
+        possible_answer=ground_truth[0] if len(ground_truth) == 1 else None,
+    )
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

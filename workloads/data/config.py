@@ -14,6 +14,19 @@ T = TypeVar("T")
 Kind = Literal["bfcl", "jsonl", "json", "csv", "parquet"]
 Format = Literal["messages", "system_user_assistant", "glaive"]
 Overlong = Literal["drop", "cut", "refuse"]
+BFCL_CATEGORIES = (
+    "simple_python",
+    "simple_java",
+    "simple_javascript",
+    "multiple",
+    "parallel",
+    "parallel_multiple",
+    "live_simple",
+    "live_multiple",
+    "live_parallel",
+    "live_parallel_multiple",
+)
+BFCL_SIMPLE = BFCL_CATEGORIES[:1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +40,18 @@ class SourceConfig:
     """Columns of the rows; has no effect on bfcl."""
     keep: tuple[str, ...] = ()
     """Raw columns to carry along, for stratify_by."""
+    categories: tuple[str, ...] = BFCL_SIMPLE
+    """Categories of BFCL; has no effect on other kinds."""
     limit: int | None = None
     """First rows only; None takes all."""
 
     def __post_init__(self) -> None:
         require(self.limit is None or self.limit > 0, f"limit: got {self.limit}, expected > 0")
+        unknown = [name for name in self.categories if name not in BFCL_CATEGORIES]
+        require(
+            not unknown,
+            f"categories: got {', '.join(unknown)}, expected some of {', '.join(BFCL_CATEGORIES)}",
+        )
         require(
             not (self.keep and self.kind == "bfcl"),
             f"keep: got {', '.join(self.keep)}, but bfcl rows have no columns; leave it out",

@@ -71,7 +71,7 @@ def convert(source: SourceConfig, path: Path, chats: BinaryIO, rejects: BinaryIO
 
 def _rows(source: SourceConfig, path: Path) -> Iterator[tuple[str, Any]]:
     if source.kind == "bfcl":
-        return ((chat.id, chat) for chat in bfcl.read(path))
+        return ((chat.id, chat) for chat in bfcl.read(path, source.categories))
     return raw_rows(source.kind, path)
 
 
@@ -84,7 +84,7 @@ def _reject(at: str, reason: str, row: Any) -> bytes:
 def source_files(source: SourceConfig, path: Path) -> list[Path]:
     """Return the files that `convert` reads, for a manifest."""
     if source.kind == "bfcl":
-        return bfcl.files(path)
+        return bfcl.files(path, source.categories)
     return files_of(path, ENDINGS[source.kind])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from workloads.common import tool_calls
 from workloads.common.exit_codes import DataError
-from workloads.data.offer import system_prompt
+from workloads.data.offer import OPTIONAL, system_prompt
 
 
 def read(
@@ -25,7 +25,7 @@ def read(
     functions = _functions(_value(row.get("tools"), at=f"{at}: tools"), at=at)
     plain = [_message(message, at=f"{at}: messages[{i}]") for i, message in enumerate(messages)]
     if functions:
-        offer = system_prompt(functions, must_call=False)
+        offer = system_prompt(functions, how=OPTIONAL)
         if plain and plain[0].get("role") == "system":
             plain[0] = {**plain[0], "content": f"{plain[0]['content']}\n\n{offer}"}
         else:

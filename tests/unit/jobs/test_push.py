@@ -1,0 +1,204 @@
+"""What crosses the connection in a push: a real shell, and a folder instead of a cluster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from infra.jobs import push as pushing
+from infra.jobs.errors import JobsError
+from infra.jobs.fetch import default_name
+from infra.jobs.push import destination, push
+from infra.jobs.ssh import Result
+
+PLACES = {"data": "/mnt/data", "model": "/mnt/model"}
+
+
+class LocalShell:
+    """Runs commands here; after `lives` commands the connection is lost."""
+
+    def __init__(self, *, lives: int = 1000, path: Path | None = None) -> None:
+        self.commands: list[str] = []
+        self.lives = lives
+        self.environ = {**os.environ, **({"PATH": f"{path}:{os.environ['PATH']}"} if path else {})}
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        self.lives -= 1
+        if self.lives < 0:
+            raise JobsError("the connection was lost")
+        self.commands.append(command)
+        done = subprocess.run(
+            ["sh", "-c", command], input=stdin, capture_output=True, check=False, env=self.environ
+        )
+        return Result(
+            command=command,
+            exit_code=done.returncode,
+            stdout=done.stdout.decode(),
+            stderr=done.stderr.decode(),
+        )
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces of files were sent."""
+        return sum(command.startswith("cat >>") for command in self.commands)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder with names that need quoting."""
+    folder = tmp_path / "here"
+    for name, content in {
+        "a.bin": bytes(range(256)) * 400,
+        "sub/it's $(odd) \\ name": b"odd",
+        "empty": b"",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    """Returns every file of a folder."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_a_folder_arrives_whole_and_a_second_push_sends_nothing(
+    source: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "there" / "data"
+    said: list[str] = []
+    done = push(LocalShell(), source, str(target), say=said.append)
+    assert content_of(target) == content_of(source)
+    assert (done.num_files, done.num_sent, done.sent_bytes) == (3, 3, 256 * 400 + 3)
+    assert "3 files" in said[0]
+    shell = LocalShell()
+    again = push(shell, source, str(target), say=said.append)
+    assert (again.num_sent, shell.pieces) == (0, 0)
+
+
+def test_a_lost_connection_is_continued_where_it_stopped(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushing, "_PIECE_BYTES", 10_000)
+    target = tmp_path / "there"
+    with pytest.raises(JobsError, match="the connection was lost"):
+        push(LocalShell(lives=6), source, str(target), say=lambda _: None)
+    assert not (target / "a.bin").exists(), "a file has its name only when it is whole"
+    said: list[str] = []
+    shell = LocalShell()
+    push(shell, source, str(target), say=said.append)
+    assert content_of(target) == content_of(source)
+    assert "a.bin: continued at 40000 of 102400 bytes" in said
+    assert shell.pieces == 7 + 1
+
+
+def test_a_file_of_the_same_size_with_other_content_is_sent_again(
+    source: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "there"
+    push(LocalShell(), source, str(target), say=lambda _: None)
+    (target / "sub/it's $(odd) \\ name").write_bytes(b"bad")
+    done = push(LocalShell(), source, str(target), say=lambda _: None)
+    assert done.num_sent == 1
+    assert content_of(target) == content_of(source)
+
+
+def test_the_pieces_of_an_earlier_version_are_not_continued(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushing, "_PIECE_BYTES", 10_000)
+    target = tmp_path / "there"
+    with pytest.raises(JobsError):
+        push(LocalShell(lives=6), source, str(target), say=lambda _: None)
+    (source / "a.bin").write_bytes(b"new" * 30_000)
+    push(LocalShell(), source, str(target), say=lambda _: None)
+    assert (target / "a.bin").read_bytes() == b"new" * 30_000
+
+
+def test_a_file_that_arrives_changed_never_gets_its_name(source: Path, tmp_path: Path) -> None:
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir()
+    (bin_dir / "cat").write_text("#!/bin/sh\necho damaged\n")
+    (bin_dir / "cat").chmod(0o755)
+    target = tmp_path / "there"
+    with pytest.raises(JobsError, match=r"a\.bin: arrived with another hash and was removed"):
+        push(LocalShell(path=bin_dir), source, str(target), say=lambda _: None)
+    assert content_of(target) == {}
+
+
+def test_too_little_space_is_refused_before_a_byte_is_sent(source: Path, tmp_path: Path) -> None:
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir()
+    (bin_dir / "df").write_text("#!/bin/sh\necho Avail\necho 1000\n")
+    (bin_dir / "df").chmod(0o755)
+    shell = LocalShell(path=bin_dir)
+    with pytest.raises(JobsError, match=r"0\.00 GiB free, 0\.00 GiB to send; enlarge"):
+        push(shell, source, str(tmp_path / "there"), say=lambda _: None)
+    assert shell.pieces == 0
+
+
+def test_one_file_takes_the_name_of_its_target(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "there" / "rows.bin"
+    push(LocalShell(), source / "a.bin", str(target), say=lambda _: None)
+    assert target.read_bytes() == (source / "a.bin").read_bytes()
+    assert list(content_of(target.parent)) == ["rows.bin"]
+
+
+def test_a_dry_run_only_says_what_would_cross(source: Path, tmp_path: Path) -> None:
+    shell = LocalShell()
+    said: list[str] = []
+    push(shell, source, str(tmp_path / "there"), say=said.append, dry_run=True)
+    assert not shell.commands
+    assert len(said) == 1
+
+
+def test_nothing_to_push_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobsError, match="no such file or folder here"):
+        push(LocalShell(), tmp_path / "none", "/x", say=lambda _: None)
+    with pytest.raises(JobsError, match="has no file"):
+        push(LocalShell(), tmp_path, "/x", say=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("data", "/mnt/data/finance"),
+        ("data/", "/mnt/data/finance"),
+        ("model/Qwen/Qwen3-14B", "/mnt/model/Qwen/Qwen3-14B"),
+    ],
+)
+def test_a_target_is_a_place_and_a_path_in_it(target: str, path: str) -> None:
+    assert destination(PLACES, target, name="finance") == path
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("/mnt/data", "is no place of this stack; places are: data, model"),
+        ("dta/x", "'dta' is no place of this stack"),
+        ("data/../x", "stays inside it"),
+        ("data//etc", "stays inside it"),
+    ],
+)
+def test_a_target_outside_the_places_is_refused(target: str, reason: str) -> None:
+    with pytest.raises(JobsError, match=reason):
+        destination(PLACES, target, name="x")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("hf://Qwen/Qwen3-14B@main", "Qwen/Qwen3-14B"),
+        (
+            "hf://datasets/glaiveai/glaive-function-calling-v2",
+            "glaiveai/glaive-function-calling-v2",
+        ),
+        ("s3://bucket/sets/finance/", "finance"),
+    ],
+)
+def test_a_remote_source_keeps_its_name(source: str, name: str) -> None:
+    assert default_name(source) == name

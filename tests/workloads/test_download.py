@@ -1,0 +1,197 @@
+"""Models and data sets from a hub and an object store, both stand-ins on loopback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.workloads.stand_in_hub import COMMIT, StandIn, serving
+from workloads.common.exit_codes import ExitCode
+from workloads.data.download import SOURCE_FILE, main
+
+WEIGHTS = bytes(range(256)) * 2000
+MODEL = "hf://owner/tiny"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """A hub with one model, and a bucket."""
+    state = StandIn(
+        repos={"models/owner/tiny": {"config.json": b"{}", "weights.bin": WEIGHTS}},
+        licences={"models/owner/tiny": "apache-2.0"},
+        objects={"bucket/sets/a/one.jsonl": b"1" * 5000, "bucket/sets/LICENSE": b"Apache"},
+    )
+    for name in ("HF_TOKEN", "AWS_ACCESS_KEY_ID", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(state):
+        # Read once, when huggingface_hub is imported; other tests may have done that already.
+        import huggingface_hub.constants as constants
+        from huggingface_hub import hf_api
+
+        monkeypatch.setattr(constants, "ENDPOINT", state.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE",
+            state.url + "/{repo_id}/resolve/{revision}/{filename}",
+        )  # fmt: skip
+        del hf_api
+        monkeypatch.setenv("AWS_ENDPOINT_URL", state.url)
+        yield state
+
+
+def test_licence_and_size_are_printed_before_the_first_byte(
+    hub: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([MODEL, str(tmp_path / "tiny"), "--describe"]) == 0
+    told = capsys.readouterr().err
+    assert "hf://owner/tiny: 2 files, 0.00 GiB, licence: apache-2.0" in told
+    assert not hub.requests
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_a_model_arrives_whole_with_its_origin_and_a_second_run_does_nothing(
+    hub: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "models" / "tiny"
+    assert main([MODEL, str(target)]) == 0
+    assert (target / "weights.bin").read_bytes() == WEIGHTS
+    origin = json.loads((target / SOURCE_FILE).read_text())
+    assert (origin["revision"], origin["licence"]) == (COMMIT, "apache-2.0")
+    assert sorted(path.name for path in target.iterdir()) == [
+        SOURCE_FILE,
+        "config.json",
+        "weights.bin",
+    ]
+    hub.requests.clear()
+    capsys.readouterr()
+    assert main([MODEL, str(target)]) == 0
+    assert "holds revision 0123456789ab already; nothing to do" in capsys.readouterr().err
+    assert not hub.requests
+
+
+def test_a_file_that_is_not_what_the_hub_says_is_removed_and_fetched_again(
+    hub: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.damaged.add("weights.bin")
+    target = tmp_path / "tiny"
+    assert main([MODEL, str(target)]) == ExitCode.BAD_DATA
+    assert "weights.bin is not what the hub has of it and was removed" in capsys.readouterr().err
+    assert not target.exists()
+    hub.damaged.clear()
+    assert main([MODEL, str(target)]) == 0
+    assert (target / "weights.bin").read_bytes() == WEIGHTS
+
+
+def test_a_gated_model_without_a_token_says_where_to_accept_its_terms(
+    hub: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.gated.add("models/owner/tiny")
+    assert main([MODEL, str(tmp_path / "tiny")]) == ExitCode.BAD_DATA
+    told = capsys.readouterr().err
+    assert "owner/tiny is gated: accept its terms at https://huggingface.co/owner/tiny" in told
+    assert not hub.requests
+
+
+def test_a_token_opens_a_gated_model_and_is_never_printed(
+    hub: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hub.gated.add("models/owner/tiny")
+    hub.token = "hf_right"
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    assert main([MODEL, str(tmp_path / "tiny")]) == ExitCode.BAD_DATA
+    told = capsys.readouterr().err
+    assert "the account of HF_TOKEN may not read it: ask for access at" in told
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert main([MODEL, str(tmp_path / "tiny")]) == 0
+    assert "hf_" not in told + capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "reason"),
+    [
+        ("hf://owner/none", ExitCode.BAD_DATA, "the hub shows no such model without a token"),
+        ("hf://tiny", ExitCode.BAD_CONFIG, "write hf://owner/name for a model"),
+        ("s3://bucket/none", ExitCode.BAD_DATA, "s3://bucket/none"),
+        ("ftp://x/y", ExitCode.BAD_CONFIG, "expected hf://... or s3://..."),
+    ],
+)
+def test_a_source_that_is_not_there_is_refused(
+    hub: StandIn,
+    source: str,
+    code: ExitCode,
+    reason: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([source, str(tmp_path / "x")]) == code
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_target_that_holds_something_else_is_never_touched(
+    hub: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "mine").write_text("x")
+    assert main([MODEL, str(tmp_path / "tiny")]) == ExitCode.BAD_DATA
+    assert "exists and is not revision 0123456789ab" in capsys.readouterr().err
+    assert (tmp_path / "tiny" / "mine").read_text() == "x"
+
+
+def test_too_little_space_is_refused_with_both_numbers(
+    hub: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from collections import namedtuple
+
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(0, 0, 1000))
+    assert main([MODEL, str(tmp_path / "tiny")]) == ExitCode.BAD_DATA
+    assert "0.00 GiB free, hf://owner/tiny needs 0.00 GiB" in capsys.readouterr().err
+    assert not hub.requests
+
+
+def test_a_prefix_of_a_bucket_arrives_with_its_folders(
+    hub: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "sets"
+    assert main(["s3://bucket/sets", str(target)]) == 0
+    assert (target / "a/one.jsonl").read_bytes() == b"1" * 5000
+    assert "2 files, 0.00 GiB, licence: see LICENSE" in capsys.readouterr().err
+
+
+def test_an_object_that_is_there_in_part_is_continued(hub: StandIn, tmp_path: Path) -> None:
+    from workloads.data import s3
+
+    remote = s3.describe("s3://bucket/sets")
+    part = tmp_path / f".sets.{remote.revision[:12]}.partial" / "a" / "one.jsonl"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"1" * 2000)
+    assert main(["s3://bucket/sets", str(tmp_path / "sets")]) == 0
+    assert (tmp_path / "sets/a/one.jsonl").read_bytes() == b"1" * 5000
+    assert ("/bucket/sets/a/one.jsonl", "bytes=2000-4999") in hub.requests
+
+
+def test_credentials_arrive_on_standard_input(
+    hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an argument every user of the login node could read them."""
+    import io
+    import os
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    hub.gated.add("models/owner/tiny")
+    hub.token = "hf_secret"
+    given = json.dumps({"HF_TOKEN": "hf_secret", "PATH": "/nowhere"})
+    monkeypatch.setattr("sys.stdin", io.StringIO(given + "\n"))
+    path = os.environ["PATH"]
+    assert main([MODEL, str(tmp_path / "tiny"), "--environment-from-stdin"]) == 0
+    assert os.environ["PATH"] == path
