@@ -103,7 +103,7 @@ def layer_backward(shape: ModelShape, training: Training) -> LayerBytes:
 def outside_layers(shape: ModelShape, training: Training) -> int:
     """Bytes kept outside the layers: token ids, mask, last norm and, where trained, head input."""
     tokens, h = training.tokens, shape.hidden
-    ids = 3 * 8 * tokens  # tokens, labels and positions are 64-bit numbers
+    ids = 4 * 8 * tokens  # tokens, labels, positions and documents are 64-bit numbers
     mask = training.micro_batch_size * training.sequence_length**2
     norm = FP32 * tokens * h + FP32 * tokens
     trained = 0 if training.has_adapters else 2 * training.value_bytes * tokens * h

@@ -50,6 +50,11 @@ def recipe_run(recipe: Mapping[str, object], *, at: str) -> RecipeRun:
     if max_steps is not None and (not isinstance(max_steps, int) or isinstance(max_steps, bool)):
         problems.append(f"{at}.train.max_steps: got {max_steps!r}, expected a whole number")
         max_steps = None
+    chunk = (
+        _whole(train, "loss_chunk_tokens", f"{at}.train", problems)
+        if train.get("loss_chunk_tokens") is not None
+        else None
+    )
     if problems:
         raise SizeError("\n".join(problems))
     return RecipeRun(
@@ -61,6 +66,7 @@ def recipe_run(recipe: Mapping[str, object], *, at: str) -> RecipeRun:
             dropout=float(dropout),
             targets=targets,
             gradient_checkpointing=train.get("gradient_checkpointing") is True,
+            logits_chunk_tokens=chunk,
             **rows,
         ),
         max_steps=max_steps,
@@ -93,7 +99,7 @@ def _one_of(
 
 
 def _whole(values: Mapping[str, object], key: str, at: str, problems: list[str]) -> int:
-    value = values.get(key, _DEFAULTS[key])
+    value = values[key] if key in values else _DEFAULTS[key]
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     problems.append(f"{at}.{key}: got {value!r}, expected a whole number of 1 or more")

@@ -36,7 +36,7 @@ ABOUT: Final = {
     Strategy.PIPELINE: "layers divided into stages",
     Strategy.THREE_D: "tensor in a node, pipeline over nodes, rows over the rest",
 }
-TRAINED: Final = (Strategy.DDP,)
+TRAINED: Final = (Strategy.DDP, Strategy.FSDP, Strategy.OFFLOAD)
 """Strategies that workloads/train can run."""
 
 

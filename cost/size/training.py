@@ -33,9 +33,9 @@ class Dtype(StrEnum):
 
 
 BITS: Final = {Dtype.FP32: 32, Dtype.BF16: 16, Dtype.FP16: 16, Dtype.INT8: 8, Dtype.INT4: 4}
-TRAINED_METHODS: Final = (Method.LORA, Method.FULL)
+TRAINED_METHODS: Final = (Method.LORA, Method.FULL, Method.QLORA)
 """Methods that workloads/train can run."""
-TRAINED_DTYPES: Final = (Dtype.BF16, Dtype.FP32)
+TRAINED_DTYPES: Final = (Dtype.BF16, Dtype.FP32, Dtype.FP16)
 """Types that workloads/train can run."""
 
 

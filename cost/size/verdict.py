@@ -13,7 +13,7 @@ from cost.size.gpu import GIB
 from cost.size.memory import Memory, base_bytes, training_memory
 from cost.size.shape import ModelShape
 from cost.size.sharding import TRAINED, Sharding, Strategy
-from cost.size.training import TRAINED_DTYPES, TRAINED_METHODS, Training
+from cost.size.training import TRAINED_DTYPES, TRAINED_METHODS, Dtype, Method, Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +135,12 @@ def _cannot_run(training: Training, sharding: Sharding) -> str:
         missing.append(f"method {training.method}")
     if training.dtype not in TRAINED_DTYPES:
         missing.append(f"dtype {training.dtype}")
-    if training.logits_chunk_tokens is not None:
-        missing.append("logits in chunks")
+    if sharding.strategy in (Strategy.FSDP, Strategy.OFFLOAD):
+        # 4-bit weights are not divided, and the loss scale of fp16 is kept for whole gradients.
+        if training.method is Method.QLORA:
+            missing.append(f"{training.method} under {sharding.strategy}")
+        elif training.dtype is Dtype.FP16:
+            missing.append(f"{training.dtype} under {sharding.strategy}")
     return ", ".join(missing)
 
 

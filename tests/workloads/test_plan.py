@@ -98,12 +98,11 @@ def batch_of(plan: Training, shape: ModelShape) -> Batch:
     """Returns one micro batch with a label at every position."""
     size = (plan.micro_batch_size, plan.sequence_length)
     ids = torch.randint(0, shape.vocab, size)
-    causal = torch.ones(size[1], size[1], dtype=torch.bool).tril()
     return Batch(
         input_ids_BT=ids,
         labels_BT=ids.clone(),
         position_ids_BT=torch.arange(size[1]).expand(size).contiguous(),
-        mask_B1TT=causal.expand(size[0], 1, *causal.shape).contiguous(),
+        document_BT=torch.zeros(size, dtype=torch.long),
         num_tokens=ids.numel(),
         num_label_tokens=ids.numel(),
     )
@@ -278,7 +277,10 @@ def test_the_peak_of_a_train_step_is_within_a_tenth_of_the_plan(
     live = Live(
         *model.parameters(),
         *state_tensors(optimizer),
-        *(getattr(rows_, name) for name in ("input_ids_BT", "labels_BT", "mask_B1TT")),
+        *(
+            getattr(rows_, name)
+            for name in ("input_ids_BT", "labels_BT", "position_ids_BT", "document_BT")
+        ),
     )
     with live:
         for _ in range(plan.gradient_accumulation):
@@ -432,6 +434,17 @@ def test_a_strategy_that_the_trainer_does_not_run_is_told(
     assert "the plan says zero-1, which this trainer does not run" in capsys.readouterr().err
 
 
+def test_a_plan_that_divides_what_the_recipe_cannot_divide_is_told(
+    ship: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    four_bit = dataclasses.replace(CONFIG, method="qlora", dtype="bf16")
+    ship(strategy="fsdp", method="qlora", dtype="bf16")
+    assert choose_strategy(read_plan(), four_bit) == "ddp"
+    assert "4-bit weights are not divided between ranks" in capsys.readouterr().err
+    ship(strategy="fsdp")
+    assert choose_strategy(read_plan(), CONFIG) == "fsdp"
+
+
 def test_a_plan_that_agrees_is_followed_without_a_warning(
     ship: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -440,11 +453,13 @@ def test_a_plan_that_agrees_is_followed_without_a_warning(
     assert "warning" not in capsys.readouterr().err
 
 
-def test_a_run_that_does_not_fit_by_the_plan_is_warned(
+def test_a_run_that_does_not_fit_by_the_plan_is_refused_unless_its_strategy_is_named(
     ship: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ship(fits=False, reason="needs 99.0 GiB of 41.1 GiB a GPU")
-    choose_strategy(read_plan(), CONFIG)
+    with pytest.raises(ConfigError, match=r"does not fit: needs 99\.0 GiB of 41\.1 GiB a GPU"):
+        choose_strategy(read_plan(), CONFIG)
+    choose_strategy(read_plan(), dataclasses.replace(CONFIG, strategy="ddp"))
     ship(largest_micro_batch=1)
     choose_strategy(read_plan(), dataclasses.replace(CONFIG, micro_batch_size=2))
     told = capsys.readouterr().err

@@ -13,6 +13,7 @@ from typing import Any
 from workloads.common.dist import environment_rank
 from workloads.common.exit_codes import ConfigError, ExitCode, WorkloadError, reason_of
 from workloads.common.log import log
+from workloads.common.model_catalog import find
 from workloads.recipes import Recipe, load_recipe
 from workloads.train.plan import VARIABLE, Plan, checked_plan, choose_strategy, read_plan
 
@@ -56,6 +57,9 @@ def describe(recipe: Recipe) -> str:
             f"learning rate {config.learning_rate:g}"
         ),
     ]
+    entry = find(recipe.model)
+    described = entry.lines() if entry else ["licence unrecorded: read it before you train on it"]
+    lines += [f"model       {line}" for line in described]
     if plan is None:
         length = f"{config.epochs} epochs" if config.max_steps is None else f"{config.max_steps}"
         return "\n".join(

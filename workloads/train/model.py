@@ -83,9 +83,10 @@ def flops_per_token(model: Any, *, method: str) -> float:
     """
     total, trained = num_parameters(model)
     frozen_or_all = total if method == "full" else total - trained
-    config = model.config
-    if not getattr(config, "tie_word_embeddings", False):
-        frozen_or_all -= model.get_input_embeddings().weight.numel()
+    embedding = model.get_input_embeddings()
+    is_tied = getattr(model.config, "tie_word_embeddings", False)
+    if isinstance(embedding, nn.Embedding) and not is_tied:
+        frozen_or_all -= embedding.weight.numel()
     return (6 if method == "full" else 4) * frozen_or_all
 
 

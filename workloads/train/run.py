@@ -235,6 +235,8 @@ def _say_what_is_trained(run: Run, strategy: Strategy, here: World) -> None:
         "num_rows": len(run.task.rows),
         "num_dropped_examples": run.task.num_dropped,
     }
+    if strategy.kind == "fsdp":
+        metrics["num_weights_on_rank_0"] = strategy.num_weights_here
     dora = " with DoRA" if config.has_adapters and config.lora.dora else ""
     log(
         f"{run.job.recipe.model}: {num_all:,} parameters, {num_trained:,} trained "

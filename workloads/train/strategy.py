@@ -37,6 +37,11 @@ class Strategy:
         """Weights that are trained; under FSDP2 this rank's shards of them."""
         return [weight for weight in self.model.parameters() if weight.requires_grad]
 
+    @property
+    def num_weights_here(self) -> int:
+        """Weights that this rank holds."""
+        return sum(getattr(w, "_local_tensor", w).numel() for w in self.model.parameters())
+
     @contextlib.contextmanager
     def accumulate(self, *, last: bool) -> Iterator[None]:
         """Reduce gradients over ranks in the last micro batch of a step only."""
@@ -58,9 +63,14 @@ class Strategy:
         """Return weights by name on the CPU, whole, on rank 0; every rank calls it."""
         keep = not dist.is_initialized() or dist.get_rank() == 0
         whole: dict[str, torch.Tensor] = {}
-        for name, weight in self.model.named_parameters(remove_duplicate=False):
-            if only_trained and not weight.requires_grad:
-                continue
+        # Tied weights come once: whoever loads the file ties them again.
+        named = dict(self.model.named_parameters())
+        wanted = {name: weight for name, weight in named.items() if weight.requires_grad}
+        if not only_trained:
+            known = dict(self.model.named_parameters(remove_duplicate=False))
+            buffers = {k: v for k, v in self.model.state_dict().items() if k not in known}
+            wanted = {**named, **buffers}
+        for name, weight in wanted.items():
             value = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
             if keep:
                 whole[name] = value.detach().cpu()
@@ -116,20 +126,21 @@ def spread_fsdp(
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
     layers = repeated_layers(empty)
+    kind = type(layers[0]).__name__
     for layer in layers:
         fully_shard(layer, **options)
     fully_shard(module, **options)
     module.to_empty(device=torch.device("cpu") if offload else here.device)
     empty.tie_weights()
     _fill(empty, source, here)
-    here_only = sum(weight.to_local().numel() for weight in empty.parameters())
+    spread = Strategy(kind="fsdp", module=module, model=empty)
     total = sum(weight.numel() for weight in empty.parameters())
     log(
-        f"fsdp: {len(layers)} x {type(layers[0]).__name__} and what is around them divided over "
-        f"{here.world_size} ranks; {here_only:,} of {total:,} weights on rank 0"
+        f"fsdp: {len(layers)} x {kind} and what is around them divided over "
+        f"{here.world_size} ranks; {spread.num_weights_here:,} of {total:,} weights on rank 0"
         + (", in the node's memory" if offload else "")
     )
-    return Strategy(kind="fsdp", module=module, model=empty)
+    return spread
 
 
 def repeated_layers(model: nn.Module) -> Sequence[nn.Module]:

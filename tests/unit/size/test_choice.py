@@ -84,14 +84,18 @@ def test_a_model_too_large_for_ddp_names_the_strategy_that_would_do() -> None:
     found = by_preset(training_choices(load_shape("Qwen3-32B"), training, BOOK))
     choice = found["gpu-b200-sxm/8gpu-160vcpu-1792gb"]
     assert choice.fits
-    assert not choice.runs_here
-    assert "not run by this project: strategy zero-" in choice.reason
+    assert choice.runs_here
+    assert choice.strategy == "fsdp x 8"
 
 
-def test_qlora_is_planned_and_not_run_here() -> None:
-    found = training_choices(load_shape("Qwen3-32B"), Training(method=Method.QLORA), BOOK)
-    assert not any(each.runs_here for each in found)
-    assert all("method qlora" in each.reason for each in found if each.fits)
+def test_qlora_runs_where_one_gpu_holds_it_and_is_not_divided() -> None:
+    shape = load_shape("Qwen3-32B")
+    training = Training(method=Method.QLORA, gradient_checkpointing=True)
+    by_strategy = {
+        each.sharding.strategy: each for each in verdicts_on(shape, training, gpus=8, memory_gb=80)
+    }
+    assert by_strategy[Strategy.DDP].usable_here
+    assert "qlora under fsdp" in by_strategy[Strategy.FSDP].reason
 
 
 def test_strategies_are_compared_with_degrees_that_the_model_allows() -> None:
@@ -144,7 +148,8 @@ def test_the_strategy_with_the_least_traffic_wins_and_one_that_runs_here_before_
     on_h200 = verdicts_on(shape, training, gpus=4, memory_gb=141)
     on_h100 = verdicts_on(shape, training, gpus=4, memory_gb=80)
     assert best(on_h200).sharding.strategy is Strategy.DDP
-    assert best(on_h100).sharding.strategy is Strategy.ZERO1
+    assert next(each for each in on_h100 if each.fits).sharding.strategy is Strategy.ZERO1
+    assert best(on_h100).sharding.strategy is Strategy.FSDP
     assert best(verdicts_on(shape, training, gpus=1, memory_gb=8)).sharding.strategy is Strategy.DDP
 
 

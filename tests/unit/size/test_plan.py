@@ -87,8 +87,8 @@ def test_the_settings_of_a_submission_are_planned() -> None:
     assert plan is not None
     assert plan.training.method is Method.FULL
     assert plan.training.micro_batch_size == 2
-    assert not plan.chosen.usable_here
-    assert "not run by this project" in plan_lines(plan)[0]
+    assert plan.chosen.sharding.label == "fsdp x 8"
+    assert plan.chosen.usable_here
 
 
 def test_what_no_strategy_holds_is_told_with_a_way_out() -> None:

@@ -1,0 +1,244 @@
+"""Every method, strategy, precision and task runs through the one loop, on CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.workloads.test_train import REPOSITORY, adapter, launch, losses
+from workloads.common.exit_codes import ExitCode
+from workloads.common.job import run_job
+from workloads.recipes import load_recipe
+
+SMALL = ("train.sequence_length=1600", "train.overlong=drop")
+
+
+def record_of(places: Path, job_id: str) -> dict[str, Any]:
+    """Returns the run record of a job."""
+    return json.loads((places / "results" / job_id / "run_record.json").read_text())
+
+
+def final_weights(places: Path, job_id: str) -> dict[str, torch.Tensor]:
+    """Returns the weights of a fully trained model."""
+    from safetensors.torch import load_file
+
+    return load_file(places / "chkpt" / "finetune" / job_id / "final" / "model.safetensors")
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_fsdp_divides_the_model_and_learns_what_ddp_learns(
+    places: Path, run: Any, recipe_file: Path, method: str
+) -> None:
+    """A published trainer set FSDP after transformers had read it: it ran DDP and said FSDP."""
+    run("prepare-data")
+    options = (*SMALL, f"train.method={method}", "train.max_steps=3")
+    assert run("train", *options, "train.gradient_accumulation=4")[0] == 0
+    result = launch(
+        places, recipe_file, "13", *options, "train.gradient_accumulation=2", "train.strategy=fsdp"
+    )
+    assert result.returncode == 0, result.stderr
+    assert "fsdp: 2 x LlamaDecoderLayer and what is around them divided over 2 ranks" in (
+        result.stderr
+    )
+    metrics = record_of(places, "13")["metrics"]
+    assert metrics["num_weights_on_rank_0"] == pytest.approx(metrics["num_parameters"] / 2, rel=0.1)
+    assert losses(places, "13") == pytest.approx(losses(places, "12"), rel=1e-4)
+    read = final_weights if method == "full" else adapter
+    one, two = read(places, "12"), read(places, "13")
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-5)
+
+
+def test_fsdp_in_bf16_with_checkpointing_keeps_fp32_shards(
+    places: Path, run: Any, recipe_file: Path
+) -> None:
+    run("prepare-data")
+    result = launch(
+        places, recipe_file, "13", *SMALL, "train.method=full", "train.dtype=bf16",
+        "train.strategy=fsdp", "train.gradient_checkpointing=true", "train.max_steps=6",
+        "train.loss_chunk_tokens=64",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    curve = losses(places, "13")
+    assert curve[-1] < curve[0]
+    assert next(iter(final_weights(places, "13").values())).dtype == torch.bfloat16
+
+
+def test_fsdp_needs_more_than_one_rank(places: Path, run: Any) -> None:
+    run("prepare-data")
+    code, record = run("train", "train.strategy=fsdp")
+    assert code == ExitCode.BAD_CONFIG
+    assert "train.strategy fsdp: got 1 rank, expected 2 or more" in record["reason"]
+
+
+def test_offload_is_refused_where_there_is_no_gpu(places: Path, run: Any) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU, which offload asks for")
+    run("prepare-data")
+    code, record = run("train", "train.strategy=offload")
+    assert code == ExitCode.BAD_CONFIG
+    assert "train.strategy offload: there is no GPU" in record["reason"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("train.lora.dora=true",),
+        ("train.dtype=fp16", "train.learning_rate=0.003", "train.max_steps=24"),
+        ("train.dtype=fp16", "train.method=full", "train.learning_rate=0.003"),
+        ("train.method=full", "train.schedule=linear", "train.warmup_steps=1"),
+        ("train.packing=false", "train.micro_batch_size=3"),
+        ("train.gradient_checkpointing=true",),
+    ],
+    ids=["dora", "fp16-lora", "fp16-full", "linear", "unpacked", "activation-checkpointing"],
+)
+def test_a_run_learns(places: Path, run: Any, options: tuple[str, ...]) -> None:
+    run("prepare-data")
+    code, record = run("train", "train.max_steps=8", *options)
+    assert code == 0, record
+    metrics = record["metrics"]
+    assert metrics["last_loss"] < metrics["first_loss"]
+    assert metrics["num_trained_parameters"] <= metrics["num_parameters"]
+
+
+def test_dora_trains_a_magnitude_beside_each_adapter(places: Path, run: Any) -> None:
+    run("prepare-data")
+    assert run("train", "train.lora.dora=true")[0] == 0
+    assert any("magnitude" in name for name in adapter(places))
+
+
+def test_qlora_trains_adapters_on_a_base_of_four_bits(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    from workloads.train import model as model_module
+
+    built: list[Any] = []
+    build = model_module.build_model
+
+    def keep(*arguments: Any, **options: Any) -> Any:
+        built.append(build(*arguments, **options))
+        return built[0]
+
+    monkeypatch.setattr(model_module, "build_model", keep)
+    run("prepare-data")
+    code, record = run("train", "train.method=qlora", "train.dtype=bf16", "train.max_steps=8",
+                       "train.export_merged=true")  # fmt: skip
+    assert code == 0, record
+    kinds = {type(module).__name__ for module in built[0].modules()}
+    assert "Linear4bit" in kinds
+    assert record["metrics"]["last_loss"] < record["metrics"]["first_loss"]
+    assert all(w.requires_grad == ("lora_" in name) for name, w in built[0].named_parameters())
+    merged = places / "chkpt" / "finetune" / "12" / "merged"
+    assert "quantization_config" not in json.loads((merged / "config.json").read_text())
+
+
+def test_qlora_without_its_library_is_refused_before_anything_is_loaded(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workloads.train import requirements
+
+    run("prepare-data")
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
+    code, record = run("train", "train.method=qlora", "train.dtype=bf16")
+    assert code == ExitCode.BAD_CONFIG
+    assert "train.method qlora: the package bitsandbytes is not installed" in record["reason"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.attention=flash", "train.attention flash: there is no GPU"),
+        ("train.attention=flex", "train.attention flex: trains on a GPU only"),
+        ("train.liger=on", "train.liger on: there is no GPU"),
+    ],
+)
+def test_a_kernel_that_is_asked_for_and_missing_is_refused(
+    places: Path, run: Any, override: str, message: str
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU, which these kernels ask for")
+    run("prepare-data")
+    code, record = run("train", override)
+    assert code == ExitCode.BAD_CONFIG
+    assert message in record["reason"]
+
+
+@pytest.mark.parametrize("name", ["bert_full_1xcpu", "t5_full_1xcpu", "vit_full_1xcpu"])
+def test_other_kinds_of_models_learn_through_the_same_loop(
+    places: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    from workloads.train.__main__ import main
+
+    code = run_job("train", main, ["--recipe", name])
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == 0, record
+    metrics = record["metrics"]
+    assert metrics["last_loss"] < 0.3 < metrics["first_loss"]
+    config = load_recipe(name).train
+    assert config is not None
+    assert config.gate is not None
+    assert (places / "chkpt" / "finetune" / "12" / "final" / "model.safetensors").is_file()
+
+
+def test_a_classifier_is_divided_by_fsdp_too(places: Path, recipe_file: Path) -> None:
+    result = launch(places, Path("bert_full_1xcpu"), "13", "train.strategy=fsdp")
+    assert result.returncode == 0, result.stderr
+    assert "fsdp: 2 x BertLayer" in result.stderr
+
+
+def test_a_text_classifier_reads_rows_from_a_file(places: Path, run: Any, model_dir: Path) -> None:
+    folder = places / "data" / "texts"
+    folder.mkdir()
+    rows = [{"text": word * 3, "label": kind} for kind, word in enumerate(["yes", "no"])] * 8
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "rows_train.jsonl").write_text(lines)
+    options = ("train.task=text_classification", "train.method=full", "train.dataset=texts",
+               "train.max_steps=10")  # fmt: skip
+    code, record = run("train", *options)
+    assert code == 0, record
+    assert record["metrics"]["last_loss"] < record["metrics"]["first_loss"]
+    (folder / "rows_train.jsonl").write_text(lines + '{"text": "x"}\n')
+    code, record = run("train", *options)
+    assert code == ExitCode.BAD_DATA
+    assert "rows_train.jsonl:17" in record["reason"]
+
+
+def test_two_ranks_started_by_hand_meet_and_train(
+    places: Path, run: Any, recipe_file: Path
+) -> None:
+    """The debug mode of seed 001: one torchrun a node, its rank and the master typed by hand."""
+    run("prepare-data")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "SLURM_JOB_ID": "13", "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2"),
+                *("--nproc_per_node=1", f"--node_rank={rank}", "--master_addr=127.0.0.1"),
+                *(f"--master_port={port}", "-m", "workloads.train", "--config", str(recipe_file)),
+                *("--set", "train.max_steps=2"),
+            ],
+            cwd=REPOSITORY,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    ends = [node.communicate(timeout=240) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], ends
+    assert record_of(places, "13")["world_size"] == 2
+    assert len(losses(places, "13")) == 2

@@ -1,0 +1,220 @@
+"""Parts of the trainer that need no run: loss, attention, schedule, event files, gate, ledger."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.workloads.test_data import example_of
+from workloads.data.packing import collate, pack
+from workloads.train import attention, gate, quantize
+from workloads.train.config import GateConfig, TrainConfig
+from workloads.train.ledger import Ledger
+from workloads.train.loss import IGNORED, chunked_loss, summed_loss
+from workloads.train.model import AssistantLoss
+from workloads.train.optimizer import AdamW, build_optimizer
+from workloads.train.schedule import learning_rate_factor
+from workloads.train.tensorboard import EventWriter, masked_crc32c
+
+CONFIG = TrainConfig(dataset="x", max_steps=1, learning_rate=0.1)
+
+
+def packed_batch() -> Any:
+    """Returns two rows of two documents each, of different lengths."""
+    examples = [example_of(size, first=first) for first, size in enumerate((9, 5, 7, 4))]
+    return collate(pack(examples, sequence_length=14), pad_id=0)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_loss_in_chunks_is_the_loss_with_its_gradients(
+    chunk_tokens: int, trained: bool
+) -> None:
+    torch.manual_seed(0)
+    head = nn.Linear(5, 11, bias=True).requires_grad_(trained)
+    labels = torch.randint(0, 11, (7,))
+    labels[2] = IGNORED
+    hidden = torch.randn(7, 5, requires_grad=True)
+    plain = summed_loss(head(hidden), labels) * 0.3
+    plain.backward()
+    expected = [hidden.grad, head.weight.grad, head.bias.grad]
+    hidden.grad = head.weight.grad = head.bias.grad = None
+    chunked = chunked_loss(hidden, labels, head, chunk_tokens=chunk_tokens) * 0.3
+    chunked.backward()
+    torch.testing.assert_close(chunked, plain)
+    for ours, theirs in zip([hidden.grad, head.weight.grad, head.bias.grad], expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_no_tensor_of_the_chunked_loss_holds_all_logits() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Largest(TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            Largest.numel = max(Largest.numel, *sizes, 0)
+            return result
+
+    head = nn.Linear(4, 1000, bias=False).requires_grad_(False)
+    hidden, labels = torch.randn(64, 4, requires_grad=True), torch.zeros(64, dtype=torch.long)
+    with Largest():
+        chunked_loss(hidden, labels, head, chunk_tokens=8).backward()
+    assert Largest.numel == 8 * 1000
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 4])
+def test_the_models_loss_is_the_same_in_chunks(model: Any, chunk_tokens: int | None) -> None:
+    batch = packed_batch()
+    plain = AssistantLoss(model)(batch)
+    torch.testing.assert_close(AssistantLoss(model, chunk_tokens=chunk_tokens)(batch), plain)
+
+
+def test_rows_laid_end_to_end_see_what_the_mask_shows(model: Any) -> None:
+    """What FlashAttention gets: one row, documents told by positions that start again at 0."""
+    batch = packed_batch()
+    flat = attention.inputs("flash", batch)
+    assert flat["input_ids"].shape[0] == 1
+    masked = model(**attention.inputs("sdpa", batch)).logits
+    ends = model(**flat, use_cache=False).logits.reshape(masked.shape)
+    real = batch.document_BT >= 0
+    torch.testing.assert_close(ends[real], masked[real], rtol=1e-4, atol=1e-5)
+
+
+def test_the_block_mask_of_flex_is_the_dense_mask() -> None:
+    from torch.nn.attention.flex_attention import create_mask
+
+    batch = packed_batch()
+    block = attention.block_mask(batch.document_BT)
+    rows, length = batch.document_BT.shape
+    dense = create_mask(block.mask_mod, rows, 1, length, length, device="cpu")
+    assert torch.equal(dense, batch.mask_B1TT)
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "dtype", "expected"),
+    [("cpu", True, "bf16", "sdpa"), ("cuda", True, "bf16", "flash"),
+     ("cuda", False, "bf16", "sdpa"), ("cuda", True, "fp32", "sdpa")],
+)  # fmt: skip
+def test_flash_attention_runs_where_it_is_importable(
+    monkeypatch: pytest.MonkeyPatch, device: str, installed: bool, dtype: Any, expected: str
+) -> None:
+    monkeypatch.setattr(attention, "find_spec", lambda name: object() if installed else None)
+    config = TrainConfig(dataset="x", max_steps=1, learning_rate=0.1, dtype=dtype)
+    assert attention.choose(config, torch.device(device)) == expected
+
+
+def test_fp32_weights_are_trained_by_torchs_own_optimizer() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    options: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.0}
+    assert type(build_optimizer([weight], **options)) is torch.optim.AdamW
+    low = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    assert type(build_optimizer([weight, low], **options)) is AdamW
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("linear", [0.5, 1.0, 1.0, 0.9, 0.1]), ("constant", [0.5, 1.0, 1.0, 1.0, 1.0])],
+)
+def test_schedules_after_the_warm_up(schedule: Any, expected: list[float]) -> None:
+    config = TrainConfig(
+        dataset="x", max_steps=12, warmup_steps=2, learning_rate=1.0, schedule=schedule
+    )
+    factors = [learning_rate_factor(step, config=config, num_steps=12) for step in (0, 1, 2, 3, 11)]
+    assert factors == pytest.approx(expected)
+
+
+def scalars_of(path: Path) -> list[tuple[int, str, float]]:
+    """Returns step, tag and value of every scalar of an event file, checksums checked."""
+    data, found = path.read_bytes(), []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        record = data[12 : 12 + length]
+        assert struct.unpack("<I", data[8:12])[0] == masked_crc32c(data[:8])
+        assert struct.unpack("<I", data[12 + length : 16 + length])[0] == masked_crc32c(record)
+        data = data[16 + length :]
+        if b"train/" in record:
+            step = record[10]
+            tag_at = record.index(b"train/")
+            tag = record[tag_at : tag_at + record[tag_at - 1]].decode()
+            value_at = tag_at + len(tag) + 1
+            found.append((step, tag, struct.unpack("<f", record[value_at : value_at + 4])[0]))
+    return found
+
+
+def test_an_event_file_holds_what_was_written(tmp_path: Path) -> None:
+    writer = EventWriter(tmp_path / "events")
+    writer.add(7, {"train/loss": 1.5})
+    writer.add(8, {"train/loss": 1.25})
+    writer.close()
+    assert scalars_of(writer.path) == [(7, "train/loss", 1.5), (8, "train/loss", 1.25)]
+    # Of RFC 3720, appendix B.4: 32 bytes of zeros have the CRC32C 0x8a9136aa.
+    crc = 0x8A9136AA
+    assert masked_crc32c(bytes(32)) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def outcomes(tmp_path: Path, *, is_gpu: bool, **metrics: float) -> dict[str, str]:
+    """Returns the gate's outcome by criterion, with weights there."""
+    (tmp_path / "adapter_model.safetensors").touch()
+    config = GateConfig(max_loss=0.5, min_tokens_per_s_per_gpu=2000)
+    found = gate.judge(config, final=tmp_path, metrics=metrics, is_gpu=is_gpu)
+    return {each.name: each.outcome for each in found}
+
+
+def test_the_gate_tells_pass_fail_and_not_run_apart(tmp_path: Path) -> None:
+    good = outcomes(tmp_path, is_gpu=True, last_loss=0.4, train_tokens_per_s_per_gpu=2001.0)
+    assert set(good.values()) == {"PASS"}
+    bad = outcomes(tmp_path, is_gpu=True, last_loss=0.5, train_tokens_per_s_per_gpu=2000.0)
+    assert (bad["loss"], bad["tokens/s/GPU"]) == ("FAIL", "FAIL")
+    on_cpu = outcomes(tmp_path, is_gpu=False, last_loss=0.4)
+    assert on_cpu["tokens/s/GPU"] == "NOT RUN"
+    assert outcomes(tmp_path, is_gpu=True)["loss"] == "NOT RUN"
+    (tmp_path / "adapter_model.safetensors").unlink()
+    found = gate.judge(GateConfig(), final=tmp_path, metrics={}, is_gpu=True)
+    assert {each.name: each.outcome for each in found}["final/"] == "FAIL"
+    with pytest.raises(gate.GateError, match="holds no weights"):
+        gate.refuse_failed(found)
+
+
+def test_the_ledger_counts_padding_recompute_and_time() -> None:
+    ledger = Ledger(began_s=0.0)
+    ledger.add(num_tokens=60, num_positions=80)
+    ledger.seconds["checkpoint"] = 1.0
+    shares = ledger.metrics(recomputes=True, method="lora")
+    assert shares["padding_positions_percent"] == 25
+    assert shares["recompute_flops_percent"] == pytest.approx(100 / 3)
+    assert ledger.metrics(recomputes=True, method="full")["recompute_flops_percent"] == 25
+    assert ledger.metrics(recomputes=False, method="full")["recompute_flops_percent"] == 0
+    assert shares["checkpoint_time_percent"] > 0
+    assert shares["data_wait_time_percent"] == 0
+
+
+def test_a_quantised_base_is_frozen_with_its_norms_in_fp32() -> None:
+    model = nn.Module()
+    model.norm = nn.LayerNorm(4).to(torch.bfloat16)
+    model.linear = nn.Linear(4, 4).to(torch.bfloat16)
+    quantize.prepare(model)
+    assert not any(weight.requires_grad for weight in model.parameters())
+    assert (model.norm.weight.dtype, model.linear.weight.dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_four_bits_are_refused_where_the_library_gives_wrong_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from workloads.train import requirements
+
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
+    assert "not installed" in str(requirements.four_bit_problem(has_gpu=False))
+    monkeypatch.setattr(requirements, "find_spec", lambda name: SimpleNamespace())
+    assert requirements.four_bit_problem(has_gpu=True) is None
