@@ -8,12 +8,17 @@ from typing import Any, Final
 import pulumi
 
 from infra.components.base import child
-from infra.render.machine import address_spec, disk_spec, machine_spec
+from infra.render.machine import address_spec, boot_disk_name, disk_spec, machine_spec
 from stacks.node_spec import MachineSpec
 
 # What the machine starts as. cloud-init looks at its data at the first start of an instance only,
-# and the API changes hardware of a stopped one: a new instance has both, on the same data disks.
-_FIXED: Final = ["spec.cloud_init_user_data", "spec.resources"]
+# and the API changes hardware of a stopped one: a new instance has it, on the same data disks.
+_FIXED: Final = [
+    "spec.cloud_init_user_data",
+    "spec.resources",
+    "spec.boot_disk",
+    "spec.secondary_disks",
+]
 
 
 class Instance(pulumi.ComponentResource):
@@ -45,7 +50,7 @@ class Instance(pulumi.ComponentResource):
             spec=address_spec(subnet_id),
         )
         boot = self._disk(
-            f"{name}-boot",
+            boot_disk_name(name, machine.boot_disk.type),
             project_id,
             disk_spec(
                 machine.boot_disk.type, machine.boot_disk.size_gib, image_family=image_family

@@ -10,6 +10,7 @@ from infra.nebius.errors import ApiError
 from infra.preflight.cloud import Cloud
 from infra.preflight.finding import Finding, failed, not_checked, passed
 from infra.preflight.inventory import KINDS, Owner
+from infra.render.machine import boot_disk_name
 from infra.render.names import filesystems
 from stacks.spec import StackSpec
 
@@ -31,7 +32,7 @@ def wanted_names(spec: StackSpec) -> Iterator[tuple[str, str]]:
     if spec.nfs is not None:
         yield "address", f"{name}-nfs-address"
         yield "machine", f"{name}-nfs"
-        yield "disk", f"{name}-nfs-boot"
+        yield "disk", boot_disk_name(f"{name}-nfs", spec.nfs.boot_disk.type)
         for index in range(spec.nfs.data_disks.count):
             yield "disk", f"{name}-nfs-data-{index}"
     made = [worker for worker in spec.nodes.workers if worker.gpu_cluster_id is None]

@@ -16,6 +16,22 @@ DEVICE: Final = "data-{index}"
 """Name that the machine sees a data disk by: /dev/disk/by-id/virtio-data-0."""
 
 
+_TYPES: Final = {
+    DiskType.NETWORK_SSD: "ssd",
+    DiskType.NETWORK_SSD_NON_REPLICATED: "nrd",
+    DiskType.NETWORK_SSD_IO_M3: "io-m3",
+    DiskType.NETWORK_HDD: "hdd",
+}
+
+
+def boot_disk_name(machine: str, type_: DiskType) -> str:
+    """Name of the boot disk; of another type it is another disk, made before the old one goes.
+
+    Replaced under one name the old one would go first, which the machine that has it prevents.
+    """
+    return f"{machine}-boot-{_TYPES[type_]}"
+
+
 def disk_spec(type_: DiskType, size_gib: int, *, image_family: str | None = None) -> dict[str, Any]:
     """The API's DiskSpec: an empty disk, or one that starts as an image of the family."""
     spec: dict[str, Any] = {"type": type_.value, "size_gibibytes": size_gib}

@@ -53,7 +53,7 @@ def test_the_machine_has_its_own_address_its_boot_disk_and_every_data_disk(
     (interface,) = spec["network_interfaces"]
     assert interface["ip_address"] == {"allocation_id": "allocation-h100-prod-nfs-address"}
     assert "public_ip_address" not in interface
-    assert spec["boot_disk"]["existing_disk"] == {"id": "disk-h100-prod-nfs-boot"}
+    assert spec["boot_disk"]["existing_disk"] == {"id": "disk-h100-prod-nfs-boot-ssd"}
     data = [(disk["device_id"], disk["existing_disk"]["id"]) for disk in spec["secondary_disks"]]
     assert data == [
         ("data-0", "disk-h100-prod-nfs-data-0"),
@@ -63,7 +63,7 @@ def test_the_machine_has_its_own_address_its_boot_disk_and_every_data_disk(
         "type": "network-ssd-io-m3",
         "size_gibibytes": 930,
     }
-    assert spec_of(served, DISK, "h100-prod-nfs-boot")["source_image_family"] == {
+    assert spec_of(served, DISK, "h100-prod-nfs-boot-ssd")["source_image_family"] == {
         "image_family": "ubuntu22.04-driverless"
     }
 

@@ -119,6 +119,20 @@ def test_a_new_machine_takes_over_the_address_and_the_data(
     project.up("--expect-no-changes")
 
 
+def test_another_type_of_boot_disk_is_there_before_the_old_one_goes(
+    project: Project, emulator: Emulator
+) -> None:
+    """While a machine has it, no disk can be deleted."""
+    project.up()
+    old, boot = machine(project), resource(project, "compute/v1:Disk", "test-nfs-boot-ssd")
+    declare(project, {"nfs": {"boot_disk": {"size_gib": 93, "type": "network-ssd-io-m3"}}})
+    project.up()
+    assert machine(project)["id"] != old["id"]
+    assert boot["id"] not in ids(emulator, "computedisk")
+    assert len(ids(emulator, "computedisk")) == 3
+    project.up("--expect-no-changes")
+
+
 def test_destroy_keeps_the_data_disks_and_the_next_up_has_them_again(
     project: Project, emulator: Emulator
 ) -> None:
