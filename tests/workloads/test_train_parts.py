@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.workloads.test_data import example_of
 from workloads.data.packing import collate, pack
-from workloads.train import attention, gate, quantize
+from workloads.train import attention, gate
 from workloads.train.config import GateConfig, TrainConfig
 from workloads.train.ledger import Ledger
 from workloads.train.loss import IGNORED, chunked_loss, summed_loss
@@ -198,15 +198,6 @@ def test_the_ledger_counts_padding_recompute_and_time() -> None:
     assert ledger.metrics(recomputes=False, method="full")["recompute_flops_percent"] == 0
     assert shares["checkpoint_time_percent"] > 0
     assert shares["data_wait_time_percent"] == 0
-
-
-def test_a_quantised_base_is_frozen_with_its_norms_in_fp32() -> None:
-    model = nn.Module()
-    model.norm = nn.LayerNorm(4).to(torch.bfloat16)
-    model.linear = nn.Linear(4, 4).to(torch.bfloat16)
-    quantize.prepare(model)
-    assert not any(weight.requires_grad for weight in model.parameters())
-    assert (model.norm.weight.dtype, model.linear.weight.dtype) == (torch.float32, torch.bfloat16)
 
 
 def test_four_bits_are_refused_where_the_library_gives_wrong_values(

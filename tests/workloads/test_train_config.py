@@ -1,0 +1,297 @@
+"""Training configs: one schema, other people's keys mapped, impossible mixes refused, `--plan`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.render.sbatch import render_sbatch
+from stacks.load import load_stack
+from stacks.slurm_spec import JobSpec
+from workloads.common.exit_codes import ConfigError
+from workloads.common.model_catalog import CATALOG, find
+from workloads.recipes import load_recipe, recipe_names
+from workloads.train import describe
+from workloads.train.arguments import create_training_arguments
+from workloads.train.config import RESUMABLE, TrainConfig
+from workloads.train.deepspeed import map_deepspeed
+from workloads.train.plan import VARIABLE
+
+BASE: dict[str, Any] = {"dataset": "prepared", "max_steps": 3, "learning_rate": 2e-5}
+ZERO3: dict[str, Any] = {
+    "zero_optimization": {"stage": 3, "overlap_comm": True},
+    "bf16": {"enabled": True},
+    "gradient_clipping": 0.5,
+    "train_micro_batch_size_per_gpu": "auto",
+}
+
+
+def write(folder: Path, values: Any, name: str = "config.json") -> Path:
+    """Returns the path of a file with `values`."""
+    path = folder / name
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return path
+
+
+def test_create_training_arguments_reads_a_bare_section_and_a_recipe(tmp_path: Path) -> None:
+    bare = create_training_arguments(write(tmp_path, BASE))
+    assert bare == TrainConfig(dataset="prepared", max_steps=3, learning_rate=2e-5)
+    recipe = write(tmp_path, {"model": "m", "train": BASE}, "recipe.json")
+    assert create_training_arguments(recipe, ["train.max_steps=7"]).max_steps == 7
+    text = "dataset: prepared\nmax_steps: 3\nlearning_rate: 2.0e-5\n"
+    (tmp_path / "config.yaml").write_text(text)
+    assert create_training_arguments(tmp_path / "config.yaml") == bare
+
+
+def test_keys_of_transformers_are_read_as_ours(tmp_path: Path) -> None:
+    config = create_training_arguments(
+        write(
+            tmp_path,
+            {
+                "dataset": "prepared",
+                "learning_rate": 2e-5,
+                "per_device_train_batch_size": 2,
+                "gradient_accumulation_steps": 4,
+                "num_train_epochs": 3.0,
+                "lr_scheduler_type": "cosine",
+                "fp16": True,
+                "bf16": False,
+                "save_steps": 300,
+                "use_liger_kernel": False,
+            },
+        )
+    )
+    assert (config.micro_batch_size, config.gradient_accumulation, config.epochs) == (2, 4, 3)
+    assert (config.dtype, config.checkpoint_every, config.liger) == ("fp16", 300, "off")
+
+
+def test_two_names_of_one_key_that_disagree_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, {**BASE, "micro_batch_size": 1, "per_device_train_batch_size": 2})
+    with pytest.raises(ConfigError, match=r"per_device_train_batch_size: got 2, but .* is 1"):
+        create_training_arguments(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learning_ratio": 1}, "learning_ratio: unknown key; did you mean 'learning_rate'?"),
+        ({"method": "qlora", "dtype": "fp32"}, "dtype: got fp32 with method qlora"),
+        ({"method": "qlora", "strategy": "fsdp"}, "strategy: got fsdp with method qlora"),
+        ({"dtype": "fp16", "strategy": "offload"}, "strategy: got offload with dtype fp16"),
+        ({"method": "full", "lora": {"dora": True}}, "lora.dora: got true with method full"),
+        ({"method": "full", "export_merged": True}, "export_merged: got true with method full"),
+        ({"task": "text_to_text"}, "method: got lora with task text_to_text"),
+        (
+            {"task": "text_to_text", "method": "full", "loss_chunk_tokens": 8},
+            "loss_chunk_tokens: has no meaning with task text_to_text",
+        ),
+        ({"gate": {"max_loss": 0}}, "gate.max_loss: got 0"),
+        ({"checkpoint": {"elastic_evry": 1}}, "did you mean 'elastic_every'?"),
+    ],
+)
+def test_unknown_keys_and_impossible_mixes_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        create_training_arguments(write(tmp_path, {**BASE, **changes}))
+    assert message in str(caught.value)
+
+
+def test_four_bits_with_full_training_cannot_be_written(tmp_path: Path) -> None:
+    """The base in 4 bits is a method, and it trains adapters: full training has no such switch."""
+    with pytest.raises(ConfigError, match="load_in_4bit: unknown key"):
+        create_training_arguments(write(tmp_path, {**BASE, "method": "full", "load_in_4bit": True}))
+
+
+def test_every_resumable_key_is_a_key() -> None:
+    assert set(RESUMABLE) <= set(TrainConfig.__dataclass_fields__)
+    assert list(RESUMABLE) == sorted(RESUMABLE)
+
+
+def test_zero_3_is_full_sharding_and_the_mapping_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, {**BASE, "deepspeed": "ds_config_zero3.json"})
+    write(tmp_path, ZERO3, "ds_config_zero3.json")
+    config = create_training_arguments(path)
+    assert (config.strategy, config.dtype, config.max_grad_norm) == ("fsdp", "bf16", 0.5)
+    told = capsys.readouterr().err
+    assert "deepspeed zero_optimization.stage=3 -> train.strategy='fsdp'" in told
+    assert "zero_optimization.overlap_comm=True: FSDP2 does this by itself" in told
+    assert "train_micro_batch_size_per_gpu='auto': the recipe's value stays" in told
+
+
+def test_a_value_of_the_recipe_wins_over_deepspeeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = create_training_arguments(
+        write(tmp_path, {**BASE, "strategy": "ddp", "deepspeed": ZERO3})
+    )
+    assert config.strategy == "ddp"
+    assert "train.strategy='ddp' wins over DeepSpeed's 'fsdp'" in capsys.readouterr().err
+
+
+def test_offload_and_optimizer_of_deepspeed_are_mapped() -> None:
+    mapped = map_deepspeed(
+        {
+            "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.1}},
+            "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 9}},
+        },
+        at="ds",
+    ).values
+    assert mapped == {
+        "strategy": "offload",
+        "learning_rate": 1e-4,
+        "weight_decay": 0.1,
+        "schedule": "linear",
+        "warmup_steps": 9,
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"zero_optimization": {"stage": 2}}, "ds.zero_optimization.stage: got 2, expected 3"),
+        ({"zero_optimisation": {}}, "unknown key; did you mean 'zero_optimization'?"),
+        ({"bf16": True}, "ds.bf16: got True, expected a mapping"),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "enable one of them"),
+        ({"optimizer": {"type": "Lion"}}, "ds.optimizer.type: got 'Lion'"),
+    ],
+)
+def test_what_deepspeed_cannot_say_here_is_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        map_deepspeed(config, at="ds")
+    assert message in str(caught.value)
+
+
+def train_of(name: str) -> TrainConfig:
+    """Returns the training settings of a shipped recipe."""
+    train = load_recipe(name).train
+    assert train is not None
+    return train
+
+
+def test_seed_000_trains_qwen3_14b_in_four_bits_and_fp16() -> None:
+    recipe = load_recipe("qwen3_14b_qlora_8xl40s")
+    train = train_of("qwen3_14b_qlora_8xl40s")
+    assert recipe.model == "Qwen/Qwen3-14B"
+    assert (train.method, train.dtype, train.strategy) == ("qlora", "fp16", "ddp")
+    assert train.dataset == "prepared/finance_qwen3_14b"
+
+
+def test_seed_001_is_read_with_its_zero_3_config_and_its_success_criteria() -> None:
+    train = train_of("qwen2_7b_lora_zero3_16xh100")
+    assert (train.lora.rank, train.lora.alpha, train.dtype) == (64, 128, "bf16")
+    assert train.micro_batch_size * train.gradient_accumulation * 16 == 128
+    assert (train.micro_batch_size, train.gradient_accumulation) == (2, 4)
+    assert (train.learning_rate, train.schedule, train.sequence_length) == (2e-5, "cosine", 4096)
+    assert train.strategy == "fsdp"
+    assert train.gate is not None
+    assert (train.gate.max_loss, train.gate.min_tokens_per_s_per_gpu) == (0.5, 2000)
+
+
+def test_seed_002_saves_the_original_and_a_checkpoint_every_5_epochs() -> None:
+    train = train_of("qwen2_7b_lora_original_16xh100")
+    assert (train.save_original, train.checkpoint_every_epochs, train.strategy) == (True, 5, "ddp")
+    assert train.export_merged
+
+
+def test_seed_002_runs_as_training_with_original_on_main_for_six_hours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "id.pub").write_text(f"ssh-ed25519 {'A' * 68} user@host\n", encoding="utf-8")
+    monkeypatch.setenv("SOPERATOR_SSH_PUBLIC_KEY_FILE", str(tmp_path / "id.pub"))
+    job = JobSpec(
+        name="training-with-original",
+        module="workloads.train",
+        recipe="qwen2_7b_lora_original_16xh100",
+        partition="main",
+        nodes=2,
+        gpus_per_node=8,
+        time_limit="06:00:00",
+    )
+    text = render_sbatch(load_stack("h100-prod"), job)
+    for line in (
+        "--job-name=training-with-original",
+        "--partition=main",
+        "--nodes=2",
+        "--gpus-per-node=8",
+        "--time=06:00:00",
+    ):
+        assert f"#SBATCH {line}" in text
+
+
+def test_seed_003_divides_the_model_and_saves_both_kinds() -> None:
+    train = train_of("qwen2_7b_full_4xh200")
+    assert (train.strategy, train.dtype, train.gradient_checkpointing) == ("fsdp", "bf16", True)
+    assert (train.checkpoint_every, train.checkpoint.elastic_every) == (300, 1000)
+
+
+def test_every_model_of_a_recipe_is_recorded_with_licence_safeguards_and_trainability() -> None:
+    for name in recipe_names():
+        model = load_recipe(name).model
+        if not model.startswith("generated/"):
+            entry = find(model)
+            assert entry is not None, model
+            assert entry.commercial_use
+    for entry in CATALOG:
+        assert all((entry.licence, entry.safeguards, entry.trainability, entry.source))
+
+
+def test_the_plan_is_printed_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import subprocess
+    import sys
+
+    plan = {
+        "schema_version": 1,
+        "recipe_model": "Qwen/Qwen2-7B-Instruct",
+        "parameters": 7_615_616_512,
+        "world_size": 16,
+        "strategy": "ddp",
+        "reason": "needs 40.0 GiB of 72.9 GiB a GPU",
+        "fits": True,
+        "largest_micro_batch": 4,
+        "memory_gib_per_rank": {"weights": 14.8, "total": 40.0},
+        "method": "lora",
+        "dtype": "bf16",
+        "sequence_length": 4096,
+        "micro_batch_size": 2,
+        "gradient_checkpointing": True,
+        "steps": 321,
+        "forecast": {
+            "known": True, "hours": 1.25, "speed_source": "measured", "nodes_usd": "78.1250",
+        },
+    }  # fmt: skip
+    monkeypatch.setenv(VARIABLE, str(write(tmp_path, plan, "plan.json")))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    arguments = ["--config", "qwen2_7b_lora_16xh100", "--plan"]
+    assert describe.main(arguments) == 0
+    told = capsys.readouterr().out
+    assert "2 rows x 4 micro batches x 16 ranks = 128 rows of 4096 tokens" in told
+    assert "strategy    ddp: needs 40.0 GiB of 72.9 GiB a GPU" in told
+    for words in ("40.000", "steps       321", "hours       1.25 (measured)", "$78.1250"):
+        assert words in told
+    assert "Apache-2.0, commercial use allowed" in told
+    script = (
+        "import sys; from workloads.train import describe; "
+        f"code = describe.main({arguments!r}); assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
+    assert result.returncode == 0
+
+
+def test_a_plan_without_dollars_prints_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert describe.main(["--recipe", "qwen2_7b_full_4xh200", "--plan"]) == 0
+    told = capsys.readouterr().out
+    assert "strategy    fsdp" in told
+    assert f"{VARIABLE} is not set" in told
+    assert "$" not in told
