@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from infra.leftovers.resources import TYPES
 from stacks.nfs_spec import DataDisksSpec, NfsSpec
 from stacks.node_spec import BootDiskSpec, NodeUserSpec
 from stacks.spec import StackSpec
@@ -94,6 +95,12 @@ def test_data_disks_outlive_a_destroy_and_the_machine_and_its_boot_disk_do_not(
     spec = load("h100-prod")
     purged = deployed(replace(spec, nfs=NFS, storage=replace(spec.storage, purge_on_destroy=True)))
     assert [each.name for each in purged.of(DISK) if each.retain_on_delete] == []
+
+
+def test_everything_of_the_server_is_looked_for_among_leftovers() -> None:
+    """Users before what they use: the machine before its disks and its address."""
+    order = [TYPES.index(type_) for type_ in (INSTANCE, DISK, "nebius:vpc/v1:Allocation")]
+    assert order == sorted(order)
 
 
 def test_the_server_outlives_every_pod_that_mounts_it(served: Recorder) -> None:
