@@ -25,6 +25,7 @@ _MAY_BE_ZERO: Final = frozenset(
     {
         "min_nodes",
         "priority",
+        "restarts",
         "created_nodes",
         "drain_timeout_s",
         "max_surge_nodes",

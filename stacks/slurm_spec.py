@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 
 class SshServiceType(StrEnum):
@@ -122,3 +124,11 @@ class JobSpec:
     """Job whose success this one needs."""
     args: tuple[str, ...] = ()
     """Further arguments of the module."""
+    least_nodes: int | None = None
+    """Fewest nodes that it may go on with when some are lost; without it: `nodes`."""
+    restarts: int = 3
+    """How often lost or hung ranks start again from the last checkpoint."""
+    save_s: int = 120
+    """Seconds that it gets to save before its time limit and when it is preempted."""
+    environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Variables of its ranks, such as `NCCL_DEBUG: INFO`; they win over the derived ones."""

@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 
 from stacks.catalog import find_preset
 from stacks.mounts import shared_mounts
+from stacks.node_capacity import slurmd_amounts
 from stacks.node_spec import WorkerSpec
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
@@ -27,21 +28,36 @@ fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
 for path in "$@"; do
   mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
 done
+for path in "$SOPERATOR_PLACE_DATA" "$SOPERATOR_PLACE_MODEL"; do
+  [[ -z $path || -r $path ]] || fail "$path cannot be read: bring data and models there first"
+done
+for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
+  [[ -z $path || -w $path ]] || fail "$path cannot be written: check its owner and mode"
+done
+[[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
+  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"
 """.strip("\n")
 
+# Read on the node: `exec`, so that signals of Slurm reach torchrun and no shell dies of them.
 _LAUNCH = r"""
-"$SOPERATOR_PYTHON" -m workloads.common.launch \
-  --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" \
-  --nproc-per-node="$SOPERATOR_RANKS_PER_NODE" \
-  --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" -m "$@" || {
-  status=$?
-  set -o noclobber
-  echo "$status" 2>/dev/null > "$SOPERATOR_EXIT_FILE"
-  exit "$status"
-}
+is_host=0
+[[ $SLURM_NODEID != 0 ]] || is_host=1
+conf=is_host=$is_host,join_timeout=600,last_call_timeout=$SOPERATOR_LAST_CALL_S
+conf+=,keep_alive_interval=5,keep_alive_max_attempt=3
+exec "$SOPERATOR_PYTHON" -m workloads.common.launch \
+  --nnodes="$SOPERATOR_MIN_NODES:$SLURM_NNODES" \
+  --nproc-per-node="$SOPERATOR_RANKS_PER_NODE" --max-restarts="$SOPERATOR_RESTARTS" \
+  --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" \
+  --rdzv-id="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}" --rdzv-conf="$conf" \
+  --local-addr="$SLURMD_NODENAME" -m "$@"
 """.strip("\n")
 
 _FREE_PORT = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+_LAST_CALL_S = 15
+"""How long ranks that could start with fewer nodes wait for more."""
+
+
+_CHECKED_PLACES = ("data", "model", "chkpt", "results")
 
 
 class RenderError(ValueError):
@@ -52,13 +68,13 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
     """The sbatch script of `job`; what follows its path on the sbatch line goes to the module."""
     nodesets = _nodesets(spec, job)
     ranks_per_node = max(1, job.gpus_per_node)
-    launched = job.nodes > 1 or job.gpus_per_node > 0
+    launched = _is_launched(job)
     mounts = _mounts(spec, nodesets)
     lines = [
         "#!/bin/bash",
         f"# Job {job.name} of stack {spec.name}; pulumi up renders and replaces it: do not edit.",
         f"# In {spec.code_path}: sbatch jobs/{job.name} [--set key=value]",
-        *_directives(spec, job),
+        *_directives(spec, job, nodesets),
         "set -euo pipefail",
         "",
         f"code=$(readlink -f {shlex.quote(f'{spec.code_path}/current')})",
@@ -73,7 +89,9 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         ),
         *_hardware(nodesets, job),
         f"export OMP_NUM_THREADS={max(1, job.cpus_per_task // ranks_per_node)}",
+        *([_export(dict(sorted(job.environment.items())))] if job.environment else []),
         "",
+        *_mark(spec, job),
         "# Every node must see the same environment and mounts before ranks wait for each other.",
         f"srun {_srun(job)} bash -c {_quote(_CHECK)} check {_words(mounts)}".rstrip(),
         "",
@@ -82,21 +100,70 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _directives(spec: StackSpec, job: JobSpec) -> list[str]:
+def _directives(spec: StackSpec, job: JobSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:
     logs = _place(spec, "logs")
     _place(spec, "results")
     options = [
         f"--job-name={job.name}",
         f"--partition={job.partition}",
-        f"--nodes={job.nodes}",
+        f"--nodes={_node_range(job)}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={job.cpus_per_task}",
         *([f"--gpus-per-node={job.gpus_per_node}"] if job.gpus_per_node else []),
         f"--time={job.time_limit}",
         f"--output={logs}/%x_%j.out",
         "--open-mode=append",  # a requeued job keeps the log of its first run
+        "--requeue",
+        *_fault_options(spec, job, nodesets),
     ]
     return [f"#SBATCH {option}" for option in options]
+
+
+def _fault_options(spec: StackSpec, job: JobSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:
+    options = [f"--signal=B:USR1@{job.save_s}"] if _is_launched(job) else []
+    if _fewest(job) < job.nodes:
+        options.append("--no-kill")
+    if job.gpus_per_node:
+        options.append(f"--mem={min(_memory_mib(spec, worker, job) for worker in nodesets)}M")
+    return options
+
+
+def _memory_mib(spec: StackSpec, worker: WorkerSpec, job: JobSpec) -> int:
+    """The share of a node's memory that goes with the GPUs that the job asks for."""
+    preset = find_preset(worker.platform, worker.preset)
+    assert preset is not None
+    amounts = slurmd_amounts(
+        preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None
+    )
+    return amounts.memory_mib * job.gpus_per_node // preset.gpus
+
+
+def _is_launched(job: JobSpec) -> bool:
+    return job.nodes > 1 or job.gpus_per_node > 0
+
+
+def _fewest(job: JobSpec) -> int:
+    return job.nodes if job.least_nodes is None else job.least_nodes
+
+
+def _node_range(job: JobSpec) -> str:
+    fewest = _fewest(job)
+    return str(job.nodes) if fewest == job.nodes else f"{fewest}-{job.nodes}"
+
+
+def _mark(spec: StackSpec, job: JobSpec) -> list[str]:
+    """Folders of the places, the log's second name, and a file that every node must see."""
+    used = [name for name in _CHECKED_PLACES if name in spec.storage.places]
+    lines = [f"mkdir -p {' '.join(f'$SOPERATOR_PLACE_{name.upper()}' for name in used)}"]
+    if job.module == "workloads.train":
+        log = f"{_place(spec, 'logs')}/train_$SLURM_JOB_ID.log"
+        lines.append(f"ln -sfn {job.name}_$SLURM_JOB_ID.out {log}")
+    if job.nodes > 1 and "chkpt" in used:
+        lines += [
+            "export SOPERATOR_SHARED_MARK=$SOPERATOR_PLACE_CHKPT/.seen_by_all_$SLURM_JOB_ID",
+            'touch "$SOPERATOR_SHARED_MARK"',
+        ]
+    return lines
 
 
 def _place(spec: StackSpec, name: str) -> str:
@@ -173,30 +240,43 @@ def _mounts(spec: StackSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:
 
 
 def _srun(job: JobSpec) -> str:
-    return f"--ntasks={job.nodes} --ntasks-per-node=1 --cpus-per-task={job.cpus_per_task}"
+    return f"{_nodes(job)} --kill-on-bad-exit=1" if _fewest(job) < job.nodes else _nodes(job)
+
+
+def _nodes(job: JobSpec) -> str:
+    """One task on each node that the job got, which may be fewer than its most."""
+    got = f"{job.nodes}" if _fewest(job) == job.nodes else '"$SLURM_JOB_NUM_NODES"'
+    return f"--ntasks={got} --ntasks-per-node=1 --cpus-per-task={job.cpus_per_task}"
 
 
 def _distributed(job: JobSpec, ranks_per_node: int) -> list[str]:
+    elastic = _fewest(job) < job.nodes
+    # Of an elastic job the other nodes go on without the one that failed, although Slurm is set to
+    # end a step with its first bad task (KillOnBadExit=1, as Soperator has it).
+    options = "--kill-on-bad-exit=0 --no-kill" if elastic else "--kill-on-bad-exit=1"
     return [
+        *(['rm -f "${SOPERATOR_SHARED_MARK:-}"'] if job.nodes > 1 else []),
         'read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         "# A port that is free now on this node, the first: jobs that share a node do not collide.",
         f'MASTER_PORT=$("$SOPERATOR_PYTHON" -c {shlex.quote(_FREE_PORT)})',
         f"export MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE={ranks_per_node}",
-        "SOPERATOR_EXIT_FILE=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID/.first_exit_status",
-        'mkdir -p "${SOPERATOR_EXIT_FILE%/*}"',
-        'rm -f "$SOPERATOR_EXIT_FILE"',
-        "export SOPERATOR_EXIT_FILE",
-        "status=0",
-        "# Ranks that wait for a dead one are ended with it.",
-        (
-            f"srun {_srun(job)} --kill-on-bad-exit=1 "
-            f"bash -c {_quote(_LAUNCH)} launch {_module(job)} || status=$?"
+        _export(
+            {
+                "SOPERATOR_MIN_NODES": str(_fewest(job)),
+                "SOPERATOR_MAX_NODES": str(job.nodes),
+                "SOPERATOR_RESTARTS": str(job.restarts),
+                "SOPERATOR_SAVE_S": str(job.save_s),
+                "SOPERATOR_LAST_CALL_S": str(_LAST_CALL_S),
+            }
         ),
-        "# srun has the highest status of all nodes; the first one says why the job failed.",
-        "if [[ $status -ne 0 && -s $SOPERATOR_EXIT_FILE ]]; then",
-        '  read -r status < "$SOPERATOR_EXIT_FILE"',
-        "fi",
-        'exit "$status"',
+        "run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID",
+        "export SOPERATOR_EXIT_FILE=$run/.first_exit_status SOPERATOR_NODES_FILE=$run/.nodes",
+        "# Passes signals on, requeues what has saved, and lets the job have lost nodes back.",
+        (
+            f'exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes={job.nodes} '
+            f"--save-s={job.save_s} -- \\"
+        ),
+        f"srun {_nodes(job)} {options} bash -c {_quote(_LAUNCH)} launch {_module(job)}",
     ]
 
 

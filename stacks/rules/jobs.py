@@ -23,6 +23,8 @@ _MAX_TIME: Final = re.compile(r"(?i)\bMaxTime=(\S+)")
 _SLURM_DEFAULTS: Final = "default"
 # The operator renders `PartitionName=<name> Nodes=<nodesets> <config>`.
 _WRITTEN_BY_SOPERATOR: Final = ("partitionname", "nodes")
+_VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
+_OWN_VARIABLES: Final = ("SOPERATOR_", "SLURM", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE")
 _HIDDEN: Final = "hidden"
 """Partition that every Slurm active check of Soperator submits to."""
 
@@ -161,6 +163,7 @@ def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> 
         )
         return
     _check_time(job, partition, path, findings)
+    _check_faults(job, path, findings)
     if partition.name == _HIDDEN:
         findings.warn(
             f"{path}.partition",
@@ -182,6 +185,32 @@ def _check_time(job: JobSpec, partition: PartitionSpec, path: str, findings: Fin
             f"'{partition.name}', where the job would wait for ever; lower it, or raise MaxTime",
             rule="jobs.time-over",
         )
+
+
+def _check_faults(job: JobSpec, path: str, findings: Findings) -> None:
+    """What the job declares for lost nodes, for its end and for its ranks' environment."""
+    if job.least_nodes is not None and not 1 <= job.least_nodes <= job.nodes:
+        findings.error(
+            f"{path}.least_nodes",
+            f"{job.least_nodes}, but the job has {job.nodes} nodes; write 1 to {job.nodes}",
+            rule="jobs.least-nodes",
+        )
+    limit_s = slurm_seconds(job.time_limit)
+    if limit_s is not None and job.save_s >= limit_s:
+        findings.error(
+            f"{path}.save_s",
+            f"{job.save_s} of a time limit of {limit_s} s: it would be told to stop as it starts; "
+            "lower it, or raise time_limit",
+            rule="jobs.save-time",
+        )
+    for name, value in job.environment.items():
+        if not _VARIABLE.fullmatch(name) or name.startswith(_OWN_VARIABLES) or "\n" in value:
+            findings.error(
+                f"{path}.environment.{name}",
+                f"'{name}={value}' cannot be set: a name has capitals, digits and _, a value is "
+                f"one line, and {', '.join(_OWN_VARIABLES)}... are the launcher's own",
+                rule="jobs.environment",
+            )
 
 
 def _check_fit(

@@ -70,7 +70,7 @@ def release(spec: StackSpec) -> dict[str, bytes]:
     return files | {f"jobs/{job.name}": render_sbatch(spec, job).encode() for job in spec.jobs}
 
 
-_LAUNCHER = ("__init__", "launch", "exit_codes", "log")
+_LAUNCHER = ("__init__", "launch", "supervise", "exit_codes", "log")
 
 
 @pytest.fixture(scope="module")

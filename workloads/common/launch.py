@@ -1,20 +1,27 @@
-"""torchrun that tells the truth: the exit status is the one of the rank that failed first.
+"""torchrun that tells the truth: which failures are tried again, and why the job ended.
 
-torchrun itself exits 1 for every failure, which hides the codes of exit_codes.py from Slurm.
-SIGUSR1 (Slurm's `--signal`) and SIGTERM reach the ranks as SIGTERM, which makes them save and exit.
+torchrun exits 1 for every failure and restarts any; here a failure that would come again (a wrong
+recipe, no memory, a loss that is not finite) ends the job at once, and the exit status is that of
+the rank that failed first. SIGUSR1 and SIGTERM reach the ranks as SIGTERM: they save and exit.
 Usage: python -m workloads.common.launch <torchrun options> -m workloads.train --recipe NAME
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from workloads.common.exit_codes import ExitCode, exit_code_of, reason_of
+from workloads.common.exit_codes import RESTARTABLE, ExitCode, exit_code_of, reason_of
 from workloads.common.log import log
+
+STARTS, SAVE_S = "SOPERATOR_STARTS", "SOPERATOR_SAVE_S"
+EXIT_FILE, NODES_FILE = "SOPERATOR_EXIT_FILE", "SOPERATOR_NODES_FILE"
 
 
 def _as_sigterm(number: int, frame: FrameType | None) -> None:
@@ -22,12 +29,86 @@ def _as_sigterm(number: int, frame: FrameType | None) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def may_restart(status: int) -> bool:
+    """Whether ranks that ended with `status` (negative: by that signal) are worth a new start."""
+    return status < 0 or status in RESTARTABLE
+
+
+def agent_class() -> Any:
+    """Return torchrun's agent with our rules about restarts."""
+    from torch.distributed.elastic.agent.server.api import WorkerState
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    class Agent(LocalElasticAgent):
+        """Starts the ranks of one node."""
+
+        num_starts = 0
+        saved_all = True
+        """Whether the ranks that were told to stop ended by themselves."""
+
+        def _start_workers(self, worker_group: Any) -> Any:
+            self.num_starts += 1
+            os.environ[STARTS] = str(self.num_starts)
+            nodes = os.environ.get(NODES_FILE)
+            if nodes and worker_group.group_rank == 0:
+                Path(nodes).write_text(f"{worker_group.group_world_size}\n", encoding="utf-8")
+            return super()._start_workers(worker_group)
+
+        def _monitor_workers(self, worker_group: Any) -> Any:
+            result = super()._monitor_workers(worker_group)
+            if result.state is not WorkerState.FAILED:
+                return result
+            first = min(result.failures.values(), key=lambda failure: failure.timestamp)
+            status = int(first.exitcode)
+            is_dynamic = worker_group.spec.rdzv_handler.get_backend() != "static"
+            if status == ExitCode.PREEMPTED and is_dynamic:
+                # Saved because of a signal to another node, or because nodes come or go. If this
+                # node is to stop too, its own signal says so; if not, the ranks go on.
+                self._remaining_restarts += 1
+            elif not may_restart(status):
+                self._remaining_restarts = 0
+            if self._remaining_restarts > 0:
+                log(f"a rank ended with {status}: all ranks start again from the last checkpoint")
+            return result
+
+        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+            context = self._pcontext
+            # 30 s are too short to save a large model; the ranks end as soon as they have.
+            super()._shutdown(death_sig, max(timeout, int(os.environ.get(SAVE_S) or 0)))
+            handlers = getattr(context, "subprocess_handlers", {})
+            ends = {rank: handler.proc.returncode for rank, handler in handlers.items()}
+            self.saved_all = all(end in (0, int(ExitCode.PREEMPTED)) for end in ends.values())
+
+    return Agent
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run torchrun with `arguments`; return the exit status of the first failed rank, or 0."""
+    status = _run(arguments)
+    exit_file = os.environ.get(EXIT_FILE)
+    if status and exit_file:
+        # The first node that fails says why; the others fail because of it.
+        with contextlib.suppress(FileExistsError), Path(exit_file).open("x") as file:
+            file.write(f"{status}\n")
+    return status
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
+    from torch.distributed.launcher import api
     from torch.distributed.run import main as torchrun
 
+    made: list[Any] = []
+    agent = agent_class()
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        made.append(agent(*args, **kwargs))
+        return made[-1]
+
+    # launch_agent names the class; it takes no other by an argument.
+    api.LocalElasticAgent = make  # pyright: ignore[reportPrivateImportUsage]
     signal.signal(signal.SIGUSR1, _as_sigterm)
     try:
         torchrun(list(arguments) if arguments is not None else None)
@@ -38,7 +119,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     except SignalException as error:
         log(f"stopped by {signal.Signals(error.sigval).name}")
+        if made and not made[-1].saved_all:
+            log("a rank was ended before it had saved: the checkpoint before this one counts")
         return int(ExitCode.PREEMPTED)
+    except RendezvousTimeoutError as error:
+        if made and made[-1].num_starts:
+            log(f"too few nodes are left, {reason_of(error)}; the job waits in the queue for more")
+            return int(ExitCode.PREEMPTED)
+        log(reason_of(error), every_rank=True)
+        return int(ExitCode.DISTRIBUTED)
     except Exception as error:  # the nodes never met: torchrun's own store or rendezvous
         log(reason_of(error), every_rank=True)
         return int(exit_code_of(error))

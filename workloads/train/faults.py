@@ -10,6 +10,7 @@ import faulthandler
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 
 from workloads.common.exit_codes import HungError
@@ -52,11 +53,14 @@ class Watchdog:
             self._changed.notify()
         self._thread.join()
 
+    def _has_beaten(self, since: int) -> bool:
+        return self._num_beats != since
+
     def _watch(self) -> None:
         with self._changed:
             while self._allowed_s is not None:
                 seen, allowed_s = self._num_beats, self._allowed_s
-                if not self._changed.wait_for(lambda: self._num_beats != seen, allowed_s):
+                if not self._changed.wait_for(partial(self._has_beaten, seen), allowed_s):
                     break
             else:
                 return

@@ -368,6 +368,7 @@ class _Victim:
         self._log = folder / f"{uuid.uuid4().hex}.log"
         # A server that has torch already starts them: it is in no process group of ours.
         context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["workloads.train.checkpoint", "workloads.train.optimizer"])
         self.saved = context.Semaphore(0)
         self.process = context.Process(
             target=victim, args=(folder, self._log, self.saved), kwargs=options
@@ -449,12 +450,14 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
             finally:
                 if here.is_main:
                     shutil.rmtree(folder, ignore_errors=True)
+            if here.is_main:
+                _print(lines, here)
+            # Else torchrun ends rank 0 with the first rank that leaves with a status.
+            here.barrier()
     except WorkloadError as error:
         print(f"{error.exit_code.name}: {reason_of(error)}", file=sys.stderr)
         return error.exit_code
     failed = any(line.outcome == "FAIL" for line in lines)
-    if here.is_main:
-        _print(lines, here)
     return ExitCode.FAILED if failed else ExitCode.OK
 
 

@@ -39,7 +39,7 @@ def test_the_node_rank_is_read_on_the_node(spec: StackSpec) -> None:
     """Outside single quotes the batch host expands it: both nodes were rank 0 and the job hung."""
     text = render_sbatch(spec, JOB)
     quoted = text.split("'")[1::2]
-    assert any('--node-rank="$SLURM_NODEID"' in part for part in quoted)
+    assert any("[[ $SLURM_NODEID != 0 ]] || is_host=1" in part for part in quoted)
     assert not any("SLURM_NODEID" in part for part in text.split("'")[0::2])
 
 
@@ -59,6 +59,59 @@ def test_infiniband_is_off_only_where_the_nodeset_has_no_fabric(spec: StackSpec)
     on_fabric = replace(spec, nodes=replace(spec.nodes, workers=(fabric,)))
     assert "NCCL_IB_DISABLE=1" in render_sbatch(spec, JOB)
     assert "NCCL_IB_DISABLE" not in render_sbatch(on_fabric, JOB)
+
+
+def test_an_elastic_job_asks_for_a_range_of_nodes_and_outlives_lost_ones(spec: StackSpec) -> None:
+    """A published launcher lost the whole job with one node: no --no-kill, one size only."""
+    text = render_sbatch(spec, replace(JOB, nodes=4, least_nodes=3))
+    assert "#SBATCH --nodes=3-4\n" in text
+    assert "#SBATCH --no-kill\n" in text
+    assert "--kill-on-bad-exit=0 --no-kill bash" in text
+    assert "SOPERATOR_MIN_NODES=3 SOPERATOR_MAX_NODES=4" in text
+    # One --rdzv-conf: of two, torchrun keeps the last.
+    assert text.count("--rdzv-conf") == 1
+
+
+def test_a_job_of_one_size_ends_with_its_first_bad_task(spec: StackSpec) -> None:
+    text = render_sbatch(spec, JOB)
+    assert "#SBATCH --nodes=2\n" in text
+    assert "--no-kill" not in text
+    assert "--kill-on-bad-exit=1 bash" in text
+
+
+def test_the_batch_process_is_told_in_time_to_save_and_is_no_shell(spec: StackSpec) -> None:
+    """bash runs a trap only after its child has ended: the signal would come too late."""
+    text = render_sbatch(spec, replace(JOB, save_s=300))
+    assert "#SBATCH --signal=B:USR1@300\n" in text
+    assert 'exec "$SOPERATOR_PYTHON" -m workloads.common.supervise' in text
+    assert "#SBATCH --requeue\n" in text
+
+
+def test_declared_variables_come_after_the_derived_ones_and_win(spec: StackSpec) -> None:
+    job = replace(JOB, environment={"NCCL_IB_DISABLE": "0", "NCCL_DEBUG": "INFO"})
+    text = render_sbatch(spec, job)
+    assert "export NCCL_DEBUG=INFO NCCL_IB_DISABLE=0\n" in text
+    assert text.index("NCCL_IB_DISABLE=1") < text.index("NCCL_IB_DISABLE=0")
+
+
+def test_memory_goes_with_the_gpus_that_a_job_asks_for(spec: StackSpec) -> None:
+    """2 GPUs of a 2-GPU node are all that slurmd offers there: 384 GiB less what the node needs."""
+    (worker,) = spec.nodes.workers
+    assert worker.preset == "2gpu-64vcpu-384gb"
+    whole, half = render_sbatch(spec, JOB), render_sbatch(spec, replace(JOB, gpus_per_node=1))
+    assert "#SBATCH --mem=349184M\n" in whole
+    assert "#SBATCH --mem=174592M\n" in half
+    assert "--mem" not in render_sbatch(spec, replace(JOB, gpus_per_node=0))
+
+
+def test_every_node_must_see_the_first_nodes_checkpoints(spec: StackSpec) -> None:
+    assert 'touch "$SOPERATOR_SHARED_MARK"' in render_sbatch(spec, JOB)
+    assert "touch" not in render_sbatch(spec, replace(JOB, nodes=1))
+
+
+def test_a_training_job_has_a_log_by_its_number(spec: StackSpec) -> None:
+    assert "/train_$SLURM_JOB_ID.log\n" in render_sbatch(spec, JOB)
+    assert "train_$SLURM" not in render_sbatch(spec, replace(JOB, module="workloads.evaluate"))
 
 
 def test_two_nodesets_in_one_partition_are_told_apart_on_the_node(spec: StackSpec) -> None:

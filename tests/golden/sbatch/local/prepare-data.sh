@@ -9,6 +9,7 @@
 #SBATCH --time=00:20:00
 #SBATCH --output=/mnt/chkpt/logs/%x_%j.out
 #SBATCH --open-mode=append
+#SBATCH --requeue
 set -euo pipefail
 
 code=$(readlink -f /home/shared/finetune_code/current)
@@ -28,12 +29,21 @@ export SOPERATOR_PLACE_SCRATCH=/mnt/memory
 export SOPERATOR_PLATFORM=gpu-l40s-d SOPERATOR_PRESET=2gpu-64vcpu-384gb
 export OMP_NUM_THREADS=1
 
+mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SOPERATOR_PLACE_RESULTS
 # Every node must see the same environment and mounts before ranks wait for each other.
 srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
 [[ -x $SOPERATOR_PYTHON ]] ||
   fail "$SOPERATOR_PYTHON is missing: make this Python environment in the jail, then submit again"
 for path in "$@"; do
   mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
-done' check /home /mnt/chkpt /mnt/data /mnt/memory /mnt/model
+done
+for path in "$SOPERATOR_PLACE_DATA" "$SOPERATOR_PLACE_MODEL"; do
+  [[ -z $path || -r $path ]] || fail "$path cannot be read: bring data and models there first"
+done
+for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
+  [[ -z $path || -w $path ]] || fail "$path cannot be written: check its owner and mode"
+done
+[[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
+  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"' check /home /mnt/chkpt /mnt/data /mnt/memory /mnt/model
 
 exec srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 "$SOPERATOR_PYTHON" -m workloads.data --recipe bfcl_smollm2 "$@"
