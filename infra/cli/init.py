@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from infra.cli import output
+from infra.init.backend import Backend
 
 
 def command(
@@ -34,6 +35,9 @@ def command(
     key_file: Annotated[
         Path | None, typer.Option(help="Key of a service account; else NEBIUS_IAM_TOKEN counts.")
     ] = None,
+    backend: Annotated[
+        Backend, typer.Option(help="Where states lie: a bucket of the project, or this machine.")
+    ] = Backend.BUCKET,
     stacks_dir: Annotated[Path | None, typer.Option(help="Folder of the stack files.")] = None,
 ) -> None:
     """Set up a project for deployments and write a first stack; a second run changes nothing."""
@@ -42,11 +46,13 @@ def command(
     from cost.price_layers import layered
     from infra.cli.context import environ, state_root
     from infra.init.ask import Options, fill
+    from infra.init.backend import make_stack
     from infra.init.calls import Calls
     from infra.init.choices import worker_choices
     from infra.init.errors import InitError
     from infra.init.new_stack import check_stack, refuse_other_file, stack_path, write_stack
     from infra.init.project import find_place, prepare
+    from infra.local.state import CHECKOUT
     from infra.nebius.sdk import KEY_FILE_VARIABLE, TOKEN_VARIABLE
     from stacks.load import STACKS_DIR
 
@@ -66,13 +72,20 @@ def command(
     answers = fill(options, place, worker_choices(place.region, PriceBook.load("nebius")), ask)
     spec, problems = check_stack(answers, environ())
     refuse_other_file(answers, folder)
-    prepared = prepare(calls, place, state_root() / "cloud")
+    prepared = prepare(calls, place, state_root() / "cloud", backend)
     is_new = write_stack(answers, folder, prepared.passphrase)
     for made in prepared.made:
         print(f"made     {made}")
     path = stack_path(folder, answers.name)
     print(f"{'wrote' if is_new else 'has'}    {path}")
-    if not prepared.made and not is_new:
+    print(f"states   {prepared.backend.partition('?')[0]}")
+    is_ours = folder.resolve() == STACKS_DIR.resolve()
+    is_made = is_ours and make_stack(
+        answers.name, CHECKOUT, engine_environ(prepared.state.environment_file)
+    )
+    if is_made:
+        print(f"made     stack {answers.name} in these states, selected")
+    if not (prepared.made or is_new or is_made):
         print("nothing to do: everything was there")
     for problem in problems:
         output.note(str(problem))
@@ -81,10 +94,23 @@ def command(
         f"costs    ${total.monthly_low_usd:,.2f} to ${total.monthly_high_usd:,.2f} a 730-hour "
         f"month: soperator cost --stack {answers.name}"
     )
+    if not is_ours:
+        print(f"next: move {path} to {STACKS_DIR}, where the engine looks, and run this again")
+        return
     print("next, in this shell:")
     print('  eval "$(soperator env --cloud)"; unset NEBIUS_IAM_TOKEN')
     print(f"  set -a; . {prepared.state.environment_file}; set +a")
-    print(f"  pulumi stack select --create {answers.name} && pulumi up")
+    print(f"  pulumi up --stack {answers.name}")
+
+
+def engine_environ(environment_file: Path) -> dict[str, str]:
+    """Environment of the engine for a project, as the printed lines set it."""
+    from infra.cli.env import Target, environment
+    from infra.cli.env import prepare as prepare_engine
+    from infra.init.backend import variables_of
+
+    prepare_engine(Target.CLOUD)
+    return {**os.environ, **environment(Target.CLOUD), **variables_of(environment_file)}
 
 
 def _ask(question: str, default: str) -> str:

@@ -29,6 +29,14 @@ class Key:
     expires_at: datetime
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """A bucket and the host that serves it."""
+
+    name: str
+    domain_name: str
+
+
 @dataclass(slots=True)
 class Deployer:
     """Finds or makes what a project needs before its first stack; `made` names what was new."""
@@ -65,15 +73,15 @@ class Deployer:
         )
         return account
 
-    def bucket(self) -> str:
-        """Name of the bucket of the state; every version of an object stays."""
+    def bucket(self) -> Bucket:
+        """The bucket of the state; every version of an object stays."""
         # Bucket names are unique over all tenants.
         owner = hashlib.sha256(f"{self.tenant_id}/{self.project_id}".encode()).hexdigest()[:16]
         name = f"soperator-state-{owner}"
-        self._named(
-            "storage.v1.BucketService", self.project_id, name, {"versioning_policy": "ENABLED"}
-        )
-        return name
+        service = "storage.v1.BucketService"
+        id_ = self._named(service, self.project_id, name, {"versioning_policy": "ENABLED"})
+        found = self.calls.get(service, "Get", id=id_)
+        return Bucket(name=name, domain_name=found.status.domain_name)
 
     def is_good(self, service: str, key: Key | None) -> bool:
         """Whether the API still has the key and it does not end soon."""

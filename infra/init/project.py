@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from infra.init.backend import Backend
 from infra.init.calls import Calls
-from infra.init.deployer import Deployer
+from infra.init.deployer import Bucket, Deployer
 from infra.init.errors import InitError
 from infra.init.state import ProjectState
 
 _RSA_BITS = 4096
+_LOOPBACK: Final = "127."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,8 @@ class Prepared:
 
     made: tuple[str, ...]
     """What was new, a line each; empty where nothing changed."""
-    bucket: str
+    backend: str
+    """Where states lie, as the engine takes it."""
     state: ProjectState
     passphrase: str
 
@@ -64,13 +68,14 @@ def find_place(
     return place
 
 
-def prepare(calls: Calls, place: Place, folder: Path) -> Prepared:
+def prepare(calls: Calls, place: Place, folder: Path, backend: Backend) -> Prepared:
     """Everything that the project's first stack needs, found or made."""
     state = ProjectState(folder=folder / place.project_id)
+    _refuse_other_backend(state, backend)
     deployer = Deployer(
         calls=calls, tenant_id=place.tenant_id, project_id=place.project_id, made=[]
     )
-    account, bucket = deployer.account(), deployer.bucket()
+    account = deployer.account()
     passphrase, is_new = state.passphrase()
     if is_new:
         deployer.made.append(f"{state.passphrase_file}: keep a copy, it opens every secret")
@@ -80,11 +85,42 @@ def prepare(calls: Calls, place: Place, folder: Path) -> Prepared:
         keys["auth"] = deployer.public_key(account, public)
         state.write_key_file(account=account, key=keys["auth"], private_pem=private)
         state.write_keys(keys)
-    if not deployer.is_good("iam.v2.AccessKeyService", keys.get("access")):
-        keys["access"], s3_id, secret = deployer.access_key(account)
-        state.write_environment(bucket=bucket, region=place.region, s3_id=s3_id, secret=secret)
-        state.write_keys(keys)
-    return Prepared(made=tuple(deployer.made), bucket=bucket, state=state, passphrase=passphrase)
+    if backend is Backend.FILE:
+        if state.backend() is None:
+            state.stacks_folder.mkdir(mode=0o700, exist_ok=True)
+            state.write_environment(f"file://{state.stacks_folder}", {})
+            deployer.made.append(f"{state.stacks_folder}: keep a copy, it holds the states")
+    else:
+        address = _bucket_address(deployer.bucket(), place.region)
+        if not deployer.is_good("iam.v2.AccessKeyService", keys.get("access")):
+            keys["access"], s3_id, secret = deployer.access_key(account)
+            opened = {"AWS_ACCESS_KEY_ID": s3_id, "AWS_SECRET_ACCESS_KEY": secret}
+            state.write_environment(address, opened)
+            state.write_keys(keys)
+    return Prepared(
+        made=tuple(deployer.made),
+        backend=str(state.backend()),
+        state=state,
+        passphrase=passphrase,
+    )
+
+
+def _bucket_address(bucket: Bucket, region: str) -> str:
+    """As the engine takes it; an object storage on the loopback speaks no TLS."""
+    options = f"endpoint={bucket.domain_name}&region={region}&s3ForcePathStyle=true"
+    plain = "&disableSSL=true" if bucket.domain_name.startswith(_LOOPBACK) else ""
+    return f"s3://{bucket.name}?{options}{plain}"
+
+
+def _refuse_other_backend(state: ProjectState, backend: Backend) -> None:
+    """The states of earlier stacks would be left behind where nobody looks for them."""
+    now = state.backend()
+    if now is not None and now.startswith("file://") is not (backend is Backend.FILE):
+        raise InitError(
+            f"--backend {backend}: the states of this project lie in {now.partition('?')[0]} "
+            f"({state.environment_file}); leave the option as it was, or move each stack with "
+            "`pulumi stack export` and `import` and remove that file"
+        )
 
 
 def _key_pair() -> tuple[str, str]:

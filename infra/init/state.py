@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from infra.init.deployer import Key
+
+_BACKEND: Final = "PULUMI_BACKEND_URL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +81,24 @@ class ProjectState:
         }
         self.write(self.key_file, json.dumps({"subject-credentials": credentials}) + "\n")
 
-    def write_environment(self, *, bucket: str, region: str, s3_id: str, secret: str) -> None:
-        """The backend in the bucket, its key, the passphrase and the service account."""
-        endpoint = f"storage.{region}.nebius.cloud"
-        backend = f"s3://{bucket}?endpoint={endpoint}&region={region}&s3ForcePathStyle=true"
+    @property
+    def stacks_folder(self) -> Path:
+        """States of the project's stacks where they lie on this machine and not in a bucket."""
+        return self.folder / "pulumi"
+
+    def backend(self) -> str | None:
+        """Address of the backend that the environment names; None before there is one."""
+        if not self.environment_file.is_file():
+            return None
+        words = shlex.split(self.environment_file.read_text(encoding="utf-8"))
+        found = (word.removeprefix(f"{_BACKEND}=") for word in words if word.startswith(_BACKEND))
+        return next(found, None)
+
+    def write_environment(self, backend: str, keys: Mapping[str, str]) -> None:
+        """The backend with the keys that open it, the passphrase and the service account."""
         variables = {
-            "PULUMI_BACKEND_URL": backend,
-            "AWS_ACCESS_KEY_ID": s3_id,
-            "AWS_SECRET_ACCESS_KEY": secret,
+            _BACKEND: backend,
+            **keys,
             "PULUMI_CONFIG_PASSPHRASE_FILE": str(self.passphrase_file),
             "SOPERATOR_NEBIUS_KEY_FILE": str(self.key_file),
         }
