@@ -45,6 +45,8 @@ def wanted_names(spec: StackSpec) -> Iterator[tuple[str, str]]:
         yield "group", f"{name}-backup-writers"
     if storage.config_bucket_gib is not None:
         yield "bucket", f"{name}-configs"
+        yield "service account", f"{name}-config-upload"
+        yield "group", f"{name}-config-upload-writers"
     if storage.registry_gib is not None:
         yield "registry", f"{name}-images"
 

@@ -18,8 +18,8 @@ from tests.unit.preflight.conftest import PROJECT
 
 GRAPHS = Path(__file__).parents[2] / "golden" / "graph"
 OURS = {"managed-by": "soperator-stack", "stack": "h100-prod", "project": PROJECT}
-UNDER_ANOTHER = {"NodeGroup", "GroupMembership", "AccessPermit", "K8sRelease"}
-"""Kinds that stand under a resource of ours, where no stranger has names."""
+NOT_ASKED = {"NodeGroup", "GroupMembership", "AccessPermit", "K8sRelease", "AccessKey"}
+"""Kinds under a resource of ours, where no stranger has names, and keys, which need none."""
 
 
 @pytest.fixture
@@ -38,6 +38,7 @@ def names(spec: StackSpec) -> list[Finding]:
         ("bucket", "h100-prod-backups"),
         ("bucket", "h100-prod-configs"),
         ("service account", "h100-prod-backup"),
+        ("service account", "h100-prod-config-upload"),
         ("group", "h100-prod-backup-writers"),
         ("registry", "h100-prod-images"),
     ],
@@ -66,7 +67,7 @@ def test_a_service_that_may_not_be_listed_hides_no_stranger_of_another(served, a
     served.emulator.faults.plant([fault])
     unlisted, stranger = names(wide)
     assert unlisted.outcome is Outcome.NOT_CHECKED
-    assert "group h100-prod-backup-writers" in unlisted.seen
+    assert "group h100-prod-backup-writers, h100-prod-config-upload-writers: " in unlisted.seen
     assert stranger.certain
 
 
@@ -76,8 +77,6 @@ def test_every_name_that_the_program_takes_in_the_project_is_asked_for(stack, pu
     made = {
         one["name"]
         for one in json.loads((GRAPHS / f"{stack}.json").read_text())
-        if one["type"].startswith("nebius:") and one["type"].split(":")[2] not in UNDER_ANOTHER
+        if one["type"].startswith("nebius:") and one["type"].split(":")[2] not in NOT_ASKED
     }
-    # The key of the backup account is found by what it is for, never by its name: ADR 0022.
-    made = {name for name in made if not name.endswith("-backup-key")}
     assert {name for _, name in wanted_names(load_stack(stack))} == made
