@@ -53,11 +53,11 @@ def check_verbatim(spec: StackSpec, findings: Findings) -> None:
                     "'Name=gpu File=/dev/nvidia0 Cores=0-31', without NodeName, which is added",
                     rule="verbatim.gres-line",
                 )
-        if worker.extra is not None and re.search(r"[\"`]|\$\(", worker.extra):
+        if worker.extra is not None and re.search(r"`|\$\(", worker.extra):
             findings.error(
                 f"{path}.extra",
-                f"'{worker.extra}' would be run or cut off by the shell that fills in variables; "
-                'write it without ", ` and $(',
+                f"'{worker.extra}' holds a command, which the worker's shell would run as it fills in "
+                "variables; write it without ` and $(",
                 rule="verbatim.extra",
             )
 

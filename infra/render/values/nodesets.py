@@ -96,7 +96,7 @@ def _nodeset(spec: StackSpec, worker: WorkerSpec, nfs_address: Any) -> dict[str,
     if worker.gres_lines:
         values["nodeConfig"]["gresConfig"] = list(worker.gres_lines)
     if worker.extra is not None:
-        values["nodeConfig"]["dynamic"] = worker.extra
+        values["nodeConfig"]["dynamic"] = _for_shell(worker.extra)
     if worker.sshd_config_map is not None:
         values["configMapRefSshd"] = worker.sshd_config_map
     if sssd is not None:
@@ -104,6 +104,15 @@ def _nodeset(spec: StackSpec, worker: WorkerSpec, nfs_address: Any) -> dict[str,
         values |= sssd_references(sssd)
     values["slurmd"] = slurmd
     return values
+
+
+def _for_shell(text: str) -> str:
+    """The text as one word of a shell, with its variables left to be filled in.
+
+    The worker's entrypoint does `eval echo "$SLURM_NODE_EXTRA"` (nebius/soperator, images/worker).
+    """
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _replicas(worker: WorkerSpec) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def other_version() -> Path:
     folder = os.environ.get("SOPERATOR_TEST_CRDS")
     if not folder:
         pytest.skip(
-            "needs SOPERATOR_TEST_CRDS, a folder with the CRDs of another version of Soperator, which "
-            "the project does not ship"
+            "needs SOPERATOR_TEST_CRDS, a folder with the CRDs of another version of Soperator, "
+            "which the project does not ship"
         )
     return Path(folder)
 

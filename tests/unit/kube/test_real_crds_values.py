@@ -64,7 +64,7 @@ def everything(spec: StackSpec) -> StackSpec:
         local_nvme=LocalNvmeSpec(),
         image_disk=ImageDiskSpec(size_gib=930),
         gres_lines=("Name=gpu File=/dev/nvidia0 Cores=0-31",),
-        extra="{'ib_pod': '$TOPO_SWITCH_TIER2'}",
+        extra='{"ib_pod": "$TOPO_SWITCH_TIER2"}',
         sshd_config_map="worker-sshd",
     )
     slurm = replace(

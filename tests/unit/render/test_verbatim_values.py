@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from typing import Any
 
@@ -96,9 +97,31 @@ def test_declared_lines_stand_after_those_that_accounts_need(spec: StackSpec) ->
 
 
 def test_lines_for_gres_and_extra_reach_the_nodes_of_their_set(spec: StackSpec) -> None:
-    line, extra = "Name=gpu File=/dev/nvidia0", "{'ib_pod': '$TOPO_SWITCH_TIER2'}"
-    config = of_nodeset(spec, gres_lines=(line,), extra=extra)["nodeConfig"]
-    assert (config["gresConfig"], config["dynamic"]) == ([line], extra)
+    line = "Name=gpu File=/dev/nvidia0"
+    config = of_nodeset(spec, gres_lines=(line,), extra="plain")["nodeConfig"]
+    assert (config["gresConfig"], config["dynamic"]) == ([line], '"plain"')
+
+
+@pytest.mark.parametrize(
+    ("extra", "seen"),
+    [
+        ('{"ib_pod": "$TOPO_SWITCH_TIER2"}', '{"ib_pod": "pod-7"}'),
+        ("it's a \\ * and  two spaces", "it's a \\ * and  two spaces"),
+    ],
+)
+def test_extra_comes_out_of_the_workers_shell_as_it_was_written(
+    spec: StackSpec, extra: str, seen: str
+) -> None:
+    """But for its variables: the entrypoint of a worker evaluates it so."""
+    dynamic = of_nodeset(spec, extra=extra)["nodeConfig"]["dynamic"]
+    done = subprocess.run(
+        ["bash", "-c", 'evaluated=$(eval echo "$SLURM_NODE_EXTRA"); printf %s "$evaluated"'],
+        env={"SLURM_NODE_EXTRA": dynamic, "TOPO_SWITCH_TIER2": "pod-7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == seen
 
 
 def test_maps_of_sshd_reach_login_and_worker(spec: StackSpec) -> None:

@@ -54,8 +54,8 @@ VERBATIM_ERRORS: list[tuple[Change, str, str]] = [
         "which is added",
     ),
     (cpu_with_gres, "nodes.workers[0].gres_lines", "has no GPU"),
-    (of_worker(extra="$(reboot)"), "nodes.workers[0].extra", "would be run"),
-    (of_worker(extra='say "x"'), "nodes.workers[0].extra", "would be run"),
+    (of_worker(extra="$(reboot)"), "nodes.workers[0].extra", "holds a command"),
+    (of_worker(extra="`reboot`"), "nodes.workers[0].extra", "holds a command"),
     (scratch("/tmp"), "nodes.workers[0].local_disks[0].folders", "without a leading /"),
     (scratch("../up"), "nodes.workers[0].local_disks[0].folders", "no plain path"),
     (scratch("a b"), "nodes.workers[0].local_disks[0].folders", "no plain path"),
@@ -73,7 +73,7 @@ def test_lines_that_are_right_have_nothing_to_say():
         config["login"]["sshd_config_map"] = "login-sshd.v2"
         worker(config).update(
             gres_lines=["Name=gpu Type=nvidia_h100_80gb_hbm3 File=/dev/nvidia[4-7] Cores=0-31"],
-            extra="{'ib_pod': '$TOPO_SWITCH_TIER2'}",
+            extra='{"ib_pod": "$TOPO_SWITCH_TIER2"}',
             sshd_config_map="worker-sshd",
         )
         config["slurm"]["config_lines"] = ["PriorityDecayHalfLife=7-0"]
