@@ -9,6 +9,7 @@ import typer
 
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.errors import CliError
 from infra.local.state import CHECKOUT
 
 _CLUSTER = "nebius:mk8s/v1:Cluster"
@@ -21,14 +22,17 @@ def command(
     """Destroy a stack; files stay unless it purges them. Works when its kube cluster is gone."""
     from infra.teardown.run import destroy
 
-    status = destroy(
-        stack,
-        root=CHECKOUT,
-        environ=context.environ(),
-        options=["--yes"] if yes else [],
-        exists=_exists,
-        say=lambda line: output.note(f"{stack}: {line}"),
-    )
+    try:
+        status = destroy(
+            stack,
+            root=CHECKOUT,
+            environ=context.environ(),
+            options=["--yes"] if yes else [],
+            exists=_exists,
+            say=lambda line: output.note(f"{stack}: {line}"),
+        )
+    except FileNotFoundError as error:
+        raise CliError("pulumi: not on PATH; run `make setup`") from error
     raise typer.Exit(status)
 
 

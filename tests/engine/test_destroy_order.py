@@ -259,6 +259,14 @@ def test_a_destroy_goes_from_the_checks_to_the_address_and_leaves_nothing(
     assert releases.index("soperator") < releases.index("kruise")
 
 
+def with_engine(project: Project) -> dict[str, str]:
+    """The environment of the project with the engine on PATH, as `soperator env` has it."""
+    engine = pulumi_binary()
+    assert engine is not None
+    path = f"{Path(engine).parent}{os.pathsep}{project.environ['PATH']}"
+    return {**project.environ, "PATH": path}
+
+
 def test_the_verb_drops_what_ran_in_a_cluster_that_is_gone(
     project: Project,
     emulator: Emulator,
@@ -271,7 +279,7 @@ def test_the_verb_drops_what_ran_in_a_cluster_that_is_gone(
         return destroy(
             "test",
             root=project.folder,
-            environ=project.environ,
+            environ=with_engine(project),
             options=["--yes", "--skip-preview"],
             exists=lambda id_: id_ in ids(emulator, "mk8scluster"),
             say=said.append,
@@ -301,7 +309,7 @@ def test_the_verb_uninstalls_from_a_cluster_that_answers(
     status = destroy(
         "test",
         root=project.folder,
-        environ=project.environ,
+        environ=with_engine(project),
         options=["--yes", "--skip-preview"],
         exists=lambda _: True,
         say=said.append,

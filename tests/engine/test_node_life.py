@@ -37,6 +37,7 @@ from stacks.yaml_text import parse_yaml
 
 config = parse_yaml((STACKS_DIR / "Pulumi.h100-prod.yaml").read_text())["config"]
 declared = json.loads(Path(__file__).with_name("declared.json").read_text())
+in_stages = declared.pop("in stages", False)
 for path, value in {"nebius.project_id": "project-e00p", **declared}.items():
     subject, *rest = path.split(".")
     steps = [f"soperator-stack:{subject}", *rest]
@@ -59,6 +60,7 @@ nodes = NodeGroups(
     cluster_id=kube.cluster_id,
     subnet_id=network.subnet_id,
     filesystem_ids=filesystems.ids,
+    in_stages=in_stages,
 )
 NvidiaOperators(
     "test", spec, cluster_id=kube.cluster_id, opts=pulumi.ResourceOptions(depends_on=[nodes])
@@ -135,6 +137,27 @@ def test_a_changed_count_and_roll_out_update_the_group_in_place(project: Project
     group = spec_of(project, "test-worker")
     assert group["fixed_node_count"] == 3
     assert group["strategy"]["max_unavailable"] == {"count": 1}
+    project.up("--expect-no-changes")
+
+
+def test_a_newer_kubernetes_goes_to_the_control_plane_then_group_by_group(
+    project: Project,
+) -> None:
+    project.up()
+    before = project.outputs()
+    declare(project, {"cluster.kubernetes_version": "1.34", "in stages": True})
+    assert set(steps(project).values()) == {"update"}
+    output = project.up()
+    order = re.findall(r"~ +nebius:mk8s/v1:(\w+) +test-(\S+) +updated", output)
+    assert [kind for kind, _ in order] == ["Cluster", *["NodeGroup"] * 5]
+    names = [name for _, name in order]
+    assert names[1] == "system"
+    assert set(names[2:5]) == {"controller", "login", "accounting"}
+    assert names[5] == "worker"
+    assert project.outputs() == before
+    assert spec_of(project, "test-worker")["version"] == "1.34"
+    # The next run knows of no upgrade: that the groups no longer wait for each other is no change.
+    declare(project, {"cluster.kubernetes_version": "1.34"})
     project.up("--expect-no-changes")
 
 

@@ -1,0 +1,72 @@
+"""`soperator destroy` hands over to the engine; `soperator drain` refuses what it cannot mean."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.cli.main import app
+
+RUNNER = CliRunner()
+GONE = {
+    "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+    "users": [{"name": "u", "user": {"token": "t"}}],
+    "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+    "current-context": "x",
+}
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path) -> Path:
+    """A stand-in for pulumi that shows a state and writes down how it was called; that file."""
+    (tmp_path / "state.json").write_text("{}")
+    calls = tmp_path / "calls"
+    script = tmp_path / "pulumi"
+    script.write_text(
+        "#!/bin/sh\n"
+        f'if [ "$1" = stack ]; then cat {tmp_path}/state.json; exit 0; fi\n'
+        f'echo "$@ unreachable=$PULUMI_K8S_DELETE_UNREACHABLE" >> {calls}\n'
+        "exit 3\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
+    found = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    monkeypatch.setattr("infra.cli.context.environ", lambda: found)
+    monkeypatch.setattr("infra.cli.destroy._exists", lambda _id: False)
+    return calls
+
+
+def state(engine: Path, kubeconfig: object) -> None:
+    inputs = {"cluster_id": "mk8scluster-1", "kubeconfig": json.dumps(kubeconfig)}
+    resource = {"type": "soperator:kube:Teardown", "inputs": inputs}
+    (engine.parent / "state.json").write_text(json.dumps({"deployment": {"resources": [resource]}}))
+
+
+def test_a_destroy_is_the_engines_own_with_its_status(engine: Path):
+    result = RUNNER.invoke(app, ["destroy", "--stack", "local", "--yes"])
+    assert result.exit_code == 3
+    assert engine.read_text() == "destroy --stack local --yes unreachable=\n"
+
+
+def test_a_cluster_that_is_gone_is_told_and_dropped_in_this_run_only(engine: Path):
+    state(engine, GONE)
+    result = RUNNER.invoke(app, ["destroy", "--stack", "local"])
+    assert engine.read_text() == "destroy --stack local unreachable=true\n"
+    assert "local: cluster mk8scluster-1 is gone: what runs in it is dropped" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["worker-0"], "give --reason TEXT to drain, or --undo"),
+        (["worker-0", "--undo", "--reason", "x"], "--undo excludes --reason and --wait"),
+        (["worker-0", "--undo", "--wait"], "--undo excludes --reason and --wait"),
+    ],
+)
+def test_a_drain_that_says_two_things_or_nothing_is_refused(arguments: list[str], words: str):
+    result = RUNNER.invoke(app, ["drain", *arguments])
+    assert result.exit_code == 1
+    assert words in result.stderr
