@@ -56,8 +56,8 @@ def check_verbatim(spec: StackSpec, findings: Findings) -> None:
         if worker.extra is not None and re.search(r"`|\$\(", worker.extra):
             findings.error(
                 f"{path}.extra",
-                f"'{worker.extra}' holds a command, which the worker's shell would run as it fills in "
-                "variables; write it without ` and $(",
+                f"'{worker.extra}' holds a command, which the shell that fills in variables "
+                "would run; write it without ` and $(",
                 rule="verbatim.extra",
             )
 
