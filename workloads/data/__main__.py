@@ -5,6 +5,8 @@ Usage: python -m workloads.data --recipe bfcl_smollm2 [--set data.test_ratio=0.1
 
 from __future__ import annotations
 
+import shutil
+import time
 from pathlib import Path
 
 from workloads.common import atomic
@@ -24,6 +26,7 @@ from workloads.data.raw_rows import kind_of
 from workloads.data.token_worker import TokenizeConfig
 
 MANIFEST = "manifest.json"
+_LEFT_S = 24 * 3600
 
 
 def main(job: Job) -> None:
@@ -52,10 +55,19 @@ def main(job: Job) -> None:
     )
     if not step.is_current():
         check_tokenizer(load_tokenizer(model_dir))
+        _remove_leftovers(output)
         with atomic.new_directory(output, replace=True) as folder:
             _prepare(config, step, source, model_dir, folder)
     job.record.metrics |= read_manifest(output / MANIFEST)["counts"]
     job.record.artifacts["dataset_dir"] = str(output)
+
+
+def _remove_leftovers(output: Path) -> None:
+    """Remove what killed jobs left; a day old, as a job on another node may be writing."""
+    for left in output.parent.glob(f".{output.name}.*.partial"):
+        if time.time() - left.stat().st_mtime > _LEFT_S:
+            log(f"removing {left}, which a job left that was killed")
+            shutil.rmtree(left)
 
 
 def _prepare(config: DataConfig, step: Step, source: Path, model_dir: Path, folder: Path) -> None:

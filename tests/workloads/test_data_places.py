@@ -1,0 +1,230 @@
+"""The whole pipeline: the sample that ships, its manifest, a killed run, and a path of one node."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workloads.conftest import EXCERPT, Run
+from workloads.common.exit_codes import ExitCode
+from workloads.data import check_shared, dataset_convert, dataset_split, dataset_tokenize
+from workloads.data.chats import read_jsonl
+from workloads.data.finance_sample import COLUMNS, NUM_ROWS, SAMPLE, TOPICS, rows
+from workloads.data.token_rows import read_parquet
+
+CHECKOUT = Path(__file__).parents[2]
+LOOKING = '#!/bin/sh\necho "$@" >> {log}\nfor i in {nodes}; do {node}; done\n'
+
+
+def test_the_sample_that_ships_is_what_its_program_makes() -> None:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(SAMPLE)
+    assert tuple(table.column_names) == COLUMNS
+    assert table.to_pylist() == rows()
+    assert len({row["user"] for row in rows()}) == NUM_ROWS
+    assert SAMPLE.stat().st_size < 100_000
+
+
+def test_an_amount_of_the_sample_is_what_arithmetic_says() -> None:
+    budget = next(row for row in rows() if row["topic"] == "budget")
+    income = float(budget["user"].partition("$")[2].partition(" ")[0].replace(",", ""))
+    assert f"${income * 0.5:,.2f}" in budget["assistant"]
+
+
+def test_the_sample_runs_through_convert_split_and_tokenise(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    chats, tokens = tmp_path / "chats.jsonl", tmp_path / "tokens.parquet"
+    options = ["--format", "system_user_assistant", "--keep", "topic"]
+    assert dataset_convert.main([str(SAMPLE), str(chats), *options]) == 0
+    split = ["--rand-sort", "--test-ratio", "0.1", "--stratify-by", "topic"]
+    assert dataset_split.main([str(chats), *split]) == 0
+    held = [chat.columns["topic"] for chat in read_jsonl(tmp_path / "chats_test.jsonl")]
+    for topic in TOPICS:
+        num_rows = sum(row["topic"] == topic for row in rows())
+        assert held.count(topic) == math.ceil(0.1 * num_rows)
+    train = str(tmp_path / "chats_train.jsonl")
+    assert dataset_tokenize.main([train, str(tokens), "--model", str(model_dir)]) == 0
+    assert len(read_parquet(tokens)) == NUM_ROWS - len(held)
+
+
+def test_prepare_data_does_nothing_the_second_time_and_something_when_settings_change(
+    places: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, first = run("prepare-data")
+    assert code == 0
+    made = (places / "data/prepared/manifest.json").stat().st_mtime_ns
+    code, second = run("prepare-data")
+    assert (code, second["metrics"]) == (0, first["metrics"])
+    assert (places / "data/prepared/manifest.json").stat().st_mtime_ns == made
+    code, _ = run("prepare-data", "data.seed=1")
+    assert code == 0
+    assert (places / "data/prepared/manifest.json").stat().st_mtime_ns != made
+
+
+def test_prepare_data_runs_the_sample_by_a_recipe(places: Path, run: Run) -> None:
+    code, record = run(
+        "prepare-data",
+        "data.source="
+        + json.dumps(
+            {
+                "kind": "parquet",
+                "path": str(SAMPLE),
+                "format": "system_user_assistant",
+                "keep": ["topic"],
+            }
+        ),
+        "data.stratify_by=topic",
+    )
+    assert code == 0
+    assert record["metrics"]["num_chats"] == NUM_ROWS
+    assert record["metrics"]["num_strata"] == len(TOPICS)
+
+
+def test_a_kind_that_the_folder_does_not_hold_is_refused(places: Path, run: Run) -> None:
+    (places / "data" / "raw").mkdir()
+    (places / "data" / "raw" / "rows.csv").write_text("user,assistant\nq,a\n")
+    code, record = run("prepare-data", "data.source.kind=jsonl", "data.source.path=raw")
+    assert code == ExitCode.BAD_DATA
+    assert "holds csv files, but data.source.kind is jsonl; set it to csv" in record["reason"]
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ('data.source.categories=["simple_ruby"]', "categories: got simple_ruby, expected some of"),
+        ('data.source.keep=["topic"]', "keep: got topic, but bfcl rows have no columns"),
+        ("data.stratify_by=topic", "stratify_by: got 'topic', expected one of source.keep"),
+    ],
+)
+def test_an_impossible_setting_is_refused_by_its_path(
+    override: str, reason: str, places: Path, run: Run
+) -> None:
+    code, record = run("prepare-data", override)
+    assert code == ExitCode.BAD_CONFIG
+    assert reason in record["reason"]
+
+
+def test_a_killed_job_leaves_no_manifest_and_is_redone(
+    places: Path, recipe_file: Path, run: Run
+) -> None:
+    """kill -9 as soon as it writes: nothing of it counts as prepared."""
+    raw = places / "data" / "rows.jsonl"
+    raw.write_text("".join(f'{{"user": "q{i}", "assistant": "a"}}\n' for i in range(60_000)))
+    source = {"kind": "jsonl", "path": "rows.jsonl", "format": "system_user_assistant"}
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "workloads.data", "--recipe", str(recipe_file)),
+            *("--set", f"data.source={json.dumps(source)}"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list((places / "data").glob(".prepared*/.chats*")):
+        assert process.poll() is None, "it ended before it wrote"
+        assert time.monotonic() < deadline
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (places / "data" / "prepared").exists()
+    assert not list((places / "data").rglob("manifest.json"))
+    raw.write_text("".join(f'{{"user": "q{i}", "assistant": "a"}}\n' for i in range(60)))
+    code, record = run("prepare-data", f"data.source={json.dumps(source)}")
+    assert (code, record["metrics"]["num_chats"]) == (0, 60)
+    assert len(read_jsonl(places / "data" / "prepared" / "chats.jsonl")) == 60
+
+
+def test_what_a_killed_job_left_is_removed_a_day_later(places: Path, run: Run) -> None:
+    left, young = (places / "data" / f".prepared.{pid}.partial" for pid in (1, 2))
+    left.mkdir()
+    young.mkdir()
+    os.utime(left, (0, 0))
+    assert run("prepare-data")[0] == 0
+    assert not left.exists()
+    assert young.exists(), "another job may be writing it"
+
+
+def fake_srun(folder: Path, monkeypatch: pytest.MonkeyPatch, *, num_blind: int) -> Path:
+    """Puts an srun on PATH whose nodes see the path, but for `num_blind` of them."""
+    (folder / "bin").mkdir()
+    srun = folder / "bin" / "srun"
+    nodes = " ".join(map(str, range(num_blind))) or '""'
+    node = "echo worker-$i" if num_blind else ":"
+    srun.write_text(LOOKING.format(log=folder / "asked", nodes=nodes, node=node))
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "4")
+    return folder / "asked"
+
+
+def test_a_path_that_two_of_four_nodes_do_not_see_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_srun(tmp_path, monkeypatch, num_blind=2)
+    data = tmp_path / "data"
+    data.mkdir()
+    assert check_shared.main([str(data)]) == ExitCode.BAD_DATA
+    told = capsys.readouterr().err
+    assert "is not shared: 2 of 4 nodes do not see it (worker-0, worker-1)" in told
+    assert not list(data.iterdir()), "the mark is gone"
+
+
+def test_a_shared_path_is_asked_of_every_node_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = fake_srun(tmp_path, monkeypatch, num_blind=0)
+    assert check_shared.main([str(EXCERPT)]) == 0
+    assert "--nodes=4 --ntasks=4 --ntasks-per-node=1" in asked.read_text()
+    assert "the same on 4 nodes" in capsys.readouterr().err
+
+
+def test_a_path_that_is_not_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check_shared.main([str(tmp_path / "none")]) == ExitCode.BAD_DATA
+    assert "is no folder on" in capsys.readouterr().err
+
+
+def test_memory_does_not_grow_with_the_size_of_the_rows(tmp_path: Path) -> None:
+    """20,000 chats of 6 KB are 120 MB as text alone."""
+    source, chats = tmp_path / "rows.jsonl", tmp_path / "chats.jsonl"
+    with source.open("w") as file:
+        for i in range(20_000):
+            file.write(json.dumps({"user": f"{i} " + "q" * 3000, "assistant": "a" * 3000}) + "\n")
+    for module, arguments in (
+        ("dataset_convert", [str(source), str(chats), "--format", "system_user_assistant"]),
+        ("dataset_split", [str(chats), "--rand-sort"]),
+    ):
+        assert peak_mib(module, arguments) < 110, module
+
+
+def peak_mib(module: str, arguments: list[Any]) -> float:
+    """Returns the peak resident memory of a step in a process of its own."""
+    code = (
+        "import sys\n"
+        f"from workloads.data.{module} import main\n"
+        "status = main(sys.argv[1:])\n"
+        # Not ru_maxrss: a new program starts with that of the process that started it.
+        "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "print(int(peak.split()[1]) / 1024)\n"
+        "sys.exit(status)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return float(done.stdout)
