@@ -23,8 +23,10 @@ _RESERVED: Final = (
 )  # fmt: skip
 # Recipe, files of 2026-07 to 09: WEKA wants presets of 32 vCPUs or more everywhere.
 _WEKA_MIN_VCPUS: Final = 32
+# k8up has @annually-random too, but leaves it as it is, and its cron does not know the word:
+# k8up-io/k8up operator/handler/randomizer.go, read 2026-11-21.
 _SCHEDULE: Final = re.compile(
-    r"@(hourly|daily|weekly|monthly|yearly|annually)(-random)?|[0-9*/,-]+( [0-9A-Za-z*/,-]+){4}"
+    r"@(hourly|daily|weekly|monthly|yearly)(-random)?|@annually|[0-9*/,-]+( [0-9A-Za-z*/,-]+){4}"
 )
 # Places that every node must see the same files at.
 _SHARED_PLACES: Final = frozenset(PLACES) - {"scratch", "cache"}

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from infra.local.slurm import pod as pods
 from infra.render import backup as render
 from infra.restore import run, snapshots
 from infra.restore.errors import RestoreError
 from infra.restore.snapshots import JailSnapshot
 from stacks.storage_spec import BackupSpec
-from tests.local.slurm_stand import NAMESPACE, Stand, running_stand
+from tests.local.slurm_stand import CLUSTER, NAMESPACE, Stand, running_stand
 from tests.object_cloud import credentials, object_cloud
 
 pytestmark = [
@@ -176,6 +177,21 @@ def test_the_jail_of_a_running_cluster_is_not_written_over_unless_asked(copies: 
     told = "SlurmCluster soperator runs, and its files would change under it"
     with pytest.raises(RestoreError, match=told):
         copies.restore(copies.newest(), into_jail=True)
+
+
+def test_the_jail_of_a_stopped_cluster_is_written_over_without_insisting(copies: Copies) -> None:
+    stand = copies.stand
+    write(copies, "/root/report", "right")
+    copies.backup()
+    write(copies, "/root/report", "spoilt")
+    values = stand.values()
+    values[CLUSTER]["maintenance"] = "downscale"
+    stand.apply(values)
+    stand.wait(lambda: not pods.processes(stand.cloud.runtime.folder), "the end of the pods")
+    assert copies.restore(copies.newest(), into_jail=True) == "/"
+    stand.apply(stand.values())
+    stand.wait_idle("worker-[0-1]")
+    assert text(copies, "/root/report") == "right"
 
 
 def test_a_pruned_repository_lists_one_copy_a_day(copies: Copies) -> None:

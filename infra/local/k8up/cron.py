@@ -45,12 +45,18 @@ def effective(schedule: str, *, namespace: str, name: str, job: str) -> str:
         "@daily-random": f"{minute} {hour} * * *",
         "@weekly-random": f"{minute} {hour} * * {number % 6}",
         "@monthly-random": f"{minute} {hour} {day} * *",
+        "@yearly-random": f"{minute} {hour} {day} {1 + number % 12} *",
     }
-    return made.get(schedule, f"{minute} {hour} {day} {1 + number % 12} *")
+    return made.get(schedule, schedule)
 
 
 def is_due(cron: str, since: datetime, now: datetime) -> bool:
-    """Whether a minute after `since` and up to `now` is one of the schedule's."""
+    """Whether a minute after `since` and up to `now` is one of the schedule's.
+
+    A word that the operator's cron does not know is never due, as there.
+    """
+    if len(cron.split()) != len(_RANGES):
+        return False
     minute = max(since, now - _MISSED).replace(second=0, microsecond=0)
     while (minute := minute + timedelta(minutes=1)) <= now:
         if _holds(cron, minute):
