@@ -22,8 +22,9 @@ from typing import Final
 from infra.kube.client import KubeClient
 from infra.local.cloud import Cloud, start_services
 from infra.local.k8up.operator import K8up
-from infra.local.reconcile.nodes import read_groups, read_projects, reconcile_nodes
+from infra.local.reconcile.nodes import grown, read_groups, read_projects, reconcile_nodes
 from infra.local.reconcile.operator import Operator, log
+from infra.local.reconcile.power import POWER_STATE
 from infra.local.state import Cache, Ports, State
 
 _BUSY_INTERVAL_S: Final = 0.3
@@ -74,7 +75,9 @@ def _mirror_nodes(cloud: Cloud) -> Callable[[], bool]:
         if not projects:
             projects.extend(read_projects(shared_sdk()))
         groups = read_groups(shared_sdk(), projects)
-        changed = reconcile_nodes(client, groups.running, client.list("v1", "Node"))
+        states = client.list(*POWER_STATE)
+        running = grown(groups.running, states)
+        changed = reconcile_nodes(client, running, client.list("v1", "Node"))
         return changed or groups.in_motion
 
     return step

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from infra.local.reconcile.snapshot import Object, name_of
-from infra.local.slurm.settings import Partition, SlurmSettings, WorkerNode
+from infra.local.slurm.settings import NEVER_S, Partition, SlurmSettings, WorkerNode
 from infra.local.state import Ports
 
 _SLURM_NAMES: Final = {
@@ -53,6 +53,7 @@ def slurm_settings(
         job_gather=gather.get("jobAcctGatherType", "jobacct_gather/linux"),
         slurm_config={slurm: config[key] for key, slurm in _SLURM_NAMES.items() if key in config}
         | {slurm: gather[key] for key, slurm in _PRIORITIES.items() if gather.get(key)},
+        suspend_after_s=config.get("suspendTime", NEVER_S),
         custom=spec.get("customSlurmConfig", ""),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from infra.kube.client import KubeClient
@@ -19,6 +19,7 @@ from infra.local.reconcile.snapshot import Object, annotation, name_of
 from infra.local.reconcile.volumes import FILESYSTEMS
 from stacks.catalog import PLATFORMS
 
+NODESET_NAME_LABEL: Final = "slurm.nebius.ai/nodeset-name"
 GROUP_LABEL: Final = "local.soperator/node-group"
 _APPLIED: Final = "local.soperator/applied"
 _MANAGER: Final = "mk8s"
@@ -33,6 +34,8 @@ class NodeGroup:
     num_nodes: int
     platform: str
     preset: str
+    max_nodes: int = 0
+    """To how many nodes it grows by itself; below num_nodes it has a fixed count."""
     labels: dict[str, str] = field(default_factory=dict)
     taints: tuple[dict[str, str], ...] = ()
     filesystems: tuple[tuple[str, str], ...] = ()
@@ -52,6 +55,24 @@ class NodeGroups:
 def node_objects(groups: Iterable[NodeGroup]) -> list[Object]:
     """The nodes of the groups, named after their group."""
     return [_node(group, index) for group in groups for index in range(group.num_nodes)]
+
+
+def grown(groups: Iterable[NodeGroup], power_states: Iterable[Object]) -> list[NodeGroup]:
+    """The groups as the autoscaler of the cloud makes them for the pods that are powered up."""
+    wanted: dict[str, int] = {}
+    for state in power_states:
+        spec = state["spec"]
+        wanted[spec["nodeSetRef"]] = len(spec.get("activeNodes") or ())
+    return [
+        replace(
+            group,
+            num_nodes=max(
+                group.num_nodes,
+                min(group.max_nodes, wanted.get(group.labels.get(NODESET_NAME_LABEL, ""), 0)),
+            ),
+        )
+        for group in groups
+    ]
 
 
 def reconcile_nodes(client: KubeClient, groups: Iterable[NodeGroup], nodes: list[Object]) -> bool:
@@ -116,6 +137,7 @@ def _group(item: Any) -> NodeGroup:
         num_nodes=item.status.target_node_count,
         platform=template.resources.platform,
         preset=template.resources.preset,
+        max_nodes=item.spec.autoscaling.max_node_count if item.spec.autoscaling else 0,
         labels=dict(template.metadata.labels),
         taints=tuple(
             {"key": taint.key, "value": taint.value, "effect": _EFFECTS[taint.effect.name]}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from infra.kube.client import KubeClient, KubeError
+from infra.local.reconcile import power
 from infra.local.reconcile.garbage import bind_claims, end_namespaces, release_deleted
 from infra.local.reconcile.jail_files import write_jail_files
 from infra.local.reconcile.plan import (
@@ -38,6 +39,7 @@ from infra.local.slurm import daemons
 from infra.local.slurm.cluster import SlurmRuntime
 from infra.local.slurm.daemons import Daemon
 from infra.local.slurm.pod import Mount, PodSpec
+from infra.local.slurm.power import forget, requests
 from infra.local.slurm.settings import SlurmSettings
 from infra.local.state import Cache, Ports, State
 
@@ -68,6 +70,8 @@ class Operator:
         """One pass over everything; True while there is something to do."""
         snapshot = Snapshot.read(self.client)
         bind_claims(self.client, snapshot)
+        if self._power(snapshot):
+            return True
         plan = make_plan(
             snapshot, places=self._places, ports=self.ports, worker_port=self._worker_port
         )
@@ -79,6 +83,17 @@ class Operator:
         end_namespaces(self.client, snapshot)
         seen, self._seen = self._seen, snapshot.versions()
         return self._seen != seen or any(waiting.values())
+
+    def _power(self, snapshot: Snapshot) -> bool:
+        """Takes Slurm's requests into the API server; True where that changed anything."""
+        asked = requests(self.runtime.shared.folder)
+        changed = power.power_states(snapshot, asked)
+        power.apply(self.client, changed)
+        forget(asked)
+        gone = power.abandoned(snapshot)
+        for state in gone:
+            self.client.delete(state)
+        return bool(changed or gone)
 
     def _daemons(self, plan: Plan) -> list[Daemon]:
         if plan.cluster is None:
@@ -113,7 +128,9 @@ class Operator:
         self, nodeset: NodeSetPlan, settings: SlurmSettings, configuration: tuple[str, ...]
     ) -> list[Daemon]:
         made = []
-        for worker, planned in zip(nodeset.workers, nodeset.pods, strict=True):
+        workers = {worker.name: worker for worker in nodeset.workers}
+        for planned in nodeset.pods:
+            worker = workers[planned.name]
             pod = self._pod(planned, brings_image=True)
             if pod is not None:
                 made.append(daemons.slurmd(settings, worker, pod, configuration))

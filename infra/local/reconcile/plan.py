@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from infra.local.reconcile.configuration import slurm_settings
+from infra.local.reconcile.power import active, is_elastic
 from infra.local.reconcile.quantity import quantity
 from infra.local.reconcile.scheduling import Scheduler
 from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of, secret_data
@@ -53,7 +54,9 @@ class NodeSetPlan:
 
     source: Object
     workers: tuple[WorkerNode, ...] = ()
+    """Nodes that Slurm knows."""
     pods: tuple[PodPlan, ...] = ()
+    """What runs of them: all, or of an elastic set those that are powered up."""
     problem: str = ""
 
 
@@ -180,31 +183,28 @@ class _Maker:
         if reference != name_of(self._cluster) or not same_place:
             return NodeSetPlan(source=item, problem=_missing_cluster(item))
         spec = item["spec"]
-        # Nothing here powers nodes up and down: of an elastic set the first ones run.
-        replicas = (
-            spec.get("initialNumberEphemeralNodes", 1)
-            if spec.get("ephemeralNodes")
-            else spec.get("replicas", 1)
-        )
-        pods = tuple(self._worker(item, ordinal) for ordinal in range(replicas))
+        # Slurm knows every node of an elastic set; the pods of those that are powered up run.
+        pods = tuple(self._worker(item, ordinal) for ordinal in active(item, self._snapshot))
+        names = (_worker_name(item, ordinal) for ordinal in range(spec.get("replicas", 1)))
         memory = quantity(spec["slurmd"]["resources"].get("memory"))
         config = spec.get("nodeConfig") or {}
         workers = tuple(
             WorkerNode(
-                name=pod.name,
+                name=name,
                 nodeset=name_of(item),
-                port=self._worker_port(pod.name),
+                port=self._worker_port(name),
                 static=config.get("static", ""),
                 memory_mib=max(1, int(memory / 2**20)),
                 features=tuple(config.get("features") or ()),
+                is_elastic=is_elastic(item),
             )
-            for pod in pods
+            for name in names
         )
         return NodeSetPlan(source=item, workers=workers, pods=pods)
 
     def _worker(self, item: Object, ordinal: int) -> PodPlan:
         spec = item["spec"]
-        pod = f"{name_of(item)}-{ordinal}"
+        pod = _worker_name(item, ordinal)
         node, problem = self._scheduler.place(spec, spec["slurmd"]["resources"])
         if node is None:
             return PodPlan(name=pod, problem=problem)
@@ -368,6 +368,10 @@ class _Maker:
 def is_stopped(cluster: Object) -> bool:
     """Whether the maintenance mode of a SlurmCluster has no pods."""
     return cluster["spec"].get("maintenance", "none").startswith("downscale")
+
+
+def _worker_name(item: Object, ordinal: int) -> str:
+    return f"{name_of(item)}-{ordinal}"
 
 
 def _missing_cluster(item: Object) -> str:

@@ -14,6 +14,7 @@ Object = dict[str, Any]
 _KINDS = (
     ("slurm.nebius.ai/v1", "SlurmCluster"),
     ("slurm.nebius.ai/v1alpha1", "NodeSet"),
+    ("slurm.nebius.ai/v1alpha1", "NodeSetPowerState"),
     ("slurm.nebius.ai/v1alpha1", "JailedConfig"),
     ("v1", "Node"),
     ("v1", "PersistentVolume"),

@@ -58,7 +58,7 @@ def nodeset_status(
     plan: NodeSetPlan, waiting: Mapping[str, str], *, cluster_runs: bool, stopped: bool = False
 ) -> dict[str, Any]:
     """Status of a NodeSet: ready once every worker of it is; none is wanted of a stopped one."""
-    wanted = len(plan.pods) or plan.source["spec"].get("replicas", 1)
+    wanted = len(plan.pods) or len(plan.workers) or plan.source["spec"].get("replicas", 1)
     if plan.problem:
         problems = [plan.problem]
     elif stopped:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from infra.local.slurm import power
+from infra.local.slurm.accounts import PROGRAMS
 from infra.local.slurm.pod import STATE_PATH
 from infra.local.slurm.settings import Partition, SlurmSettings, WorkerNode
 
@@ -20,6 +22,7 @@ MUNGE_SOCKET = f"{STATE_PATH}/munge/socket"
 SLURM_CONF = f"{STATE_PATH}/slurm.conf"
 SLURMDBD_CONF = f"{STATE_PATH}/slurmdbd.conf"
 SSHD_CONFIG = f"{STATE_PATH}/sshd_config"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CONTROLLER_SPOOL = "/run/slurmctld"
 
 _GRES = re.compile(r"gpu(?::(?P<type>[^:,\s]+))?:(?P<count>\d+)$")
@@ -35,7 +38,7 @@ def render_slurm_conf(settings: SlurmSettings) -> str:
         "SlurmUser=root",
         "SlurmdUser=root",
         "AuthType=auth/munge",
-        f"AuthInfo=socket={MUNGE_SOCKET}",
+        f"AuthInfo=socket={MUNGE_SOCKET},cred_expire={settings.credential_s}",
         f"StateSaveLocation={CONTROLLER_SPOOL}",
         f"SlurmctldPidFile={STATE_PATH}/pid/slurmctld.pid",
         f"SlurmdPidFile={STATE_PATH}/pid/slurmd-%n.pid",
@@ -65,6 +68,7 @@ def render_slurm_conf(settings: SlurmSettings) -> str:
         "MaxNodeCount=1024",
     ]
     lines += [f"{key}={value}" for key, value in sorted(settings.slurm_config.items())]
+    lines += _power(settings)
     lines += _accounting(settings)
     if settings.declares_nodes:
         lines += [_node(worker) for worker in settings.workers]
@@ -112,30 +116,32 @@ def render_slurmdbd_conf(settings: SlurmSettings, password: str) -> str:
 
 
 def render_sshd_config(port: int, num_host_keys: int) -> str:
-    """sshd_config of the login node: keys only, root only."""
+    """sshd_config of the login node: keys only, of root and of users of the jail."""
     return (
         "\n".join(
             [
                 f"Port {port}",
                 "ListenAddress 127.0.0.1",
                 *(f"HostKey {STATE_PATH}/ssh/host_key_{index}" for index in range(num_host_keys)),
-                f"AuthorizedKeysFile {STATE_PATH}/ssh/authorized_keys /root/.ssh/authorized_keys",
+                "AuthorizedKeysFile .ssh/authorized_keys",
                 "AuthenticationMethods publickey",
                 "PasswordAuthentication no",
                 "KbdInteractiveAuthentication no",
                 "PermitRootLogin prohibit-password",
-                "AllowUsers root",
                 "UsePAM no",
                 "UseDNS no",
                 # Keys sit in a folder that others may write on a laptop's shared disk.
                 "StrictModes no",
                 f"PidFile {STATE_PATH}/pid/sshd.pid",
                 "Subsystem sftp internal-sftp",
-                f"SetEnv SLURM_CONF={SLURM_CONF}",
+                f"SetEnv SLURM_CONF={SLURM_CONF} PATH={PROGRAMS}:{PATH}",
                 "PrintMotd no",
                 "PrintLastLog no",
                 "MaxSessions 100",
                 "MaxStartups 100",
+                # To the end of the file: keys that the cluster declares open root's account alone.
+                "Match User root",
+                f"AuthorizedKeysFile {STATE_PATH}/ssh/authorized_keys /root/.ssh/authorized_keys",
             ]
         )
         + "\n"
@@ -166,9 +172,29 @@ def _node(worker: WorkerNode) -> str:
             f"Port={worker.port} RealMemory={worker.memory_mib}",
             *words,
             *features,
-            "State=UNKNOWN",
+            "State=CLOUD" if worker.is_elastic else "State=UNKNOWN",
         ]
     )
+
+
+def _power(settings: SlurmSettings) -> list[str]:
+    """How elastic nodes come and go; without one of them Slurm powers nothing."""
+    fixed = [worker.name for worker in settings.workers if not worker.is_elastic]
+    if len(fixed) == len(settings.workers):
+        return []
+    lines = [
+        f"ResumeProgram={power.program(power.RESUME)}",
+        f"SuspendProgram={power.program(power.SUSPEND)}",
+        # Soperator gives 1800 s and 90 s: pods wait for machines there, and daemons start here.
+        "ResumeTimeout=60",
+        "SuspendTimeout=5",
+        f"SuspendTime={settings.suspend_after_s}",
+        "ResumeRate=0",
+        "SuspendRate=0",
+        "SlurmctldParameters=cloud_dns,power_save_interval=1",
+        "PrivateData=cloud",
+    ]
+    return [*lines, f"SuspendExcNodes={','.join(fixed)}"] if fixed else lines
 
 
 def _partition(partition: Partition, settings: SlurmSettings) -> str:

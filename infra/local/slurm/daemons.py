@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from infra.local.slurm import conf
+from infra.local.slurm import accounts, conf, power
 from infra.local.slurm.pod import STATE_PATH, PodSpec
 from infra.local.slurm.settings import SlurmSettings, WorkerNode
 
 ENVIRONMENT: Final = (
-    ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
+    ("PATH", conf.PATH),
     ("HOME", "/root"),
     ("LANG", "C.UTF-8"),
     ("SLURM_CONF", conf.SLURM_CONF),
@@ -98,6 +98,8 @@ class SharedFolder:
     def write_cluster(self, settings: SlurmSettings) -> None:
         """Write what the Slurm daemons read."""
         self._write("slurm.conf", conf.render_slurm_conf(settings))
+        if any(worker.is_elastic for worker in settings.workers):
+            power.write_programs(self.folder)
         self._write("gres.conf", conf.render_gres_conf(settings.workers))
         names = [conf.CONTROLLER, conf.ACCOUNTING, conf.LOGIN]
         names += [worker.name for worker in settings.workers]
@@ -127,6 +129,7 @@ class SharedFolder:
             if not path.exists() or path.read_bytes() != key:
                 _write_private(path, key)
         self._write("ssh/authorized_keys", "".join(f"{key}\n" for key in authorized_keys))
+        accounts.write_programs(self.folder)
         self._write("sshd_config", conf.render_sshd_config(port, len(keys)))
 
     def read(self, *names: str) -> tuple[str, ...]:
@@ -184,8 +187,11 @@ def slurmctld(settings: SlurmSettings, pod: PodSpec, reads: tuple[str, ...]) -> 
 def slurmd(
     settings: SlurmSettings, worker: WorkerNode, pod: PodSpec, reads: tuple[str, ...]
 ) -> Daemon:
+    # A node that is powered up counts as there once it has booted since: `-b` reports the start of
+    # the daemon as a boot, where the machine below it goes on.
+    boots = ("-b",) if worker.is_elastic else ()
     return Daemon(
-        pod=_with_argv(pod, "slurmd", "-D", "-f", conf.SLURM_CONF, "-N", worker.name),
+        pod=_with_argv(pod, "slurmd", "-D", *boots, "-f", conf.SLURM_CONF, "-N", worker.name),
         port=worker.port,
         needs_ports=(settings.slurmctld_port,),
         reads=reads,

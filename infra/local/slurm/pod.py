@@ -25,6 +25,7 @@ _FROM_JAIL: Final = ("/home", "/mnt", "/root", "/srv")
 """Directories of the jail filesystem, never of the host."""
 _OWN: Final = ("/run", "/tmp")  # noqa: S108
 """Directories that each pod has for itself."""
+_ACCOUNT_FILES: Final = ("passwd", "group", "shadow", "gshadow")
 _SKIPPED: Final = ("/lost+found", "/swapfile")
 _KERNEL: Final = ("/dev", "/proc", "/sys")
 
@@ -83,6 +84,8 @@ def render_script(pod: PodSpec, slurm_dir: Path) -> str:
     steps.add(f"mkdir -m 755 {_quoted(root)}/run/sshd {_quoted(root)}/run/lock")
     steps.mount(Mount(path=STATE_PATH, source=slurm_dir / "shared"))
     steps.add(f"mount --bind {_quoted(slurm_dir / 'shared' / 'hosts')} {_quoted(root)}/etc/hosts")
+    for name in _ACCOUNT_FILES:
+        steps.account_file(name)
     for mount in sorted(pod.mounts, key=lambda mount: PurePosixPath(mount.path).parts):
         steps.mount(mount)
     steps.add(f"hostname {shlex.quote(pod.name)}")
@@ -140,6 +143,15 @@ class _Steps:
         """Show a directory of the jail, shared by all pods and kept."""
         self.add(f"mkdir -p {_quoted(self._jail)}{path}")
         self.mount(Mount(path=path, source=Path(f"{self._jail}{path}")))
+
+    def account_file(self, name: str) -> None:
+        """Show the jail's own account file; the first pod of a jail begins it with the host's."""
+        own, fresh = f"{_quoted(self._jail)}/etc/{name}", f"{_quoted(self._jail)}/etc/.{name}.$$"
+        # A link is made once, whoever of the pods that start together comes first.
+        make = f"cp -p /etc/{name} {fresh} && {{ ln {fresh} {own} 2>/dev/null || true; }}"
+        self.add(f"mkdir -p {_quoted(self._jail)}/etc")
+        self.add(f"[ -e {own} ] || {{ {make}; rm -f {fresh}; }}")
+        self.add(f"mount --bind {own} {_quoted(self._root)}/etc/{name}")
 
     def mount(self, mount: Mount) -> None:
         target = _quoted(f"{self._root}{mount.path}")

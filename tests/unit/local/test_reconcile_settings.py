@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from infra.local.plugins.kubernetes_wait import readiness_of
 from infra.local.reconcile.configuration import slurm_settings
 from infra.local.reconcile.jail_files import write_jail_files
+from infra.local.reconcile.nodes import NodeGroup, grown
 from infra.local.reconcile.plan import Plan, make_plan
+from infra.local.reconcile.power import abandoned, power_states
 from infra.local.reconcile.snapshot import Snapshot
 from infra.local.reconcile.status import nodeset_status
 from infra.local.reconcile.volumes import Places
+from infra.local.slurm.conf import render_slurm_conf
+from infra.local.slurm.power import Request
 from infra.local.state import Ports
 from tests.unit.kube.samples import CLUSTER, NODESETS, one, rendered
 
@@ -55,10 +60,74 @@ def test_a_running_cluster_is_waited_for_and_its_missing_workers_are_told(tmp_pa
     assert readiness_of(running) is not None
 
 
-def test_of_an_elastic_set_the_first_nodes_run(tmp_path: Path) -> None:
-    elastic = nodeset(replicas=8, ephemeralNodes=True, initialNumberEphemeralNodes=1)
-    (workers,) = planned(tmp_path, cluster(), elastic).nodesets
-    assert [worker.name for worker in workers.workers] == ["worker-0"]
+def power_state(*ordinals: int) -> dict[str, Any]:
+    spec = {"nodeSetRef": "worker", "activeNodes": list(ordinals)}
+    metadata = {"name": "worker", "namespace": "soperator"}
+    return {"kind": "NodeSetPowerState", "metadata": metadata, "spec": spec}
+
+
+def asked(verb: str, *nodes: str) -> Request:
+    return Request(path=Path(verb), powers_up=verb == "resume", nodes=nodes)
+
+
+ELASTIC = nodeset(replicas=8, ephemeralNodes=True, initialNumberEphemeralNodes=1)
+
+
+def test_of_an_elastic_set_slurm_knows_all_nodes_and_the_first_ones_run(tmp_path: Path) -> None:
+    (workers,) = planned(tmp_path, cluster(), ELASTIC).nodesets
+    assert [worker.name for worker in workers.workers] == [f"worker-{n}" for n in range(8)]
+    assert all(worker.is_elastic for worker in workers.workers)
+    assert [pod.name for pod in workers.pods] == ["worker-0"]
+
+
+def test_the_pods_of_a_power_state_run_and_no_others(tmp_path: Path) -> None:
+    (workers,) = planned(tmp_path, cluster(), ELASTIC, power_state(2, 5, 11)).nodesets
+    # The set has no twelfth node, whatever the power state says.
+    assert [pod.name for pod in workers.pods] == ["worker-2", "worker-5"]
+
+
+def test_requests_of_slurm_add_and_take_nodes_in_their_order() -> None:
+    snapshot = Snapshot.of([ELASTIC, power_state(0)])
+    calls = [
+        asked("resume", "worker-3", "other-4"),
+        asked("suspend", "worker-0", "worker-3"),
+        asked("resume", "worker-3"),
+    ]
+    (state,) = power_states(snapshot, calls)
+    assert state["spec"] == {"nodeSetRef": "worker", "activeNodes": [3]}
+    assert power_states(snapshot, [asked("resume", "worker-0")]) == []
+
+
+def test_a_set_gets_its_power_state_once_and_loses_it_with_elasticity() -> None:
+    (state,) = power_states(Snapshot.of([ELASTIC]), [])
+    assert state["spec"]["activeNodes"] == [0]
+    assert power_states(Snapshot.of([nodeset()]), []) == []
+    assert abandoned(Snapshot.of([nodeset(), power_state(0)])) == [power_state(0)]
+    assert abandoned(Snapshot.of([ELASTIC, power_state(0)])) == []
+
+
+def test_a_group_grows_for_the_nodes_that_are_powered_up_and_no_further() -> None:
+    labels = {"slurm.nebius.ai/nodeset-name": "worker"}
+    group = NodeGroup(id="g", num_nodes=1, max_nodes=3, platform="p", preset="q", labels=labels)
+    for active, num_nodes in (((), 1), ((0, 4), 2), ((0, 1, 2, 3), 3)):
+        assert [one.num_nodes for one in grown([group], [power_state(*active)])] == [num_nodes]
+    fixed = replace(group, max_nodes=0)
+    assert grown([fixed], [power_state(0, 1)]) == [fixed]
+
+
+def test_slurm_powers_elastic_nodes_alone(tmp_path: Path) -> None:
+    fixed = nodeset(name="fixed", replicas=1)
+    source = cluster()
+    source["spec"]["slurmConfig"] = {"suspendTime": 300}
+    plan = planned(tmp_path, source, ELASTIC, fixed)
+    assert plan.cluster is not None
+    text = render_slurm_conf(plan.cluster.settings)
+    assert "SuspendTime=300\n" in text
+    assert "SuspendExcNodes=fixed-0\n" in text
+    assert "ResumeProgram=/run/soperator/power/resume\n" in text
+    alone = planned(tmp_path, source, fixed)
+    assert alone.cluster is not None
+    assert "Suspend" not in render_slurm_conf(alone.cluster.settings)
 
 
 def test_weights_of_priorities_reach_slurm() -> None:

@@ -1,0 +1,143 @@
+"""Declared users on real daemons: they log in, submit under their own name, and lose it again."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.render.members import teams_script, users_script
+from infra.render.values.slurm_cluster import slurm_cluster_values
+from stacks.load import load_stack
+from stacks.public_keys import KEY_FILE_VARIABLE
+from stacks.slurm_spec import AccountSpec
+from stacks.soperator_spec import UserSpec
+from stacks.spec import StackSpec
+from tests.local.slurm_stand import CLUSTER, Stand, running_stand
+
+pytestmark = pytest.mark.local
+
+RED = AccountSpec(name="red", users=("ann",))
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A private key for each person."""
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("ann", "bob", "carol"):
+        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+        subprocess.run(argv, check=True)
+    return {name: folder / name for name in ("ann", "bob", "carol")}
+
+
+@pytest.fixture(scope="module")
+def spec(keys: dict[str, Path]) -> StackSpec:
+    """The local stack with two users, of whom one is in a team."""
+    local = load_stack("local", environ={KEY_FILE_VARIABLE: f"{keys['ann']}.pub"})
+    users = tuple(user(name, keys[name]) for name in ("ann", "bob"))
+    soperator = replace(local.soperator, users=users)
+    return replace(local, soperator=soperator, slurm=replace(local.slurm, accounts=(RED,)))
+
+
+def user(name: str, *private_keys: Path) -> UserSpec:
+    public = tuple(key.with_suffix(".pub").read_text().strip() for key in private_keys)
+    return UserSpec(name=name, ssh_public_keys=public)
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory: pytest.TempPathFactory, spec: StackSpec) -> Iterator[Stand]:
+    with running_stand(tmp_path_factory.mktemp("users")) as made:
+        values = made.values()
+        given = slurm_cluster_values(spec, allocation_id="", ssh_public_keys=[])
+        values[CLUSTER]["slurmNodes"]["accounting"] = given["slurmNodes"]["accounting"]
+        values[CLUSTER]["customSlurmConfig"] = given["customSlurmConfig"]
+        made.apply(values)
+        made.wait_idle("worker-[0-1]")
+        yield made
+
+
+def set_up(stand: Stand, spec: StackSpec) -> None:
+    """What the program runs over the door at an `up`."""
+    for script in (users_script(spec), teams_script(spec)):
+        done = stand.ssh(script)
+        assert done.returncode == 0, done.stderr
+
+
+def ssh(stand: Stand, name: str, key: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """A command of a user on the login node."""
+    argv = ["ssh", "-F", "/dev/null", "-i", str(key), "-p", str(stand.ssh_port)]
+    argv += ["-o", f"UserKnownHostsFile={stand.key.parent / 'known_hosts'}", "-o", "BatchMode=yes"]
+    argv += ["-o", "StrictHostKeyChecking=yes", "-o", "IdentitiesOnly=yes"]
+    argv += [f"{name}@127.0.0.1", command]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_declared_user_logs_in_and_submits_under_the_own_name_and_account(
+    stand: Stand, spec: StackSpec, keys: dict[str, Path]
+) -> None:
+    set_up(stand, spec)
+    submit = "cd && sbatch --parsable --account=red --wrap 'id -un; pwd; hostname'"
+    submitted = ssh(stand, "ann", keys["ann"], submit)
+    assert submitted.returncode == 0, submitted.stderr
+    job = submitted.stdout.strip()
+    stand.wait(lambda: stand.ssh(f"squeue -h -j {job}").stdout.strip() == "", f"end of {job}")
+    said = ssh(stand, "ann", keys["ann"], f"cat slurm-{job}.out").stdout.split()
+    assert said == ["ann", "/home/ann", "worker-0"]
+    wanted = f"sacct -X -n -P -j {job} -o user,account,state"
+    stand.wait(lambda: stand.ssh(wanted).stdout.strip() == "ann|red|COMPLETED", "her job's record")
+
+
+def test_a_user_without_an_account_may_enter_and_not_submit(
+    stand: Stand, spec: StackSpec, keys: dict[str, Path]
+) -> None:
+    set_up(stand, spec)
+    assert ssh(stand, "bob", keys["bob"], "id -un").stdout.strip() == "bob"
+    refused = ssh(stand, "bob", keys["bob"], "sbatch --account=red --wrap true")
+    assert refused.returncode != 0
+    assert "Invalid account" in refused.stderr
+
+
+def test_nobody_enters_with_a_key_of_another_or_reads_secrets_of_the_cluster(
+    stand: Stand, spec: StackSpec, keys: dict[str, Path]
+) -> None:
+    set_up(stand, spec)
+    assert "Permission denied" in ssh(stand, "ann", keys["bob"], "true").stderr
+    # The keys that the cluster declares are root's, and a user's key is no key of root's.
+    assert "Permission denied" in ssh(stand, "ann", stand.key, "true").stderr
+    assert "Permission denied" in ssh(stand, "root", keys["ann"], "true").stderr
+    secrets = ("munge/key", "ssh/host_key_0", "slurmdbd.conf", "database-password")
+    for secret in (*(f"/run/soperator/{each}" for each in secrets), "/etc/shadow"):
+        read = ssh(stand, "ann", keys["ann"], f"cat {secret}")
+        assert (read.returncode, read.stdout) == (1, ""), secret
+
+
+def test_a_changed_key_counts_at_once_and_a_removed_user_loses_access(
+    stand: Stand, spec: StackSpec, keys: dict[str, Path]
+) -> None:
+    set_up(stand, spec)
+    assert ssh(stand, "ann", keys["ann"], "touch kept").returncode == 0
+    turned = replace(spec.soperator, users=(user("ann", keys["carol"]),))
+    set_up(stand, replace(spec, soperator=turned))
+    assert ssh(stand, "ann", keys["carol"], "id -un").stdout.strip() == "ann"
+    assert "Permission denied" in ssh(stand, "ann", keys["ann"], "true").stderr
+    assert "Permission denied" in ssh(stand, "bob", keys["bob"], "true").stderr
+    none = replace(spec.soperator, users=())
+    slurm = replace(spec.slurm, accounts=(replace(RED, users=()),))
+    set_up(stand, replace(spec, soperator=none, slurm=slurm))
+    assert "Permission denied" in ssh(stand, "ann", keys["carol"], "true").stderr
+    assert stand.ssh("id ann").returncode != 0
+    assert stand.ssh("sacctmgr -n -P list user format=user").stdout.split() == ["root"]
+    # Work is not deleted with its owner.
+    assert "kept" in stand.ssh("ls /home/ann").stdout.split()
+
+
+def test_users_of_the_jail_are_no_users_of_this_machine(
+    stand: Stand, spec: StackSpec, keys: dict[str, Path]
+) -> None:
+    before = Path("/etc/passwd").read_bytes()
+    set_up(stand, spec)
+    assert stand.ssh("id -u ann").returncode == 0
+    assert Path("/etc/passwd").read_bytes() == before
