@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup as-root setup-tests demo test test-fast lint preview bench bench-cost bench-scale lock clean
+.PHONY: help setup as-root setup-tests demo test test-fast lint preview bench bench-cost bench-scale bench-checkpoint bench-data lock clean
 
 PYTHON3 := .venv/bin/python
 SOPERATOR := .venv/bin/soperator
@@ -55,6 +55,12 @@ bench-cost: setup ## Measure the cost work of a preview, and of a bill of 10,000
 
 bench-scale: setup ## Measure previews, ups and cost work from 1 to 1,000 workers
 	@$(PYTHON3) -m benchmarks.scale
+
+bench-data: setup ## Measure the data pipeline: tokenising, packing; ROWS=500000 adds peak memory
+	@$(PYTHON3) -m benchmarks.data $(if $(ROWS),--rows $(ROWS))
+
+bench-checkpoint: setup ## Measure how long a checkpoint stalls training, against a synchronous save
+	@$(PYTHON3) -m benchmarks.checkpoint
 
 lock: ## Write the lock files anew from the requirements
 	@infra/setup/bootstrap.sh
