@@ -1,7 +1,7 @@
 """The custom resources that a Helm chart brings: crds_of(source, version), from its folder crds/.
 
 Pulls the chart from its OCI registry as Helm does and reads plain YAML: Helm renders no template in
-crds/. A folder of YAML files takes the place of the registry where SOPERATOR_CRDS names one.
+crds/. On an emulated cloud, the folder of SOPERATOR_CRDS takes the place of the registry.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import urllib3
 import yaml
+
+from infra.nebius.sdk import ENDPOINT_VARIABLE
 
 Object = dict[str, Any]
 FOLDER: Final = "SOPERATOR_CRDS"
@@ -40,7 +42,8 @@ class ChartError(Exception):
 
 def crds_of(source: str, version: str, scheme: str = "https") -> list[Object]:
     """Every CustomResourceDefinition of the chart `oci://HOST/NAME`, sorted by name."""
-    folder = os.environ.get(FOLDER)
+    # A forgotten variable must not bring an emulated cloud's reduced definitions to a real one.
+    folder = os.environ.get(FOLDER) if os.environ.get(ENDPOINT_VARIABLE) else None
     files = _files_in(Path(folder)) if folder else _files_of(source, version, scheme)
     found = [
         document

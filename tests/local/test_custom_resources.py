@@ -16,6 +16,7 @@ from infra.crds.provider import TYPE, CustomResourcesProvider
 from infra.kube.client import KubeClient
 from infra.local.kube import api_server
 from infra.local.kube.api_server import ApiServerConfig
+from infra.nebius.sdk import ENDPOINT_VARIABLE
 from infra.plugins.provider import ProviderError
 from tests.local.kube_server import config_in, kubeconfig
 from tests.unit.kube.test_crds import REAL
@@ -68,6 +69,7 @@ def chart(
             path = tmp_path / f"{crd['metadata']['name']}.yaml"
             path.write_text(yaml.dump(crd, Dumper=yaml.CSafeDumper))
         monkeypatch.setenv(FOLDER, str(tmp_path))
+        monkeypatch.setenv(ENDPOINT_VARIABLE, "http://127.0.0.1:1")
 
     return publish
 

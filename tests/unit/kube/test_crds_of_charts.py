@@ -16,6 +16,7 @@ import pytest
 from infra.crds.apply import digests
 from infra.crds.chart import FOLDER, ChartError, crds_of
 from infra.local.kube.crd import load_crds
+from infra.nebius.sdk import ENDPOINT_VARIABLE
 
 CRD = b"""\
 kind: CustomResourceDefinition
@@ -108,6 +109,7 @@ def archive(files: Mapping[str, bytes]) -> bytes:
 @pytest.fixture(autouse=True)
 def _no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER, raising=False)
+    monkeypatch.setenv(ENDPOINT_VARIABLE, "http://127.0.0.1:1")
 
 
 @pytest.fixture
@@ -163,6 +165,15 @@ def test_a_folder_takes_the_place_of_the_registry(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(FOLDER, str(folder))
     found = crds_of("oci://nowhere.invalid/chart", "4.1.7")
     assert names(found) == sorted(crd["metadata"]["name"] for crd in load_crds())
+
+
+def test_a_real_cloud_never_gets_the_definitions_of_the_folder(
+    monkeypatch: pytest.MonkeyPatch, registry: Registry
+):
+    """They are reduced: fields that they do not know would be dropped from objects."""
+    monkeypatch.setenv(FOLDER, str(Path(__file__).parents[3] / "infra/local/kube/crds"))
+    monkeypatch.delenv(ENDPOINT_VARIABLE)
+    assert names(registry.crds()) == ["others.example.org", "things.example.org"]
 
 
 def test_a_folder_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
