@@ -210,6 +210,8 @@ class TransformersEngine:
 
     def _tell(self, answer: _Answer, token: int, logits_V: Any) -> None:
         sequence, asked = answer.sequence, answer.sequence.asked
+        if asked.number not in self._answers:  # its row was lost while another's was freed
+            return
         sequence.output_ids.append(token)
         finish: FinishReason | None = None
         text, entries = "", ()
@@ -289,9 +291,18 @@ class TransformersEngine:
             return
         move = self._scheduler.remove(sequence)
         if move is not None and not self._must_end:
-            self._passes.move(move)
+            self._move(move)
         if not self._answers:
             self._changed.notify_all()
+
+    def _move(self, move: Move) -> None:
+        """Let the last row take a free place; where that fails, its answer ends, and only it."""
+        try:
+            self._passes.move(move)
+        except Exception as error:
+            traceback.print_exception(error)
+            failure = Failure(message=f"the engine failed: {error}", code="engine_error")
+            self._fail(self._scheduler.running[move.target], failure)
 
 
 def _free_memory() -> None:

@@ -117,7 +117,7 @@ class Scheduler:
         self.running[row] = last
         move = Move(source=last.row, target=row, num_tokens=last.num_cached)
         last.row = row
-        return move
+        return move if move.num_tokens else None
 
     @property
     def youngest(self) -> Sequence | None:

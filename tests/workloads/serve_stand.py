@@ -1,0 +1,146 @@
+"""What tests of serving share: a model that says what it is told, and a server in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import uvicorn
+
+from workloads.serve.app import ChatServer, make_app
+from workloads.serve.config import Limits, ServeConfig
+from workloads.serve.engine import TransformersEngine
+from workloads.serve.generation import Delta, Generation, Sampling
+from workloads.serve.metrics import ServeMetrics
+from workloads.serve.scheduler import Chunk, Move, Scheduler
+from workloads.serve.scheduler import Sequence as Running
+
+WAIT_S = 30.0
+
+
+class ScriptedPasses:
+    """Stands in for a model: says `script(generation)`, and keeps what a KV cache would hold."""
+
+    def __init__(self, script: Callable[[Generation], Sequence[int]], *, size: int) -> None:
+        self._script = script
+        self._size = size
+        self.rows: dict[int, list[int]] = {}
+        self.batches: list[int] = []
+        self.read_tokens: list[int] = []
+        self.gate: Callable[[], None] = lambda: None
+
+    def read(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """Keep the chunks' tokens."""
+        self.gate()
+        self.read_tokens.append(sum(each.end - each.start for each in chunks))
+        for each in chunks:
+            row = self.rows.setdefault(each.sequence.row, [])
+            row[each.start :] = each.sequence.asked.prompt_ids[each.start : each.end]
+        return self._logits([each.sequence for each in chunks])
+
+    def decode(self, running: Sequence[Running], decoding: Sequence[Running]) -> torch.Tensor:
+        """Keep each answer's last token; what was kept before must be what was said before."""
+        self.gate()
+        assert [each.row for each in running] == list(range(len(running)))
+        self.batches.append(len(decoding))
+        for each in decoding:
+            said = [*each.asked.prompt_ids, *each.output_ids]
+            row = self.rows[each.row]
+            assert row[: each.num_cached] == said[:-1], "another answer's keys"
+            row[each.num_cached :] = said[-1:]
+        return self._logits(decoding)
+
+    def move(self, move: Move) -> None:
+        """Copy the kept tokens."""
+        self.rows[move.target] = self.rows[move.source][: move.num_tokens]
+
+    def _logits(self, sequences: Sequence[Running]) -> torch.Tensor:
+        logits = torch.zeros(len(sequences), self._size)
+        for index, each in enumerate(sequences):
+            script = self._script(each.asked)
+            logits[index, script[min(len(each.output_ids), len(script) - 1)]] = 50.0
+        return logits
+
+
+def scripted_engine(
+    tokenizer: Any, script: Callable[[Generation], Sequence[int]], **limits: int
+) -> tuple[TransformersEngine, ScriptedPasses]:
+    """Return an engine that is not started, and what it believes to be a model."""
+    passes = ScriptedPasses(script, size=len(tokenizer))
+    chosen = {"num_rows": 4, "max_queue": 64, "prefill_tokens": 16, **limits}
+    engine = TransformersEngine(
+        passes,
+        Scheduler(**chosen),
+        tokenizer,
+        stop_ids=frozenset({tokenizer.eos_token_id}),
+        kv_total_tokens=chosen["num_rows"] * 4096,
+    )
+    return engine, passes
+
+
+class Collected:
+    """A sink that can be waited for."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.first = threading.Event()
+        self.over = threading.Event()
+
+    def __call__(self, delta: Delta) -> None:
+        """Keep a delta."""
+        self.deltas.append(delta)
+        self.first.set()
+        if delta.is_last:
+            self.over.set()
+
+    @property
+    def text(self) -> str:
+        """The whole answer; waits for it."""
+        assert self.over.wait(WAIT_S), "the answer did not end"
+        return "".join(delta.text for delta in self.deltas)
+
+    @property
+    def last(self) -> Delta:
+        """The delta that ended it; waits for it."""
+        assert self.over.wait(WAIT_S), "the answer did not end"
+        return self.deltas[-1]
+
+
+def asking(prompt_ids: Sequence[int], max_tokens: int = 8, **more: Any) -> Generation:
+    """Return a greedy generation, unless `more` says otherwise."""
+    more.setdefault("sampling", Sampling(temperature=0))
+    return Generation(prompt_ids=tuple(prompt_ids), max_tokens=max_tokens, **more)
+
+
+@contextlib.contextmanager
+def serving(
+    engine: TransformersEngine,
+    tokenizer: Any,
+    *,
+    names: dict[str, bool] | None = None,
+    api_key: str | None = None,
+    **limits: Any,
+) -> Iterator[str]:
+    """Serve on a free port of the loopback; yields the address."""
+    config = ServeConfig(limits=Limits(**{"context_tokens": 1024, **limits}))
+    metrics = ServeMetrics(engine.load, lambda: 0)
+    chat = ChatServer(engine, tokenizer, config, names or {"tiny": False}, metrics)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            make_app(chat, api_key=api_key), port=0, lifespan="off", log_level="warning", ws="none"
+        )
+    )
+    thread = threading.Thread(target=server.run)
+    engine.start()
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        engine.stop(0)
+        server.should_exit = True
+        thread.join()
