@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from infra.local.state import CHECKOUT, Cache
-from tests.engine.nebius_project import Emulator, pulumi_binary
+from tests.engine.nebius_project import Emulator, pulumi_binary, running_emulator
+from tests.engine.object_storage import running_storage
 
 pytestmark = [
     pytest.mark.engine,
@@ -116,6 +117,26 @@ def test_a_second_init_makes_nothing_and_a_lost_state_is_made_again(checkout: Ch
     assert "made     stack prod" in third.stdout
     assert state.is_file()
     assert checkout.file.read_bytes() == written
+
+
+def test_states_lie_in_the_bucket_of_the_project_with_the_deployer_s_key(
+    tmp_path: Path, public_key_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine itself signs, writes and reads; the object storage knows keys and their rights."""
+    objects, cloud = tmp_path / "objects", tmp_path / "cloud"
+    with running_storage(objects, cloud) as address:
+        monkeypatch.setenv("SOPERATOR_LOCAL_OBJECT_STORAGE", address)
+        with running_emulator(cloud) as emulator:
+            checkout = Checkout(tmp_path, emulator.port, public_key_file)
+            done = checkout.init()
+            assert done.returncode == 0, done.stderr
+            assert "states   s3://soperator-state-" in done.stdout
+            listed = checkout.shell("pulumi stack ls --json", done.stdout)
+            assert [one["name"] for one in json.loads(listed.stdout)] == ["prod"], listed.stderr
+            again = checkout.init()
+            assert "nothing to do: everything was there" in again.stdout, again.stderr
+    states = [path.name for path in objects.rglob("*prod.json*") if path.is_file()]
+    assert ".pulumi%2Fstacks%2Fsoperator-stack%2Fprod.json" in states
 
 
 def test_states_are_not_left_behind_by_another_backend(checkout: Checkout) -> None:
