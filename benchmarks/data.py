@@ -136,6 +136,7 @@ def tokenizing(folder: Path, *, num_chats: int, num_runs: int) -> dict[str, Any]
     num_cpus = len(os.sched_getaffinity(0))
     ours: list[tuple[float, float]] = []
     library: list[tuple[float, float]] = []
+    num_tokens = 0
     for _ in range(num_runs):
         library.append(_library(texts))
         start_cpu_s, start_s, start_tokens = _ours(small, folder, num_cpus)

@@ -259,6 +259,12 @@ def test_a_file_that_gives_no_row_ends_with_65_and_leaves_nothing(
     assert not list(out.parent.iterdir())
 
 
+def test_an_impossible_limit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["chats.jsonl", str(tmp_path / "out"), "--model", "none", "--max-tokens", "1"]
+    assert main(command) == ExitCode.BAD_CONFIG
+    assert "max_tokens: got 1, expected > 1" in capsys.readouterr().err
+
+
 def test_the_command_writes_a_manifest_with_the_tokenizer_and_does_nothing_twice(
     chats: Path, model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ from workloads.common.exit_codes import DataError, WorkloadError
 from workloads.common.log import log
 from workloads.common.models import load_tokenizer
 from workloads.data import token_worker
-from workloads.data.config import Overlong
+from workloads.data.config import Overlong, from_options
 from workloads.data.files import new_file
 from workloads.data.manifest import Step, command
 from workloads.data.token_rows import Writer
@@ -204,7 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    config = TokenizeConfig(
+    config = from_options(
+        TokenizeConfig,
         max_tokens=options.max_tokens,
         overlong=options.overlong,
         chat_template_kwargs=options.chat_template_kwargs,

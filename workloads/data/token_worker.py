@@ -14,6 +14,7 @@ from typing import Any
 
 from workloads.common.exit_codes import DataError
 from workloads.common.models import load_tokenizer
+from workloads.common.recipe import require
 from workloads.data.chat_template import ChatRenderer, check_tokenizer, encode
 from workloads.data.chats import Chat, parse_line
 from workloads.data.config import Overlong
@@ -30,6 +31,9 @@ class TokenizeConfig:
     max_tokens: int
     overlong: Overlong = "drop"
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(self.max_tokens > 1, f"max_tokens: got {self.max_tokens}, expected > 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
