@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup as-root setup-tests demo test test-fast lint preview bench bench-cost bench-scale bench-checkpoint bench-data lock clean
+.PHONY: help setup as-root setup-tests demo test test-fast lint preview bench bench-cost bench-scale bench-checkpoint bench-data bench-train lock clean
 
 PYTHON3 := .venv/bin/python
 SOPERATOR := .venv/bin/soperator
@@ -62,10 +62,15 @@ bench-data: setup ## Measure the data pipeline: tokenising, packing; ROWS=500000
 bench-checkpoint: setup ## Measure how long a checkpoint stalls training, against a synchronous save
 	@$(PYTHON3) -m benchmarks.checkpoint
 
+bench-train: setup ## Measure the training loop against transformers, TRL and a bare loop
+	@.venv/bin/uv pip install --quiet --target .soperator/bench-train --no-deps --require-hashes -r benchmarks/trainers.lock
+	@PYTHONPATH=.soperator/bench-train $(PYTHON3) -m benchmarks.train
+
 lock: ## Write the lock files anew from the requirements
 	@infra/setup/bootstrap.sh
 	@$(LOCK) requirements-workloads.in -o requirements-workloads.lock
 	@$(LOCK) -c requirements-workloads.lock requirements.in requirements-dev.in -o requirements.lock
+	@$(LOCK) --no-deps benchmarks/trainers.in -o benchmarks/trainers.lock
 	@for name in bootstrap model data; do $(LOCK) --no-deps infra/setup/$$name.in -o infra/setup/$$name.lock; done
 
 clean: ## Take the local stack down and remove the state folder and .venv (the cache stays)
