@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.common.tool_calls import ToolCall, parse_calls, render
+from workloads.data import bfcl
 from workloads.data.chats import read_jsonl
 from workloads.data.dataset_convert import main
 from workloads.data.formats import from_row
@@ -265,3 +266,27 @@ def test_a_second_run_over_unchanged_rows_does_nothing_and_says_so(
     assert main([*command, "--limit", "1"]) == 0
     assert "chats.jsonl: missing or changed since it was made" in capsys.readouterr().err
     assert len(read_jsonl(out)) == 1
+
+
+def test_a_bfcl_row_of_several_calls_asks_for_all_of_them(tmp_path: Path) -> None:
+    """Live rows also hold plain values where others hold lists of allowed ones."""
+    functions = [{"name": name, "parameters": {"required": ["x"]}} for name in ("f", "g")]
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Both."}]
+    truth = [
+        {"f": {"x": [{"a": [1], "b": 2.5, "c": ["", 3]}]}},
+        {"g": {"x": ["", 4], "y": ["", 5]}},
+    ]
+    for path, row in (
+        (tmp_path / "BFCL_v4_parallel.json", {"question": [asked], "function": functions}),
+        (tmp_path / "possible_answer" / "BFCL_v4_parallel.json", {"ground_truth": truth}),
+    ):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"id": "parallel_0", **row}))
+    (chat,) = bfcl.read(tmp_path, ("parallel",))
+    assert [m["role"] for m in chat.messages] == ["system", "user", "assistant"]
+    assert chat.messages[0]["content"].startswith("Be brief.\n\nYou call functions.")
+    assert parse_calls(chat.messages[-1]["content"]) == [
+        ToolCall(name="f", arguments={"x": {"a": 1, "b": 2.5}}),
+        ToolCall(name="g", arguments={"x": 4}),
+    ]
+    assert chat.possible_answer is None

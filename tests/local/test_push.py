@@ -1,0 +1,88 @@
+"""A push over the real SSH route, and a fetch by the login node from a stand-in hub."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.jobs import sync
+from infra.jobs.errors import JobsError
+from infra.jobs.fetch import fetch
+from infra.jobs.push import destination, push
+from infra.jobs.ssh import Connection
+from infra.local.state import CHECKOUT
+from infra.render.archive import code_files
+from tests.local.jobs_cluster import JobsCluster, running_cluster
+from tests.workloads.stand_in_hub import StandIn, serving
+
+pytestmark = pytest.mark.local
+SECRET = "hf_secret"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
+    folder = tmp_path_factory.mktemp("push")
+    identity = folder / "id"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", identity], check=True)
+    public = Path(f"{identity}.pub").read_text().strip()
+    with running_cluster(folder, public, identity) as made:
+        yield replace(made, spec=replace(made.spec, jobs=()))
+
+
+@pytest.fixture
+def connection(cluster: JobsCluster) -> Iterator[Connection]:
+    with Connection(cluster.outputs.endpoint(cluster.identity)) as opened:
+        yield opened
+
+
+def test_a_pushed_folder_lies_in_its_place_and_a_second_push_sends_nothing(
+    cluster: JobsCluster, connection: Connection, tmp_path: Path
+) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.jsonl").write_bytes(b'{"user": "q"}\n' * 3_000_000)
+    target = destination(cluster.outputs.places, "data", name="rows")
+    done = push(connection, tmp_path / "rows", target, say=lambda _: None)
+    assert done.num_sent == 1
+    arrived = cluster.path(target) / "a.jsonl"
+    assert arrived.read_bytes() == (tmp_path / "rows" / "a.jsonl").read_bytes()
+    again = push(connection, tmp_path / "rows", target, say=lambda _: None)
+    assert (again.num_files, again.num_sent) == (1, 0)
+
+
+def test_the_login_node_fetches_a_gated_model_with_a_token_that_no_process_shows(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    sync.send(connection, cluster.outputs.code_path, code_files(CHECKOUT, cluster.spec))
+    state = StandIn(
+        repos={"models/owner/tiny": {"config.json": b"{}", "weights.bin": b"w" * 100_000}},
+        licences={"models/owner/tiny": "apache-2.0"},
+        gated={"models/owner/tiny"},
+        token=SECRET,
+    )
+    target = destination(cluster.outputs.places, "model", name="owner/tiny")
+    said = bytearray()
+
+    def bring(environ: dict[str, str]) -> None:
+        fetch(
+            connection,
+            code_path=cluster.outputs.code_path,
+            source="hf://owner/tiny",
+            target=target,
+            environ=environ,
+            write=said.extend,
+        )
+
+    with serving(state):
+        with pytest.raises(JobsError, match=r"hf://owner/tiny: not there \(exit 65\)"):
+            bring({"HF_ENDPOINT": state.url})
+        assert b"owner/tiny is gated: accept its terms" in said
+        bring({"HF_ENDPOINT": state.url, "HF_TOKEN": SECRET})
+    assert b"2 files, 0.00 GiB, licence: apache-2.0" in said
+    assert (cluster.path(target) / "weights.bin").read_bytes() == b"w" * 100_000
+    assert SECRET.encode() not in said
+    logs = [path for path in cluster.folder.rglob("*.log") if path.is_file()]
+    assert all(SECRET.encode() not in path.read_bytes() for path in logs)
