@@ -132,7 +132,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
             yield made
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(60)
         cloud.store.close()
 
 

@@ -6,13 +6,17 @@ import http.client
 import os
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import obstore
 import pytest
 from obstore.exceptions import PermissionDeniedError
 
-from tests.object_cloud import PROJECT, credentials
+from infra.local.object_storage.access import Access
+from infra.local.object_storage.objects import Objects
+from infra.local.object_storage.server import ObjectStorage, make_server
+from tests.object_cloud import PROJECT, credentials, object_cloud
 from tests.unit.object_storage.conftest import Storage
 
 
@@ -86,6 +90,25 @@ def test_a_call_without_a_signature_gets_nothing(storage: Storage) -> None:
     assert answer.status == 403
     assert b"<Code>AccessDenied</Code>" in answer.read()
     connection.close()
+
+
+def test_an_open_connection_does_not_keep_the_server_from_its_end(tmp_path: Path) -> None:
+    """Clients keep theirs for minutes."""
+    cloud = object_cloud(tmp_path)
+    access = Access(tmp_path, cloud.schema)
+    server = make_server(ObjectStorage(access, Objects(tmp_path / "objects")), 0)
+    serving = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    serving.start()
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection.request("GET", "/configs/one")
+    connection.getresponse().read()
+    server.shutdown()
+    ending = threading.Thread(target=server.server_close, daemon=True)
+    ending.start()
+    ending.join(10)
+    assert not ending.is_alive()
+    connection.close()
+    cloud.store.close()
 
 
 def test_a_deleted_bucket_is_gone_and_one_of_the_same_name_starts_empty(storage: Storage) -> None:
