@@ -409,7 +409,7 @@ def test_a_model_that_does_not_attend_fully_is_refused() -> None:
     config = LlamaConfig(max_position_embeddings=4096)
     config.layer_types = ["full_attention", "sliding_attention"]
     config.sliding_window = 512
-    with pytest.raises(ConfigError, match="sliding_attention.*lower.*to 512"):
+    with pytest.raises(ConfigError, match=r"sliding_attention.*lower.*to 512"):
         kv_cache.check_model(config, context_tokens=1024)
     kv_cache.check_model(config, context_tokens=512)
     with pytest.raises(ConfigError, match="the model knows 4096 positions"):

@@ -26,15 +26,13 @@ class ToolStream:
         if self._has_marker or self._looks_like_object():
             return ""
         found = [place for mark in _MARKERS if (place := self._held.find(mark)) >= 0]
-        if found:
-            self._has_marker = True
-            cut = min(found)
-        else:
-            cut = len(self._held) - max(_overlap(self._held, mark) for mark in _MARKERS)
+        self._has_marker = bool(found)
+        overlap = max(_overlap(self._held, mark) for mark in _MARKERS)
+        cut = min(found) if found else len(self._held) - overlap
+        # Space before a call belongs to neither; space before more text is told with it.
+        cut = len(self._held[:cut].rstrip())
         told, self._held = self._held[:cut], self._held[cut:]
-        if self._has_marker:
-            told = told.rstrip()
-        self._has_told = self._has_told or bool(told.strip())
+        self._has_told = self._has_told or bool(told)
         return told
 
     def finish(self) -> tuple[str, list[ToolCall]]:

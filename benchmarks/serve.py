@@ -1,0 +1,235 @@
+"""Measures serving: `make bench-serve`, or python -m benchmarks.serve [--rounds N].
+
+SmolLM2-135M on one core, tokens per second of CPU time (other work on the machine does not count):
+one stream, 16 streams in continuous batching, `transformers`' own `generate` of the same prompts,
+and 16 streams over HTTP to a client in a process of its own. Writes benchmarks/serve.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+
+RESULT = Path(__file__).with_name("serve.json")
+MODEL = Path.home() / ".cache/soperator-stack/models/SmolLM2-135M-Instruct"
+NUM_STREAMS = 16
+NUM_TOKENS = 48
+LIMITS = {
+    "batching_gain": ("least", 4.0),
+    "over_generate": ("least", 1.0),
+    "http_overhead_percent": ("most", 5.0),
+}
+"""Targets of the product; a median beyond its limit ends with 1."""
+# Reads 16 streams as they come and says how many tokens were written.
+_CLIENT = """
+import json, sys, threading, urllib.request
+url, body, streams = sys.argv[1], sys.argv[2].encode(), int(sys.argv[3])
+counts = []
+def ask():
+    with urllib.request.urlopen(urllib.request.Request(url, data=body)) as answer:
+        lines = [line for line in answer if line.startswith(b"data: {")]
+    counts.append(json.loads(lines[-1][6:])["usage"]["completion_tokens"])
+threads = [threading.Thread(target=ask) for _ in range(streams)]
+[each.start() for each in threads]
+[each.join() for each in threads]
+print(sum(counts))
+"""
+
+
+def main() -> int:
+    """Measures, prints, writes; 0 when every median keeps its limit."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="measurements a figure")
+    parser.add_argument("--no-write", dest="write", action="store_false", help="keep serve.json")
+    options = parser.parse_args()
+    before = machine.describe()
+    speeds = _measure(options.rounds)
+    ratios = [
+        {
+            "batching_gain": many / one,
+            "over_generate": many / generate,
+            "http_overhead_percent": 100 * (many / http - 1),
+        }
+        for one, many, generate, http in zip(*speeds.values(), strict=True)
+    ]
+    medians = {name: round(statistics.median(each[name] for each in ratios), 2) for name in LIMITS}
+    for name, each in speeds.items():
+        print(f"{name:<24}{statistics.median(each):>8.1f} tokens per CPU second")
+    kept = {
+        name: medians[name] >= limit if kind == "least" else medians[name] <= limit
+        for name, (kind, limit) in LIMITS.items()
+    }
+    for name, (kind, limit) in LIMITS.items():
+        verdict = "PASS" if kept[name] else "FAIL"
+        print(f"{name:<24}{medians[name]:>8.2f}  at {kind} {limit:>4.1f}  {verdict}")
+    if options.write:
+        result = {
+            "measured_at": datetime.now(UTC).date().isoformat(),
+            "machine": before,
+            "model": MODEL.name,
+            "num_streams": NUM_STREAMS,
+            "num_tokens": NUM_TOKENS,
+            "medians": medians,
+            "limits": {name: f"at {kind} {limit}" for name, (kind, limit) in LIMITS.items()},
+            "tokens_per_cpu_s": {
+                name: [round(one, 1) for one in each] for name, each in speeds.items()
+            },
+        }
+        RESULT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return int(not all(kept.values()))
+
+
+def _measure(rounds: int) -> dict[str, list[float]]:
+    import torch
+
+    from workloads.common.models import load_model, load_tokenizer
+    from workloads.serve.engine import TransformersEngine
+    from workloads.serve.kv_cache import RowCache
+    from workloads.serve.prompts import prompt_ids
+    from workloads.serve.runner import Runner
+    from workloads.serve.scheduler import Scheduler
+
+    sys.setswitchinterval(0.0005)
+    torch.set_num_threads(1)
+    tokenizer = load_tokenizer(MODEL)
+    model = load_model(MODEL, dtype=torch.float32, device=torch.device("cpu"))
+    cache = RowCache(
+        model.config,
+        num_rows=NUM_STREAMS,
+        context_tokens=512,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    engine = TransformersEngine(
+        Runner(model, cache, None),
+        Scheduler(num_rows=NUM_STREAMS, max_queue=0, prefill_tokens=1024),
+        tokenizer,
+        stop_ids=frozenset({tokenizer.eos_token_id}),
+        kv_total_tokens=NUM_STREAMS * 512,
+    )
+    ids = prompt_ids(tokenizer, _chat(), (), {})
+    with _served(engine, tokenizer) as url:
+        _engine_speed(engine, ids, 1)  # warm
+        speeds: dict[str, list[float]] = {
+            name: [] for name in ("one_stream", "batched", "generate", "batched_over_http")
+        }
+        for _ in range(rounds):
+            speeds["one_stream"].append(_engine_speed(engine, ids, 1))
+            speeds["batched"].append(_engine_speed(engine, ids, NUM_STREAMS))
+            speeds["generate"].append(_generate_speed(model, ids))
+            speeds["batched_over_http"].append(_http_speed(url))
+    return speeds
+
+
+def _chat() -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "Tell me a long story about a river and its towns."}]
+
+
+def _engine_speed(engine: Any, ids: tuple[int, ...], num_streams: int) -> float:
+    from workloads.serve.generation import Delta, Generation, Sampling
+
+    left = threading.Semaphore(0)
+
+    def sink(delta: Delta) -> None:
+        if delta.is_last:
+            left.release()
+
+    began = time.process_time()
+    engine.submit(
+        [
+            (
+                Generation(
+                    prompt_ids=ids,
+                    max_tokens=NUM_TOKENS,
+                    ignore_eos=True,
+                    sampling=Sampling(temperature=0),
+                ),
+                sink,
+            )
+            for _ in range(num_streams)
+        ]
+    )
+    for _ in range(num_streams):
+        left.acquire()
+    return num_streams * NUM_TOKENS / (time.process_time() - began)
+
+
+def _generate_speed(model: Any, ids: tuple[int, ...]) -> float:
+    import torch
+
+    batch = torch.tensor([list(ids)] * NUM_STREAMS)
+    began = time.process_time()
+    made = model.generate(
+        batch,
+        attention_mask=torch.ones_like(batch),
+        max_new_tokens=NUM_TOKENS,
+        min_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    assert made.shape[1] == len(ids) + NUM_TOKENS
+    return NUM_STREAMS * NUM_TOKENS / (time.process_time() - began)
+
+
+def _http_speed(url: str) -> float:
+    body = {
+        "model": "model",
+        "messages": _chat(),
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    began = time.process_time()
+    done = subprocess.run(
+        [sys.executable, "-c", _CLIENT, url, json.dumps(body), str(NUM_STREAMS)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) == NUM_STREAMS * NUM_TOKENS
+    return NUM_STREAMS * NUM_TOKENS / (time.process_time() - began)
+
+
+@contextlib.contextmanager
+def _served(engine: Any, tokenizer: Any) -> Iterator[str]:
+    import uvicorn
+
+    from workloads.serve.app import ChatServer, make_app
+    from workloads.serve.config import Limits, ServeConfig
+    from workloads.serve.metrics import ServeMetrics
+
+    config = ServeConfig(limits=Limits(context_tokens=512))
+    metrics = ServeMetrics(engine.load, lambda: 0)
+    chat = ChatServer(engine, tokenizer, config, {"model": False}, metrics)
+    app = make_app(chat, api_key=None)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    engine.start()
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}/v1/chat/completions"
+    finally:
+        engine.stop(0)
+        server.should_exit = True
+        thread.join()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
