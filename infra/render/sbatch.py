@@ -39,10 +39,11 @@ done
 """.strip("\n")
 
 # Read on the node: `exec`, so that signals of Slurm reach torchrun and no shell dies of them.
+# last_call_timeout: how long ranks that could start with fewer nodes wait for more.
 _LAUNCH = r"""
 is_host=0
 [[ $SLURM_NODEID != 0 ]] || is_host=1
-conf=is_host=$is_host,join_timeout=600,last_call_timeout=$SOPERATOR_LAST_CALL_S
+conf=is_host=$is_host,join_timeout=600,last_call_timeout=${SOPERATOR_LAST_CALL_S:-15}
 conf+=,keep_alive_interval=5,keep_alive_max_attempt=3
 exec "$SOPERATOR_PYTHON" -m workloads.common.launch \
   --nnodes="$SOPERATOR_MIN_NODES:$SLURM_NNODES" \
@@ -53,9 +54,6 @@ exec "$SOPERATOR_PYTHON" -m workloads.common.launch \
 """.strip("\n")
 
 _FREE_PORT = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
-_LAST_CALL_S = 15
-"""How long ranks that could start with fewer nodes wait for more."""
-
 
 _CHECKED_PLACES = ("data", "model", "chkpt", "results")
 
@@ -266,7 +264,6 @@ def _distributed(job: JobSpec, ranks_per_node: int) -> list[str]:
                 "SOPERATOR_MAX_NODES": str(job.nodes),
                 "SOPERATOR_RESTARTS": str(job.restarts),
                 "SOPERATOR_SAVE_S": str(job.save_s),
-                "SOPERATOR_LAST_CALL_S": str(_LAST_CALL_S),
             }
         ),
         "run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.ssh import Connection
 from infra.local.slurm import conf, daemons
+from infra.local.slurm import pod as pods
 from infra.local.slurm.cluster import SlurmRuntime
 from infra.local.slurm.pod import Mount, PodSpec
 from infra.local.slurm.settings import Partition, SlurmSettings, WorkerNode
@@ -40,6 +42,23 @@ class JobsCluster:
     outputs: StackOutputs
     identity: Path
     folder: Path
+    runtime: SlurmRuntime
+    wanted: tuple[daemons.Daemon, ...]
+    """What runs while the cluster is up."""
+
+    def lose(self, pod: str) -> None:
+        """End a pod with everything in it at once, as when its machine loses power."""
+        for pid in pods.processes(self.runtime.folder, pod):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def bring_back(self) -> None:
+        """Start the daemons that are not there and wait for all of them."""
+        deadline = time.monotonic() + _READY_S
+        while any((waiting := self.runtime.converge(self.wanted)).values()):
+            if time.monotonic() > deadline:
+                pytest.fail(f"the cluster did not come back: {waiting}")
+            time.sleep(0.1)
 
     def path(self, in_jail: str) -> Path:
         """Where a path of the jail lies on this machine."""
@@ -48,7 +67,9 @@ class JobsCluster:
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path, public_key: str, identity: Path) -> Iterator[JobsCluster]:
+def running_cluster(
+    folder: Path, public_key: str, identity: Path, *, credential_s: int = 120
+) -> Iterator[JobsCluster]:
     """Start one, and stop it with every job and session that it has."""
     missing = [name for name in ("munged", "slurmctld", "slurmd", "sshd") if not shutil.which(name)]
     if missing or os.geteuid() != 0:
@@ -70,6 +91,7 @@ def running_cluster(folder: Path, public_key: str, identity: Path) -> Iterator[J
             for index in range(2)
         ),
         declares_nodes=True,
+        credential_s=credential_s,
         partitions=(Partition(name="main", config="Default=YES State=UP OverSubscribe=YES"),),
     )
     runtime = SlurmRuntime(folder / "slurm", folder / "run")
@@ -79,7 +101,8 @@ def running_cluster(folder: Path, public_key: str, identity: Path) -> Iterator[J
     shared.write_ssh(ports[5], [public_key], [])
     wanted = _daemons(settings, runtime, folder, ports[5])
     spec = _spec(identity)
-    cluster = JobsCluster(spec, _outputs(spec, ports[5], shared.folder), identity, folder)
+    outputs = _outputs(spec, ports[5], shared.folder)
+    cluster = JobsCluster(spec, outputs, identity, folder, runtime, tuple(wanted))
     for path in (*spec.storage.places.values(), spec.code_path):
         cluster.path(path).mkdir(parents=True, exist_ok=True)
     try:

@@ -1,157 +1,297 @@
-"""Checkpoints: whole or not at all, damaged ones skipped and kept."""
+"""Checkpoints of both kinds: whole or not at all, damaged ones skipped and kept, any world size."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
+import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from workloads.common.dist import World
-from workloads.common.exit_codes import ConfigError
-from workloads.train import checkpoint
-from workloads.train.optimizer import AdamW
+from workloads.common.exit_codes import CheckpointError, ConfigError
+from workloads.train import checkpoint, prove_resume
+from workloads.train.checkpoint_config import CheckpointConfig
+from workloads.train.checkpoint_format import ELASTIC, SHARDED, Candidate, candidates
+from workloads.train.order import Stream
+from workloads.train.prove_resume import Part, Run, make_run
+from workloads.train.state import Progress
 
+REPOSITORY = Path(__file__).parents[2]
 WORLD = World(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
+ONE = Part(world=WORLD, files=None)
 
 
-def state(value: float = 1.0) -> tuple[torch.nn.Module, AdamW]:
-    """Returns a model with one update behind it."""
-    model = torch.nn.Linear(3, 2)
-    torch.nn.init.constant_(model.weight, value)
-    optimizer = AdamW(model.parameters(), lr=0.1, weight_decay=0.0)
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    return model, optimizer
+def run_in(folder: Path, *, resume: str = "never", keep: int = 9, **config: Any) -> Run:
+    """Returns a tiny run on one rank."""
+    return make_run(ONE, "ddp", folder, resume=resume, config=CheckpointConfig(**config), keep=keep)
 
 
-def save(folder: Path, step: int, *, value: float = 1.0, keep_last: int = 2) -> torch.nn.Module:
-    """Commits checkpoint `step`; returns the model."""
-    model, optimizer = state(value)
-    progress = checkpoint.Progress(step=step, position=7 * step, world_size=1, fingerprint="f")
-    checkpoint.save(
-        folder,
-        model=model,
-        optimizer=optimizer,
-        progress=progress,
-        world=WORLD,
-        keep_last=keep_last,
-    )
-    return model
+def saved(folder: Path, *steps: int, **config: Any) -> Run:
+    """Trains to the last of `steps` and saves after each of them."""
+    run = run_in(folder, **config)
+    for step in steps:
+        run.train(step)
+        run.checkpoints.save(run.state, step, loss=float(step))
+    run.checkpoints.wait()
+    return run
 
 
-def test_a_loaded_checkpoint_has_the_weights_optimizer_and_position(tmp_path: Path) -> None:
-    model = torch.nn.Linear(3, 2)
-    optimizer = AdamW(model.parameters(), lr=0.1, weight_decay=0.0)
-    saved = save(tmp_path, 5, value=3.0)
-    expected = torch.rand(1)
-    progress = checkpoint.load(
-        tmp_path / "checkpoint-5", model=model, optimizer=optimizer, world=WORLD, fingerprint="f"
-    )
-    assert (progress.step, progress.position) == (5, 35)
-    assert torch.equal(model.weight, saved.get_parameter("weight"))
-    assert optimizer.state[model.weight]["step"] == 1
-    assert torch.equal(torch.rand(1), expected), "random numbers go on where they were"
+def names(folder: Path) -> list[str]:
+    """Returns the checkpoints that a folder has."""
+    return sorted(each.path.name for each in candidates([folder / "proof" / "run"]))
 
 
-def test_only_the_last_committed_checkpoints_stay(tmp_path: Path) -> None:
-    for step in (1, 2, 3, 4):
-        save(tmp_path, step, keep_last=2)
-    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [
-        "checkpoint-3",
-        "checkpoint-4",
+def test_a_loaded_checkpoint_has_weights_optimizer_position_and_random_numbers(
+    tmp_path: Path,
+) -> None:
+    before = saved(tmp_path, 3, background=False)
+    numbers = (torch.rand(1), random.random())
+    run = run_in(tmp_path, resume=str(tmp_path / "proof" / "run" / "checkpoint-3"))
+    assert run.checkpoints.load(run.state)
+    assert (torch.rand(1), random.random()) == numbers
+    assert run.state.progress == before.state.progress
+    for mine, theirs in zip(
+        run.state.model.parameters(), before.state.model.parameters(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+        for name, value in before.state.optimizer.state[theirs].items():
+            assert run.state.optimizer.state[mine][name] == pytest.approx(value, abs=0)
+
+
+@pytest.mark.parametrize("kind", [SHARDED, ELASTIC])
+def test_a_folder_has_the_files_of_its_kind_and_a_digest_of_each(tmp_path: Path, kind: Any) -> None:
+    saved(tmp_path, 2, elastic_every=2 if kind is ELASTIC else 0)
+    folder = tmp_path / "proof" / "run" / f"{kind.prefix}-2"
+    files = {"config.json", "trainer_state.json", ".metadata", "__0_0.distcp"}
+    if kind is ELASTIC:
+        files |= {"model.safetensors", "elastic_metadata.json"}
+    assert {path.name for path in folder.iterdir()} == files | {kind.marker}
+    marker = json.loads((folder / kind.marker).read_text())
+    assert set(marker["files"]) == files
+    assert (marker["step"], marker["world_size"]) == (2, 1)
+
+
+def test_an_elastic_checkpoint_has_the_optimizer_and_one_file_of_whole_weights(
+    tmp_path: Path,
+) -> None:
+    """A published elastic checkpoint had the weights only and started the optimizer anew."""
+    from safetensors.torch import load_file
+
+    before = saved(tmp_path, 2, elastic_every=2)
+    folder = tmp_path / "proof" / "run" / "elastic-checkpoint-2"
+    whole = load_file(folder / "model.safetensors")
+    for name, weight in before.state.model.named_parameters():
+        assert torch.equal(whole[name], weight)
+    run = run_in(tmp_path, resume=str(folder))
+    assert run.checkpoints.load(run.state)
+    moments = [
+        run.state.optimizer.state[weight]["exp_avg"] for weight in run.state.model.parameters()
     ]
+    assert all(moment.abs().sum() > 0 for moment in moments)
+    assert json.loads((folder / "elastic_metadata.json").read_text())["reason"] == "interval"
 
 
-def test_the_newest_is_the_highest_step_not_the_latest_file(tmp_path: Path) -> None:
-    save(tmp_path, 10)
-    save(tmp_path, 9, keep_last=5)
-    os.utime(tmp_path / "checkpoint-10", (1, 1))
-    assert checkpoint.newest_good(tmp_path) == tmp_path / "checkpoint-10"
+def test_the_last_ones_and_the_best_stay(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2, 3, 4, keep=2)
+    assert names(tmp_path) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
+    saved(tmp_path / "other", 1, 2, 3, 4, keep=2, keep_best=False)
+    assert names(tmp_path / "other") == ["checkpoint-3", "checkpoint-4"]
 
 
-@pytest.mark.parametrize("stage", ["save_file", "torch.save", "rename"])
-def test_kill_9_during_a_save_leaves_no_half_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+def test_the_newest_is_the_highest_step_not_the_latest_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(tmp_path, 1)
-    child = os.fork()
-    if child == 0:
-
-        def die(*args: Any, **kwargs: Any) -> None:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        if stage == "save_file":
-            monkeypatch.setattr(checkpoint, "save_file", die)
-        elif stage == "torch.save":
-            monkeypatch.setattr(torch, "save", die)
-        else:
-            monkeypatch.setattr(Path, "rename", die)
-        save(tmp_path, 2)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
-    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-1"]
-    assert checkpoint.newest_good(tmp_path) == tmp_path / "checkpoint-1"
-    save(tmp_path, 2)
-    assert checkpoint.newest_good(tmp_path) == tmp_path / "checkpoint-2"
+    """A published trainer took the folder with the latest time."""
+    saved(tmp_path, 9, 10)
+    os.utime(tmp_path / "proof" / "run" / "checkpoint-10", (1, 1))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    run = run_in(tmp_path, resume="requeue")
+    assert run.checkpoints.load(run.state)
+    assert run.state.progress.step == 10
 
 
-def flip(path: Path) -> None:
-    """Changes the last byte."""
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-
-
-DAMAGE = {
-    "trained.safetensors is damaged": lambda path: flip(path / checkpoint.WEIGHTS),
-    "trainer.pt is damaged": lambda path: (path / checkpoint.TRAINER).write_bytes(b"short"),
-    "trainer_state.json is missing": lambda path: (path / checkpoint.STATE).unlink(),
-    "not committed": lambda path: (path / checkpoint.SUCCESS).unlink(),
-    "_SUCCESS cannot be read": lambda path: (path / checkpoint.SUCCESS).write_text("{"),
-}
-
-
-@pytest.mark.parametrize("reason", DAMAGE)
-def test_a_damaged_checkpoint_is_named_skipped_and_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], reason: str
+def test_a_restart_for_nodes_that_came_or_went_resumes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A published trainer answered a checkpoint it could not validate by deleting all of them."""
-    save(tmp_path, 1)
-    save(tmp_path, 2)
-    damaged = tmp_path / "checkpoint-2"
-    DAMAGE[reason](damaged)
-    left = sorted(path.name for path in damaged.iterdir())
-    assert checkpoint.newest_good(tmp_path) == tmp_path / "checkpoint-1"
-    assert f"skipped {damaged}: {reason}" in capsys.readouterr().err
-    assert sorted(path.name for path in damaged.iterdir()) == left
-    # The run reaches step 2 again: the damaged one moves aside, its name goes to a good one.
-    save(tmp_path, 2)
-    assert checkpoint.newest_good(tmp_path) == damaged
-    assert [p for p in tmp_path.iterdir() if p.name.startswith("damaged-checkpoint-2-")]
+    """torchrun leaves its own restart count at 0 then: the run would begin at step 0."""
+    saved(tmp_path, 2)
+    monkeypatch.setenv("SOPERATOR_STARTS", "2")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    run = run_in(tmp_path, resume="requeue")
+    assert run.checkpoints.load(run.state)
+    fresh = run_in(tmp_path, resume="never")
+    assert not fresh.checkpoints.load(fresh.state)
+
+
+def test_a_sharded_one_of_another_size_is_refused_where_the_recipe_wants_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 2, elastic_every=2)
+    saved(tmp_path, 3)
+    folder = tmp_path / "proof" / "run"
+    marker = json.loads((folder / "checkpoint-3" / "_SUCCESS").read_text())
+    (folder / "checkpoint-3" / "_SUCCESS").write_text(json.dumps({**marker, "world_size": 4}))
+    strict = run_in(tmp_path, resume=str(folder / "checkpoint-3"), same_world_size_only=True)
+    refusal = r"checkpoint-3 was saved at world size 4, this run has 1.*elastic-checkpoint-2"
+    with pytest.raises(ConfigError, match=refusal):
+        strict.checkpoints.load(strict.state)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    strict = run_in(tmp_path, resume="requeue", same_world_size_only=True)
+    assert strict.checkpoints.load(strict.state)
+    assert strict.state.progress.step == 2, "a restart takes the elastic one by itself"
+    lenient = run_in(tmp_path, resume="requeue")
+    assert lenient.checkpoints.load(lenient.state)
+    assert lenient.state.progress.step == 3
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    model, optimizer = state()
+    saved(tmp_path, 1)
+    run = run_in(tmp_path, resume=str(tmp_path / "proof" / "run" / "checkpoint-1"))
+    run.state.progress = Progress(
+        step=0, position=0, rows_per_step=4, world_size=1, fingerprint="other"
+    )
     with pytest.raises(ConfigError, match="--resume never"):
-        checkpoint.load(
-            tmp_path / "checkpoint-1",
-            model=model,
-            optimizer=optimizer,
-            world=WORLD,
-            fingerprint="other",
-        )
+        run.checkpoints.load(run.state)
 
 
-def test_the_marker_lists_the_hash_of_every_other_file(tmp_path: Path) -> None:
-    save(tmp_path, 3)
-    folder = tmp_path / "checkpoint-3"
-    marker = json.loads((folder / checkpoint.SUCCESS).read_text())
-    others = {path.name for path in folder.iterdir()} - {checkpoint.SUCCESS}
-    assert marker["step"] == 3
-    assert set(marker["sha256"]) == others
+def test_a_damaged_one_is_named_skipped_and_kept(tmp_path: Path) -> None:
+    """A published trainer answered a checkpoint it could not validate by deleting all of them."""
+    lines = prove_resume.prove_damage(tmp_path)
+    assert [(line.what, line.outcome) for line in lines] == [
+        ("truncated shard", "PASS"),
+        ("flipped bit", "PASS"),
+        ("missing marker", "PASS"),
+        ("missing metadata", "PASS"),
+    ], lines
+
+
+def test_a_process_killed_in_its_saves_goes_on_from_the_last_good_one(tmp_path: Path) -> None:
+    line = prove_resume.prove_kills(tmp_path)
+    assert line.outcome == "PASS", line.detail
+
+
+def test_on_a_full_disk_the_last_good_one_stays_and_the_job_says_so(tmp_path: Path) -> None:
+    line = prove_resume.prove_full_disk(tmp_path)
+    assert line.outcome == "PASS", line.detail
+
+
+def test_a_save_that_fails_between_two_others_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = saved(tmp_path, 1)
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(checkpoint.CommittingWriter, "write_data", full)
+        run.train(2)
+        run.checkpoints.save(run.state, 2, loss=1.0)
+        with pytest.raises(CheckpointError, match=r"checkpoint-2 was not saved.*No space left"):
+            run.checkpoints.wait()
+        run.checkpoints.save(run.state, 2, loss=1.0)
+    run.checkpoints._collect(raises=False)
+    assert "the run goes on from memory" in capsys.readouterr().err
+    run.train(3)
+    run.checkpoints.save(run.state, 3, loss=1.0)
+    run.checkpoints.wait()
+    assert names(tmp_path) == ["checkpoint-1", "checkpoint-3"]
+    assert run.checkpoints.num_failed_saves == 2
+
+
+def test_the_state_that_is_saved_is_that_of_the_step_although_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    run = run_in(tmp_path)
+    run.train(2)
+    expected = [weight.detach().clone() for weight in run.state.model.parameters()]
+    go_on = threading.Event()
+    write = checkpoint.CommittingWriter.write_data
+
+    def held(*args: Any) -> Any:
+        assert go_on.wait(60)
+        return write(*args)
+
+    monkeypatch.setattr(checkpoint.CommittingWriter, "write_data", held)
+    run.checkpoints.save(run.state, 2, loss=1.0)
+    for _ in range(3):
+        run._step()
+    go_on.set()
+    run.checkpoints.wait()
+    later = run_in(tmp_path, resume=str(tmp_path / "proof" / "run" / "checkpoint-2"))
+    later.checkpoints.load(later.state)
+    for mine, theirs in zip(later.state.model.parameters(), expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_saves_and_loads_at_every_world_size_go_on_with_the_same_losses(tmp_path: Path) -> None:
+    """Save at 1, 2, 3, 4 ranks, load at 1, 2, 3, 4, DDP and FSDP2, both kinds of checkpoint."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=4", "-m", "workloads.train.prove_resume", "--only-sizes"]
+    done = subprocess.run(
+        [*command, "--folder", str(tmp_path)],
+        cwd=REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    table = [line for line in done.stdout.splitlines() if line.startswith(("PASS", "FAIL"))]
+    assert done.returncode == 0, [line for line in table if "FAIL" in line] or done.stderr[-3000:]
+    assert len(table) == 4 * 4 * 2 * 2 * 2
+    assert sum("bit-equal" in line for line in table) >= 4 * 2 * 2
+    assert not any(tmp_path.iterdir()), "the proof removes what it wrote"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_rows=st.integers(1, 40),
+    rows_per_step=st.integers(1, 12),
+    micro_batch_size=st.integers(1, 3),
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=20),
+)
+def test_no_row_is_seen_twice_or_left_out_while_the_world_size_changes(
+    num_rows: int, rows_per_step: int, micro_batch_size: int, sizes: list[int]
+) -> None:
+    stream = Stream(packs=range(num_rows), seed=1, length=lambda row: row)
+    seen: list[int] = []
+    position = 0
+    for size in sizes:
+        shares = [
+            stream.micro_batches(
+                position,
+                rank=rank,
+                world_size=size,
+                micro_batch_size=micro_batch_size,
+                num_rows=rows_per_step,
+            )
+            for rank in range(size)
+        ]
+        assert len({len(share) for share in shares}) == 1, "collectives must match"
+        seen += [row for share in shares for rows in share for row in rows]
+        position += rows_per_step
+    for epoch in range(0, len(seen), num_rows):
+        part = seen[epoch : epoch + num_rows]
+        if rows_per_step == 1 or len(part) == num_rows == rows_per_step:
+            assert len(set(part)) == len(part)
+    whole = position // num_rows * num_rows
+    rows = stream.rows(0, whole)
+    assert sorted(rows) == sorted(list(range(num_rows)) * (position // num_rows))
+    assert sorted(seen) == sorted(stream.rows(0, position))
+
+
+def test_a_candidate_without_its_marker_is_not_committed(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-7"
+    folder.mkdir()
+    found = Candidate(path=folder, kind=SHARDED, step=7)
+    assert found.problem() == "not committed"

@@ -135,7 +135,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return one line for the run record: the cause and, where the code knows it, what to change."""
+    """Return one line for the run record: the cause and, where known, what to change."""
     text = " ".join(str(error).split())
     if isinstance(error, WorkloadError):
         return text

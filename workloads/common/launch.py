@@ -109,6 +109,9 @@ def _run(arguments: Sequence[str] | None) -> int:
 
     # launch_agent names the class; it takes no other by an argument.
     api.LocalElasticAgent = make  # pyright: ignore[reportPrivateImportUsage]
+    # Else the ranks' store outlives a rendezvous, and a rank whose node counts its restarts
+    # otherwise than the rest finds the addresses of dead ranks in it (torch 2.15: attempt_N).
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     signal.signal(signal.SIGUSR1, _as_sigterm)
     try:
         torchrun(list(arguments) if arguments is not None else None)
@@ -135,4 +138,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a thread of the store that still runs at exit would make libstdc++ abort

@@ -159,7 +159,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workloads.common.supervise")
     parser.add_argument("--max-nodes", type=int, required=True)
     parser.add_argument("--save-s", type=int, required=True)
-    parser.add_argument("--look-every-s", type=float, default=60.0)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     command = [word for index, word in enumerate(options.command) if index or word != "--"]
@@ -173,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nodes_file=_path("SOPERATOR_NODES_FILE"),
         exit_file=_path("SOPERATOR_EXIT_FILE"),
         save_s=options.save_s,
-        look_every_s=options.look_every_s,
+        look_every_s=float(environment.get("SOPERATOR_LOOK_EVERY_S", "60")),
     ).run()
 
 

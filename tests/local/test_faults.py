@@ -1,0 +1,242 @@
+"""Lost ranks, lost nodes and preemption under real Slurm, srun and torchrun.
+
+The job trains a tiny model with the product's own order of rows and checkpoints. Slurm is set as
+Soperator sets it: KillOnBadExit=1. The invariant: the run continues from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.jobs import sync
+from infra.jobs.ssh import Connection
+from infra.local.state import CHECKOUT
+from infra.render.sbatch import render_sbatch
+from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
+from tests.local.jobs_cluster import JobsCluster, running_cluster
+
+pytestmark = pytest.mark.local
+
+_WAIT_S = 240.0
+# Trains until it is told to finish; says each step, where it runs and what it resumed from.
+PROBE = """
+import json, os, time, traceback
+from pathlib import Path
+from workloads.common.dist import world
+from workloads.common.exit_codes import ExitCode, exit_code_of
+from workloads.common.job import end
+from workloads.train import prove_resume
+from workloads.train.checkpoint_config import CheckpointConfig
+from workloads.train.signals import stop_request
+
+here_file = Path(os.environ["SOPERATOR_PLACE_CHKPT"], os.environ["SLURM_JOB_ID"])
+code = ExitCode.OK
+try:
+    with stop_request() as stop, world(cpu_threads=1, timeout_s=30) as here:
+        os.write(1, (json.dumps({"pid": os.getpid(), "rank": here.rank}) + "\\n").encode())
+        part = prove_resume.Part(world=here, files=None)
+        run = prove_resume.make_run(part, "ddp", here_file, resume="requeue", stop=stop, keep=3,
+                                    config=CheckpointConfig(timeout_s=30))
+        run.checkpoints.load(run.state)
+        while True:
+            step = run.state.progress.step + 1
+            (loss,) = run.train(step).values()
+            if here.is_main:
+                line = {"step": step, "world": here.world_size, "loss": loss}
+                os.write(1, (json.dumps(line) + "\\n").encode())
+            finished = here.is_main and here_file.with_suffix(".finish").exists()
+            stopped, done = here.sum([float(bool(stop)), float(finished)])
+            if stopped or done or step % 2 == 0:
+                run.checkpoints.save(run.state, step, loss=loss)
+            if stopped:
+                run.checkpoints.wait()
+                code = ExitCode.PREEMPTED
+            if stopped or done:
+                break
+            time.sleep(0.3)
+        run.checkpoints.wait()
+except Exception as error:
+    traceback.print_exc()
+    code = exit_code_of(error)
+end(code)
+"""
+
+
+def release(spec: StackSpec) -> dict[str, bytes]:
+    """The workloads as they are, the probe, and the jobs."""
+    workloads = CHECKOUT / "workloads"
+    files = {
+        path.relative_to(CHECKOUT).as_posix(): path.read_bytes()
+        for folder in ("common", "train", "data", "recipes")
+        for path in (workloads / folder).rglob("*")
+        if path.suffix in (".py", ".json", ".tsv")
+    }
+    files |= {"workloads/__init__.py": b"", "workloads/probe.py": PROBE.encode()}
+    return files | {f"jobs/{job.name}": render_sbatch(spec, job).encode() for job in spec.jobs}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
+    folder = tmp_path_factory.mktemp("faults")
+    identity = folder / "id"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", identity], check=True)
+    public = Path(f"{identity}.pub").read_text().strip()
+    # Slurm holds a requeued job back as long as its old credential is good: 2 minutes by default.
+    with running_cluster(folder, public, identity, credential_s=15) as made:
+        # Looks every minute for nodes that came back, and waits 15 s for them, in production.
+        quick = {"SOPERATOR_LOOK_EVERY_S": "2", "SOPERATOR_LAST_CALL_S": "2"}
+        job = JobSpec(
+            name="faults",
+            module="workloads.probe",
+            recipe="none",
+            nodes=2,
+            gpus_per_node=1,
+            time_limit="01:00:00",
+            environment=quick,
+        )
+        elastic = replace(job, name="elastic", least_nodes=1)
+        yield replace(made, spec=replace(made.spec, jobs=(job, elastic)))
+
+
+@pytest.fixture
+def connection(cluster: JobsCluster) -> Iterator[Connection]:
+    with Connection(cluster.outputs.endpoint(cluster.identity)) as opened:
+        sync.send(opened, cluster.outputs.code_path, release(cluster.spec))
+        yield opened
+        opened.run("scancel --user=root")
+
+
+class Watched:
+    """A submitted job, through its log and the queue."""
+
+    def __init__(self, cluster: JobsCluster, connection: Connection, name: str) -> None:
+        self._cluster, self._connection = cluster, connection
+        code = cluster.outputs.code_path
+        submitted = connection.run(f"cd {code} && sbatch --parsable jobs/{name}")
+        assert submitted.exit_code == 0, submitted.stderr
+        self.id = submitted.stdout.strip()
+        self._log = cluster.path(cluster.outputs.log_path(name, self.id))
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text() if self._log.is_file() else ""
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
+
+    def steps(self) -> list[tuple[int, int]]:
+        """(step, world size) of every step so far."""
+        return [(line["step"], line["world"]) for line in self.lines() if "step" in line]
+
+    def pids(self) -> dict[int, int]:
+        """Pid by rank of those that started last."""
+        return {line["rank"]: line["pid"] for line in self.lines() if "pid" in line}
+
+    def run(self, command: str) -> str:
+        done = self._connection.run(command)
+        return done.stdout.strip()
+
+    def wait(self, is_met: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + _WAIT_S
+        while not is_met():
+            assert time.monotonic() < deadline, f"no {what}; log:\n{self.log[-6000:]}"
+            time.sleep(0.2)
+
+    def is_back(self) -> bool:
+        """Whether it runs again after a requeue."""
+        return "Restarts=1" in self.run(f"scontrol show job {self.id}") and "RUNNING" in self.run(
+            f"squeue -h -j {self.id} -o %T"
+        )
+
+    def resumed_at(self) -> list[int]:
+        return [int(step) for step in re.findall(r"resumed from \S+ at step (\d+)", self.log)]
+
+    def finish(self) -> str:
+        """Let it end by itself; the state that Slurm has of it."""
+        marker = self._cluster.path(f"/mnt/chkpt/{self.id}.finish")
+        marker.touch()
+        ended = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
+
+        def state() -> str:
+            shown = self.run(f"scontrol show job {self.id}")
+            found = re.search(r"JobState=(\w+)", shown)
+            return found.group(1) if found else ""
+
+        self.wait(lambda: state() in ended, "end of the job")
+        return state()
+
+
+def test_a_preempted_job_saves_goes_back_into_the_queue_and_resumes_where_it_was(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    """A published trainer set a flag on SIGUSR1 that nobody read, and restarted at step 0."""
+    job = Watched(cluster, connection, "faults")
+    job.wait(lambda: len(job.steps()) >= 3, "three steps")
+    job.run(f"scancel --batch --signal=USR1 {job.id}")
+    job.wait(lambda: "back into the queue" in job.log, "requeue")
+    last = job.steps()[-1][0]
+    job.wait(job.is_back, "second start")
+    job.wait(lambda: bool(job.resumed_at()), "resumption")
+    assert job.resumed_at() == [last]
+    assert job.finish() == "COMPLETED"
+    done = [step for step, _ in job.steps()]
+    assert done == list(range(1, len(done) + 1)), "no step twice, none left out"
+
+
+def test_a_killed_rank_brings_all_ranks_back_to_the_last_checkpoint(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    job = Watched(cluster, connection, "faults")
+    job.wait(lambda: len(job.steps()) >= 3, "three steps")
+    before = job.pids()
+    os.kill(before[1], signal.SIGKILL)
+    job.wait(lambda: bool(job.resumed_at()), "resumption")
+    (resumed,) = job.resumed_at()
+    assert resumed % 2 == 0
+    assert resumed >= 2
+    assert "all ranks start again from the last checkpoint" in job.log
+    assert set(before.values()).isdisjoint(job.pids().values())
+    assert job.finish() == "COMPLETED"
+    assert "Restarts=0" in job.run(f"scontrol show job {job.id}")
+    losses: dict[int, set[float]] = {}
+    for line in job.lines():
+        if "step" in line:
+            losses.setdefault(line["step"], set()).add(line["loss"])
+    # A step that was lost and done again has the loss it had: to the bit, the world is the same.
+    assert all(len(values) == 1 for values in losses.values())
+
+
+def test_a_job_goes_on_without_a_lost_node_and_takes_it_back_when_it_returns(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    """A published launcher allowed 3 of 4 nodes, but Slurm ended the job with the first of them."""
+    job = Watched(cluster, connection, "elastic")
+    job.wait(lambda: len(job.steps()) >= 3, "three steps")
+    assert {size for _, size in job.steps()} == {2}
+    cluster.lose("worker-1")
+    job.run("scontrol update nodename=worker-1 state=down reason=power")
+    job.wait(lambda: job.steps()[-1][1] == 1, "a step on one node")
+    alone = job.resumed_at()[-1]
+    assert alone >= 2
+    cluster.bring_back()
+    job.run("scontrol update nodename=worker-1 state=resume")
+    job.wait(lambda: "2 nodes are there again, 1 are in use" in job.log, "growth")
+    job.wait(lambda: "back into the queue" in job.log, "requeue")
+    job.wait(job.is_back, "second start")
+    job.wait(lambda: job.steps()[-1][1] == 2, "a step on two nodes")
+    assert "elastic-checkpoint-" in job.log.split("resumed from ")[-1]
+    assert job.finish() == "COMPLETED"
+    done = [step for step, size in job.steps() if size == 1]
+    assert done == list(range(alone + 1, done[-1] + 1)), "no step of the small run is lost"
