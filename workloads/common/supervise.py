@@ -27,6 +27,7 @@ MAX_REQUEUES = 100
 """A job that never gets further than its start must not circle in the queue for ever."""
 _LIMIT_SLACK_S = 60
 _POLL_S = 0.2
+_TIMES_SEEN = 2
 
 
 def ask(*command: str) -> str:
@@ -62,10 +63,18 @@ class Job:
     def num_available_nodes(self) -> int:
         """Return the nodes that a new start could have: idle ones, and those that it holds."""
         held = self.ask("squeue", "-h", "-j", self.id, "-o", "%N")
-        lines = [self.ask("sinfo", "-h", "-p", self.partition, "-t", "idle", "-o", "%D")]
+        found = {"idle": self.ask("sinfo", "-h", "-p", self.partition, "-o", "%D %t")}
         if held:
-            lines.append(self.ask("sinfo", "-h", "-n", held, "-t", "alloc,mix", "-o", "%D"))
-        return sum(int(word) for line in lines for word in line.split() if word.isdigit())
+            found["alloc mix"] = self.ask(
+                "sinfo", "-h", "-p", self.partition, "-n", held, "-o", "%D %t"
+            )
+        number = 0
+        for states, lines in found.items():
+            for line in lines.splitlines():
+                count, _, state = line.partition(" ")
+                # `idle*` does not answer, `idle~` is switched off: Slurm starts nothing there now.
+                number += int(count) if state in states.split() else 0
+        return number
 
     def requeue(self) -> bool:
         """Put it back into the queue; False when Slurm refuses."""
@@ -86,6 +95,8 @@ class Supervisor:
     look_every_s: float
     is_stopping: bool = False
     wants_growth: bool = False
+    times_seen: int = 0
+    """Looks in a row that found more nodes than are in use."""
 
     def run(self) -> int:
         """Return the status of the job; a requeue ends this process before that."""
@@ -123,9 +134,11 @@ class Supervisor:
         if not 0 < now < self.max_nodes:
             return False
         available = min(self.job.num_available_nodes(), self.max_nodes)
-        if available > now:
+        # Twice in a row: a node that has just come back may go again.
+        self.times_seen = self.times_seen + 1 if available > now else 0
+        if self.times_seen >= _TIMES_SEEN:
             log(f"{available} nodes are there again, {now} are in use: saving to use them")
-        return available > now
+        return self.times_seen >= _TIMES_SEEN
 
     def _after(self, status: int) -> int:
         status = 128 - status if status < 0 else status

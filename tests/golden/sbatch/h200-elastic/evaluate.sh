@@ -53,14 +53,14 @@ read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # A port that is free now on this node, the first: jobs that share a node do not collide.
 MASTER_PORT=$("$SOPERATOR_PYTHON" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
 export MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE=1
-export SOPERATOR_MIN_NODES=1 SOPERATOR_MAX_NODES=1 SOPERATOR_RESTARTS=3 SOPERATOR_SAVE_S=120 SOPERATOR_LAST_CALL_S=15
+export SOPERATOR_MIN_NODES=1 SOPERATOR_MAX_NODES=1 SOPERATOR_RESTARTS=3 SOPERATOR_SAVE_S=120
 run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID
 export SOPERATOR_EXIT_FILE=$run/.first_exit_status SOPERATOR_NODES_FILE=$run/.nodes
 # Passes signals on, requeues what has saved, and lets the job have lost nodes back.
 exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes=1 --save-s=120 -- \
 srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=16 --kill-on-bad-exit=1 bash -c 'is_host=0
 [[ $SLURM_NODEID != 0 ]] || is_host=1
-conf=is_host=$is_host,join_timeout=600,last_call_timeout=$SOPERATOR_LAST_CALL_S
+conf=is_host=$is_host,join_timeout=600,last_call_timeout=${SOPERATOR_LAST_CALL_S:-15}
 conf+=,keep_alive_interval=5,keep_alive_max_attempt=3
 exec "$SOPERATOR_PYTHON" -m workloads.common.launch \
   --nnodes="$SOPERATOR_MIN_NODES:$SLURM_NNODES" \
