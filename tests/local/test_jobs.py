@@ -39,9 +39,12 @@ PROBE = """
 import json, os, pathlib, sys, time
 rank = int(os.environ.get("RANK", 0))
 sets = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
-seen = {k: v for k, v in os.environ.items() if k.startswith(("SOPERATOR_", "NCCL_", "MASTER_"))}
+shown = ("SOPERATOR_PLACE_CHKPT", "SOPERATOR_CODE_HASH", "SOPERATOR_PLATFORM", "SOPERATOR_PRESET")
+shown += ("NCCL_IB_DISABLE", "MASTER_ADDR")
+seen = {key: os.environ[key] for key in shown if key in os.environ}
 seen |= {"rank": rank, "argv": sys.argv[1:], "cwd": os.getcwd(), "node": os.uname().nodename}
-os.write(1, (json.dumps(seen) + "\\n").encode())  # at once: ranks of a node share the pipe
+# At once, as ranks of a node share the pipe, and short: srun breaks lines at 1024 characters.
+os.write(1, (json.dumps(seen) + "\\n").encode())
 for number in range(int(sets.get("lines", 0))):
     print(f"line {number}", flush=True)
     time.sleep(float(sets.get("every", 0)))
