@@ -1,0 +1,158 @@
+"""What each fault is called, what is tried again, and when a job saves, requeues and grows."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from workloads.common.exit_codes import ExitCode, HungError, exit_code_of, reason_of
+from workloads.common.launch import may_restart
+from workloads.common.supervise import Job, Supervisor
+from workloads.train.faults import Watchdog
+
+
+class _Rows(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def test_a_reader_of_rows_that_dies_has_its_own_code_and_advice() -> None:
+    loader = torch.utils.data.DataLoader(_Rows(), num_workers=1)
+    with pytest.raises(RuntimeError) as caught:
+        next(iter(loader))
+    assert exit_code_of(caught.value) is ExitCode.DATA_LOADER
+    assert "give the job more memory" in reason_of(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), ExitCode.OUT_OF_MEMORY),
+        (
+            RuntimeError("gloo/transport/tcp/pair.cc: Connection closed by peer"),
+            ExitCode.DISTRIBUTED,
+        ),
+        (RuntimeError("gloo/tcp/unbound_buffer.cc: Timed out waiting 30000ms"), ExitCode.HUNG),
+        (torch.AcceleratorError("CUDA error: uncorrectable ECC error"), ExitCode.DEVICE),
+    ],
+)
+def test_a_fault_has_its_code_and_says_what_to_change(error: Exception, code: ExitCode) -> None:
+    """A published trainer caught RuntimeError and ended with 0."""
+    assert exit_code_of(error) is code
+    assert "; " in reason_of(error)
+
+
+def test_only_what_may_not_come_again_is_tried_again() -> None:
+    again = {ExitCode.DISTRIBUTED, ExitCode.DATA_LOADER, ExitCode.HUNG, ExitCode.DEVICE}
+    assert {code for code in ExitCode if may_restart(code)} == again
+    assert may_restart(-signal.SIGKILL)
+
+
+def test_a_step_that_stands_ends_the_rank_with_what_it_was_doing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    told: list[HungError] = []
+    with Watchdog(0.05, fail=told.append) as watchdog:
+        watchdog.beat("step 7")
+        watchdog._thread.join()
+    assert told[0].exit_code is ExitCode.HUNG
+    assert str(told[0]).startswith("step 7 did not end within 0.05 s")
+    assert "test_a_step_that_stands" in capfd.readouterr().err, "the stack shows who waits"
+
+
+def test_steps_that_end_in_time_leave_the_watchdog_silent() -> None:
+    told: list[HungError] = []
+    with Watchdog(600, fail=told.append) as watchdog:
+        for step in range(3):
+            watchdog.beat(f"step {step}")
+    assert told == []
+
+
+def answers(
+    state: str = "RUNNING", left: str = "1-00:00:00", nodes: str = ""
+) -> Callable[..., str]:
+    """Slurm, as far as a supervisor asks it."""
+
+    def ask(*command: str) -> str:
+        if command[0] == "sinfo":
+            return nodes
+        return {"%T": state, "%L": left, "%N": ""}[command[-1]]
+
+    return ask
+
+
+class _Slurm(Job):
+    requeued = 0
+
+    def requeue(self) -> bool:
+        self.requeued += 1
+        return True
+
+
+def supervisor(tmp_path: Path, code: int, ask: Callable[..., str]) -> tuple[Supervisor, _Slurm]:
+    job = _Slurm(id="12", partition="main", ask=ask)
+    made = Supervisor(
+        job=job,
+        command=[sys.executable, "-c", f"import sys; sys.exit({code})"],
+        max_nodes=4,
+        nodes_file=tmp_path / "nodes",
+        exit_file=tmp_path / "exit",
+        save_s=120,
+        look_every_s=60.0,
+    )
+    return made, job
+
+
+@pytest.mark.parametrize(
+    ("code", "ask", "times"),
+    [
+        (75, answers(), 1),
+        (75, answers(left="UNLIMITED"), 1),
+        (75, answers(state="CANCELLED"), 0),
+        (75, answers(left="2:30"), 0),
+        (72, answers(), 0),
+        (0, answers(), 0),
+    ],
+)
+def test_only_a_saved_job_that_slurm_did_not_end_goes_back_into_the_queue(
+    tmp_path: Path, code: int, ask: Callable[..., str], times: int
+) -> None:
+    """A cancelled job must not come back, and a time limit bounds what a job costs."""
+    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        made, job = supervisor(tmp_path, code, ask)
+        assert made.run() == code
+        assert job.requeued == times
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("used", "nodes", "grows"),
+    [
+        (3, "1 idle", False),
+        (3, "4 idle", True),
+        (4, "9 idle", False),
+        (3, "4 idle*", False),
+        (3, "4 idle~\n2 down*", False),
+    ],
+)
+def test_a_job_grows_when_nodes_that_answer_were_seen_twice(
+    tmp_path: Path, used: int, nodes: str, grows: bool
+) -> None:
+    made, _ = supervisor(tmp_path, 0, answers(nodes=nodes))
+    assert not made.can_grow(), "no ranks run yet"
+    (tmp_path / "nodes").write_text(f"{used}\n")
+    assert not made.can_grow(), "seen once"
+    assert made.can_grow() is grows
