@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Final
+
+SERVE_MODULE: Final = "workloads.serve"
 
 
 class SshServiceType(StrEnum):
@@ -132,3 +135,8 @@ class JobSpec:
     """Seconds that it gets to save before its time limit and when it is preempted."""
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Variables of its ranks, such as `NCCL_DEBUG: INFO`; they win over the derived ones."""
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it answers until it is stopped: one process, and nothing waits for its end."""
+        return self.module == SERVE_MODULE

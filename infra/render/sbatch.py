@@ -137,7 +137,8 @@ def _memory_mib(spec: StackSpec, worker: WorkerSpec, job: JobSpec) -> int:
 
 
 def _is_launched(job: JobSpec) -> bool:
-    return job.nodes > 1 or job.gpus_per_node > 0
+    """Whether ranks are started by the launcher; a server is one process that has all GPUs."""
+    return not job.is_server and (job.nodes > 1 or job.gpus_per_node > 0)
 
 
 def _fewest(job: JobSpec) -> int:

@@ -39,6 +39,7 @@ def check_jobs(spec: StackSpec, findings: Findings) -> None:
     for index, job in enumerate(spec.jobs):
         _check_job(spec, job, f"jobs[{index}]", findings)
     _check_order(spec, findings)
+    _check_servers(spec, findings)
 
 
 def nodesets_of(spec: StackSpec, partition: PartitionSpec) -> tuple[WorkerSpec, ...]:
@@ -274,4 +275,24 @@ def _check_order(spec: StackSpec, findings: Findings) -> None:
                 f"jobs[{index}].after",
                 f"{' -> '.join((*chain, job.name))} is a circle; no job could start",
                 rule="jobs.circle",
+            )
+
+
+def _check_servers(spec: StackSpec, findings: Findings) -> None:
+    """What a job that serves cannot do."""
+    servers = {job.name for job in spec.jobs if job.is_server}
+    for index, job in enumerate(spec.jobs):
+        if job.is_server and job.nodes != 1:
+            findings.error(
+                f"jobs[{index}].nodes",
+                f"{job.nodes}, but '{job.name}' serves, which one node does; write 1, and submit "
+                "it again for a second server",
+                rule="jobs.server-nodes",
+            )
+        if job.after in servers:
+            findings.error(
+                f"jobs[{index}].after",
+                f"'{job.after}' serves until it is stopped, so '{job.name}' would wait for ever; "
+                "leave `after` out",
+                rule="jobs.after-server",
             )

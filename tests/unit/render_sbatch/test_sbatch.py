@@ -49,6 +49,15 @@ def test_a_job_without_gpus_on_one_node_has_no_launcher(spec: StackSpec) -> None
     assert "--gpus-per-node" not in text
 
 
+def test_a_server_is_one_process_with_all_its_gpus(spec: StackSpec) -> None:
+    """Slurm's SIGTERM must reach the server itself: a launcher would kill it 30 s later."""
+    text = render_sbatch(spec, replace(JOB, nodes=1, module="workloads.serve"))
+    assert "#SBATCH --gpus-per-node=2\n" in text
+    assert text.rstrip().endswith('"$SOPERATOR_PYTHON" -m workloads.serve --recipe r "$@"')
+    assert "workloads.common.launch" not in text
+    assert "--signal" not in text
+
+
 def test_threads_are_shared_between_the_ranks_of_a_node(spec: StackSpec) -> None:
     assert "OMP_NUM_THREADS=8\n" in render_sbatch(spec, replace(JOB, cpus_per_task=16))
 

@@ -79,6 +79,8 @@ MISTAKES: list[tuple[str, Change]] = [
     ("partitions.config-own", partition(0, config="Default=YES nodes=worker-0")),
     ("partitions.hidden-shown", partition(1, config="Default=NO")),
     ("jobs.hidden", lambda c: c["jobs"][1].update(partition="hidden")),
+    ("jobs.server-nodes", lambda c: c["jobs"][1].update(module="workloads.serve")),
+    ("jobs.after-server", lambda c: c["jobs"][0].update(module="workloads.serve")),
     ("jobs.least-nodes", lambda c: c["jobs"][1].update(least_nodes=3)),
     ("jobs.save-time", lambda c: c["jobs"][1].update(time_limit="00:02:00")),
     ("jobs.environment", lambda c: c["jobs"][1].update(environment={"MASTER_PORT": "1"})),
