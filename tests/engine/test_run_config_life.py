@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from infra.local.state import Cache
 from tests.conftest import PUBLIC_KEY
 from tests.engine.nebius_project import (
     CHECKOUT,
@@ -61,7 +63,10 @@ class Storage:
 
     def buckets(self) -> list[set[str]]:
         """Keys of each bucket that ever held one; nothing tells which was first."""
-        return [{each.name for each in folder.iterdir()} for folder in self._folder.iterdir()]
+        return [
+            {each.name for each in folder.iterdir()}
+            for folder in self._folder.glob("storagebucket-*")
+        ]
 
     def remove(self, key: str) -> None:
         (path,) = self._folder.glob(f"storagebucket-*/{key.replace('/', '%2F')}")
@@ -73,7 +78,9 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage
     folder = tmp_path / "objects"
     command = [sys.executable, "-m", "infra.local.object_storage", "--state", str(folder)]
     command += ["--cloud", str(tmp_path / "emulator")]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT)
+    # Else it would read the whole SDK for its descriptors.
+    environ = {**os.environ, "SOPERATOR_CACHE": str(Cache.from_environ().root)}
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT, env=environ)
     assert server.stdout is not None
     ready = server.stdout.readline()
     monkeypatch.setenv("SOPERATOR_LOCAL_OBJECT_STORAGE", ready.strip().rpartition("//")[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from infra.local.slurm import pod as pods
+from infra.local.state import Cache
 from infra.render import backup as render
 from infra.restore import run, snapshots
 from infra.restore.errors import RestoreError
@@ -120,7 +122,9 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
     cloud.add_bucket(BUCKET)
     command = [sys.executable, "-m", "infra.local.object_storage", "--state", str(folder / "held")]
     command += ["--cloud", str(folder / "cloud")]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # Else it would read the whole SDK for its descriptors.
+    environ = {**os.environ, "SOPERATOR_CACHE": str(Cache.from_environ().root)}
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
     try:
         assert server.stdout is not None
         port = int(server.stdout.readline().rpartition(":")[2])
