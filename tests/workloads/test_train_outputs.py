@@ -1,0 +1,96 @@
+"""What a run leaves behind: original, final, merged, checkpoints by epoch, summary, gate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.workloads.test_train_parts import scalars_of
+from workloads.common.exit_codes import ExitCode
+
+
+def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
+    places: Path, run: Any, model_dir: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    run("prepare-data")
+    code, record = run("train", "train.save_original=true", "train.export_merged=true",
+                       'train.gate={"max_loss": 99, "min_tokens_per_s_per_gpu": 1}')  # fmt: skip
+    assert code == 0, record
+    folder = places / "chkpt" / "finetune" / "12"
+    for path in model_dir.iterdir():
+        assert (folder / "original" / path.name).read_bytes() == path.read_bytes()
+    assert not (folder / "final" / "model.safetensors").exists()
+    base = AutoModelForCausalLM.from_pretrained(model_dir)
+    tuned: Any = PeftModel.from_pretrained(base, folder / "final")
+    merged = AutoModelForCausalLM.from_pretrained(folder / "merged")
+    ids = torch.arange(3, 20)[None]
+    torch.testing.assert_close(
+        merged(input_ids=ids).logits, tuned(input_ids=ids).logits, rtol=1e-3, atol=1e-3
+    )
+    results = places / "results" / "12"
+    config = json.loads((results / "config.json").read_text())
+    assert config["train"]["lora"]["rank"] == 4
+    summary = (results / "train_12_summary.txt").read_text()
+    for words in ("gate: PASS", "PASS    final/", "NOT RUN tokens/s/GPU", "last_loss"):
+        assert words in summary
+    (events,) = (results / "tensorboard" / "12").iterdir()
+    steps = [step for step, tag, _ in scalars_of(events) if tag == "train/loss"]
+    assert steps == [1, 2, 3, 4]
+    metrics = record["metrics"]
+    for share in ("padding_positions", "checkpoint_time", "data_wait_time", "recompute_flops"):
+        assert 0 <= metrics[f"{share}_percent"] <= 100
+    assert 0 < metrics["num_useful_tokens"] <= metrics["num_computed_positions"]
+
+
+def test_a_run_that_misses_its_gate_fails_and_keeps_its_model(places: Path, run: Any) -> None:
+    run("prepare-data")
+    code, record = run("train", 'train.gate={"max_loss": 0.001}', "train.max_steps=1")
+    assert code == ExitCode.FAILED
+    assert "wanted below 0.001; the model is saved" in record["reason"]
+    assert (places / "chkpt" / "finetune" / "12" / "final" / "adapter_model.safetensors").is_file()
+    assert "gate: FAIL" in (places / "results" / "12" / "train_12_summary.txt").read_text()
+
+
+def test_checkpoints_fall_on_ends_of_epochs(places: Path, run: Any) -> None:
+    run("prepare-data")
+    code, record = run("train", "train.max_steps=null", "train.epochs=4", "train.keep_last=9",
+                       "train.checkpoint_every_epochs=2", "train.gradient_accumulation=2",
+                       "train.checkpoint.keep_best=false")  # fmt: skip
+    assert code == 0, record
+    num_rows, steps = record["metrics"]["num_rows"], record["metrics"]["num_train_steps"]
+    assert steps == -(-4 * num_rows // 2)
+    saved = {path.name for path in (places / "chkpt" / "finetune" / "12").glob("checkpoint-*")}
+    assert saved == {f"checkpoint-{-(-2 * num_rows // 2)}", f"checkpoint-{steps}"}
+
+
+def test_examples_that_are_too_long_are_cut_when_asked_and_counted(places: Path, run: Any) -> None:
+    run("prepare-data")
+    code, record = run("train", "train.sequence_length=900", "train.overlong=cut",
+                       "train.max_steps=1")  # fmt: skip
+    assert code == 0, record
+    assert record["metrics"]["num_dropped_examples"] > 0
+
+
+def test_padding_never_carries_a_loss(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A published run put 85 % of its loss on padding; a padded row here loses as it does alone."""
+    run("prepare-data")
+    options = ("train.max_steps=1", "train.packing=false", "train.overlong=drop")
+    rows = []
+    for number, size in enumerate((1, 4)):
+        monkeypatch.setenv("SLURM_JOB_ID", str(20 + number))
+        code, record = run("train", *options, f"train.micro_batch_size={size}",
+                           f"train.gradient_accumulation={4 // size}")  # fmt: skip
+        assert code == 0, record
+        rows.append((record["metrics"]["last_loss"], record["metrics"]["num_computed_positions"]))
+    (alone, few), (together, many) = rows
+    assert many > few, "four rows in one batch are padded"
+    assert abs(alone - together) < 1e-5
