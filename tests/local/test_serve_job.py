@@ -1,0 +1,144 @@
+"""A server as a Slurm job: reached by a tunnel through the login node, stopped by scancel.
+
+The invariant: what runs when the job is cancelled is answered whole, and the record says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from infra.jobs import logs, slurm, submit, sync
+from infra.jobs.ssh import Connection
+from infra.local.state import CHECKOUT
+from infra.render.archive import code_files, hash_files
+from tests.local.jobs_cluster import JobsCluster, running_cluster
+from tests.ports import free_ports
+from tests.workloads.conftest import make_tokenizer
+
+pytestmark = pytest.mark.local
+
+_READY_S = 240.0
+_SETS = (
+    "model=tiny",
+    "serve.port=0",
+    "serve.dtype=fp32",
+    "serve.cpu_threads=1",
+    'serve.limits={"context_tokens": 1024, "max_output_tokens": 512}',
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
+    folder = tmp_path_factory.mktemp("serve")
+    identity = folder / "id"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", identity], check=True)
+    public = Path(f"{identity}.pub").read_text().strip()
+    with running_cluster(folder, public, identity) as made:
+        _make_model(made.path("/mnt/model/tiny"))
+        yield made
+
+
+def _make_model(folder: Path) -> None:
+    """A two-layer model with random weights: what it says does not matter here."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=2048,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def tunnel(cluster: JobsCluster, port: int) -> Iterator[str]:
+    """The server's port on this machine, as `ssh -L` through the login node brings it."""
+    (local,) = free_ports(1)
+    known = cluster.folder / "known_hosts"
+    outputs = cluster.outputs
+    known.write_text(f"[127.0.0.1]:{outputs.ssh_port} {outputs.login_host_key}\n")
+    options = [f"UserKnownHostsFile={known}", "ExitOnForwardFailure=yes", "BatchMode=yes"]
+    command = ["ssh", "-N", "-F", "none", "-i", str(cluster.identity), "-p", str(outputs.ssh_port)]
+    command += [word for option in options for word in ("-o", option)]
+    command += ["-L", f"127.0.0.1:{local}:127.0.0.1:{port}", "root@127.0.0.1"]
+    process = subprocess.Popen(command)
+    try:
+        yield f"http://127.0.0.1:{local}/v1"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def test_a_served_job_answers_through_the_login_node_and_ends_clean(cluster: JobsCluster) -> None:
+    job = next(job for job in cluster.spec.jobs if job.is_server)
+    files = code_files(CHECKOUT, replace(cluster.spec, jobs=(job,)))
+    outputs = replace(cluster.outputs, jobs={job.name: ""})
+    with Connection(outputs.endpoint(cluster.identity)) as connection:
+        sync.send(connection, outputs.code_path, files)
+        submitted = submit.submit(
+            connection, outputs, job.name, code_hash=hash_files(files), sets=_SETS
+        )
+        results = cluster.path(f"/mnt/chkpt/results/{submitted.job_id}")
+        log = cluster.path(submitted.log_path)
+        endpoint = _endpoint(results / "endpoint.json", log)
+        assert endpoint["models"] == ["tiny"]
+        with tunnel(cluster, endpoint["port"]) as url:
+            client = openai.OpenAI(base_url=url, api_key="none", max_retries=20, timeout=60)
+            answer = client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=5
+            )
+            assert answer.usage is not None
+            assert 1 <= answer.usage.completion_tokens <= 5
+
+            running = client.chat.completions.create(
+                model="tiny",
+                messages=[{"role": "user", "content": "a long one"}],
+                max_tokens=400,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            next(iter(running))
+            slurm.cancel(connection, [submitted.job_id])
+            rest = list(running)
+            assert rest[-1].choices[0].finish_reason == "length"
+        ended = logs.follow(
+            connection, submitted.log_path, submitted.job_id, write=lambda chunk: None
+        )
+    assert ended.status != 0, "Slurm calls a cancelled job cancelled, however well it ended"
+    record = json.loads((results / "run_record.json").read_text())
+    assert (record["kind"], record["outcome"], record["job"]) == ("serve", "PASS", "serve")
+    assert record["metrics"]["num_answers"] == 2
+    assert record["metrics"]["num_output_tokens"] >= 401
+    assert record["metrics"]["cold_start_s"] > record["metrics"]["load_s"] > 0
+    assert json.loads((results / "config.json").read_text())["serve"]["port"] == 0
+    text = log.read_text()
+    assert "SIGTERM: no new requests; 0 are returned, 1 answers have 20 s to end" in text
+    # The folder that stands for the RAM disk here is none.
+    assert "weights are not staged: the place scratch, /mnt/memory, is no RAM disk" in text
+
+
+def _endpoint(path: Path, log: Path) -> dict[str, Any]:
+    """What the server wrote when it took requests."""
+    deadline = time.monotonic() + _READY_S
+    while not path.is_file():
+        assert time.monotonic() < deadline, log.read_text() if log.is_file() else "no log"
+        threading.Event().wait(0.2)
+    return json.loads(path.read_text())
