@@ -159,6 +159,10 @@ class Curve:
 class NoCheckpoints:
     """A run that is measured saves nothing."""
 
+    def due(self, step: int) -> bool:
+        """No step asks for one."""
+        return False
+
     def load(self, state: Any) -> bool:
         """Nothing to resume from."""
         return False
@@ -278,7 +282,7 @@ def _trainer_peft(rows: int, steps: int, *, pads_to_limit: bool) -> dict[str, fl
 
 
 def _trl(rows: int, steps: int) -> dict[str, float]:
-    import datasets
+    import datasets  # pyright: ignore[reportMissingImports]
     import torch
     import transformers
     import trl  # pyright: ignore[reportMissingImports]

@@ -17,6 +17,7 @@ import torch
 from workloads.common.exit_codes import NonFiniteLossError, PreemptedError
 from workloads.common.log import log
 from workloads.train.config import TrainConfig
+from workloads.train.faults import Watchdog
 from workloads.train.ledger import Ledger
 from workloads.train.metrics import LossCurve, StepResult, Throughput
 from workloads.train.order import Stream
@@ -49,6 +50,7 @@ class Trainer:
     """On rank 0 only."""
     events: EventWriter | None
     """On rank 0 only."""
+    watchdog: Watchdog
     ledger: Ledger = field(default_factory=Ledger)
 
     def run(self) -> Throughput:
@@ -65,6 +67,7 @@ class Trainer:
                 throughput.add(result)
                 self._report(result)
                 done = state.progress.step == self.num_steps
+                self.watchdog.beat(f"the step or save after step {state.progress.step}")
                 if stop or done or self._is_due(result):
                     before_s = self.ledger.seconds["checkpoint"]
                     with self.ledger.spend("checkpoint"):
@@ -86,8 +89,7 @@ class Trainer:
     def _is_due(self, result: StepResult) -> bool:
         """Whether a checkpoint falls on the step that has just ended."""
         step = result.step + 1
-        due = getattr(self.checkpoints, "due", None)
-        if due is not None and due(step):
+        if self.checkpoints.due(step):
             return True
         if self.config.checkpoint_every_epochs is None:
             return bool(self.config.checkpoint_every) and step % self.config.checkpoint_every == 0
