@@ -28,7 +28,7 @@ from workloads.data.chat_template import (
 )
 from workloads.data.chats import Chat
 from workloads.data.dataset_tokenize import main, tokenize_file
-from workloads.data.label_tokens import _by_offsets, _token_spans
+from workloads.data.label_tokens import _by_bytes, _by_offsets, _token_bytes, _token_spans
 from workloads.data.token_rows import COLUMNS, Example, TokenRows, read_parquet
 from workloads.data.token_worker import TokenizeConfig
 
@@ -120,6 +120,31 @@ def test_token_spans_are_those_of_the_tokens_own_places(turns: list[tuple[str, s
     for item in render(tokenizer, messages_of(turns)):
         encoding = tokenizer.backend_tokenizer.encode(item.text, add_special_tokens=False)
         assert _token_spans(encoding, item) == _by_offsets(encoding.offsets, item)
+
+
+@given(turns=TURNS)
+@settings(max_examples=100, deadline=None)
+def test_labels_by_the_bytes_of_tokens_are_those_by_their_places(
+    turns: list[tuple[str, str]],
+) -> None:
+    tokenizer = TEMPLATES["chatml"]
+    (item,) = render(tokenizer, messages_of(turns))
+    (example,) = encode(tokenizer, [item])
+    encoding = tokenizer.backend_tokenizer.encode(item.text, add_special_tokens=False)
+    learned = {t for a, b in _by_offsets(encoding.offsets, item) for t in range(a, b)}
+    assert example.input_ids == tuple(encoding.ids)
+    assert example.labels == tuple(
+        token if place in learned else IGNORED for place, token in enumerate(encoding.ids)
+    )
+    assert _by_bytes(ends_of(encoding.ids, tokenizer), item) is not None, "the slow way was taken"
+
+
+def ends_of(ids: list[int], tokenizer: Any) -> Any:
+    """Returns the bytes before each token and after the last."""
+    import numpy as np
+
+    sizes = _token_bytes(tokenizer.backend_tokenizer)
+    return np.concatenate([[0], np.cumsum(sizes[np.array(ids)])])
 
 
 def test_a_token_across_the_edge_of_a_turn_is_refused() -> None:
