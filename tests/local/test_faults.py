@@ -95,8 +95,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
     public = Path(f"{identity}.pub").read_text().strip()
     # Slurm holds a requeued job back as long as its old credential is good: 2 minutes by default.
     with running_cluster(folder, public, identity, credential_s=15) as made:
-        # Looks every minute for nodes that came back, and waits 15 s for them, in production.
-        quick = {"SOPERATOR_LOOK_EVERY_S": "2", "SOPERATOR_LAST_CALL_S": "2"}
+        # Looks every minute for nodes that came back in production. The last call is longer than
+        # there: on a busy machine two nodes start far apart, and the first would begin alone.
+        quick = {"SOPERATOR_LOOK_EVERY_S": "10", "SOPERATOR_LAST_CALL_S": "20"}
         job = JobSpec(
             name="faults",
             module="workloads.probe",

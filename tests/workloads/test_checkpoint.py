@@ -198,7 +198,8 @@ def test_a_save_that_fails_between_two_others_does_not_end_the_run(
         with pytest.raises(CheckpointError, match=r"checkpoint-2 was not saved.*No space left"):
             run.checkpoints.wait()
         run.checkpoints.save(run.state, 2, loss=1.0)
-    run.checkpoints._collect(raises=False)
+        # As the next save does it.
+        run.checkpoints._collect(raises=False)
     assert "the run goes on from memory" in capsys.readouterr().err
     run.train(3)
     run.checkpoints.save(run.state, 3, loss=1.0)

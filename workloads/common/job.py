@@ -40,6 +40,13 @@ class Job:
     results_dir: Path
     """Folder of this job's results; made."""
 
+    def fail(self, error: WorkloadError) -> NoReturn:
+        """End this rank from another thread, with its record: the main one cannot be reached."""
+        code = _fail(self.record, error, error.exit_code)
+        if self.record.is_missing(self.results_dir):
+            self.record.finish(self.results_dir)
+        end(code)
+
 
 def parse_arguments(kind: str, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return `--recipe`, `--set` and `--resume` of the command line."""

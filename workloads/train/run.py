@@ -102,6 +102,7 @@ def _train(run: Run, here: World) -> None:
 
     from workloads.train.checkpoint import FolderCheckpoints
     from workloads.train.export import save_original
+    from workloads.train.faults import Watchdog
     from workloads.train.loop import Trainer
     from workloads.train.metrics import LossCurve
     from workloads.train.optimizer import build_optimizer
@@ -133,7 +134,8 @@ def _train(run: Run, here: World) -> None:
             fingerprint=fingerprint(config, job.recipe.model, task),
         ),
     )
-    with stop_request() as stop:
+    timeout_s = config.checkpoint.timeout_s
+    with stop_request() as stop, Watchdog(timeout_s, fail=job.fail) as watchdog:
         checkpoints = FolderCheckpoints(
             folder=run_folder(job.places, resume=config.resume),
             world=here,
@@ -168,6 +170,7 @@ def _train(run: Run, here: World) -> None:
             ),
             checkpoints=checkpoints,
             stop=stop,
+            watchdog=watchdog,
             curve=LossCurve(curve_path, first_step=first_step) if here.is_main else None,
             events=_events(job) if here.is_main else None,
         )
