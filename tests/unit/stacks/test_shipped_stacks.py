@@ -41,7 +41,8 @@ def test_four_l40s_workers_train_and_one_serves(stack: StackSpec):
     assert len(names["hidden"]) == 5
     hardware = {(worker.platform, worker.preset) for worker in stack.nodes.workers}
     assert hardware == {("gpu-l40s-d", "2gpu-64vcpu-384gb")}
-    assert {job.partition for job in stack.jobs} == {"train"}
+    assert {job.partition for job in stack.jobs if not job.is_server} == {"train"}
+    assert {job.partition for job in stack.jobs if job.is_server} == {"serve"}
 
 
 @pytest.mark.parametrize("stack", ["l40s-dev"], indirect=True)
