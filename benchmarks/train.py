@@ -22,7 +22,7 @@ import time
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from benchmarks.machine import describe
 from infra.local.state import Cache
@@ -181,6 +181,7 @@ def _trainer(rows: int, steps: int, *, packing: bool) -> tuple[Any, Any]:
     from workloads.common.dist import World
     from workloads.data.token_rows import Writer
     from workloads.train.config import LoraConfig, TrainConfig
+    from workloads.train.faults import Watchdog
     from workloads.train.loop import Trainer
     from workloads.train.optimizer import build_optimizer
     from workloads.train.order import Stream
@@ -234,10 +235,15 @@ def _trainer(rows: int, steps: int, *, packing: bool) -> tuple[Any, Any]:
         num_steps=steps,
         checkpoints=NoCheckpoints(),
         stop=StopRequest(),
+        watchdog=Watchdog(3600, fail=_stop),
         curve=Curve(),  # type: ignore[arg-type]
         events=None,
     )
     return trainer, task
+
+
+def _stop(error: Exception) -> NoReturn:
+    sys.exit(f"benchmarks.train: {error}")
 
 
 def _bare(rows: int, steps: int) -> dict[str, float]:
