@@ -46,16 +46,16 @@ def agent_class() -> Any:
         saved_all = True
         """Whether the ranks that were told to stop ended by themselves."""
 
-        def _start_workers(self, worker_group: Any) -> Any:
+        def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore
             self.num_starts += 1
             os.environ[STARTS] = str(self.num_starts)
             nodes = os.environ.get(NODES_FILE)
             if nodes and worker_group.group_rank == 0:
                 Path(nodes).write_text(f"{worker_group.group_world_size}\n", encoding="utf-8")
-            return super()._start_workers(worker_group)
+            return super()._start_workers(worker_group)  # pyright: ignore
 
-        def _monitor_workers(self, worker_group: Any) -> Any:
-            result = super()._monitor_workers(worker_group)
+        def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore
+            result = super()._monitor_workers(worker_group)  # pyright: ignore
             if result.state is not WorkerState.FAILED:
                 return result
             first = min(result.failures.values(), key=lambda failure: failure.timestamp)

@@ -21,10 +21,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from workloads.common.dist import World
 from workloads.common.exit_codes import CheckpointError, ConfigError, DataError
@@ -121,10 +124,10 @@ class FolderCheckpoints:
                 f"{state.progress.rows_per_step}; restore train.micro_batch_size and "
                 "train.gradient_accumulation, or start anew with --resume never"
             )
-        reader = dcp.FileSystemReader(chosen.path)
+        reader = FileSystemReader(chosen.path)
         values = places_for(state, reader.read_metadata(), with_rng=is_same_size)
         try:
-            dcp.load(
+            dcp_load(
                 values,
                 storage_reader=reader,
                 planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
@@ -188,10 +191,10 @@ class FolderCheckpoints:
             "no_dist": self._group is None,
         }
         if in_background and self._config.background and self._has_room(values):
-            future = dcp.async_save(values, async_stager=self._copy(), **options)
+            future = dcp_async_save(values, async_stager=self._copy(), **options)
             assert isinstance(future, Future)
         else:
-            future = _done(lambda: dcp.save(values, **options))
+            future = _done(lambda: dcp_save(values, **options))
         self._running = (target, future)
         future.add_done_callback(lambda done: _clean_up(scratch, done, self._world))
 

@@ -92,7 +92,7 @@ def whole_weights(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.Tens
     whole: dict[str, torch.Tensor] = {}
     for name, weight in trained_weights(model).items():
         # One at a time: on a GPU only one whole weight exists beside the shards.
-        value = weight.detach()
+        value: Any = weight.detach()
         value = value.full_tensor() if hasattr(value, "full_tensor") else value
         if keep:
             whole[name] = value.to("cpu", copy=True).contiguous()
@@ -123,8 +123,13 @@ def num_local_bytes(values: dict[str, Any]) -> int:
         local.numel() * local.element_size()
         for value in values.values()
         if isinstance(value, torch.Tensor)
-        for local in [value.to_local() if hasattr(value, "to_local") else value]
+        for local in [_local(value)]
     )
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """This rank's slice under FSDP2, else the tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

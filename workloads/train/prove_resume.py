@@ -227,6 +227,7 @@ def prove_sizes(here: World, folder: Path) -> list[Line]:
     lines: list[Line] = []
     for size, part in parts.items():
         for spread in _spreads(part):
+            assert part is not None
             for kind, config in _kinds().items():
                 place = folder / f"{kind}-{spread}-{size}"
                 run = make_run(part, spread, place, resume="never", config=config, keep=2)
@@ -235,6 +236,7 @@ def prove_sizes(here: World, folder: Path) -> list[Line]:
     for size, part in parts.items():
         for (from_size, name), expected in _everything(here, saved).items():
             for spread in _spreads(part):
+                assert part is not None
                 place = folder / f"{name}-{from_size}"
                 step = max(candidates([place / "proof" / "run"]), key=lambda each: -each.step)
                 run = make_run(
