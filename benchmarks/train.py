@@ -1,11 +1,13 @@
 """Measures the training loop against others: `make bench-train`, or python -m benchmarks.train.
 
-One LoRA of SmolLM2-135M-Instruct in fp32 on chats of long-tailed lengths, the same rows and weights
-for all: our loop with and without packing, a bare PyTorch loop over our packed rows, transformers'
-Trainer with PEFT on rows padded to the longest of their batch and to the limit, and TRL's
-SFTTrainer. Each runs in a process of its own on one thread; counted are useful tokens (that are not
-padding) per second of CPU time after the first step, so that other work on the machine does not
-count. The first thread of ours collates ahead: its time counts too. Writes benchmarks/train.json.
+One LoRA of SmolLM2-135M-Instruct in fp32 on chats of long-tailed lengths, the same data set and
+weights for all. Ours and the bare loop train on the same batches; the others shuffle in their own
+order, so a ratio to them needs enough steps for the share of padding to even out. Measured are our
+loop with and without packing, a bare PyTorch loop over our packed rows, transformers' Trainer with
+PEFT on rows padded to the longest of their batch and to the limit, and TRL's SFTTrainer. Each runs
+in a process of its own on one thread; counted are useful tokens (that are not padding) per second
+of CPU time after the first step, so that other work on the machine does not count. The first thread
+of ours collates ahead: its time counts too. Writes benchmarks/train.json.
 """
 
 from __future__ import annotations
