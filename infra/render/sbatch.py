@@ -105,7 +105,9 @@ def _directives(spec: StackSpec, job: JobSpec, nodesets: Sequence[WorkerSpec]) -
         f"--job-name={job.name}",
         f"--partition={job.partition}",
         f"--nodes={_node_range(job)}",
-        "--ntasks-per-node=1",
+        # With a range of nodes, Slurm takes this for as many tasks as the fewest nodes, and gives
+        # only those nodes although more are idle.
+        *(["--ntasks-per-node=1"] if _fewest(job) == job.nodes else []),
         f"--cpus-per-task={job.cpus_per_task}",
         *([f"--gpus-per-node={job.gpus_per_node}"] if job.gpus_per_node else []),
         f"--time={job.time_limit}",

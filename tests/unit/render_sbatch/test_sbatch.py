@@ -75,6 +75,7 @@ def test_an_elastic_job_asks_for_a_range_of_nodes_and_outlives_lost_ones(spec: S
     text = render_sbatch(spec, replace(JOB, nodes=4, least_nodes=3))
     assert "#SBATCH --nodes=3-4\n" in text
     assert "#SBATCH --no-kill\n" in text
+    assert "#SBATCH --ntasks-per-node" not in text, "Slurm would give the fewest nodes only"
     assert "--kill-on-bad-exit=0 --no-kill bash" in text
     assert "SOPERATOR_MIN_NODES=3 SOPERATOR_MAX_NODES=4" in text
     # One --rdzv-conf: of two, torchrun keeps the last.

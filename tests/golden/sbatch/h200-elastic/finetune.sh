@@ -4,7 +4,6 @@
 #SBATCH --job-name=finetune
 #SBATCH --partition=main
 #SBATCH --nodes=3-4
-#SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=16
 #SBATCH --gpus-per-node=1
 #SBATCH --time=12:00:00
