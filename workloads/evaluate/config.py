@@ -7,6 +7,8 @@ from typing import Literal
 
 from workloads.common.recipe import require
 
+Precision = Literal["bf16", "8bit", "4bit"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateConfig:
@@ -29,12 +31,41 @@ class EvaluateConfig:
     dtype: Literal["bf16", "fp32"] = "bf16"
     cpu_threads: int | None = None
     """Threads per rank on CPU; None leaves torch's choice."""
+    resamples: int = 2000
+    """Bootstrap resamples and permutations; the error of a p near 0.05 is then 0.005."""
+    confidence: float = 0.95
+    """Share that the intervals hold."""
+    force_overlap: bool = False
+    """Go on, and mark the result, where a test row is also in a training set."""
+    precisions: tuple[Precision, ...] = ()
+    """Weights in which one model is measured again; `bf16` is what the others are compared with."""
+    precision_model: Literal["base", "tuned"] = "tuned"
+    lm_eval_tasks: tuple[str, ...] = ()
+    """Tasks of the job workloads.evaluate.lm_eval_job."""
+    lm_eval_limit: int | None = None
+    """Rows of each task; None takes all."""
 
     def __post_init__(self) -> None:
-        for name in ("num_rows", "num_perplexity_rows", "batch_size", "max_new_tokens"):
+        for name in (
+            "num_rows",
+            "num_perplexity_rows",
+            "batch_size",
+            "max_new_tokens",
+            "resamples",
+        ):
             value = getattr(self, name)
             require(value > 0, f"{name}: got {value}, expected > 0")
         require(
             self.num_speed_tokens > 1,
             f"num_speed_tokens: got {self.num_speed_tokens}, expected > 1",
+        )
+        require(0 < self.confidence < 1, f"confidence: got {self.confidence}, expected 0 to 1")
+        require(
+            not self.precisions or self.precisions[0] == "bf16",
+            f"precisions: got {', '.join(self.precisions)}, expected bf16 first: the others are "
+            "compared with it",
+        )
+        require(
+            len(set(self.precisions)) == len(self.precisions),
+            f"precisions: got {', '.join(self.precisions)}, expected each once",
         )

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 NUM_SPEED_RUNS = 3
+PADDING_SHARE = 0.25
+"""Most padding in a bucket, of all the tokens that its prompts take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +75,13 @@ def generate(
     cache = DynamicCache(config=model.config)
     outputs: list[list[int]] = [[] for _ in prompts]
     running = [True] * len(prompts)
+    rows = list(range(len(prompts)))  # the stream in each place of the batch
     num_decoded = 0
     started_s = _clock(device)
     next_B = _forward(model, input_ids_BT, mask_BT, position_ids_BT, cache)
     prefilled_s = _clock(device)
     for step in range(max_new_tokens):
-        for row, token in enumerate(next_B.tolist()):
+        for row, token in zip(rows, next_B.tolist(), strict=True):
             if not running[row]:
                 continue
             num_decoded += step > 0
@@ -88,6 +91,13 @@ def generate(
                 outputs[row].append(token)
         if step + 1 == max_new_tokens or not any(running):
             break
+        left = [place for place, row in enumerate(rows) if running[row]]
+        if len(left) <= len(rows) // 2:  # fewer rows to compute; a copy of the cache pays from here
+            keep = torch.tensor(left, device=device)
+            cache.batch_select_indices(keep)
+            next_B, mask_BT = next_B[keep], mask_BT[keep]
+            position_ids_BT = position_ids_BT[keep]
+            rows = [rows[place] for place in left]
         mask_BT = torch.nn.functional.pad(mask_BT, (0, 1), value=1)
         position_ids_BT = position_ids_BT[:, -1:] + 1
         next_B = _forward(model, next_B[:, None], mask_BT, position_ids_BT, cache)
@@ -124,7 +134,29 @@ def _clock(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def generate_all(
+def batches(lengths: Sequence[int], *, batch_size: int) -> list[list[int]]:
+    """Return row numbers in buckets of similar length, the longest first.
+
+    A bucket ends where padding would be more than PADDING_SHARE of what it reads. The longest go
+    first, so that memory that is too small shows at once.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    made: list[list[int]] = []
+    real = 0
+    for index in order:
+        length = lengths[index]
+        longest = lengths[made[-1][0]] if made else 0
+        size = len(made[-1]) + 1 if made else 0
+        if made and size <= batch_size and real + length >= (1 - PADDING_SHARE) * size * longest:
+            made[-1].append(index)
+            real += length
+        else:
+            made.append([index])
+            real = length
+    return made
+
+
+def generate_in_batches(
     model: Any,
     prompts: Sequence[Sequence[int]],
     *,
@@ -132,22 +164,17 @@ def generate_all(
     max_new_tokens: int,
     pad_id: int,
     stop_ids: frozenset[int],
-) -> list[tuple[int, ...]]:
-    """Return the continuations of all prompts in order, in batches of similar length."""
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    results: list[tuple[int, ...]] = [()] * len(prompts)
-    for first in range(0, len(order), batch_size):
-        indices = order[first : first + batch_size]
+) -> Iterator[dict[int, tuple[int, ...]]]:
+    """Yield the continuations of each bucket as it ends, by the number of their prompt."""
+    for rows in batches([len(prompt) for prompt in prompts], batch_size=batch_size):
         made = generate(
             model,
-            [prompts[index] for index in indices],
+            [prompts[row] for row in rows],
             max_new_tokens=max_new_tokens,
             pad_id=pad_id,
             stop_ids=stop_ids,
         )
-        for index, tokens in zip(indices, made.token_ids, strict=True):
-            results[index] = tokens
-    return results
+        yield dict(zip(rows, made.token_ids, strict=True))
 
 
 def measure_speed(

@@ -78,8 +78,9 @@ def argument_problem(
 
 
 def _value_matches(value: Any, *, detail: Mapping[str, Any], allowed: Sequence[Any]) -> bool:
-    declared = detail["type"]
-    expected = TYPES[declared]
+    expected = TYPES.get(str(detail.get("type")))
+    if expected is None:  # a type of JSON schema or of Java, which BFCL's Python rules lack
+        return _standard(value) in [_standard(item) for item in allowed]
     if expected is float and type(value) is int:
         value = float(value)
     given = [item for item in allowed if item != OPTIONAL]
@@ -142,3 +143,16 @@ def _standard(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return re.sub(r"[ ,./\-_*^]", "", value).lower().replace("'", '"')
+
+
+def same_value(value: Any, wanted: Any) -> bool:
+    """Whether two values are equal as BFCL compares strings, at any depth; 1 equals 1.0."""
+    if isinstance(value, dict) and isinstance(wanted, dict):
+        return value.keys() == wanted.keys() and all(
+            same_value(value[key], wanted[key]) for key in wanted
+        )
+    if isinstance(value, list) and isinstance(wanted, list):
+        return len(value) == len(wanted) and all(map(same_value, value, wanted))
+    if isinstance(value, bool) or isinstance(wanted, bool):
+        return value is wanted
+    return _standard(value) == _standard(wanted)

@@ -1,0 +1,122 @@
+"""One model over the test set into a result folder of its own: what compare_models reads.
+
+Owns `<results>/original/` and `<results>/trained/`: header.json, rows.jsonl and summary.json, there
+whole or not at all. The two jobs share no file, so a cluster with room runs them side by side.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal
+
+from workloads.common import atomic, hardware
+from workloads.common.dist import World, world
+from workloads.common.job import Job, section_of
+from workloads.common.log import log
+from workloads.common.models import load_tokenizer
+from workloads.data.chats import Chat
+from workloads.evaluate.__main__ import keep_config
+from workloads.evaluate.config import EvaluateConfig
+from workloads.evaluate.held_out import HeldOut, load_held_out
+from workloads.evaluate.metrics import measured, row_scores
+from workloads.evaluate.model_rows import ModelRows, run_rows
+from workloads.evaluate.overlap import prompt_hash
+from workloads.evaluate.resampling import Sampling, interval
+from workloads.evaluate.row_store import RowStore
+from workloads.evaluate.subject import Subject, tuned_dir
+
+Side = Literal["original", "trained"]
+HEADER, ROWS, SUMMARY = "header.json", "rows.jsonl", "summary.json"
+
+
+def run_inference(job: Job, side: Side) -> None:
+    """Answer every held-out row with the original or the trained model."""
+    config = job.recipe.evaluate
+    if config is None:
+        raise section_of(job.recipe, "evaluate")
+    model_dir = job.places.model_dir(job.recipe.model)
+    tuned = tuned_dir(job, config) if side == "trained" else None
+    dataset = job.places.data_path(config.dataset)
+    with world(cpu_threads=config.cpu_threads) as here:
+        job.record.hardware = hardware.detect(hardware.device_name())
+        job.record.engine = "transformers"
+        keep_config(job, config, here)
+        tokenizer = load_tokenizer(model_dir)
+        held_out = load_held_out(config, dataset, tokenizer, tuned_dir=tuned, places=job.places)
+        subject = Subject(name=side, model_dir=model_dir, tuned_dir=tuned)
+        _answer(job, config, here, held_out, tokenizer, subject)
+        here.barrier()
+
+
+def _answer(
+    job: Job,
+    config: EvaluateConfig,
+    here: World,
+    held_out: HeldOut,
+    tokenizer: Any,
+    subject: Subject,
+) -> None:
+    results = job.places.path("results")
+    header = here.broadcast(
+        held_out.header(config, model_dir=subject.model_dir, tuned_dir=subject.tuned_dir)
+        if here.is_main
+        else None
+    )
+    model = subject.load(config, here)
+    store = RowStore(results, header, rank=here.rank)
+    rows = run_rows(subject.name, model, tokenizer, config, held_out, store, here)
+    metrics = measured(held_out, rows)
+    sampling = Sampling(resamples=config.resamples, confidence=config.confidence, seed=config.seed)
+    summary = {
+        **{name: metric.value for name, metric in metrics.items()},
+        "num_rows": len(rows.generated),
+        "intervals": {name: interval(m, sampling).to_json() for name, m in metrics.items()},
+        "overlap": {folder: list(ids) for folder, ids in held_out.overlap.items()},
+    }
+    job.record.metrics |= {k: v for k, v in summary.items() if isinstance(v, (int, float))}
+    if not here.is_main:
+        return
+    folder = results / subject.name
+    with atomic.new_directory(folder, replace=True) as partial:
+        _write_json(partial / HEADER, header.to_json())
+        lines = [json.dumps(line, ensure_ascii=False) for line in row_lines(held_out, rows)]
+        (partial / ROWS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        _write_json(partial / SUMMARY, summary)
+    job.record.artifacts["results_dir"] = str(folder)
+    log(f"{len(rows.generated)} rows in {folder}")
+
+
+def row_lines(held_out: HeldOut, rows: ModelRows) -> list[dict[str, Any]]:
+    """Return one object a row, in the order of the test set."""
+    scores = row_scores(held_out, rows)
+    return [
+        {
+            "id": chat.id,
+            "category": category_of(chat),
+            "prompt_sha256": prompt_hash(chat).hex(),
+            "input": held_out.question(number),
+            "reference": reference,
+            "generated": rows.generated[number],
+            "num_tokens": rows.num_tokens[number],
+            "scores": scores[number],
+        }
+        for number, (chat, reference) in enumerate(
+            zip(held_out.chats, held_out.references(), strict=True)
+        )
+    ]
+
+
+def category_of(chat: Chat) -> str:
+    """Return the raw column `category` where data.source.keep has it, else the id's leading part.
+
+    BFCL's ids are `simple_python_12`; ids that are file and line are all of their file.
+    """
+    named = chat.columns.get("category")
+    if named is not None:
+        return str(named)
+    return re.sub(r"[_:\-]?\d+(-\d+)*$", "", chat.id) or "all"
+
+
+def _write_json(path: Any, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,15 @@
+"""The job inference_trained: the trained model over the test set, into `<results>/trained/`."""
+
+from __future__ import annotations
+
+from workloads.common.job import Job, end, run_job
+from workloads.evaluate.inference import run_inference
+
+
+def main(job: Job) -> None:
+    """Answer every held-out row."""
+    run_inference(job, "trained")
+
+
+if __name__ == "__main__":
+    end(run_job("inference_trained", main))

@@ -1,0 +1,109 @@
+"""One model in 16, 8 and 4 bits a weight: memory, quality and speed against 16 bits.
+
+Owns what NOT RUN means here: bitsandbytes or the device cannot do it, with the reason.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workloads.common.dist import World
+from workloads.common.log import log
+from workloads.evaluate.compare import change_percent
+from workloads.evaluate.config import EvaluateConfig
+from workloads.evaluate.held_out import HeldOut
+from workloads.evaluate.metrics import measured
+from workloads.evaluate.model_rows import run_rows, speeds
+from workloads.evaluate.resampling import Measured, Sampling, interval, paired
+from workloads.evaluate.row_store import RowStore
+from workloads.evaluate.subject import Subject, load_precision
+
+if TYPE_CHECKING:
+    from workloads.common.places import Places
+
+
+def compare_precisions(
+    subject: Subject,
+    tokenizer: Any,
+    config: EvaluateConfig,
+    held_out: HeldOut,
+    here: World,
+    places: Places,
+    sampling: Sampling,
+) -> dict[str, Any]:
+    """Return one object a precision: outcome PASS with its numbers, or NOT RUN with the reason."""
+    results: dict[str, Any] = {}
+    reference: dict[str, Measured] = {}
+    scratch = places.path("scratch" if places.has("scratch") else "results")
+    for precision in config.precisions:
+        try:
+            model = load_precision(subject, precision, config, here, scratch)
+        except (ImportError, RuntimeError, ValueError) as error:
+            problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        else:
+            problem = None
+        problems = [each for each in here.gather(problem) if each]
+        if problems:
+            log(f"{precision}: NOT RUN: {problems[0]}")
+            results[precision] = {"outcome": "NOT RUN", "reason": problems[0]}
+            continue
+        found, values = _measure(
+            subject, model, tokenizer, precision, config, held_out, here, places.path("results")
+        )
+        del model
+        gc.collect()
+        results[precision] = {
+            "outcome": "PASS",
+            **values,
+            "intervals": {k: interval(v, sampling).to_json() for k, v in found.items()},
+        }
+        if not reference:
+            reference = found
+            continue
+        base = results[config.precisions[0]]
+        results[precision]["against_bf16"] = {
+            "weight_bytes_percent": change_percent(base["weight_bytes"], values["weight_bytes"]),
+            "speed_percent": change_percent(
+                base["output_tokens_per_s"], values["output_tokens_per_s"]
+            ),
+            "significance": {
+                name: paired(reference[name], found[name], sampling).to_json() for name in found
+            },
+        }
+    return results
+
+
+def _measure(
+    subject: Subject,
+    model: Any,
+    tokenizer: Any,
+    precision: str,
+    config: EvaluateConfig,
+    held_out: HeldOut,
+    here: World,
+    results: Path,
+) -> tuple[dict[str, Measured], dict[str, Any]]:
+    header = here.broadcast(
+        held_out.header(
+            config,
+            model_dir=subject.model_dir,
+            tuned_dir=subject.tuned_dir,
+            precision=f"{precision} weights, {model.device.type}",
+        )
+        if here.is_main
+        else None
+    )
+    store = RowStore(results, header, rank=here.rank)
+    name = f"{subject.name} {precision}"
+    rows = run_rows(name, model, tokenizer, config, held_out, store, here)
+    alone, batched = speeds(name, model, config, held_out, here)
+    found = measured(held_out, rows)
+    return found, {
+        **{key: metric.value for key, metric in found.items()},
+        "weight_bytes": int(model.get_memory_footprint()),
+        "output_tokens_per_s": alone.output_tokens_per_s,
+        "batch_output_tokens_per_s": batched.output_tokens_per_s,
+        "prefill_tokens_per_s": alone.prefill_tokens_per_s,
+    }
