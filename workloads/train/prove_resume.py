@@ -192,7 +192,7 @@ def make_run(
         world=here,
         config=config,
         keep_last=keep,
-        stop=stop or StopRequest(),
+        stop=StopRequest() if stop is None else stop,
         group=part.files,
     )
     return Run(state=state, module=module, checkpoints=checkpoints)
