@@ -1,8 +1,8 @@
 """Measures serving: `make bench-serve`, or python -m benchmarks.serve [--rounds N].
 
 SmolLM2-135M on one core, tokens per second of CPU time (other work on the machine does not count):
-one stream, 16 streams in continuous batching, `transformers`' own `generate` of the same prompts,
-and 16 streams over HTTP to a client in a process of its own. Writes benchmarks/serve.json.
+one stream; 16 streams of unlike lengths in continuous batching; `transformers`' own `generate` of
+the same batch; the same streams over HTTP to a client in a process of its own. Writes serve.json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks import machine
 RESULT = Path(__file__).with_name("serve.json")
 MODEL = Path.home() / ".cache/soperator-stack/models/SmolLM2-135M-Instruct"
 NUM_STREAMS = 16
-NUM_TOKENS = 48
+NUM_TOKENS = 32
 LIMITS = {
     "batching_gain": ("least", 4.0),
     "over_generate": ("least", 1.0),
@@ -35,13 +35,13 @@ LIMITS = {
 # Reads 16 streams as they come and says how many tokens were written.
 _CLIENT = """
 import json, sys, threading, urllib.request
-url, body, streams = sys.argv[1], sys.argv[2].encode(), int(sys.argv[3])
-counts = []
-def ask():
-    with urllib.request.urlopen(urllib.request.Request(url, data=body)) as answer:
+url, bodies, counts = sys.argv[1], json.loads(sys.argv[2]), []
+def ask(body):
+    data = json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data=data)) as answer:
         lines = [line for line in answer if line.startswith(b"data: {")]
     counts.append(json.loads(lines[-1][6:])["usage"]["completion_tokens"])
-threads = [threading.Thread(target=ask) for _ in range(streams)]
+threads = [threading.Thread(target=ask, args=(body,)) for body in bodies]
 [each.start() for each in threads]
 [each.join() for each in threads]
 print(sum(counts))
@@ -114,30 +114,32 @@ def _measure(rounds: int) -> dict[str, list[float]]:
     )
     engine = TransformersEngine(
         Runner(model, cache, None),
-        Scheduler(num_rows=NUM_STREAMS, max_queue=0, prefill_tokens=1024),
+        Scheduler(num_rows=NUM_STREAMS, max_queue=0, prefill_tokens=2048),
         tokenizer,
         stop_ids=frozenset({tokenizer.eos_token_id}),
         kv_total_tokens=NUM_STREAMS * 512,
     )
-    ids = prompt_ids(tokenizer, _chat(), (), {})
+    prompts = [prompt_ids(tokenizer, _chat(index), (), {}) for index in range(NUM_STREAMS)]
     with _served(engine, tokenizer) as url:
-        _engine_speed(engine, ids, 1)  # warm
+        _engine_speed(engine, prompts[:1])  # warm
         speeds: dict[str, list[float]] = {
             name: [] for name in ("one_stream", "batched", "generate", "batched_over_http")
         }
         for _ in range(rounds):
-            speeds["one_stream"].append(_engine_speed(engine, ids, 1))
-            speeds["batched"].append(_engine_speed(engine, ids, NUM_STREAMS))
-            speeds["generate"].append(_generate_speed(model, ids))
+            speeds["one_stream"].append(_engine_speed(engine, prompts[:1]))
+            speeds["batched"].append(_engine_speed(engine, prompts))
+            speeds["generate"].append(_generate_speed(model, prompts))
             speeds["batched_over_http"].append(_http_speed(url))
     return speeds
 
 
-def _chat() -> list[dict[str, Any]]:
-    return [{"role": "user", "content": "Tell me a long story about a river and its towns."}]
+def _chat(index: int) -> list[dict[str, Any]]:
+    """A question of 40 to 140 tokens with its template: chats are not of one length."""
+    towns = " and its towns" * (1 + 2 * (index % NUM_STREAMS))
+    return [{"role": "user", "content": f"Tell me a long story about a river{towns}."}]
 
 
-def _engine_speed(engine: Any, ids: tuple[int, ...], num_streams: int) -> float:
+def _engine_speed(engine: Any, prompts: list[tuple[int, ...]]) -> float:
     from workloads.serve.generation import Delta, Generation, Sampling
 
     left = threading.Semaphore(0)
@@ -158,44 +160,49 @@ def _engine_speed(engine: Any, ids: tuple[int, ...], num_streams: int) -> float:
                 ),
                 sink,
             )
-            for _ in range(num_streams)
+            for ids in prompts
         ]
     )
-    for _ in range(num_streams):
+    for _ in prompts:
         left.acquire()
-    return num_streams * NUM_TOKENS / (time.process_time() - began)
+    return len(prompts) * NUM_TOKENS / (time.process_time() - began)
 
 
-def _generate_speed(model: Any, ids: tuple[int, ...]) -> float:
+def _generate_speed(model: Any, prompts: list[tuple[int, ...]]) -> float:
     import torch
 
-    batch = torch.tensor([list(ids)] * NUM_STREAMS)
+    length = max(map(len, prompts))
+    ids = torch.zeros(len(prompts), length, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, length - len(prompt) :] = torch.tensor(prompt)
+        mask[row, length - len(prompt) :] = 1
     began = time.process_time()
     made = model.generate(
-        batch,
-        attention_mask=torch.ones_like(batch),
+        ids,
+        attention_mask=mask,
         max_new_tokens=NUM_TOKENS,
         min_new_tokens=NUM_TOKENS,
         do_sample=False,
         pad_token_id=0,
     )
-    assert made.shape[1] == len(ids) + NUM_TOKENS
-    return NUM_STREAMS * NUM_TOKENS / (time.process_time() - began)
+    assert made.shape[1] == length + NUM_TOKENS
+    return len(prompts) * NUM_TOKENS / (time.process_time() - began)
 
 
 def _http_speed(url: str) -> float:
     body = {
         "model": "model",
-        "messages": _chat(),
         "max_tokens": NUM_TOKENS,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    bodies = [{**body, "messages": _chat(index)} for index in range(NUM_STREAMS)]
     began = time.process_time()
     done = subprocess.run(
-        [sys.executable, "-c", _CLIENT, url, json.dumps(body), str(NUM_STREAMS)],
+        [sys.executable, "-c", _CLIENT, url, json.dumps(bodies)],
         capture_output=True,
         text=True,
         check=True,

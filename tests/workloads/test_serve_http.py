@@ -396,11 +396,13 @@ def test_a_failure_in_a_stream_is_an_error_event(tokenizer: Any) -> None:
                 raise ValueError("broken in the middle")
 
         server.passes.gate = gate
+        running = server.client().chat.completions.create(
+            model="tiny", messages=say("endless"), stream=True
+        )
+        assert next(iter(running)).choices
+        seen.set()
         with pytest.raises(openai.APIError, match="broken in the middle"):
-            for _ in server.client().chat.completions.create(
-                model="tiny", messages=say("endless"), stream=True
-            ):
-                seen.set()
+            list(running)
 
 
 def test_metrics_count_what_was_served(tokenizer: Any) -> None:

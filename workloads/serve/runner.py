@@ -1,4 +1,4 @@
-"""One forward pass over a turn's chunks or its decoding rows: logits of their last tokens.
+"""Forward passes over a turn's chunks or its decoding rows: logits of their last tokens.
 
 Owns batches, positions and masks. Shapes: B rows of the batch, T tokens, V vocabulary.
 """
@@ -14,6 +14,24 @@ from workloads.serve.adapter_rows import AdapterRows
 from workloads.serve.kv_cache import RowCache
 from workloads.serve.scheduler import Chunk, Move, Sequence
 
+_MOST_PADDING = 0.25
+"""Padding in a pass over chunks, as a share of their tokens; above it they are read apart."""
+
+
+def group_by_length(counts: Items[int]) -> list[list[int]]:
+    """Return the places of `counts` in groups of like lengths, the longest first."""
+    groups: list[list[int]] = []
+    longest = held = 0
+    for index in sorted(range(len(counts)), key=lambda each: -counts[each]):
+        padding = longest * (len(groups[-1]) + 1 if groups else 0) - held - counts[index]
+        if groups and padding <= _MOST_PADDING * (held + counts[index]):
+            groups[-1].append(index)
+            held += counts[index]
+        else:
+            groups.append([index])
+            longest = held = counts[index]
+    return groups
+
 
 class Runner:
     """A model with its cache."""
@@ -25,7 +43,15 @@ class Runner:
 
     @torch.inference_mode()
     def read(self, chunks: Items[Chunk]) -> torch.Tensor:
-        """Read the chunks in one pass; return the logits behind each one's last token, B x V."""
+        """Read the chunks; return the logits behind each one's last token, B x V."""
+        groups = group_by_length([each.end - each.start for each in chunks])
+        parts = [self._read([chunks[index] for index in group]) for group in groups]
+        if len(parts) == 1 and groups[0] == list(range(len(chunks))):
+            return parts[0]
+        order = torch.tensor([index for group in groups for index in group])
+        return torch.cat(parts)[order.argsort().to(parts[0].device)]
+
+    def _read(self, chunks: Items[Chunk]) -> torch.Tensor:
         writes = [(each.sequence.row, each.start, each.end - each.start) for each in chunks]
         positions_BT, mask = self._cache.prefill(writes)
         ids_BT = torch.zeros_like(positions_BT)

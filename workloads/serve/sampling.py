@@ -14,7 +14,7 @@ import torch
 
 from workloads.serve.generation import Sampling
 
-_KEPT = 1024
+_KEPT = 256
 """Tokens looked at for top_p before the whole vocabulary is sorted."""
 
 

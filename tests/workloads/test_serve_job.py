@@ -1,0 +1,372 @@
+"""The serving job: its flags, what it refuses before it loads, its start and its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from workloads.common.exit_codes import ConfigError, DataError, ExitCode, WorkloadError
+from workloads.common.job import run_job
+from workloads.common.places import Places
+from workloads.common.recipe import parse
+from workloads.recipes import load_recipe
+from workloads.serve import endpoint, stage, vllm_server
+from workloads.serve.__main__ import main, recipe_arguments
+from workloads.serve.config import ServeConfig
+from workloads.serve.metrics import ServeMetrics
+from workloads.serve.weights import Weights, find_weights
+
+READY_S = 200.0
+CHECKOUT = Path(__file__).parents[2]
+
+
+def adapter(folder: Path, base: str = "tiny") -> Path:
+    """A folder that names its base as peft does."""
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": f"/mnt/model/{base}", "r": 16})
+    )
+    return folder
+
+
+def serve_config(**values: Any) -> ServeConfig:
+    return parse(ServeConfig, values, at="serve")
+
+
+def test_flags_are_short_for_keys_of_the_recipe(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "final", base="Qwen3-14B")
+    words = recipe_arguments(
+        ["--finetune", str(folder), "--port", "0", "--no-thinking", "--set", "serve.port=9"]
+    )
+    assert words[:2] == ["--recipe", "smollm2_135m_serve_cpu"]
+    sets = words[3::2]
+    assert sets == [
+        'model="Qwen3-14B"',
+        f'serve.adapter="{folder}"',
+        "serve.port=0",
+        "serve.thinking=false",
+        "serve.port=9",
+    ]
+    recipe = load_recipe(words[1], sets)
+    assert recipe.serve is not None
+    assert (recipe.model, recipe.serve.port, recipe.serve.thinking) == ("Qwen3-14B", 9, False)
+    assert recipe_arguments(["--base", "SmolLM2-135M-Instruct", "--recipe", "r"]) == [
+        "--recipe",
+        "r",
+        "--set",
+        'model="SmolLM2-135M-Instruct"',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"adapter": "/a", "merged": "/b"}, "adapter and merged: at most one"),
+        ({"port": 70000}, "port: got 70000, expected 0 to 65535"),
+        ({"limits": {"max_concurrency": 0}}, "max_concurrency: got 0, expected >= 1"),
+        ({"limits": {"context": 1}}, "limits.context: unknown key"),
+        ({"engine": "tgi"}, "expected one of auto, transformers, vllm"),
+        ({"drain_s": -1}, "drain_s: got -1.0, expected >= 0"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_its_path(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        serve_config(**values)
+    assert message in str(caught.value)
+
+
+def test_base_adapter_merged_and_checkpoint_are_found(
+    places: Path, model_dir: Path, tmp_path: Path
+) -> None:
+    own = Places()
+    assert find_weights(serve_config(), "tiny", own).names == ("tiny",)
+    folder = adapter(places / "chkpt" / "finetune" / "12" / "final")
+    (places / "chkpt" / "latest").write_text("finetune/12/final\n")
+    for config in (
+        serve_config(adapter="{place:chkpt}/latest"),
+        serve_config(checkpoint=str(folder)),
+    ):
+        found = find_weights(config, "tiny", own)
+        assert (found.model_dir, found.adapter_dir) == (model_dir, folder)
+        assert found.names == ("tiny", "tiny-tuned")
+    merged = tmp_path / "merged"
+    shutil.copytree(model_dir, merged)
+    found = find_weights(serve_config(merged=str(merged), served_name="mine"), "none", own)
+    assert (found.model_dir, found.adapter_dir, found.names) == (merged, None, ("mine",))
+    # A checkpoint of whole weights has no tokenizer: the model's is taken.
+    for path in merged.glob("tokenizer*"):
+        path.unlink()
+    found = find_weights(serve_config(checkpoint=str(merged)), "tiny", own)
+    assert found.tokenizer_dir == model_dir
+
+
+def test_folders_that_are_not_what_their_key_says_are_refused(
+    places: Path, model_dir: Path, tmp_path: Path
+) -> None:
+    other = adapter(tmp_path / "other", base="Qwen3-14B")
+    shards = tmp_path / "checkpoint-8"
+    shards.mkdir()
+    (shards / "config.json").write_text("{}")
+    bare = tmp_path / "model" / "bare"
+    bare.mkdir(parents=True)
+    (bare / "config.json").write_text("{}")
+    cases = [
+        ({"adapter": str(other)}, "tiny", "adapter of 'Qwen3-14B', the recipe's model is 'tiny'"),
+        ({"adapter": str(model_dir)}, "tiny", "it is no adapter; name it with --merged"),
+        ({"adapter": "/nowhere"}, "tiny", "serve.adapter: /nowhere is no folder"),
+        ({"merged": str(other)}, "tiny", "an adapter, no merged model; name it with --adapter"),
+        ({"checkpoint": str(shards)}, "tiny", "a checkpoint of shards is served once its run"),
+        ({}, str(bare), "has no tokenizer (tokenizer.json or tokenizer_config.json)"),
+        ({}, "absent", "model 'absent' was not found"),
+    ]
+    for values, model, message in cases:
+        with pytest.raises(DataError) as caught:
+            find_weights(serve_config(**values), model, Places())
+        assert message in str(caught.value), values
+
+
+def test_a_server_that_others_can_reach_needs_a_key(tmp_path: Path) -> None:
+    own = Places({})
+    assert endpoint.api_key(serve_config(), own, {}) is None
+    with pytest.raises(ConfigError, match=r"serve.host: 0\.0\.0\.0 can be reached"):
+        endpoint.api_key(serve_config(host="0.0.0.0"), own, {})
+    given = {"SOPERATOR_SERVE_API_KEY": "a-key-that-is-long-enough"}
+    assert endpoint.api_key(serve_config(host="0.0.0.0"), own, given) == given.popitem()[1]
+    with pytest.raises(ConfigError, match="at least 16"):
+        endpoint.api_key(serve_config(), own, {"SOPERATOR_SERVE_API_KEY": "short"})
+    path = tmp_path / "key"
+    config = serve_config(host="0.0.0.0", api_key_file=str(path))
+    made = endpoint.api_key(config, own, {})
+    assert made is not None
+    assert len(made) >= 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert endpoint.api_key(config, own, {}) == made, "the next start has the same"
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="mode 0644, others can read it"):
+        endpoint.api_key(config, own, {})
+
+
+def test_endpoint_json_says_where_the_server_is_and_never_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "a-key-that-is-long-enough"
+    monkeypatch.setenv("SOPERATOR_SERVE_API_KEY", key)
+    path = endpoint.write(tmp_path, serve_config(host="0.0.0.0"), 7860, ["a"], Places({}))
+    text = path.read_text()
+    assert key not in text
+    said = json.loads(text)
+    assert (said["port"], said["needs_key"], said["models"]) == (7860, True, ["a"])
+    assert said["host"] == os.uname().nodename
+
+
+def test_refusals_end_the_job_before_it_loads_with_their_exit_code(
+    places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = [
+        ('serve.host="0.0.0.0"', ExitCode.BAD_CONFIG, "a key is needed"),
+        ('serve.adapter="/nowhere"', ExitCode.BAD_DATA, "is no folder"),
+        ('serve.engine="vllm"', ExitCode.BAD_CONFIG, "which is not installed"),
+    ]
+    for override, code, message in cases:
+        arguments = recipe_arguments(["--base", "tiny", "--set", override])
+        assert run_job("serve", main, arguments) is code
+        record = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (record["kind"], record["outcome"]) == ("serve", "FAIL")
+        assert message in record["reason"]
+
+
+def test_a_port_that_is_taken_is_refused_with_its_number(places: Path) -> None:
+    from workloads.serve.server import listen
+
+    with listen(serve_config(port=0)) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use"):
+            listen(serve_config(port=port))
+
+
+def test_weights_are_staged_to_a_ram_disk_once(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    own = Places({"SOPERATOR_PLACE_SCRATCH": str(scratch)})
+    monkeypatch.setattr(stage, "filesystem_of", lambda path: "tmpfs")
+    first = stage.stage(model_dir, own)
+    assert first.is_staged
+    assert first.path.is_relative_to(scratch)
+    weights = "model.safetensors"
+    assert (first.path / weights).read_bytes() == (model_dir / weights).read_bytes()
+    assert first.num_bytes == sum(path.stat().st_size for path in model_dir.iterdir())
+    again = stage.stage(model_dir, own)
+    assert (again.path, again.copy_s) == (first.path, 0.0)
+    assert again.text == f"weights are in {first.path} already"
+
+
+def test_weights_that_cannot_be_staged_are_read_where_they_lie_with_the_reason(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "names no place scratch" in stage.stage(model_dir, Places({})).text
+    own = Places({"SOPERATOR_PLACE_SCRATCH": str(tmp_path)})
+    monkeypatch.setattr(stage, "filesystem_of", lambda path: "ext4")
+    assert "is no RAM disk (ext4)" in stage.stage(model_dir, own).text
+    monkeypatch.setattr(stage, "filesystem_of", lambda path: "tmpfs")
+    monkeypatch.setattr(stage, "_available_memory_bytes", lambda: 1000)
+    full = stage.stage(model_dir, own)
+    assert (full.is_staged, full.path) == (False, model_dir)
+    assert "0.00 GiB of room" in full.text
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_the_kind_of_a_filesystem_is_that_of_its_deepest_mount() -> None:
+    assert stage.filesystem_of(Path("/proc/self")) == "proc"
+
+
+def test_vllm_gets_the_same_settings_and_its_key_by_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = Weights(
+        model_dir=tmp_path,
+        tokenizer_dir=tmp_path,
+        adapter_dir=adapter(tmp_path / "a"),
+        served_name="m",
+        tuned_name="m-tuned",
+    )
+    config = serve_config(thinking=False, host="0.0.0.0", limits={"context_tokens": 4096})
+    words = vllm_server.command(config, weights, tmp_path / "ram", 8000)
+    options = dict(zip(words[3::2], words[4::2], strict=False))
+    assert words[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
+    assert options["--model"] == str(tmp_path / "ram")
+    assert options["--max-model-len"] == "4096"
+    text = " ".join(words)
+    assert f"--enable-lora --max-lora-rank 16 --lora-modules m-tuned={tmp_path / 'a'}" in text
+    assert '{"enable_thinking": false}' in words
+    assert not any("key" in word for word in words)
+    monkeypatch.setattr(vllm_server, "is_installed", lambda: True)
+    assert vllm_server.choose(serve_config(), has_gpu=True) == "vllm"
+    assert vllm_server.choose(serve_config(), has_gpu=False) == "transformers"
+    assert vllm_server.choose(serve_config(engine="transformers"), has_gpu=True) == "transformers"
+
+
+def test_an_engine_program_that_ends_by_itself_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    words = [sys.executable, "-c", "raise SystemExit(3)"]
+    with pytest.raises(WorkloadError, match="vLLM ended with 3"):
+        vllm_server.run(words, serve_config(), 1, None, lambda: None)
+
+
+def test_percentiles_of_two_answers_are_not_below_their_median() -> None:
+    metrics = ServeMetrics(lambda: None, lambda: 0)  # type: ignore[arg-type, return-value]
+    for tokens in (2, 3):
+        watch = metrics.watch("m", 1)
+        for _ in range(tokens):
+            watch.saw(1)
+        watch.end("finished")
+        watch.end("cancelled")
+    values = metrics.record()
+    assert values["num_answers"] == 2
+    assert values["num_output_tokens"] == 5
+    assert values["p99_ttft_ms"] >= values["median_ttft_ms"] > 0
+
+
+class Job:
+    """A serving job in a process of its own."""
+
+    def __init__(self, places: Path, *arguments: str) -> None:
+        self.results = places / "results" / "12"
+        self._log = places / "log"
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "workloads.serve", "--base", "tiny", "--port", "0"),
+                    *("--set", "serve.dtype=fp32", "--set", "serve.cpu_threads=1"),
+                    *("--set", "serve.limits.context_tokens=2048", *arguments),
+                ],
+                cwd=CHECKOUT,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + READY_S
+        path = self.results / "endpoint.json"
+        while not path.is_file():
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            threading.Event().wait(0.1)
+        url = f"http://127.0.0.1:{json.loads(path.read_text())['port']}/v1"
+        self.client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+
+    @property
+    def log(self) -> str:
+        """What it printed so far."""
+        return self._log.read_text()
+
+    def stream(self, max_tokens: int) -> Any:
+        """Start an answer of that length; its first part has come."""
+        made = self.client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "x"}],
+            max_tokens=max_tokens,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        next(iter(made))
+        return made
+
+    def ask_until_refused(self) -> None:
+        """Ask until the signal has been seen."""
+        while True:
+            self.client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "x"}], max_tokens=1
+            )
+
+    def end(self) -> tuple[int, dict[str, Any]]:
+        """Wait for its end; exit status and run record."""
+        status = self.process.wait(60)
+        return status, json.loads((self.results / "run_record.json").read_text())
+
+
+def test_a_server_that_is_stopped_ends_what_runs_and_exits_0(places: Path) -> None:
+    job = Job(places)
+    try:
+        running = job.stream(300)
+        job.process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.InternalServerError) as refused:
+            job.ask_until_refused()
+        assert refused.value.status_code == 503
+        assert list(running)[-1].choices[0].finish_reason == "length"
+        status, record = job.end()
+    finally:
+        job.process.kill()
+    assert (status, record["outcome"], record["reason"]) == (0, "PASS", None)
+    assert record["engine"] == "transformers"
+    assert record["metrics"]["num_output_tokens"] >= 300
+    assert "Traceback" not in job.log
+
+
+def test_what_cannot_end_in_time_is_returned_and_the_job_says_so(places: Path) -> None:
+    job = Job(places, "--set", "serve.drain_s=0")
+    try:
+        running = job.stream(1900)
+        job.process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError, match="stopped before the answer was whole"):
+            list(running)
+        status, record = job.end()
+    finally:
+        job.process.kill()
+    assert (status, record["outcome"]) == (ExitCode.PREEMPTED, "FAIL")
+    assert "1 answers were returned unfinished after 0 s" in record["reason"]
+    assert record["metrics"]["num_failed_answers"] == 1
