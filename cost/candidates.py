@@ -7,6 +7,7 @@ promise that a candidate is valid: stacks.check decides that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -160,7 +161,10 @@ def _reshaped(job: JobSpec, old: Preset, preset: Preset) -> JobSpec:
     if job.gpus_per_node and preset.gpus and preset.gpus != old.gpus:
         total = job.nodes * job.gpus_per_node
         per_node = next(gpus for gpus in range(preset.gpus, 0, -1) if total % gpus == 0)
-        job = replace(job, nodes=total // per_node, gpus_per_node=per_node)
+        least = job.least_nodes
+        if least is not None:
+            least = math.ceil(least * job.gpus_per_node / per_node)
+        job = replace(job, nodes=total // per_node, gpus_per_node=per_node, least_nodes=least)
     return replace(
         job, cpus_per_task=min(job.cpus_per_task, preset.vcpus // max(1, job.gpus_per_node))
     )
@@ -235,6 +239,7 @@ def _job_changes(before: tuple[JobSpec, ...], after: tuple[JobSpec, ...]) -> Ite
     for old, new in zip(before, after, strict=True):
         path = f"jobs[{old.name}]"
         yield from _changed(f"{path}.nodes", old.nodes, new.nodes)
+        yield from _changed(f"{path}.least_nodes", old.least_nodes, new.least_nodes)
         yield from _changed(f"{path}.gpus_per_node", old.gpus_per_node, new.gpus_per_node)
         yield from _changed(f"{path}.cpus_per_task", old.cpus_per_task, new.cpus_per_task)
 
