@@ -141,9 +141,7 @@ def _result(
             num_rows=len(rows.generated),
             samples=[
                 {
-                    "input": held_out.chats[i].messages[last_turn(held_out.chats[i]) - 1][
-                        "content"
-                    ],
+                    "input": held_out.question(i),
                     "reference": references[i],
                     "generated": rows.generated[i],
                 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any, Literal
 
 from workloads.common import atomic, hardware
@@ -73,6 +74,7 @@ def _answer(
         "num_rows": len(rows.generated),
         "intervals": {name: interval(m, sampling).to_json() for name, m in metrics.items()},
         "overlap": {folder: list(ids) for folder, ids in held_out.overlap.items()},
+        "losses": [list(loss) for loss in rows.losses],
     }
     job.record.metrics |= {k: v for k, v in summary.items() if isinstance(v, (int, float))}
     if not here.is_main:
@@ -118,5 +120,5 @@ def category_of(chat: Chat) -> str:
     return re.sub(r"[_:\-]?\d+(-\d+)*$", "", chat.id) or "all"
 
 
-def _write_json(path: Any, value: Any) -> None:
+def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,242 @@
+"""Original and trained results row against row: the report behind compare_models.
+
+Owns mean, standard deviation (of the sample, n - 1), improvement in percent (positive is better,
+where a metric has a direction), the table by category and the list of regressions.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workloads.common.exit_codes import ConfigError, DataError
+from workloads.evaluate.compare import change_percent
+from workloads.evaluate.header import Header, differences, read_header, read_object
+from workloads.evaluate.inference import HEADER, ROWS, SUMMARY
+from workloads.evaluate.metrics import HIGHER_IS_BETTER
+from workloads.evaluate.resampling import Sampling, interval, mean_of, paired, perplexity_of
+
+FORMAT = 1
+PRIMARY = ("argument_accuracy", "relevance_accuracy", "rougeL")
+"""The first of these that a row has says whether it got worse."""
+_TEXTS = ("id", "category", "prompt_sha256", "input", "reference", "generated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """One result folder of an inference job."""
+
+    folder: Path
+    header: Header
+    rows: Sequence[Mapping[str, Any]]
+    losses: Sequence[tuple[float, int]]
+    """Nats and label tokens of each tokenised row."""
+
+
+def read_results(folder: Path) -> Results:
+    """Return a result folder; what is missing or damaged is told with its path."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: missing; run the job inference_original or inference_trained")
+    header_file, rows_file, summary_file = (folder / name for name in (HEADER, ROWS, SUMMARY))
+    header = read_header(read_object(header_file), at=header_file)
+    try:
+        lines = rows_file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{rows_file}: cannot be read: {error}") from error
+    rows = [_row(line, at=f"{rows_file}:{number}") for number, line in enumerate(lines, start=1)]
+    summary = read_object(summary_file)
+    losses = summary.get("losses")
+    if summary.get("num_rows") != len(rows) or not rows:
+        raise DataError(
+            f"{rows_file}: is damaged: {len(rows)} rows, {summary_file.name} says "
+            f"{summary.get('num_rows')}; run the inference job again"
+        )
+    if not isinstance(losses, list) or not all(map(_is_loss, losses)):
+        raise DataError(f"{summary_file}: is damaged: no losses; run the inference job again")
+    return Results(
+        folder=folder, header=header, rows=rows, losses=[(nats, n) for nats, n in losses]
+    )
+
+
+def _row(line: str, *, at: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{at}: is damaged, not JSON: {error}") from error
+    scores = row.get("scores") if isinstance(row, dict) else None
+    if (
+        not isinstance(scores, dict)
+        or any(not isinstance(row.get(name), str) for name in _TEXTS)
+        or any(not _is_finite(value) for value in scores.values())
+    ):
+        raise DataError(f"{at}: is damaged: expected {', '.join(_TEXTS)} and numbers in scores")
+    return row
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _is_loss(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_finite, value))
+
+
+def check_pair(original: Results, trained: Results) -> None:
+    """Refuse results of other rows, prompts, models or settings."""
+    problems = differences(original.header, trained.header)
+    if not problems:
+        before, after = (
+            [(row["id"], row["prompt_sha256"], row["reference"]) for row in each.rows]
+            for each in (original, trained)
+        )
+        if before != after or len(original.losses) != len(trained.losses):
+            problems.append("rows that the header does not tell apart: one was edited")
+    if problems:
+        raise DataError(
+            f"{trained.folder} and {original.folder} cannot be compared: {'; '.join(problems)}; "
+            "run inference_original and inference_trained again with one recipe"
+        )
+
+
+def improvement_percent(
+    before: float, after: float, *, higher_is_better: bool | None
+) -> float | None:
+    """Return the change in percent of `before`, positive for better; None where it has no value."""
+    change = change_percent(before, after)
+    return -change if change is not None and higher_is_better is False else change
+
+
+def spread(values: Sequence[float]) -> dict[str, float | int]:
+    """Return mean, standard deviation and count."""
+    return {
+        "mean": statistics.fmean(values),
+        "std": statistics.stdev(values) if len(values) > 1 else 0.0,
+        "count": len(values),
+    }
+
+
+def metric_report(
+    name: str, before: Sequence[float], after: Sequence[float], sampling: Sampling
+) -> dict[str, Any]:
+    """Return one metric of both models on the same rows."""
+    original, trained = mean_of(before), mean_of(after)
+    sides = {
+        side: spread(values) | interval(metric, sampling).to_json()
+        for side, values, metric in (("original", before, original), ("trained", after, trained))
+    }
+    better = HIGHER_IS_BETTER.get(name)
+    return {
+        "higher_is_better": better,
+        **sides,
+        "improvement_percent": improvement_percent(
+            sides["original"]["mean"], sides["trained"]["mean"], higher_is_better=better
+        ),
+        "std_change_percent": change_percent(sides["original"]["std"], sides["trained"]["std"]),
+        "paired": paired(original, trained, sampling).to_json(),
+    }
+
+
+def report(
+    original: Results, trained: Results, sampling: Sampling, *, metric: str | None
+) -> dict[str, Any]:
+    """Return the whole comparison; `metric` says what counts as a regression."""
+    check_pair(original, trained)
+    names = list(dict.fromkeys(name for row in original.rows for name in row["scores"]))
+    if metric is not None and metric not in names:
+        raise ConfigError(f"--metric {metric}: the rows have {', '.join(names)}")
+    columns = {name: _columns(original, trained, name) for name in names}
+    regressed = _regressions(original, trained, metric)
+    return {
+        "format": FORMAT,
+        "original_results": str(original.folder),
+        "trained_results": str(trained.folder),
+        "headers": {"original": original.header.to_json(), "trained": trained.header.to_json()},
+        "sampling": {
+            "resamples": sampling.resamples,
+            "confidence": sampling.confidence,
+            "seed": sampling.seed,
+        },
+        "num_rows": len(original.rows),
+        "perplexity": _perplexity(original, trained, sampling),
+        "metrics": {
+            name: metric_report(name, before, after, sampling)
+            for name, (before, after) in columns.items()
+        },
+        "categories": _categories(original, trained),
+        "num_regressions": len(regressed),
+        "num_gains": len(_regressions(trained, original, metric)),
+        "regressions": regressed,
+    }
+
+
+def _columns(original: Results, trained: Results, name: str) -> tuple[list[float], list[float]]:
+    pairs = [
+        (before["scores"][name], after["scores"][name])
+        for before, after in zip(original.rows, trained.rows, strict=True)
+        if name in before["scores"] and name in after["scores"]
+    ]
+    return [before for before, _ in pairs], [after for _, after in pairs]
+
+
+def _perplexity(original: Results, trained: Results, sampling: Sampling) -> dict[str, Any]:
+    before, after = (perplexity_of(*zip(*each.losses, strict=True)) for each in (original, trained))
+    return {
+        "original": {"value": before.value, **interval(before, sampling).to_json()},
+        "trained": {"value": after.value, **interval(after, sampling).to_json()},
+        "improvement_percent": improvement_percent(
+            before.value, after.value, higher_is_better=False
+        ),
+        "paired": paired(before, after, sampling).to_json(),
+    }
+
+
+def _categories(original: Results, trained: Results) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for before, after in zip(original.rows, trained.rows, strict=True):
+        for name in before["scores"].keys() & after["scores"].keys():
+            pair = (before["scores"][name], after["scores"][name])
+            found[before["category"]][name].append(pair)
+    return {
+        category: {
+            name: {
+                "original_mean": statistics.fmean(before for before, _ in pairs),
+                "trained_mean": statistics.fmean(after for _, after in pairs),
+                "count": len(pairs),
+            }
+            for name, pairs in sorted(metrics.items())
+        }
+        for category, metrics in sorted(found.items())
+    }
+
+
+def _regressions(original: Results, trained: Results, metric: str | None) -> list[dict[str, Any]]:
+    worse: list[dict[str, Any]] = []
+    for before, after in zip(original.rows, trained.rows, strict=True):
+        name = next(
+            (each for each in ((metric,) if metric else PRIMARY) if each in before["scores"]), None
+        )
+        if name is None or name not in after["scores"]:
+            continue
+        was, is_now = before["scores"][name], after["scores"][name]
+        if is_now == was or (is_now > was) == HIGHER_IS_BETTER.get(name, True):
+            continue
+        worse.append(
+            {
+                "id": before["id"],
+                "category": before["category"],
+                "metric": name,
+                "original": was,
+                "trained": is_now,
+                "input": before["input"],
+                "reference": before["reference"],
+                "original_generated": before["generated"],
+                "trained_generated": after["generated"],
+            }
+        )
+    return worse
