@@ -15,6 +15,13 @@ MODEL: Final = "SmolLM2-135M-Instruct"
 """Folder in the cache's models/."""
 DATA: Final = "bfcl"
 """Folder in the cache's data/."""
+CHECKER: Final = "checker"
+"""Folder in DATA with the part of bfcl-eval that judges calls; tests hold our scorer against it."""
+_CHECKER_PARTS: Final = (
+    "eval_checker/ast_eval",
+    "constants/enums.py",
+    "constants/type_mappings.py",
+)
 _NETWORK: Final = "the Python package index must be reachable; then run this again"
 _STAMP: Final = ".source"
 """File that names, inside a finished folder, the lock file it was made from."""
@@ -47,7 +54,7 @@ def data_step(cache: Cache) -> Step:
     return Step(
         name="data BFCL v4",
         expect="5 MB",
-        done=lambda: _is_made_from(final, lock),
+        done=lambda: _is_made_from(final, lock) and (final / CHECKER).is_dir(),
         run=lambda progress: _make_data(final, lock, progress),
     )
 
@@ -87,6 +94,13 @@ def _make_data(final: Path, lock: str, progress: Progress) -> None:
         if not source.is_dir():
             raise SetupError("bfcl-eval holds no bfcl_eval/data; take the version in data.in")
         shutil.copytree(source, folder, dirs_exist_ok=True)
+        for part in _CHECKER_PARTS:
+            here, there = source.parent / part, folder / CHECKER / "bfcl_eval" / part
+            there.parent.mkdir(parents=True, exist_ok=True)
+            if here.is_dir():
+                shutil.copytree(here, there)
+            else:
+                shutil.copy2(here, there)
         _stamp(folder, lock)
 
 

@@ -1,0 +1,218 @@
+"""Function calling: relevance, parse failures, names, argument names, and BFCL's own verdicts."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.local.state import Cache
+from infra.setup.packages import CHECKER, DATA
+from tests.workloads.conftest import EXCERPT
+from workloads.common.tool_calls import ToolCall, render
+from workloads.data import bfcl
+from workloads.data.chats import Chat
+from workloads.evaluate.call_scores import call_scores
+
+FUNCTION = {
+    "name": "get_price",
+    "description": "",
+    "parameters": {
+        "type": "object",
+        "properties": {"fund": {"type": "string"}, "date": {"type": "string"}},
+        "required": ["fund"],
+    },
+}
+
+
+def chat(reference: str, *, functions: tuple[Any, ...] = (FUNCTION,)) -> Chat:
+    """A chat whose last turn is `reference`, without a possible answer, as Glaive's rows are."""
+    return Chat(
+        id="x-1",
+        messages=(
+            {"role": "user", "content": "What is it worth?"},
+            {"role": "assistant", "content": reference},
+        ),
+        group="x",
+        functions=functions,
+    )
+
+
+def call(name: str = "get_price", **arguments: Any) -> str:
+    """The text of a call."""
+    return render(ToolCall(name=name, arguments=arguments))
+
+
+def test_a_row_without_functions_has_no_call_scores() -> None:
+    assert call_scores(chat("It is worth 4.", functions=()), "It is worth 4.", call()) == {}
+
+
+def test_where_no_function_fits_no_call_is_right_and_nothing_else_is_asked() -> None:
+    row = chat("I cannot do that.")
+    assert call_scores(row, "I cannot do that.", "Sorry, no.") == {
+        "call_parse_failure": 0.0,
+        "relevance_accuracy": 1.0,
+    }
+    assert call_scores(row, "I cannot do that.", call(fund="A"))["relevance_accuracy"] == 0.0
+
+
+def test_a_broken_call_is_a_parse_failure_and_no_proof_of_relevance() -> None:
+    broken = "<tool_call>{broken</tool_call>"
+    assert call_scores(chat("No."), "No.", broken) == {
+        "call_parse_failure": 1.0,
+        "relevance_accuracy": 0.0,
+    }
+    wanted = call(fund="A")
+    assert call_scores(chat(wanted), wanted, broken) == {
+        "call_parse_failure": 1.0,
+        "function_name_accuracy": 0.0,
+        "argument_name_accuracy": 0.0,
+        "argument_accuracy": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("answer", "scores"),
+    [
+        (call(fund="Alpha", date="2024-01-01"), (1, 1, 1)),
+        (call(date="2024/01/01", fund="alpha"), (1, 1, 1)),  # strings as BFCL compares them
+        (call(fund="Beta", date="2024-01-01"), (1, 1, 0)),
+        (call(fund="Alpha"), (1, 0, 0)),
+        (call(fund="Alpha", date="2024-01-01", currency="USD"), (1, 0, 0)),
+        (call("get_rate", fund="Alpha", date="2024-01-01"), (0, 0, 0)),
+        ("It is worth 4.", (0, 0, 0)),
+    ],
+)
+def test_name_argument_names_and_values_are_three_scores(
+    answer: str, scores: tuple[int, int, int]
+) -> None:
+    reference = call(fund="Alpha", date="2024-01-01")
+    found = call_scores(chat(reference), reference, answer)
+    assert (
+        found["function_name_accuracy"],
+        found["argument_name_accuracy"],
+        found["argument_accuracy"],
+    ) == scores
+    assert found["call_parse_failure"] == 0.0
+
+
+def test_several_calls_match_in_any_order_and_none_may_be_left() -> None:
+    first, second = call(fund="A"), call(fund="B")
+    reference = f"{first}\n{second}"
+    row = chat(reference)
+    assert call_scores(row, reference, f"{second}\n{first}")["argument_accuracy"] == 1.0
+    assert call_scores(row, reference, first)["function_name_accuracy"] == 0.0
+    assert call_scores(row, reference, f"{first}\n{first}")["argument_accuracy"] == 0.0
+
+
+def test_whole_numbers_equal_floats_and_true_is_not_1() -> None:
+    reference = call(fund={"amount": 5, "days": [1, 2], "net": True})
+    row = chat(reference)
+
+    def right(**fund: Any) -> float:
+        return call_scores(row, reference, call(fund=fund))["argument_accuracy"]
+
+    assert right(amount=5.0, days=[1, 2], net=True) == 1.0
+    assert right(amount=5, days=[1, 2], net=1) == 0.0
+    assert right(amount=5, days=[2, 1], net=True) == 0.0
+
+
+def test_an_optional_argument_may_be_left_out_where_the_possible_answer_says_so() -> None:
+    row = next(each for each in bfcl.read(EXCERPT) if each.id == "simple_python_0")
+    answer = call(row.group, base=10, height=5)
+    assert call_scores(row, row.messages[-1]["content"], answer)["argument_name_accuracy"] == 1.0
+
+
+Checker = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[tuple[Checker, Any]]:
+    """bfcl-eval's ast_checker and its Python; its table of models needs every vendor's client."""
+    folder = Cache.from_environ().data / DATA / CHECKER
+    if not folder.is_dir():
+        pytest.skip(f"{folder}: absent; make setup brings bfcl-eval's scorer")
+    stand_in = types.ModuleType("bfcl_eval.constants.model_config")
+    # The one thing that the scorer asks of a model: whether dots in names became underscores.
+    model = types.SimpleNamespace(underscore_to_dot=False)
+    stand_in.MODEL_CONFIG_MAPPING = {"any": model}  # type: ignore[attr-defined]
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    sys.modules[stand_in.__name__] = stand_in
+    try:
+        from bfcl_eval.constants.enums import Language  # type: ignore[import-not-found]
+        from bfcl_eval.eval_checker.ast_eval.ast_checker import (  # type: ignore[import-not-found]
+            ast_checker,
+        )
+
+        yield ast_checker, Language.PYTHON
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            if name.startswith("bfcl_eval"):
+                del sys.modules[name]
+
+
+def variants(arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The reference, and it with one thing changed at a time."""
+    yield arguments
+    yield {**arguments, "surplus_argument": 1}
+    for name, value in arguments.items():
+        yield {key: each for key, each in arguments.items() if key != name}
+        for other in (str(value), 0, 1.5, True, [value], [], {}, {"a": value}, None):
+            yield {**arguments, name: other}
+        if isinstance(value, str):
+            yield {**arguments, name: f" {value.upper()}."}
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield {**arguments, name: float(value)}
+        if isinstance(value, list) and value:
+            yield {**arguments, name: value[::-1]}
+            yield {**arguments, name: value[1:]}
+        if isinstance(value, dict) and value:
+            yield {**arguments, name: dict(list(value.items())[1:])}
+
+
+@pytest.mark.parametrize("category", ["simple_python", "multiple", "live_simple", "live_multiple"])
+def test_every_verdict_is_that_of_bfcls_own_scorer(
+    category: str, checker: tuple[Checker, Any]
+) -> None:
+    check, language = checker
+    folder: Path = Cache.from_environ().data / DATA
+    disagreements: list[str] = []
+    verdicts = {True: 0, False: 0}
+    for row in bfcl.read(folder, (category,)):
+        if row.possible_answer is None:
+            continue
+        ((name, allowed),) = row.possible_answer.items()
+        function = next(each for each in row.functions if each["name"] == name)
+        reference = bfcl.reference_call(
+            row.possible_answer, required=function["parameters"].get("required", ())
+        )
+        for arguments in variants(json.loads(json.dumps(dict(reference.arguments)))):
+            try:
+                theirs = check(
+                    copy.deepcopy(list(row.functions)),
+                    [{name: copy.deepcopy(arguments)}],
+                    [copy.deepcopy({name: allowed})],
+                    language,
+                    category,
+                    "any",
+                )["valid"]
+            except (KeyError, TypeError, AttributeError):
+                continue  # their scorer ends with an error on this row
+            ours = call_scores(
+                row, row.messages[-1]["content"], render(ToolCall(name=name, arguments=arguments))
+            )["argument_accuracy"]
+            verdicts[theirs] += 1
+            if bool(ours) != theirs:
+                disagreements.append(f"{row.id} {arguments}: ours {bool(ours)}, theirs {theirs}")
+    assert min(verdicts.values()) > 100, "both verdicts were compared"
+    assert not disagreements, f"{len(disagreements)} of {sum(verdicts.values())}: " + "\n".join(
+        disagreements[:10]
+    )

@@ -1,0 +1,95 @@
+"""Text scores against the packages that define them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from workloads.evaluate.text_scores import (
+    bleu_of,
+    bleu_parts,
+    common_length,
+    repeated_share,
+    text_scores,
+    token_f1,
+    words,
+)
+
+CASES = [
+    ("the cat sat on the mat today, ok?", "the cat sat on a mat now"),
+    ("Total: $1,234.50 (net).", "total 1 234 50 net"),
+    ("", "something"),
+    ("something", ""),
+    ("", ""),
+    ("... !", "?"),
+    ("naïve café", "naive cafe"),
+    ("a a a a b", "a a b b b"),
+]
+
+
+def random_texts(count: int) -> list[tuple[str, str]]:
+    """Pairs of texts over few words, so that they share many."""
+    rng = random.Random(0)
+    vocabulary = ["net", "gross", "Q1", "Q-2", "rate,", "10.5%", "the", "fund's"]
+    return [
+        (
+            " ".join(rng.choices(vocabulary, k=rng.randrange(1, 40))),
+            " ".join(rng.choices(vocabulary, k=rng.randrange(1, 40))),
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["rouge1", "rouge2", "rougeL"])
+def test_rouge_is_that_of_rouge_score(kind: str) -> None:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer([kind])
+    for reference, generated in CASES + random_texts(200):
+        theirs = scorer.score(reference, generated)[kind].fmeasure
+        assert text_scores(reference, generated)[kind] == pytest.approx(theirs, abs=1e-12)
+
+
+def test_bleu_is_that_of_sacrebleu() -> None:
+    import sacrebleu
+
+    pairs = CASES[:2] + random_texts(50)
+    ours = bleu_of([bleu_parts(reference, generated) for reference, generated in pairs])
+    references, generated = zip(*pairs, strict=True)
+    theirs = sacrebleu.corpus_bleu(list(generated), [list(references)])
+    assert ours.value == pytest.approx(theirs.score, abs=1e-9)
+
+
+def test_the_longest_common_subsequence_is_the_textbooks() -> None:
+    def by_table(first: list[str], second: list[str]) -> int:
+        row = [0] * (len(second) + 1)
+        for a in first:
+            above = row[:]
+            for j, b in enumerate(second):
+                row[j + 1] = above[j] + 1 if a == b else max(above[j + 1], row[j])
+        return row[-1]
+
+    for reference, generated in random_texts(200):
+        first, second = words(reference), words(generated)
+        assert common_length(first, second) == by_table(first, second)
+
+
+def test_token_f1_ignores_articles_case_and_punctuation_as_squad_does() -> None:
+    assert token_f1("The net asset value.", "net asset VALUE") == 1.0
+    assert token_f1("the", "a") == 1.0
+    assert token_f1("net asset value", "gross asset") == pytest.approx(2 * 1 / (2 + 3))
+
+
+def test_exact_match_forgives_outer_white_space_only() -> None:
+    assert text_scores("yes", " yes\n")["exact_match"] == 1.0
+    assert text_scores("yes", "Yes")["exact_match"] == 0.0
+
+
+def test_an_answer_that_loops_is_seen() -> None:
+    assert repeated_share(words("one two three four five six")) == 0.0
+    assert repeated_share(words("buy the fund now " * 20)) > 0.9
+
+
+def test_message_length_is_in_characters() -> None:
+    assert text_scores("x", "four")["message_length"] == 4.0
