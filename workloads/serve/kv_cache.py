@@ -102,12 +102,10 @@ class RowCache(Cache):
         self._device = device
         shape = (num_rows, _num_kv_heads(config), self.length, _head_size(config))
         options = {"dtype": dtype, "device": device}
-        super().__init__(
-            layers=[
-                _Layer(shape, options=options, spot=self._spot)
-                for _ in range(config.num_hidden_layers)
-            ]
-        )
+        self._blocks = [
+            _Layer(shape, options=options, spot=self._spot) for _ in range(config.num_hidden_layers)
+        ]
+        super().__init__(layers=[*self._blocks])
 
     def decode(self, num_rows: int, lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Aim at one new token a row behind `lengths`; return its positions and the mask."""
@@ -137,11 +135,10 @@ class RowCache(Cache):
 
     def move(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the first tokens of one row over another."""
-        for layer in self.layers:
-            assert layer.keys is not None
-            assert layer.values is not None
-            layer.keys[target, :, :num_tokens] = layer.keys[source, :, :num_tokens]
-            layer.values[target, :, :num_tokens] = layer.values[source, :, :num_tokens]
+        for block in self._blocks:
+            for tensor in (block.keys, block.values):
+                assert tensor is not None
+                tensor[target, :, :num_tokens] = tensor[source, :, :num_tokens]
 
     def _rounded(self, num_tokens: int) -> int:
         return min(-(-num_tokens // _ALIGNMENT) * _ALIGNMENT, self.length)

@@ -1,0 +1,105 @@
+"""Chats to prompts: the model's own template decides, and nothing that was sent is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
+from workloads.common.places import Places
+from workloads.data.offer import OPTIONAL, system_prompt
+from workloads.serve import stage
+from workloads.serve.config import Limits, ServeConfig
+from workloads.serve.load import load
+from workloads.serve.prompts import PromptError, prompt_ids
+from workloads.serve.weights import find_weights
+
+FUNCTION = {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+def prompt(tokenizer: Any, *args: Any) -> str:
+    return tokenizer.decode(list(prompt_ids(tokenizer, *args)))
+
+
+def test_tools_go_into_the_system_message_where_the_template_would_drop_them(
+    tokenizer: Any,
+) -> None:
+    offer = system_prompt([FUNCTION], how=OPTIONAL)
+    assert f"<|im_start|>system\n{offer}<|im_end|>" in prompt(tokenizer, CHAT, TOOLS, {})
+    chat = [{"role": "system", "content": "Be kind."}, *CHAT]
+    assert f"system\nBe kind.\n\n{offer}<|im_end|>" in prompt(tokenizer, chat, TOOLS, {})
+
+
+def test_tools_go_through_a_template_that_knows_them() -> None:
+    tokenizer = make_tokenizer(
+        "{% if tools %}TOOLS {{ tools | tojson }}\n{% endif %}" + CHAT_TEMPLATE
+    )
+    text = prompt(tokenizer, CHAT, TOOLS, {})
+    assert text.startswith("TOOLS [")
+    assert "You call functions" not in text
+    assert "get_weather" in text
+    assert prompt(tokenizer, CHAT, (), {}).startswith("<|im_start|>user")
+
+
+def test_a_template_that_only_speaks_of_tools_does_not_know_them() -> None:
+    tokenizer = make_tokenizer("You have no tools.\n" + CHAT_TEMPLATE)
+    assert "You call functions" in prompt(tokenizer, CHAT, TOOLS, {})
+
+
+def test_thinking_is_turned_off_by_the_template_s_own_switch() -> None:
+    switch = (
+        "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>{% endif %}"
+    )
+    tokenizer = make_tokenizer(CHAT_TEMPLATE + switch)
+    assert prompt(tokenizer, CHAT, (), {"enable_thinking": False}).endswith("<think>\n\n</think>")
+    assert "<think>" not in prompt(tokenizer, CHAT, (), {})
+
+
+def test_earlier_calls_and_parts_are_text_in_the_form_of_training(tokenizer: Any) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    chat = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}],
+        },
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "done", "tool_call_id": "c"},
+    ]
+    text = prompt(tokenizer, chat, (), {})
+    assert "user\nonetwo<|im_end|>" in text
+    assert (
+        'assistant\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
+        in text
+    )
+    assert text.endswith("tool\ndone<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_what_the_template_refuses_is_told() -> None:
+    tokenizer = make_tokenizer("{{ raise_exception('roles must alternate') }}" + CHAT_TEMPLATE)
+    with pytest.raises(PromptError, match="refuses the roles user: roles must alternate"):
+        prompt_ids(tokenizer, CHAT, (), {})
+
+
+def test_a_cold_start_is_measured_with_and_without_the_ram_disk(
+    places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "filesystem_of", lambda path: "tmpfs")
+    monkeypatch.setenv("SOPERATOR_PLACE_SCRATCH", str(tmp_path))
+    limits = Limits(context_tokens=64, max_concurrency=1)
+    config = ServeConfig(dtype="fp32", compare_cold_start=True, cpu_threads=1, limits=limits)
+    own = Places()
+    loaded = load(config, find_weights(config, "tiny", own), own, on_lost=lambda error: None)
+    assert set(loaded.metrics) == {
+        "load_unstaged_s",
+        "is_staged",
+        "stage_copy_s",
+        "staged_bytes",
+        "load_s",
+    }
+    assert loaded.metrics["is_staged"] == 1
+    assert json.dumps(loaded.metrics)
