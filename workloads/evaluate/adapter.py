@@ -5,12 +5,12 @@ Owns the check that an adapter belongs to the base model, and the merge in fp32.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.common.exit_codes import DataError
 from workloads.common.models import load_model
+from workloads.evaluate.header import read_object
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +39,10 @@ def load_tuned(base_dir: Path, tuned_dir: Path, *, dtype: torch.dtype, device: t
 
 def check_base(base_dir: Path, adapter_dir: Path) -> None:
     """Refuse an adapter that was trained on another model than the one in `base_dir`."""
-    text = (adapter_dir / "adapter_config.json").read_text(encoding="utf-8")
-    declared = json.loads(text)["base_model_name_or_path"]
+    path = adapter_dir / "adapter_config.json"
+    declared = read_object(path).get("base_model_name_or_path")
+    if not isinstance(declared, str):
+        raise DataError(f"{path}: is damaged: names no base model; run the train job again")
     if Path(declared).name != base_dir.name:
         raise DataError(
             f"{adapter_dir}: adapter of '{Path(declared).name}', the recipe's model is "

@@ -38,12 +38,11 @@ def compare_precisions(
     reference: dict[str, Measured] = {}
     scratch = places.path("scratch" if places.has("scratch") else "results")
     for precision in config.precisions:
+        model, problem = None, None
         try:
             model = load_precision(subject, precision, config, here, scratch)
         except (ImportError, RuntimeError, ValueError) as error:
             problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        else:
-            problem = None
         problems = [each for each in here.gather(problem) if each]
         if problems:
             log(f"{precision}: NOT RUN: {problems[0]}")
