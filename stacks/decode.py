@@ -20,6 +20,25 @@ _Record = TypeVar("_Record")
 _MOST: Final = 10**12
 _LEAST: Final = Decimal("1e-9")
 """Outside of these a number is a slip of the keyboard, and no table could show what it costs."""
+_CLUSTER_NODES_MOST: Final = 5_000
+"""https://kubernetes.io/docs/setup/best-practices/cluster-large, read 2026-11-21: no more nodes."""
+_MOST_OF: Final[Mapping[str, int]] = {
+    **dict.fromkeys(
+        (
+            "nodes",
+            "min_nodes",
+            "max_nodes",
+            "created_nodes",
+            "least_nodes",
+            "max_surge_nodes",
+            "max_unavailable_nodes",
+        ),
+        _CLUSTER_NODES_MOST,
+    ),
+    "count": 1_000,
+    "key_days": 3_650,
+}
+"""What is made one by one needs an end before anything counts it; ten years are no end of a key."""
 _SHARES: Final = ("max_idle_share",)
 _MAY_BE_ZERO: Final = frozenset(
     {
@@ -140,8 +159,11 @@ class Decoder:
             problem = f"expected a number from {_LEAST:f} to {_MOST:,}, got {_describe(value)}"
         if problem is None and isinstance(decoded, int) and hint is int:
             least = 0 if key in _MAY_BE_ZERO else 1
+            most = _MOST_OF.get(key)
             if decoded < least:
                 problem = f"expected a whole number of {least} or more, got {decoded}"
+            elif most is not None and decoded > most:
+                problem = f"expected a whole number from {least} to {most:,}, got {decoded}"
         if problem is None and isinstance(decoded, Decimal) and key in _SHARES and decoded > 1:
             problem = f"expected a share from 0 to 1, got {_describe(value)}"
         if problem is None and isinstance(decoded, Decimal):

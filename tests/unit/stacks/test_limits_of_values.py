@@ -26,6 +26,24 @@ def test_a_count_that_no_cluster_has_is_refused(config: dict[str, Any], number: 
     assert problems_of(config) == (f"demo.chat.chats_per_day: {FROM_TO}, got number {number}",)
 
 
+def test_more_nodes_than_kubernetes_holds_are_refused_before_anything_counts_them(
+    config: dict[str, Any],
+):
+    """Names of a set's node groups are made one by one: 10**12 nodes took hours."""
+    config["nodes"]["workers"][0]["nodes"] = 10**12
+    wanted = "expected a whole number from 1 to 5,000, got 1000000000000"
+    assert problems_of(config) == (f"demo.nodes.workers[0].nodes: {wanted}",)
+    config["nodes"]["workers"][0]["nodes"] = 5_000
+    load(config)
+
+
+def test_a_key_that_would_outlive_ten_years_is_refused(config: dict[str, Any]):
+    """Its end would be no date: 10**9 days are the year 2,739,000."""
+    config["storage"]["backup"] = {"size_gib": 64, "keep_daily": 7, "key_days": 10**9}
+    wanted = "expected a whole number from 1 to 3,650, got 1000000000"
+    assert problems_of(config) == (f"demo.storage.backup.key_days: {wanted}",)
+
+
 @pytest.mark.parametrize("number", ["1e400", "1E-300"])
 def test_a_speed_that_nothing_has_is_refused(config: dict[str, Any], number: str):
     speed = {"scenario": "s", "output_tokens_per_s": Decimal(number), "source": "x"}
