@@ -69,6 +69,9 @@ bench-train: setup ## Measure the training loop against transformers, TRL and a 
 bench-serve: setup ## Measure serving: batching, against generate, HTTP
 	@$(PYTHON3) -m benchmarks.serve
 
+bench-load: setup ## Measure what the load generator itself costs at 64 streams
+	@$(PYTHON3) -m benchmarks.load
+
 lock: ## Write the lock files anew from the requirements
 	@infra/setup/bootstrap.sh
 	@$(LOCK) requirements-workloads.in -o requirements-workloads.lock

@@ -30,6 +30,7 @@ class Kind(StrEnum):
     TRAIN = "train"
     EVALUATE = "evaluate"
     SERVE = "serve"
+    LOAD = "load"
 
 
 class Outcome(StrEnum):

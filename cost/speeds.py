@@ -23,6 +23,8 @@ _PREFILL: Final = "prefill_tokens_per_s"
 _BATCH_OUTPUT: Final = "batch_output_tokens_per_s"
 _BATCH_PREFILL: Final = "batch_prefill_tokens_per_s"
 _BATCH_SIZE: Final = "batch_size"
+_MEASURES: Final = (Kind.EVALUATE, Kind.LOAD)
+"""Jobs whose records hold speeds: of generation alone, and of a server under load."""
 
 
 class Basis(StrEnum):
@@ -113,7 +115,7 @@ def _counts(spec: StackSpec, record: RunRecord) -> bool:
     hardware = record.hardware
     return (
         record.outcome is Outcome.PASS
-        and record.kind == Kind.EVALUATE
+        and record.kind in _MEASURES
         and hardware is not None
         and record.model is not None
         and _model_name(record.model) == _model_name(spec.chat.model)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 SERVE_MODULE: Final = "workloads.serve"
+LOAD_MODULE: Final = "workloads.load"
 
 
 class SshServiceType(StrEnum):
@@ -140,3 +141,8 @@ class JobSpec:
     def is_server(self) -> bool:
         """Whether it answers until it is stopped: one process, and nothing waits for its end."""
         return self.module == SERVE_MODULE
+
+    @property
+    def is_load_test(self) -> bool:
+        """Whether it asks a server as many clients do: one process that gets the chat profile."""
+        return self.module == LOAD_MODULE

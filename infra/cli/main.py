@@ -32,6 +32,7 @@ VERBS = {
     "size": _Verb("infra.cli.size", "Show what a model needs and the cheapest preset that fits."),
     "spend": _Verb("infra.cli.spend", "Show what ran on a stack and what it cost."),
     "submit": _Verb("infra.cli.submit", "Submit a declared job."),
+    "load": _Verb("infra.cli.load", "Put a server under load: curve, latencies, operating point."),
     "status": _Verb("infra.cli.status", "List the jobs of a cluster, or show one."),
     "logs": _Verb("infra.cli.logs", "Follow the log of a job to its end."),
     "cancel": _Verb("infra.cli.cancel", "End jobs, running or waiting."),

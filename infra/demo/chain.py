@@ -222,8 +222,8 @@ class _Tail:
 
 
 def in_order(spec: StackSpec) -> list[JobSpec]:
-    """The jobs that end, each after the one it needs; a circle is refused."""
-    left = {job.name: job for job in spec.jobs if not job.is_server}
+    """The jobs that end and need no server, each after the one it needs; a circle is refused."""
+    left = {job.name: job for job in spec.jobs if not (job.is_server or job.is_load_test)}
     done: list[JobSpec] = []
     while left:
         ready = [job for job in left.values() if job.after not in left]

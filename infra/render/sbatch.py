@@ -10,6 +10,7 @@ later no longer takes --cpus-per-task from the job: it is passed again.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -87,6 +88,7 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         ),
         *_hardware(nodesets, job),
         f"export OMP_NUM_THREADS={max(1, job.cpus_per_task // ranks_per_node)}",
+        *_profile(spec, job),
         *([_export(dict(sorted(job.environment.items())))] if job.environment else []),
         "",
         *_mark(spec, job),
@@ -96,6 +98,18 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         *(_distributed(job, ranks_per_node) if launched else _plain(job)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def chat_profile(spec: StackSpec) -> dict[str, object]:
+    """The stack's reference chat: lengths of a load test (workloads/load/lengths.py reads it)."""
+    chat = spec.chat
+    return {
+        "context_tokens": chat.context_tokens,
+        "output_tokens": chat.output_tokens,
+        "turns": chat.turns,
+        "cached_share": float(chat.cached_share),
+        "max_answer_s": None if chat.max_answer_s is None else float(chat.max_answer_s),
+    }
 
 
 def _directives(spec: StackSpec, job: JobSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:
@@ -125,6 +139,9 @@ def _fault_options(spec: StackSpec, job: JobSpec, nodesets: Sequence[WorkerSpec]
         options.append("--no-kill")
     if job.gpus_per_node:
         options.append(f"--mem={min(_memory_mib(spec, worker, job) for worker in nodesets)}M")
+    elif job.is_load_test:
+        # Without it Slurm gives a job all memory of its node, and the server that it asks is there.
+        options.append("--mem=8192M")
     return options
 
 
@@ -139,8 +156,8 @@ def _memory_mib(spec: StackSpec, worker: WorkerSpec, job: JobSpec) -> int:
 
 
 def _is_launched(job: JobSpec) -> bool:
-    """Whether ranks are started by the launcher; a server is one process that has all GPUs."""
-    return not job.is_server and (job.nodes > 1 or job.gpus_per_node > 0)
+    """Whether ranks are started by the launcher; servers and load tests are one process."""
+    return not (job.is_server or job.is_load_test) and (job.nodes > 1 or job.gpus_per_node > 0)
 
 
 def _fewest(job: JobSpec) -> int:
@@ -150,6 +167,12 @@ def _fewest(job: JobSpec) -> int:
 def _node_range(job: JobSpec) -> str:
     fewest = _fewest(job)
     return str(job.nodes) if fewest == job.nodes else f"{fewest}-{job.nodes}"
+
+
+def _profile(spec: StackSpec, job: JobSpec) -> list[str]:
+    if not job.is_load_test:
+        return []
+    return [_export({"SOPERATOR_CHAT_PROFILE": json.dumps(chat_profile(spec))})]
 
 
 def _mark(spec: StackSpec, job: JobSpec) -> list[str]:

@@ -14,6 +14,7 @@ from workloads.common.exit_codes import ConfigError
 from workloads.common.recipe import apply_overrides, parse, read_mapping
 from workloads.data.config import DataConfig
 from workloads.evaluate.config import EvaluateConfig
+from workloads.load.config import LoadConfig
 from workloads.serve.config import ServeConfig
 from workloads.train.arguments import translate
 from workloads.train.config import TrainConfig
@@ -34,6 +35,7 @@ class Recipe:
     train: TrainConfig | None = None
     evaluate: EvaluateConfig | None = None
     serve: ServeConfig | None = None
+    load: LoadConfig | None = None
 
 
 def recipe_names() -> list[str]:

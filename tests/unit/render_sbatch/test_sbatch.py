@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from infra.render.archive import code_files, hash_files, pack
-from infra.render.sbatch import RenderError, render_sbatch
+from infra.render.sbatch import RenderError, chat_profile, render_sbatch
 from stacks.load import STACKS_DIR, load_stack, stack_names
 from stacks.slurm_spec import JobSpec, PartitionSpec
 from stacks.spec import StackSpec
@@ -195,3 +197,15 @@ def test_equal_files_pack_to_equal_bytes() -> None:
 def test_a_folder_without_workloads_is_not_a_checkout(spec: StackSpec, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="run this in a checkout"):
         code_files(tmp_path, spec)
+
+
+def test_a_load_test_knows_the_chat_and_leaves_its_node_memory_for_the_server(
+    spec: StackSpec,
+) -> None:
+    text = render_sbatch(spec, replace(JOB, nodes=1, gpus_per_node=0, module="workloads.load"))
+    (line,) = [each for each in text.splitlines() if "SOPERATOR_CHAT_PROFILE" in each]
+    (word,) = shlex.split(line.removeprefix("export "))
+    assert json.loads(word.partition("=")[2]) == chat_profile(spec)
+    assert chat_profile(spec)["context_tokens"] == spec.chat.context_tokens
+    assert "#SBATCH --mem=8192M" in text
+    assert text.rstrip().endswith('"$SOPERATOR_PYTHON" -m workloads.load --recipe r "$@"')

@@ -41,8 +41,10 @@ def test_four_l40s_workers_train_and_one_serves(stack: StackSpec):
     assert len(names["hidden"]) == 5
     hardware = {(worker.platform, worker.preset) for worker in stack.nodes.workers}
     assert hardware == {("gpu-l40s-d", "2gpu-64vcpu-384gb")}
-    assert {job.partition for job in stack.jobs if not job.is_server} == {"train"}
-    assert {job.partition for job in stack.jobs if job.is_server} == {"serve"}
+    of_serving = {job.name for job in stack.jobs if job.is_server or job.is_load_test}
+    assert of_serving == {"serve", "load"}
+    assert {job.partition for job in stack.jobs if job.name in of_serving} == {"serve"}
+    assert {job.partition for job in stack.jobs if job.name not in of_serving} == {"train"}
 
 
 @pytest.mark.parametrize("stack", ["l40s-dev"], indirect=True)

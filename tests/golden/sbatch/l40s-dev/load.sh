@@ -1,0 +1,51 @@
+#!/bin/bash
+# Job load of stack l40s-dev; pulumi up renders and replaces it: do not edit.
+# In /home/shared/finetune_code: sbatch jobs/load [--set key=value]
+#SBATCH --job-name=load
+#SBATCH --partition=serve
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --time=02:00:00
+#SBATCH --output=/mnt/chkpt/logs/%x_%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --mem=8192M
+set -euo pipefail
+
+code=$(readlink -f /home/shared/finetune_code/current)
+cd "$code"
+export PYTHONPATH=$code PYTHONUNBUFFERED=1
+export SOPERATOR_CODE_HASH=${code##*/}
+export SOPERATOR_JOB=load SOPERATOR_STACK=l40s-dev
+export SOPERATOR_PYTHON=/opt/soperator/venv/bin/python
+export SOPERATOR_PLACE_CACHE=/mnt/data/cache
+export SOPERATOR_PLACE_CHKPT=/mnt/chkpt
+export SOPERATOR_PLACE_DATA=/mnt/data
+export SOPERATOR_PLACE_ELASTIC=/mnt/chkpt/elastic
+export SOPERATOR_PLACE_LOGS=/mnt/chkpt/logs
+export SOPERATOR_PLACE_MODEL=/mnt/model
+export SOPERATOR_PLACE_RESULTS=/mnt/chkpt/results
+export SOPERATOR_PLACE_SCRATCH=/mnt/memory
+export SOPERATOR_PLATFORM=gpu-l40s-d SOPERATOR_PRESET=2gpu-64vcpu-384gb
+export OMP_NUM_THREADS=2
+export SOPERATOR_CHAT_PROFILE='{"context_tokens": 8000, "output_tokens": 2000, "turns": 1, "cached_share": 0.0, "max_answer_s": null}'
+
+mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SOPERATOR_PLACE_RESULTS
+# Every node must see the same environment and mounts before ranks wait for each other.
+srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
+[[ -x $SOPERATOR_PYTHON ]] ||
+  fail "$SOPERATOR_PYTHON is missing: make this Python environment in the jail, then submit again"
+for path in "$@"; do
+  mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
+done
+for path in "$SOPERATOR_PLACE_DATA" "$SOPERATOR_PLACE_MODEL"; do
+  [[ -z $path || -r $path ]] || fail "$path cannot be read: bring data and models there first"
+done
+for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
+  [[ -z $path || -w $path ]] || fail "$path cannot be written: check its owner and mode"
+done
+[[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
+  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"' check /home /mnt/chkpt /mnt/data /mnt/memory /mnt/model
+
+exec srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 "$SOPERATOR_PYTHON" -m workloads.load --recipe qwen3_14b_load_1xl40s "$@"

@@ -1,0 +1,1 @@
+"""Load test of an OpenAI-compatible server: open-loop arrivals, a curve, the SLO-feasible point."""

@@ -1,0 +1,169 @@
+"""The load test: what a server does under load, as a curve, latencies and an operating point.
+
+Usage: python -m workloads.load --url http://HOST:PORT/v1 | --serve-job ID [--recipe NAME]
+Prints the curve on stderr and the run record as the last line of stdout. docs/load-test.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from workloads.common import atomic
+from workloads.common.exit_codes import ConfigError, WorkloadError
+from workloads.common.hardware import Hardware
+from workloads.common.job import Job, end, run_job, section_of
+from workloads.common.log import log
+from workloads.load.config import LoadConfig
+from workloads.load.lengths import read_profile, with_profile
+from workloads.load.target import find_server
+
+DEFAULT_RECIPE = "smollm2_135m_load_cpu"
+RESULT_FILE = "load.json"
+# Flag -> recipe key.
+_FLAGS = {
+    "url": "load.target.url",
+    "serve_job": "load.target.serve_job",
+    "api_key_file": "load.target.api_key_file",
+    "served_model": "load.target.model",
+    "prompt_tokens": "load.prompt_tokens.mean",
+    "output_tokens": "load.output_tokens.mean",
+    "requests_per_stream": "load.requests_per_stream",
+    "timeout_s": "load.timeout_s",
+    "seed": "load.seed",
+    "ttft_ms": "load.slo.ttft_ms",
+    "tpot_ms": "load.slo.tpot_ms",
+    "e2e_s": "load.slo.e2e_s",
+}
+_FILES = {
+    "rows": "load.prompts.rows",
+    "tokenizer": "load.prompts.tokenizer",
+    "trace": "load.open_loop.trace",
+}
+
+
+def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
+    """Return the command line in recipe form: `--recipe NAME --set key=value ...`."""
+    parser = argparse.ArgumentParser(prog="python -m workloads.load")
+    parser.add_argument("--recipe", "--config", dest="recipe", help="recipe with a section load")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
+    parser.add_argument("--url", help="address of the server up to /v1")
+    parser.add_argument("--serve-job", help="id of a running serve job, instead of --url")
+    parser.add_argument("--api-key-file", help="file with the key of the server")
+    parser.add_argument("--served-model", help="name in the API; the last listed by default")
+    parser.add_argument("--model", help="model that is served, as the stack's chat names it")
+    parser.add_argument("--prompt-tokens", type=int)
+    parser.add_argument("--output-tokens", type=int)
+    parser.add_argument("--concurrency", help="levels of the sweep, such as 1,2,4,8")
+    parser.add_argument("--rates", help="Poisson rates in requests/s, such as 0.5,2")
+    parser.add_argument("--trace", help=".csv or .jsonl file of arrivals")
+    parser.add_argument("--rows", help=".jsonl file of chats to send")
+    parser.add_argument("--tokenizer", help="model folder whose tokenizer makes the prompts")
+    parser.add_argument("--requests-per-stream", type=int)
+    parser.add_argument("--timeout-s", type=float)
+    parser.add_argument("--ttft-ms", type=float, help="promise: time to the first token")
+    parser.add_argument("--tpot-ms", type=float, help="promise: time for each further token")
+    parser.add_argument("--e2e-s", type=float, help="promise: time for the whole answer")
+    parser.add_argument("--seed", type=int)
+    options = parser.parse_args(arguments)
+    sets: list[str] = []
+    if options.model:
+        sets.append(_set("model", options.model))
+    for flag, key in _FLAGS.items():
+        if (value := getattr(options, flag)) is not None:
+            sets.append(_set(key, value))
+    for flag, key in _FILES.items():
+        if value := getattr(options, flag):
+            is_file = flag != "tokenizer" or value.startswith((".", "/"))
+            sets.append(_set(key, str(Path(value).resolve()) if is_file else value))
+    if options.concurrency:
+        sets.append(f"load.sweep=[{options.concurrency}]")
+    if options.rates:
+        sets.append(f"load.open_loop.rates_per_s=[{options.rates}]")
+    words = ["--recipe", options.recipe or DEFAULT_RECIPE]
+    # What is set by its key comes last: it wins over a flag.
+    return words + [word for each in [*sets, *options.sets] for word in ("--set", each)]
+
+
+def main(job: Job) -> None:
+    """Measure, write load.json, fill the record; a verdict that fails is an error."""
+    if job.recipe.load is None:
+        raise section_of(job.recipe, "load")
+    config = with_profile(job.recipe.load, read_profile())
+    _describe(job, config)
+    from workloads.load import report
+    from workloads.load.chat_client import ChatClient
+    from workloads.load.curve import record_metrics
+    from workloads.load.run import LoadTest
+
+    server = find_server(config.target, job.places)
+    client = ChatClient(
+        server.url, server.key, timeout_s=config.timeout_s, ignore_eos=config.ignore_eos
+    )
+    trace = config.open_loop.trace
+    trace_path = None if trace is None else job.places.expand(trace, at="load.open_loop.trace")
+    test = LoadTest(config, client, _prompts(job, config), trace_path)
+    found = test.found
+    try:
+        asyncio.run(test.run())
+    finally:
+        path = job.results_dir / RESULT_FILE
+        text = json.dumps(report.to_json(found, config, server.url), indent=2)
+        atomic.write_text(path, text + "\n")
+        job.record.artifacts["load"] = str(path)
+        job.record.engine = found.engine
+        job.record.metrics |= record_metrics(found.points)
+        job.record.metrics["client_cpu_percent"] = 100 * found.cpu_share
+        if found.points:
+            for line in [*report.table(found).splitlines(), report.summary(found, config)]:
+                log(line)
+    if report.errors_verdict(found, config) == report.FAIL:
+        raise WorkloadError(
+            f"{found.errors} of {found.samples} requests failed, load.max_error_share is "
+            f"{config.max_error_share:g}; the first: {found.first_error}"
+        )
+    if config.require_slo and report.slo_verdict(found, config) == report.FAIL:
+        raise WorkloadError("no point keeps load.slo; lower the load or choose a faster preset")
+
+
+def _describe(job: Job, config: LoadConfig) -> None:
+    """Put the server's hardware and engine into the record, and keep the settings in force."""
+    target = config.target
+    # Of the client's own node nothing is said: a speed is the server's.
+    job.record.hardware = Hardware(
+        platform=target.platform,
+        preset=target.preset,
+        device=target.preset or "not known",
+        num_nodes=1,
+        num_gpus_declared=0,
+    )
+    path = job.results_dir / "config.json"
+    recipe = dataclasses.replace(job.recipe, load=config)
+    atomic.write_text(path, json.dumps(dataclasses.asdict(recipe), indent=2, default=dict) + "\n")
+    job.record.artifacts["config"] = str(path)
+
+
+def _prompts(job: Job, config: LoadConfig):
+    from workloads.load.prompts import Rows, Words, load_tokenizer
+
+    prompts = config.prompts
+    if prompts.rows is not None:
+        if prompts.tokenizer is not None:
+            raise ConfigError("load.prompts: rows and tokenizer exclude each other; keep one")
+        return Rows(job.places.expand(prompts.rows, at="load.prompts.rows"), config.seed)
+    folder = job.places.model_dir(prompts.tokenizer or job.recipe.model)
+    mean = config.prompt_tokens.mean or 0
+    cached_tokens = int(mean * (prompts.cached_share or 0))
+    return Words(load_tokenizer(folder), config.seed, cached_tokens)
+
+
+def _set(key: str, value: str | int | float) -> str:
+    return f"{key}={json.dumps(value)}"
+
+
+if __name__ == "__main__":
+    end(run_job("load", main, recipe_arguments()))
