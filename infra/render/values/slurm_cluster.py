@@ -12,6 +12,7 @@ from infra.render import names
 from infra.render.resources import preset_of, quantities
 from infra.render.values.mounts import NFS, claim, nfs_volume, virtiofs_guards
 from infra.render.values.nfs_server import home_on_login, home_source
+from infra.render.values.storage import LOCAL_VOLUME_SIZE
 from stacks.chart_volumes import database_volume_gib
 from stacks.node_capacity import (
     EXPORTER,
@@ -177,7 +178,7 @@ def _accounting(spec: StackSpec) -> dict[str, Any]:
     if not spec.slurm.accounting or group is None:
         return {"enabled": False, "k8sNodeFilterName": _SYSTEM}
     own = spec.storage.accounting
-    size_gib = database_volume_gib(spec) if own is None else own.size_gib or 1
+    size = f"{database_volume_gib(spec)}Gi" if own is None else LOCAL_VOLUME_SIZE
     # The storage chart's class holds the accounting filesystem; without one the cloud's default.
     storage_class = {} if own is None else {"storageClassName": _LOCAL_CLASS}
     left = slurmdbd_amounts(preset_of(group), group.boot_disk.size_gib)
@@ -194,7 +195,7 @@ def _accounting(spec: StackSpec) -> dict[str, Any]:
                 "ephemeral": False,
                 "volumeClaimTemplate": {
                     "accessModes": ["ReadWriteOnce"],
-                    "resources": {"requests": {"storage": f"{size_gib}Gi"}},
+                    "resources": {"requests": {"storage": size}},
                     **storage_class,
                 },
             },

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from infra.render import names
 from stacks.spec import StackSpec
-from stacks.storage_spec import FilesystemSpec, SubmountSpec
+
+LOCAL_VOLUME_SIZE: Final = "1Gi"
+"""Of every volume and claim, whatever the filesystem behind it holds: nothing reads it.
+
+Kubernetes lets no claim grow whose volume it did not provision
+(https://kubernetes.io/docs/concepts/storage/persistent-volumes, expanding; read 2026-11-21), so
+with the declared size in it the release refused every filesystem that grew.
+"""
 
 
 def storage_values(spec: StackSpec) -> dict[str, Any]:
@@ -14,18 +21,18 @@ def storage_values(spec: StackSpec) -> dict[str, Any]:
     storage = spec.storage
     volume: dict[str, Any] = {
         "jail": {
-            "size": _claim_size(storage.jail),
+            "size": LOCAL_VOLUME_SIZE,
             "type": "filestore",
             "filestoreDeviceName": names.JAIL,
         },
         "controllerSpool": {
-            "size": _claim_size(storage.controller_spool),
+            "size": LOCAL_VOLUME_SIZE,
             "filestoreDeviceName": names.CONTROLLER_SPOOL,
         },
         "jailSubMounts": [
             {
                 "name": submount.name,
-                "size": _claim_size(submount),
+                "size": LOCAL_VOLUME_SIZE,
                 "filestoreDeviceName": names.submount_tag(submount.name),
             }
             for submount in storage.submounts
@@ -34,7 +41,7 @@ def storage_values(spec: StackSpec) -> dict[str, Any]:
     if storage.accounting is not None:
         volume["accounting"] = {
             "enabled": True,
-            "size": _claim_size(storage.accounting),
+            "size": LOCAL_VOLUME_SIZE,
             "filestoreDeviceName": names.ACCOUNTING,
         }
     return {
@@ -53,8 +60,3 @@ def _placement(label: str, value: str) -> dict[str, Any]:
         "matchExpressions": [{"key": label, "operator": "In", "values": [value]}],
         "tolerations": [{"operator": "Exists"}],
     }
-
-
-def _claim_size(filesystem: FilesystemSpec | SubmountSpec) -> str:
-    """Size of the claim; that of an existing filesystem is not checked against its own."""
-    return f"{filesystem.size_gib or 1}Gi"

@@ -239,7 +239,7 @@ def test_the_database_lives_on_the_accounting_filesystem_where_there_is_one(
         return template
 
     assert claim(spec)["storageClassName"] == "slurm-local-pv"
-    assert claim(spec)["resources"]["requests"]["storage"] == "128Gi"
+    assert claim(spec)["resources"]["requests"]["storage"] == "1Gi"
     without = replace(spec, storage=replace(spec.storage, accounting=None))
     assert "storageClassName" not in claim(without)
 
@@ -251,6 +251,23 @@ def test_a_partition_without_nodesets_has_all_nodes(spec: StackSpec) -> None:
     parts = slurm(changed)["partitionConfiguration"]["partitions"]
     assert (parts[0]["nodeSetRefs"], "isAll" in parts[0]) == (["worker"], False)
     assert (parts[1]["isAll"], "nodeSetRefs" in parts[1]) == (True, False)
+
+
+def test_a_filesystem_that_grows_leaves_every_release_as_it_is(spec: StackSpec) -> None:
+    """A claim cannot grow where Kubernetes did not provision its volume: the `up` ended there."""
+    storage, accounting = spec.storage, spec.storage.accounting
+    assert accounting is not None
+    grown = replace(
+        spec,
+        storage=replace(
+            storage,
+            jail=replace(storage.jail, size_gib=4096),
+            controller_spool=replace(storage.controller_spool, size_gib=4096),
+            accounting=replace(accounting, size_gib=4096),
+            submounts=tuple(replace(each, size_gib=4096) for each in storage.submounts),
+        ),
+    )
+    assert values(grown) == values(spec)
 
 
 def test_an_existing_filesystem_is_claimed_without_knowing_its_size(spec: StackSpec) -> None:
