@@ -19,6 +19,9 @@ from infra.jobs.slurm import Shell, refused
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _POLL_S: Final = 5.0
 _REASON_MAX: Final = 200
+_NOTHING_TO_RESUME: Final = "Invalid node state specified"
+"""slurmctld's answer to a resume of a node that takes jobs already."""
+_UNKNOWN: Final = "Invalid node name specified"
 
 
 def drain(shell: Shell, nodes: Sequence[str], reason: str) -> tuple[Job, ...]:
@@ -28,13 +31,16 @@ def drain(shell: Shell, nodes: Sequence[str], reason: str) -> tuple[Job, ...]:
             f"--reason: {reason!r} is no line of 1 to {_REASON_MAX} characters; say why, for "
             "whoever looks at `sinfo -R`"
         )
+    _check_names(nodes)
     _update(shell, nodes, "State=DRAIN", f"Reason={reason.strip()}")
     return jobs_on(shell, nodes)
 
 
 def resume(shell: Shell, nodes: Sequence[str]) -> None:
-    """Lets jobs onto the nodes again."""
-    _update(shell, nodes, "State=RESUME")
+    """Lets jobs onto the nodes again; one that takes them already stays as it is."""
+    _check_names(nodes)
+    for node in nodes:
+        _update(shell, (node,), "State=RESUME", harmless=_NOTHING_TO_RESUME)
 
 
 def await_idle(
@@ -54,13 +60,20 @@ def await_idle(
         pause(_POLL_S)
 
 
-def _update(shell: Shell, nodes: Sequence[str], *changes: str) -> None:
+def _check_names(nodes: Sequence[str]) -> None:
     for node in nodes:
         if not _NAME.fullmatch(node):
             raise JobsError(
                 f"{node!r} is no name of a Slurm node, such as worker-0; see `sinfo -N`"
             )
-    command = ["scontrol", "update", f"NodeName={','.join(nodes)}", *changes]
-    result = shell.run(shlex.join(command))
-    if not result.ok:
-        raise refused(f"scontrol update {','.join(nodes)}", result)
+
+
+def _update(shell: Shell, nodes: Sequence[str], *changes: str, harmless: str | None = None) -> None:
+    named = ",".join(nodes)
+    result = shell.run(shlex.join(["scontrol", "update", f"NodeName={named}", *changes]))
+    if result.ok or (harmless is not None and harmless in result.stderr):
+        return
+    error = refused(f"scontrol update {named}", result)
+    if _UNKNOWN in result.stderr:
+        raise JobsError(f"{error}; `soperator ssh 'sinfo -N'` lists the nodes")
+    raise error

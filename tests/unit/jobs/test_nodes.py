@@ -13,7 +13,7 @@ from tests.unit.jobs.test_draining import QUEUE
 class Shell:
     """A login node that prints these queues, one after the other, and refuses some nodes."""
 
-    def __init__(self, *queues: str, refuses: bool = False) -> None:
+    def __init__(self, *queues: str, refuses: str = "") -> None:
         self.queues = [*queues, ""]
         self.refuses = refuses
         self.commands: list[str] = []
@@ -21,12 +21,12 @@ class Shell:
     def run(self, command: str, *, stdin: bytes = b"") -> Result:
         self.commands.append(command)
         is_queue = command.startswith("squeue")
-        failed = self.refuses and not is_queue
+        failed = bool(self.refuses) and not is_queue
         return Result(
             command=command,
             exit_code=1 if failed else 0,
             stdout=self.queues.pop(0) if is_queue else "",
-            stderr="slurm_update error: Invalid node name specified" if failed else "",
+            stderr=f"slurm_update error: {self.refuses}" if failed else "",
         )
 
 
@@ -41,10 +41,23 @@ def test_a_drain_says_what_still_runs_there():
     )
 
 
-def test_a_resume_is_one_command():
+def test_each_node_is_resumed_by_itself():
     shell = Shell()
-    resume(shell, ["worker-0"])
-    assert shell.commands == ["scontrol update NodeName=worker-0 State=RESUME"]
+    resume(shell, ["worker-0", "worker-1"])
+    assert shell.commands == [
+        "scontrol update NodeName=worker-0 State=RESUME",
+        "scontrol update NodeName=worker-1 State=RESUME",
+    ]
+
+
+def test_a_node_that_takes_jobs_already_is_resumed_without_a_word():
+    """The second `drain --undo` was refused in words that did not say why."""
+    resume(Shell(refuses="Invalid node state specified"), ["worker-0"])
+
+
+def test_a_drain_that_slurm_refuses_by_state_is_told():
+    with pytest.raises(JobsError, match="Invalid node state"):
+        drain(Shell(refuses="Invalid node state specified"), ["worker-0"], "why")
 
 
 @pytest.mark.parametrize("name", ["worker-[0-3]", "worker-0;reboot", "", "ALL", "-0"])
@@ -63,9 +76,9 @@ def test_a_reason_is_one_line_of_text(reason: str):
     assert shell.commands == []
 
 
-def test_a_node_that_slurm_does_not_know_is_refused_in_its_words():
-    with pytest.raises(JobsError, match=r"worker-9: exit 1: .*Invalid node name"):
-        drain(Shell(refuses=True), ["worker-9"], "why")
+def test_a_node_that_slurm_does_not_know_is_refused_with_the_way_to_the_names():
+    with pytest.raises(JobsError, match=r"worker-9: exit 1: .*Invalid node name.*sinfo -N.*lists"):
+        drain(Shell(refuses="Invalid node name specified"), ["worker-9"], "why")
 
 
 def test_a_wait_ends_with_the_last_job_and_tells_each_change_once():
