@@ -170,7 +170,7 @@ stacks = st.builds(
             prune_schedule=texts,
             password_version=sizes,
             key_version=sizes,
-            key_days=sizes,
+            key_days=st.integers(1, 3650),
         ),
         places=st.dictionaries(texts, texts, max_size=3),
         purge_on_destroy=st.booleans(),
@@ -251,7 +251,7 @@ stacks = st.builds(
         billing=st.sampled_from(Billing),
         public_ip=st.booleans(),
         data_disks=st.builds(
-            DataDisksSpec, size_gib=sizes, count=sizes, type=st.sampled_from(DiskType)
+            DataDisksSpec, size_gib=sizes, count=st.integers(1, 1000), type=st.sampled_from(DiskType)
         ),
         mount_path=texts,
     ),
@@ -263,7 +263,7 @@ stacks = st.builds(
             recipe=texts,
             gpus_per_node=st.integers(0, 8),
             after=st.none() | texts,
-            least_nodes=st.none() | sizes,
+            least_nodes=st.none() | st.integers(1, 100),
             restarts=st.integers(0, 9),
             save_s=sizes,
             environment=st.dictionaries(texts, texts, max_size=2),
