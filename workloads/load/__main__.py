@@ -155,7 +155,10 @@ def _prompts(job: Job, config: LoadConfig):
         if prompts.tokenizer is not None:
             raise ConfigError("load.prompts: rows and tokenizer exclude each other; keep one")
         return Rows(job.places.expand(prompts.rows, at="load.prompts.rows"), config.seed)
-    folder = job.places.model_dir(prompts.tokenizer or job.recipe.model)
+    name = prompts.tokenizer or job.recipe.model
+    is_folder = name.startswith(("/", "{"))
+    at = "load.prompts.tokenizer"
+    folder = job.places.expand(name, at=at) if is_folder else job.places.model_dir(name)
     mean = config.prompt_tokens.mean or 0
     cached_tokens = int(mean * (prompts.cached_share or 0))
     return Words(load_tokenizer(folder), config.seed, cached_tokens)
