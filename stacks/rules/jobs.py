@@ -9,6 +9,7 @@ from stacks.catalog import find_preset
 from stacks.node_spec import WorkerSpec
 from stacks.problem import Findings
 from stacks.rules.naming import name_problem, repeated
+from stacks.rules.partition_line import HIDDEN, check_line
 from stacks.slurm_spec import JobSpec, PartitionSpec
 from stacks.slurm_time import slurm_seconds
 from stacks.spec import StackSpec
@@ -18,15 +19,9 @@ _MODULE: Final = re.compile(r"workloads(\.[a-z_][a-z0-9_]*)+")
 _RECIPE: Final = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 # sbatch --time: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
 _TIME_LIMIT: Final = re.compile(r"\d+(:\d{2}){0,2}|\d+-\d{1,2}(:\d{2}){0,2}")
-_IS_HIDDEN: Final = re.compile(r"(?i)\bHidden=YES\b")
 _MAX_TIME: Final = re.compile(r"(?i)\bMaxTime=(\S+)")
-_SLURM_DEFAULTS: Final = "default"
-# The operator renders `PartitionName=<name> Nodes=<nodesets> <config>`.
-_WRITTEN_BY_SOPERATOR: Final = ("partitionname", "nodes")
 _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
 _OWN_VARIABLES: Final = ("SOPERATOR_", "SLURM", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE")
-_HIDDEN: Final = "hidden"
-"""Partition that every Slurm active check of Soperator submits to."""
 
 
 def check_jobs(spec: StackSpec, findings: Findings) -> None:
@@ -70,23 +65,23 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
                     f"'{nodeset}' is not a nodeset (has: {', '.join(known)})",
                     rule="partitions.refs",
                 )
-        _check_line(partition, path, findings)
+        check_line(partition, path, findings)
         for nodeset in repeated(partition.nodesets):
             findings.error(
                 f"{path}.nodesets",
                 f"'{nodeset}' is named twice; name each nodeset once",
                 rule="partitions.ref-twice",
             )
-        if partition.name == _HIDDEN and partition.nodesets:
+        if partition.name == HIDDEN and partition.nodesets:
             findings.error(
                 f"{path}.nodesets",
                 "'hidden' must hold all nodes, so it names no nodesets",
                 rule="partitions.hidden-all",
             )
-    if not any(partition.name == _HIDDEN for partition in partitions):
+    if not any(partition.name == HIDDEN for partition in partitions):
         findings.error(
             "slurm.partitions",
-            f"no partition '{_HIDDEN}'; Soperator's active checks submit to it: add it, "
+            f"no partition '{HIDDEN}'; Soperator's active checks submit to it: add it, "
             "with Hidden=YES and no nodesets",
             rule="partitions.hidden",
         )
@@ -97,37 +92,6 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
             "slurm.partitions",
             f"{got} Default=YES; exactly one partition must",
             rule="partitions.default",
-        )
-
-
-def _check_line(partition: PartitionSpec, path: str, findings: Findings) -> None:
-    """What stands in slurm.conf behind the name and the nodes."""
-    if partition.name == _SLURM_DEFAULTS:
-        findings.error(
-            f"{path}.name",
-            f"'{partition.name}': slurm.conf takes such a line as defaults of the lines below it, "
-            "not as a partition; choose another name",
-            rule="partitions.name-default",
-        )
-    for word in partition.config.split():
-        option, separator, value = word.partition("=")
-        if not separator or not option.isalpha() or not value:
-            findings.error(
-                f"{path}.config",
-                f"'{word}' is not of the form Option=value, divided by spaces",
-                rule="partitions.config-form",
-            )
-        elif option.lower() in _WRITTEN_BY_SOPERATOR:
-            findings.error(
-                f"{path}.config",
-                f"'{word}': Soperator writes {option} itself; use name and nodesets",
-                rule="partitions.config-own",
-            )
-    if partition.name == _HIDDEN and not _IS_HIDDEN.search(partition.config):
-        findings.warn(
-            f"{path}.config",
-            "'hidden' is shown to users, who may submit to it; add Hidden=YES",
-            rule="partitions.hidden-shown",
         )
 
 
@@ -165,7 +129,7 @@ def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> 
         return
     _check_time(job, partition, path, findings)
     _check_faults(job, path, findings)
-    if partition.name == _HIDDEN:
+    if partition.name == HIDDEN:
         findings.warn(
             f"{path}.partition",
             "'hidden' is for Soperator's active checks, which wait while the job runs; "
