@@ -1,0 +1,64 @@
+"""`soperator load --url` asks from here, and its record lies where cost/ looks for one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.stand_in import Behaviour, running
+from cost.run_record import load_run_records
+from infra.cli.main import app
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path) -> Path:
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
+    monkeypatch.delenv("SOPERATOR_SERVE_API_KEY", raising=False)
+    return tmp_path
+
+
+def rows(folder: Path) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "hello"}]}) + "\n")
+    return path
+
+
+def test_a_server_anywhere_is_measured_and_the_record_is_the_stack_s(state: Path):
+    with running(lambda *_: Behaviour()) as (_, url):
+        words = ["load", "--url", url, "--rows", str(rows(state)), "--concurrency", "1"]
+        words += ["--preset", "p/q", "--set", "load.open_loop.shares=[]"]
+        result = RUNNER.invoke(app, words)
+    assert result.exit_code == 0
+    (record,), problems = load_run_records(state / "runs" / "local")
+    assert problems == ()
+    assert (record.kind, record.stack, record.model) == ("load", "local", "SmolLM2-135M-Instruct")
+    assert record.hardware is not None
+    assert (record.hardware.platform, record.hardware.preset) == ("p", "q")
+    assert record.metrics["output_tokens_per_s"] > 0
+
+
+def test_a_wrong_address_ends_with_the_status_of_the_test(state: Path):
+    with running(lambda *_: Behaviour()) as (_, url):
+        words = ["load", "--url", f"{url}/x", "--rows", str(rows(state))]
+        assert RUNNER.invoke(app, words).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["7", "--url", "http://127.0.0.1:1/v1"], "load: give a job id or --url, not both"),
+        (["--preset", "p/q"], "--preset: only with --url; for a job use --set load.prompts"),
+        (["--concurrency", "x"], "--concurrency x: write numbers with commas, such as 1,2,4,8"),
+        (["-s", "h100-prod"], "h100-prod: jobs: no load test; declare one"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(state: Path, words: list[str], line: str):
+    result = RUNNER.invoke(app, ["load", *words])
+    assert result.exit_code == 1
+    assert line in result.stderr
+    assert result.stderr.count("\n") == 1
