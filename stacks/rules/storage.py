@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -11,6 +10,7 @@ from stacks.machines import node_groups
 from stacks.mounts import shared_mounts
 from stacks.problem import Findings, SpareGib
 from stacks.rules.naming import is_under, name_problem, path_problem, repeated
+from stacks.rules.schedule import schedule_problem
 from stacks.spec import StackSpec
 from stacks.storage_spec import PLACES, BackupSpec, FilesystemSpec, FilesystemType, SubmountSpec
 
@@ -23,11 +23,6 @@ _RESERVED: Final = (
 )  # fmt: skip
 # Recipe, files of 2026-07 to 09: WEKA wants presets of 32 vCPUs or more everywhere.
 _WEKA_MIN_VCPUS: Final = 32
-# k8up has @annually-random too, but leaves it as it is, and its cron does not know the word:
-# k8up-io/k8up operator/handler/randomizer.go, read 2026-11-21.
-_SCHEDULE: Final = re.compile(
-    r"@(hourly|daily|weekly|monthly|yearly)(-random)?|@annually|[0-9*/,-]+( [0-9A-Za-z*/,-]+){4}"
-)
 # Places that every node must see the same files at.
 _SHARED_PLACES: Final = frozenset(PLACES) - {"scratch", "cache"}
 
@@ -150,13 +145,8 @@ def _check_deletion(
 def _check_schedules(backup: BackupSpec, findings: Findings) -> None:
     schedules = {"schedule": backup.schedule, "prune_schedule": backup.prune_schedule}
     for key, text in schedules.items():
-        if not _SCHEDULE.fullmatch(text):
-            findings.error(
-                f"storage.backup.{key}",
-                f"'{text}' is no schedule; give five fields of cron, or @hourly, @daily, @weekly, "
-                "@monthly or @yearly, with -random to spread the load",
-                rule="storage.backup-schedule",
-            )
+        if problem := schedule_problem(text):
+            findings.error(f"storage.backup.{key}", problem, rule="storage.backup-schedule")
 
 
 def _check_weka(spec: StackSpec, findings: Findings) -> None:

@@ -68,6 +68,12 @@ ERRORS: list[tuple[Change, str, str]] = [
      "storage.submounts[2].forbid_deletion", "refused half-way"),
     (lambda c: c["storage"].update(backup={"keep_daily": 7, "size_gib": 1, "schedule": "daily"}),
      "storage.backup.schedule", "'daily' is no schedule"),
+    (lambda c: c["storage"].update(
+        backup={"keep_daily": 7, "size_gib": 1, "schedule": "61 * * * *"}),
+     "storage.backup.schedule", "'61' is no minute; cron takes 0 to 59"),
+    (lambda c: c["storage"].update(
+        backup={"keep_daily": 7, "size_gib": 1, "schedule": "0 0 * * 1-7"}),
+     "storage.backup.schedule", "'1-7' is no day of week"),
     (lambda c: (c["storage"]["jail"].update(type="weka"), submount(c, type="weka")),
      "storage", "a cluster can have one"),
     (lambda c: submount(c, name="Data"), "storage.submounts[2].name", "lower-case"),
