@@ -21,6 +21,7 @@ from infra.nebius.discovery import DiscoveryError, discovered
 from infra.preflight.ask import ask, doubts, in_short, refusal
 from infra.prices.book import price_book
 from infra.prices.errors import LivePriceError
+from infra.render.archive import recipe_problems
 from stacks.check import Level
 from stacks.load import StackError, load_config
 
@@ -42,8 +43,8 @@ def main() -> None:
     damaged: list[str] = []
     found = bill(spec, book, load_records(STATE, spec.name, damaged.append))
     # The engine prints the level itself.
-    if found.errors:
-        texts = (str(problem).removeprefix(f"{Level.ERROR}: ") for problem in found.errors)
+    texts = [str(problem).removeprefix(f"{Level.ERROR}: ") for problem in found.errors]
+    if texts := [*texts, *recipe_problems(ROOT, spec)]:
         raise pulumi.RunError("\n".join(texts))
     deployed = deployed_outputs()
     since = change(found, deployed)

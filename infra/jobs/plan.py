@@ -19,12 +19,12 @@ import yaml
 from cost.forecast import Forecast, UnknownRun
 from cost.size.errors import SizeError
 from cost.size.plan import TRAIN_MODULE, Plan, make_plan
+from infra.render.archive import RECIPE_ENDINGS
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
 
 VARIABLE = "SOPERATOR_PLAN"
 FOLDER = "plans"
-_ENDINGS = (".json", ".yaml", ".yml")
 
 
 def plan_of(
@@ -92,7 +92,7 @@ def _declared_settings(job: JobSpec) -> Iterator[str]:
 
 
 def _recipe(job: JobSpec, files: Mapping[str, bytes]) -> Mapping[str, Any]:
-    for ending in _ENDINGS:
+    for ending in RECIPE_ENDINGS:
         path = f"workloads/recipes/{job.recipe}{ending}"
         if path not in files:
             continue

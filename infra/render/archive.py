@@ -13,10 +13,13 @@ import json
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from infra.render.sbatch import render_sbatch
+from stacks.decode import nearest
 from stacks.spec import StackSpec
 
+RECIPE_ENDINGS: Final = (".json", ".yaml", ".yml")
 _EXECUTABLE_PREFIX = "jobs/"
 
 
@@ -33,6 +36,25 @@ def code_files(root: Path, spec: StackSpec) -> dict[str, bytes]:
         files[f"jobs/{job.name}"] = render_sbatch(spec, job).encode()
     files["configs/stack.json"] = stack_config(spec)
     return dict(sorted(files.items()))
+
+
+def recipe_file(root: Path, recipe: str) -> Path | None:
+    """The file of a recipe in the checkout; None where there is none."""
+    folder = root / "workloads" / "recipes"
+    candidates = (folder / f"{recipe}{ending}" for ending in RECIPE_ENDINGS)
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def recipe_problems(root: Path, spec: StackSpec) -> list[str]:
+    """A line for each job whose recipe is no file of the checkout."""
+    folder = root / "workloads" / "recipes"
+    have = tuple(sorted(path.stem for path in folder.iterdir() if path.suffix in RECIPE_ENDINGS))
+    return [
+        f"{spec.name}.jobs[{index}].recipe: '{job.recipe}' is no file in workloads/recipes"
+        f"{nearest(job.recipe, have)}"
+        for index, job in enumerate(spec.jobs)
+        if recipe_file(root, job.recipe) is None
+    ]
 
 
 def hash_files(files: Mapping[str, bytes]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from infra.render.archive import stack_config
+from infra.render.archive import recipe_file, stack_config
 from stacks.spec import StackSpec
 
 _LOOPBACK: Final = "127.0.0.1:"
@@ -26,8 +26,8 @@ def endpoint(domain_name: str) -> str:
 
 def run_configs(root: Path, spec: StackSpec) -> dict[str, bytes]:
     """Path in the release -> content of what a run of this stack is configured by."""
-    recipes = {f"recipes/{job.recipe}.json" for job in spec.jobs}
-    found = {path: (root / "workloads" / path).read_bytes() for path in sorted(recipes)}
+    files = (recipe_file(root, recipe) for recipe in sorted({job.recipe for job in spec.jobs}))
+    found = {f"recipes/{file.name}": file.read_bytes() for file in files if file is not None}
     return {"configs/stack.json": stack_config(spec), **found}
 
 
