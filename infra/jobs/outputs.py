@@ -93,8 +93,9 @@ def outputs_from(stack: str, values: Mapping[str, Any]) -> StackOutputs:
     missing = [name for name in needed if values.get(name) in (None, "")]
     if missing:
         raise JobsError(
-            f"{stack}: outputs {', '.join(missing)} are missing: the stack is not fully up; "
-            f"run `pulumi up --stack {stack}`"
+            f"{stack}: outputs {', '.join(missing)} are missing: the stack is paused or not "
+            f"fully up; run `pulumi up --stack {stack}`, after `soperator resume --stack {stack}` "
+            "where it is paused"
         )
     return StackOutputs(
         stack=stack,
