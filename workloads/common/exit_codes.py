@@ -17,6 +17,8 @@ class ExitCode(IntEnum):
     BAD_CONFIG = 2
     BAD_DATA = 65
     """sysexits EX_DATAERR."""
+    NOT_RUN = 69
+    """sysexits EX_UNAVAILABLE: what the job needs is not installed; nothing was measured."""
     OUT_OF_MEMORY = 70
     DISTRIBUTED = 71
     NON_FINITE = 72
@@ -71,6 +73,12 @@ class DataError(WorkloadError):
     """Rows, a tokenizer, model files or an adapter are missing or unusable."""
 
     exit_code = ExitCode.BAD_DATA
+
+
+class NotRunError(WorkloadError):
+    """An optional part of the environment that the job needs is not there."""
+
+    exit_code = ExitCode.NOT_RUN
 
 
 class NonFiniteLossError(WorkloadError):

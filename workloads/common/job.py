@@ -109,7 +109,8 @@ def end(code: ExitCode) -> NoReturn:
 
 
 def _fail(record: RunRecord, error: Exception, code: ExitCode) -> ExitCode:
-    record.outcome, record.reason = "FAIL", reason_of(error)
+    record.outcome = "NOT_RUN" if code is ExitCode.NOT_RUN else "FAIL"
+    record.reason = reason_of(error)
     if not isinstance(error, WorkloadError):
         traceback.print_exc(file=sys.stderr)
     log(f"{code.name} (exit {int(code)}): {record.reason}", every_rank=True)

@@ -42,7 +42,7 @@ class Results:
 def read_results(folder: Path) -> Results:
     """Return a result folder; what is missing or damaged is told with its path."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: missing; run the job inference_original or inference_trained")
+        raise DataError(f"{folder}: missing; run the job inference-original or inference-trained")
     header_file, rows_file, summary_file = (folder / name for name in (HEADER, ROWS, SUMMARY))
     header = read_header(read_object(header_file), at=header_file)
     try:
@@ -100,7 +100,7 @@ def check_pair(original: Results, trained: Results) -> None:
     if problems:
         raise DataError(
             f"{trained.folder} and {original.folder} cannot be compared: {'; '.join(problems)}; "
-            "run inference_original and inference_trained again with one recipe"
+            "run inference-original and inference-trained again with one recipe"
         )
 
 

@@ -1,0 +1,83 @@
+"""The job lm_eval: EleutherAI's lm-eval harness on both models, where it is installed.
+
+Owns what is passed to it and what comes back; the tasks and their rows are the harness's own, which
+it takes from the caches of `datasets`. Without the package the record says NOT_RUN, exit 69.
+Usage: python -m workloads.evaluate.lm_eval_job --recipe NAME --set 'evaluate.lm_eval_tasks=["arc"]'
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workloads.common import atomic, hardware
+from workloads.common.dist import World, world
+from workloads.common.exit_codes import ConfigError, DataError, NotRunError
+from workloads.common.job import Job, end, run_job, section_of
+from workloads.evaluate.adapter import check_base
+from workloads.evaluate.config import EvaluateConfig
+from workloads.evaluate.subject import tuned_dir
+
+PACKAGE = "lm_eval"
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+def main(job: Job) -> None:
+    """Run the tasks of evaluate.lm_eval_tasks on the base and on the tuned model."""
+    config = job.recipe.evaluate
+    if config is None:
+        raise section_of(job.recipe, "evaluate")
+    if not config.lm_eval_tasks:
+        raise ConfigError("evaluate.lm_eval_tasks: got none, expected names of lm-eval's tasks")
+    model_dir = job.places.model_dir(job.recipe.model)
+    tuned = tuned_dir(job, config)
+    if importlib.util.find_spec(PACKAGE) is None:
+        raise NotRunError(
+            "the package lm-eval is not installed in the jobs' environment; install it there"
+        )
+    with world(cpu_threads=config.cpu_threads) as here:
+        job.record.hardware = hardware.detect(hardware.device_name())
+        if here.is_main:  # the harness deals its own rows; one rank is one model
+            _run(job, config, here, model_dir, tuned)
+        here.barrier()
+
+
+def _run(job: Job, config: EvaluateConfig, here: World, model_dir: Path, tuned: Path) -> None:
+    arguments = {"base_model": {"pretrained": str(model_dir)}}
+    if (tuned / "adapter_config.json").is_file():
+        check_base(model_dir, tuned)
+        arguments["finetuned_model"] = {"pretrained": str(model_dir), "peft": str(tuned)}
+    else:
+        arguments["finetuned_model"] = {"pretrained": str(tuned), "tokenizer": str(model_dir)}
+    harness: Any = importlib.import_module(PACKAGE)
+    results: dict[str, Any] = {}
+    for name, values in arguments.items():
+        made = harness.simple_evaluate(
+            model="hf",
+            model_args={**values, "dtype": _DTYPES[config.dtype]},
+            tasks=list(config.lm_eval_tasks),
+            batch_size=config.batch_size,
+            device=str(here.device),
+            limit=config.lm_eval_limit,
+            random_seed=config.seed,
+        )
+        if not isinstance(made, Mapping) or not made.get("results"):
+            raise DataError(f"lm-eval gave no results for {', '.join(config.lm_eval_tasks)}")
+        results[name] = made["results"]
+    path = job.results_dir / "lm_eval.json"
+    atomic.write_text(path, json.dumps(results, indent=2, default=str) + "\n")
+    job.record.artifacts["lm_eval"] = str(path)
+    for prefix, name in (("", "finetuned_model"), ("base_", "base_model")):
+        for task, metrics in results[name].items():
+            for metric, value in metrics.items():
+                if isinstance(value, float):
+                    label = metric.removesuffix(",none").replace(",", "_")
+                    job.record.metrics[f"{prefix}{task}_{label}"] = value
+
+
+if __name__ == "__main__":
+    end(run_job("lm_eval", main))
