@@ -117,7 +117,8 @@ def test_without_accounting_the_queue_is_all_there_is() -> None:
 
 
 def test_every_missing_output_is_named_at_once() -> None:
-    with pytest.raises(JobsError, match=r"login_ip, ssh_port.*run `pulumi up --stack x`.*resume --stack x"):
+    words = r"login_ip, ssh_port.*run `pulumi up --stack x`.*resume --stack x"
+    with pytest.raises(JobsError, match=words):
         outputs_from("x", {"code_path": "/c", "code_hash": "h", "places": {"a": "/a"}})
 
 
