@@ -41,6 +41,7 @@ from workloads.train.order import Stream
 from workloads.train.run_folder import RunFolder
 from workloads.train.signals import StopRequest
 from workloads.train.state import Progress, TrainState
+from workloads.train.strategy import settle
 
 Spread = Literal["ddp", "fsdp"]
 Outcome = Literal["PASS", "FAIL", "NOT RUN"]
@@ -165,11 +166,12 @@ def make_run(
             device_ids=[here.local_rank] if here.device.type == "cuda" else None,
             process_group=here.group,
         )
-        # DDP lays out its buckets anew after its first backward, which changes how sums over three
-        # or more ranks are rounded: done here, a resumed run rounds as the uninterrupted one.
-        tokens, weight = _batch([], here.device)
-        (module(tokens) * weight).backward()
-        model.zero_grad(set_to_none=True)
+
+        def blank_loss() -> torch.Tensor:
+            tokens, weight = _batch([], here.device)
+            return module(tokens) * weight
+
+        settle(module, blank_loss)
     state = TrainState(
         model=model,
         optimizer=AdamW(model.parameters(), lr=0.01, weight_decay=0.1),

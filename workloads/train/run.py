@@ -28,6 +28,7 @@ from workloads.train.tasks import GENERATED, Task, is_generated, open_task
 if TYPE_CHECKING:
     from workloads.train.loop import Trainer
     from workloads.train.metrics import Throughput
+    from workloads.train.precision import Precision
     from workloads.train.run_folder import RunFolder
     from workloads.train.strategy import Strategy
 
@@ -119,6 +120,7 @@ def _train(run: Run, here: World) -> None:
         strategy.trained, lr=config.learning_rate, weight_decay=config.weight_decay
     )
     precision = build_precision(config, here.device)
+    _settle(strategy, task, precision, here)
     torch.manual_seed(config.seed + here.rank)
     state = TrainState(
         model=strategy.model,
@@ -205,6 +207,16 @@ def build_strategy(run: Run, here: World) -> Strategy:
         dtype=config.dtype,
         offload=run.strategy == "offload",
     )
+
+
+def _settle(strategy: Strategy, task: Task, precision: Precision, here: World) -> None:
+    from workloads.train.strategy import settle
+
+    def blank_loss() -> Any:
+        with precision.forward():
+            return strategy.module(task.collate([]).to(here.device))
+
+    settle(strategy.module, blank_loss)
 
 
 def _kernels(config: TrainConfig, model: Any, here: World) -> Any:

@@ -90,6 +90,17 @@ def spread_ddp(module: nn.Module, model: Any, here: World) -> Strategy:
     return Strategy(kind="ddp", module=wrapped, model=model)
 
 
+def settle(module: Any, blank_loss: Callable[[], torch.Tensor]) -> None:
+    """Let DDP lay out its gradient buckets for good; call it before a checkpoint is loaded.
+
+    DDP orders them anew after its first backward, which changes how sums over three or more ranks
+    are rounded: after this one a resumed run rounds as the run that was not interrupted.
+    """
+    if isinstance(module, DistributedDataParallel):
+        blank_loss().backward()
+        module.zero_grad(set_to_none=True)
+
+
 def spread_fsdp(
     empty: Any,
     to_loss: Callable[[Any], nn.Module],
