@@ -1,7 +1,7 @@
 """The `soperator` command: one verb per file, imported only when it runs.
 
 Owns the list of verbs and exit codes: 0 ok, 1 refused, 2 wrong usage, 130 interrupted.
-`logs` and `demo` end with the status of the job that they followed.
+`logs`, `demo` and `load --url` end with the status of the job that they followed or ran.
 """
 
 from __future__ import annotations

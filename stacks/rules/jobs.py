@@ -243,7 +243,7 @@ def _check_order(spec: StackSpec, findings: Findings) -> None:
 
 
 def _check_servers(spec: StackSpec, findings: Findings) -> None:
-    """What a job that serves cannot do."""
+    """What a job that serves, and one that measures a server, cannot do."""
     servers = {job.name for job in spec.jobs if job.is_server}
     for index, job in enumerate(spec.jobs):
         if job.is_server and job.nodes != 1:
@@ -252,6 +252,13 @@ def _check_servers(spec: StackSpec, findings: Findings) -> None:
                 f"{job.nodes}, but '{job.name}' serves, which one node does; write 1, and submit "
                 "it again for a second server",
                 rule="jobs.server-nodes",
+            )
+        if job.is_load_test and job.nodes != 1:
+            findings.error(
+                f"jobs[{index}].nodes",
+                f"{job.nodes}, but '{job.name}' is a load test, which one process does for all its "
+                "streams; write 1",
+                rule="jobs.load-nodes",
             )
         if job.after in servers:
             findings.error(

@@ -84,6 +84,7 @@ MISTAKES: list[tuple[str, Change]] = [
     ("partitions.hidden-shown", partition(1, config="Default=NO")),
     ("jobs.hidden", lambda c: c["jobs"][1].update(partition="hidden")),
     ("jobs.server-nodes", lambda c: c["jobs"][1].update(module="workloads.serve")),
+    ("jobs.load-nodes", lambda c: c["jobs"][1].update(module="workloads.load")),
     ("jobs.after-server", lambda c: c["jobs"][0].update(module="workloads.serve")),
     ("jobs.least-nodes", lambda c: c["jobs"][1].update(least_nodes=3)),
     ("jobs.save-time", lambda c: c["jobs"][1].update(time_limit="00:02:00")),
