@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup as-root setup-tests demo test test-fast lint preview bench bench-cost bench-scale bench-checkpoint bench-data bench-train bench-serve lock clean
+.PHONY: help setup as-root setup-tests demo test test-fast lint preview bench bench-cost bench-scale bench-checkpoint bench-data bench-train bench-evaluate bench-serve lock clean
 
 PYTHON3 := .venv/bin/python
 SOPERATOR := .venv/bin/soperator
@@ -65,6 +65,9 @@ bench-checkpoint: setup ## Measure how long a checkpoint stalls training, agains
 bench-train: setup ## Measure the training loop against transformers, TRL and a bare loop
 	@.venv/bin/uv pip install --quiet --target .soperator/bench-train --no-deps --require-hashes -r benchmarks/trainers.lock
 	@PYTHONPATH=.soperator/bench-train $(PYTHON3) -m benchmarks.train
+
+bench-evaluate: setup ## Measure batched evaluation against one by one
+	@$(PYTHON3) -m benchmarks.evaluate
 
 bench-serve: setup ## Measure serving: batching, against generate, HTTP
 	@$(PYTHON3) -m benchmarks.serve
