@@ -55,10 +55,11 @@ def _check_nebius(spec: StackSpec, findings: Findings) -> None:
         ("subnet_id", nebius.subnet_id, "vpcsubnet-"),
     )
     for key, value, prefix in ids:
-        if value is not None and not value.startswith(prefix):
+        if value is not None and not re.fullmatch(f"{prefix}[a-z0-9-]+", value):
             findings.error(
                 f"nebius.{key}",
-                f"'{value}' is not an id of this kind; it starts with '{prefix}'",
+                f"'{value}' is not an id of this kind; it starts with '{prefix}', and "
+                "lower-case letters, digits and dashes follow",
                 rule="nebius.id-prefix",
             )
     if nebius.region not in REGIONS:

@@ -41,6 +41,8 @@ ERRORS: list[tuple[Change, str, str]] = [
     # identity and entry
     (lambda c: c["nebius"].update(tenant_id="e00"), "nebius.tenant_id", "starts with 'tenant-'"),
     (lambda c: c["nebius"].update(project_id="e00"), "nebius.project_id", "'project-'"),
+    (lambda c: c["nebius"].update(project_id="project-"), "nebius.project_id", "dashes follow"),
+    (lambda c: c["nebius"].update(project_id="project-$(x)"), "nebius.project_id", "dashes follow"),
     (lambda c: c["nebius"].update(subnet_id="x", network_id="vpcnetwork-1"), "nebius.subnet_id", "vpcsubnet-"),
     (lambda c: c["nebius"].update(region="eu-north9"), "nebius.region", "have: eu-north1"),
     (lambda c: c["cluster"].update(kubernetes_version="1.33.2"), "cluster.kubernetes_version", "MAJOR.MINOR"),
