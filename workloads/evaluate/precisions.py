@@ -41,6 +41,7 @@ def compare_precisions(
         model, problem = None, None
         try:
             model = load_precision(subject, precision, config, here, scratch)
+            _probe(model, held_out)
         except (ImportError, RuntimeError, ValueError) as error:
             problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
         problems = [each for each in here.gather(problem) if each]
@@ -72,6 +73,18 @@ def compare_precisions(
             },
         }
     return results
+
+
+def _probe(model: Any, held_out: HeldOut) -> None:
+    """Raise where the device lacks a kernel for this model: only a pass shows it.
+
+    bitsandbytes' 4-bit kernel for CPUs wants widths that are multiples of its blocks of 64.
+    """
+    import torch
+
+    with torch.inference_mode():
+        for ids in (held_out.prompts[0][:8], held_out.prompts[0][:1]):
+            model(input_ids=torch.tensor([list(ids)], device=model.device))
 
 
 def _measure(
