@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,7 +98,9 @@ async def closed_loop(client: Asker, chats: Sequence[Chat], streams: int, num_wa
         if not ended_s:
             ended_s.append(time.perf_counter())
 
-    await _all([stream() for _ in range(streams)])
+    async with _task_group() as group:
+        for _ in range(streams):
+            group.create_task(stream())
     return Loop(samples=samples, window_s=(began_s[0], ended_s[0]))
 
 
@@ -129,7 +132,7 @@ async def open_loop(
         samples.append(sample)
         watch.see(sample)
 
-    async with _one_error(asyncio.TaskGroup()) as group:
+    async with _task_group() as group:
         for number, (chat, arrival) in enumerate(zip(chats, arrivals, strict=True)):
             intended_s = started_s + arrival.at_s
             wait_s = intended_s - time.perf_counter()
@@ -140,23 +143,11 @@ async def open_loop(
     return Loop(samples=samples, window_s=(started_s + first, started_s + last))
 
 
-async def _all(streams: Sequence[object]) -> None:
-    async with _one_error(asyncio.TaskGroup()) as group:
-        for stream in streams:
-            group.create_task(stream)  # pyright: ignore[reportArgumentType]
-
-
-class _one_error:  # noqa: N801
-    """A task group whose first error comes out as itself."""
-
-    def __init__(self, group: asyncio.TaskGroup) -> None:
-        self._group = group
-
-    async def __aenter__(self) -> asyncio.TaskGroup:
-        return await self._group.__aenter__()
-
-    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
-        try:
-            await self._group.__aexit__(kind, error, trace)  # pyright: ignore
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
+@contextlib.asynccontextmanager
+async def _task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """Yield a task group whose first error comes out as itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
