@@ -22,11 +22,16 @@ from infra.report.collect import Report, last_finished, total_seconds
 
 _FOLDER = Path(__file__).parent
 _LOWER_IS_BETTER = frozenset({"perplexity", "loss"})
-_HIGHER_IS_BETTER = ("accuracy", "tokens_per_s", "f1", "parsed")
+_HIGHER_IS_BETTER = ("accuracy", "tokens_per_s", "f1", "parsed", "bleu", "rouge", "exact_match")
 _NAMES = {
     "perplexity": "Perplexity on held-out rows",
     "function_name_accuracy": "Function name accuracy",
     "argument_accuracy": "Argument accuracy",
+    "argument_name_accuracy": "Argument name accuracy",
+    "bleu": "BLEU (0 to 100)",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
     "message_length_avg": "Average answer length (characters)",
     "output_tokens_per_s": "Output tokens per second, one stream",
     "batch_output_tokens_per_s": "Output tokens per second, batch",
