@@ -89,7 +89,7 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         *_hardware(nodesets, job),
         f"export OMP_NUM_THREADS={max(1, job.cpus_per_task // ranks_per_node)}",
         *_profile(spec, job),
-        *([_export(dict(sorted(job.environment.items())))] if job.environment else []),
+        *_declared(job),
         "",
         *_mark(spec, job),
         "# Every node must see the same environment and mounts before ranks wait for each other.",
@@ -173,6 +173,14 @@ def _profile(spec: StackSpec, job: JobSpec) -> list[str]:
     if not job.is_load_test:
         return []
     return [_export({"SOPERATOR_CHAT_PROFILE": json.dumps(chat_profile(spec))})]
+
+
+def _declared(job: JobSpec) -> list[str]:
+    """The job's own variables, after the derived ones; their names are for its run record."""
+    if not job.environment:
+        return []
+    declared = dict(sorted(job.environment.items()))
+    return [_export({**declared, "SOPERATOR_DECLARED": " ".join(declared)})]
 
 
 def _mark(spec: StackSpec, job: JobSpec) -> list[str]:

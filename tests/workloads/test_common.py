@@ -106,11 +106,27 @@ def test_the_record_has_exactly_the_fields_of_schema_1(monkeypatch: pytest.Monke
     record = RunRecord(kind="train", recipe="r").to_json()
     assert list(record) == [
         *("schema_version", "kind", "job_id", "job", "stack", "code_hash", "git_revision"),
-        *("started_at", "finished_at", "outcome", "reason", "hardware", "versions", "engine"),
-        *("model", "recipe", "world_size", "metrics", "artifacts"),
+        *("started_at", "finished_at", "outcome", "reason", "hardware", "versions"),
+        *("environment", "engine", "model", "recipe", "world_size", "metrics", "artifacts"),
     ]
     assert record["schema_version"] == 1
     assert record["job_id"] == "12"
+
+
+def test_the_record_has_the_variables_that_won_and_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SOPERATOR_DECLARED", "NCCL_DEBUG OMP_PROC_BIND HF_TOKEN NOT_SET")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "^docker0,lo")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("OMP_PROC_BIND", "close")
+    monkeypatch.setenv("HF_TOKEN", "hf_0")
+    monkeypatch.setenv("OTHER", "1")
+    assert RunRecord(kind="train", recipe="r").to_json()["environment"] == {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_SOCKET_IFNAME": "^docker0,lo",
+        "OMP_PROC_BIND": "close",
+    }
 
 
 def test_the_record_is_one_line_and_a_file(

@@ -24,6 +24,9 @@ from workloads.common.hardware import Hardware
 SCHEMA_VERSION = 1
 FILE_NAME = "run_record.json"
 Outcome = Literal["PASS", "FAIL", "NOT_RUN"]
+DECLARED_NAMES = "SOPERATOR_DECLARED"
+"""Variable with the names, divided by spaces, that the stack declares for a job."""
+_SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSPHRASE", "KEY", "CREDENTIAL")
 VERSIONED_PACKAGES = ("torch", "transformers", "peft", "pyarrow")
 
 
@@ -51,6 +54,17 @@ def package_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def job_environment() -> dict[str, str]:
+    """Return NCCL's variables and the declared ones as the job sees them, without secrets."""
+    declared = set(os.environ.get(DECLARED_NAMES, "").split())
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if (name in declared or name.startswith(("NCCL_", "TORCH_NCCL_")))
+        and not any(word in name.upper() for word in _SECRET_WORDS)
+    }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +102,7 @@ class RunRecord:
             "reason": self.reason,
             "hardware": self.hardware.to_json() if self.hardware else None,
             "versions": package_versions(),
+            "environment": job_environment(),
             "engine": self.engine,
             "model": self.model,
             "recipe": self.recipe,

@@ -102,7 +102,8 @@ def test_the_batch_process_is_told_in_time_to_save_and_is_no_shell(spec: StackSp
 def test_declared_variables_come_after_the_derived_ones_and_win(spec: StackSpec) -> None:
     job = replace(JOB, environment={"NCCL_IB_DISABLE": "0", "NCCL_DEBUG": "INFO"})
     text = render_sbatch(spec, job)
-    assert "export NCCL_DEBUG=INFO NCCL_IB_DISABLE=0\n" in text
+    declared = "export NCCL_DEBUG=INFO NCCL_IB_DISABLE=0 "
+    assert f"{declared}SOPERATOR_DECLARED='NCCL_DEBUG NCCL_IB_DISABLE'\n" in text
     assert text.index("NCCL_IB_DISABLE=1") < text.index("NCCL_IB_DISABLE=0")
 
 
