@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,16 +49,7 @@ class Words:
         self._words = _one_token_words(tokenizer)
         self._shared = self._draw(random.Random(f"shared {seed}"), cached_tokens)
         self.template_tokens = 0
-        """Tokens that the chat template adds; the client sets it when it has measured them."""
-
-    @property
-    def template_tokens(self) -> int:
-        """Tokens that the server's chat template adds to the message."""
-        return self._template_tokens
-
-    @template_tokens.setter
-    def template_tokens(self, value: int) -> None:
-        self._template_tokens = max(0, value)
+        """Tokens that the server's chat template adds; set by the test once it has measured it."""
 
     def chat(self, number: int, tokens: int | None) -> list[Message]:
         """Return chat `number`; with the template it has `tokens` tokens."""
@@ -67,7 +57,7 @@ class Words:
         draw = random.Random(f"prompt {self._seed} {number}")
         shared = self._shared[:wanted]
         words = shared + self._draw(draw, wanted - len(shared))
-        return [{"role": "user", "content": self._text(words)}]
+        return [{"role": "user", "content": "".join(words)}]
 
     def count(self, text: str) -> int:
         """Return the tokens of a text without any template."""
@@ -75,10 +65,6 @@ class Words:
 
     def _draw(self, draw: random.Random, count: int) -> list[str]:
         return draw.choices(self._words, k=count)
-
-    def _text(self, words: Sequence[str]) -> str:
-        """Words as text; a template may strip the first space, which costs no token."""
-        return "".join(words)
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -102,7 +102,8 @@ class LoadTest:
             )
         if isinstance(self._prompts, Words) and sample.prompt_tokens is not None:
             text = chat[0]["content"]
-            self._prompts.template_tokens = sample.prompt_tokens - self._prompts.count(text)
+            added = sample.prompt_tokens - self._prompts.count(text)
+            self._prompts.template_tokens = max(0, added)
 
     async def _closed(self, streams: int) -> None:
         config = self._config
