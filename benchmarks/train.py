@@ -1,10 +1,10 @@
 """Measures the training loop against others: `make bench-train`, or python -m benchmarks.train.
 
-One LoRA of SmolLM2-135M-Instruct in fp32 on chats of long-tailed lengths, the same data set and
-weights for all. Ours and the bare loop train on the same batches; the others shuffle in their own
-order, so a ratio to them needs enough steps for the share of padding to even out. Measured are our
-loop with and without packing, a bare PyTorch loop over our packed rows, transformers' Trainer with
-PEFT on rows padded to the longest of their batch and to the limit, and TRL's SFTTrainer. Each runs
+One LoRA of SmolLM2-135M-Instruct in fp32 on chats of long-tailed lengths, with the same data set,
+weights and order of rows for all: a step of unpacked rows is the same rows for everybody. Measured
+are our loop with and without packing, a bare PyTorch loop over our packed rows, transformers'
+Trainer with PEFT on rows padded to the longest of their batch and to the limit, and TRL's
+SFTTrainer. Each runs
 in a process of its own on one thread; counted are useful tokens (that are not padding) per second
 of CPU time after the first step, so that other work on the machine does not count. The first thread
 of ours collates ahead: its time counts too. Writes benchmarks/train.json.
@@ -34,6 +34,7 @@ MODEL = "SmolLM2-135M-Instruct"
 LIMIT_TOKENS = 512
 """Tokens of a packed row, and what the padded rows are padded to."""
 ROWS_A_STEP = 4
+SEED = 0
 LORA = {"r": 16, "alpha": 32}
 RATIOS = {
     # name: (ours, theirs, least ratio)
@@ -217,7 +218,7 @@ def _trainer(rows: int, steps: int, *, packing: bool) -> tuple[Any, Any]:
     trainer = Trainer(
         config=config,
         task=task,
-        stream=Stream(packs=task.rows, seed=0, length=task.length),
+        stream=Stream(packs=task.rows, seed=SEED, length=task.length),
         strategy=strategy,
         precision=build_precision(config, device),
         state=TrainState(
@@ -270,7 +271,7 @@ def _trainer_peft(rows: int, steps: int, *, pads_to_limit: bool) -> dict[str, fl
     import transformers
 
     torch.set_num_threads(1)
-    data, clock, options = _hf_rows(rows), Clock(), _hf_options(steps)
+    data, clock, options = _hf_rows(rows, steps), Clock(), _hf_options(steps)
     tokenizer = transformers.AutoTokenizer.from_pretrained(_model_dir())
     collator = transformers.DataCollatorForSeq2Seq(
         tokenizer,
@@ -297,7 +298,7 @@ def _trl(rows: int, steps: int) -> dict[str, float]:
 
     torch.set_num_threads(1)
     clock = Clock()
-    data = datasets.Dataset.from_list(_hf_rows(rows))
+    data = datasets.Dataset.from_list(_hf_rows(rows, steps))
     tokenizer = transformers.AutoTokenizer.from_pretrained(_model_dir())
     with tempfile.TemporaryDirectory() as folder:
         trainer = trl.SFTTrainer(
@@ -312,14 +313,20 @@ def _trl(rows: int, steps: int) -> dict[str, float]:
     return clock.result()
 
 
-def _hf_rows(rows: int) -> list[dict[str, list[int]]]:
+def _hf_rows(rows: int, steps: int) -> list[dict[str, list[int]]]:
+    """The rows of every step in the order of our stream, which the others are told to keep."""
+    from workloads.train.order import Stream
+
+    made = token_rows(rows)
+    order = Stream(packs=range(rows), seed=SEED, length=lambda row: 0)
+    examples = [made[index] for index in order.rows(0, steps * ROWS_A_STEP)]
     return [
         {
             "input_ids": list(row.input_ids),
             "labels": list(row.labels),
             "attention_mask": [1] * len(row.input_ids),
         }
-        for row in token_rows(rows)
+        for row in examples
     ]
 
 
@@ -336,7 +343,8 @@ def _hf_options(steps: int) -> dict[str, Any]:
         "report_to": [],
         "logging_strategy": "no",
         "disable_tqdm": True,
-        "seed": 0,
+        "seed": SEED,
+        "train_sampling_strategy": "sequential",
     }
 
 
