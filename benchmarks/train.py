@@ -4,10 +4,9 @@ One LoRA of SmolLM2-135M-Instruct in fp32 on chats of long-tailed lengths, with 
 weights and order of rows for all: a step of unpacked rows is the same rows for everybody. Measured
 are our loop with and without packing, a bare PyTorch loop over our packed rows, transformers'
 Trainer with PEFT on rows padded to the longest of their batch and to the limit, and TRL's
-SFTTrainer. Each runs
-in a process of its own on one thread; counted are useful tokens (that are not padding) per second
-of CPU time after the first step, so that other work on the machine does not count. The first thread
-of ours collates ahead: its time counts too. Writes benchmarks/train.json.
+SFTTrainer. Each runs in a process of its own on one thread; counted are useful tokens (that are not
+padding) per second of CPU time after the first step, so that other work on the machine does not
+count. The first thread of ours collates ahead: its time counts too. Writes benchmarks/train.json.
 """
 
 from __future__ import annotations
