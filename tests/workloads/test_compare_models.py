@@ -269,7 +269,7 @@ def test_a_folder_that_is_not_there_names_the_jobs(
     compare: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare() == ExitCode.BAD_DATA
-    assert "original: missing; run the job inference_original" in capsys.readouterr().err
+    assert "original: missing; run the job inference-original" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
