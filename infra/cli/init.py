@@ -40,7 +40,11 @@ def command(
     ] = Backend.BUCKET,
     stacks_dir: Annotated[Path | None, typer.Option(help="Folder of the stack files.")] = None,
 ) -> None:
-    """Set up a project for deployments and write a first stack; a second run changes nothing."""
+    """Set up a project for deployments and write a first stack; a second run changes nothing.
+
+    With --project and --name alone, a stack file that is there stays as it was edited, and the
+    keys of the project are renewed in their last two weeks.
+    """
     from cost.bill import bill
     from cost.price_book import PriceBook
     from cost.price_layers import layered
@@ -50,7 +54,14 @@ def command(
     from infra.init.calls import Calls
     from infra.init.choices import worker_choices
     from infra.init.errors import InitError
-    from infra.init.new_stack import check_stack, refuse_other_file, stack_path, write_stack
+    from infra.init.new_stack import (
+        check_stack,
+        kept_stack,
+        refuse_other_file,
+        refuse_other_passphrase,
+        stack_path,
+        write_stack,
+    )
     from infra.init.project import find_place, prepare
     from infra.local.state import CHECKOUT
     from infra.nebius.sdk import KEY_FILE_VARIABLE, TOKEN_VARIABLE
@@ -69,22 +80,28 @@ def command(
     options = Options(
         name=name, worker=worker, nodes=nodes, fabric=fabric, ssh_keys=tuple(ssh_key or ())
     )
-    answers = fill(options, place, worker_choices(place.region, PriceBook.load("nebius")), ask)
-    spec, problems = check_stack(answers, environ())
-    refuse_other_file(answers, folder)
+    if options.names_only and stack_path(folder, str(name)).is_file():
+        answers = None
+        spec, problems = kept_stack(str(name), folder, project, environ())
+    else:
+        answers = fill(options, place, worker_choices(place.region, PriceBook.load("nebius")), ask)
+        spec, problems = check_stack(answers, environ())
+        refuse_other_file(answers, folder)
+    path = stack_path(folder, spec.name)
     prepared = prepare(calls, place, state_root() / "cloud", backend)
-    is_new = write_stack(answers, folder, prepared.passphrase)
+    if answers is None:
+        refuse_other_passphrase(path, prepared.passphrase)
+    is_new = answers is not None and write_stack(answers, folder, prepared.passphrase)
     for made in prepared.made:
         print(f"made     {made}")
-    path = stack_path(folder, answers.name)
     print(f"{'wrote' if is_new else 'has'}    {path}")
     print(f"states   {prepared.backend.partition('?')[0]}")
     is_ours = folder.resolve() == STACKS_DIR.resolve()
     is_made = is_ours and make_stack(
-        answers.name, CHECKOUT, engine_environ(prepared.state.environment_file)
+        spec.name, CHECKOUT, engine_environ(prepared.state.environment_file)
     )
     if is_made:
-        print(f"made     stack {answers.name} in these states, selected")
+        print(f"made     stack {spec.name} in these states, selected")
     if not (prepared.made or is_new or is_made):
         print("nothing to do: everything was there")
     for problem in problems:
@@ -92,7 +109,7 @@ def command(
     total = bill(spec, layered(spec)).estimate
     print(
         f"costs    ${total.monthly_low_usd:,.2f} to ${total.monthly_high_usd:,.2f} a 730-hour "
-        f"month: soperator cost --stack {answers.name}"
+        f"month: soperator cost --stack {spec.name}"
     )
     if not is_ours:
         print(f"next: move {path} to {STACKS_DIR}, where the engine looks, and run this again")
@@ -100,7 +117,7 @@ def command(
     print("next, in this shell:")
     print('  eval "$(soperator env --cloud)"; unset NEBIUS_IAM_TOKEN')
     print(f"  set -a; . {prepared.state.environment_file}; set +a")
-    print(f"  pulumi up --stack {answers.name}")
+    print(f"  pulumi up --stack {spec.name}")
 
 
 def engine_environ(environment_file: Path) -> dict[str, str]:

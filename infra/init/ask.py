@@ -32,6 +32,12 @@ class Options:
     fabric: str | None
     ssh_keys: tuple[str, ...]
 
+    @property
+    def names_only(self) -> bool:
+        """Whether nothing is said of the stack but its name."""
+        said = (self.worker, self.nodes, self.fabric, self.ssh_keys or None)
+        return self.name is not None and all(value is None for value in said)
+
 
 def missing_options(options: Options) -> list[str]:
     """Options that have no answer, as the command line spells them."""

@@ -1,7 +1,8 @@
-"""Writes a stack file, once: check_stack(...), write_stack(...).
+"""Writes a stack file, once: check_stack(...), write_stack(...), kept_stack(...).
 
 Owns what happens where the file is there already: the same answers change nothing, others are
-refused. The text is stack_file.py's, the rules are those of every stack.
+refused, and without answers the file counts as it was edited. The text is stack_file.py's, the
+rules are those of every stack.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from infra.init.errors import InitError
 from infra.init.stack_file import Answers, stack_text
 from infra.passphrase import make_salt, opens
 from stacks.check import check
-from stacks.load import StackError, load_config
+from stacks.load import StackError, load_config, load_stack
 from stacks.problem import Level, Problem
 from stacks.spec import StackSpec
 from stacks.yaml_text import parse_yaml
@@ -41,11 +42,34 @@ def check_stack(
         spec = load_config(document["config"], answers.name, environ=environ)
     except StackError as error:
         raise InitError(str(error)) from error
+    return spec, _warnings(spec)
+
+
+def kept_stack(
+    name: str, folder: Path, project_id: str, environ: Mapping[str, str]
+) -> tuple[StackSpec, tuple[Problem, ...]]:
+    """The stack of a file that is there, and its warnings; InitError where it cannot be deployed
+    to the project.
+    """
+    try:
+        spec = load_stack(name, folder, environ=environ)
+    except StackError as error:
+        raise InitError(str(error)) from error
+    if spec.nebius.project_id != project_id:
+        raise InitError(
+            f"--project: '{project_id}', but {stack_path(folder, name)} has nebius.project_id "
+            f"'{spec.nebius.project_id}'; give that one, or choose another --name"
+        )
+    return spec, _warnings(spec)
+
+
+def _warnings(spec: StackSpec) -> tuple[Problem, ...]:
+    """What may be wrong; InitError for what is."""
     problems = price_problems(check(spec), spec, layered(spec))
     errors = [str(problem) for problem in problems if problem.level is Level.ERROR]
     if errors:
         raise InitError("\n".join(errors))
-    return spec, problems
+    return problems
 
 
 def refuse_other_file(answers: Answers, folder: Path) -> None:
@@ -58,23 +82,25 @@ def refuse_other_file(answers: Answers, folder: Path) -> None:
     if found is None or text != stack_text(answers, found.group(1)):
         raise InitError(
             f"{path}: exists and differs from these answers; it is never overwritten: choose "
-            "another --name, or edit the file (docs/stack.md)"
+            "another --name, or edit the file (docs/stack.md) and give --project and --name only"
         )
 
 
 def write_stack(answers: Answers, folder: Path, passphrase: str) -> bool:
-    """Writes the file unless it is there; whether it was written. InitError for a lost passphrase.
-
-    The passphrase of the project must open the salt of a file that is there.
-    """
+    """Whether it wrote the file, which may be there; InitError for a lost passphrase."""
     path = stack_path(folder, answers.name)
     if path.is_file():
-        found = _SALT.search(path.read_text(encoding="utf-8"))
-        if found is None or not opens(passphrase, found.group(1)):
-            raise InitError(
-                f"{path}: its encryptionsalt is of another passphrase; bring the passphrase file "
-                "of whoever made it, or choose another --name"
-            )
+        refuse_other_passphrase(path, passphrase)
         return False
     path.write_text(stack_text(answers, make_salt(passphrase)), encoding="utf-8")
     return True
+
+
+def refuse_other_passphrase(path: Path, passphrase: str) -> None:
+    """InitError where the project's passphrase does not open the secrets of a stack file."""
+    found = _SALT.search(path.read_text(encoding="utf-8"))
+    if found is None or not opens(passphrase, found.group(1)):
+        raise InitError(
+            f"{path}: its encryptionsalt is of another passphrase; bring the passphrase file "
+            "of whoever made it, or choose another --name"
+        )

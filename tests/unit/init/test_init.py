@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from infra.cli.main import app
 from infra.init.stack_file import Answers, stack_text
@@ -110,6 +109,26 @@ def test_a_stack_file_that_says_something_else_is_never_overwritten(served: Any,
     assert "never overwritten" in result.stderr
     assert (folder / "Pulumi.prod.yaml").read_text() == "config: {}\n"
     assert made(served, "ServiceAccount") == []
+
+
+def test_an_edited_stack_file_stays_and_the_keys_of_its_project_are_renewed(
+    served: Any, whole: Any, tmp_path: Path
+):
+    folder, options, key = whole
+    assert init(folder, *options, key=key).exit_code == 0
+    path = folder / "Pulumi.prod.yaml"
+    path.write_text(edited := path.read_text() + "# ours\n")
+    (tmp_path / "state" / "cloud" / PROJECT / "environment").unlink()
+    result = init(folder, "--project", PROJECT, "--name", "prod")
+    assert result.exit_code == 0, result.output
+    assert path.read_text() == edited
+    assert len(made(served, "AccessKey")) == 2
+    again = init(folder, "--project", PROJECT, "--name", "prod")
+    assert "nothing to do" in again.stdout
+    path.write_text(edited.replace(PROJECT, "project-other"))
+    other = init(folder, "--project", PROJECT, "--name", "prod")
+    assert other.exit_code == 1
+    assert "nebius.project_id 'project-other'" in other.stderr
 
 
 def test_no_secret_is_printed_and_every_file_is_the_owner_s(
