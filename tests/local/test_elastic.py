@@ -104,4 +104,4 @@ def test_the_first_nodes_of_a_set_serve_before_any_job(
 def test_a_set_that_becomes_fixed_again_keeps_all_its_workers(stand: Stand) -> None:
     stand.apply(stand.values())
     stand.wait_idle("worker-[0-1]")
-    assert stand.client.get(STATE) is None
+    stand.wait(lambda: stand.client.get(STATE) is None, "the end of its power state")

@@ -79,9 +79,8 @@ def release(spec: StackSpec) -> dict[str, bytes]:
     workloads = CHECKOUT / "workloads"
     files = {
         path.relative_to(CHECKOUT).as_posix(): path.read_bytes()
-        for folder in ("common", "train", "data", "recipes")
-        for path in (workloads / folder).rglob("*")
-        if path.suffix in (".py", ".json", ".tsv")
+        for path in workloads.rglob("*")
+        if path.suffix in (".py", ".json", ".tsv", ".yaml")
     }
     files |= {"workloads/__init__.py": b"", "workloads/probe.py": PROBE.encode()}
     return files | {f"jobs/{job.name}": render_sbatch(spec, job).encode() for job in spec.jobs}
