@@ -12,7 +12,7 @@ from infra.crds.apply import LostVersionError, apply_crds, digests, missing
 from infra.crds.chart import ChartError, crds_of
 from infra.kube.client import KubeClient, KubeError, UnreachableError
 from infra.kube.kubeconfig import KubeconfigError, read_kubeconfig
-from infra.plugins.provider import UNKNOWN, Diff, Failure, Provider, ProviderError, compare
+from infra.plugins.provider import UNKNOWN, Failure, Provider, ProviderError, text_failures
 
 Values = dict[str, Any]
 TYPE: Final = "soperator:kube:CustomResources"
@@ -25,18 +25,7 @@ class CustomResourcesProvider(Provider):
 
     def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
         """Refuses what is no chart, version and access."""
-        failures = [
-            (key, f"unknown; has {', '.join(_TEXTS)}") for key in sorted(new.keys() - set(_TEXTS))
-        ]
-        for key in _TEXTS:
-            value = new.get(key)
-            if value is not UNKNOWN and (not isinstance(value, str) or not value):
-                failures.append((key, "is required"))
-        return new, failures
-
-    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
-        """Everything changes in place; another access alone applies them again, which is cheap."""
-        return Diff(detailed=compare(old_inputs, new))
+        return new, text_failures(new, _TEXTS)
 
     def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
         """Applies the definitions; the id is the chart's name."""

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, Final, TypeVar
 
@@ -133,6 +133,18 @@ class Provider:
     def delete(self, type_: str, id: str, state: Values) -> None:
         """Removes the resource; one that is already gone is no error."""
         raise NotImplementedError
+
+
+def text_failures(inputs: Values, keys: Sequence[str]) -> list[Failure]:
+    """Problems of inputs that must be these texts, not empty, and nothing else."""
+    failures = [
+        (key, f"unknown; has {', '.join(keys)}") for key in sorted(inputs.keys() - set(keys))
+    ]
+    for key in keys:
+        value = inputs.get(key)
+        if value is not UNKNOWN and (not isinstance(value, str) or not value):
+            failures.append((key, "is required, as a text that is not empty"))
+    return failures
 
 
 def serve(provider: Provider, name: str, version: str) -> None:

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from infra.plugins.provider import UNKNOWN, Diff, Failure, Provider, ProviderError, compare
+from infra.plugins.provider import (
+    UNKNOWN,
+    Diff,
+    Failure,
+    Provider,
+    ProviderError,
+    compare,
+    text_failures,
+)
 from infra.uploads.client import DeniedError, Place, StorageError
 
 Values = dict[str, Any]
@@ -29,14 +37,7 @@ class ObjectProvider(Provider):
 
     def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
         """Refuses all but texts."""
-        failures = [
-            (key, f"unknown; has {', '.join(_INPUTS)}") for key in sorted(new.keys() - set(_INPUTS))
-        ]
-        for key in _INPUTS:
-            value = new.get(key)
-            if value is not UNKNOWN and (not isinstance(value, str) or not value):
-                failures.append((key, "is required, as a text that is not empty"))
-        return new, failures
+        return new, text_failures(new, _INPUTS)
 
     def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Another bucket, key or content is another object; the rest changes in place."""
