@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from workloads.common import atomic
+from workloads.common.atomic import new_file
 from workloads.common.dist import environment_rank
 from workloads.common.exit_codes import DataError
 from workloads.common.job import Job, end, run_job, section_of
@@ -20,7 +21,6 @@ from workloads.data.config import DataConfig
 from workloads.data.dataset_convert import convert, source_files
 from workloads.data.dataset_split import split_file, split_names
 from workloads.data.dataset_tokenize import tokenize_file, tokenizer_files
-from workloads.data.files import new_file
 from workloads.data.manifest import Step, read_manifest
 from workloads.data.raw_rows import kind_of
 from workloads.data.token_worker import TokenizeConfig

@@ -15,12 +15,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, get_args
 
+from workloads.common.atomic import new_file
 from workloads.common.exit_codes import DataError
 from workloads.common.log import log
 from workloads.data import bfcl
 from workloads.data.chats import Chat
 from workloads.data.config import Format, SourceConfig, from_options
-from workloads.data.files import files_of, new_file
+from workloads.data.files import files_of
 from workloads.data.formats import from_row
 from workloads.data.manifest import Step, command
 from workloads.data.raw_rows import ENDINGS, BadRow, kind_of, raw_rows

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from workloads.common.atomic import new_file
 from workloads.common.exit_codes import DataError
 from workloads.common.log import log
 from workloads.data.chats import parse_line
-from workloads.data.files import new_file
 from workloads.data.manifest import Step, command
 from workloads.data.split import Choice, Key, choose, key_of
 

@@ -20,12 +20,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import get_args
 
+from workloads.common.atomic import new_file
 from workloads.common.exit_codes import DataError, WorkloadError
 from workloads.common.log import log
 from workloads.common.models import load_tokenizer
 from workloads.data import token_worker
 from workloads.data.config import Overlong, from_options
-from workloads.data.files import new_file
 from workloads.data.manifest import Step, command
 from workloads.data.token_rows import Writer
 from workloads.data.token_worker import Block, Task, TokenizeConfig, TokenWorker

@@ -1,32 +1,9 @@
-"""Large files written line by line that appear whole or not at all, and their hashes."""
+"""Files of a data set: their hashes, and which there are."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
-
-from workloads.common.atomic import fsync_path
-
-
-@contextlib.contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a binary file that becomes `path` when the block ends well; parents are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        fsync_path(path.parent)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def sha256(path: Path) -> str:
