@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from google.protobuf import json_format
 
-from infra.init.errors import InitError
+from infra.init.errors import InitError, UnseenError
 from infra.nebius.api import Api
 from infra.nebius.errors import ApiError, explain
 from infra.nebius.schema import Schema
@@ -41,8 +41,9 @@ class Calls:
         try:
             return self._api.call(found, method, request)
         except ApiError as error:
+            refusal = UnseenError if error.is_unseen else InitError
             what = f"{service}/{method}"
-            raise InitError(explain(error, what, target=self._api.target)) from error
+            raise refusal(explain(error, what, target=self._api.target)) from error
 
     def find(
         self, service: str, method: str, parent: dict[str, Any], fits: Callable[[Any], bool]

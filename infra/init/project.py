@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from infra.init.backend import Backend
 from infra.init.calls import Calls
 from infra.init.deployer import Bucket, Deployer
-from infra.init.errors import InitError
+from infra.init.errors import InitError, UnseenError
 from infra.init.state import ProjectState
 
 _RSA_BITS = 4096
@@ -51,7 +51,14 @@ def find_place(
     """The project at the API; InitError where the given tenant or region is another one."""
     if not project_id.startswith("project-"):
         raise InitError(f"--project: '{project_id}' is no project id; it starts with 'project-'")
-    found = calls.get("iam.v2.ProjectService", "Get", id=project_id)
+    try:
+        found = calls.get("iam.v2.ProjectService", "Get", id=project_id)
+    except UnseenError as error:
+        raise InitError(
+            f"--project: '{project_id}' is no project that this credential can see; copy the id "
+            "from the console (its list of projects) or from `nebius iam project list --parent-id "
+            "TENANT`, or give the credential of a member of that project"
+        ) from error
     place = Place(
         tenant_id=found.metadata.parent_id, project_id=project_id, region=found.spec.region
     )

@@ -12,6 +12,8 @@ _LIMITS: Final = (
     "raise it in the console under Administration, Limits (docs.nebius.com/overview/limits)"
 )
 _EMULATOR: Final = "start it with `soperator local up` or `soperator env --offline`"
+GONE: Final = "check the id, or run `pulumi refresh` if it was deleted outside Pulumi"
+"""Advice where the state of a stack names the id."""
 _GIB: Final = 1 << 30
 _SILENT: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 
@@ -38,13 +40,23 @@ class ApiError(Exception):
         """Whether the resource itself is not there."""
         return self.code == "NOT_FOUND"
 
+    @property
+    def is_unseen(self) -> bool:
+        """Whether it is not there or hidden: of an id that others have the API may say neither."""
+        return self.code in ("NOT_FOUND", "PERMISSION_DENIED")
+
     def reason(self, kind: str) -> Any | None:
         """The details of one kind, such as `operation_conflict`, or None."""
         return next((value for found, value in self.reasons if found == kind), None)
 
 
-def explain(failure: ApiError, what: str, *, target: str | None = None) -> str:
-    """One line: what was refused, why, and what to do; `target` is the emulator's address."""
+def explain(
+    failure: ApiError, what: str, *, target: str | None = None, absent: str = "check the id"
+) -> str:
+    """One line: what was refused, why, and what to do.
+
+    `target` is the emulator's address, `absent` what to do where the API finds nothing.
+    """
     if failure.code in _SILENT and not failure.reasons:
         if target is not None:
             return f"{what}: no answer from the emulated Nebius API on {target}; {_EMULATOR}"
@@ -58,13 +70,13 @@ def explain(failure: ApiError, what: str, *, target: str | None = None) -> str:
         )
         return f"{what}: the token is not accepted ({failure.message}); {advice}"
     told = "; ".join(tell(kind, value) for kind, value in failure.reasons) or failure.message
-    return f"{what}: {_finish(failure, told)}"
+    return f"{what}: {_finish(failure, told, absent)}"
 
 
-def _finish(failure: ApiError, told: str) -> str:
+def _finish(failure: ApiError, told: str, absent: str) -> str:
     match failure.code:
         case "NOT_FOUND":
-            advice = "check the id, or run `pulumi refresh` if it was deleted outside Pulumi"
+            advice = absent
         case "ALREADY_EXISTS":
             advice = "rename this one, delete the other, or take it over with `pulumi import`"
         case "PERMISSION_DENIED":

@@ -11,6 +11,7 @@ from typing import Any
 from infra.nebius import ownership
 from infra.nebius.adoption import find_namesake, mismatch
 from infra.nebius.api import Api
+from infra.nebius.errors import ApiError
 from infra.nebius.resource_type import ResourceType
 from infra.nebius.values import plain
 
@@ -23,8 +24,22 @@ class HandoverError(Exception):
 
 def get(api: Api, kind: ResourceType, id_: str, *, project_id: str) -> Values:
     """The resource as plain values, which must stand in the project."""
+    prefix = api.schema.kind(kind.resource)
+    if not id_.startswith(f"{prefix}-"):
+        raise HandoverError(
+            f"{id_}: is no id of a {kind.name}, which starts with '{prefix}-'; copy it from the "
+            "console"
+        )
     request = api.request(kind.service, "Get", id=id_)
-    found = plain(api.schema, api.call(kind.service, "Get", request))
+    try:
+        found = plain(api.schema, api.call(kind.service, "Get", request))
+    except ApiError as error:
+        if not error.is_unseen:
+            raise
+        raise HandoverError(
+            f"{id_}: is no {kind.name} that this credential can see; copy the id from the console, "
+            f"among those of {project_id}"
+        ) from error
     parent_id = found["metadata"].get("parent_id")
     if parent_id != project_id:
         raise HandoverError(

@@ -17,7 +17,7 @@ from infra.nebius import ownership
 from infra.nebius.adoption import declared_as, find_namesake, find_twin, is_told_once, obstacle
 from infra.nebius.api import Api, UnfinishedError
 from infra.nebius.diff import find_changes, shrunk
-from infra.nebius.errors import ApiError, explain
+from infra.nebius.errors import GONE, ApiError, explain
 from infra.nebius.removal import remove
 from infra.nebius.resource_type import ResourceType
 from infra.nebius.schema import Schema
@@ -223,7 +223,7 @@ class NebiusProvider(Provider):
     def _refusal(self, error: ApiError | EndpointError, what: str) -> ProviderError:
         if isinstance(error, EndpointError):
             return ProviderError(str(error))
-        return ProviderError(explain(error, what, target=self._api.target))
+        return ProviderError(explain(error, what, target=self._api.target, absent=GONE))
 
 
 def _describe(kind: ResourceType, values: Values) -> str:

@@ -111,7 +111,12 @@ REFUSED: dict[str, Refused] = {
     "one that is not there": (
         lambda: "computefilesystem-e00none",
         "data",
-        "computefilesystem-e00none",
+        "computefilesystem-e00none: is no Filesystem that this credential can see; copy the id",
+    ),
+    "an id of another kind": (
+        lambda: "computedisk-e00none",
+        "data",
+        "computedisk-e00none: is no id of a Filesystem, which starts with 'computefilesystem-'",
     ),
 }
 
@@ -122,6 +127,7 @@ def test_what_cannot_become_the_stacks_is_refused_in_a_line(case: str) -> None:
     status, text = adopt("filesystem", make(), "--as", role, "--stack", "local")
     assert status == 1
     assert message in text
+    assert "pulumi refresh" not in text, "no state has it yet"
     assert text.count("\n") == 1, "one line"
 
 

@@ -168,7 +168,10 @@ def test_the_key_that_was_made_signs_in_as_the_deployer(
     ("changes", "said"),
     [
         (("--project", "p-1"), "starts with 'project-'"),
-        (("--project", "project-e00gone"), "project-e00gone"),
+        (
+            ("--project", "project-e00gone"),
+            "--project: 'project-e00gone' is no project that this credential can see; copy the id",
+        ),
         (("--project", PROJECT, "--tenant", "tenant-e00x"), "is in 'tenant-e00t', not in"),
         (("--project", PROJECT, "--region", "eu-west1"), "--region: project-e00p is in 'eu-n"),
     ],
@@ -180,6 +183,7 @@ def test_a_place_that_is_not_there_is_refused_before_anything_is_made(
     result = init(folder, *changes, *GIVEN, "--fabric", "fabric-6", key=key)
     assert result.exit_code == 1
     assert said in result.stderr
+    assert "pulumi refresh" not in result.stderr, "no state has it yet"
     assert made(served, "ServiceAccount") == []
     assert list(folder.iterdir()) == []
 
