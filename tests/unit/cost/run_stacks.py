@@ -60,7 +60,7 @@ def trained(**changes: Any) -> RunRecord:
         "kind": "train",
         "job": "finetune",
         "stack": "l40s-dev",
-        "recipe": "qwen3_14b_lora_8xl40s",
+        "recipe": "qwen3_14b_qlora_8xl40s",
         "hardware": L40S,
         "metrics": {"train_tokens_per_s": 4000, "checkpoint_stall_s": 5},
     }

@@ -129,7 +129,7 @@ def test_a_run_whose_tokens_were_counted_says_what_to_declare():
 def test_a_run_without_a_speed_is_not_known_and_says_what_to_run():
     spec = l40s(runs=(replace(RUN, train_tokens_per_s=None, source=None),))
     found = forecast(job_of(spec), rates_of(spec), [])
-    assert "NOT KNOWN: the speed of qwen3_14b_lora_8xl40s on 4 x 2gpu-64vcpu-384gb" in str(found)
+    assert "NOT KNOWN: the speed of qwen3_14b_qlora_8xl40s on 4 x 2gpu-64vcpu-384gb" in str(found)
     assert "soperator submit finetune --stack l40s-dev" in str(found)
 
 

@@ -71,4 +71,4 @@ exec "$SOPERATOR_PYTHON" -m workloads.common.launch \
   --nproc-per-node="$SOPERATOR_RANKS_PER_NODE" --max-restarts="$SOPERATOR_RESTARTS" \
   --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" \
   --rdzv-id="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}" --rdzv-conf="$conf" \
-  --local-addr="$SLURMD_NODENAME" -m "$@"' launch workloads.train --recipe qwen3_14b_lora_8xl40s "$@"
+  --local-addr="$SLURMD_NODENAME" -m "$@"' launch workloads.train --recipe qwen3_14b_qlora_8xl40s "$@"
