@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Annotated
 
@@ -22,6 +23,11 @@ def command(
     """Destroy a stack; files stay unless it purges them. Works when its kube cluster is gone."""
     from infra.teardown.run import destroy
 
+    if not yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise CliError(
+            f"destroy: nobody to ask; read `pulumi destroy --preview-only --stack {stack}` and "
+            "give --yes"
+        )
     try:
         status = destroy(
             stack,

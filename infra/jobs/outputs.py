@@ -121,6 +121,8 @@ def _refusal(stack: str, text: str) -> str:
     absent = ("no stack named", "not found", "unable to open bucket")
     if any(words in text for words in absent):
         return f"{stack}: not deployed in this backend; run `pulumi up --stack {stack}`"
+    if "does not have output property" in text:
+        return f"{stack}: not up, or not to its end; run `pulumi up --stack {stack}`"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "?")
     return f"{stack}: pulumi stack output: {reason.removeprefix('error: ')}"

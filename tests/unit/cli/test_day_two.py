@@ -53,9 +53,19 @@ def test_a_destroy_is_the_engines_own_with_its_status(engine: Path):
 
 def test_a_cluster_that_is_gone_is_told_and_dropped_in_this_run_only(engine: Path):
     state(engine, GONE)
-    result = RUNNER.invoke(app, ["destroy", "--stack", "local"])
-    assert engine.read_text() == "destroy --stack local unreachable=true\n"
+    result = RUNNER.invoke(app, ["destroy", "--stack", "local", "--yes"])
+    assert engine.read_text() == "destroy --stack local --yes unreachable=true\n"
     assert "local: cluster mk8scluster-1 is gone: what runs in it is dropped" in result.stderr
+
+
+def test_a_destroy_that_nobody_can_confirm_is_refused_before_the_engine_is_asked(engine: Path):
+    result = RUNNER.invoke(app, ["destroy", "--stack", "local"])
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "soperator: destroy: nobody to ask; read `pulumi destroy --preview-only --stack local` "
+        "and give --yes\n"
+    )
+    assert not engine.exists()
 
 
 @pytest.mark.parametrize(

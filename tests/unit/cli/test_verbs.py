@@ -160,6 +160,10 @@ def test_a_report_that_cannot_be_written_is_refused_and_leaves_nothing(state: Pa
         ("error: get stack secrets manager: incorrect passphrase", "does not open this stack's"),
         ("error: no stack named 'x' found", "not deployed in this backend; run `pulumi up"),
         ("error: unable to open bucket file:///x", "not deployed in this backend"),
+        (
+            "error: current stack does not have output property 'kubeconfig'",
+            "x: not up, or not to its end; run `pulumi up --stack x`",
+        ),
         ("error: something else broke", "pulumi stack output: something else broke"),
     ],
 )
