@@ -165,6 +165,8 @@ def _reshaped(job: JobSpec, old: Preset, preset: Preset) -> JobSpec:
         if least is not None:
             least = math.ceil(least * job.gpus_per_node / per_node)
         job = replace(job, nodes=total // per_node, gpus_per_node=per_node, least_nodes=least)
+    if job.cpus_per_task is None:
+        return job
     return replace(
         job, cpus_per_task=min(job.cpus_per_task, preset.vcpus // max(1, job.gpus_per_node))
     )

@@ -118,8 +118,8 @@ class JobSpec:
     """Nodes that it asks for."""
     gpus_per_node: int = 0
     """GPUs, and with them ranks, on each node."""
-    cpus_per_task: int = 1
-    """CPUs for each rank."""
+    cpus_per_task: int | None = None
+    """CPUs for each rank; without it the share of its GPU in the node's, and 1 without GPUs."""
     time_limit: str = "01:00:00"
     """Slurm time after which it is ended, such as `06:00:00`."""
     partition: str = "main"

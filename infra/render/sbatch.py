@@ -1,11 +1,13 @@
 """The text of one Slurm job: spec -> sbatch script, delivered as `jobs/<name>`. Pure.
 
-Owns the environment a workload sees (places, ranks, NCCL), the checks before launch and the launch
-line. Does not submit (infra/jobs) and does not know the code hash: the release folder's name is it.
+Owns the environment a workload sees (places, ranks), the checks before launch and the launch line.
+Which nodes a job can have and what of them goes to it: job_nodes.py. Does not submit (infra/jobs)
+and does not know the code hash: the release folder's name is it.
 
-Two traps shape the text. A rank variable outside single quotes is expanded once, on the batch host,
-and gives every node rank 0: `$SLURM_NODEID` is read inside the task. And srun of Slurm 22.05 and
-later no longer takes --cpus-per-task from the job: it is passed again.
+Three traps shape the text. A rank variable outside single quotes is expanded once, on the batch
+host, and gives every node rank 0: `$SLURM_NODEID` is read inside the task. srun of Slurm 22.05 and
+later no longer takes --cpus-per-task from the job: it is passed again. And Slurm's task is the
+launcher, one a node: its CPUs are those of all ranks that it starts.
 """
 
 from __future__ import annotations
@@ -15,9 +17,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
-from stacks.catalog import find_preset
+from infra.render.job_nodes import (
+    RenderError,
+    cpus_per_rank,
+    hardware_environment,
+    memory_mib,
+    nodesets_of,
+)
 from stacks.mounts import shared_mounts
-from stacks.node_capacity import slurmd_amounts
 from stacks.node_spec import WorkerSpec
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
@@ -59,21 +66,19 @@ _FREE_PORT = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getso
 _CHECKED_PLACES = ("data", "model", "chkpt", "results")
 
 
-class RenderError(ValueError):
-    """A job that this stack cannot run, with the path of the value and what is allowed."""
-
-
 def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
     """The sbatch script of `job`; what follows its path on the sbatch line goes to the module."""
-    nodesets = _nodesets(spec, job)
+    nodesets = nodesets_of(spec, job)
     ranks_per_node = max(1, job.gpus_per_node)
+    rank_cpus = cpus_per_rank(nodesets, job)
+    task_cpus = rank_cpus * ranks_per_node
     launched = _is_launched(job)
     mounts = _mounts(spec, nodesets)
     lines = [
         "#!/bin/bash",
         f"# Job {job.name} of stack {spec.name}; pulumi up renders and replaces it: do not edit.",
         f"# In {spec.code_path}: sbatch jobs/{job.name} [--set key=value]",
-        *_directives(spec, job, nodesets),
+        *_directives(spec, job, nodesets, task_cpus),
         "set -euo pipefail",
         "",
         f"code=$(readlink -f {shlex.quote(f'{spec.code_path}/current')})",
@@ -87,15 +92,15 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
             for place, path in sorted(spec.storage.places.items())
         ),
         *_hardware(nodesets, job),
-        f"export OMP_NUM_THREADS={max(1, job.cpus_per_task // ranks_per_node)}",
+        f"export OMP_NUM_THREADS={rank_cpus if launched else task_cpus}",
         *_profile(spec, job),
         *_declared(job),
         "",
         *_mark(spec, job),
         "# Every node must see the same environment and mounts before ranks wait for each other.",
-        f"srun {_srun(job)} bash -c {_quote(_CHECK)} check {_words(mounts)}".rstrip(),
+        f"srun {_srun(job, task_cpus)} bash -c {_quote(_CHECK)} check {_words(mounts)}".rstrip(),
         "",
-        *(_distributed(job, ranks_per_node) if launched else _plain(job)),
+        *(_distributed(job, ranks_per_node, task_cpus) if launched else _plain(job, task_cpus)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -112,7 +117,9 @@ def chat_profile(spec: StackSpec) -> dict[str, object]:
     }
 
 
-def _directives(spec: StackSpec, job: JobSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:
+def _directives(
+    spec: StackSpec, job: JobSpec, nodesets: Sequence[WorkerSpec], task_cpus: int
+) -> list[str]:
     logs = _place(spec, "logs")
     _place(spec, "results")
     options = [
@@ -122,7 +129,7 @@ def _directives(spec: StackSpec, job: JobSpec, nodesets: Sequence[WorkerSpec]) -
         # With a range of nodes, Slurm takes this for as many tasks as the fewest nodes, and gives
         # only those nodes although more are idle.
         *(["--ntasks-per-node=1"] if _fewest(job) == job.nodes else []),
-        f"--cpus-per-task={job.cpus_per_task}",
+        f"--cpus-per-task={task_cpus}",
         *([f"--gpus-per-node={job.gpus_per_node}"] if job.gpus_per_node else []),
         f"--time={job.time_limit}",
         f"--output={logs}/%x_%j.out",
@@ -138,21 +145,11 @@ def _fault_options(spec: StackSpec, job: JobSpec, nodesets: Sequence[WorkerSpec]
     if _fewest(job) < job.nodes:
         options.append("--no-kill")
     if job.gpus_per_node:
-        options.append(f"--mem={min(_memory_mib(spec, worker, job) for worker in nodesets)}M")
+        options.append(f"--mem={memory_mib(spec, nodesets, job)}M")
     elif job.is_load_test:
         # Without it Slurm gives a job all memory of its node, and the server that it asks is there.
         options.append("--mem=8192M")
     return options
-
-
-def _memory_mib(spec: StackSpec, worker: WorkerSpec, job: JobSpec) -> int:
-    """The share of a node's memory that goes with the GPUs that the job asks for."""
-    preset = find_preset(worker.platform, worker.preset)
-    assert preset is not None
-    amounts = slurmd_amounts(
-        preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None
-    )
-    return amounts.memory_mib * job.gpus_per_node // preset.gpus
 
 
 def _is_launched(job: JobSpec) -> bool:
@@ -206,54 +203,14 @@ def _place(spec: StackSpec, name: str) -> str:
     return spec.storage.places[name]
 
 
-def _nodesets(spec: StackSpec, job: JobSpec) -> tuple[WorkerSpec, ...]:
-    """Nodesets of the job's partition whose nodes have the GPUs it asks for, in declared order."""
-    partition = next((each for each in spec.slurm.partitions if each.name == job.partition), None)
-    if partition is None:
-        have = ", ".join(each.name for each in spec.slurm.partitions)
-        raise RenderError(
-            f"{spec.name}: jobs.{job.name}.partition: {job.partition!r} is not a partition "
-            f"(has: {have}); name one of these or declare it in slurm.partitions"
-        )
-    members = tuple(
-        worker
-        for worker in spec.nodes.workers
-        if not partition.nodesets or worker.name in partition.nodesets
-    )
-    fitting = tuple(worker for worker in members if _gpus(worker) >= job.gpus_per_node)
-    if not fitting:
-        have = ", ".join(f"{each.name} has {_gpus(each)}" for each in members) or "no nodeset"
-        raise RenderError(
-            f"{spec.name}: jobs.{job.name}.gpus_per_node: {job.gpus_per_node} is more than a node "
-            f"has in partition {job.partition!r} ({have}); lower it or change the preset"
-        )
-    return fitting
-
-
-def _gpus(worker: WorkerSpec) -> int:
-    preset = find_preset(worker.platform, worker.preset)
-    return preset.gpus if preset else 0
-
-
 def _hardware(nodesets: Sequence[WorkerSpec], job: JobSpec) -> list[str]:
     """Platform, preset and interconnect by nodeset; Slurm names nodes <nodeset>-<ordinal>."""
     if len(nodesets) == 1:
-        return [_export(_hardware_environment(nodesets[0], job))]
+        return [_export(hardware_environment(nodesets[0], job))]
     lines = ['case "${SLURMD_NODENAME%-*}" in']
     for worker in nodesets:
-        lines.append(f"  {worker.name}) {_export(_hardware_environment(worker, job))} ;;")
+        lines.append(f"  {worker.name}) {_export(hardware_environment(worker, job))} ;;")
     return [*lines, "esac"]
-
-
-def _hardware_environment(worker: WorkerSpec, job: JobSpec) -> dict[str, str]:
-    environment = {"SOPERATOR_PLATFORM": worker.platform, "SOPERATOR_PRESET": worker.preset}
-    if job.gpus_per_node and job.nodes > 1:
-        # NCCL reads NCCL_*; the TORCH_NCCL_ spellings in circulation have no effect. It finds
-        # InfiniBand by itself; without a fabric the search costs time and can pick a dead port.
-        environment["NCCL_SOCKET_IFNAME"] = "^docker0,lo"
-        if not worker.has_fabric:
-            environment["NCCL_IB_DISABLE"] = "1"
-    return environment
 
 
 def _mounts(spec: StackSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:
@@ -271,17 +228,18 @@ def _mounts(spec: StackSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:
     )
 
 
-def _srun(job: JobSpec) -> str:
-    return f"{_nodes(job)} --kill-on-bad-exit=1" if _fewest(job) < job.nodes else _nodes(job)
+def _srun(job: JobSpec, task_cpus: int) -> str:
+    nodes = _nodes(job, task_cpus)
+    return f"{nodes} --kill-on-bad-exit=1" if _fewest(job) < job.nodes else nodes
 
 
-def _nodes(job: JobSpec) -> str:
+def _nodes(job: JobSpec, task_cpus: int) -> str:
     """One task on each node that the job got, which may be fewer than its most."""
     got = f"{job.nodes}" if _fewest(job) == job.nodes else '"$SLURM_JOB_NUM_NODES"'
-    return f"--ntasks={got} --ntasks-per-node=1 --cpus-per-task={job.cpus_per_task}"
+    return f"--ntasks={got} --ntasks-per-node=1 --cpus-per-task={task_cpus}"
 
 
-def _distributed(job: JobSpec, ranks_per_node: int) -> list[str]:
+def _distributed(job: JobSpec, ranks_per_node: int, task_cpus: int) -> list[str]:
     elastic = _fewest(job) < job.nodes
     # Of an elastic job the other nodes go on without the one that failed, although Slurm is set to
     # end a step with its first bad task (KillOnBadExit=1, as Soperator has it).
@@ -307,12 +265,12 @@ def _distributed(job: JobSpec, ranks_per_node: int) -> list[str]:
             f'exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes={job.nodes} '
             f"--save-s={job.save_s} -- \\"
         ),
-        f"srun {_nodes(job)} {options} bash -c {_quote(_LAUNCH)} launch {_module(job)}",
+        f"srun {_nodes(job, task_cpus)} {options} bash -c {_quote(_LAUNCH)} launch {_module(job)}",
     ]
 
 
-def _plain(job: JobSpec) -> list[str]:
-    return [f'exec srun {_srun(job)} "$SOPERATOR_PYTHON" -m {_module(job)}']
+def _plain(job: JobSpec, task_cpus: int) -> list[str]:
+    return [f'exec srun {_srun(job, task_cpus)} "$SOPERATOR_PYTHON" -m {_module(job)}']
 
 
 def _module(job: JobSpec) -> str:

@@ -191,7 +191,7 @@ def _check_fit(
         return
     most_gpus = max(preset.gpus for _, preset in presets)
     most_vcpus = max(preset.vcpus for _, preset in presets)
-    cpus = job.cpus_per_task * max(1, job.gpus_per_node)
+    cpus = (job.cpus_per_task or 1) * max(1, job.gpus_per_node)
     if job.gpus_per_node > most_gpus:
         findings.error(
             f"{path}.gpus_per_node",

@@ -60,8 +60,27 @@ def test_a_server_is_one_process_with_all_its_gpus(spec: StackSpec) -> None:
     assert "--signal" not in text
 
 
-def test_threads_are_shared_between_the_ranks_of_a_node(spec: StackSpec) -> None:
-    assert "OMP_NUM_THREADS=8\n" in render_sbatch(spec, replace(JOB, cpus_per_task=16))
+def test_a_node_gives_the_launcher_the_cpus_of_all_its_ranks(spec: StackSpec) -> None:
+    """Slurm's task is the launcher: eight ranks once shared the CPUs that one was to have."""
+    text = render_sbatch(spec, replace(JOB, cpus_per_task=16))
+    assert "#SBATCH --cpus-per-task=32\n" in text
+    assert text.count(" --cpus-per-task=32 ") == 2, "the checks and the launch say it again"
+    assert "OMP_NUM_THREADS=16\n" in text
+
+
+def test_a_rank_has_its_gpus_share_of_the_nodes_cpus(spec: StackSpec) -> None:
+    """64 vCPUs and 2 GPUs a node: 32 for each GPU, unless the stack says otherwise."""
+    half = render_sbatch(spec, replace(JOB, gpus_per_node=1))
+    assert "#SBATCH --cpus-per-task=32\n" in half
+    assert "OMP_NUM_THREADS=32\n" in half
+    assert "#SBATCH --cpus-per-task=64\n" in render_sbatch(spec, JOB)
+    no_gpu = render_sbatch(spec, replace(JOB, nodes=1, gpus_per_node=0))
+    assert "#SBATCH --cpus-per-task=1\n" in no_gpu
+
+
+def test_a_server_of_several_gpus_is_one_process_with_all_their_cpus(spec: StackSpec) -> None:
+    job = replace(JOB, nodes=1, module="workloads.serve", cpus_per_task=16)
+    assert "OMP_NUM_THREADS=32\n" in render_sbatch(spec, job)
 
 
 def test_infiniband_is_off_only_where_the_nodeset_has_no_fabric(spec: StackSpec) -> None:

@@ -268,6 +268,7 @@ stacks = st.builds(
             module=texts,
             recipe=texts,
             gpus_per_node=st.integers(0, 8),
+            cpus_per_task=st.none() | st.integers(1, 128),
             after=st.none() | texts,
             least_nodes=st.none() | st.integers(1, 100),
             restarts=st.integers(0, 9),

@@ -5,7 +5,7 @@
 #SBATCH --partition=main
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=16
+#SBATCH --cpus-per-task=128
 #SBATCH --gpus-per-node=8
 #SBATCH --time=06:00:00
 #SBATCH --output=/mnt/shared/logs/%x_%j.out
@@ -30,14 +30,14 @@ export SOPERATOR_PLACE_MODEL=/mnt/training/models
 export SOPERATOR_PLACE_RESULTS=/mnt/inference/results
 export SOPERATOR_PLACE_SCRATCH=/mnt/memory
 export SOPERATOR_PLATFORM=gpu-h100-sxm SOPERATOR_PRESET=8gpu-128vcpu-1600gb NCCL_SOCKET_IFNAME='^docker0,lo'
-export OMP_NUM_THREADS=2
+export OMP_NUM_THREADS=16
 
 mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SOPERATOR_PLACE_RESULTS
 ln -sfn finetune_$SLURM_JOB_ID.out /mnt/shared/logs/train_$SLURM_JOB_ID.log
 export SOPERATOR_SHARED_MARK=$SOPERATOR_PLACE_CHKPT/.seen_by_all_$SLURM_JOB_ID
 touch "$SOPERATOR_SHARED_MARK"
 # Every node must see the same environment and mounts before ranks wait for each other.
-srun --ntasks=2 --ntasks-per-node=1 --cpus-per-task=16 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
+srun --ntasks=2 --ntasks-per-node=1 --cpus-per-task=128 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
 [[ -x $SOPERATOR_PYTHON ]] ||
   fail "$SOPERATOR_PYTHON is missing: make this Python environment in the jail, then submit again"
 for path in "$@"; do
@@ -62,7 +62,7 @@ run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID
 export SOPERATOR_EXIT_FILE=$run/.first_exit_status SOPERATOR_NODES_FILE=$run/.nodes
 # Passes signals on, requeues what has saved, and lets the job have lost nodes back.
 exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes=2 --save-s=120 -- \
-srun --ntasks=2 --ntasks-per-node=1 --cpus-per-task=16 --kill-on-bad-exit=1 bash -c 'is_host=0
+srun --ntasks=2 --ntasks-per-node=1 --cpus-per-task=128 --kill-on-bad-exit=1 bash -c 'is_host=0
 [[ $SLURM_NODEID != 0 ]] || is_host=1
 conf=is_host=$is_host,join_timeout=600,last_call_timeout=${SOPERATOR_LAST_CALL_S:-15}
 conf+=,keep_alive_interval=5,keep_alive_max_attempt=3
