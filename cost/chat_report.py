@@ -95,6 +95,28 @@ def plain_chat(row: ChatCost) -> dict[str, object]:
     }
 
 
+def plain_operating(row: ChatCost) -> dict[str, object] | None:
+    """The load test's point that the row is of; None for any other row."""
+    point, slo = row.speed.operating, row.speed.slo
+    if point is None:
+        return None
+    figures = {
+        "output_tokens_per_s": point.output_tokens_per_s,
+        "requests_per_s": point.requests_per_s,
+        "goodput_requests_per_s": point.goodput_requests_per_s,
+        "median_ttft_ms": point.p50_ttft_ms,
+        "p99_ttft_ms": point.p99_ttft_ms,
+        "median_tpot_ms": point.p50_tpot_ms,
+        "p99_tpot_ms": point.p99_tpot_ms,
+    }
+    return {
+        "scenario": row.speed.scenario,
+        "concurrency": point.concurrency,
+        **{name: None if value is None else number(value) for name, value in figures.items()},
+        "slo": None if slo is None else str(slo),
+    }
+
+
 def _plain(
     bill: Bill, rows: Sequence[ChatCost], parts: Sequence[Part], shared: SharedBill | None
 ) -> dict[str, object]:
@@ -115,6 +137,8 @@ def _plain(
             "max_answer_s": None if chat.max_answer_s is None else number(chat.max_answer_s),
         },
         "chats": [plain_chat(row) for row in rows],
+        "operating_points": [plain for row in rows if (plain := plain_operating(row)) is not None],
+        "no_operating_points": [str(each) for each in units.no_operating_points],
         "shared_bill": None
         if shared is None
         else {

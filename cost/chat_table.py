@@ -17,6 +17,7 @@ from cost.speeds import Basis
 from cost.unit_costs import NotKnown, UnitCosts
 
 MISSES: Final = "MISSES SLO"
+NO_POINT: Final = "NO OPERATING POINT"
 _TINY: Final = Decimal("0.000001")
 _SEED_MONTH_DAYS: Final = 30
 """Seed 000 divides its monthly bill by the chats of 30 days."""
@@ -65,6 +66,8 @@ def chat_notes(units: UnitCosts) -> list[str]:
         return [f"Cost per chat: {rows}."]
     return [
         *(f"{speed_text(row)}." for row in rows),
+        *(f"{text}." for row in rows if (text := operating_text(row))),
+        *(f"{NO_POINT}: {each}; no row is of that test." for each in units.no_operating_points),
         _profile_note(units, rows),
         *_load_notes(units, rows),
         *_promise_note(units, rows),
@@ -96,6 +99,24 @@ def speed_text(row: ChatCost) -> str:
     return (
         f"{speed.scenario}: {_number(speed.output_tokens_per_s)} tokens/s{each}{reading}, {origin}:"
         f" {speed.source}"
+    )
+
+
+def operating_text(row: ChatCost) -> str:
+    """The load that the row's server is run at and what it keeps; empty for any other row."""
+    point, slo = row.speed.operating, row.speed.slo
+    if point is None:
+        return ""
+    kept = "the highest load that answered everything; no SLO was declared"
+    if slo is None:
+        kept = "its SLO is in the load test's own result"
+    elif slo.is_declared:
+        kept = f"keeps {slo}"
+    streams = "1 stream" if point.concurrency == 1 else f"{point.concurrency} streams"
+    return (
+        f"Operating point of {row.speed.scenario}: {streams}, "
+        f"{_short(point.output_tokens_per_s)} tokens/s, {_short(point.requests_per_s)} "
+        f"requests/s (goodput {_short(point.goodput_requests_per_s)}), {point.latencies}; {kept}"
     )
 
 
@@ -187,6 +208,10 @@ def _seconds(value: Decimal) -> str:
     """Whole seconds from ten up, tenths below."""
     step = Decimal(1) if value >= 10 else Decimal("0.1")
     return f"{rounded(value, step):,f} s"
+
+
+def _short(value: Decimal) -> str:
+    return _number(rounded(value, Decimal("0.001")))
 
 
 def _number(value: Decimal) -> str:

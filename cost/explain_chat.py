@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from cost.bill import Bill
 from cost.chat import ChatCost, prompt_tokens
-from cost.chat_table import speed_text
+from cost.chat_table import operating_text, speed_text
 from cost.component import Input, Section
 from cost.explanation import Explanation, Figure, number, rate_expression
 from cost.price import HOURS_PER_MONTH
@@ -36,7 +36,7 @@ def chat_items(bill: Bill) -> Iterator[Explanation]:
             formula=_formula(row),
             inputs=tuple(_inputs(bill, row)),
             figures=tuple(_figures(bill, row)),
-            notes=tuple(_notes(bill)),
+            notes=tuple(_notes(bill, row)),
         )
 
 
@@ -174,7 +174,9 @@ def _serving_expression(bill: Bill) -> str | None:
     return None
 
 
-def _notes(bill: Bill) -> Iterator[str]:
+def _notes(bill: Bill, row: ChatCost) -> Iterator[str]:
+    if text := operating_text(row):
+        yield f"{text}."
     if bill.unit_costs.hourly.cluster_low_usd != bill.estimate.hourly_low_usd:
         yield (
             "The cluster at min_nodes lacks serving nodes: their price is added to what its chats "

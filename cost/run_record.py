@@ -6,21 +6,33 @@ cost/ and workloads/ share this file format, not code. Does not write records.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final, NoReturn, TypeGuard
+from typing import Final
+
+from cost.load_curve import LoadCurve, parse_load_curve
+from cost.record_reader import Reader, RunRecordError, check_version, read_object
+
+__all__ = [
+    "FILE_NAME",
+    "SCHEMA_VERSION",
+    "Hardware",
+    "Kind",
+    "Outcome",
+    "RunRecord",
+    "RunRecordError",
+    "load_run_records",
+    "parse_run_record",
+]
 
 SCHEMA_VERSION: Final = 1
 FILE_NAME: Final = "run_record.json"
-_LEAST: Final = -30
-_MOST: Final = 15
-"""Powers of ten between which a measurement lies that is not 0."""
+CURVE_FILE: Final = "load.json"
+"""Beside the record of a load test."""
 
 
 class Kind(StrEnum):
@@ -39,10 +51,6 @@ class Outcome(StrEnum):
     PASS = "PASS"  # noqa: S105 (an outcome, not a password)
     FAIL = "FAIL"
     NOT_RUN = "NOT_RUN"
-
-
-class RunRecordError(ValueError):
-    """A file that is not a run record of this schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +83,8 @@ class RunRecord:
     model: str | None
     recipe: str
     metrics: Mapping[str, Decimal]
+    curve: LoadCurve | None = None
+    """What a load test found, from load.json beside its record; None without the file."""
 
     @property
     def duration_s(self) -> Decimal:
@@ -93,7 +103,8 @@ def load_run_records(folder: Path) -> tuple[tuple[RunRecord, ...], tuple[str, ..
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
         try:
-            records.append(parse_run_record(path.read_text(encoding="utf-8"), str(path)))
+            record = parse_run_record(path.read_text(encoding="utf-8"), str(path))
+            records.append(_with_curve(record, path.with_name(CURVE_FILE)))
         except (OSError, UnicodeDecodeError) as error:
             problems.append(f"{path}: cannot be read: {error}")
         except RunRecordError as error:
@@ -103,21 +114,9 @@ def load_run_records(folder: Path) -> tuple[tuple[RunRecord, ...], tuple[str, ..
 
 def parse_run_record(text: str, path: str) -> RunRecord:
     """The record in the text; `path` names it in errors."""
-    try:
-        document: object = json.loads(
-            text, parse_float=Decimal, parse_int=Decimal, parse_constant=_refuse_constant
-        )
-    except (json.JSONDecodeError, RecursionError, RunRecordError) as error:
-        raise RunRecordError(f"{path}: not valid JSON: {error}") from error
-    if not _is_map(document):
-        raise RunRecordError(f"{path}: expected one JSON object")
-    version = document.get("schema_version")
-    if isinstance(version, bool) or version != SCHEMA_VERSION:
-        raise RunRecordError(
-            f"{path}: schema_version: got {version}, expected {SCHEMA_VERSION}; "
-            "run the job again with this version, or read it with the one that wrote it"
-        )
-    reader = _Reader(document, path)
+    document = read_object(text, path)
+    check_version(document, path, SCHEMA_VERSION)
+    reader = Reader(document, path)
     started_at, finished_at = reader.time("started_at"), reader.time("finished_at")
     if finished_at < started_at:
         reader.refuse("finished_at", f"no time before started_at ({started_at.isoformat()})")
@@ -129,89 +128,36 @@ def parse_run_record(text: str, path: str) -> RunRecord:
         stack=reader.text_or_none("stack"),
         started_at=started_at,
         finished_at=finished_at,
-        outcome=reader.outcome(),
-        hardware=reader.hardware(),
+        outcome=_outcome(reader),
+        hardware=_hardware(reader),
         engine=reader.text_or_none("engine"),
         model=reader.text_or_none("model"),
         recipe=reader.text("recipe"),
-        metrics=reader.metrics(),
+        metrics=reader.inner("metrics", "an object of numbers").numbers(),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads the values of one object; errors name the file and the key."""
-
-    values: Mapping[str, object]
-    path: str
-    prefix: str = ""
-
-    def refuse(self, key: str, wanted: str) -> NoReturn:
-        got = json.dumps(self.values.get(key), default=str)[:60]
-        raise RunRecordError(f"{self.path}: {self.prefix}{key}: expected {wanted}, got {got}")
-
-    def text(self, key: str) -> str:
-        value = self.values.get(key)
-        if not isinstance(value, str) or not value:
-            self.refuse(key, "text")
-        return value
-
-    def text_or_none(self, key: str) -> str | None:
-        return None if self.values.get(key) is None else self.text(key)
-
-    def count(self, key: str, least: int = 0) -> int:
-        value = self.values.get(key)
-        if not isinstance(value, Decimal) or value.adjusted() > _MOST or value % 1 or value < least:
-            self.refuse(key, f"a whole number of {least} or more")
-        return int(value)
-
-    def time(self, key: str) -> datetime:
-        text = self.text(key)
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            self.refuse(key, "a time such as 2026-11-21T05:00:00Z")
-        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-
-    def outcome(self) -> Outcome:
-        text = self.text("outcome")
-        if text not in tuple(Outcome):
-            self.refuse("outcome", f"one of {', '.join(Outcome)}")
-        return Outcome(text)
-
-    def hardware(self) -> Hardware | None:
-        value = self.values.get("hardware")
-        if value is None:
-            return None
-        if not _is_map(value):
-            self.refuse("hardware", "an object or null")
-        inner = _Reader(value, self.path, "hardware.")
-        return Hardware(
-            platform=inner.text_or_none("platform"),
-            preset=inner.text_or_none("preset"),
-            device=inner.text("device"),
-            num_nodes=inner.count("num_nodes", least=1),
-            num_gpus_declared=inner.count("num_gpus_declared"),
-        )
-
-    def metrics(self) -> Mapping[str, Decimal]:
-        value = self.values.get("metrics")
-        if not _is_map(value):
-            self.refuse("metrics", "an object of numbers")
-        inner = _Reader(value, self.path, "metrics.")
-        for key, metric in value.items():
-            if not isinstance(metric, Decimal) or not metric.is_finite():
-                inner.refuse(key, "a number")
-            if metric and not _LEAST <= metric.adjusted() <= _MOST:
-                inner.refuse(key, f"0 or a size from 1e{_LEAST} to 1e{_MOST}")
-        return MappingProxyType(
-            {key: metric for key, metric in value.items() if isinstance(metric, Decimal)}
-        )
+def _with_curve(record: RunRecord, path: Path) -> RunRecord:
+    if record.kind != Kind.LOAD or not path.is_file():
+        return record
+    return replace(record, curve=parse_load_curve(path.read_text(encoding="utf-8"), str(path)))
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise RunRecordError(f"{name} is not a number that JSON knows")
+def _outcome(reader: Reader) -> Outcome:
+    text = reader.text("outcome")
+    if text not in tuple(Outcome):
+        reader.refuse("outcome", f"one of {', '.join(Outcome)}")
+    return Outcome(text)
 
 
-def _is_map(value: object) -> TypeGuard[Mapping[str, object]]:
-    return isinstance(value, Mapping)
+def _hardware(reader: Reader) -> Hardware | None:
+    if reader.values.get("hardware") is None:
+        return None
+    inner = reader.inner("hardware", "an object or null")
+    return Hardware(
+        platform=inner.text_or_none("platform"),
+        preset=inner.text_or_none("preset"),
+        device=inner.text("device"),
+        num_nodes=inner.count("num_nodes", least=1),
+        num_gpus_declared=inner.count("num_gpus_declared"),
+    )

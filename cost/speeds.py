@@ -1,18 +1,20 @@
 """Generation speeds of a stack's chat: speeds(spec, records), assumed or measured.
 
 An assumption names its source; a run record replaces it where it measured the same preset, model,
-engine and batch size. Owns which record counts. Does not own money (chat.py).
+engine and batch size. Of a load test only loads that keep its SLO count, and its operating point
+comes first. Owns which record counts. Does not own money (chat.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from enum import StrEnum
 from typing import Final
 
+from cost.load_curve import LoadPoint, Slo, operating_point_of
 from cost.run_record import Kind, Outcome, RunRecord
 from stacks.cost_spec import AssumedSpeedSpec
 from stacks.node_spec import WorkerSpec
@@ -50,11 +52,35 @@ class Speed:
     """Prompt tokens read a second; None: reading the prompt is not counted."""
     prefill_basis: Basis | None = None
     """Where the prefill speed comes from; None without one."""
+    operating: LoadPoint | None = None
+    """The point of the load test that this speed is of, where it is its operating point."""
+    slo: Slo | None = None
+    """What that point keeps; None where the record does not say."""
 
     @property
     def stream_tokens_per_s(self) -> Decimal:
         """Output tokens a second that one conversation sees."""
         return self.output_tokens_per_s / self.batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoOperatingPoint:
+    """A load test that found no load at which its SLO holds: nothing of it is priced."""
+
+    record: RunRecord
+
+    def __str__(self) -> str:
+        curve, job = self.record.curve, self.record.job_id
+        if curve is None:
+            return f"the load test of job {job} has no operating point"
+        if not curve.slo.is_declared:
+            return f"the load test of job {job} has no load at which every request was answered"
+        tried = ", ".join(str(each.concurrency) for each in curve.sweep) or "no"
+        least = curve.sweep[0] if curve.sweep else None
+        at = "" if least is None else f"; {least.concurrency} had {least.latencies}"
+        return (
+            f"the load test of job {job} found no load ({tried} streams) that keeps {curve.slo}{at}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +90,11 @@ class _Measured:
     record: RunRecord
     output_tokens_per_s: Decimal
     prefill_tokens_per_s: Decimal | None
+    operating: LoadPoint | None = None
 
 
 def speeds(spec: StackSpec, records: Sequence[RunRecord]) -> tuple[Speed, ...]:
-    """Declared rows in their order, replaced where measured; then what else was measured."""
+    """The newest operating point; declared rows in their order; then what else was measured."""
     measured = _newest(spec, records)
     found: list[Speed] = []
     for row in spec.chat.speeds:
@@ -75,7 +102,22 @@ def speeds(spec: StackSpec, records: Sequence[RunRecord]) -> tuple[Speed, ...]:
         found.append(_assumed(row) if of_row is None else _replaced(row, of_row))
     for (engine, batch_size), measurement in measured.items():
         found.append(_speed(f"{engine}, batch {batch_size}", batch_size, measurement))
-    return tuple(found)
+    # A stable sort: the load that a server is run at says what a chat costs, before any other row.
+    return tuple(sorted(found, key=lambda speed: speed.operating is None))
+
+
+def no_operating_points(
+    spec: StackSpec, records: Sequence[RunRecord]
+) -> tuple[NoOperatingPoint, ...]:
+    """The newest load test of each engine, where it found no load that keeps its SLO."""
+    newest = {
+        record.engine: record
+        for record in _in_order(spec, records)
+        if record.kind == Kind.LOAD and record.engine is not None
+    }
+    return tuple(
+        NoOperatingPoint(record=each) for each in newest.values() if _operating(each) is None
+    )
 
 
 def serving_workers(spec: StackSpec) -> tuple[WorkerSpec, ...]:
@@ -89,25 +131,75 @@ def serving_workers(spec: StackSpec) -> tuple[WorkerSpec, ...]:
 def _newest(spec: StackSpec, records: Sequence[RunRecord]) -> dict[tuple[str, int], _Measured]:
     """Newest measurement by engine and batch size, of records that count for this stack."""
     newest: dict[tuple[str, int], _Measured] = {}
-    for record in sorted(records, key=lambda item: (item.finished_at, item.job_id)):
-        if record.engine is None or not _counts(spec, record):
+    for record in _in_order(spec, records):
+        if record.engine is None:
             continue
-        metrics = record.metrics
-        single, batched = _positive(metrics, _OUTPUT), _positive(metrics, _BATCH_OUTPUT)
-        prefill, batch_size = _positive(metrics, _PREFILL), _positive(metrics, _BATCH_SIZE)
-        if single is not None:
-            newest[record.engine, 1] = _Measured(
-                record=record, output_tokens_per_s=single, prefill_tokens_per_s=prefill
-            )
-        if batched is not None and batch_size is not None and batch_size > 1:
-            # Reading is bound by arithmetic, which one prompt fills: its speed stands in for a
-            # batch's where the record has no other.
-            newest[record.engine, int(batch_size)] = _Measured(
+        operating = _operating(record)
+        if record.kind == Kind.LOAD:
+            # A curve is one thing: what an earlier one found is outlived as a whole.
+            newest = {
+                key: each
+                for key, each in newest.items()
+                if key[0] != record.engine or each.record.kind != Kind.LOAD
+            }
+            if operating is None:
+                continue
+        for batch_size, measured in _measured(record, operating):
+            newest[record.engine, batch_size] = measured
+    return newest
+
+
+def _in_order(spec: StackSpec, records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Records that count for this stack, oldest first."""
+    ordered = sorted(records, key=lambda item: (item.finished_at, item.job_id))
+    return [record for record in ordered if _counts(spec, record)]
+
+
+def _operating(record: RunRecord) -> LoadPoint | None:
+    """The operating point of a load test; None of another job, or where no load is feasible."""
+    if record.kind != Kind.LOAD:
+        return None
+    if record.curve is not None:
+        return record.curve.operating_point
+    return operating_point_of(record.metrics)
+
+
+def _measured(record: RunRecord, operating: LoadPoint | None) -> Iterator[tuple[int, _Measured]]:
+    """What the record measured, by batch size."""
+    metrics = record.metrics
+    single, batched = _positive(metrics, _OUTPUT), _positive(metrics, _BATCH_OUTPUT)
+    prefill, batch_size = _positive(metrics, _PREFILL), _positive(metrics, _BATCH_SIZE)
+    streams = None if operating is None else operating.concurrency
+    if single is not None and not _breaks_alone(record):
+        yield (
+            1,
+            _Measured(
+                record=record,
+                output_tokens_per_s=single,
+                prefill_tokens_per_s=prefill,
+                operating=operating if streams == 1 else None,
+            ),
+        )
+    if batched is not None and batch_size is not None and batch_size > 1:
+        # Reading is bound by arithmetic, which one prompt fills: its speed stands in for a
+        # batch's where the record has no other.
+        yield (
+            int(batch_size),
+            _Measured(
                 record=record,
                 output_tokens_per_s=batched,
                 prefill_tokens_per_s=_positive(metrics, _BATCH_PREFILL) or prefill,
-            )
-    return newest
+                operating=operating if streams == batch_size else None,
+            ),
+        )
+
+
+def _breaks_alone(record: RunRecord) -> bool:
+    """Whether the load test's own loop of one stream broke its SLO, as a cold server's does."""
+    curve = record.curve
+    return curve is not None and any(
+        each.concurrency == 1 and not each.is_feasible for each in curve.sweep
+    )
 
 
 def _counts(spec: StackSpec, record: RunRecord) -> bool:
@@ -164,6 +256,8 @@ def _speed(
         batch_size=batch_size,
         prefill_tokens_per_s=assumed_prefill if prefill is None else prefill,
         prefill_basis=basis if prefill is None else Basis.MEASURED,
+        operating=measured.operating,
+        slo=None if measured.operating is None or record.curve is None else record.curve.slo,
     )
 
 

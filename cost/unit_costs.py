@@ -16,7 +16,14 @@ from cost.components import Section
 from cost.estimate import Estimate
 from cost.price_book import HOURS_PER_MONTH
 from cost.run_record import Kind, Outcome, RunRecord
-from cost.speeds import Basis, Speed, serving_workers, speeds
+from cost.speeds import (
+    Basis,
+    NoOperatingPoint,
+    Speed,
+    no_operating_points,
+    serving_workers,
+    speeds,
+)
 from stacks.cost_spec import ChatSpec
 from stacks.node_spec import WorkerSpec
 from stacks.spec import StackSpec
@@ -64,6 +71,8 @@ class UnitCosts:
     run: RunCost | NotKnown
     is_lower_bound: bool
     """Whether the bill behind the whole-cluster figures misses a line."""
+    no_operating_points: tuple[NoOperatingPoint, ...] = ()
+    """Load tests that found no load which keeps their SLO, so that no row is theirs."""
 
     @property
     def feasible_chats(self) -> tuple[ChatCost, ...]:
@@ -76,6 +85,7 @@ class UnitCosts:
 def unit_costs(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> UnitCosts:
     """Unit costs of the stack from its bill, its assumed speeds and the records of its jobs."""
     found = speeds(spec, records)
+    broken = no_operating_points(spec, records)
     hourly = hourly_cost(spec, estimate)
     return UnitCosts(
         stack_name=spec.name,
@@ -83,12 +93,27 @@ def unit_costs(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]
         hourly=hourly,
         chats=tuple(chat_cost(spec.chat, speed, hourly) for speed in found)
         if found
-        else NotKnown(
-            reason=f"no speed of {spec.chat.model} is declared or measured on this preset",
-            command=f"soperator submit {_job_of(spec, 'workloads.evaluate')} --stack {spec.name}",
-        ),
+        else _unknown_chats(spec, broken),
         run=_run(spec, estimate, records),
         is_lower_bound=estimate.is_lower_bound,
+        no_operating_points=broken,
+    )
+
+
+def _unknown_chats(spec: StackSpec, broken: tuple[NoOperatingPoint, ...]) -> NotKnown:
+    """Why no row is there; a server that breaks its promise at every load wants another preset."""
+    if not broken:
+        return NotKnown(
+            reason=f"no speed of {spec.chat.model} is declared or measured on this preset",
+            command=f"soperator submit {_job_of(spec, 'workloads.evaluate')} --stack {spec.name}",
+        )
+    curve = broken[-1].record.curve
+    bounds = [] if curve is None else curve.slo.options
+    return NotKnown(
+        reason="; ".join(map(str, broken)),
+        command=f"soperator advise --model {spec.chat.model} --stack {spec.name} "
+        f"{'--slo ' + ','.join(bounds) + ' ' if bounds else ''}"
+        f"--chats-per-day {spec.chat.chats_per_day or 1000}",
     )
 
 

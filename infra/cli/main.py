@@ -77,7 +77,7 @@ _REFUSALS = frozenset(
         "cost.size.errors.SizeError",
         "cost.explain.UnknownItemError",
         "cost.alternatives.ShortageError",
-        "cost.run_record.RunRecordError",
+        "cost.record_reader.RunRecordError",
         "cost.ledger.LedgerError",
     }
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from cost.price_layers import layered
 from stacks.load import STACKS_DIR, load_stack
 from tests.engine.nebius_project import pulumi_binary
 from tests.engine.program_env import Answer, Program, running_program
+from tests.unit.cost.loads import load_json, write_load
 
 pytestmark = [
     pytest.mark.engine,
@@ -167,6 +169,27 @@ def test_one_edited_key_is_named_under_what_it_changes(
     text = text_of(answer)
     assert [line for line in lines if line not in text] == [], text
     assert not [line for line in answer.messages("warning") if "DATA LOSS" in line]
+
+
+def test_a_pulled_load_test_prices_the_next_preview_and_is_named_as_the_cause(
+    deployed: Program,
+) -> None:
+    """18,116.08 / 730 USD an hour, 2,000 tokens at 90 tokens/s: 0.1532 USD a chat."""
+    sweep = ((1, 12.0, 0.4, True), (16, 90.0, 3.0, True), (32, 99.0, 9.0, False))
+    metrics = {"batch_size": 16, "batch_output_tokens_per_s": 90.0}
+    folder = deployed.root / "runs" / STACK / "14"
+    values = {"stack": STACK, "model": "Qwen3-14B", "metrics": metrics}
+    write_load(folder, load_json(sweep), **values)
+    try:
+        text = text_of(deployed.preview(STACK))
+    finally:
+        shutil.rmtree(folder)
+    assert "$/chat $3.63 $0.153 -$3.48" in text
+    assert (
+        f"$/chat: now measured: Batch Size 16 Finetuned: job 14 of stack {STACK} on cpu; was "
+        "assumed: Single Batch Finetuned: seed 000, measured on 2x L40S"
+    ) in text
+    assert "Operating point of Batch Size 16 Finetuned: 16 streams, 90 tokens/s" in text
 
 
 def test_another_type_of_a_kept_filesystem_is_told_to_be_refused(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cost.chat import answer_s, effective_tokens_per_s
+from cost.load_curve import parse_load_curve
 from cost.run_record import RunRecord as CostRecord
 from cost.run_record import parse_run_record
 from cost.speeds import Basis, Speed, speeds
@@ -17,8 +18,11 @@ from stacks.load import load_stack
 from tests.workloads.test_load_measure import at
 from workloads.common.hardware import Hardware
 from workloads.common.record import RunRecord
-from workloads.load.curve import record_metrics
+from workloads.load.config import LoadConfig
+from workloads.load.curve import operating_point, record_metrics
 from workloads.load.measure import Point
+from workloads.load.report import to_json
+from workloads.load.run import Found
 
 CONTEXT, OUTPUT = 8000.0, 2000.0
 WHERE = {"platform": "gpu-l40s-d", "preset": "2gpu-64vcpu-384gb"}
@@ -104,3 +108,21 @@ def test_the_profile_in_a_rendered_job_is_the_one_that_a_load_test_reads(tmp_pat
     profile = read_profile({"SOPERATOR_CHAT_PROFILE": text})
     assert profile is not None
     assert (profile.context_tokens, profile.output_tokens, profile.turns) == (8000, 2000, 1)
+
+
+def test_the_curve_that_a_load_test_writes_is_the_one_that_cost_reads():
+    """Both sides choose the same operating point by their own code."""
+    points = [*POINTS, replace(chat_point(32, 200, 9000, 400), keeps_slo=False)]
+    content = to_json(Found(points=points), LoadConfig(), "http://127.0.0.1:1/v1")
+    read = parse_load_curve(json.dumps(content), "load.json")
+    assert [each.concurrency for each in read.sweep] == [1, 16, 32]
+    ours, theirs = read.operating_point, operating_point(points)
+    assert ours is not None
+    assert theirs is not None
+    assert (ours.concurrency, float(ours.output_tokens_per_s)) == (
+        theirs.concurrency,
+        theirs.output_tokens_per_s,
+    )
+    assert ours.p99_ttft_ms is not None
+    assert theirs.ttft is not None
+    assert float(ours.p99_ttft_ms) == theirs.ttft.p99_ms
