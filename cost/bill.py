@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from cost.break_even import model_problems
 from cost.break_even_table import break_even_part
 from cost.estimate import Estimate, estimate, price_problems
 from cost.part import Amount, Inputs, Part, PartMaker
@@ -76,7 +77,7 @@ def bill(spec: StackSpec, book: PriceBook, records: Sequence[RunRecord] = ()) ->
     # A part may rely on what the checks allow.
     is_valid = not any(problem.level is Level.ERROR for problem in problems)
     if is_valid:
-        problems = _errors_first((*problems, *policy_problems(inputs)))
+        problems = _errors_first((*problems, *policy_problems(inputs), *model_problems(spec)))
     return Bill(
         spec=spec,
         book=book,

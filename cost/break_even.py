@@ -22,6 +22,7 @@ from cost.speeds import serving_workers
 from cost.unit_costs import NotKnown, UnitCosts
 from stacks.cost_spec import ChatSpec
 from stacks.node_spec import Billing
+from stacks.problem import Level, Problem
 from stacks.spec import StackSpec
 
 
@@ -201,6 +202,22 @@ def api_costs(
             )
         )
     return tuple(costs), tuple(unpriced)
+
+
+def model_problems(spec: StackSpec) -> tuple[Problem, ...]:
+    """A warning for every declared API model that nothing can be compared with."""
+    if not spec.chat.api_models:  # no preview reads the prices for nothing
+        return ()
+    book = ApiPriceBook.load()
+    return tuple(
+        Problem(
+            level=Level.WARNING,
+            path=f"{spec.name}.chat.api_models[{index}]",
+            message=f"{price.reason}; correct it, or add its price to cost/prices/api/",
+        )
+        for index, model in enumerate(spec.chat.api_models)
+        if isinstance(price := book.find(model), UnknownPrice)
+    )
 
 
 def _billing(spec: StackSpec) -> Billing:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from stacks.problem import Findings, Level, Problem, SpareNodes
 from stacks.rules.access import check_access
+from stacks.rules.amounts import check_amounts
 from stacks.rules.chat import check_chat
 from stacks.rules.cluster import check_cluster
 from stacks.rules.jobs import check_jobs
@@ -32,6 +33,7 @@ def check(spec: StackSpec) -> tuple[Problem, ...]:
     check_versions(spec, findings)
     check_storage(spec, findings)
     check_nodes(spec, findings)
+    check_amounts(spec, findings)
     check_nfs(spec, findings)
     check_quotas(spec, findings)
     check_soperator(spec, findings)

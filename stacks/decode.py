@@ -20,7 +20,7 @@ _Record = TypeVar("_Record")
 _MOST: Final = 10**12
 _LEAST: Final = Decimal("1e-9")
 """Outside of these a number is a slip of the keyboard, and no table could show what it costs."""
-_CLUSTER_NODES_MOST: Final = 5_000
+CLUSTER_NODES_MOST: Final = 5_000
 """https://kubernetes.io/docs/setup/best-practices/cluster-large, read 2026-11-21: no more nodes."""
 _MOST_OF: Final[Mapping[str, int]] = {
     **dict.fromkeys(
@@ -33,12 +33,16 @@ _MOST_OF: Final[Mapping[str, int]] = {
             "max_surge_nodes",
             "max_unavailable_nodes",
         ),
-        _CLUSTER_NODES_MOST,
+        CLUSTER_NODES_MOST,
     ),
     "count": 1_000,
     "key_days": 3_650,
+    "drain_timeout_s": 366 * 24 * 3_600,
 }
-"""What is made one by one needs an end before anything counts it; ten years are no end of a key."""
+"""What is made one by one needs an end before anything counts it; ten years are no end of a key.
+
+A wait of more than a year is for ever, which 0 says; a duration of the API ends at 315,576,000,000.
+"""
 _SHARES: Final = ("max_idle_share",)
 _MAY_BE_ZERO: Final = frozenset(
     {

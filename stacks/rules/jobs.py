@@ -21,6 +21,8 @@ _RECIPE: Final = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _TIME_LIMIT: Final = re.compile(r"\d+(:\d{2}){0,2}|\d+-\d{1,2}(:\d{2}){0,2}")
 _MAX_TIME: Final = re.compile(r"(?i)\bMaxTime=(\S+)")
 _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
+_BEFORE_EVERYTHING: Final = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME"})
+_LOADER: Final = "LD_"
 _OWN_VARIABLES: Final = ("SOPERATOR_", "SLURM", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE")
 
 
@@ -175,6 +177,13 @@ def _check_faults(job: JobSpec, path: str, findings: Findings) -> None:
                 f"'{name}={value}' cannot be set: a name has capitals, digits and _, a value is "
                 f"one line, and {', '.join(_OWN_VARIABLES)}... are the launcher's own",
                 rule="jobs.environment",
+            )
+        elif name in _BEFORE_EVERYTHING or name.startswith(_LOADER):
+            findings.error(
+                f"{path}.environment.{name}",
+                f"'{name}={value}' would be what srun, the launcher and every rank start with, and "
+                "would replace what they need; put programs and libraries into python_env_path",
+                rule="jobs.environment-system",
             )
 
 

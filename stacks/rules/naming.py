@@ -11,6 +11,29 @@ _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _NAME_RULE: Final = "lower-case letters, digits and dashes, from a letter to a letter or digit"
 
 
+_SYSTEM: Final = "the jail's own system"
+_OPTIONAL: Final = "/opt"
+"""Reserved itself, not what is under it."""
+_RESERVED: Final = {
+    **dict.fromkeys(
+        (
+            "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc",
+            "/run", "/sbin", "/sys", "/usr", "/var",
+        ),
+        _SYSTEM,
+    ),
+    "/mnt/jail": "where nodes mount the jail",
+    "/mnt/jail.upper": "where nodes put their mounts into the jail",
+    "/opt/slurm_scripts": "the prolog, epilog and health checks of Soperator",
+    "/opt/soperator-home": "the homes of Soperator's own users",
+    "/opt/soperator-outputs": "the logs of Soperator's checks",
+    _OPTIONAL: "with the scripts and homes of Soperator in it",
+    "/root": "the home of root with the keys that let `soperator` in",
+    "/tmp": "the disk that each node puts there",  # noqa: S108
+}  # fmt: skip
+"""Path in the jail -> what lies there (nebius/soperator 4.1.7: complement_jail.sh, the charts)."""
+
+
 def name_problem(name: str, *, longest: int) -> str | None:
     """Why the text is not a resource name of at most `longest` characters, or None."""
     if not _NAME.fullmatch(name):
@@ -28,6 +51,15 @@ def path_problem(path: str) -> str | None:
         return f"'{path}' is not plain; write it without '..', '//' and a trailing /"
     if re.search(r"[^A-Za-z0-9._/-]", path):
         return f"'{path}' has characters that scripts must quote; use letters, digits and . _ - /"
+    return None
+
+
+def reserved_problem(path: str) -> str | None:
+    """Why nothing may be mounted at a plain path, or None."""
+    for reserved, why in _RESERVED.items():
+        is_taken = path == reserved if reserved == _OPTIONAL else is_under(path, reserved)
+        if is_taken:
+            return f"'{path}' hides {reserved}, {why}; choose another path, such as /mnt/NAME"
     return None
 
 

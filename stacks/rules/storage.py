@@ -9,18 +9,19 @@ from stacks.catalog import LARGE_FILESYSTEM_GIB, find_preset
 from stacks.machines import node_groups
 from stacks.mounts import shared_mounts
 from stacks.problem import Findings, SpareGib
-from stacks.rules.naming import is_under, name_problem, path_problem, repeated
+from stacks.rules.naming import (
+    is_under,
+    name_problem,
+    path_problem,
+    repeated,
+    reserved_problem,
+)
 from stacks.rules.schedule import schedule_problem
 from stacks.spec import StackSpec
 from stacks.storage_spec import PLACES, BackupSpec, FilesystemSpec, FilesystemType, SubmountSpec
 
 # The tag of a virtiofs device has 36 bytes (virtio 1.2, 5.11.4); ours is jail-submount-<name>.
 _SUBMOUNT_NAME_MAX: Final = 36 - len("jail-submount-")
-# Belong to the jail's own system or to Soperator's mounts.
-_RESERVED: Final = (
-    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/mnt/jail", "/mnt/jail.upper", "/proc",
-    "/run", "/sbin", "/sys", "/usr", "/var",
-)  # fmt: skip
 # Recipe, files of 2026-07 to 09: WEKA wants presets of 32 vCPUs or more everywhere.
 _WEKA_MIN_VCPUS: Final = 32
 # Places that every node must see the same files at.
@@ -202,13 +203,9 @@ def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
                 key, "'/' is the jail itself; choose a directory in it", rule="storage.path-root"
             )
             continue
-        for reserved in _RESERVED:
-            if is_under(path, reserved):
-                findings.error(
-                    key,
-                    f"'{path}' hides the system's {reserved}; choose another path",
-                    rule="storage.path-reserved",
-                )
+        problem = reserved_problem(path)
+        if problem:
+            findings.error(key, problem, rule="storage.path-reserved")
         for other_index, (other_key, other) in enumerate(mounts):
             if path == other and other_index < index:
                 findings.error(

@@ -19,7 +19,7 @@ SOURCES: Final[Mapping[str, str]] = MappingProxyType(
         "api": "the API's own definitions (nebius/api, as in the Nebius SDK of requirements.lock), "
         "read 2026-11-21",
         "docs": "https://docs.nebius.com, read 2026-11",
-        "k8s": "https://kubernetes.io/docs/concepts, read 2026-11-21",
+        "k8s": "https://kubernetes.io/docs, concepts and setup, read 2026-11-21",
         "openssh": "https://man.openbsd.org/sshd.8, read 2026-11-21",
         "recipe": "https://github.com/nebius/nebius-solutions-library, soperator/, "
         "commit 7b687e5 of 2026-04-21; N marks later single files of 2026-07 to 09",

@@ -9,7 +9,13 @@ from stacks.catalog import STRIPED_DISK_MAX_GIB, STRIPED_DISK_STEP_GIB
 from stacks.mounts import shared_mounts
 from stacks.node_spec import WorkerSpec
 from stacks.problem import Findings
-from stacks.rules.naming import is_under, name_problem, path_problem, repeated
+from stacks.rules.naming import (
+    is_under,
+    name_problem,
+    path_problem,
+    repeated,
+    reserved_problem,
+)
 from stacks.spec import StackSpec
 from stacks.storage_spec import DiskType
 
@@ -67,6 +73,7 @@ def _check_disk_paths(spec: StackSpec, worker: WorkerSpec, path: str, findings: 
         problem = path_problem(mount_path)
         if problem is None and mount_path == "/":
             problem = "'/' is the jail itself; choose a directory in it"
+        problem = problem or reserved_problem(mount_path)
         for other, there in taken.items():
             if problem is None and (is_under(mount_path, there) or is_under(there, mount_path)):
                 problem = f"'{mount_path}' and '{there}' of {other} hide each other; put them apart"

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost.api_prices import ApiPrice, ApiPriceBook
+from cost.bill import bill
 from cost.break_even import (
     ApiCost,
     BreakEven,
@@ -308,3 +309,14 @@ def test_at_the_break_even_both_ways_cost_the_same(
     needed = row.serving_nodes_needed
     assert needed is not None
     assert needed * room / nodes >= chats * (1 - Decimal("1e-20"))
+
+
+def test_a_model_that_nothing_can_be_compared_with_is_a_warning_with_its_key(
+    priced: Callable[[str], Priced],
+):
+    spec = priced("h100-prod")[0]
+    chat = replace(spec.chat, api_models=("openai/gpt-4o-mini", "openai/gpt-4o-minn"))
+    found = bill(replace(spec, chat=chat), PriceBook.load(spec.prices)).warnings
+    (problem,) = [each for each in found if "api_models" in each.path]
+    assert problem.path == "h100-prod.chat.api_models[1]"
+    assert "the nearest name is 'openai/gpt-4o-mini'; correct it" in problem.message

@@ -44,6 +44,14 @@ def test_a_key_that_would_outlive_ten_years_is_refused(config: dict[str, Any]):
     assert problems_of(config) == (f"demo.storage.backup.key_days: {wanted}",)
 
 
+def test_a_drain_that_would_wait_for_more_than_a_year_is_refused(config: dict[str, Any]):
+    """10**12 s are no duration of the API, which ends at 315,576,000,000."""
+    config["nodes"]["workers"][0]["strategy"] = {"drain_timeout_s": 10**12}
+    wanted = "expected a whole number from 0 to 31,622,400, got 1000000000000"
+    path = "demo.nodes.workers[0].strategy.drain_timeout_s"
+    assert problems_of(config) == (f"{path}: {wanted}",)
+
+
 @pytest.mark.parametrize("number", ["1e400", "1E-300"])
 def test_a_speed_that_nothing_has_is_refused(config: dict[str, Any], number: str):
     speed = {"scenario": "s", "output_tokens_per_s": Decimal(number), "source": "x"}

@@ -80,6 +80,7 @@ NODE_ERRORS: list[tuple[Change, str, str]] = [
     (disk(name="Scratch"), "nodes.workers[0].local_disks[0].name", "lower-case"),
     (disk(mount_path="mnt"), "nodes.workers[0].local_disks[0].mount_path", "not absolute"),
     (disk(mount_path="/"), "nodes.workers[0].local_disks[0].mount_path", "the jail itself"),
+    (disk(mount_path="/root/scratch"), "nodes.workers[0].local_disks[0].mount_path", "hides /root, the home of root"),
     (disk(mount_path="/mnt/data/x"), "nodes.workers[0].local_disks[0].mount_path", "of storage.submounts[0] hide each other"),
     (disk(mount_path="/mnt/memory"), "nodes.workers[0].local_disks[0].mount_path", "of storage.memory hide each other"),
     (lambda c: worker(c).update(labels={"a b": "c"}), "nodes.workers[0].labels.a b", "no Kubernetes label"),

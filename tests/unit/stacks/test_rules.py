@@ -39,6 +39,21 @@ def partition(index: int, **values: Any) -> Change:
     return lambda config: config["slurm"]["partitions"][index].update(values)
 
 
+def submounts(count: int) -> Change:
+    given = [{"name": f"s{n}", "mount_path": f"/mnt/s{n}", "size_gib": 1} for n in range(count)]
+    return lambda config: config["storage"].update(submounts=given)
+
+
+def sets(count: int, *, nodes: int = 1) -> Change:
+    """So many worker sets beside the first."""
+
+    def change(config: dict[str, Any]) -> None:
+        workers = config["nodes"]["workers"]
+        workers += [{**workers[0], "name": f"w{n}", "nodes": nodes} for n in range(count)]
+
+    return change
+
+
 MISTAKES: list[tuple[str, Change]] = [
     ("nebius.subnet-network", lambda c: c["nebius"].update(subnet_id="vpcsubnet-1")),
     ("cluster.soperator-refused", lambda c: c["cluster"].update(soperator_version="5.0.0")),
@@ -90,6 +105,8 @@ MISTAKES: list[tuple[str, Change]] = [
     ("jobs.save-time", lambda c: c["jobs"][1].update(time_limit="00:02:00")),
     ("jobs.environment", lambda c: c["jobs"][1].update(environment={"MASTER_PORT": "1"})),
     ("jobs.environment", lambda c: c["jobs"][1].update(environment={"nccl debug": "INFO"})),
+    ("jobs.environment-system", lambda c: c["jobs"][1].update(environment={"LD_PRELOAD": "/x.so"})),
+    ("jobs.environment-system", lambda c: c["jobs"][1].update(environment={"PYTHONPATH": "/x"})),
     ("jobs.time-over", partition(0, config="Default=YES MaxTime=59")),
     (
         "nodes.platform-alias",
@@ -101,6 +118,9 @@ MISTAKES: list[tuple[str, Change]] = [
         "nodes.ethernet",
         lambda c: worker(c).update(preset="1gpu-16vcpu-200gb", infiniband_fabric=None),
     ),
+    ("nodes.cluster-most", sets(2, nodes=2500)),
+    ("nodes.sets-and-submounts", lambda c: (submounts(200)(c), sets(300)(c))),
+    ("storage.submounts-many", submounts(32)),
     (
         "storage.accounting-unused",
         lambda c: (c["slurm"].update(accounting=False), c["nodes"].pop("accounting")),
@@ -143,6 +163,22 @@ def test_every_rule_of_the_table_is_in_the_code():
 @pytest.mark.parametrize(("rule", "change"), MISTAKES, ids=[row[0] for row in MISTAKES])
 def test_a_planted_mistake_is_found_by_its_rule(rule: str, change: Change):
     assert rule in {problem.rule for problem in check(changed(change))}
+
+
+def test_a_place_of_ones_own_under_opt_and_in_mnt_is_free():
+    def change(config: dict[str, Any]) -> None:
+        config["storage"]["submounts"] = [
+            {"name": "venv", "mount_path": "/opt/soperator", "size_gib": 10},
+            {"name": "rooted", "mount_path": "/rooted", "size_gib": 10},
+        ]
+
+    assert "storage.path-reserved" not in {problem.rule for problem in check(changed(change))}
+
+
+def test_many_sets_or_many_submounts_alone_break_nothing():
+    """300 sets take 11 kB of the release, 200 submounts less: only their product does not fit."""
+    for change in (sets(300), submounts(200)):
+        assert "error" not in {str(problem.level) for problem in check(changed(change))}
 
 
 def test_a_stack_name_of_33_characters_is_found(config: dict[str, Any]):

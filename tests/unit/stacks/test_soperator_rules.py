@@ -176,7 +176,7 @@ SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
     (nfs(mount_path="srv"), "nfs.mount_path", "not absolute"),
     (nfs(mount_path="/mnt/data"), "nfs.mount_path", "already the path of storage.submounts[0]"),
     (nfs(mount_path="/home/shared"), "nfs.mount_path", "lies inside '/home'"),
-    (nfs(mount_path="/etc"), "nfs.mount_path", "hides the system's"),
+    (nfs(mount_path="/etc"), "nfs.mount_path", "the jail's own system"),
     (
         lambda c: (nfs()(c), c["nodes"].update(nfs=dict(c["nodes"]["controller"]))),
         "nodes.nfs",
