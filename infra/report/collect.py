@@ -57,11 +57,11 @@ def collect(spec: StackSpec, state: Path) -> Report:
         bill=bill,
         assumed=unit_costs(spec, bill.estimate, ()),
         records=records,
-        details={each.path: _object(Path(each.path)) for each in records},
+        details={each.path: plain_object(Path(each.path)) for each in records},
         training=training,
         losses=_losses(Path(training.path).parent) if training else (),
         evaluation_run=evaluation_run,
-        evaluation=_evaluation(Path(evaluation_run.path).parent) if evaluation_run else None,
+        evaluation=evaluation_of(Path(evaluation_run.path).parent) if evaluation_run else None,
         problems=problems,
     )
 
@@ -93,16 +93,17 @@ def _losses(folder: Path) -> tuple[tuple[int, float], ...]:
     return tuple(points)
 
 
-def _evaluation(folder: Path) -> Mapping[str, Any] | None:
+def evaluation_of(folder: Path) -> Mapping[str, Any] | None:
     """The result file of an evaluation, known by its shape."""
     for path in sorted(folder.glob("*.json")):
-        value = _object(path)
+        value = plain_object(path)
         if all(isinstance(value.get(name), Mapping) for name in _MODELS):
             return value
     return None
 
 
-def _object(path: Path) -> Mapping[str, Any]:
+def plain_object(path: Path) -> Mapping[str, Any]:
+    """The JSON object in a file; empty where there is none."""
     try:
         value = json.loads(_text(path))
     except ValueError:
