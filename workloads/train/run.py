@@ -185,28 +185,32 @@ def build_strategy(run: Run, here: World) -> Strategy:
     """Return the model, spread over ranks as `run.strategy` says."""
     import torch
 
-    from workloads.train.strategy import repeated_layers, spread_ddp, spread_fsdp
+    from workloads.train.strategy import spread_ddp, spread_fsdp
 
     config, task = run.config, run.task
     if run.strategy == "ddp":
-        model = _kernels(config, task.build(here.device), here)
-        if config.compile:
-            for layer in repeated_layers(model):
-                layer.compile()
+        model = compiled(config, _kernels(config, task.build(here.device), here))
         return spread_ddp(task.loss(model, here.device), model, here)
     source = task.build(torch.device("cpu"), sharded=True) if here.is_main else None
     empty = _kernels(config, task.build_empty(here.device), here)
-    if config.compile:
-        for layer in repeated_layers(empty):
-            layer.compile()
     return spread_fsdp(
-        empty,
+        compiled(config, empty),
         lambda model: task.loss(model, here.device),
         source,
         here,
         dtype=config.dtype,
         offload=run.strategy == "offload",
     )
+
+
+def compiled(config: TrainConfig, model: Any) -> Any:
+    """Return `model` with its layers to be compiled one by one, where the recipe wants that."""
+    from workloads.train.strategy import repeated_layers
+
+    if config.compile:
+        for layer in repeated_layers(model):
+            layer.compile()
+    return model
 
 
 def _settle(strategy: Strategy, task: Task, precision: Precision, here: World) -> None:
