@@ -19,23 +19,36 @@ def command(
 ) -> None:
     """Follow the log of a job to its end; the exit code is the job's."""
     from infra.jobs import logs, slurm
+    from infra.jobs.outcomes import outcome
     from infra.jobs.parse import Job
+    from infra.jobs.plain_lines import PlainLines
+    from infra.jobs.waiting import in_words
+
+    lines = PlainLines()
+
+    def write(chunk: bytes) -> None:
+        sys.stdout.buffer.write(lines.feed(chunk))
+        sys.stdout.buffer.flush()
 
     def say(job: Job) -> None:
-        reason = f" ({job.where})" if job.where else ""
-        output.note(f"job {job.id} {job.name}: {job.state}{reason}")
+        where = in_words(job.where) if job.waits else job.where
+        output.note(f"job {job.id} {job.name}: {job.state}{f' ({where})' if where else ''}")
 
     outputs = context.read(stack)
     with context.connect(outputs, identity) as connection:
         job = slurm.find(connection, job_id)
         path = outputs.log_path(job.name, job.id)
         if not follow:
-            _write(logs.read(connection, path))
+            write(logs.read(connection, path) + lines.rest())
             return
-        job = logs.follow(connection, path, job.id, write=_write, on_state=say)
+        job = logs.follow(
+            connection,
+            path,
+            job.id,
+            write=write,
+            on_state=say,
+            on_lost=lambda error: output.note(f"{error}; trying again"),
+        )
+    write(lines.rest())
+    output.note(f"job {job.id}: {outcome(job, stack)}")
     raise typer.Exit(job.status)
-
-
-def _write(chunk: bytes) -> None:
-    sys.stdout.buffer.write(chunk)
-    sys.stdout.buffer.flush()

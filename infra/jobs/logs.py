@@ -1,6 +1,7 @@
 """Follows the log of one job to its end, over the connection that is already open.
 
-Owns when a log is over: the job has finished and every byte of its file was read.
+Owns when a log is over: the job has finished and every byte of its file was read; and that a
+connection that is lost meanwhile costs no byte and doubles none.
 """
 
 from __future__ import annotations
@@ -8,14 +9,17 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from infra.jobs import slurm
 from infra.jobs.errors import JobsError
 from infra.jobs.parse import Job
-from infra.jobs.ssh import Connection
+from infra.jobs.ssh import Connection, ConnectionLostError
 
 _POLL_S = 0.2
 _STATE_EVERY_S = 1.0
+_PATIENCE_S = 120.0
+_LONGEST_PAUSE_S = 10.0
 
 
 def follow(
@@ -25,30 +29,76 @@ def follow(
     *,
     write: Callable[[bytes], None],
     on_state: Callable[[Job], None] = lambda _job: None,
+    on_lost: Callable[[ConnectionLostError], None] = lambda _error: None,
+    patience_s: float = _PATIENCE_S,
 ) -> Job:
-    """Writes the log as it grows, calls `on_state` when the state changes, returns the end."""
+    """Writes the log as it grows, calls `on_state` when the state changes, returns the end.
+
+    A lost connection is opened again for `patience_s`, and the log goes on at the byte it had.
+    """
+    log = _Log(path=log_path, job=slurm.find(connection, job_id))
+    on_state(log.job)
+    while True:
+        try:
+            _read_on(connection, log, write, on_state)
+            return log.job
+        except ConnectionLostError as error:
+            on_lost(error)
+            _reopen(connection, patience_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Log:
+    """How far a log was read, and its job as it was seen last."""
+
+    path: str
+    job: Job
+    received: int = 0
+    """Bytes of the file that were written out."""
+
+
+def _read_on(
+    connection: Connection,
+    log: _Log,
+    write: Callable[[bytes], None],
+    on_state: Callable[[Job], None],
+) -> None:
+    """Reads from where the log stands until its job ended and every byte came."""
+    if log.received > _size(connection, log.path):
+        log.received = 0  # the file is another one: somebody emptied it meanwhile
     # Polling, because inotify sees nothing of what another node writes to a shared filesystem. The
     # session's sshd is watched, because tail outlives a lost connection that it has no line for.
     command = (
-        f"exec tail --bytes=+1 -F ---disable-inotify --sleep-interval={_POLL_S} --pid=$PPID "
-        f"{shlex.quote(log_path)} 2>/dev/null"
+        f"exec tail --bytes=+{log.received + 1} -F ---disable-inotify "
+        f"--sleep-interval={_POLL_S} --pid=$PPID {shlex.quote(log.path)} 2>/dev/null"
     )
-    received = 0
-    job = slurm.find(connection, job_id)
-    on_state(job)
     looked_at = time.monotonic()
     for chunk in connection.stream(command, poll_s=_POLL_S):
-        received += len(chunk)
         if chunk:
             write(chunk)
-        if job.finished and received >= _size(connection, log_path):
-            break
-        if not job.finished and time.monotonic() - looked_at >= _STATE_EVERY_S:
-            seen, job = job, slurm.find(connection, job_id)
+            log.received += len(chunk)
+        if log.job.finished and log.received >= _size(connection, log.path):
+            return
+        if not log.job.finished and time.monotonic() - looked_at >= _STATE_EVERY_S:
+            seen, log.job = log.job, slurm.find(connection, log.job.id)
             looked_at = time.monotonic()
-            if (job.state, job.where) != (seen.state, seen.where):
-                on_state(job)
-    return job
+            if (log.job.state, log.job.where) != (seen.state, seen.where):
+                on_state(log.job)
+
+
+def _reopen(connection: Connection, patience_s: float) -> None:
+    """Opens the connection again, with longer and longer pauses; the last refusal is raised."""
+    give_up_at = time.monotonic() + patience_s
+    pause_s = 0.5
+    while True:
+        try:
+            connection.reopen()
+            return
+        except ConnectionLostError:
+            if time.monotonic() + pause_s >= give_up_at:
+                raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def read(connection: Connection, log_path: str) -> bytes:

@@ -55,6 +55,12 @@ class Job:
     ended: str | None = None
     where: str | None = None
     """Nodes it runs or ran on, or the reason why it waits."""
+    limit_at: str | None = None
+    """When its time limit ends it; known of a running job that was looked at alone."""
+
+    @property
+    def waits(self) -> bool:
+        return self.state == "PENDING"
 
     @property
     def finished(self) -> bool:
@@ -148,6 +154,7 @@ def scontrol_job(output: str) -> Job:
     try:
         state = _state(fields["JobState"])
         waiting = state == "PENDING"
+        running = state == "RUNNING"
         started = None if waiting else _present(fields.get("StartTime", ""))
         return Job(
             id=fields["JobId"],
@@ -160,6 +167,7 @@ def scontrol_job(output: str) -> Job:
             started=started,
             ended=None if state in ACTIVE_STATES else _present(fields.get("EndTime", "")),
             where=_present(fields.get("Reason" if waiting else "NodeList", "")),
+            limit_at=_present(fields.get("EndTime", "")) if running else None,
         )
     except KeyError as error:
         raise JobsError(

@@ -57,12 +57,21 @@ class Result:
         return self.exit_code == 0
 
 
+class ConnectionLostError(JobsError):
+    """Nobody answers there now; the same may work again later."""
+
+
 class Connection:
     """An open connection; use it as a context manager."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._transport = _connect(endpoint)
+
+    def reopen(self) -> None:
+        """Connects anew; what ran on the old connection is gone."""
+        self._transport.close()
+        self._transport = _connect(self.endpoint)
 
     def __enter__(self) -> Self:
         return self
@@ -135,9 +144,9 @@ class Connection:
             raise self._lost(error) from error
         return channel
 
-    def _lost(self, error: Exception) -> JobsError:
+    def _lost(self, error: Exception) -> ConnectionLostError:
         reason = str(error) or type(error).__name__
-        return JobsError(
+        return ConnectionLostError(
             f"{self.endpoint}: the connection was lost ({reason}); jobs go on: run this again"
         )
 
@@ -148,7 +157,7 @@ def _connect(endpoint: Endpoint) -> paramiko.Transport:
     try:
         sock = socket.create_connection((endpoint.host, endpoint.port), timeout=_CONNECT_TIMEOUT_S)
     except OSError as error:
-        raise JobsError(
+        raise ConnectionLostError(
             f"{endpoint}: {error.strerror or error}; is the stack up? "
             "`pulumi up` brings it up, `soperator local status` shows the local one"
         ) from error
@@ -177,7 +186,9 @@ def _handshake_error(endpoint: Endpoint, error: Exception) -> JobsError:
             f"{endpoint}: the host key is not the one that the stack pins, so nothing was sent; "
             "if the login node was rebuilt run pulumi up, else someone is in between"
         )
-    return JobsError(f"{endpoint}: no SSH session: {text}; try again, or look at the login node")
+    return ConnectionLostError(
+        f"{endpoint}: no SSH session: {text}; try again, or look at the login node"
+    )
 
 
 def _identity(path: Path) -> paramiko.PKey:

@@ -5,6 +5,7 @@ The invariant: what a command says about a job is what Slurm did with it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from infra.jobs.books import open_books
 from infra.jobs.budget import Asking, submit_within_budget
 from infra.jobs.errors import JobsError
 from infra.jobs.spent import note_actual, report_of_cluster
-from infra.jobs.ssh import Connection
+from infra.jobs.ssh import Connection, ConnectionLostError
 from infra.local.state import CHECKOUT
 from infra.render.archive import hash_files
 from infra.render.sbatch import render_sbatch
@@ -214,6 +215,28 @@ def test_a_cancelled_job_ends_its_log_with_a_status_that_is_not_0(
     job = logs.follow(connection, submission.log_path, submission.job_id, write=write)
     assert (job.state, job.succeeded) == ("CANCELLED", False)
     assert job.status != 0
+
+
+def test_a_log_goes_on_at_its_byte_after_its_session_was_killed(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    submission = start(cluster, connection, "probe", "lines=30", "every=0.1")
+    log = bytearray()
+    lost: list[ConnectionLostError] = []
+
+    def write(chunk: bytes) -> None:
+        log.extend(chunk)
+        if b"line 5\n" in log and not lost:
+            with contextlib.suppress(ConnectionLostError):
+                connection.run("kill -9 $PPID")  # sshd's process of this very connection
+
+    job = logs.follow(
+        connection, submission.log_path, submission.job_id, write=write, on_lost=lost.append
+    )
+    assert job.succeeded
+    assert lost
+    numbers = [line for line in log.decode().splitlines() if line.startswith("line ")]
+    assert numbers == [f"line {number}" for number in range(30)]
 
 
 def test_a_pulled_job_brings_its_record_its_log_and_its_submission(

@@ -1,0 +1,58 @@
+"""Why a job waits, in words: `in_words("Resources")`. Owns the words, not the reasons."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# Codes of https://slurm.schedmd.com/job_reason_codes.html (read 2026-11-21).
+_WORDS: Final = {
+    "Priority": "jobs of higher priority are first",
+    "Resources": "waits until enough nodes are free",
+    "Dependency": "waits for the job that it depends on",
+    "DependencyNeverSatisfied": (
+        "the job that it depends on failed, so it never starts: soperator cancel it"
+    ),
+    "BeginTime": "its start time has not come, or Slurm lets a requeued job rest (cred_expire)",
+    "JobHeldUser": "held by its user: scontrol release ID",
+    "JobHeldAdmin": "held by an administrator",
+    "JobHoldMaxRequeue": "requeued too often and held: look at its log, then scontrol release ID",
+    "JobLaunchFailure": "a node could not start it: look at sinfo -R",
+    "Licenses": "waits for a licence",
+    "NodeDown": "a node that it needs is down: look at sinfo -R",
+    "PartitionDown": "its partition takes no jobs to run: look at sinfo",
+    "PartitionInactive": "its partition is inactive: look at sinfo",
+    "PartitionNodeLimit": "asks for more nodes than its partition gives a job: it never starts",
+    "PartitionTimeLimit": "asks for more time than its partition gives a job: it never starts",
+    "BadConstraints": "asks for what no node has: it never starts",
+    "ReqNodeNotAvail": "a node that it needs is drained, down or reserved: look at sinfo -R",
+    "Reservation": "waits for its reservation",
+    "Cleaning": "its last run is still being cleaned up",
+    "InvalidAccount": "its Slurm account does not exist: declare it in slurm.accounts",
+    "InvalidQOS": "its QOS does not exist: declare it in slurm.qos",
+    "Prolog": "the checks before a job run on its nodes",
+    "SchedDefer": "the scheduler is busy",
+    "None": "the scheduler has not looked at it yet",
+}
+_LIMIT: Final = re.compile(
+    r"(?P<who>Assoc|QOS)(?P<scope>Grp|Max)?(?P<what>[A-Za-z]*?)"
+    r"(?:PerUser|PerAccount|PerJob|PerNode)?(?:Limit|Minutes)$"
+)
+_UNAVAILABLE: Final = re.compile(r"ReqNodeNotAvail, ?(?:UnavailableNodes|May be reserved)[: ]*(.*)")
+
+
+def in_words(reason: str | None) -> str:
+    """The reason for people; a reason that Slurm added since is given as it came."""
+    if reason is None:
+        return _WORDS["None"]
+    if reason in _WORDS:
+        return _WORDS[reason]
+    unavailable = _UNAVAILABLE.match(reason)
+    if unavailable:
+        nodes = unavailable.group(1).strip()
+        return _WORDS["ReqNodeNotAvail"] + (f" ({nodes})" if nodes else "")
+    limit = _LIMIT.match(reason)
+    if limit:
+        whose = "team's" if limit.group("who") == "Assoc" else "QOS's"
+        return f"the {whose} limit is reached ({reason}): it starts when its other jobs end"
+    return reason

@@ -1,0 +1,88 @@
+"""A log goes on at its byte after a lost connection; nothing is doubled and nothing is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from infra.jobs import logs
+from infra.jobs.errors import JobsError
+from infra.jobs.ssh import Connection, ConnectionLostError, Result
+
+LOG = b"step 1\nstep 2\nstep 3\n"
+ENDED = (
+    "JobId=12 JobName=finetune JobState=COMPLETED ExitCode=0:0 RunTime=00:00:09 "
+    "SubmitTime=2026-11-21T05:00:00 StartTime=2026-11-21T05:00:01 "
+    "EndTime=2026-11-21T05:00:10 NodeList=worker-0"
+)
+
+
+class Cluster:
+    """A login node that loses the connection after so many bytes, and is away so many times."""
+
+    def __init__(self, *cuts: int, away: int = 0, log: bytes = LOG) -> None:
+        self.log = log
+        self.cuts = list(cuts)
+        self.away = away
+        self.opened = 0
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        stdout = f"{len(self.log)}\n" if command.startswith("wc") else ENDED
+        return Result(command=command, exit_code=0, stdout=stdout, stderr="")
+
+    def stream(self, command: str, *, poll_s: float, stdin: bytes = b"") -> Iterator[bytes]:
+        start = int(re.findall(r"--bytes=\+(\d+)", command)[0]) - 1
+        if self.cuts:
+            yield self.log[start : start + self.cuts.pop(0)]
+            raise ConnectionLostError("cut")
+        yield self.log[start:]
+
+    def reopen(self) -> None:
+        if self.away:
+            self.away -= 1
+            raise ConnectionLostError("nobody answers")
+        self.opened += 1
+
+
+def follow(cluster: Cluster, patience_s: float = 60) -> tuple[bytes, list[str]]:
+    received = bytearray()
+    lost: list[str] = []
+    job = logs.follow(
+        cast("Connection", cluster),
+        "/logs/finetune_12.out",
+        "12",
+        write=received.extend,
+        on_lost=lambda error: lost.append(str(error)),
+        patience_s=patience_s,
+    )
+    assert job.status == 0
+    return bytes(received), lost
+
+
+def test_a_log_that_is_not_disturbed_comes_once() -> None:
+    assert follow(Cluster()) == (LOG, [])
+
+
+@pytest.mark.parametrize("cut", range(1, len(LOG)))
+def test_a_connection_lost_at_any_byte_costs_none(cut: int) -> None:
+    assert follow(Cluster(cut)) == (LOG, ["cut"])
+
+
+def test_two_losses_and_a_login_node_that_is_away_for_a_while() -> None:
+    cluster = Cluster(3, 5, away=1)
+    assert follow(cluster) == (LOG, ["cut", "cut"])
+    assert cluster.opened == 2
+
+
+def test_a_log_that_was_emptied_meanwhile_is_read_from_its_start() -> None:
+    cluster = Cluster(7)
+    cluster.reopen = lambda: setattr(cluster, "log", b"new\n")  # type: ignore[method-assign]
+    assert follow(cluster)[0] == b"step 1\nnew\n"
+
+
+def test_after_the_patience_the_last_refusal_is_told() -> None:
+    with pytest.raises(JobsError, match="nobody answers"):
+        follow(Cluster(3, away=99), patience_s=0)
