@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from infra.jobs import slurm
 from infra.jobs.errors import JobsError
 from infra.jobs.parse import Job
+from infra.jobs.reconnect import PATIENCE_S, reopen
 from infra.jobs.ssh import Connection, ConnectionLostError
 
 _POLL_S = 0.2
 _STATE_EVERY_S = 1.0
-_PATIENCE_S = 120.0
-_LONGEST_PAUSE_S = 10.0
 
 
 def follow(
@@ -30,7 +29,7 @@ def follow(
     write: Callable[[bytes], None],
     on_state: Callable[[Job], None] = lambda _job: None,
     on_lost: Callable[[ConnectionLostError], None] = lambda _error: None,
-    patience_s: float = _PATIENCE_S,
+    patience_s: float = PATIENCE_S,
 ) -> Job:
     """Writes the log as it grows, calls `on_state` when the state changes, returns the end.
 
@@ -44,7 +43,7 @@ def follow(
             return log.job
         except ConnectionLostError as error:
             on_lost(error)
-            _reopen(connection, patience_s)
+            reopen(connection, patience_s=patience_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,21 +83,6 @@ def _read_on(
             looked_at = time.monotonic()
             if (log.job.state, log.job.where) != (seen.state, seen.where):
                 on_state(log.job)
-
-
-def _reopen(connection: Connection, patience_s: float) -> None:
-    """Opens the connection again, with longer and longer pauses; the last refusal is raised."""
-    give_up_at = time.monotonic() + patience_s
-    pause_s = 0.5
-    while True:
-        try:
-            connection.reopen()
-            return
-        except ConnectionLostError:
-            if time.monotonic() + pause_s >= give_up_at:
-                raise
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def read(connection: Connection, log_path: str) -> bytes:

@@ -1,9 +1,11 @@
-"""What crosses the connection lands in the job's folder as files, and nowhere else."""
+"""What crosses the connection lands in the job's folder as files, whole or not at all."""
 
 from __future__ import annotations
 
-import io
-import tarfile
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -12,7 +14,7 @@ import pytest
 from infra.jobs import pull
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
-from infra.jobs.ssh import Connection, Result
+from infra.jobs.ssh import Connection, ConnectionLostError, Result
 
 OUTPUTS = StackOutputs(
     stack="demo",
@@ -21,68 +23,175 @@ OUTPUTS = StackOutputs(
     login_host_key="",
     code_path="/code",
     code_hash="",
-    places={"results": "/results", "logs": "/logs"},
+    places={},
     jobs={},
 )
+PIECE = 4096
 
 
 class Cluster:
-    """A login node that answers with one archive."""
+    """A login node whose shell is this machine's; it may lose the connection after some bytes."""
 
-    def __init__(self, *members: tarfile.TarInfo) -> None:
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-            for member in members:
-                member.size = len(b"new\n") if member.isfile() else 0
-                archive.addfile(member, io.BytesIO(b"new\n"))
-        self.archive = buffer.getvalue()
+    def __init__(self, folder: Path, *cuts: int) -> None:
+        self.folder = folder
+        self.cuts = list(cuts)
+        self.sent_bytes = 0
+        self.before_stream: Callable[[], object] = lambda: None
+        (folder / "results" / "7").mkdir(parents=True)
+        (folder / "logs").mkdir()
 
-    def run_bytes(self, command: str) -> tuple[Result, bytes]:
-        return Result(command=command, exit_code=0, stdout="", stderr=""), self.archive
+    def write(self, path: str, content: bytes) -> None:
+        target = self.folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+
+    def run_bytes(self, command: str, *, stdin: bytes = b"") -> tuple[Result, bytes]:
+        done = subprocess.run(
+            ["bash", "-c", command], input=stdin, capture_output=True, check=False
+        )
+        text = done.stdout.decode(errors="replace")
+        result = Result(
+            command=command, exit_code=done.returncode, stdout=text, stderr=done.stderr.decode()
+        )
+        return result, done.stdout
+
+    def stream(self, command: str, *, poll_s: float, stdin: bytes = b"") -> Iterator[bytes]:
+        self.before_stream()
+        content = self.run_bytes(command, stdin=stdin)[1]
+        limit = self.cuts.pop(0) if self.cuts else len(content)
+        for start in range(0, min(limit, len(content)), PIECE):
+            piece = content[start : min(start + PIECE, limit)]
+            self.sent_bytes += len(piece)
+            yield piece
+        if limit < len(content):
+            raise ConnectionLostError("cut")
+
+    def reopen(self) -> None:
+        """It is there again at once."""
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, to
-    return info
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path / "cluster")
 
 
 def pulled(cluster: Cluster, state: Path) -> Path:
-    return pull.pull(cast("Connection", cluster), OUTPUTS, "finetune", "7", state=state)
+    places = {name: str(cluster.folder / name) for name in ("results", "logs")}
+    outputs = replace(OUTPUTS, places=places)
+    return pull.pull(cast("Connection", cluster), outputs, "finetune", "7", state=state / "state")
 
 
-def test_results_and_log_become_files_of_the_job(tmp_path: Path) -> None:
-    folder = pulled(
-        Cluster(member("7", tarfile.DIRTYPE), member("7/a/loss.json"), member("finetune_7.out")),
-        tmp_path,
-    )
-    assert folder == tmp_path / "runs" / "demo" / "7"
-    assert (folder / "a" / "loss.json").read_text() == "new\n"
-    assert (folder / "job.log").read_text() == "new\n"
+def noise(seed: int, num_bytes: int) -> bytes:
+    """Bytes that gzip cannot make shorter."""
+    return random.Random(seed).randbytes(num_bytes)
 
 
-def test_a_second_pull_replaces_the_first_but_for_the_submission(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "demo" / "7"
+def test_results_and_log_become_files_of_the_job(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.write("results/7/a/loss of 1.json", b"new\n")
+    cluster.write("results/7/empty", b"")
+    cluster.write("results/7/new\nline", b"odd name")
+    cluster.write("logs/finetune_7.out", b"log\n")
+    folder = pulled(cluster, tmp_path)
+    assert folder == tmp_path / "state" / "runs" / "demo" / "7"
+    assert (folder / "a" / "loss of 1.json").read_bytes() == b"new\n"
+    assert (folder / "empty").read_bytes() == b""
+    assert (folder / "new\nline").read_bytes() == b"odd name"
+    assert (folder / "job.log").read_bytes() == b"log\n"
+
+
+def test_a_second_pull_replaces_the_first_but_for_the_submission(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.write("results/7/new", b"new")
+    folder = tmp_path / "state" / "runs" / "demo" / "7"
     folder.mkdir(parents=True)
     (folder / "submission.json").write_text("{}")
     (folder / "old").write_text("old")
-    pulled(Cluster(member("7/new")), tmp_path)
+    pulled(cluster, tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["new", "submission.json"]
+    assert not list(folder.parent.glob(".*"))
 
 
-@pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "7/../../escaped"])
-def test_a_path_outside_the_folder_is_refused_and_the_older_pull_stays(
-    tmp_path: Path, name: str
+@pytest.mark.parametrize("cut", [1, PIECE, 50_000, 99_000])
+def test_a_lost_connection_costs_no_byte_twice(cluster: Cluster, tmp_path: Path, cut: int) -> None:
+    cluster.cuts = [cut]
+    content = {f"results/7/file-{number}": noise(number, 25_000) for number in range(4)}
+    for path, value in content.items():
+        cluster.write(path, value)
+    folder = pulled(cluster, tmp_path)
+    for path, value in content.items():
+        assert (folder / Path(path).name).read_bytes() == value
+    # gzip's header, trailer and blocks, and what it had not yet told when the connection was cut
+    assert cluster.sent_bytes < 100_000 + 2 * PIECE + 33_000
+
+
+def test_what_a_killed_pull_brought_is_not_sent_again(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.write("results/7/big", noise(1, 400_000))
+    part = tmp_path / "state" / "runs" / "demo" / ".7.part"
+    part.mkdir(parents=True)
+    (part / "big").write_bytes(noise(1, 400_000)[:300_000])
+    (part / "gone").write_bytes(b"left by another job with this id")
+    folder = pulled(cluster, tmp_path)
+    assert (folder / "big").read_bytes() == noise(1, 400_000)
+    assert not (folder / "gone").exists()
+    assert cluster.sent_bytes < 110_000
+
+
+@pytest.mark.parametrize("begun", [b"other beginning", b"longer than what is there now"])
+def test_the_beginning_of_another_version_is_thrown_away(
+    cluster: Cluster, tmp_path: Path, begun: bytes
 ) -> None:
-    kept = pulled(Cluster(member("7/kept")), tmp_path) / "kept"
+    cluster.write("results/7/summary", b"the second version")
+    part = tmp_path / "state" / "runs" / "demo" / ".7.part"
+    part.mkdir(parents=True)
+    (part / "summary").write_bytes(begun)
+    assert (pulled(cluster, tmp_path) / "summary").read_bytes() == b"the second version"
+
+
+def test_the_log_of_a_running_job_is_pulled_as_far_as_it_was(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.write("logs/finetune_7.out", b"step 1\n")
+    cluster.before_stream = lambda: cluster.write("logs/finetune_7.out", b"step 1\nstep 2\n")
+    assert (pulled(cluster, tmp_path) / "job.log").read_bytes() == b"step 1\n"
+
+
+def test_a_file_that_changes_all_the_time_is_refused_and_the_older_pull_stays(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.write("results/7/state", b"0000")
+    kept = pulled(cluster, tmp_path)
+    cluster.write("results/7/state", b"1111")
+    cluster.before_stream = lambda: cluster.write("results/7/state", b"2222")
+    with pytest.raises(JobsError, match="1 of 1 files are not what the cluster listed"):
+        pulled(cluster, tmp_path)
+    assert (kept / "state").read_bytes() == b"0000"
+
+
+def test_a_file_that_got_shorter_is_told(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.write("results/7/state", b"0000")
+    cluster.before_stream = lambda: cluster.write("results/7/state", b"0")
+    with pytest.raises(JobsError, match="got shorter while it was pulled"):
+        pulled(cluster, tmp_path)
+
+
+def test_a_job_that_left_nothing_is_told(cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(JobsError, match="no results and no log on the cluster yet"):
+        pulled(cluster, tmp_path)
+
+
+@pytest.mark.parametrize("path", ["/results/7/../../escaped", "/tmp/escaped"])
+def test_a_path_outside_the_folder_is_refused(
+    cluster: Cluster, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Result(command="", exit_code=0, stdout="", stderr="")
+    entry = f"{'0' * 64} 4 {path}\0".encode()
+    monkeypatch.setattr(cluster, "run_bytes", lambda *_, **__: (answer, entry))
     with pytest.raises(JobsError, match="outside the job's folder"):
-        pulled(Cluster(member(name)), tmp_path)
-    assert kept.is_file()
-    assert not list(tmp_path.rglob("escaped"))
+        pulled(cluster, tmp_path)
 
 
-def test_links_stay_on_the_cluster(tmp_path: Path) -> None:
-    folder = pulled(
-        Cluster(member("7/link", tarfile.SYMTYPE, "/etc/passwd"), member("7/file")), tmp_path
-    )
-    assert [path.name for path in folder.iterdir()] == ["file"]
+def test_links_stay_on_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.write("results/7/file", b"x")
+    (cluster.folder / "results" / "7" / "link").symlink_to("/etc/passwd")
+    assert [path.name for path in pulled(cluster, tmp_path).iterdir()] == ["file"]
