@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from infra.demo.progress import Progress
 
 _STACK = "local"
-# Small enough for a check of the whole path in about two minutes; the numbers mean little.
+_TUNES = "finetune"
+"""The job whose adapter is served."""
+# Small enough for a check of the whole path in about three minutes; the numbers mean little. The
+# load test keeps the ends of a curve: one stream, which tells reading from writing, and eight.
 _REDUCED = {
     "finetune": ("train.max_steps=6",),
     "evaluate": (
@@ -34,6 +37,13 @@ _REDUCED = {
         "evaluate.max_new_tokens=24",
         "evaluate.batch_size=4",
         "evaluate.num_speed_tokens=16",
+    ),
+    "load": (
+        "load.sweep=[1, 8]",
+        "load.requests_per_stream=1",
+        'load.prompt_tokens={"mean": 32}',
+        'load.output_tokens={"mean": 12}',
+        'load.open_loop={"shares": []}',
     ),
 }
 
@@ -55,10 +65,10 @@ def command(
     with _alone(state / "demo" / "lock"):
         progress = Progress()
         _bring_up(state, progress)
-        _run_jobs(state, progress, _REDUCED if reduced else {})
+        folders = _run_jobs(state, progress, _REDUCED if reduced else {})
         # The measured speed becomes the stack's cost per chat: outputs change, resources do not.
         _pulumi_up(state, progress, "pulumi up, measured cost")
-        _report(state, progress)
+        _report(state, progress, folders, kept=not destroy)
         if destroy:
             _take_down(state, progress)
 
@@ -74,7 +84,8 @@ def _bring_up(state: Path, progress: Progress) -> None:
     port = context.spec(_STACK).login.ssh_port
     cloud.refuse_taken_login_port(cloud.Cloud.from_environ(), "local.login.ssh_port", port)
     # What a preview prints: the price comes before anything is made.
-    print(render(context.bill(_STACK)), flush=True)
+    with progress.stage("plan and price"):
+        print(render(context.bill(_STACK)), flush=True)
     with progress.stage("local up"):
         _local("up")
     _pulumi_up(state, progress, "pulumi up")
@@ -94,33 +105,42 @@ def _pulumi_up(state: Path, progress: Progress, stage: str) -> None:
         )
 
 
-def _run_jobs(state: Path, progress: Progress, settings: dict[str, tuple[str, ...]]) -> None:
-    from infra.demo.chain import Chain
+def _run_jobs(
+    state: Path, progress: Progress, settings: dict[str, tuple[str, ...]]
+) -> dict[str, Path]:
+    """What each job left on this machine, by its name."""
+    from infra.demo import chain
+    from infra.demo.runner import Runner
+    from infra.demo.serving import serve_and_load
     from infra.jobs.outputs import read_outputs
 
     outputs = read_outputs(_STACK, root=CHECKOUT, environ=_environ())
     with context.connect(outputs) as connection:
-        chain = Chain(
+        runner = Runner(
             connection=connection,
+            spec=context.spec(_STACK),
             outputs=outputs,
             state=state,
             files=context.local_code(_STACK),
             git_revision=context.git_revision(),
             say=progress.say,
         )
-        for step in chain.run(context.spec(_STACK), settings):
-            remark = f"job {step.job.id}" + (", from an earlier run" if step.reused else "")
-            progress.note(step.job.name, seconds(step.job.elapsed), remark)
+        steps = chain.run(runner, settings)
+        steps |= serve_and_load(runner, steps[_TUNES], settings)
+    for name, step in steps.items():
+        remark = f"job {step.job.id}" + (", from an earlier run" if step.reused else "")
+        progress.note(name, seconds(step.job.elapsed), remark)
+    return {name: step.folder for name, step in steps.items()}
 
 
-def _report(state: Path, progress: Progress) -> None:
+def _report(state: Path, progress: Progress, folders: dict[str, Path], *, kept: bool) -> None:
     from infra.demo import summary
-    from infra.report.collect import collect
+    from infra.demo.outcomes import outcomes
     from infra.report.page import write
 
-    report = collect(context.spec(_STACK), state)
-    page = write(report, state / "report.html")
-    print(summary.text(report, progress.stages, page))
+    found = outcomes(context.spec(_STACK), state, folders)
+    page = write(found.report, state / "report.html")
+    print(summary.text(found, progress.stages, page, kept=kept))
 
 
 def _take_down(state: Path, progress: Progress) -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from infra.cli.errors import CliError
-from infra.demo import attempt
-from infra.demo.chain import Chain
+from infra.demo import attempt, chain
+from infra.demo.runner import Runner
 from infra.jobs import history, logs, pull, slurm, submit, sync
 from infra.jobs.books import open_books
 from infra.jobs.budget import Asking, submit_within_budget
@@ -94,6 +94,25 @@ def connection(cluster: JobsCluster) -> Iterator[Connection]:
     with Connection(cluster.outputs.endpoint(cluster.identity)) as opened:
         sync.send(opened, cluster.outputs.code_path, release(cluster.spec))
         yield opened
+
+
+def demo_runner(
+    cluster: JobsCluster,
+    connection: Connection,
+    state: Path,
+    spec: StackSpec,
+    said: list[str] | None = None,
+) -> Runner:
+    """What the demo runs jobs with."""
+    return Runner(
+        connection=connection,
+        spec=spec,
+        outputs=cluster.outputs,
+        state=state,
+        files=release(cluster.spec),
+        git_revision=None,
+        say=(said if said is not None else []).append,
+    )
 
 
 def start(
@@ -281,19 +300,11 @@ def test_a_chain_that_runs_again_uses_finished_jobs_and_repeats_changed_ones(
     cluster: JobsCluster, connection: Connection, tmp_path: Path
 ) -> None:
     spec = replace(cluster.spec, jobs=tuple(j for j in cluster.spec.jobs if j.name != "ranks"))
-    said: list[str] = []
-    chain = Chain(
-        connection=connection,
-        outputs=cluster.outputs,
-        state=tmp_path,
-        files=release(cluster.spec),
-        git_revision=None,
-        say=said.append,
-    )
-    first = chain.run(spec, {})
-    again = chain.run(spec, {})
-    changed = chain.run(spec, {"second": ("a=b",)})
-    earlier = chain.run(spec, {"probe": ("a=b",)})
+    runner = demo_runner(cluster, connection, tmp_path, spec)
+    first = chain.run(runner, {}).values()
+    again = chain.run(runner, {}).values()
+    changed = chain.run(runner, {"second": ("a=b",)}).values()
+    earlier = chain.run(runner, {"probe": ("a=b",)}).values()
     assert [step.reused for step in first] == [False, False]
     assert [step.reused for step in again] == [True, True]
     assert [step.reused for step in changed] == [True, False]
@@ -309,17 +320,10 @@ def test_a_job_whose_number_never_came_back_is_found_again(
     spec = replace(cluster.spec, jobs=cluster.spec.jobs[:1])
     digest = hash_files(release(cluster.spec))
     said: list[str] = []
-    chain = Chain(
-        connection=connection,
-        outputs=cluster.outputs,
-        state=tmp_path,
-        files=release(cluster.spec),
-        git_revision=None,
-        say=said.append,
-    )
-    attempt.begin(tmp_path, chain._attempt("probe", (), None))
+    runner = demo_runner(cluster, connection, tmp_path, spec, said)
+    attempt.begin(tmp_path, runner.attempt("probe", (), None))
     made = submit.submit(connection, cluster.outputs, "probe", code_hash=digest)
-    (step,) = chain.run(spec, {})
+    step = chain.run(runner, {})["probe"]
     assert (step.job.id, step.reused) == (made.job_id, True)
     assert said[0] == f"probe: job {made.job_id} was submitted by a run that was killed"
     assert attempt.left(tmp_path) is None
@@ -329,16 +333,9 @@ def test_a_failed_job_ends_the_chain_with_its_last_words(
     cluster: JobsCluster, connection: Connection, tmp_path: Path
 ) -> None:
     spec = replace(cluster.spec, jobs=cluster.spec.jobs[:1])
-    chain = Chain(
-        connection=connection,
-        outputs=cluster.outputs,
-        state=tmp_path,
-        files=release(cluster.spec),
-        git_revision=None,
-        say=lambda _text: None,
-    )
+    runner = demo_runner(cluster, connection, tmp_path, spec)
     with pytest.raises(CliError, match=r"probe \(job \d+\) ended FAILED with 65(.|\n)*line 0"):
-        chain.run(spec, {"probe": ("lines=1", "exit=65")})
+        chain.run(runner, {"probe": ("lines=1", "exit=65")})
 
 
 def test_a_submission_is_forecast_held_to_the_budget_and_settled(

@@ -1,6 +1,7 @@
-"""A load test as a Slurm job beside the server that it asks, found as `soperator load` finds it.
+"""What runs beside a server on one cluster: a load test that asks it, a fine-tune that does not.
 
-The invariant: the record names the server's preset and engine, so the price of a chat is measured.
+The invariants: the load test's record names the server's preset and engine, so the price of a chat
+is measured; a server answers while a fine-tune's steps go on, and all three end well.
 """
 
 from __future__ import annotations
@@ -8,22 +9,26 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 
 from cost.run_record import parse_run_record
 from infra.jobs import load_target, logs, slurm, submit, sync
+from infra.jobs.outputs import StackOutputs
 from infra.jobs.ssh import Connection
 from infra.local.state import CHECKOUT
 from infra.render.archive import code_files, hash_files
+from stacks.slurm_spec import JobSpec
 from tests.local import test_serve_job as serving
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 
 pytestmark = pytest.mark.local
 
-_SETS = (
+_LOAD_SETS = (
     "model=tiny",
     "load.sweep=[1, 2]",
     "load.requests_per_stream=2",
@@ -31,48 +36,118 @@ _SETS = (
     'load.prompt_tokens={"mean": 64}',
     'load.output_tokens={"mean": 8}',
 )
+_FINETUNE = JobSpec(
+    name="finetune",
+    module="workloads.train",
+    recipe="t5_full_1xcpu",
+    gpus_per_node=1,
+    cpus_per_task=1,
+    time_limit="00:20:00",
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A cluster on which a server takes requests."""
+
+    cluster: JobsCluster
+    connection: Connection
+    outputs: StackOutputs
+    code_hash: str
+    job_id: str
+    endpoint: dict[str, Any]
+
+    def submit(self, job: str, *sets: str) -> submit.Submission:
+        return submit.submit(
+            self.connection, self.outputs, job, code_hash=self.code_hash, sets=sets
+        )
+
+    def result(self, job_id: str, name: str) -> Path:
+        """A file that the job leaves."""
+        return self.cluster.path("/mnt/chkpt/results") / job_id / name
+
+    def end_of(self, submission: submit.Submission) -> str:
+        """The log of the job, which must end well."""
+        job = logs.follow(
+            self.connection, submission.log_path, submission.job_id, write=lambda chunk: None
+        )
+        log = self.cluster.path(submission.log_path).read_text()
+        assert job.status == 0, log
+        return log
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server of a tiny model; at the end it must have ended well."""
     folder = tmp_path_factory.mktemp("load")
     identity = folder / "id"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", identity], check=True)
     public = Path(f"{identity}.pub").read_text().strip()
-    with running_cluster(folder, public, identity) as made:
-        serving._make_model(made.path("/mnt/model/tiny"))
-        yield made
+    with running_cluster(folder, public, identity) as cluster:
+        serving._make_model(cluster.path("/mnt/model/tiny"))
+        servers = tuple(job for job in cluster.spec.jobs if job.is_server or job.is_load_test)
+        jobs = (*servers, _FINETUNE)
+        files = code_files(CHECKOUT, replace(cluster.spec, jobs=jobs))
+        outputs = replace(cluster.outputs, jobs={job.name: "" for job in jobs})
+        with Connection(outputs.endpoint(cluster.identity)) as connection:
+            sync.send(connection, outputs.code_path, files)
+            code = hash_files(files)
+            made = submit.submit(connection, outputs, "serve", code_hash=code, sets=serving._SETS)
+            path = cluster.path("/mnt/chkpt/results") / made.job_id / "endpoint.json"
+            endpoint = serving._endpoint(path, cluster.path(made.log_path))
+            here = Served(cluster, connection, outputs, code, made.job_id, endpoint)
+            yield here
+            slurm.cancel(connection, [made.job_id])
+            logs.follow(connection, made.log_path, made.job_id, write=lambda chunk: None)
+            record = json.loads(here.result(made.job_id, "run_record.json").read_text())
+            assert record["outcome"] == "PASS"
 
 
-def test_a_load_test_measures_the_server_that_runs_beside_it(cluster: JobsCluster) -> None:
-    jobs = tuple(job for job in cluster.spec.jobs if job.is_server or job.is_load_test)
-    files = code_files(CHECKOUT, replace(cluster.spec, jobs=jobs))
-    outputs = replace(cluster.outputs, jobs={job.name: "" for job in jobs})
-    code_hash = hash_files(files)
-    with Connection(outputs.endpoint(cluster.identity)) as connection:
-        sync.send(connection, outputs.code_path, files)
-        served = submit.submit(
-            connection, outputs, "serve", code_hash=code_hash, sets=serving._SETS
-        )
-        results = cluster.path("/mnt/chkpt/results")
-        serving._endpoint(results / served.job_id / "endpoint.json", cluster.path(served.log_path))
-        server = load_target.choose(cluster.spec, slurm.recent(connection, days=1), None)
-        assert server.id == served.job_id
-        sets = (*load_target.job_settings(cluster.spec, server), *_SETS)
-        loaded = submit.submit(connection, outputs, "load", code_hash=code_hash, sets=sets)
-        ended = logs.follow(connection, loaded.log_path, loaded.job_id, write=lambda chunk: None)
-        slurm.cancel(connection, [served.job_id])
-    log = cluster.path(loaded.log_path).read_text()
-    assert ended.status == 0, log
-    path = results / loaded.job_id / "run_record.json"
+def test_a_load_test_measures_the_server_that_runs_beside_it(served: Served) -> None:
+    spec = served.cluster.spec
+    server = load_target.choose(spec, slurm.recent(served.connection, days=1), None)
+    assert server.id == served.job_id
+    loaded = served.submit("load", *load_target.job_settings(spec, server), *_LOAD_SETS)
+    served.end_of(loaded)
+    path = served.result(loaded.job_id, "run_record.json")
     record = parse_run_record(path.read_text(), str(path))
-    (worker,) = cluster.spec.nodes.workers
+    (worker,) = spec.nodes.workers
     assert record.hardware is not None
     assert (record.hardware.platform, record.hardware.preset) == (worker.platform, worker.preset)
     assert (record.kind, record.engine, record.model) == ("load", "transformers", "tiny")
     assert record.metrics["output_tokens_per_s"] > 0
-    result = json.loads((results / loaded.job_id / "load.json").read_text())
+    result = json.loads(served.result(loaded.job_id, "load.json").read_text())
     assert [each["concurrency"] for each in result["curve"]] == [1, 2, None, None]
     assert {each["num_ok"] for each in result["curve"]} == {8, 4}
     # The template's tokens are in the prompt that was asked for.
     assert result["curve"][0]["mean_prompt_tokens"] == 64
+
+
+def test_a_server_answers_while_a_fine_tune_makes_its_steps_beside_it(served: Served) -> None:
+    tuned = served.submit("finetune")
+    curve = served.result(tuned.job_id, "loss_curve.jsonl")
+    steps_during_answers: list[int] = []
+    with serving.tunnel(served.cluster, served.endpoint["port"]) as url:
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=20, timeout=60)
+        while not (found := slurm.find(served.connection, tuned.job_id)).finished:
+            before = _steps(curve)
+            answer = client.chat.completions.create(
+                model="tiny",
+                messages=[{"role": "user", "content": "hello"}],
+                max_tokens=20,
+                extra_body={"ignore_eos": True},
+            )
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == 20
+            if before:
+                steps_during_answers.append(_steps(curve) - before)
+    served.end_of(tuned)
+    assert slurm.find(served.connection, served.job_id).where == found.where
+    assert sum(steps_during_answers) > 0, "no step was made while the server wrote an answer"
+    record = json.loads(served.result(tuned.job_id, "run_record.json").read_text())
+    assert (record["kind"], record["outcome"]) == ("train", "PASS")
+
+
+def _steps(curve: Path) -> int:
+    """Steps that the fine-tune has made."""
+    return curve.read_text().count("\n") if curve.is_file() else 0

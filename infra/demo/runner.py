@@ -1,0 +1,197 @@
+"""One job of the demo: found again, submitted, followed to its end and pulled.
+
+Owns when an earlier job counts: same cluster, code and settings, submitted after the job it needs,
+and still running, or done with its run record on the cluster. Anything else runs again.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from infra.cli.errors import CliError
+from infra.demo import attempt
+from infra.demo.attempt import Attempt
+from infra.demo.tail import Tail
+from infra.jobs import history, logs, pull, slurm
+from infra.jobs.books import Books, open_books
+from infra.jobs.budget import remember_forecast
+from infra.jobs.dispatch import asking, dispatch, order
+from infra.jobs.errors import JobsError
+from infra.jobs.outputs import StackOutputs
+from infra.jobs.parse import Job
+from infra.jobs.ssh import Connection
+from infra.jobs.submit import Submission
+from infra.render.archive import hash_files
+from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
+
+_LAST_LINES = 15
+_RECENT_DAYS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One job of the demo, ended and pulled."""
+
+    job: Job
+    reused: bool
+    """Whether an earlier run submitted it."""
+    folder: Path
+
+
+@dataclass(slots=True, kw_only=True)
+class Runner:
+    """Jobs of one stack, over one connection."""
+
+    connection: Connection
+    spec: StackSpec
+    outputs: StackOutputs
+    state: Path
+    files: Mapping[str, bytes]
+    """The code that the cluster runs, path -> content: recipes are read from it."""
+    git_revision: str | None
+    say: Callable[[str], None]
+    code_hash: str = field(init=False)
+    _books: Books = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.code_hash = hash_files(self.files)
+        self._books = open_books(self.spec, self.state, self.say)
+
+    def submissions(self) -> list[Submission]:
+        """What was submitted to this very cluster, newest first."""
+        made = history.submissions(self.state, self.outputs.stack)
+        return [each for each in reversed(made) if each.cluster == self.outputs.login_host_key]
+
+    def alike(self, job: JobSpec, sets: tuple[str, ...]) -> list[tuple[Submission, Job]]:
+        """Earlier submissions of the job with this code and settings that Slurm knows."""
+        found: list[tuple[Submission, Job]] = []
+        for each in self.submissions():
+            if (each.job, each.code_hash, each.sets) == (job.name, self.code_hash, sets):
+                try:
+                    known = slurm.find(self.connection, each.job_id)
+                except JobsError:
+                    continue
+                if known.name == job.name:
+                    found.append((each, known))
+        return found
+
+    def earlier(
+        self, job: JobSpec, sets: tuple[str, ...], needed: Submission | None = None
+    ) -> Submission | None:
+        """The newest submission that counts, and a line that says so."""
+        for each, known in self.alike(job, sets):
+            if needed is not None and int(each.job_id) < int(needed.job_id):
+                continue
+            if not known.finished:
+                self.say(f"{job.name}: job {each.job_id} of an earlier run is {known.state}")
+                return each
+            if self.is_done(known):
+                self.say(
+                    f"{job.name}: job {each.job_id} did this with the same code and settings; "
+                    "its result is used again"
+                )
+                return each
+        return None
+
+    def is_done(self, job: Job) -> bool:
+        """Whether the job succeeded and its run record is on the cluster."""
+        record = f"{self.outputs.results_path(job.id)}/run_record.json"
+        return job.succeeded and self.connection.run(f"test -s {shlex.quote(record)}").ok
+
+    def adopt(self) -> None:
+        """Writes down the job whose submission was killed before its id came back."""
+        begun = attempt.left(self.state)
+        if begun is not None and begun.submission.cluster == self.outputs.login_host_key:
+            known = (each.job_id for each in self.submissions())
+            job = attempt.made(begun, slurm.recent(self.connection, days=_RECENT_DAYS), known)
+            if job is not None:
+                log_path = self.outputs.log_path(job.name, job.id)
+                found = replace(begun.submission, job_id=job.id, log_path=log_path)
+                history.remember(self.state, found)
+                self._forecast(found)
+                self.say(f"{job.name}: job {job.id} was submitted by a run that was killed")
+        attempt.end(self.state)
+
+    def submit(self, job: JobSpec, sets: tuple[str, ...], after: str | None = None) -> Submission:
+        """Submits the job; a run that is killed meanwhile finds it again by `adopt`."""
+        submission = dispatch(
+            order(self._books, job, self.files, sets, say=self.say),
+            self._books,
+            self.connection,
+            self.outputs,
+            state=self.state,
+            code_hash=self.code_hash,
+            git_revision=self.git_revision,
+            say=self.say,
+            after=after,
+            begin=lambda: attempt.begin(self.state, self.attempt(job.name, sets, after)),
+        )
+        attempt.end(self.state)
+        waits = f", after job {after}" if after else ""
+        self.say(f"{job.name}: submitted as job {submission.job_id}{waits}")
+        return submission
+
+    def attempt(self, job: str, sets: tuple[str, ...], after: str | None) -> Attempt:
+        """What is about to be submitted, and the newest job before it."""
+        planned = Submission(
+            stack=self.outputs.stack,
+            job=job,
+            job_id="",
+            code_hash=self.code_hash,
+            sets=sets,
+            after=after,
+            log_path="",
+            submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            cluster=self.outputs.login_host_key,
+        )
+        jobs = slurm.recent(self.connection, days=_RECENT_DAYS)
+        return Attempt(submission=planned, newest_id=attempt.newest(jobs))
+
+    def finish(self, submission: Submission, *, reused: bool) -> Step:
+        """Follows the job to its end and pulls what it left; a failed job is an error."""
+        job = self.follow(submission)
+        if not job.succeeded:
+            raise CliError(self.failure(submission, job))
+        return Step(job=job, reused=reused, folder=self.pull(submission))
+
+    def follow(self, submission: Submission) -> Job:
+        """The job at its end; a line of its log is shown now and then."""
+        job = slurm.find(self.connection, submission.job_id)
+        if job.finished:
+            return job
+        return logs.follow(
+            self.connection,
+            submission.log_path,
+            submission.job_id,
+            write=Tail(submission.job, self.say).add,
+            on_state=lambda job: self.say(f"{job.name}: job {job.id} is {job.state}"),
+        )
+
+    def pull(self, submission: Submission) -> Path:
+        """The folder on this machine with what the job left."""
+        return pull.pull(
+            self.connection, self.outputs, submission.job, submission.job_id, state=self.state
+        )
+
+    def failure(self, submission: Submission, job: Job) -> str:
+        """How the job ended, and its last words where it had any."""
+        ended = f"{submission.job} (job {job.id}) ended {job.state} with {job.status}"
+        try:
+            folder = self.pull(submission)
+            lines = (folder / "job.log").read_text(errors="replace").splitlines()
+        except (JobsError, FileNotFoundError):
+            return f"{ended} before it wrote a log; {job.where or 'Slurm gives no reason'}"
+        shown = [line for line in lines if not line.startswith('{"schema')][-_LAST_LINES:]
+        return "\n".join([f"{ended}; its log is {folder / 'job.log'}, its last lines:", *shown])
+
+    def _forecast(self, found: Submission) -> None:
+        """The found job's line of the ledger; one that is no longer declared has no forecast."""
+        declared = next((job for job in self.spec.jobs if job.name == found.job), None)
+        if declared is not None:
+            run = self._books.forecast(declared, found.sets)
+            remember_forecast(self._books, asking(run, self.outputs), found)

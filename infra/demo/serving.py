@@ -1,0 +1,181 @@
+"""Serves the tuned model of one fine-tune, puts it under load, and ends the server.
+
+Owns that the demo has one server at most: one that a killed run left is used again where it serves
+what is wanted, and ended where it does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.cli.errors import CliError
+from infra.demo import server_mark
+from infra.demo.runner import Runner, Step
+from infra.demo.server_mark import ServerMark
+from infra.jobs import load_target, slurm
+from infra.jobs.errors import JobsError
+from infra.jobs.parse import Job
+from infra.jobs.submit import Submission
+from stacks.slurm_spec import JobSpec
+
+_LOOK_EVERY_S = 0.5
+_UP_S = 1800.0
+"""A large model from a cold disk takes minutes; a server that is not up by then never will be."""
+_HEALTH = (
+    "exec 3<>/dev/tcp/{host}/{port} && printf 'GET /health HTTP/1.0\\r\\n\\r\\n' >&3 && "
+    "head -n 1 <&3"
+)
+
+
+def serve_and_load(
+    runner: Runner, tuned: Step, settings: Mapping[str, tuple[str, ...]]
+) -> dict[str, Step]:
+    """The ended server and the load test that it answered, by job name; settings are by job."""
+    load = load_target.load_job(runner.spec)
+    server = _server_job(runner)
+    # Any free port: the declared one may be a server's that a person runs on this machine.
+    own = (f"serve.adapter={_adapter(tuned)}", "serve.port=0")
+    mark = ServerMark(
+        job=server.name,
+        code_hash=runner.code_hash,
+        sets=(*own, *settings.get(server.name, ())),
+    )
+    _end_another(runner, mark)
+    load_settings = settings.get(load.name, ())
+    found = _earlier(runner, server, load, mark, load_settings)
+    if found is None:
+        server_mark.write(runner.state, mark)
+    serving = found[0] if found is not None else runner.submit(server, mark.sets)
+    try:
+        # One that has ended was measured.
+        is_measured = found is not None and found[1].finished
+        job = found[1] if found and is_measured else _wait_until_up(runner, serving)
+        loaded = _load(runner, load, _load_sets(runner, job, load_settings))
+    except BaseException:
+        # Ctrl-C too: a server takes its node for hours.
+        with contextlib.suppress(JobsError):
+            slurm.cancel(runner.connection, [serving.job_id])
+        raise
+    return {server.name: _end(runner, serving, reused=found is not None), load.name: loaded}
+
+
+def _server_job(runner: Runner) -> JobSpec:
+    for job in runner.spec.jobs:
+        if job.is_server:
+            return job
+    raise CliError(f"{runner.spec.name}: jobs: no server; declare one with module workloads.serve")
+
+
+def _adapter(tuned: Step) -> str:
+    """Where the cluster keeps the adapter that this very fine-tune wrote."""
+    return str(_record(tuned.folder)["artifacts"]["adapter_dir"])
+
+
+def _end_another(runner: Runner, mark: ServerMark) -> None:
+    """Ends the demo's server of an earlier run that serves something else."""
+    left = server_mark.read(runner.state)
+    if left is None or left == mark:
+        return
+    for each in runner.submissions():
+        if left.fits(each):
+            with contextlib.suppress(JobsError):
+                if not slurm.find(runner.connection, each.job_id).finished:
+                    runner.say(f"{each.job}: job {each.job_id} of an earlier run serves another")
+                    slurm.cancel(runner.connection, [each.job_id])
+                    runner.follow(each)
+    server_mark.remove(runner.state)
+
+
+def _earlier(
+    runner: Runner,
+    server: JobSpec,
+    load: JobSpec,
+    mark: ServerMark,
+    load_settings: tuple[str, ...],
+) -> tuple[Submission, Job] | None:
+    """A server of these settings that runs, or that ended after its load test was measured."""
+    for each, job in runner.alike(server, mark.sets):
+        if not job.finished:
+            runner.say(f"{server.name}: job {each.job_id} of an earlier run is {job.state}")
+            return each, job
+        sets = _load_sets(runner, job, load_settings)
+        if any(runner.is_done(loaded) for _, loaded in runner.alike(load, sets)):
+            runner.say(f"{server.name}: job {each.job_id} served this and was measured")
+            return each, job
+    return None
+
+
+def _load(runner: Runner, load: JobSpec, sets: tuple[str, ...]) -> Step:
+    """The load test at its end; one that an earlier run submitted counts."""
+    earlier = runner.earlier(load, sets)
+    return runner.finish(earlier or runner.submit(load, sets), reused=earlier is not None)
+
+
+def _load_sets(runner: Runner, server: Job, load_settings: tuple[str, ...]) -> tuple[str, ...]:
+    return (*load_target.job_settings(runner.spec, server), *load_settings)
+
+
+def _wait_until_up(runner: Runner, serving: Submission) -> Job:
+    """The running server once it answers; one that ends before that is an error."""
+    deadline_s = time.monotonic() + _UP_S
+    seen = ""
+    while True:
+        job = slurm.find(runner.connection, serving.job_id)
+        if job.finished:
+            raise CliError(runner.failure(serving, job))
+        if job.state != seen:
+            seen = job.state
+            runner.say(f"{job.name}: job {job.id} is {job.state}")
+        endpoint = _endpoint(runner, serving)
+        if endpoint is not None and _answers(runner, endpoint):
+            names = " and ".join(endpoint["models"])
+            runner.say(f"{job.name}: job {job.id} serves {names} on {job.where}")
+            return job
+        if time.monotonic() > deadline_s:
+            raise CliError(
+                f"{job.name}: job {job.id} is {job.state} and answers nobody after {_UP_S:g} s; "
+                f"see: soperator logs {job.id}"
+            )
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _endpoint(runner: Runner, serving: Submission) -> Mapping[str, Any] | None:
+    """What the server wrote when it began to take requests; None before that."""
+    path = f"{runner.outputs.results_path(serving.job_id)}/endpoint.json"
+    found = runner.connection.run(f"cat {shlex.quote(path)}")
+    return json.loads(found.stdout) if found.ok else None
+
+
+def _answers(runner: Runner, endpoint: Mapping[str, Any]) -> bool:
+    # By bash alone: a login node need not have curl.
+    script = _HEALTH.format(host=endpoint["host"], port=endpoint["port"])
+    answer = runner.connection.run(f"timeout 5 bash -c {shlex.quote(script)}")
+    return answer.ok and " 200 " in answer.stdout
+
+
+def _end(runner: Runner, serving: Submission, *, reused: bool) -> Step:
+    """The server told to stop, at its end and pulled; one that ended badly is an error."""
+    if not slurm.find(runner.connection, serving.job_id).finished:
+        slurm.cancel(runner.connection, [serving.job_id])
+    job = runner.follow(serving)
+    folder = runner.pull(serving)
+    outcome = _record(folder).get("outcome")
+    # Slurm calls it cancelled, however well it ended: the record knows.
+    if outcome != "PASS":
+        raise CliError(f"its record says {outcome}: {runner.failure(serving, job)}")
+    server_mark.remove(runner.state)
+    return Step(job=job, reused=reused, folder=folder)
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """The run record as plain values; one that is not there has no outcome."""
+    try:
+        return json.loads((folder / "run_record.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}

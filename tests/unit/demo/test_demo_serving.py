@@ -1,0 +1,244 @@
+"""The demo's server over runs that were killed: one at most, and never a person's.
+
+Slurm is played by a table of jobs; that real jobs do this is proved in tests/local.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.cli.errors import CliError
+from infra.demo import server_mark
+from infra.demo.runner import Runner, Step
+from infra.demo.serving import serve_and_load
+from infra.jobs import history, logs, pull, slurm
+from infra.jobs.errors import JobsError
+from infra.jobs.outputs import StackOutputs
+from infra.jobs.parse import Job
+from infra.jobs.ssh import Result
+from infra.jobs.submit import Submission
+from stacks.load import load_stack
+
+KEY = "ssh-ed25519 AAAA"
+
+
+class Killed(BaseException):
+    """What stands for kill -9: nothing after it runs."""
+
+
+@dataclass
+class Slurm:
+    """Jobs by id; servers run until they are cancelled, load tests end when they are followed."""
+
+    state: Path
+    jobs: dict[str, Job] = field(default_factory=dict)
+    cancelled: list[str] = field(default_factory=list)
+    load_ends: str = "COMPLETED"
+    server_ends: str | None = None
+    """State in which a server is found at once, where it does not come up."""
+    killed_at: str | None = None
+    """The job in whose following the demo is killed."""
+
+    def find(self, _shell: object, wanted: str) -> Job:
+        if wanted not in self.jobs:
+            raise JobsError("gone")
+        return self.jobs[wanted]
+
+    def cancel(self, _shell: object, ids: list[str]) -> None:
+        if self.killed_at is not None:
+            return
+        self.cancelled += ids
+        for each in ids:
+            self.jobs[each] = replace(self.jobs[each], state="CANCELLED")
+
+    def add(self, name: str, sets: tuple[str, ...], code_hash: str) -> Submission:
+        """A job in the queue, as a submission leaves it."""
+        number = str(len(self.jobs) + 1)
+        state = self.server_ends if name == "serve" and self.server_ends else "RUNNING"
+        self.jobs[number] = Job(id=number, name=name, state=state, where="worker-0")
+        made = Submission(
+            stack="local",
+            job=name,
+            job_id=number,
+            code_hash=code_hash,
+            sets=sets,
+            after=None,
+            log_path="",
+            submitted_at=f"2026-11-21T08:00:{int(number):02d}+00:00",
+            cluster=KEY,
+        )
+        history.remember(self.state, made)
+        return made
+
+    def follow(self, _connection: object, _path: str, job_id: str, **_: object) -> Job:
+        job = self.jobs[job_id]
+        if job.name == self.killed_at:
+            raise Killed
+        if job.name == "load":
+            self.jobs[job_id] = replace(job, state=self.load_ends)
+        return self.jobs[job_id]
+
+    def pull(self, _to: object, _outputs: object, _job: str, job_id: str, *, state: Path) -> Path:
+        folder = history.run_folder(state, "local", job_id)
+        (folder / "run_record.json").write_text(json.dumps({"outcome": "PASS"}))
+        (folder / "job.log").write_text("its last words\n")
+        return folder
+
+    def run(self, command: str) -> Result:
+        """The shell of the login node: every file is there and every server answers."""
+        if command.startswith("cat "):
+            answer = json.dumps({"host": "127.0.0.1", "port": 7, "models": ["base", "tuned"]})
+        else:
+            answer = "HTTP/1.1 200 OK"
+        return Result(command=command, exit_code=0, stdout=answer, stderr="")
+
+    def names(self) -> list[str]:
+        return [job.name for job in self.jobs.values()]
+
+    def running(self) -> list[str]:
+        return [job.id for job in self.jobs.values() if not job.finished]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    played = Slurm(tmp_path)
+    monkeypatch.setattr(slurm, "find", played.find)
+    monkeypatch.setattr(slurm, "cancel", played.cancel)
+    monkeypatch.setattr(slurm, "recent", lambda *_, **__: tuple(played.jobs.values()))
+    monkeypatch.setattr(logs, "follow", played.follow)
+    monkeypatch.setattr(pull, "pull", played.pull)
+
+    def order(_books: object, job: Any, _files: object, sets: tuple[str, ...], **_: Any) -> Any:
+        return job.name, sets
+
+    def dispatch(ordered: Any, *_: Any, code_hash: str, begin: Any, **__: Any) -> Submission:
+        begin()
+        return played.add(*ordered, code_hash)
+
+    monkeypatch.setattr("infra.demo.runner.order", order)
+    monkeypatch.setattr("infra.demo.runner.dispatch", dispatch)
+    return played
+
+
+@pytest.fixture
+def demo(cluster: Slurm, tmp_path: Path, public_key_file: Path) -> Callable[..., dict[str, Step]]:
+    """Serves and loads the adapter of a fine-tune, by one run of the demo."""
+    spec = load_stack("local", environ={"SOPERATOR_SSH_PUBLIC_KEY_FILE": str(public_key_file)})
+    outputs = StackOutputs(
+        stack="local",
+        login_ip="127.0.0.1",
+        ssh_port=22,
+        login_host_key=KEY,
+        code_path="/code",
+        code_hash="",
+        places=dict(spec.storage.places),
+        jobs={job.name: "" for job in spec.jobs},
+    )
+
+    def run(adapter: str = "/mnt/chkpt/finetune/2/final") -> dict[str, Step]:
+        runner = Runner(
+            connection=cluster,  # pyright: ignore[reportArgumentType]
+            spec=spec,
+            outputs=outputs,
+            state=tmp_path,
+            files={"workloads/x.py": b""},
+            git_revision=None,
+            say=lambda _text: None,
+        )
+        folder = tmp_path / "tuned"
+        folder.mkdir(exist_ok=True)
+        record = {"outcome": "PASS", "artifacts": {"adapter_dir": adapter}}
+        (folder / "run_record.json").write_text(json.dumps(record))
+        job = Job(id="2", name="finetune", state="COMPLETED")
+        tuned = Step(job=job, reused=False, folder=folder)
+        return serve_and_load(runner, tuned, {"load": ("load.sweep=[1]",)})
+
+    return run
+
+
+Demo = Callable[..., dict[str, Step]]
+
+
+def test_the_adapter_of_the_fine_tune_is_served_asked_and_the_server_ended(
+    demo: Demo, cluster: Slurm, tmp_path: Path
+) -> None:
+    steps = demo()
+    assert list(steps) == ["serve", "load"]
+    assert (cluster.names(), cluster.running()) == (["serve", "load"], [])
+    served, loaded = history.submissions(tmp_path, "local")
+    assert served.sets == ("serve.adapter=/mnt/chkpt/finetune/2/final", "serve.port=0")
+    assert loaded.sets[0] == 'load.target.serve_job="1"'
+    assert loaded.sets[-1] == "load.sweep=[1]"
+    assert server_mark.read(tmp_path) is None
+
+
+def test_a_second_run_submits_nothing(demo: Demo, cluster: Slurm) -> None:
+    demo()
+    steps = demo()
+    assert cluster.names() == ["serve", "load"]
+    assert [step.reused for step in steps.values()] == [True, True]
+
+
+@pytest.mark.parametrize("job", ["load", "serve"])
+def test_the_server_of_a_killed_run_is_used_again(demo: Demo, cluster: Slurm, job: str) -> None:
+    """Killed while the load test runs, and between its end and the server's."""
+    cluster.killed_at = job
+    with pytest.raises(Killed):
+        demo()
+    cluster.killed_at = None
+    steps = demo()
+    assert (cluster.names(), cluster.running()) == (["serve", "load"], [])
+    assert steps["serve"].reused
+
+
+def test_the_server_of_a_killed_run_that_serves_another_adapter_is_ended(
+    demo: Demo, cluster: Slurm
+) -> None:
+    cluster.killed_at = "load"
+    with pytest.raises(Killed):
+        demo()
+    cluster.killed_at = None
+    demo(adapter="/mnt/chkpt/finetune/9/final")
+    assert cluster.names() == ["serve", "load", "serve", "load"]
+    assert cluster.cancelled == ["1", "3"]
+
+
+def test_a_server_that_a_person_submitted_is_left_alone(demo: Demo, cluster: Slurm) -> None:
+    theirs = cluster.add("serve", ("serve.adapter=/mnt/chkpt/latest",), "another")
+    demo()
+    assert cluster.running() == [theirs.job_id]
+
+
+def test_a_load_test_that_fails_ends_the_server_and_the_next_run_starts_both_anew(
+    demo: Demo, cluster: Slurm
+) -> None:
+    cluster.load_ends = "FAILED"
+    with pytest.raises(CliError, match=r"load \(job 2\) ended FAILED(.|\n)*its last words"):
+        demo()
+    assert cluster.running() == []
+    cluster.load_ends = "COMPLETED"
+    demo()
+    assert (cluster.names(), cluster.running()) == (["serve", "load"] * 2, [])
+
+
+def test_a_server_that_does_not_come_up_is_an_error_with_its_last_words(
+    demo: Demo, cluster: Slurm
+) -> None:
+    cluster.server_ends = "FAILED"
+    with pytest.raises(CliError, match=r"serve \(job 1\) ended FAILED(.|\n)*its last words"):
+        demo()
+    assert cluster.names() == ["serve"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"job": "serve", "sets": 1}'])
+def test_a_damaged_mark_is_none(demo: Demo, cluster: Slurm, tmp_path: Path, text: str) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "server.json").write_text(text)
+    demo()
+    assert cluster.names() == ["serve", "load"]
