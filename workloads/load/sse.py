@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 from workloads.load.http import HttpError
@@ -14,7 +15,9 @@ _DONE = b"[DONE]"
 class ChatEvents:
     """Reads one stream; times are those at which the bytes came."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_choice: Callable[[dict[str, Any], float], None] | None = None) -> None:
+        """`on_choice` gets the first choice of each event, and the time it came."""
+        self._on_choice = on_choice
         self.times_s = array("d")
         """One for each event that carried text, thought or a call."""
         self.usage: dict[str, Any] | None = None
@@ -66,6 +69,8 @@ class ChatEvents:
                     or delta.get("reasoning_content")
                 ):
                     self.times_s.append(now_s)
+                if self._on_choice is not None:
+                    self._on_choice(choices[0], now_s)
             usage = value.get("usage")
             if usage:
                 self.usage = usage

@@ -1,0 +1,170 @@
+"""Metrics of each arm: answers, latencies, votes; kept over a restart in a file without any text.
+
+Owns what a vote counts for and how sure a share of wins is. Which arm answers is page.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from workloads.common.exit_codes import ConfigError
+
+_Z_95 = 1.959964
+"""Two-sided 95 % of the normal distribution."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Arm:
+    """What one model did on this page."""
+
+    num_answers: int = 0
+    num_failed: int = 0
+    ttfts_s: list[float] = field(default_factory=list)
+    totals_s: list[float] = field(default_factory=list)
+    tokens_per_s: list[float] = field(default_factory=list)
+    good: int = 0
+    bad: int = 0
+    wins: int = 0
+    losses: int = 0
+    ties: int = 0
+
+
+class Arms:
+    """All arms of a page."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.arms: dict[str, Arm] = {}
+        self._path = path
+        if path is not None:
+            self._read(path)
+
+    def answered(self, answer: Mapping[str, Any], *, mode: str) -> None:
+        """Count one answer; one that the user stopped counts nowhere."""
+        if answer["finish"] == "stopped":
+            return
+        names = ("model", "ttft_s", "total_s", "tokens_per_s", "output_tokens", "finish")
+        self._add({"kind": "answer", "mode": mode, **{name: answer[name] for name in names}})
+
+    def voted(self, models: Sequence[str], vote: str, *, mode: str) -> None:
+        """Count one vote on answers of one model, or of two."""
+        self._add({"kind": "vote", "mode": mode, "models": list(models), "vote": vote})
+
+    def _add(self, event: dict[str, Any]) -> None:
+        self._count(event)
+        if self._path is not None:
+            stamped = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **event}
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(stamped) + "\n")
+
+    def _count(self, event: Mapping[str, Any]) -> None:
+        if event["kind"] == "answer":
+            arm = self._arm(event["model"])
+            if event["finish"] == "failed":
+                arm.num_failed += 1
+                return
+            arm.num_answers += 1
+            for name, values in (
+                ("ttft_s", arm.ttfts_s),
+                ("total_s", arm.totals_s),
+                ("tokens_per_s", arm.tokens_per_s),
+            ):
+                if event[name] is not None:
+                    values.append(event[name])
+            return
+        arms, vote = [self._arm(model) for model in event["models"]], event["vote"]
+        if len(arms) == 1:
+            arms[0].good += vote == "good"
+            arms[0].bad += vote == "bad"
+            return
+        for arm, side in zip(arms, ("left", "right"), strict=True):
+            arm.ties += vote == "tie"
+            arm.wins += vote == side
+            arm.losses += vote not in (side, "tie")
+
+    def _arm(self, model: str) -> Arm:
+        return self.arms.setdefault(model, Arm())
+
+    def _read(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+            with path.open("a", encoding="utf-8"):
+                pass
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"--record {path}: {error}; name a file that can be written"
+            ) from error
+        for number, line in enumerate(text.splitlines(), start=1):
+            try:
+                self._count(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(
+                    f"--record {path}: line {number} is no event of a chat page; name another file"
+                ) from error
+
+
+def table(arms: Mapping[str, Arm]) -> list[list[str]]:
+    """Return a row an arm, under HEADERS."""
+    return [
+        [
+            model,
+            str(arm.num_answers),
+            str(arm.num_failed),
+            _quantile(arm.ttfts_s, 0.5),
+            _quantile(arm.ttfts_s, 0.9),
+            _quantile(arm.totals_s, 0.5),
+            f"{statistics.median(arm.tokens_per_s):.1f}" if arm.tokens_per_s else "-",
+            f"{arm.good} / {arm.bad}",
+            f"{arm.wins} / {arm.losses} / {arm.ties}",
+            _share(arm.wins, arm.wins + arm.losses),
+        ]
+        for model, arm in sorted(arms.items())
+    ]
+
+
+HEADERS = (
+    "Model",
+    "Answers",
+    "Failed",
+    "TTFT p50, s",
+    "TTFT p90, s",
+    "Total p50, s",
+    "Tokens/s p50",
+    "Good / bad",
+    "Won / lost / tied",
+    "Share won, 95 %",
+)
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share after `trials` > 0 (Wilson 1927, without correction)."""
+    share, square = successes / trials, _Z_95**2
+    middle = (share + square / (2 * trials)) / (1 + square / trials)
+    half = math.sqrt(share * (1 - share) / trials + square / (4 * trials**2))
+    half *= _Z_95 / (1 + square / trials)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _share(wins: int, decided: int) -> str:
+    if not decided:
+        return "-"
+    low, high = wilson(wins, decided)
+    return f"{100 * wins / decided:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
+
+
+def _quantile(values: Sequence[float], share: float) -> str:
+    """Linear between ranks, as the load test's."""
+    if not values:
+        return "-"
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return f"{ordered[low] + (at - low) * (ordered[high] - ordered[low]):.2f}"

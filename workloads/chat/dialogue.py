@@ -1,0 +1,192 @@
+"""Who answers, and the answers as they come: from a question and the controls to views of a page.
+
+Owns the draw of arms, stopping, and what is counted. Knows no Gradio, so it is tested without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+
+from workloads.chat import conversation as conversations
+from workloads.chat import render
+from workloads.chat.arms import Arms
+from workloads.chat.client import Client
+from workloads.chat.conversation import Conversation, Vote
+from workloads.chat.models import Model, by_label
+from workloads.chat.render import Shown
+from workloads.chat.reply import Reply
+from workloads.chat.settings import HIDING, Settings, SettingsError
+
+_REDRAW_S = 0.1
+"""How often a growing answer is drawn; times under it are measured where bytes come in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What the page shows after something happened."""
+
+    conversation: Conversation
+    columns: tuple[Shown, ...]
+    """One or two."""
+    is_running: bool = False
+    question: str | None = None
+    """What the box of the question holds from now on; None: what the reader has written."""
+    notice: str = ""
+
+
+class Dialogue:
+    """Everything behind one page, for all who have it open."""
+
+    def __init__(
+        self,
+        client: Client,
+        models: Sequence[Model],
+        arms: Arms,
+        draw: random.Random | None = None,
+    ) -> None:
+        self.client = client
+        self.models = tuple(models)
+        self.arms = arms
+        self._draw = draw or random.SystemRandom()
+        self._stops: dict[str, asyncio.Event] = {}
+
+    def view(self, conversation: Conversation, settings: Settings) -> View:
+        """Return the conversation as it stands."""
+        hides = settings.mode in HIDING
+        count = 2 if settings.mode in ("pair", "blind") else 1
+        return View(
+            conversation=conversation,
+            columns=tuple(
+                render.column(conversation, index, hides_names=hides) for index in range(count)
+            ),
+        )
+
+    async def ask(
+        self, conversation: Conversation, settings: Settings, text: str, *, is_result: bool
+    ) -> AsyncIterator[View]:
+        """Yield views while the answers come; the last one has them whole."""
+        before = self.view(conversation, settings)
+        try:
+            request = settings.request()
+        except SettingsError as error:
+            yield replace(before, notice=str(error))
+            return
+        if not text.strip():
+            yield replace(before, notice="Write a question first.")
+            return
+        role = "tool" if is_result and conversations.has_open_calls(conversation) else "user"
+        models = self._columns(conversation, settings)
+        conversation = {
+            **conversation,
+            "columns": [each.label for each in models],
+            "settings": settings.to_json(),
+        }
+        replies = [
+            Reply(model=each.label, is_tuned=each.base is not None, began_s=time.perf_counter())
+            for each in models
+        ]
+        hides = settings.mode in HIDING
+        changed = asyncio.Event()
+        stop = self._stops.setdefault(conversation["id"], asyncio.Event())
+        stop.clear()
+        asking = [
+            asyncio.create_task(
+                self.client.ask(
+                    model,
+                    {
+                        **request,
+                        "messages": conversations.messages(
+                            conversation, index, system=settings.system, role=role, text=text
+                        ),
+                    },
+                    reply,
+                    changed.set,
+                )
+            )
+            for index, (model, reply) in enumerate(zip(models, replies, strict=True))
+        ]
+        stopping = asyncio.create_task(stop.wait())
+        box: str | None = ""
+        try:
+            waiting = set(asking)
+            while waiting and not stopping.done():
+                changed.clear()
+                yield View(
+                    conversation=conversation,
+                    columns=tuple(
+                        render.growing(shown, role, text, reply, hides_name=hides)
+                        for shown, reply in zip(before.columns, replies, strict=True)
+                    ),
+                    is_running=True,
+                    question=box,
+                )
+                box = None
+                await _one_of(waiting, stopping, changed)
+                waiting = {task for task in asking if not task.done()}
+        finally:
+            await _end(stopping, *asking)
+            self._stops.pop(conversation["id"], None)
+        for reply in replies:
+            reply.finish = reply.finish or "stopped"
+        answers = [reply.to_json() for reply in replies]
+        for answer in answers:
+            self.arms.answered(answer, mode=settings.mode)
+        after = conversations.add_turn(conversation, text, answers, role=role)
+        # A question that nobody answered comes back, to be sent again.
+        is_lost = all(reply.error is not None for reply in replies)
+        yield replace(self.view(after, settings), question=text if is_lost else None)
+
+    def stop(self, conversation: Conversation) -> None:
+        """End the answers that are coming; what came stays."""
+        if (event := self._stops.get(conversation["id"])) is not None:
+            event.set()
+
+    def vote(self, conversation: Conversation, settings: Settings, vote: Vote) -> View:
+        """Return the view with the vote counted; a second one on a turn changes nothing."""
+        if not conversations.can_vote(conversation):
+            return self.view(conversation, settings)
+        answers = conversation["turns"][-1]["answers"]
+        self.arms.voted([each["model"] for each in answers], vote, mode=settings.mode)
+        return self.view(conversations.with_vote(conversation, vote), settings)
+
+    def _columns(self, conversation: Conversation, settings: Settings) -> list[Model]:
+        """The models that answer; those of a blind pair or a split stay for the conversation."""
+        pair = [settings.left, settings.right]
+        drawn = conversation["columns"]
+        if settings.mode in HIDING and conversation["turns"] and set(drawn) <= set(pair):
+            chosen = drawn
+        elif settings.mode == "blind":
+            chosen = self._draw.sample(pair, 2)
+        elif settings.mode == "split":
+            chosen = [pair[self._draw.uniform(0, 100) < settings.share_percent]]
+        else:
+            chosen = pair if settings.mode == "pair" else pair[:1]
+        return [by_label(self.models, label) for label in chosen]
+
+
+async def _one_of(
+    waiting: set[asyncio.Task[None]], stopping: asyncio.Task[bool], changed: asyncio.Event
+) -> None:
+    """Return when an answer ended, the user stopped, or there is something to draw again."""
+    ends = {*waiting, stopping}
+    done, _ = await asyncio.wait(ends, timeout=_REDRAW_S, return_when=asyncio.FIRST_COMPLETED)
+    if done or changed.is_set():
+        return
+    drawing = asyncio.create_task(changed.wait())
+    try:
+        await asyncio.wait({*ends, drawing}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await _end(drawing)
+
+
+async def _end(*tasks: asyncio.Task[bool] | asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

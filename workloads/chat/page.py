@@ -1,0 +1,308 @@
+"""The page in Gradio: its parts, and which of them each event reads and changes.
+
+Owns layout and wiring alone; what happens is dialogue.py's, what is shown render.py's. Loads
+nothing from elsewhere: the fonts are the system's, and nothing is told to anyone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+# Read by Gradio when it is imported.
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+
+import gradio as gr
+from gradio.themes import Default
+
+from workloads.chat import conversation as conversations
+from workloads.chat import render, settings
+from workloads.chat.client import UnreachableError
+from workloads.chat.conversation import Conversation, Vote
+from workloads.chat.dialogue import Dialogue, View
+from workloads.chat.models import partner
+from workloads.chat.server_load import load_line, read_metrics
+from workloads.chat.settings import MODES, Settings
+
+CSS: Final = Path(__file__).with_name("page.css")
+_STORAGE_KEY: Final = "soperator-chat"
+_LOOK_EVERY_S: Final = 2.0
+_NUM_AT_ONCE: Final = 32
+"""Answers that run at the same time, of all who have the page open."""
+_VOTES: Final[Mapping[Vote, str]] = {
+    "left": "Left is better",
+    "tie": "Both alike",
+    "right": "Right is better",
+    "good": "Good answer",
+    "bad": "Bad answer",
+}
+_FONTS: Final = ("system-ui", "sans-serif")
+_SAVE_FILE: Final = """(text) => {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], {type: "application/json"}));
+  link.download = "chat.json";
+  link.click();
+  URL.revokeObjectURL(link.href);
+}"""
+
+
+def theme() -> Default:
+    """Return Gradio's plain theme with the fonts that the reader's system has."""
+    return Default(font=_FONTS, font_mono=("ui-monospace", "monospace"))
+
+
+class Page:
+    """The parts of one page over one Dialogue."""
+
+    def __init__(self, dialogue: Dialogue) -> None:
+        self._dialogue = dialogue
+        self._labels = [each.label for each in dialogue.models]
+        self._start = settings.default(dialogue.models)
+        with gr.Blocks(title="Chat", analytics_enabled=False) as self.blocks:
+            self._lay_out()
+            self._wire()
+
+    def _lay_out(self) -> None:
+        start = self._start
+        gr.HTML("<h1>Chat</h1>")
+        self._status = gr.HTML(elem_id="status")
+        self._load = gr.HTML(elem_id="load")
+        with gr.Row():
+            self._mode = gr.Radio(
+                list(MODES),
+                value=_name(start),
+                label="Who answers",
+                elem_id="mode",
+                scale=2,
+                min_width=300,
+            )
+            self._left = gr.Dropdown(
+                self._labels, value=start.left, label="Model (left, arm A)", elem_id="left-model"
+            )
+            self._right = gr.Dropdown(
+                self._labels, value=start.right, label="Model (right, arm B)", elem_id="right-model"
+            )
+            self._adapter = gr.Checkbox(label="Adapter on", elem_id="adapter", visible=False)
+            self._share = gr.Slider(
+                0, 100, value=start.share_percent, step=1, label="Chats for arm B, %", visible=False
+            )
+        with gr.Row():
+            self._columns = [
+                gr.Chatbot(
+                    label=label,
+                    elem_id=f"{label.lower()}-chat",
+                    height="min(26rem, 55vh)",
+                    min_width=300,
+                    buttons=["copy"],
+                    feedback_options=None,
+                    allow_tags=False,
+                    visible=index == 0 or start.mode == "pair",
+                )
+                for index, label in enumerate(("Left", "Right"))
+            ]
+        self._notice = gr.HTML(elem_id="notice")
+        self._question = gr.Textbox(
+            label="Question (Enter sends, Shift+Enter starts a line)",
+            elem_id="question",
+            lines=1,
+            max_lines=8,
+            autofocus=True,
+        )
+        self._is_result = gr.Checkbox(
+            label="This is the result of the called tool", visible=False, elem_id="is-result"
+        )
+        with gr.Row():
+            self._send = gr.Button("Send", variant="primary", elem_id="send", min_width=90)
+            self._stop = gr.Button("Stop", elem_id="stop", interactive=False, min_width=90)
+            self._new = gr.Button("New conversation", elem_id="new", min_width=90)
+            self._export = gr.Button("Export JSON", elem_id="export", min_width=90)
+        with gr.Row():
+            self._votes: dict[Vote, gr.Button] = {
+                vote: gr.Button(text, visible=False, elem_id=f"vote-{vote}", min_width=90)
+                for vote, text in _VOTES.items()
+            }
+        with gr.Accordion("System prompt, sampling, tools", open=False, elem_id="settings"):
+            self._system = gr.Textbox(label="System prompt", lines=2, elem_id="system")
+            self._temperature = gr.Slider(
+                0, 2, value=start.temperature, step=0.05, label="Temperature (0: always the same)"
+            )
+            self._max_tokens = gr.Number(
+                start.max_tokens, label="Tokens of an answer, at most", precision=0, minimum=1
+            )
+            self._tools = gr.Textbox(
+                label="Tools: JSON list, as OpenAI's or their functions alone",
+                lines=3,
+                elem_id="tools",
+            )
+        with gr.Accordion("Metrics of each arm", open=False, elem_id="metrics"):
+            self._arms = gr.HTML(elem_id="arms")
+        self._kept = gr.BrowserState(None, storage_key=_STORAGE_KEY)
+        self._file = gr.Textbox(visible="hidden")
+        self._timer = gr.Timer(_LOOK_EVERY_S)
+
+    def _wire(self) -> None:
+        controls = [
+            *(self._mode, self._left, self._right, self._share),
+            *(self._system, self._temperature, self._max_tokens, self._tools),
+        ]
+        shown = [
+            *(self._kept, *self._columns, self._question, self._is_result),
+            *(self._send, self._stop, *self._votes.values(), self._notice, self._arms),
+        ]
+        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+        seen = [self._status, self._load]
+        self.blocks.load(
+            self._opened,
+            [self._kept],
+            [*controls, *shown, self._adapter],
+            **quiet,
+        )
+        self.blocks.load(self._looked, None, seen, **quiet)
+        self._timer.tick(self._looked, None, seen, concurrency_limit=_NUM_AT_ONCE, **quiet)
+        asking = {"concurrency_limit": _NUM_AT_ONCE, "trigger_mode": "once", **quiet}
+        asked = [self._kept, self._question, self._is_result, *controls]
+        for event in (self._question.submit, self._send.click):
+            event(self._ask, asked, shown, concurrency_id="ask", **asking)
+        self._stop.click(self._stopped, [self._kept], None, queue=False, **quiet)
+        for vote, button in self._votes.items():
+            button.click(_voter(self, vote), [self._kept, *controls], shown, **quiet)
+        clears = [column.clear for column in self._columns]
+        for event in (self._new.click, self._mode.input, *clears):
+            event(self._renew, controls, shown, **quiet)
+        layout = [self._columns[1], self._left, self._right, self._share, self._adapter]
+        for event in (self._mode.input, self._left.input):
+            event(self._arrange, [self._mode, self._left], layout, **quiet)
+        self._adapter.input(self._switch, [self._left], [self._left], **quiet)
+        self._export.click(self._exported, [self._kept, *controls], [self._file], **quiet).success(
+            None, [self._file], None, js=_SAVE_FILE
+        )
+
+    def _opened(self, kept: Any) -> list[Any]:
+        conversation = conversations.restored(kept)
+        chosen = settings.restored(conversation.get("settings"), self._dialogue.models)
+        values = (chosen.system, chosen.temperature, chosen.max_tokens, chosen.tools)
+        _, left, right, share, adapter = self._arrange(_name(chosen), chosen.left)
+        right["value"], share["value"] = chosen.right, chosen.share_percent
+        shown = self._show(self._dialogue.view(conversation, chosen), chosen)
+        return [_name(chosen), left, right, share, *values, *shown, adapter]
+
+    def _arrange(self, mode: str, left: str) -> list[dict[str, Any]]:
+        """What of the controls a mode needs."""
+        is_one = MODES[mode] == "one"
+        other = partner(self._dialogue.models, left)
+        is_tuned = other is not None and other.label == _base_of(self._dialogue, left)
+        return [
+            gr.update(visible=MODES[mode] in ("pair", "blind")),
+            gr.update(value=left, label="Model" if is_one else "Model (left, arm A)"),
+            gr.update(visible=not is_one),
+            gr.update(visible=MODES[mode] == "split"),
+            gr.update(visible=is_one and other is not None, value=is_tuned),
+        ]
+
+    def _switch(self, left: str) -> str:
+        """The model whose adapter is on where it was off, and the other way round."""
+        other = partner(self._dialogue.models, left)
+        return left if other is None else other.label
+
+    async def _looked(self) -> list[str]:
+        client = self._dialogue.client
+        found = await asyncio.gather(
+            *(client.look(url) for url in client.urls), return_exceptions=True
+        )
+        problems: dict[str, str] = {}
+        lines: list[str] = []
+        for url, each in zip(client.urls, found, strict=True):
+            if isinstance(each, UnreachableError):
+                problems[url] = str(each)
+            elif isinstance(each, BaseException):
+                raise each
+            else:
+                lines.append(load_line(read_metrics(each)))
+        status = render.status_html(problems, client.urls, self._labels)
+        return [status, render.load_html(lines)]
+
+    async def _ask(
+        self, kept: Any, question: str, is_result: bool, *controls: Any
+    ) -> AsyncIterator[list[Any]]:
+        chosen = _settings(*controls)
+        conversation = conversations.restored(kept)
+        async for view in self._dialogue.ask(conversation, chosen, question, is_result=is_result):
+            yield self._show(view, chosen)
+
+    def _stopped(self, kept: Any) -> None:
+        self._dialogue.stop(conversations.restored(kept))
+
+    def _voted(self, vote: Vote, kept: Any, *controls: Any) -> list[Any]:
+        chosen = _settings(*controls)
+        return self._show(self._dialogue.vote(conversations.restored(kept), chosen, vote), chosen)
+
+    def _renew(self, *controls: Any) -> list[Any]:
+        chosen = _settings(*controls)
+        return self._show(self._dialogue.view(conversations.new(), chosen), chosen)
+
+    def _exported(self, kept: Any, *controls: Any) -> str:
+        conversation: Conversation = conversations.restored(kept)
+        chosen = _settings(*controls)
+        urls = self._dialogue.client.urls
+        values = conversations.export(
+            conversation, system=chosen.system, servers=urls, settings=chosen.to_json()
+        )
+        return json.dumps(values, indent=2, ensure_ascii=False)
+
+    def _show(self, view: View, chosen: Settings) -> list[Any]:
+        """Values for what every event changes, in the order of `shown`."""
+        columns = [*view.columns, *([[]] if len(view.columns) == 1 else [])]
+        can_vote = not view.is_running and conversations.can_vote(view.conversation)
+        pair = len(view.columns) == 2
+        return [
+            view.conversation,
+            *columns,
+            gr.skip() if view.question is None else view.question,
+            gr.update(visible=conversations.has_open_calls(view.conversation), value=False),
+            gr.update(interactive=not view.is_running),
+            gr.update(interactive=view.is_running),
+            *(
+                gr.update(visible=can_vote and (vote in ("left", "right", "tie")) == pair)
+                for vote in self._votes
+            ),
+            render.notice_html(view.notice),
+            render.arms_html(self._dialogue.arms.arms),
+        ]
+
+
+def _voter(page: Page, vote: Vote) -> Any:
+    return lambda kept, *controls: page._voted(vote, kept, *controls)
+
+
+def _settings(
+    mode: str,
+    left: str,
+    right: str,
+    share: float,
+    system: str,
+    temperature: float,
+    max_tokens: float | None,
+    tools: str,
+) -> Settings:
+    return Settings(
+        mode=MODES[mode],
+        left=left,
+        right=right,
+        share_percent=share,
+        system=system,
+        temperature=temperature,
+        max_tokens=int(max_tokens or 1),
+        tools=tools,
+    )
+
+
+def _name(chosen: Settings) -> str:
+    return next(name for name, mode in MODES.items() if mode == chosen.mode)
+
+
+def _base_of(dialogue: Dialogue, label: str) -> str | None:
+    return next(each.base for each in dialogue.models if each.label == label)
