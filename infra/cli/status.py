@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from dataclasses import asdict
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,25 +14,55 @@ from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.output import Format
 
+if TYPE_CHECKING:
+    from infra.jobs.outputs import StackOutputs
+    from infra.jobs.ssh import Connection
+
+_EVERY_S = 2.0
+_CLEAR = "\x1b[2J\x1b[H"
+
 
 def command(
     job_id: Annotated[str | None, typer.Argument(help="Job id; every job without it.")] = None,
     stack: StackOption = DEFAULT_STACK,
     days: Annotated[int, typer.Option(min=1, help="How far back to look.")] = 7,
+    filesystems: Annotated[
+        bool, typer.Option("--filesystems", help="How full the mounted filesystems are instead.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again every two seconds until Ctrl-C.")
+    ] = False,
     identity: IdentityOption = None,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
-    """List the jobs of a cluster, or show one."""
+    """List the jobs of a cluster, or show one; or how full its filesystems are."""
+    outputs = context.read(stack)
+    with context.connect(outputs, identity) as connection:
+        while True:
+            if watch and format is Format.TABLE:
+                print(f"{_CLEAR if sys.stdout.isatty() else ''}{datetime.now(UTC):%H:%M:%S} UTC")
+            if filesystems:
+                _filesystems(connection, outputs, format)
+            else:
+                _jobs(connection, outputs, job_id, days, format)
+            if not watch:
+                return
+            sys.stdout.flush()
+            time.sleep(_EVERY_S)
+
+
+def _jobs(
+    connection: Connection, outputs: StackOutputs, job_id: str | None, days: int, format: Format
+) -> None:
     from infra.jobs import expectation, slurm
     from infra.jobs.outcomes import outcome
     from infra.jobs.waiting import in_words
 
-    outputs = context.read(stack)
-    with context.connect(outputs, identity) as connection:
-        if job_id is None:
-            jobs = slurm.recent(connection, days=days)
-        else:
-            jobs = (slurm.find(connection, job_id),)
+    if job_id is None:
+        jobs = slurm.recent(connection, days=days)
+    else:
+        jobs = (slurm.find(connection, job_id),)
+    stack = outputs.stack
     hours = expectation.forecast_hours(context.state_root(), stack, outputs.login_host_key)
     ends = {job.id: expectation.expected(job, hours.get(job.id)) for job in jobs}
     if format is Format.JSON:
@@ -66,3 +99,35 @@ def command(
     )
     if job_id is not None and (end := outcome(jobs[0], stack)) is not None:
         output.note(str(end))
+
+
+def _filesystems(connection: Connection, outputs: StackOutputs, format: Format) -> None:
+    from infra.jobs.filesystems import usage
+
+    found = usage(connection, outputs.mounts)
+    if format is Format.JSON:
+        output.print_json([{**asdict(each), "used_percent": each.used_percent} for each in found])
+        return
+    output.print_table(
+        ("MOUNT", "TYPE", "SIZE GIB", "USED GIB", "FREE GIB", "USED", "BEHIND IT"),
+        [
+            (
+                each.path,
+                each.kind or "workers only",
+                *(_gib(size) for size in (each.size_bytes, each.used_bytes, each.free_bytes)),
+                None if each.used_percent is None else f"{each.used_percent:.0f} %",
+                each.what,
+            )
+            for each in found
+        ],
+    )
+    for each in found:
+        if each.nearly_full:
+            output.note(
+                f"{each.path}: {each.used_percent:.0f} % full: remove what no job needs, or raise "
+                "its size_gib and run pulumi up"
+            )
+
+
+def _gib(size_bytes: int | None) -> str | None:
+    return None if size_bytes is None else f"{size_bytes / 2**30:,.1f}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ class StackOutputs:
     places: Mapping[str, str]
     jobs: Mapping[str, str]
     """Job name -> the exact shell command that starts it."""
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    """Mount path -> what the stack declares behind it."""
+    keeps_run_configs: bool = False
+    """Whether the stack has a bucket for what its runs were configured by."""
 
     def endpoint(self, identity: Path) -> Endpoint:
         """The login node, opened with the private key `identity`."""
@@ -56,6 +60,18 @@ def read_outputs(stack: str, *, root: Path, environ: Mapping[str, str]) -> Stack
 def read_kubeconfig(stack: str, *, root: Path, environ: Mapping[str, str]) -> str:
     """The secret output that leads to the stack's Kubernetes API."""
     return _read(stack, "kubeconfig", "--show-secrets", root=root, environ=environ)
+
+
+def read_run_config_store(
+    outputs: StackOutputs, *, root: Path, environ: Mapping[str, str]
+) -> dict[str, str] | None:
+    """The secret output that opens the bucket of run configs; None: the stack has none."""
+    if not outputs.keeps_run_configs:
+        return None
+    text = _read(
+        outputs.stack, "run_config_store", "--json", "--show-secrets", root=root, environ=environ
+    )
+    return json.loads(text)
 
 
 def _read(stack: str, *arguments: str, root: Path, environ: Mapping[str, str]) -> str:
@@ -106,6 +122,8 @@ def outputs_from(stack: str, values: Mapping[str, Any]) -> StackOutputs:
         code_hash=str(values["code_hash"]),
         places=dict(values["places"]),
         jobs=dict(values["jobs"]),
+        mounts=dict(values.get("mounts") or {}),
+        keeps_run_configs="run_config_store" in values,
     )
 
 
