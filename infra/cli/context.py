@@ -52,6 +52,13 @@ def read(stack: str) -> StackOutputs:
     return read_outputs(stack, root=CHECKOUT, environ=environ())
 
 
+def run_config_store(outputs: StackOutputs) -> dict[str, str] | None:
+    """What opens the stack's bucket of run configs; None where it has none."""
+    from infra.jobs.outputs import read_run_config_store
+
+    return read_run_config_store(outputs, root=CHECKOUT, environ=environ())
+
+
 def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:
     """A connection to the stack's login node."""
     from infra.jobs.ssh import Connection

@@ -77,6 +77,7 @@ def command(
             say=output.note,
             after=after,
             force=force,
+            store=context.run_config_store(outputs),
         )
     if format is Format.JSON:
         output.print_json(

@@ -58,6 +58,8 @@ class RunConfigs(pulumi.ComponentResource):
 
     keys: dict[str, str]
     """Path in the release -> key in the bucket."""
+    store: pulumi.Output[dict[str, str]]
+    """What opens the bucket; secret."""
 
     def __init__(
         self,
@@ -78,6 +80,11 @@ class RunConfigs(pulumi.ComponentResource):
             roles=render.WRITER_ROLES,
             days=_KEY_DAYS,
             version=1,
+        )
+        self.store = pulumi.Output.secret(
+            pulumi.Output.all(bucket.status, bucket.metadata, key.status).apply(
+                lambda found: render.store(spec.nebius.region, *found)
+            )
         )
         configs = render.run_configs(root, spec)
         self.keys = render.config_keys(configs)

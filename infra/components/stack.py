@@ -134,6 +134,7 @@ class Stack(pulumi.ComponentResource):
                 backup,
                 bucket=buckets.backups,
                 provider=provider,
+                kubeconfig=kube.kubeconfig,
                 # The claim of the jail is there, and the copies stop before it goes.
                 opts=pulumi.ResourceOptions(parent=self, depends_on=[slurm]),
             )
@@ -172,6 +173,7 @@ class Stack(pulumi.ComponentResource):
             self.outputs["registry"] = registry.address
         if configs is not None:
             self.outputs["run_configs"] = configs.keys
+            self.outputs["run_config_store"] = configs.store
         if backups is not None:
             self.outputs["backup_password"] = backups.password
         self.register_outputs({})

@@ -18,10 +18,11 @@ from cost.forecast import Forecast, UnknownRun
 from cost.runs import run_lines
 from cost.size.errors import SizeError
 from cost.size.plan import Plan
-from infra.jobs import budget, history, submit
+from infra.jobs import budget, history, run_config, submit
 from infra.jobs.books import Books
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.plan import plan_lines, plan_of
+from infra.jobs.recipes import recipe_of
 from infra.jobs.slurm import Shell
 from infra.jobs.submit import Submission
 from stacks.slurm_spec import JobSpec
@@ -36,6 +37,8 @@ class Order:
     run: Forecast | UnknownRun
     plan: Plan | None
     """None: the job does not train, or cannot be planned."""
+    config: bytes | None
+    """What the run is configured by; None: its recipe cannot be read here."""
 
 
 def order(
@@ -58,7 +61,7 @@ def order(
             say(f"no plan: {line}")
     for line in plan_lines(plan) if plan is not None else ():
         say(line)
-    return Order(job=job, sets=tuple(sets), run=run, plan=plan)
+    return Order(job=job, sets=tuple(sets), run=run, plan=plan, config=_config(job, files, sets))
 
 
 def dispatch(
@@ -73,14 +76,19 @@ def dispatch(
     say: Callable[[str], None],
     after: str | None = None,
     force: bool = False,
+    store: Mapping[str, str] | None = None,
     begin: Callable[[], None] = lambda: None,
 ) -> Submission:
     """The submission, written down here and in the ledger; refused where the budget has no room.
 
-    `begin` runs after every refusal and right before sbatch.
+    `begin` runs after every refusal and right before sbatch. `store`: where run configs are kept.
     """
 
     def send() -> Submission:
+        kept = None
+        if store is not None and ordered.config is not None:
+            kept = run_config.keep(store, ordered.job.recipe, ordered.config)
+            say(f"config: {kept}")
         begin()
         submission = submit.submit(
             shell,
@@ -91,6 +99,7 @@ def dispatch(
             after=after,
             git_revision=git_revision,
             plan=ordered.plan and ordered.plan.to_bytes(),
+            run_config=kept,
         )
         history.remember(state, submission)
         return submission
@@ -111,6 +120,13 @@ def asking(
         user=_user(),
         force=force,
     )
+
+
+def _config(job: JobSpec, files: Mapping[str, bytes], sets: Sequence[str]) -> bytes | None:
+    try:
+        return run_config.config_text(recipe_of(job, files, sets))
+    except SizeError:
+        return None  # the job itself refuses it, with the key that is wrong
 
 
 def _user() -> str:

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 
 from infra.jobs import parse
 from infra.jobs import plan as plans
+from infra.jobs import run_config as run_configs
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.slurm import Shell, refused, sbatch_command
@@ -47,10 +48,16 @@ def submit(
     after: str | None = None,
     git_revision: str | None = None,
     plan: bytes | None = None,
+    run_config: str | None = None,
 ) -> Submission:
-    """Submits `job` if the cluster runs exactly the code `code_hash`; one round trip."""
+    """Submits `job` if the cluster runs exactly the code `code_hash`; one round trip.
+
+    `run_config`: bucket and key of what it is configured by.
+    """
     check_job(outputs, job)
     export = [f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else []
+    if run_config:
+        export.append(f"{run_configs.VARIABLE}={run_config}")
     install = ""
     if plan is not None:
         plan_path = plans.path_on_cluster(outputs.code_path, plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 from infra.render.archive import recipe_file, stack_config
 from stacks.spec import StackSpec
@@ -22,6 +22,19 @@ def endpoint(domain_name: str) -> str:
     if domain_name.startswith(_LOOPBACK):
         return f"http://{domain_name}"
     return f"https://{domain_name}:443"
+
+
+def store(
+    region: str, status: Mapping[str, Any], metadata: Mapping[str, Any], key: Mapping[str, Any]
+) -> dict[str, str]:
+    """What opens a bucket: its place and an access key, by the names of an S3 client."""
+    return {
+        "endpoint": endpoint(status["domain_name"]),
+        "region": region,
+        "bucket": metadata["name"],
+        "access_key_id": key["aws_access_key_id"],
+        "secret_access_key": key["secret"],
+    }
 
 
 def run_configs(root: Path, spec: StackSpec) -> dict[str, bytes]:

@@ -13,6 +13,8 @@ from tests.components.recorder import CHECKOUT, Recorder, open_texts
 
 STACK = "h100-prod"
 OBJECT = "soperator:storage:Object"
+SECRET = "1b47061264138c4ac30d75fd1eb44270"
+"""How the engine's protocol marks a value as secret."""
 
 
 @pytest.fixture
@@ -60,6 +62,17 @@ def test_the_secret_of_the_key_is_nowhere_open(recorder: Recorder) -> None:
     for each in recorder.of(OBJECT):
         assert each.inputs["secret_access_key"] == "HIDDEN access key"
         assert not [text for text in open_texts(each.sent) if "HIDDEN" in text]
+
+
+def test_submissions_can_open_the_bucket_by_a_secret_output(recorder: Recorder) -> None:
+    """Whoever may read the stack's secrets stores the config of a run beside the recipes."""
+    (first, *_) = recorder.of(OBJECT)
+    store = recorder.outputs["run_config_store"]
+    assert SECRET in store.values(), "not shown by pulumi stack output, and encrypted in the state"
+    assert store["value"] == {
+        name: first.inputs[name]
+        for name in ("endpoint", "region", "bucket", "access_key_id", "secret_access_key")
+    }
 
 
 def test_the_output_says_which_key_each_config_has(recorder: Recorder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,23 @@ def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
     for share in ("padding_positions", "checkpoint_time", "data_wait_time", "recompute_flops"):
         assert 0 <= metrics[f"{share}_percent"] <= 100
     assert 0 < metrics["num_useful_tokens"] <= metrics["num_computed_positions"]
+
+
+def test_a_record_names_the_stored_config_that_the_run_had(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("prepare-data")
+    code, record = run("train", "train.max_steps=1")
+    kept = Path(record["artifacts"]["recipe"])
+    assert code == 0
+    assert json.loads(kept.read_text())["train"]["max_steps"] == 1
+    digest = hashlib.sha256(kept.read_bytes()).hexdigest()[:16]
+    assert "stored_recipe" not in record["artifacts"]
+    monkeypatch.setenv("SOPERATOR_RUN_CONFIG", f"configs/runs/tiny/{digest}.json")
+    record = run("train", "train.max_steps=1")[1]
+    assert record["artifacts"]["stored_recipe"] == f"s3://configs/runs/tiny/{digest}.json"
+    record = run("train", "train.max_steps=2")[1]
+    assert "stored_recipe" not in record["artifacts"], "it holds another number of steps"
 
 
 def test_a_run_that_misses_its_gate_fails_and_keeps_its_model(places: Path, run: Any) -> None:

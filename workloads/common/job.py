@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from workloads.common import hardware
+from workloads.common import hardware, run_config
 from workloads.common.dist import environment_rank
 from workloads.common.exit_codes import (
     ConfigError,
@@ -27,7 +27,7 @@ from workloads.common.exit_codes import (
 from workloads.common.log import log
 from workloads.common.places import Places
 from workloads.common.record import RunRecord, job_id
-from workloads.recipes import Recipe, load_recipe
+from workloads.recipes import Recipe, load_recipe, read_recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +85,9 @@ def run_job(
         results_dir = places.path("results") / job_id()
         results_dir.mkdir(parents=True, exist_ok=True)
         recipe = load_recipe(options.recipe, options.overrides)
+        if is_main:
+            settings = read_recipe(options.recipe, options.overrides)[1]
+            record.artifacts |= run_config.keep(results_dir, settings)
         record.recipe = recipe.name
         record.model = Path(recipe.model).name
         record.hardware = hardware.detect("cpu")

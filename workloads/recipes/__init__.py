@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from workloads.accept.config import AcceptConfig
 from workloads.common.exit_codes import ConfigError
 from workloads.common.recipe import apply_overrides, parse, read_mapping
 from workloads.data.config import DataConfig
@@ -36,6 +38,7 @@ class Recipe:
     evaluate: EvaluateConfig | None = None
     serve: ServeConfig | None = None
     load: LoadConfig | None = None
+    accept: AcceptConfig | None = None
 
 
 def recipe_names() -> list[str]:
@@ -45,6 +48,16 @@ def recipe_names() -> list[str]:
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """Return the shipped recipe `name`, or the one in file `name`, with `--set` overrides."""
+    path, mapping = read_recipe(name, overrides)
+    mapping.setdefault("name", path.stem)
+    if "train" in mapping:
+        at = f"{path.stem}.train"
+        mapping["train"] = translate(mapping["train"], at=at, folder=path.parent)
+    return parse(Recipe, mapping, at=path.stem)
+
+
+def read_recipe(name: str, overrides: Sequence[str] = ()) -> tuple[Path, dict[str, Any]]:
+    """Return the file of a recipe, and what it says with `--set` overrides, not yet checked."""
     path = Path(name)
     if path.suffix not in ENDINGS:
         candidates = [RECIPES_DIR / f"{name}{ending}" for ending in ENDINGS]
@@ -55,9 +68,4 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
                 "give one of these or the path of a .json or .yaml file"
             )
         path = found[0]
-    mapping = apply_overrides(read_mapping(path), overrides)
-    mapping.setdefault("name", path.stem)
-    if "train" in mapping:
-        at = f"{path.stem}.train"
-        mapping["train"] = translate(mapping["train"], at=at, folder=path.parent)
-    return parse(Recipe, mapping, at=path.stem)
+    return path, apply_overrides(read_mapping(path), overrides)

@@ -20,7 +20,8 @@ from cost.size.shape import LINEAR_MODULES
 from cost.size.training import Dtype, Method, Training
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
-from infra.jobs.plan import install_script, path_on_cluster, plan_lines, plan_of, with_settings
+from infra.jobs.plan import install_script, path_on_cluster, plan_lines, plan_of
+from infra.jobs.recipes import with_settings
 from infra.jobs.ssh import Result
 from infra.jobs.submit import submit
 from stacks.load import load_stack
@@ -82,7 +83,8 @@ def test_a_plan_is_the_recipe_the_hardware_and_a_verdict() -> None:
 
 def test_the_settings_of_a_submission_are_planned() -> None:
     spec, job = stack_and_job("l40s-dev")
-    sets = ["train.method=full", "train.micro_batch_size=2"]
+    sets = ["train.method=full", "train.dtype=bf16", "train.strategy=auto"]
+    sets += ["train.micro_batch_size=2"]
     plan = plan_of(spec, job, RECIPES, sets)
     assert plan is not None
     assert plan.training.method is Method.FULL
@@ -97,7 +99,7 @@ def test_what_no_strategy_holds_is_told_with_a_way_out() -> None:
     assert plan is not None
     assert not plan.chosen.fits
     assert "lower train.micro_batch_size" in plan_lines(plan)[-1]
-    assert "soperator size Qwen3-14B --method lora --seq 2048" in plan_lines(plan)[-1]
+    assert "soperator size Qwen3-14B --method qlora --seq 2048" in plan_lines(plan)[-1]
 
 
 def test_settings_that_the_stack_gives_a_job_come_before_those_of_the_submission() -> None:

@@ -1,0 +1,65 @@
+"""The recipe of a submission, with the settings of the stack and of the command line in it.
+
+Owns how this side reads what the workload will read. What a key means: workloads/.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from cost.size.errors import SizeError
+from infra.render.archive import RECIPE_ENDINGS
+from stacks.slurm_spec import JobSpec
+
+
+def recipe_of(job: JobSpec, files: Mapping[str, bytes], sets: Sequence[str] = ()) -> dict[str, Any]:
+    """The recipe that the job will run; its file is among `files`, path -> content."""
+    return with_settings(_read(job, files), [*_declared_settings(job), *sets])
+
+
+def with_settings(recipe: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
+    """The recipe with `a.b=c` settings, read as the workload reads them: JSON, else text."""
+    result: dict[str, Any] = json.loads(json.dumps(recipe))
+    for setting in sets:
+        key, _, text = setting.partition("=")
+        *parents, last = key.split(".")
+        node: Any = result
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise SizeError(f"--set {setting}: {parent!r} is no section of the recipe")
+        try:
+            node[last] = json.loads(text)
+        except ValueError:
+            node[last] = text
+    return result
+
+
+def _declared_settings(job: JobSpec) -> Iterator[str]:
+    """Settings among the arguments that the stack gives the job."""
+    for word, after in zip(job.args, job.args[1:], strict=False):
+        if word == "--set":
+            yield after
+        elif word == "--resume":
+            yield f"train.resume={after}"
+
+
+def _read(job: JobSpec, files: Mapping[str, bytes]) -> Mapping[str, Any]:
+    for ending in RECIPE_ENDINGS:
+        path = f"workloads/recipes/{job.recipe}{ending}"
+        if path not in files:
+            continue
+        try:
+            # JSON is YAML, but YAML reads 2e-5 as text.
+            read = json.loads if ending == ".json" else yaml.safe_load
+            recipe = read(files[path])
+        except (ValueError, yaml.YAMLError) as error:
+            raise SizeError(f"{path}: cannot be read: {error}") from error
+        if not isinstance(recipe, dict):
+            raise SizeError(f"{path}: got {type(recipe).__name__}, expected a mapping")
+        return recipe
+    raise SizeError(f"jobs.{job.name}.recipe: no file of {job.recipe!r} in workloads/recipes")

@@ -1,0 +1,93 @@
+"""What a run is configured by is stored under its hash before the job is queued."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.jobs import run_config
+from infra.jobs.books import open_books
+from infra.jobs.dispatch import dispatch, order
+from infra.jobs.errors import JobsError
+from infra.jobs.recipes import recipe_of
+from infra.render.archive import code_files
+from infra.render.object_storage import store
+from stacks.load import STACKS_DIR, load_stack, stack_names
+from tests.object_cloud import credentials
+from tests.unit.cost.run_stacks import job_of, l40s
+from tests.unit.jobs.test_submit import HASH, OUTPUTS, Recorded
+from tests.unit.object_storage.conftest import Storage
+from tests.unit.object_storage.test_uploads import stored
+from workloads.common import run_config as of_the_job
+from workloads.recipes import read_recipe
+
+CHECKOUT = STACKS_DIR.parent
+
+
+def opened(storage: Storage, owner: str = "configs") -> dict[str, str]:
+    key = credentials(owner)
+    return store(
+        "eu-north1",
+        {"domain_name": f"127.0.0.1:{storage.port}"},
+        {"name": "configs"},
+        {"aws_access_key_id": key["access_key_id"], "secret": key["secret_access_key"]},
+    )
+
+
+def test_equal_settings_are_one_object_and_others_are_another(storage: Storage) -> None:
+    one = run_config.config_text({"model": "m", "train": {"max_steps": 8}})
+    two = run_config.config_text({"train": {"max_steps": 9}, "model": "m"})
+    assert one == run_config.config_text({"train": {"max_steps": 8}, "model": "m"})
+    first = run_config.keep(opened(storage), "lora", one)
+    (path,) = (storage.folder / "storagebucket-configs").iterdir()
+    before = path.stat().st_ino
+    assert run_config.keep(opened(storage), "lora", one) == first
+    assert path.stat().st_ino == before, "another write is another version of the bucket"
+    assert run_config.keep(opened(storage), "lora", two) != first
+    digest = hashlib.sha256(one).hexdigest()[:16]
+    assert first == f"configs/runs/lora/{digest}.json"
+    assert stored(storage)[f"runs/lora/{digest}.json"] == one
+    assert len(stored(storage)) == 2
+
+
+def test_a_key_without_rights_refuses_the_submission_with_what_to_do(storage: Storage) -> None:
+    with pytest.raises(JobsError, match="nothing was submitted: run `pulumi up`"):
+        run_config.keep(opened(storage, "copies"), "lora", b"{}")
+
+
+def test_a_submission_names_the_object_to_its_job(
+    storage: Storage, tmp_path: Path, public_key_file: Path
+) -> None:
+    of, shell, said = open_books(l40s(), tmp_path, print), Recorded(), list[str]()
+    files = code_files(CHECKOUT, of.spec)
+    dispatch(
+        order(of, job_of(of.spec), files, ["train.max_steps=8"], say=said.append),
+        of,
+        shell,
+        OUTPUTS,
+        state=tmp_path,
+        code_hash=HASH,
+        git_revision=None,
+        say=said.append,
+        store=opened(storage),
+        begin=lambda: said.append(f"{len(stored(storage))} stored before sbatch"),
+    )
+    ((key, content),) = stored(storage).items()
+    assert json.loads(content)["train"]["max_steps"] == 8
+    assert f"{run_config.VARIABLE}=configs/{key}" in shell.asked[-1]
+    assert f"config: configs/{key}" in said
+    assert "1 stored before sbatch" in said
+
+
+def test_the_job_makes_the_bytes_that_were_stored(public_key_file: Path) -> None:
+    """Both sides read every shipped recipe alike, or no record could name its object."""
+    for stack in stack_names():
+        spec = load_stack(stack)
+        files = code_files(CHECKOUT, spec)
+        for job in spec.jobs:
+            sets = ["description=2e-5", "train.learning_rate=2e-05", 'model="a b"']
+            here = run_config.config_text(recipe_of(job, files, sets)).decode()
+            assert here == of_the_job.config_text(read_recipe(job.recipe, sets)[1]), job.name
