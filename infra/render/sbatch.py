@@ -98,7 +98,10 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         "",
         *_mark(spec, job),
         "# Every node must see the same environment and mounts before ranks wait for each other.",
-        f"srun {_srun(job, task_cpus)} bash -c {_quote(_CHECK)} check {_words(mounts)}".rstrip(),
+        # --overlap, as the next step asks for the same CPUs: where slurmctld hears later of this
+        # one's end, srun 22.05 waits for a signal that gets lost, and then SlurmctldTimeout: 2 min.
+        f"srun --overlap {_srun(job, task_cpus)} bash -c {_quote(_CHECK)} check "
+        f"{_words(mounts)}".rstrip(),
         "",
         *(_distributed(job, ranks_per_node, task_cpus) if launched else _plain(job, task_cpus)),
     ]

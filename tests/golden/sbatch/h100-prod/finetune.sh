@@ -37,7 +37,7 @@ ln -sfn finetune_$SLURM_JOB_ID.out /mnt/shared/logs/train_$SLURM_JOB_ID.log
 export SOPERATOR_SHARED_MARK=$SOPERATOR_PLACE_CHKPT/.seen_by_all_$SLURM_JOB_ID
 touch "$SOPERATOR_SHARED_MARK"
 # Every node must see the same environment and mounts before ranks wait for each other.
-srun --ntasks=2 --ntasks-per-node=1 --cpus-per-task=128 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
+srun --overlap --ntasks=2 --ntasks-per-node=1 --cpus-per-task=128 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
 [[ -x $SOPERATOR_PYTHON ]] ||
   fail "$SOPERATOR_PYTHON is missing: make this Python environment in the jail, then submit again"
 for path in "$@"; do

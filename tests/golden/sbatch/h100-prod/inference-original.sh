@@ -34,7 +34,7 @@ export OMP_NUM_THREADS=16
 
 mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SOPERATOR_PLACE_RESULTS
 # Every node must see the same environment and mounts before ranks wait for each other.
-srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=16 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
+srun --overlap --ntasks=1 --ntasks-per-node=1 --cpus-per-task=16 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
 [[ -x $SOPERATOR_PYTHON ]] ||
   fail "$SOPERATOR_PYTHON is missing: make this Python environment in the jail, then submit again"
 for path in "$@"; do
