@@ -210,7 +210,7 @@ def _counts(spec: StackSpec, record: RunRecord) -> bool:
         and record.kind in _MEASURES
         and hardware is not None
         and record.model is not None
-        and _model_name(record.model) == _model_name(spec.chat.model)
+        and model_name(record.model) == model_name(spec.chat.model)
         and any(
             (worker.platform, worker.preset) == (hardware.platform, hardware.preset)
             for worker in serving_workers(spec)
@@ -261,6 +261,6 @@ def _speed(
     )
 
 
-def _model_name(model: str) -> str:
+def model_name(model: str) -> str:
     """`Qwen/Qwen3-14B` and `Qwen3-14B` are one model."""
     return model.rsplit("/", 1)[-1].lower()

@@ -11,18 +11,17 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Final
 
-from cost.component import Rate
 from cost.layout import small_usd_text
 from cost.price_book import PriceBook, UnknownPrice
-from cost.resources.nodes import node_rate
 from cost.size.gpu import usable_bytes, usable_host_bytes
+from cost.size.node_price import cheapest_rate
 from cost.size.serving import Serving, most_streams, serving_memory
 from cost.size.shape import ModelShape
 from cost.size.sharding import Strategy
 from cost.size.training import TRAINED_DTYPES, Training
 from cost.size.verdict import Gpus, Verdict, best, gib_text, verdicts
 from stacks.catalog import PLATFORMS, Preset
-from stacks.node_spec import Billing, BootDiskSpec, NodeGroupSpec
+from stacks.node_spec import Billing
 
 NODE_COUNTS: Final = (1, 2, 4, 8)
 """Nodes that are tried for a preset, until something fits."""
@@ -214,7 +213,7 @@ def _choice(
     largest: int,
     reason: str,
 ) -> Choice:
-    rate, region = _cheapest(book, platform, preset, billing, nodes)
+    rate, region = cheapest_rate(book, platform, preset.name, billing)
     is_known = not isinstance(rate, UnknownPrice)
     return Choice(
         platform=platform,
@@ -231,29 +230,6 @@ def _choice(
         region=region,
         reason=reason if is_known else f"{reason}; price: {rate.reason}",
     )
-
-
-def _cheapest(
-    book: PriceBook, platform: str, preset: Preset, billing: Billing, nodes: int
-) -> tuple[Rate | UnknownPrice, str]:
-    """The rate of one node in the cheapest region of its platform, the first of equal ones."""
-    group = NodeGroupSpec(
-        platform=platform,
-        preset=preset.name,
-        boot_disk=BootDiskSpec(size_gib=0),
-        min_nodes=nodes,
-        max_nodes=nodes,
-        billing=billing,
-    )
-    found = [
-        (node_rate(group, book.in_region(region)), region) for region in PLATFORMS[platform].regions
-    ]
-    known = [each for each in found if not isinstance(each[0], UnknownPrice)]
-    return min(known, key=lambda each: _usd(each[0])) if known else found[0]
-
-
-def _usd(rate: Rate | UnknownPrice) -> Decimal:
-    return Decimal("Infinity") if isinstance(rate, UnknownPrice) else rate.usd
 
 
 def _ranked(found: list[Choice]) -> tuple[Choice, ...]:

@@ -30,6 +30,9 @@ VERBS = {
     "prices": _Verb("infra.cli.prices", "Show the prices in use with source, date and age."),
     "chat-cost": _Verb("infra.cli.chat_cost", "Show what one reference chat costs on a stack."),
     "size": _Verb("infra.cli.size", "Show what a model needs and the cheapest preset that fits."),
+    "advise": _Verb(
+        "infra.cli.advise", "Rank presets by cost per chat for a model, an SLO and a demand."
+    ),
     "spend": _Verb("infra.cli.spend", "Show what ran on a stack and what it cost."),
     "submit": _Verb("infra.cli.submit", "Submit a declared job."),
     "load": _Verb("infra.cli.load", "Put a server under load: curve, latencies, operating point."),
@@ -77,6 +80,8 @@ _REFUSALS = frozenset(
         "cost.size.errors.SizeError",
         "cost.explain.UnknownItemError",
         "cost.alternatives.ShortageError",
+        "cost.advise_ask.AskError",
+        "cost.advise_explain.UnknownCandidateError",
         "cost.record_reader.RunRecordError",
         "cost.ledger.LedgerError",
     }

@@ -1,0 +1,136 @@
+"""What advice is asked for: a model, its chats, how many a day, and how fast answers must come.
+
+Owns bounds, and the demand that follows: answers a second at the peak.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+from cost.chat import SECONDS_PER_DAY
+from cost.size.shape import ModelShape
+from stacks.catalog import REGIONS
+
+PEAK_FACTOR: Final = Decimal(2)
+"""Chats in the busiest hours over the mean of the day, where nothing else is said: assumed."""
+SLO_NAMES: Final = ("ttft_p99_s", "tpot_p99_ms")
+_MOST_TOKENS: Final = 10**6
+_MOST_CHATS: Final = 10**12
+
+
+class AskError(ValueError):
+    """A question that has no answer; a line for each reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """Bounds on 99 of 100 answers; None bounds nothing."""
+
+    ttft_p99_s: Decimal | None = None
+    """Seconds to the first token."""
+    tpot_p99_ms: Decimal | None = None
+    """Milliseconds for each further token."""
+
+    def broken(self, ttft_p99_s: Decimal | None, tpot_p99_ms: Decimal | None) -> tuple[str, ...]:
+        """Which bounds these latencies break; what is not known breaks its bound."""
+        found: list[str] = []
+        for name, value, bound, unit in (
+            ("TTFT p99", ttft_p99_s, self.ttft_p99_s, "s"),
+            ("TPOT p99", tpot_p99_ms, self.tpot_p99_ms, "ms"),
+        ):
+            if bound is not None and value is None:
+                found.append(f"{name} not measured")
+            elif bound is not None and value is not None and value > bound:
+                found.append(f"{name} {short(value)} {unit} > {short(bound)}")
+        return tuple(found)
+
+    def __str__(self) -> str:
+        bounds = [
+            f"{name} <= {short(bound)} {unit}"
+            for name, bound, unit in (
+                ("TTFT p99", self.ttft_p99_s, "s"),
+                ("TPOT p99", self.tpot_p99_ms, "ms"),
+            )
+            if bound is not None
+        ]
+        return ", ".join(bounds) or "no SLO"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One question."""
+
+    shape: ModelShape
+    input_tokens: int
+    """Tokens that the model reads before each answer."""
+    output_tokens: int
+    """Tokens that it writes in a whole chat."""
+    chats_per_day: int
+    turns: int = 1
+    """Answers in a chat."""
+    cached_share: Decimal = Decimal(0)
+    """Share of the input that a prefix cache answers, 0 to 1."""
+    peak_factor: Decimal = PEAK_FACTOR
+    """Chats at the busiest time over the mean of the day."""
+    promise: Promise = Promise()
+    region: str | None = None
+    """Only presets there; None: each where it is cheapest."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name}: got {value}, expected {least} to {most:,}"
+            for name, value, least, most in (
+                ("input_tokens", self.input_tokens, 1, _MOST_TOKENS),
+                ("output_tokens", self.output_tokens, 1, _MOST_TOKENS),
+                ("turns", self.turns, 1, max(1, self.output_tokens)),
+                ("chats_per_day", self.chats_per_day, 1, _MOST_CHATS),
+                ("cached_share", self.cached_share, 0, 1),
+                ("peak_factor", self.peak_factor, 1, 1000),
+            )
+            if not least <= value <= most
+        ]
+        problems += [
+            f"slo.{name}: got {bound}, expected more than 0"
+            for name in SLO_NAMES
+            if (bound := getattr(self.promise, name)) is not None and bound <= 0
+        ]
+        if self.region is not None and self.region not in REGIONS:
+            problems.append(f"region: got {self.region!r}, expected one of {', '.join(REGIONS)}")
+        if problems:
+            raise AskError("\n".join(problems))
+
+    @property
+    def answer_tokens(self) -> Decimal:
+        """Tokens of one answer, the mean over the turns."""
+        return Decimal(self.output_tokens) / self.turns
+
+    @property
+    def read_tokens(self) -> Decimal:
+        """Tokens that no cache holds, for one answer."""
+        return self.input_tokens * (1 - self.cached_share)
+
+    @property
+    def mean_context_tokens(self) -> Decimal:
+        """Tokens whose keys and values one step reads for a stream, the mean over its answer."""
+        return self.input_tokens + self.answer_tokens / 2
+
+    @property
+    def most_context_tokens(self) -> int:
+        """Tokens of a stream at the end of its answer, which memory must hold."""
+        return self.input_tokens + -(-self.output_tokens // self.turns)
+
+    @property
+    def peak_answers_per_s(self) -> Decimal:
+        """Answers a second at the busiest time."""
+        return self.chats_per_day * self.turns * self.peak_factor / SECONDS_PER_DAY
+
+
+def short(value: Decimal) -> str:
+    """The number with three significant digits, in plain notation."""
+    if not value:
+        return "0"
+    places = max(0, 2 - value.adjusted())
+    text = f"{value:,.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

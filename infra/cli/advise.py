@@ -1,0 +1,158 @@
+"""`soperator advise`: which preset, and how many, answer so many chats a day for the least."""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cost.layout import Format
+from infra.cli import context
+from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.errors import CliError
+from infra.cli.output_file import OutputOption, put
+
+if TYPE_CHECKING:
+    from cost.advise_ask import Ask, Promise
+    from stacks.spec import StackSpec
+
+
+def command(
+    model: Annotated[
+        str,
+        typer.Option(help="Name in the catalog, a config.json, or a folder that holds one."),
+    ],
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=N,...",
+            help="What 99 of 100 answers keep: ttft_p99_s, tpot_p99_ms; none by default.",
+        ),
+    ] = None,
+    chats_per_day: Annotated[
+        int | None, typer.Option(metavar="N", help="Demand; the stack's by default.")
+    ] = None,
+    input_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tokens read before an answer; the stack's by default."),
+    ] = None,
+    output_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tokens written in a chat; the stack's by default."),
+    ] = None,
+    turns: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Answers in a chat; the stack's, or 1 with other tokens."),
+    ] = None,
+    peak_factor: Annotated[
+        str, typer.Option(metavar="X", help="Chats at the busiest time over the day's mean.")
+    ] = "2",
+    region: Annotated[
+        str | None, typer.Option(help="Only presets there; each where it is cheapest by default.")
+    ] = None,
+    explain: Annotated[
+        str | None,
+        typer.Option(metavar="PLATFORM/PRESET", help="Show the arithmetic of this one instead."),
+    ] = None,
+    stack: StackOption = DEFAULT_STACK,
+    prices: Annotated[
+        str, typer.Option(metavar="BOOK", help="Price book in cost/prices.")
+    ] = "nebius",
+    json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    output: OutputOption = None,
+) -> None:
+    """Rank presets and numbers of servers by cost per chat, measured or estimated, and say why."""
+    from cost.advise import advise
+    from cost.advise_explain import explain_candidate
+    from cost.advise_load import measured_curves
+    from cost.advise_table import render_advice
+    from cost.explain_table import render_explanation
+    from cost.price_book import PriceBook
+    from infra.jobs.records import load_whole_records
+
+    declared = context.spec(stack)
+    ask, source = _ask(
+        model, slo, chats_per_day, input_tokens, output_tokens, turns, peak_factor, region, declared
+    )
+    records = load_whole_records(context.state_root(), stack)
+    found = advise(ask, PriceBook.load(prices), measured_curves(model, records))
+    shape = Format.JSON if json else format
+    if explain is not None:
+        put(render_explanation(explain_candidate(found, explain), shape), output)
+        return
+    heading = declared.bill_heading
+    emulated = [f"Curves of stack {stack}: {heading}"] if heading else []
+    put(render_advice(found, shape, [source, *emulated]), output)
+    if found.winner is None:
+        raise CliError(
+            f"no preset keeps {ask.promise} for {ask.shape.name}; relax --slo, shorten the chats, "
+            "or take a smaller model"
+        )
+
+
+def _ask(
+    model: str,
+    slo: str | None,
+    chats_per_day: int | None,
+    input_tokens: int | None,
+    output_tokens: int | None,
+    turns: int | None,
+    peak_factor: str,
+    region: str | None,
+    spec: StackSpec,
+) -> tuple[Ask, str]:
+    """The question, and in one sentence where its chats come from."""
+    from cost.advise_ask import Ask
+    from cost.size.catalog import load_shape
+
+    chat = spec.chat
+    demand = chat.chats_per_day if chats_per_day is None else chats_per_day
+    if demand is None:
+        raise CliError(f"--chats-per-day: missing, and {spec.name} declares no chat.chats_per_day")
+    is_declared = input_tokens is None and output_tokens is None
+    ask = Ask(
+        shape=load_shape(model),
+        input_tokens=chat.context_tokens if input_tokens is None else input_tokens,
+        output_tokens=chat.output_tokens if output_tokens is None else output_tokens,
+        turns=turns if turns is not None else chat.turns if is_declared else 1,
+        cached_share=chat.cached_share if is_declared else Decimal(0),
+        chats_per_day=demand,
+        peak_factor=_number("--peak-factor", peak_factor),
+        promise=_promise(slo),
+        region=region,
+    )
+    whose = f"those of stack {spec.name}" if is_declared else "as given"
+    return ask, f"Chats are {whose}."
+
+
+def _promise(text: str | None) -> Promise:
+    from cost.advise_ask import SLO_NAMES, Promise
+
+    bounds: dict[str, Decimal] = {}
+    problems: list[str] = []
+    for part in text.split(",") if text else []:
+        name, equals, value = (each.strip() for each in part.partition("="))
+        if name not in SLO_NAMES or not equals:
+            problems.append(f"--slo {part}: expected NAME=N, NAME one of {', '.join(SLO_NAMES)}")
+            continue
+        if name in bounds:
+            problems.append(f"--slo {part}: {name} is given twice")
+        try:
+            bounds[name] = _number(f"--slo {name}", value)
+        except CliError as error:
+            problems.append(str(error))
+    if problems:
+        raise CliError("\n".join(problems))
+    return Promise(**bounds)
+
+
+def _number(option: str, text: str) -> Decimal:
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if not value.is_finite() or not 0 < value <= 10**9:
+        raise CliError(f"{option}: got {text!r}, expected a number over 0, such as 2.5")
+    return value

@@ -1,0 +1,86 @@
+"""`soperator advise` on the shipped stacks and on curves that were pulled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.cli.main import app
+from tests.unit.cost.loads import load_json, write_load
+
+RUNNER = CliRunner()
+SLO = "ttft_p99_s=5,tpot_p99_ms=500"
+SMALL = ["advise", "--model", "SmolLM2-135M-Instruct", "--chats-per-day", "1000"]
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path) -> Path:
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_pulled_curve_is_ranked_among_the_estimates(state: Path) -> None:
+    write_load(state / "runs" / "local" / "14", load_json())
+    result = RUNNER.invoke(app, [*SMALL, "--slo", SLO, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["slo"] == {"ttft_p99_s": "5", "tpot_p99_ms": "500"}
+    assert (found["input_tokens"], found["output_tokens"]) == (8000, 2000)
+    (measured,) = [each for each in found["candidates"] if each["basis"] == "measured"]
+    assert measured["preset"] == "2gpu-64vcpu-384gb"
+    assert measured["streams_per_server"] == 8
+    assert "this machine bills nothing" in " ".join(found["notes"])
+
+
+def test_tokens_of_the_question_win_over_the_stack_s(state: Path) -> None:
+    write_load(state / "runs" / "local" / "14", load_json())
+    result = RUNNER.invoke(app, [*SMALL, "--input-tokens", "500", "--output-tokens", "100"])
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert "500 tokens read before each of 1 answer and 100 written, no SLO" in text
+    assert "Left aside (over 10 % off): gpu-l40s-d/2gpu-64vcpu-384gb" in text
+    assert "Chats are as given." in text
+
+
+def test_the_arithmetic_of_one_preset_is_shown_instead(state: Path) -> None:
+    name = "gpu-h100-sxm/1gpu-16vcpu-200gb"
+    result = RUNNER.invoke(app, [*SMALL, "--explain", name])
+    assert result.exit_code == 0, result.output
+    assert "1000 * 1 * 2 / 86400" in result.output
+    assert "USD a chat" in result.output
+
+
+def test_a_promise_that_nothing_keeps_is_shown_and_refused(state: Path) -> None:
+    """A script must not take the first line of a table for an answer."""
+    result = RUNNER.invoke(app, [*SMALL, "--slo", "tpot_p99_ms=0.001"])
+    assert result.exit_code == 1
+    assert "NO PRESET keeps this" in result.output
+    assert "no preset keeps TPOT p99 <= 0.001 ms for SmolLM2-135M" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--slo", "ttft=2"], "--slo ttft=2: expected NAME=N, NAME one of ttft_p99_s, tpot_p99_ms"),
+        (["--slo", "ttft_p99_s=fast"], "--slo ttft_p99_s: got 'fast', expected a number over 0"),
+        (["--slo", "ttft_p99_s=1,ttft_p99_s=2"], "ttft_p99_s is given twice"),
+        (["--region", "moon"], "region: got 'moon', expected one of"),
+        (["--peak-factor", "0.5"], "peak_factor: got 0.5, expected 1 to 1,000"),
+        (["--model", "GPT-9"], "model: 'GPT-9' is not in the catalog"),
+        (["--explain", "gpu-x/y"], "gpu-x/y: no such preset; known:"),
+        (["--turns", "0"], "turns: got 0, expected 1 to 2,000"),
+    ],
+)
+def test_a_wrong_question_is_refused_by_name(state: Path, words: list[str], message: str) -> None:
+    result = RUNNER.invoke(app, [*SMALL, *words])
+    assert result.exit_code == 1, result.output
+    assert message in result.output
+
+
+def test_without_a_demand_nothing_is_advised(state: Path) -> None:
+    result = RUNNER.invoke(app, ["advise", "--model", "Qwen3-8B"])
+    assert result.exit_code == 1
+    assert "--chats-per-day: missing, and local declares no chat.chats_per_day" in result.output
