@@ -1,0 +1,117 @@
+"""Bandwidth of collectives: factors, nccl-tests' text, numbers that contradict themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from workloads.accept.bus import BUS_FACTORS, arithmetic_trouble, transfer
+from workloads.accept.collectives import algorithm, judge
+from workloads.accept.gates import gates_for
+from workloads.accept.nccl_tests import NcclTestsError, parse
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def _text(name: str) -> str:
+    return (RECORDED / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("op", "ranks", "factor"),
+    [
+        # doc/PERFORMANCE.md of nccl-tests.
+        ("all_reduce", 8, 1.75),
+        ("all_reduce", 16, 1.875),
+        ("all_gather", 8, 0.875),
+        ("reduce_scatter", 8, 0.875),
+        ("send_recv", 16, 1.0),
+    ],
+)
+def test_bus_factors_are_those_of_nccl_tests(op: str, ranks: int, factor: float) -> None:
+    assert BUS_FACTORS[op](ranks) == factor
+    row = transfer(op, ranks, 10**9, 0.01)
+    assert row.algbw_gb_per_s == pytest.approx(100)
+    assert row.busbw_gb_per_s == pytest.approx(100 * factor)
+    assert arithmetic_trouble(row) is None
+
+
+def test_recorded_output_of_16_h100_is_read_with_the_slower_of_both_columns() -> None:
+    rows = parse(_text("nccl_all_reduce_16xh100.txt"), op="all_reduce", ranks=16)
+    assert [row.bytes for row in rows] == [2**29, 2**30, 2**31, 2**32, 2**33]
+    assert [row.busbw_gb_per_s for row in rows][-2:] == [392.27, 391.45]
+    assert rows[-1].time_s == pytest.approx(0.041145)
+    assert {row.wrong for row in rows} == {0}
+    assert not [trouble for row in rows if (trouble := arithmetic_trouble(row))]
+
+
+def test_the_wrong_number_of_ranks_shows_in_recorded_output() -> None:
+    for row in parse(_text("nccl_all_reduce_16xh100.txt"), op="all_reduce", ranks=8):
+        trouble = arithmetic_trouble(row)
+        assert trouble is not None
+        assert "bus factor 1.875 was used, all_reduce over 8 ranks has 1.75" in trouble
+
+
+def test_a_bandwidth_that_its_size_and_time_do_not_give_is_told() -> None:
+    row = transfer("all_reduce", 8, 10**9, 0.01)
+    # MiB counted as MB, or bits as bytes: both numbers are wrong by the same share.
+    wrong = replace(row, algbw_gb_per_s=100 * 1.0486, busbw_gb_per_s=175 * 1.0486)
+    trouble = arithmetic_trouble(wrong)
+    assert trouble is not None
+    assert "are 100 GB/s, not 104.9" in trouble
+
+
+def test_a_slow_fabric_fails_and_a_sound_one_passes() -> None:
+    gates = gates_for("gpu-h100-sxm", 8)
+    found = {}
+    for name in ("16xh100", "slow"):
+        rows = parse(_text(f"nccl_all_reduce_{name}.txt"), op="all_reduce", ranks=16)
+        placed = [
+            {**row.to_json(), "scope": "cluster", "nodes": ["worker-0", "worker-1"]} for row in rows
+        ]
+        checks = {check.id: check for check in judge(placed, gates, "ring")}
+        found[name] = checks["collectives.all_reduce"]
+    assert [check.outcome for check in found.values()] == ["PASS", "FAIL"]
+    assert found["slow"].measured == 155.56
+    assert found["slow"].nodes == ("worker-0", "worker-1")
+
+
+def test_a_prefix_of_the_launcher_and_no_error_check_are_read() -> None:
+    rows = parse(_text("nccl_all_reduce_slow.txt"), op="all_reduce", ranks=16)
+    assert len(rows) == 8
+    assert {row.wrong for row in rows} == {None}
+
+
+def test_output_that_was_cut_short_is_no_result() -> None:
+    text = _text("nccl_all_reduce_a6000.txt")
+    with pytest.raises(NcclTestsError, match="4 rows and no 'Avg bus bandwidth'"):
+        parse(text.partition("# Out of bounds")[0], op="all_reduce", ranks=2)
+    with pytest.raises(NcclTestsError, match="no row of results; its last line: no NCCL"):
+        parse("something\nno NCCL\n", op="all_reduce", ranks=2)
+
+
+def test_elements_that_arrive_wrong_fail_whatever_the_speed() -> None:
+    text = _text("nccl_all_reduce_a6000.txt").replace("47.48      0\n", "47.48      7\n")
+    rows = parse(text, op="all_reduce", ranks=2)
+    placed = [{**row.to_json(), "scope": "node", "nodes": ["worker-0"]} for row in rows]
+    checks = {check.id: check for check in judge(placed, gates_for("gpu-l40s-d", 2), None)}
+    assert checks["collectives.values"].outcome == "FAIL"
+    assert checks["collectives.values"].nodes == ("worker-0",)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "environment", "way"),
+    [
+        (8, {}, "nvls"),
+        (4, {}, "ring"),  # NVLS starts above four
+        (8, {"NCCL_ALGO": "Ring"}, "ring"),
+        (8, {"NCCL_ALGO": "NVLSTree"}, "nvls"),
+        (8, {"NCCL_NVLS_ENABLE": "0"}, "ring"),
+    ],
+)
+def test_nccl_may_reduce_in_the_switch_above_four_gpus(
+    gpus: int, environment: dict[str, str], way: str
+) -> None:
+    assert algorithm(gpus, environment) == way

@@ -1,0 +1,101 @@
+"""The published 16-GPU run passed its own gate with 98 %. Its own numbers say 20.7 %, and FAIL.
+
+The invariant: efficiency comes from tokens of one model; a ratio of bandwidths never stands for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workloads.accept.gates import gates_for
+from workloads.accept.judge_recorded import judge, main
+from workloads.accept.outcome import Check, overall
+from workloads.accept.recorded import Recorded, read_benchmark
+from workloads.common.exit_codes import DataError, ExitCode
+
+RECORDED = Path(__file__).parent / "recorded"
+FILES = (RECORDED / "seed001_1_node.json", RECORDED / "seed001_2_nodes.json")
+
+
+def _runs() -> list[Recorded]:
+    return [read_benchmark(json.loads(path.read_text()), path.name) for path in FILES]
+
+
+def _checks(runs: list[Recorded]) -> dict[str, list[Check]]:
+    found: dict[str, list[Check]] = {}
+    for check in judge(runs, gates_for("gpu-h100-sxm", 8)):
+        found.setdefault(check.id, []).append(check)
+    return found
+
+
+def test_the_run_that_claimed_98_percent_fails_with_its_true_20_7() -> None:
+    checks = _checks(_runs())
+    (efficiency,) = checks["training.scaling_efficiency"]
+    assert efficiency.outcome == "FAIL"
+    assert efficiency.measured == pytest.approx(100 * 137162.0 / 16 / (331742.7 / 8))
+    assert efficiency.measured == pytest.approx(20.67, abs=0.01)
+    assert efficiency.reason is not None
+    assert "2 times the ranks do 0.41 times the work" in efficiency.reason
+    assert overall([check for found in checks.values() for check in found]) == "FAIL"
+
+
+def test_its_bandwidths_were_right_and_say_nothing_of_training() -> None:
+    checks = _checks(_runs())
+    assert [check.outcome for check in checks["collectives.arithmetic"]] == ["PASS"]
+    assert {check.outcome for check in checks["collectives.all_reduce"]} == {"PASS"}
+    called_efficiency = 434.99 / 442.21
+    assert called_efficiency == pytest.approx(0.98, abs=0.005)
+
+
+def test_what_it_did_not_measure_is_not_run() -> None:
+    checks = _checks(_runs())
+    assert [check.outcome for check in checks["connectivity.pairs"]] == ["NOT_RUN"]
+    assert [check.outcome for check in checks["readiness.gpus"]] == ["NOT_RUN"]
+
+
+def test_two_nodes_without_one_have_no_efficiency() -> None:
+    (efficiency,) = _checks(_runs()[1:])["training.scaling_efficiency"]
+    assert efficiency.outcome == "NOT_RUN"
+
+
+def test_points_of_two_models_are_not_compared() -> None:
+    one, two = _runs()
+    other = replace(two, point=replace(two.point, sequence=1024))
+    (efficiency,) = _checks([one, other])["training.scaling_efficiency"]
+    assert efficiency.outcome == "NOT_RUN"
+    assert efficiency.reason is not None
+    assert "another model, batch or sequence" in efficiency.reason
+
+
+def test_a_bus_factor_of_the_wrong_world_is_caught() -> None:
+    one, two = _runs()
+    # The factor of eight ranks, 1.75, used for sixteen.
+    rows = tuple(
+        {**row, "busbw_gb_per_s": row["algbw_gb_per_s"] * 1.75} if row["ranks"] == 16 else row
+        for row in two.rows
+    )
+    (arithmetic,) = _checks([one, replace(two, rows=rows)])["collectives.arithmetic"]
+    assert arithmetic.outcome == "FAIL"
+    assert arithmetic.reason is not None
+    assert "bus factor 1.75 was used, all_reduce over 16 ranks has 1.875" in arithmetic.reason
+
+
+def test_the_command_fails_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--judge", *map(str, FILES), "--platform", "gpu-h100-sxm"]
+    assert main(words) is ExitCode.FAILED
+    printed = capsys.readouterr().out
+    assert re.search(r"^FAIL +training.scaling_efficiency .* 20\.67 percent", printed, re.MULTILINE)
+    assert printed.endswith("FAIL\n")
+
+
+@pytest.mark.parametrize("values", [{}, {"cluster_info": {}}, {"results": 3, "cluster_info": {}}])
+def test_another_schema_is_refused_in_a_line(values: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"x\.json: no result of benchmark\.py") as refused:
+        read_benchmark(values, "x.json")
+    assert "\n" not in str(refused.value)

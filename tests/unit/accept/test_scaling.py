@@ -1,0 +1,182 @@
+"""Scaling, stragglers, pairs and spreads from numbers alone."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workloads.accept import compute, connectivity, scaling, soak
+from workloads.accept.config import AcceptConfig, TrainingConfig, profiled
+from workloads.accept.connectivity import Pair, rounds
+from workloads.accept.gates import gates_for
+from workloads.accept.nodes import Node, table
+from workloads.accept.scaling import Point, base_of, efficiency_percent, stragglers
+from workloads.accept.soak import Soak
+from workloads.accept.training import points_of
+
+H100 = gates_for("gpu-h100-sxm", 8)
+
+
+def _nodes(count: int, per_node: int = 8) -> tuple[Node, ...]:
+    return table(
+        [
+            (f"worker-{index}", "NVIDIA H100 80GB HBM3", 79.6)
+            for index in range(count)
+            for _ in range(per_node)
+        ]
+    )
+
+
+def _point(ranks: int, tokens_per_s_per_rank: float, nodes: int = 1) -> Point:
+    return Point(
+        ranks=ranks,
+        nodes=nodes,
+        tokens=int(1000 * tokens_per_s_per_rank * ranks),
+        seconds=1000.0,
+        model="decoder-163m",
+        batch=8,
+        sequence=512,
+        dtype="bf16",
+        loss=2.0,
+    )
+
+
+def test_the_table_names_nodes_roles_and_ranks() -> None:
+    master, worker = _nodes(2)
+    assert (master.name, master.role, master.ranks) == ("worker-0", "master", tuple(range(8)))
+    assert (worker.role, worker.ranks, worker.gpus) == ("worker", tuple(range(8, 16)), 8)
+    assert worker.to_json()["gpu_memory_gib"] == 79.6
+
+
+@given(st.integers(min_value=2, max_value=33))
+def test_every_pair_meets_once_and_nobody_is_in_two_pairs_at_a_time(ranks: int) -> None:
+    found = rounds(range(ranks))
+    assert sorted(pair for each in found for pair in each) == list(combinations(range(ranks), 2))
+    for each in found:
+        members = [rank for pair in each for rank in pair]
+        assert len(members) == len(set(members))
+
+
+def test_a_point_on_several_nodes_is_held_against_one_whole_node() -> None:
+    points = [_point(1, 100), _point(8, 95), _point(16, 90, 2), _point(32, 80, 4)]
+    assert base_of(points, points[3]) is points[1]
+    assert base_of(points, points[1]) is points[0]
+    assert base_of(points, points[0]) is None
+    assert efficiency_percent(points[1], points[3]) == pytest.approx(100 * 80 / 95)
+
+
+def test_efficiency_is_judged_at_each_point() -> None:
+    points = [_point(1, 40000), _point(8, 39000), _point(16, 34000, 2)]
+    checks = scaling.judge(points, stragglers([[1.0]] * 16), _nodes(2), H100)
+    found = [check for check in checks if check.id == "training.scaling_efficiency"]
+    assert [check.outcome for check in found] == ["PASS", "FAIL"]
+    assert found[1].measured == pytest.approx(100 * 34 / 39)
+    assert found[1].nodes == ("worker-0", "worker-1")
+    assert found[1].context["model"] == "decoder-163m"
+    assert found[1].context["base_ranks"] == 8
+
+
+def test_a_loss_that_is_no_number_fails() -> None:
+    bad = Point(
+        **{**{name: getattr(_point(1, 1), name) for name in Point.__slots__}, "loss": float("nan")}
+    )
+    checks = scaling.judge([bad], [], _nodes(1), gates_for(None, 0))
+    assert [(check.id, check.outcome) for check in checks] == [("training.loss", "FAIL")]
+
+
+def test_a_slow_rank_is_found_and_its_node_named() -> None:
+    work = [[0.1, 0.1, 0.11] for _ in range(16)]
+    work[11] = [0.1, 0.125, 0.13]
+    found = stragglers(work)
+    assert found[11].slowdown_percent == pytest.approx(25)
+    (check,) = (
+        check
+        for check in scaling.judge([_point(16, 40000, 2)], found, _nodes(2), H100)
+        if check.id == "training.straggler_slowdown"
+    )
+    assert check.outcome == "FAIL"
+    assert check.nodes == ("worker-1",)
+    assert "rank 11 on worker-1 +25 %" in str(check.reason)
+
+
+def test_one_slow_step_is_no_straggler() -> None:
+    work = [[0.1, 0.1, 0.1] for _ in range(16)]
+    work[3] = [0.1, 0.1, 9.0]
+    assert max(each.slowdown_percent for each in stragglers(work)) == 0
+
+
+def test_a_slow_link_is_blamed_on_the_node_that_all_slow_pairs_share() -> None:
+    nodes = _nodes(3, 1)
+    pairs = [
+        Pair(one=0, other=1, is_right=True, gb_per_s=48),
+        Pair(one=0, other=2, is_right=True, gb_per_s=12),
+        Pair(one=1, other=2, is_right=True, gb_per_s=12.5),
+    ]
+    checks = connectivity.judge(pairs, nodes, 3, H100)
+    (slow,) = (check for check in checks if check.outcome == "FAIL")
+    assert (slow.id, slow.nodes) == ("connectivity.pair_share", ("worker-2",))
+    assert slow.measured == pytest.approx(0.25)
+
+
+def test_a_pair_that_nobody_measured_or_that_got_other_values_fails() -> None:
+    nodes = _nodes(2, 1)
+    none = connectivity.judge([], nodes, 2, H100)
+    assert {check.id for check in none if check.outcome == "FAIL"} == {
+        "connectivity.nodes",
+        "connectivity.pairs",
+    }
+    wrong = connectivity.judge([Pair(one=0, other=1, is_right=False, gb_per_s=1)], nodes, 2, H100)
+    failed = {check.id: check for check in wrong if check.outcome == "FAIL"}
+    assert failed["connectivity.pairs"].reason == "0 of 1 pairs; wrong: 0-1"
+
+
+def test_a_slow_gpu_fails_the_gate_and_the_spread() -> None:
+    rows = [
+        {
+            "rank": rank,
+            "gemm_tflops": 740.0 if rank != 5 else 690.0,
+            "hbm_gb_per_s": 3000.0,
+            "host_to_device_gb_per_s": 55.0,
+            "is_right": True,
+        }
+        for rank in range(8)
+    ]
+    failed = {
+        check.id: check for check in compute.judge(rows, _nodes(1), H100) if check.outcome == "FAIL"
+    }
+    assert set(failed) == {"compute.gemm", "compute.gemm_spread"}
+    assert failed["compute.gemm"].subject == "rank 5, the slowest of 8"
+
+
+def test_a_soak_that_slows_down_or_sums_wrongly_fails() -> None:
+    warm = Soak(seconds=60, round_s=(1.0, 1.0, 1.1, 1.1, 1.2, 1.2), wrong_rounds=1)
+    assert warm.drift_percent == pytest.approx(20)
+    outcomes = {check.id: check.outcome for check in soak.judge(warm, [], [], _nodes(1), H100)}
+    assert outcomes == {"soak.values": "FAIL", "soak.drift": "FAIL"}
+
+
+@pytest.mark.parametrize(
+    ("world", "per_node", "points"),
+    [
+        (16, 8, (1, 2, 4, 8, 16)),
+        (32, 8, (1, 2, 4, 8, 16, 32)),
+        (24, 8, (1, 2, 4, 8, 16, 24)),
+        (4, 1, (1, 2, 4)),
+        (1, 1, (1,)),
+    ],
+)
+def test_points_are_1_2_4_in_a_node_then_whole_nodes_then_all(
+    world: int, per_node: int, points: tuple[int, ...]
+) -> None:
+    assert points_of(TrainingConfig(), world, per_node) == points
+
+
+def test_quick_repeats_less_and_keeps_the_sizes_that_limits_speak_of() -> None:
+    full = AcceptConfig()
+    quick = profiled(AcceptConfig(profile="quick"))
+    assert quick.collectives.sizes_mb == full.collectives.sizes_mb
+    assert (quick.soak_s, quick.training.steps) == (60, 20)
+    assert profiled(full) == full

@@ -1,0 +1,1 @@
+"""Acceptance: what a cluster must show before anybody pays for it, measured inside it."""

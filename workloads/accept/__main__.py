@@ -1,0 +1,107 @@
+"""The acceptance suite as a job: under torchrun, in an sbatch or as a Kubernetes Job.
+
+Usage: python -m workloads.accept [--recipe accept_gpu] [--set accept.profile=quick]
+       python -m workloads.accept --judge RESULT.json [RESULT.json] --platform gpu-h100-sxm
+Writes acceptance.json. Ends with 0 for PASS, 1 for FAIL, 69 for NOT RUN. docs/acceptance.md.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from workloads.accept.outcome import Check
+from workloads.accept.report import FILE_NAME, Report
+from workloads.common import hardware
+from workloads.common.exit_codes import NotRunError, WorkloadError
+from workloads.common.job import Job, end, run_job, section_of
+from workloads.common.log import log
+
+DEFAULT_RECIPE = "accept_gpu"
+
+
+class NotAcceptedError(WorkloadError):
+    """A limit was not kept."""
+
+
+def main(job: Job) -> None:
+    """Run the stages, write acceptance.json; anything but PASS is an error."""
+    if job.recipe.accept is None:
+        raise section_of(job.recipe, "accept")
+    from workloads.accept.suite import run_suite
+    from workloads.common.dist import world
+
+    config = job.recipe.accept
+    path = job.results_dir / FILE_NAME
+    gates_file = (
+        None if config.gates is None else job.places.expand(config.gates, at="accept.gates")
+    )
+    with world() as here:
+        job.record.hardware = hardware.detect(hardware.device_name())
+        report = run_suite(
+            here,
+            config,
+            job.places,
+            gates_file=gates_file,
+            platform=os.environ.get("SOPERATOR_PLATFORM") or None,
+            write=lambda report: report.write(path),
+        )
+    job.record.model = config.training.name
+    job.record.artifacts["acceptance"] = str(path)
+    job.record.metrics |= metrics(report)
+    for line in table(report.checks):
+        log(line)
+    _raise(report)
+
+
+def table(checks: Sequence[Check]) -> list[str]:
+    """Return a line for each check: outcome, id, subject, number, limit, reason."""
+    lines: list[str] = []
+    for check in checks:
+        number = "" if check.measured is None else f" {check.measured:.4g} {check.unit}"
+        limit = "" if check.limit is None else f" ({check.limit.says()})"
+        reason = "" if check.reason is None else f": {check.reason}"
+        outcome = check.outcome.replace("_", " ")
+        lines.append(f"{outcome:8}{check.id} {check.subject}{number}{limit}{reason}")
+    return lines
+
+
+def metrics(report: Report) -> dict[str, float]:
+    """Return what a run record keeps: the widest training point and the largest all-reduce."""
+    found: dict[str, float] = {}
+    points = report.measurements.get("training", {}).get("points", [])
+    if points:
+        found["train_tokens_per_s"] = points[-1]["tokens_per_s"]
+    rows = [row for row in report.measurements.get("collectives", []) if row["op"] == "all_reduce"]
+    if rows:
+        found["busbw_gb_per_s"] = rows[-1]["busbw_gb_per_s"]
+    return found
+
+
+def _raise(report: Report) -> None:
+    outcome = report.outcome
+    if outcome == "PASS":
+        return
+    bad = [check for check in report.checks if check.outcome == outcome]
+    names = ", ".join(dict.fromkeys(check.id for check in bad))
+    if outcome == "FAIL":
+        raise NotAcceptedError(f"{len(bad)} of {len(report.checks)} checks failed: {names}")
+    raise NotRunError(f"not accepted: {len(bad)} checks were not run: {names or 'a stage'}")
+
+
+def run() -> NoReturn:
+    """Run the job, or judge recorded results."""
+    arguments = sys.argv[1:]
+    if "--judge" in arguments:
+        from workloads.accept.judge_recorded import main as judge
+
+        end(judge(arguments))
+    if not {"--recipe", "--config"} & {each.partition("=")[0] for each in arguments}:
+        arguments = ["--recipe", DEFAULT_RECIPE, *arguments]
+    end(run_job("accept", main, arguments))
+
+
+if __name__ == "__main__":
+    run()

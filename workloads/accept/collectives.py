@@ -1,0 +1,238 @@
+"""The sweep: all-reduce, all-gather, reduce-scatter and send-receive by message size.
+
+Times torch's collectives (NCCL on GPUs, gloo on CPU) inside each node and over all, and checks the
+values that arrive. Where the programs of nccl-tests are there, one node's are run too. Owns no
+formula (bus.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workloads.accept import nccl_tests
+from workloads.accept.bus import BUS_FACTORS, Transfer, arithmetic_trouble, transfer
+from workloads.accept.config import CollectivesConfig
+from workloads.accept.gates import Gates
+from workloads.accept.nodes import Node
+from workloads.accept.outcome import Check, fact, hold, not_run
+from workloads.common.dist import World
+
+_ITEM_BYTES = 4
+_NVLS_OVER = 4
+"""NVLS reduces in the NVSwitch from five GPUs of a node on (measured by stas00, see gates.yaml)."""
+_PROGRAM_TIMEOUT_S = 1800
+Row = dict[str, Any]
+"""A transfer as plain values, with its scope, node count and nodes."""
+
+
+def algorithm(gpus_on_node: int, environment: Mapping[str, str] = os.environ) -> str:
+    """Return `nvls` or `ring`: what NCCL may use for all-reduce inside such a node."""
+    named = environment.get("NCCL_ALGO", "")
+    is_off = environment.get("NCCL_NVLS_ENABLE") == "0" or (named and "NVLS" not in named.upper())
+    return "ring" if is_off or gpus_on_node <= _NVLS_OVER else "nvls"
+
+
+def sweep(world: World, nodes: Sequence[Node], config: CollectivesConfig) -> list[Row]:
+    """Return the rows of all scopes, sizes and collectives; the same on every rank."""
+    import torch.distributed as dist
+
+    rows: list[Row] = []
+    for node in nodes:
+        group = dist.new_group(list(node.ranks)) if len(nodes) > 1 else None
+        if len(node.ranks) > 1:
+            mine = _sweep_group(world, node.ranks, 1, config, group)
+            rows += [_row(each, "node", (node.name,)) for each in mine]
+    if len(nodes) > 1:
+        ranks = tuple(range(world.world_size))
+        everywhere = tuple(node.name for node in nodes)
+        # The same GPU of the next node: every network port carries something.
+        shift = len(nodes[0].ranks)
+        rows += [
+            _row(each, "cluster", everywhere) for each in _sweep_group(world, ranks, shift, config)
+        ]
+    return rows
+
+
+def _sweep_group(
+    world: World, ranks: Sequence[int], shift: int, config: CollectivesConfig, group: Any = None
+) -> list[Transfer]:
+    found: list[Transfer] = []
+    for op in BUS_FACTORS:
+        for size_mb in config.sizes_mb:
+            elements = max(1, size_mb * 10**6 // _ITEM_BYTES // len(ranks)) * len(ranks)
+            mine: tuple[float, int] | None = None
+            if world.rank in ranks:
+                mine = _time(world, op, elements, ranks, shift, config, group)
+            took = [each for each in world.gather(mine) if each is not None]
+            slowest, wrong = max(each[0] for each in took), sum(each[1] for each in took)
+            found.append(transfer(op, len(ranks), elements * _ITEM_BYTES, slowest, wrong))
+    return found
+
+
+def _time(
+    world: World,
+    op: str,
+    elements: int,
+    ranks: Sequence[int],
+    shift: int,
+    config: CollectivesConfig,
+    group: Any,
+) -> tuple[float, int]:
+    """Seconds of one call on this rank, and how many elements came out wrong."""
+    import torch.distributed as dist
+
+    call, wrong = _prepare(world, op, elements, ranks, shift, group)
+    call()
+    errors = wrong()
+    for _ in range(config.warmup):
+        call()
+    _wait(world)
+    dist.barrier(group=group)
+    _wait(world)
+    began = time.perf_counter()
+    for _ in range(config.iterations):
+        call()
+    _wait(world)
+    return (time.perf_counter() - began) / config.iterations, errors
+
+
+def _prepare(
+    world: World, op: str, elements: int, ranks: Sequence[int], shift: int, group: Any
+) -> tuple[Callable[[], None], Callable[[], int]]:
+    """The call, and the look at what its first run left."""
+    import torch
+    import torch.distributed as dist
+
+    num, place = len(ranks), ranks.index(world.rank)
+    part = elements // num
+
+    def full(count: int, value: float) -> torch.Tensor:
+        return torch.full((count,), value, device=world.device)
+
+    if op == "all_reduce":
+        tensor = full(elements, place + 1.0)
+        total = num * (num + 1) / 2
+        # What is summed again and again must stay finite: after the look it is zero.
+        return lambda: _done(dist.all_reduce(tensor, group=group)), lambda: _count(
+            tensor, total, clear=True
+        )
+    if op == "all_gather":
+        into, own = full(elements, -1.0), full(part, place + 1.0)
+        return lambda: _done(dist.all_gather_into_tensor(into, own, group=group)), lambda: sum(
+            _count(into[index * part : (index + 1) * part], index + 1.0) for index in range(num)
+        )
+    if op == "reduce_scatter":
+        whole, own = full(elements, place + 1.0), full(part, -1.0)
+        return lambda: _done(dist.reduce_scatter_tensor(own, whole, group=group)), lambda: _count(
+            own, num * (num + 1) / 2
+        )
+    to, came = ranks[(place + shift) % num], ranks[(place - shift) % num]
+    sent, got = full(elements, float(world.rank)), full(elements, -1.0)
+
+    def exchange() -> None:
+        for request in dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, sent, to, group), dist.P2POp(dist.irecv, got, came, group)]
+        ):
+            request.wait()
+
+    return exchange, lambda: _count(got, float(came))
+
+
+def _done(result: Any) -> None:
+    assert result is None  # async_op=False
+
+
+def _count(tensor: Any, value: float, *, clear: bool = False) -> int:
+    wrong = int((tensor != value).sum())
+    if clear:
+        tensor.zero_()
+    return wrong
+
+
+def _wait(world: World) -> None:
+    if world.device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(world.device)
+
+
+def run_programs(folder: Path, gpus: int, sizes_mb: Sequence[int]) -> list[Transfer]:
+    """Return what the programs of nccl-tests in `folder` say of the GPUs of this node."""
+    found: list[Transfer] = []
+    for op, name in nccl_tests.PROGRAMS.items():
+        path = shutil.which(name, path=str(folder))
+        if path is None:
+            raise nccl_tests.NcclTestsError(f"{folder / name}: not there; build nccl-tests there")
+        least, most = min(sizes_mb) * 10**6, max(sizes_mb) * 10**6
+        words = [path, "-b", str(least), "-e", str(most), "-f", "2", "-g", str(gpus)]
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=_PROGRAM_TIMEOUT_S, check=False
+        )
+        found += nccl_tests.parse(done.stdout + done.stderr, op=op, ranks=gpus)
+    return found
+
+
+def judge(rows: Sequence[Row], gates: Gates, way: str | None) -> list[Check]:
+    """Return: right values, right arithmetic, and the busbw of the largest message of each scope.
+
+    `way` is NCCL's algorithm where it is known.
+    """
+    if not rows:
+        return [not_run("collectives.all_reduce", "one rank has no partner", subject="no ranks")]
+    checks = [_values(rows), _arithmetic(rows)]
+    last = {(row["op"], row["scope"], *row["nodes"]): row for row in rows}
+    for row in last.values():
+        check = f"collectives.{row['op']}"
+        limit = gates.limit(
+            check,
+            scope=row["scope"],
+            nodes=len(row["nodes"]),
+            algorithm=way,
+            bytes=row["bytes"],
+        )
+        if limit is None:
+            continue
+        checks.append(
+            hold(
+                check,
+                row["busbw_gb_per_s"],
+                limit,
+                subject=_subject(row),
+                nodes=row["nodes"],
+                context={"bytes": row["bytes"], "ranks": row["ranks"], "algorithm": way},
+            )
+        )
+    return checks
+
+
+def _values(rows: Sequence[Row]) -> Check:
+    bad = [row for row in rows if row["wrong"]]
+    said = ", ".join(f"{_subject(row)}: {row['wrong']} elements" for row in bad[:4])
+    nodes = sorted({name for row in bad for name in row["nodes"]})
+    return fact("collectives.values", not bad, subject="all rows", nodes=nodes, reason=said)
+
+
+def _arithmetic(rows: Sequence[Row]) -> Check:
+    fields = Transfer.__dataclass_fields__
+    found = [
+        (row, trouble)
+        for row in rows
+        if (trouble := arithmetic_trouble(Transfer(**{key: row[key] for key in fields})))
+    ]
+    said = "; ".join(f"{_subject(row)}: {trouble}" for row, trouble in found[:3])
+    return fact("collectives.arithmetic", not found, subject="all rows", reason=said)
+
+
+def _subject(row: Row) -> str:
+    where = row["nodes"][0] if row["scope"] == "node" else f"{len(row['nodes'])} nodes"
+    return f"{row['op']} of {row['ranks']} ranks on {where}, {row['bytes'] / 1e6:g} MB"
+
+
+def _row(found: Transfer, scope: str, nodes: Sequence[str]) -> Row:
+    return {**found.to_json(), "scope": scope, "nodes": list(nodes)}

@@ -1,0 +1,239 @@
+"""Gates as data: what hardware must reach, each limit with its source and date (gates.yaml).
+
+Owns reading and choosing: by platform and GPUs of a node, then by the conditions of each row. A
+recipe may name a file of its own in the same form, whose rows win. Measures and judges nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from workloads.common.exit_codes import ConfigError
+from workloads.common.recipe import parse, read_mapping
+
+FILE = Path(__file__).with_name("gates.yaml")
+SCHEMA_VERSION = 1
+_BITS_PER_BYTE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a limit comes from."""
+
+    what: str
+    url: str
+    date: str
+    """Day on which it was read or derived."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """A limit as a share of what the wire carries."""
+
+    gbit_per_s: float
+    """Rate of one port as its maker prints it, in 10^9 bits a second."""
+    share: float
+    ports: int = 1
+
+    @property
+    def gb_per_s(self) -> float:
+        """The share in 10^9 bytes a second: bits over 8, all ports together."""
+        return self.gbit_per_s / _BITS_PER_BYTE * self.ports * self.share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """One row: the limit of one check, and when the row counts."""
+
+    check: str
+    source: str
+    unit: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+    wire: Wire | None = None
+    """Instead of `at_least`, for what a network port must carry."""
+    scope: str | None = None
+    """`node` or `cluster`: ranks of one node, or of several; None is both."""
+    nodes: int | None = None
+    """This number of nodes only."""
+    least_nodes: int | None = None
+    algorithm: str | None = None
+    """`nvls` or `ring`: what NCCL may use; NVLS needs more than 4 GPUs on a node."""
+    from_bytes: int = 0
+    """Smallest message that the limit speaks of."""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        limits = [each for each in (self.at_least, self.at_most, self.wire) if each is not None]
+        if len(limits) != 1:
+            raise ValueError("at_least: give exactly one of at_least, at_most and wire")
+
+    def counts(self, conditions: Mapping[str, Any]) -> bool:
+        """Whether the row speaks of a measurement under these conditions."""
+        for name in ("scope", "nodes", "algorithm"):
+            wanted = getattr(self, name)
+            if wanted is not None and conditions.get(name) not in (None, wanted):
+                return False
+        if self.least_nodes is not None and conditions.get("nodes", 1) < self.least_nodes:
+            return False
+        return conditions.get("bytes", self.from_bytes) >= self.from_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A limit with everything a certificate must say of it."""
+
+    at_least: float | None
+    at_most: float | None
+    unit: str
+    source: str
+    date: str
+    note: str = ""
+
+    def holds(self, value: float) -> bool:
+        """Whether the value keeps the limit; the limit itself does, and what is no number not."""
+        if self.at_least is not None:
+            return value >= self.at_least
+        assert self.at_most is not None
+        return value <= self.at_most
+
+    def says(self) -> str:
+        """Return the limit in words: `at least 350`."""
+        if self.at_least is not None:
+            return f"at least {self.at_least:g}"
+        return f"at most {self.at_most:g}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the limit as plain values."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a node of this class has; None is not known or not there to be had."""
+
+    model: str | None = None
+    """Part of the name that nvidia-smi prints."""
+    memory_gib: float | None = None
+    """Least memory of one GPU."""
+    pcie_gen: int | None = None
+    pcie_width: int | None = None
+    nvlinks: int | None = None
+    """NVLinks between any two GPUs of a node, NV18 of `nvidia-smi topo -m`."""
+    ecc: bool | None = None
+    infiniband_ports: int | None = None
+    infiniband_gbit_per_s: float | None = None
+    driver: str | None = None
+    """Oldest driver branch that the pinned CUDA runs on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareClass:
+    """Nodes that share their limits."""
+
+    name: str
+    platforms: tuple[str, ...] = ()
+    gpus_per_node: tuple[int, ...] = ()
+    """Empty: any number."""
+    expected: Expected = field(default_factory=Expected)
+    gates: tuple[Gate, ...] = ()
+    certifies: str = ""
+    """What passing means, and what it does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    schema_version: int
+    sources: Mapping[str, Any]
+    classes: tuple[HardwareClass, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gates:
+    """The limits of one class of hardware."""
+
+    hardware: HardwareClass
+    sources: Mapping[str, Source]
+
+    def limit(self, check: str, **conditions: Any) -> Limit | None:
+        """The limit of a check under these conditions; None: measured only. Later rows win."""
+        found = [row for row in self.hardware.gates if row.check == check]
+        rows = [row for row in found if row.counts(conditions)]
+        if not rows:
+            return None
+        # Where NCCL's way is not known, the lowest limit counts: the other needs NVLS.
+        if conditions.get("algorithm") is None and any(row.algorithm for row in rows):
+            return min((self._limit(row) for row in rows), key=lambda each: each.at_least or 0)
+        return self._limit(rows[-1])
+
+    def _limit(self, row: Gate) -> Limit:
+        source = self.sources[row.source]
+        note = row.note
+        if row.wire is not None:
+            wire = row.wire
+            said = (
+                f"{wire.share:.0%} of {wire.ports} x {wire.gbit_per_s:g} Gbit/s / {_BITS_PER_BYTE}"
+            )
+            note = f"{said}; {note}" if note else said
+        return Limit(
+            at_least=row.wire.gb_per_s if row.wire else row.at_least,
+            at_most=row.at_most,
+            unit="GB/s" if row.wire else row.unit,
+            source=f"{source.what}, {source.url}",
+            date=source.date,
+            note=note,
+        )
+
+
+def gates_for(platform: str | None, gpus_per_node: int, extra: Path | None = None) -> Gates:
+    """Return the limits of this hardware; without GPUs those of a CPU rehearsal."""
+    file = _read(FILE)
+    wanted = platform if gpus_per_node else "cpu"
+    for hardware in file.classes:
+        fits = not hardware.gpus_per_node or gpus_per_node in hardware.gpus_per_node
+        if wanted in hardware.platforms and fits:
+            break
+    else:
+        known = ", ".join(
+            f"{name} with {'/'.join(map(str, each.gpus_per_node)) or 'any number of'} GPUs"
+            for each in file.classes
+            for name in each.platforms
+        )
+        if extra is None:
+            raise ConfigError(
+                f"no gates for platform '{platform}' with {gpus_per_node} GPUs a node (has: "
+                f"{known}); name a file of gates in accept.gates"
+            )
+        hardware = HardwareClass(name=f"{platform} with {gpus_per_node} GPUs a node")
+    sources = dict(file.sources)
+    if extra is not None:
+        own = _read(extra)
+        sources |= own.sources
+        rows = tuple(row for each in own.classes for row in each.gates)
+        hardware = dataclasses.replace(hardware, gates=hardware.gates + rows)
+    return Gates(hardware=hardware, sources=sources)
+
+
+@cache
+def _read(path: Path) -> _File:
+    mapping = read_mapping(path)
+    version = mapping.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise ConfigError(f"{path}: schema_version is {version}, this reads {SCHEMA_VERSION}")
+    file = parse(_File, mapping, at=path.stem)
+    sources = {
+        name: parse(Source, value, at=f"{path.stem}.sources.{name}")
+        for name, value in file.sources.items()
+    }
+    shipped = {} if path == FILE else _read(FILE).sources
+    missing = sorted(
+        {row.source for each in file.classes for row in each.gates} - set(sources) - set(shipped)
+    )
+    if missing:
+        raise ConfigError(f"{path}: sources: {', '.join(missing)} missing; say where it is from")
+    return dataclasses.replace(file, sources=sources)

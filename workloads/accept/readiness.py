@@ -1,0 +1,248 @@
+"""Whether every node has what was declared: GPUs, driver, ECC, PCIe, NVLink, InfiniBand.
+
+Owns asking each node once and the questions. What nvidia-smi prints is read in nvidia_smi.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from workloads.accept.gates import Expected
+from workloads.accept.nodes import node_name
+from workloads.accept.nvidia_smi import Gpu, NvidiaSmiError, parse_topology, parse_xml
+from workloads.accept.outcome import Check, fact, not_run
+from workloads.common.record import package_versions
+
+INFINIBAND = Path("/sys/class/infiniband")
+_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """One network port of the RDMA kind."""
+
+    device: str
+    state: str
+    gbit_per_s: float
+    link_layer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What one node says of itself."""
+
+    name: str
+    gpus: tuple[Gpu, ...]
+    nvlinks: dict[str, int]
+    """`GPU0-GPU1` -> links between the two."""
+    ports: tuple[Port, ...]
+    versions: dict[str, str]
+    errors: tuple[str, ...]
+    """Commands that did not answer."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as plain values."""
+        return {**asdict(self), "gpus": [gpu.to_json() for gpu in self.gpus]}
+
+
+def ask_node(*, infiniband: Path = INFINIBAND) -> NodeFacts:
+    """Return what this node says; a command that is missing or fails is told, not raised."""
+    errors: list[str] = []
+    gpus: tuple[Gpu, ...] = ()
+    nvlinks: dict[str, int] = {}
+    try:
+        gpus = parse_xml(_nvidia_smi("-q", "-x"))
+        if len(gpus) > 1:
+            pairs = parse_topology(_nvidia_smi("topo", "-m")).nvlinks()
+            nvlinks = {f"{one}-{other}": links for (one, other), links in pairs.items()}
+    except NvidiaSmiError as error:
+        errors.append(str(error))
+    return NodeFacts(
+        name=node_name(),
+        gpus=gpus,
+        nvlinks=nvlinks,
+        ports=read_ports(infiniband),
+        versions=_versions(),
+        errors=tuple(errors),
+    )
+
+
+def read_ports(folder: Path) -> tuple[Port, ...]:
+    """Return the ports under /sys/class/infiniband; none where there is no such folder."""
+    found: list[Port] = []
+    for path in sorted(folder.glob("*/ports/*")):
+        rate = re.match(r"[\d.]+", _read(path / "rate"))
+        found.append(
+            Port(
+                device=path.parents[1].name,
+                state=_read(path / "state").rpartition(" ")[2],
+                gbit_per_s=float(rate[0]) if rate else 0.0,
+                link_layer=_read(path / "link_layer"),
+            )
+        )
+    return tuple(found)
+
+
+def judge(facts: Sequence[NodeFacts], expected: Expected, gpus_per_node: int) -> list[Check]:
+    """Return the checks of all nodes; `gpus_per_node` is what the preset declares."""
+    checks: list[Check] = []
+    for node in facts:
+        checks.append(_same_software(node, facts[0]))
+        if gpus_per_node:
+            checks += _node_checks(node, expected, gpus_per_node)
+    return checks
+
+
+def _node_checks(node: NodeFacts, expected: Expected, gpus_per_node: int) -> list[Check]:
+    at = {"subject": node.name, "nodes": (node.name,)}
+    names = ("model", "driver", "ecc", "pcie", "heat")
+    if not node.gpus:
+        why = "; ".join(node.errors) or "nvidia-smi lists no GPU"
+        return [
+            fact("readiness.gpus", False, reason=f"0 of {gpus_per_node} GPUs: {why}", **at),
+            *(not_run(f"readiness.{name}", "no GPU to ask", **at) for name in names),
+        ]
+    found = len(node.gpus)
+    reason = f"{found} of {gpus_per_node} GPUs"
+    checks = [fact("readiness.gpus", found == gpus_per_node, reason=reason, **at)]
+    wrong = sorted({gpu.model for gpu in node.gpus if (expected.model or "") not in gpu.model})
+    small = [gpu.index for gpu in node.gpus if (gpu.memory_gib or 0) < (expected.memory_gib or 0)]
+    reason = f"got {', '.join(wrong)}" if wrong else f"GPU {small}: under {expected.memory_gib} GiB"
+    checks.append(
+        fact("readiness.model", not wrong and not small, reason=f"{reason}; {expected.model}", **at)
+    )
+    driver = node.gpus[0].driver
+    is_new = not expected.driver or _number(driver) >= _number(expected.driver)
+    reason = f"driver {driver} is older than {expected.driver}: set cluster.nvidia_driver"
+    checks.append(fact("readiness.driver", is_new, reason=reason, **at))
+    checks.append(_each("readiness.ecc", node, lambda gpu: _ecc_trouble(gpu, expected)))
+    checks.append(_each("readiness.pcie", node, lambda gpu: _pcie_trouble(gpu, expected)))
+    checks.append(_each("readiness.heat", node, lambda gpu: ", ".join(gpu.throttled)))
+    if found > 1 and expected.nvlinks:
+        thin = {pair: links for pair, links in node.nvlinks.items() if links < expected.nvlinks}
+        said = ", ".join(f"{pair} has {links}" for pair, links in sorted(thin.items())[:4])
+        is_known = bool(node.nvlinks)
+        reason = f"{expected.nvlinks} NVLinks a pair expected; {said}"
+        checks.append(
+            fact("readiness.nvlink", not thin, reason=reason, **at)
+            if is_known
+            else not_run("readiness.nvlink", "; ".join(node.errors) or "no topology", **at)
+        )
+    checks.append(_infiniband(node, expected))
+    return checks
+
+
+def _each(id: str, node: NodeFacts, trouble: Any) -> Check:
+    said = [f"GPU {gpu.index}: {text}" for gpu in node.gpus if (text := trouble(gpu))]
+    return fact(id, not said, subject=node.name, nodes=(node.name,), reason="; ".join(said))
+
+
+def _ecc_trouble(gpu: Gpu, expected: Expected) -> str:
+    if expected.ecc and gpu.ecc is not True:
+        return "ECC is off: nvidia-smi -e 1 and a reset"
+    if gpu.uncorrected:
+        return f"{gpu.uncorrected} uncorrected errors: drain the node"
+    return "rows wait to be remapped: reset the GPU" if gpu.pending_remap else ""
+
+
+def _pcie_trouble(gpu: Gpu, expected: Expected) -> str:
+    if expected.pcie_gen and (gpu.pcie_gen or 0) < expected.pcie_gen:
+        return f"PCIe {gpu.pcie_gen}, expected {expected.pcie_gen}"
+    if expected.pcie_width and (gpu.pcie_width or 0) < expected.pcie_width:
+        return f"{gpu.pcie_width} lanes, expected {expected.pcie_width}"
+    return ""
+
+
+def _infiniband(node: NodeFacts, expected: Expected) -> Check:
+    """Ports that are up at their rate; where none is expected, finding one is no failure."""
+    rate = expected.infiniband_gbit_per_s or 0
+    good = [
+        port
+        for port in node.ports
+        if port.link_layer == "InfiniBand" and port.state == "ACTIVE" and port.gbit_per_s >= rate
+    ]
+    wanted = expected.infiniband_ports or 0
+    bad = [f"{port.device} {port.state} {port.gbit_per_s:g}" for port in node.ports]
+    reason = (
+        f"{len(good)} of {wanted} InfiniBand ports are up at {rate:g} Gbit/s "
+        f"({', '.join(bad) or 'none is there'}): see ibstat, and infiniband_fabric in the stack"
+    )
+    return fact(
+        "readiness.infiniband",
+        len(good) >= wanted,
+        subject=node.name,
+        nodes=(node.name,),
+        reason=reason,
+        context={"ports": len(good), "expected": wanted},
+    )
+
+
+def _same_software(node: NodeFacts, first: NodeFacts) -> Check:
+    different = [
+        f"{name} {node.versions.get(name)}, {first.name} has {version}"
+        for name, version in first.versions.items()
+        if node.versions.get(name) != version
+    ]
+    return fact(
+        "readiness.software",
+        not different,
+        subject=node.name,
+        nodes=(node.name,),
+        reason="; ".join(different),
+        context=node.versions,
+    )
+
+
+def declared_gpus(ranks_on_node: int) -> int:
+    """Return the GPUs that the preset gives a node, else one for each rank."""
+    preset = os.environ.get("SOPERATOR_PRESET", "")
+    number, found, _ = preset.partition("gpu-")
+    return int(number) if found and number.isdigit() else ranks_on_node
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    versions = {
+        name: text for name, text in package_versions().items() if name in ("python", "torch")
+    }
+    versions["cuda"] = torch.version.cuda or "none"
+    if torch.cuda.is_available():
+        import torch.cuda.nccl
+
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return versions
+
+
+def _nvidia_smi(*words: str) -> str:
+    path = shutil.which("nvidia-smi")
+    if path is None:
+        raise NvidiaSmiError("nvidia-smi is not on PATH; the node has no driver for the job")
+    try:
+        done = subprocess.run(
+            [path, *words], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise NvidiaSmiError(f"nvidia-smi {' '.join(words)}: no answer in {_TIMEOUT_S} s") from None
+    if done.returncode:
+        text = " ".join((done.stderr or done.stdout).split())
+        raise NvidiaSmiError(f"nvidia-smi {' '.join(words)}: exit {done.returncode}: {text}")
+    return done.stdout
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))

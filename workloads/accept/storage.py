@@ -1,0 +1,253 @@
+"""What each place gives every node at once: in a row, at random, and in small files.
+
+Past the page cache (O_DIRECT) where the filesystem can. Each node reads what its neighbour wrote,
+so a place that is not shared shows. Owns its folder `.accept-*` in each place, and removes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import random
+import shutil
+import statistics
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from workloads.accept.config import StorageConfig
+from workloads.accept.outcome import Check, fact, not_run
+from workloads.common.exit_codes import WorkloadError
+
+_MB = 10**6
+_KIB = 1024
+BARRIERS = 5
+"""How often a node waits for the others on one place."""
+_STAMP = struct.Struct("<QQ")
+"""Node and block, at the head of each block."""
+
+
+class StorageError(WorkloadError):
+    """A place that ended a measurement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceRates:
+    """One node on one place."""
+
+    place: str
+    path: str
+    filesystem: str
+    node: str
+    is_direct: bool
+    """Whether O_DIRECT worked; else the page cache was in the way."""
+    is_shared: bool
+    """Whether the neighbour's file was there."""
+    write_gb_per_s: float
+    read_gb_per_s: float
+    random_reads_per_s: float
+    random_read_p99_ms: float
+    creates_per_s: float
+    stats_per_s: float
+    deletes_per_s: float
+    wrong_blocks: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rates as plain values."""
+        return asdict(self)
+
+
+def measure_place(
+    place: str,
+    path: Path,
+    config: StorageConfig,
+    *,
+    run: str,
+    node: str,
+    index: int,
+    num_nodes: int,
+    together: Callable[[], None],
+) -> PlaceRates:
+    """Return one node's rates on one place; `together` waits for the other nodes."""
+    block, blocks = _blocks(config)
+    folder = path / f".accept-{run}"
+    folder.mkdir(exist_ok=True)
+    mine, theirs = folder / f"{index}.data", folder / f"{(index + 1) % num_nodes}.data"
+    try:
+        together()
+        write_s, is_direct = _write(mine, index, block, blocks)
+        together()
+        is_shared = theirs.exists()
+        source, owner = (theirs, (index + 1) % num_nodes) if is_shared else (mine, index)
+        read_s, wrong = _read(source, owner, block, blocks, is_direct)
+        together()
+        latencies = _random(source, config, blocks * block, is_direct)
+        together()
+        creates, stats, deletes = _small(folder / f"small-{index}", config.small_files)
+        together()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    latencies.sort()
+    size = blocks * block
+    return PlaceRates(
+        place=place,
+        path=str(path),
+        filesystem=filesystem(path),
+        node=node,
+        is_direct=is_direct,
+        is_shared=is_shared and num_nodes > 1,
+        write_gb_per_s=size / write_s / 1e9,
+        read_gb_per_s=size / read_s / 1e9,
+        random_reads_per_s=1 / statistics.fmean(latencies),
+        random_read_p99_ms=1000 * latencies[min(len(latencies) - 1, int(0.99 * len(latencies)))],
+        creates_per_s=creates,
+        stats_per_s=stats,
+        deletes_per_s=deletes,
+        wrong_blocks=wrong,
+    )
+
+
+def judge(
+    rows: Sequence[dict[str, Any]], left_out: dict[str, str], node_local: Sequence[str] = ()
+) -> list[Check]:
+    """Return: what was written was read, by the neighbour too; places without room are NOT RUN."""
+    checks = [
+        not_run(f"storage.{place}", why, subject=place) for place, why in sorted(left_out.items())
+    ]
+    for place in dict.fromkeys(row["place"] for row in rows):
+        mine = [row for row in rows if row["place"] == place]
+        wrong = [row for row in mine if row["wrong_blocks"]]
+        alone = [row for row in mine if not row["is_shared"]]
+        is_private = place in node_local or len(mine) == 1
+        bad = wrong or ([] if is_private else alone)
+        said = ", ".join(f"{row['node']}: {row['wrong_blocks']} wrong blocks" for row in wrong)
+        if not wrong:
+            names = ", ".join(row["node"] for row in alone)
+            said = f"{names}: the neighbour's file is not there: {mine[0]['path']} is not shared"
+        checks.append(
+            fact(
+                f"storage.{place}",
+                not bad,
+                subject=f"{mine[0]['path']} on {len(mine)} nodes at once",
+                nodes=sorted({row["node"] for row in bad}),
+                reason=said,
+                context={"filesystem": mine[0]["filesystem"], "direct": mine[0]["is_direct"]},
+            )
+        )
+    return checks
+
+
+def filesystem(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """Return the type of the filesystem that holds `path`: virtiofs, nfs4, tmpfs, ext4."""
+    best, found = "", "unknown"
+    for line in mounts.read_text(encoding="utf-8").splitlines():
+        _, mount, kind = line.split()[:3]
+        inside = path == Path(mount) or Path(mount) in path.parents
+        if inside and len(mount) >= len(best):
+            best, found = mount, kind
+    return found
+
+
+def trouble(place: str, path: Path, config: StorageConfig, num_nodes: int) -> str | None:
+    """Return why a place cannot be measured; None where it can. Half of what is free stays so."""
+    block, blocks = _blocks(config)
+    needed = num_nodes * blocks * block
+    try:
+        free = shutil.disk_usage(path).free
+    except OSError as error:
+        return f"{place}: {path}: {error.strerror}; mount it, or leave it out of accept.storage"
+    if free < 2 * needed:
+        return (
+            f"{place}: {path} has {free / 1e9:.1f} GB free, the files of all nodes take "
+            f"{needed / 1e9:.1f}: lower accept.storage.file_mb"
+        )
+    if not os.access(path, os.W_OK):
+        return f"{place}: {path} cannot be written: leave it out of accept.storage.places"
+    return None
+
+
+def _blocks(config: StorageConfig) -> tuple[int, int]:
+    """Bytes of a block, and blocks of a file."""
+    block = config.block_kib * _KIB
+    return block, max(1, config.file_mb * _MB // block)
+
+
+def _write(path: Path, index: int, block: int, blocks: int) -> tuple[float, bool]:
+    buffer = mmap.mmap(-1, block)  # page-aligned, as O_DIRECT wants it
+    buffer.write(random.Random(index).randbytes(block))
+    file, is_direct = _open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        began = time.perf_counter()
+        for number in range(blocks):
+            _STAMP.pack_into(buffer, 0, index, number)
+            if os.write(file, buffer) != block:
+                raise StorageError(f"{path}: a block was cut short: the place is full")
+        os.fsync(file)
+        return time.perf_counter() - began, is_direct
+    finally:
+        os.close(file)
+        buffer.close()
+
+
+def _read(path: Path, owner: int, block: int, blocks: int, is_direct: bool) -> tuple[float, int]:
+    buffer = mmap.mmap(-1, block)
+    file, _ = _open(path, os.O_RDONLY)
+    try:
+        if not is_direct:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        wrong = 0
+        began = time.perf_counter()
+        for number in range(blocks):
+            got = os.readv(file, [buffer])
+            wrong += got != block or _STAMP.unpack_from(buffer, 0) != (owner, number)
+        return time.perf_counter() - began, wrong
+    finally:
+        os.close(file)
+        buffer.close()
+
+
+def _random(path: Path, config: StorageConfig, size: int, is_direct: bool) -> list[float]:
+    length = config.random_block_kib * _KIB
+    buffer = mmap.mmap(-1, length)
+    file, _ = _open(path, os.O_RDONLY)
+    draw = random.Random(0)
+    try:
+        if not is_direct:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        latencies: list[float] = []
+        for _ in range(config.random_reads):
+            offset = draw.randrange(size // length) * length
+            began = time.perf_counter()
+            os.preadv(file, [buffer], offset)
+            latencies.append(time.perf_counter() - began)
+        return latencies
+    finally:
+        os.close(file)
+        buffer.close()
+
+
+def _small(folder: Path, count: int) -> tuple[float, float, float]:
+    folder.mkdir()
+    paths = [folder / str(number) for number in range(count)]
+
+    def rate(act: Callable[[Path], object]) -> float:
+        began = time.perf_counter()
+        for path in paths:
+            act(path)
+        return count / (time.perf_counter() - began)
+
+    return rate(lambda path: path.write_bytes(b"x")), rate(Path.stat), rate(Path.unlink)
+
+
+def _open(path: Path, flags: int) -> tuple[int, bool]:
+    """The file, past the page cache where the filesystem can, and whether it is."""
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600), True
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags, 0o600), False

@@ -1,0 +1,214 @@
+"""The stages in order: each measures on all ranks, then judges on what was gathered.
+
+Owns the order and that the result is written after every stage: what a later one breaks is NOT RUN
+in it, not lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workloads.accept import collectives, compute, connectivity, readiness, storage
+from workloads.accept.config import AcceptConfig, profiled
+from workloads.accept.gates import gates_for
+from workloads.accept.nodes import device_of, gather_nodes
+from workloads.accept.outcome import not_run
+from workloads.accept.readiness import NodeFacts
+from workloads.accept.report import Report
+from workloads.common.dist import World
+from workloads.common.exit_codes import ConfigError
+from workloads.common.log import log
+from workloads.common.places import Places
+from workloads.common.record import job_id
+
+_PRIVATE_PLACES = ("scratch",)
+"""Places that each node has for itself."""
+
+# Part of a device's name -> platform, where nobody declared one (torchrun by hand, Kubernetes).
+_PLATFORMS = (("H100", "gpu-h100-sxm"), ("H200", "gpu-h200-sxm"), ("L40S", "gpu-l40s-d"))
+
+
+@dataclass(slots=True, kw_only=True)
+class Suite:
+    """One run of the stages on this rank."""
+
+    world: World
+    config: AcceptConfig
+    places: Places
+    report: Report
+    facts: tuple[NodeFacts, ...] = ()
+
+    def readiness(self) -> None:
+        """What every node is made of."""
+        self.facts = self._ask_nodes()
+        self.report.measurements["readiness"] = [node.to_json() for node in self.facts]
+        expected = self.report.gates.hardware.expected
+        self.report.checks += readiness.judge(self.facts, expected, self._gpus_per_node())
+
+    def connectivity(self) -> None:
+        """Every pair of ranks."""
+        if self.world.world_size == 1:
+            self.report.checks += connectivity.missing(1)
+            return
+        pairs = connectivity.measure(self.world)
+        self.report.measurements["connectivity"] = [pair.to_json() for pair in pairs]
+        self.report.checks += connectivity.judge(
+            pairs, self.report.nodes, self.world.world_size, self.report.gates
+        )
+
+    def collectives(self) -> None:
+        """The sweep of message sizes."""
+        config, nodes = self.config.collectives, self.report.nodes
+        rows = collectives.sweep(self.world, nodes, config) if self.world.is_distributed else []
+        gpus = len(nodes[0].ranks)
+        if config.nccl_tests is not None and self.config.device == "gpu":
+            found: list[Any] = []
+            if self.world.is_main:
+                folder = self.places.expand(config.nccl_tests, at="accept.collectives.nccl_tests")
+                transfers = collectives.run_programs(folder, gpus, config.sizes_mb)
+                found = [
+                    {**each.to_json(), "scope": "node", "nodes": [nodes[0].name]}
+                    for each in transfers
+                ]
+            rows += self.world.broadcast(found)
+        self.report.measurements["collectives"] = rows
+        way = collectives.algorithm(gpus) if self.report.backend == "nccl" else None
+        self.report.checks += collectives.judge(rows, self.report.gates, way)
+
+    def compute(self) -> None:
+        """Each GPU alone, all at once."""
+        rows = compute.measure(self.world, self.config.compute)
+        self.report.measurements["compute"] = rows
+        self.report.checks += compute.judge(rows, self.report.nodes, self.report.gates)
+
+    def storage(self) -> None:
+        """Each place, all nodes at once."""
+        rows: list[dict[str, Any]] = []
+        left_out: dict[str, str] = {}
+        for place in self.config.storage.places:
+            if not self.places.has(place):
+                continue
+            found = self._measure_place(place)
+            rows += [each for each in found if isinstance(each, dict)]
+            whys = [each for each in found if isinstance(each, str)]
+            if whys:
+                left_out[place] = whys[0]
+        if not rows and not left_out:
+            self.report.checks.append(
+                not_run(
+                    "storage.places",
+                    "no place is set: export SOPERATOR_PLACE_<PLACE>=/some/path",
+                    subject="no place",
+                )
+            )
+        self.report.measurements["storage"] = rows
+        self.report.checks += storage.judge(rows, left_out, _PRIVATE_PLACES)
+
+    def training(self) -> None:
+        """Throughput, scaling and stragglers."""
+        from workloads.accept import scaling, training
+
+        points, work = training.measure(self.world, self.config.training, self.report.nodes)
+        found = scaling.stragglers(work)
+        self.report.measurements["training"] = {
+            "points": [point.to_json() for point in points],
+            "own_work_s": work,
+        }
+        self.report.checks += scaling.judge(points, found, self.report.nodes, self.report.gates)
+
+    def soak(self) -> None:
+        """The same for a while."""
+        from workloads.accept import soak
+
+        before = self.facts or self._ask_nodes()
+        found = soak.measure(self.world, self.config.training, self.config.soak_s)
+        self.report.measurements["soak"] = found.to_json()
+        self.report.checks += soak.judge(
+            found, before, self._ask_nodes(), self.report.nodes, self.report.gates
+        )
+
+    def _ask_nodes(self) -> tuple[NodeFacts, ...]:
+        first = {node.ranks[0] for node in self.report.nodes}
+        mine = readiness.ask_node() if self.world.rank in first else None
+        return tuple(each for each in self.world.gather(mine) if each is not None)
+
+    def _gpus_per_node(self) -> int:
+        if self.config.device == "cpu":
+            return 0
+        return readiness.declared_gpus(len(self.report.nodes[0].ranks))
+
+    def _measure_place(self, place: str) -> list[Any]:
+        """Each node's rates, or why there are none; the first rank of a node measures."""
+        nodes = self.report.nodes
+        index = next((i for i, node in enumerate(nodes) if node.ranks[0] == self.world.rank), None)
+        config = self.config.storage
+        mine: Any = None
+        # Every rank stops at the same barriers, or one that fails would leave the others there.
+        trouble = None
+        path = self.places.path(place)
+        if index is not None:
+            trouble = storage.trouble(place, path, config, len(nodes))
+        if any(self.world.gather(trouble)):
+            return [text for text in self.world.gather(trouble) if text]
+        if index is None:
+            for _ in range(storage.BARRIERS):
+                self.world.barrier()
+        else:
+            mine = storage.measure_place(
+                place,
+                path,
+                config,
+                run=job_id(),
+                node=nodes[index].name,
+                index=index,
+                num_nodes=len(nodes),
+                together=self.world.barrier,
+            ).to_json()
+        return [each for each in self.world.gather(mine) if each is not None]
+
+
+def run_suite(
+    world: World,
+    config: AcceptConfig,
+    places: Places,
+    *,
+    gates_file: Path | None,
+    platform: str | None,
+    write: Callable[[Report], None],
+) -> Report:
+    """Return the result, the same on every rank; `write` gets it after each stage on rank 0."""
+    config = profiled(config)
+    is_gpu = world.device.type == "cuda"
+    if is_gpu and config.device == "cpu":
+        raise ConfigError("accept.device is cpu on a node with GPUs: a rehearsal would hide them")
+    nodes = gather_nodes(world)
+    gpus = readiness.declared_gpus(len(nodes[0].ranks)) if config.device == "gpu" else 0
+    gates = gates_for(platform or platform_of(world), gpus, gates_file)
+    report = Report(
+        config=config,
+        gates=gates,
+        nodes=nodes,
+        world_size=world.world_size,
+        backend="nccl" if is_gpu else "gloo",
+    )
+    suite = Suite(world=world, config=config, places=places, report=report)
+    for stage in config.stages:
+        log(f"stage {stage}")
+        if config.device == "gpu" and not is_gpu and stage != "readiness":
+            report.checks.append(
+                not_run(f"{stage}.all", "torch sees no GPU on this node", subject="all ranks")
+            )
+        else:
+            getattr(suite, stage)()
+        if world.is_main:
+            write(report)
+    return report
+
+
+def platform_of(world: World) -> str | None:
+    """Return the platform that a device's name tells; None on CPU and of what is not known."""
+    name, _ = device_of(world)
+    return next((platform for part, platform in _PLATFORMS if part in name), None)
