@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pulumi
 import pulumi_kubernetes as kubernetes
 
@@ -29,6 +31,7 @@ class Backups(pulumi.ComponentResource):
         *,
         bucket: Resource,
         provider: kubernetes.Provider,
+        kubeconfig: pulumi.Input[str],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("soperator:infra:Backups", name, None, opts)
@@ -45,7 +48,10 @@ class Backups(pulumi.ComponentResource):
         )
         password = Password(f"{name}-backup-password", version=backup.password_version, opts=mine)
         self.password = password.password
-        self._schedule(name, spec, backup, bucket, key, password, provider)
+        releases = make_releases(
+            self, [render.k8up_chart()], provider=provider, kubeconfig=kubeconfig
+        )
+        self._schedule(name, spec, backup, bucket, key, password, provider, releases)
         self.register_outputs({})
 
     def _schedule(
@@ -57,6 +63,7 @@ class Backups(pulumi.ComponentResource):
         key: Resource,
         password: Password,
         provider: kubernetes.Provider,
+        releases: Mapping[str, pulumi.Resource],
     ) -> None:
         namespace = spec.cluster.namespace
         mine = pulumi.ResourceOptions(parent=self, provider=provider)
@@ -75,9 +82,8 @@ class Backups(pulumi.ComponentResource):
             ),
             opts=mine,
         )
-        made = make_releases(self, [render.k8up_chart()], provider=provider)
         inside = pulumi.ResourceOptions.merge(
-            mine, pulumi.ResourceOptions(depends_on=[secret, *made.values()])
+            mine, pulumi.ResourceOptions(depends_on=[secret, *releases.values()])
         )
         pods = kubernetes.apiextensions.CustomResource(
             f"{name}-jail-backup-pods",

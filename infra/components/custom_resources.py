@@ -1,29 +1,28 @@
-"""The custom resources of Soperator, ahead of its charts."""
+"""The custom resources of a chart, ahead of its release."""
 
 from __future__ import annotations
 
 import pulumi
 
-from infra.render.charts import OPERATOR_CHART
-from stacks.spec import StackSpec
+from infra.render.charts import Chart
 
 
 class CustomResources(pulumi.CustomResource):
-    """Definitions of the declared Soperator, upgraded before the first release of its version."""
+    """Definitions of a chart's crds/, upgraded before the release of its version."""
 
     def __init__(
         self,
-        name: str,
-        spec: StackSpec,
+        chart: Chart,
         *,
         kubeconfig: pulumi.Input[str],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         properties = {
-            "chart": OPERATOR_CHART,
-            "version": spec.cluster.soperator_version,
+            "chart": chart.chart,
+            **({} if chart.repository is None else {"repository": chart.repository}),
+            "version": chart.version,
+            "group": chart.definitions,
             "kubeconfig": kubeconfig,
         }
-        super().__init__(
-            "soperator:kube:CustomResources", f"{name}-custom-resources", properties, opts
-        )
+        name = f"{chart.release}-custom-resources"
+        super().__init__("soperator:kube:CustomResources", name, properties, opts)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pulumi
 import pulumi_kubernetes as kubernetes
 
+from infra.components.custom_resources import CustomResources
 from infra.render.charts import Chart
 
 
@@ -17,13 +18,20 @@ def make_releases(
     provider: kubernetes.Provider,
     known: Mapping[str, pulumi.Resource] | None = None,
     needs: Sequence[pulumi.Resource] = (),
+    kubeconfig: pulumi.Input[str] | None = None,
 ) -> dict[str, pulumi.Resource]:
     """Release by name, with those already `known`; each waits for `needs` and what it follows.
 
     A chart may name releases that this stack does not have: what is not there is not waited for.
+    One with definitions gets them first, over `kubeconfig`.
     """
     made: dict[str, pulumi.Resource] = dict(known or {})
     for chart in charts:
+        definitions: list[pulumi.Resource] = []
+        if chart.definitions is not None:
+            assert kubeconfig is not None, f"{chart.release} has definitions"
+            opts = pulumi.ResourceOptions(parent=parent)
+            definitions = [CustomResources(chart, kubeconfig=kubeconfig, opts=opts)]
         made[chart.release] = kubernetes.helm.v3.Release(
             chart.release,
             kubernetes.helm.v3.ReleaseArgs(
@@ -36,13 +44,17 @@ def make_releases(
                 if chart.repository is None
                 else kubernetes.helm.v3.RepositoryOptsArgs(repo=chart.repository),
                 timeout=chart.timeout_s,
-                skip_crds=chart.skips_crds or None,
+                skip_crds=bool(definitions) or None,
                 values=dict(chart.values),
             ),
             opts=pulumi.ResourceOptions(
                 parent=parent,
                 provider=provider,
-                depends_on=[*needs, *(made[name] for name in chart.after if name in made)],
+                depends_on=[
+                    *needs,
+                    *definitions,
+                    *(made[name] for name in chart.after if name in made),
+                ],
             ),
         )
     return made

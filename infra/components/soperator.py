@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import pulumi
 import pulumi_kubernetes as kubernetes
 
-from infra.components.custom_resources import CustomResources
 from infra.components.releases import make_releases
-from infra.render.charts import CUSTOM_RESOURCES, platform_charts
+from infra.render.charts import platform_charts
 from stacks.spec import StackSpec
 
 
@@ -29,13 +28,7 @@ class Soperator(pulumi.ComponentResource):
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("soperator:infra:Soperator", name, None, opts)
-        definitions = CustomResources(
-            name, spec, kubeconfig=kubeconfig, opts=pulumi.ResourceOptions(parent=self)
-        )
         self.releases = make_releases(
-            self,
-            platform_charts(spec),
-            provider=provider,
-            known={CUSTOM_RESOURCES: definitions},
+            self, platform_charts(spec), provider=provider, kubeconfig=kubeconfig
         )
         self.register_outputs({})

@@ -9,14 +9,17 @@ from __future__ import annotations
 from typing import Any, Final
 
 from infra.crds.apply import LostVersionError, apply_crds, digests, missing
-from infra.crds.chart import ChartError, crds_of
+from infra.crds.chart import crds_of
+from infra.crds.pull import ChartError
 from infra.kube.client import KubeClient, KubeError, UnreachableError
 from infra.kube.kubeconfig import KubeconfigError, read_kubeconfig
 from infra.plugins.provider import UNKNOWN, Failure, Provider, ProviderError, text_failures
 
 Values = dict[str, Any]
 TYPE: Final = "soperator:kube:CustomResources"
-_TEXTS: Final = ("chart", "version", "kubeconfig")
+_TEXTS: Final = ("chart", "version", "group", "kubeconfig")
+_REPOSITORY: Final = "repository"
+"""Of a chart that lies in no registry."""
 _DIGESTS: Final = "definitions"
 
 
@@ -25,7 +28,8 @@ class CustomResourcesProvider(Provider):
 
     def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
         """Refuses what is no chart, version and access."""
-        return new, text_failures(new, _TEXTS)
+        optional = (_REPOSITORY,) if _REPOSITORY in new else ()
+        return new, text_failures(new, (*_TEXTS, *optional))
 
     def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
         """Applies the definitions; the id is the chart's name."""
@@ -64,7 +68,12 @@ class CustomResourcesProvider(Provider):
 
     def _applied(self, urn: str, inputs: Values) -> Values:
         try:
-            crds = crds_of(inputs["chart"], inputs["version"])
+            crds = crds_of(
+                inputs["chart"],
+                inputs["version"],
+                group=inputs["group"],
+                repository=inputs.get(_REPOSITORY, ""),
+            )
             client = KubeClient(read_kubeconfig(inputs["kubeconfig"]))
             apply_crds(
                 client,

@@ -37,6 +37,7 @@ def k8up_chart() -> Chart:
         version="4.8.*",
         repository="https://k8up-io.github.io/k8up",
         namespace="k8up-system",
+        definitions="k8up.io",
         values={
             "k8up": {
                 # Only volumes that ask for it, as the jail's claim does: the rest of the namespace

@@ -40,9 +40,6 @@ from stacks.spec import StackSpec
 
 REGISTRY: Final = "oci://cr.eu-north1.nebius.cloud/soperator"
 SYSTEM: Final = "soperator-system"
-OPERATOR_CHART: Final = f"{REGISTRY}/helm-soperator"
-CUSTOM_RESOURCES: Final = "custom-resources"
-"""What the operator follows beside releases: the definitions that lie in its chart."""
 
 # Repositories as soperator-fluxcd 4.1.7 has them (nebius/soperator, 2026-07-30); versions are in
 # stacks/compatibility.yaml.
@@ -76,8 +73,8 @@ class Chart:
     """False where the program makes it: one namespace has one owner."""
     timeout_s: int | None = None
     """Longest wait for it; None is Helm's five minutes."""
-    skips_crds: bool = False
-    """Whether its custom resources are `CUSTOM_RESOURCES`: Helm would never upgrade them."""
+    definitions: str | None = None
+    """API group of the custom resources in its crds/, which Helm would never upgrade."""
 
 
 def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
@@ -112,6 +109,7 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
                 namespace=f"{name}-system",
                 values=security_profiles_values(),
                 after=("cert-manager",),
+                definitions=f"{name}.x-k8s.io",
             )
         )
     needed = tuple(chart.release for chart in charts)
@@ -139,9 +137,9 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
                 "soperator",
                 SYSTEM,
                 soperator_values(spec),
-                after=(CUSTOM_RESOURCES, *needed),
+                after=needed,
             ),
-            skips_crds=True,
+            definitions="slurm.nebius.ai",
         ),
         _own(spec, "soperatorchecks", SYSTEM, soperatorchecks_values(spec), after=("soperator",)),
         _own(spec, "nodeconfigurator", SYSTEM, nodeconfigurator_values(), after=("soperator",)),

@@ -108,3 +108,43 @@ def test_the_allocation_reaches_the_load_balancer_and_no_node_port(
     login = releases(deployed(stack))["slurm-cluster"].inputs["values"]["slurmNodes"]["login"]
     annotations = login.get("sshdServiceAnnotations", {})
     assert list(annotations.values()) == ([] if stack == "local" else [f"allocation-{stack}-login"])
+
+
+DEFINITIONS = {
+    "soperator": ("slurm.nebius.ai", "nebius/soperator 4.1.7 helm/soperator/crds"),
+    "k8up": ("k8up.io", "k8up-io/k8up charts/k8up/crds"),
+    "security-profiles-operator": (
+        "security-profiles-operator.x-k8s.io",
+        "kubernetes-sigs/security-profiles-operator deploy/helm/crds",
+    ),
+}
+"""Charts with a folder crds/: the group of what is in it and where it was read, 2026-11-21.
+
+All others have theirs among the templates, where Helm upgrades them: cert-manager, kruise,
+prometheus-operator-crds (charts/crds/templates), mariadb-operator-crds, csi-driver-nfs and
+victoria-metrics-operator-crds, which `metrics` is told to leave to it.
+"""
+
+
+def test_helm_leaves_the_definitions_of_crds_folders_to_what_upgrades_them(
+    deployed: Deploy, load: Callable[[str], StackSpec]
+) -> None:
+    """Helm installs what lies in crds/ once: a newer operator would run on old definitions."""
+    spec = load("h100-prod")
+    recorder = deployed(replace(spec, soperator=replace(spec.soperator, apparmor=True)))
+    found = releases(recorder)
+    definitions = {
+        each.name.removesuffix("-custom-resources"): each
+        for each in recorder.of("soperator:kube:CustomResources")
+    }
+    assert set(definitions) == set(DEFINITIONS)
+    skipping = {name for name, each in found.items() if each.inputs.get("skipCrds")}
+    assert skipping == set(DEFINITIONS)
+    for name, each in definitions.items():
+        release = found[name]
+        assert each.urn in release.depends_on
+        assert each.inputs["version"] == release.inputs["version"]
+        assert each.inputs["chart"] == release.inputs["chart"]
+        source = (release.inputs.get("repositoryOpts") or {}).get("repo")
+        assert each.inputs.get("repository") == source
+        assert each.inputs["group"] == DEFINITIONS[name][0]

@@ -38,6 +38,7 @@ OWNER = {
 }
 BACKUPS = {
     "k8up",
+    "k8up-custom-resources",
     *(
         f"{stack}-{name}"
         for stack in stack_names()

@@ -94,7 +94,12 @@ def without_the_stored_version(crd: Object) -> None:
 
 
 def inputs(config: ApiServerConfig, version: str) -> dict[str, Any]:
-    return {"chart": CHART, "version": version, "kubeconfig": kubeconfig(config)}
+    return {
+        "chart": CHART,
+        "version": version,
+        "group": "slurm.nebius.ai",
+        "kubeconfig": kubeconfig(config),
+    }
 
 
 def live_fields(client: KubeClient) -> Object:

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from infra.crds.apply import digests
-from infra.crds.chart import FOLDER, ChartError, crds_of
+from infra.crds.chart import FOLDER, crds_of
+from infra.crds.pull import ChartError
 from infra.local.kube.crd import load_crds
 from infra.nebius.sdk import ENDPOINT_VARIABLE
 
+GROUP = "slurm.nebius.ai"
 CRD = b"""\
 kind: CustomResourceDefinition
 metadata: {name: things.example.org}
@@ -72,11 +74,30 @@ class Registry:
         if self.wants_token and request.headers.get("Authorization") != "Bearer anybody":
             challenge = f'Bearer realm="http://{self.address}/token",service="r",scope="pull"'
             return self.reply(request, 401, b"", {"WWW-Authenticate": challenge})
+        if request.path == "/charts/index.yaml":
+            return self.reply(request, 200, json.dumps({"entries": self.index(digest)}).encode())
+        if request.path == "/charts/releases/things-4.8.10.tgz":
+            return self.reply(request, 200, self.served)
         if request.path == "/v2/soperator/helm-soperator/manifests/4.1.7":
             return self.reply(request, 200, json.dumps({"layers": [layer]}).encode())
         if request.path == f"/v2/soperator/helm-soperator/blobs/{digest}":
             return self.reply(request, 200, self.served)
         return self.reply(request, 404, b"")
+
+    def index(self, digest: str) -> dict[str, object]:
+        """Versions of one chart as `helm repo index` writes them, with relative addresses."""
+        versions = ("4.7.9", "4.8.9", "4.8.10", "4.8.11-rc1", "4.80.1")
+        plain = digest.removeprefix("sha256:")
+        return {
+            "things": [
+                {"version": each, "urls": [f"releases/things-{each}.tgz"], "digest": plain}
+                for each in versions
+            ]
+        }
+
+    def of_repository(self, version: str) -> list[dict[str, object]]:
+        repository = f"http://{self.address}/charts"
+        return crds_of("things", version, group=GROUP, repository=repository)
 
     def reply(
         self,
@@ -92,7 +113,8 @@ class Registry:
         request.wfile.write(body)
 
     def crds(self, version: str = "4.1.7") -> list[dict[str, object]]:
-        return crds_of(f"oci://{self.address}/soperator/helm-soperator", version, scheme="http")
+        source = f"oci://{self.address}/soperator/helm-soperator"
+        return crds_of(source, version, group=GROUP, scheme="http")
 
 
 def archive(files: Mapping[str, bytes]) -> bytes:
@@ -133,6 +155,17 @@ def test_a_registry_that_wants_a_token_gives_one_to_everybody():
     assert registry.tokens[0] == "/token?service=r&scope=pull"
 
 
+def test_a_repository_has_the_newest_release_of_a_minor_version(registry: Registry):
+    """As Helm chooses: 4.8.10 is after 4.8.9, a pre-release and 4.80 are something else."""
+    assert names(registry.of_repository("4.8.*")) == ["others.example.org", "things.example.org"]
+    assert names(registry.of_repository("v4.8.10")) == names(registry.of_repository("4.8.*"))
+    with pytest.raises(ChartError, match=r"things 4\.9\.\*: .* has no such version; see http"):
+        registry.of_repository("4.9.*")
+    registry.served = registry.archive[:-1] + b"x"
+    with pytest.raises(ChartError, match="what came is not sha256:"):
+        registry.of_repository("4.8.*")
+
+
 def test_a_version_that_is_not_there_is_named(registry: Registry):
     with pytest.raises(ChartError, match=r"4\.9\.9: the registry has no such version"):
         registry.crds("4.9.9")
@@ -152,19 +185,32 @@ def test_a_chart_without_definitions_is_refused():
 
 def test_a_registry_that_is_away_is_told_by_name():
     with pytest.raises(ChartError, match="no answer from the registry"):
-        crds_of("oci://127.0.0.1:1/soperator/helm-soperator", "4.1.7", scheme="http")
+        crds_of("oci://127.0.0.1:1/soperator/helm-soperator", "4.1.7", group=GROUP, scheme="http")
 
 
 def test_what_is_no_registry_is_refused():
     with pytest.raises(ChartError, match="is no chart in a registry"):
-        crds_of("https://charts.example.org/x", "1")
+        crds_of("https://charts.example.org/x", "1", group=GROUP)
 
 
 def test_a_folder_takes_the_place_of_the_registry(monkeypatch: pytest.MonkeyPatch):
     folder = Path(__file__).parents[3] / "infra/local/kube/crds"
     monkeypatch.setenv(FOLDER, str(folder))
-    found = crds_of("oci://nowhere.invalid/chart", "4.1.7")
-    assert names(found) == sorted(crd["metadata"]["name"] for crd in load_crds())
+    found = crds_of("oci://nowhere.invalid/chart", "4.1.7", group=GROUP)
+    assert names(found) == sorted(
+        crd["metadata"]["name"] for crd in load_crds() if crd["spec"]["group"] == GROUP
+    )
+    backups = crds_of("k8up", "4.8.*", group="k8up.io", repository="https://nowhere.invalid")
+    assert "schedules.k8up.io" in names(backups)
+    assert set(names(backups)).isdisjoint(names(found))
+
+
+def test_a_chart_that_the_embedded_cloud_only_records_has_no_definitions_there(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv(FOLDER, str(Path(__file__).parents[3] / "infra/local/kube/crds"))
+    group = "security-profiles-operator.x-k8s.io"
+    assert crds_of("oci://nowhere.invalid/profiles", "0.8.5-soperator", group=group) == []
 
 
 def test_a_real_cloud_never_gets_the_definitions_of_the_folder(
@@ -179,4 +225,4 @@ def test_a_real_cloud_never_gets_the_definitions_of_the_folder(
 def test_a_folder_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv(FOLDER, str(tmp_path / "none"))
     with pytest.raises(ChartError, match="no such folder"):
-        crds_of("oci://nowhere.invalid/chart", "4.1.7")
+        crds_of("oci://nowhere.invalid/chart", "4.1.7", group=GROUP)
