@@ -1,18 +1,16 @@
-"""The routes: from OpenAI's request to the engine and back, whole or as a stream.
+"""The routes: from OpenAI's request to the engine.
 
-Owns that a client who goes away frees its rows, and that every error has OpenAI's form. Does not
-know where the engine's tokens come from.
+Owns what a request may ask for, and that every error has OpenAI's form. running_chat.py makes the
+answer, disconnect.py ends it with its client.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,70 +19,29 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from workloads.serve import answers
 from workloads.serve.answers import Choice, Frame
 from workloads.serve.config import ServeConfig
+from workloads.serve.disconnect import EventStream, unless_gone
 from workloads.serve.errors import ApiError, bad_request
 from workloads.serve.generation import (
     Delta,
     Engine,
-    Failure,
     Generation,
     QueueFullError,
-    Sink,
     StoppingError,
 )
 from workloads.serve.guard import KeyGuard, error_response, read_body
-from workloads.serve.metrics import ServeMetrics, Watch
+from workloads.serve.mailbox import Mailbox
+from workloads.serve.metrics import ServeMetrics
 from workloads.serve.prompts import PromptError, prompt_ids
 from workloads.serve.protocol import ChatRequest, parse_chat
+from workloads.serve.running_chat import RunningChat
 from workloads.serve.tool_stream import ToolStream
 
 _LONG_BODY_BYTES = 2**16
 """Above it the prompt is made in a thread: the loop must go on sending tokens."""
-_STATUS = {"out_of_memory": 503, "server_stopping": 503, "engine_error": 500}
-
-
-class Mailbox:
-    """Deltas from the engine's thread to the queues of this loop, many for one wake-up."""
-
-    def __init__(self) -> None:
-        self._items: deque[tuple[asyncio.Queue[tuple[int, Delta]], int, Delta]] = deque()
-        self._is_scheduled = False
-
-    def sink(self, queue: asyncio.Queue[tuple[int, Delta]], index: int) -> Sink:
-        """Return what the engine calls for choice `index` of a request."""
-        loop = asyncio.get_running_loop()
-
-        def put(delta: Delta) -> None:
-            self._items.append((queue, index, delta))
-            if not self._is_scheduled:
-                self._is_scheduled = True
-                with contextlib.suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(self._deliver)
-
-        return put
-
-    def _deliver(self) -> None:
-        self._is_scheduled = False
-        while self._items:
-            queue, index, delta = self._items.popleft()
-            queue.put_nowait((index, delta))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Running:
-    """A request that the engine has taken."""
-
-    frame: Frame
-    request: ChatRequest
-    queue: asyncio.Queue[tuple[int, Delta]]
-    watches: list[Watch]
-    choices: list[Choice]
-    tools: list[ToolStream | None]
-    cancel: Callable[[], None]
 
 
 class ChatServer:
@@ -153,9 +110,9 @@ class ChatServer:
             generation = make(asked)
         running = self._submit(asked, generation)
         if asked.stream:
-            return EventStream(self._stream(running), running.cancel)
+            return EventStream(running.stream(), running.cancel)
         try:
-            return await _unless_gone(request, self._whole(running))
+            return await unless_gone(request, running.whole())
         finally:
             running.cancel()
 
@@ -205,7 +162,7 @@ class ChatServer:
             is_tuned=self._names[asked.model],
         )
 
-    def _submit(self, asked: ChatRequest, first: Generation) -> _Running:
+    def _submit(self, asked: ChatRequest, first: Generation) -> RunningChat:
         """Hand all choices to the engine; each of them has a seed of its own."""
         seeds = [first.sampling.seed + index for index in range(asked.num_choices)]
         generations = [first] + [
@@ -243,7 +200,7 @@ class ChatServer:
                 self._engine.cancel(generation.number)
                 watch.end("cancelled")
 
-        return _Running(
+        return RunningChat(
             frame=Frame(model=asked.model, num_prompt_tokens=len(first.prompt_ids)),
             request=asked,
             queue=queue,
@@ -251,108 +208,8 @@ class ChatServer:
             choices=[Choice() for _ in generations],
             tools=[ToolStream() if asked.tools else None for _ in generations],
             cancel=cancel,
+            timeout_s=self._config.limits.request_timeout_s,
         )
-
-    async def _deltas(self, running: _Running) -> AsyncIterator[tuple[int, Delta, str]]:
-        """Yield what comes until all choices have ended, with the text that is no tool call."""
-        num_open = len(running.choices)
-        limit_s = self._config.limits.request_timeout_s
-        deadline_s = asyncio.get_running_loop().time() + limit_s
-        while num_open:
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    index, delta = await running.queue.get()
-            except TimeoutError:
-                for watch in running.watches:
-                    watch.end("failed")
-                raise ApiError(
-                    status=504,
-                    message=f"the answer was not whole after {limit_s:g} s",
-                    code="request_timeout",
-                ) from None
-            watch, choice = running.watches[index], running.choices[index]
-            watch.saw(delta.num_tokens)
-            if delta.failure is not None:
-                watch.end("failed")
-                raise _failed(delta.failure)
-            choice.num_tokens += delta.num_tokens
-            text = self._text(running, index, delta)
-            if delta.finish is not None:
-                num_open -= 1
-                choice.finish_reason = "tool_calls" if choice.calls else delta.finish
-                watch.end("finished")
-            yield index, delta, text
-
-    def _text(self, running: _Running, index: int, delta: Delta) -> str:
-        tools = running.tools[index]
-        if tools is None:
-            return delta.text
-        text = tools.push(delta.text)
-        if delta.finish is not None:
-            rest, running.choices[index].calls = tools.finish()
-            text += rest
-        return text
-
-    async def _whole(self, running: _Running) -> Response:
-        async for index, delta, text in self._deltas(running):
-            running.choices[index].text += text
-            running.choices[index].logprobs += delta.logprobs
-        body = running.frame.whole(
-            running.choices, with_logprobs=running.request.num_logprobs is not None
-        )
-        return JSONResponse(body)
-
-    async def _stream(self, running: _Running) -> AsyncIterator[bytes]:
-        frame, usage = running.frame, running.request.include_usage
-        for index in range(len(running.choices)):
-            yield frame.chunk(index, {"role": "assistant", "content": ""}, with_usage=usage)
-        try:
-            async for index, delta, text in self._deltas(running):
-                if text or delta.logprobs:
-                    yield frame.chunk(
-                        index, {"content": text}, logprobs=delta.logprobs, with_usage=usage
-                    )
-                if delta.finish is not None:
-                    choice = running.choices[index]
-                    if choice.calls:
-                        calls = {"tool_calls": answers.call_deltas(choice.calls)}
-                        yield frame.chunk(index, calls, with_usage=usage)
-                    yield frame.chunk(
-                        index, {}, finish_reason=choice.finish_reason, with_usage=usage
-                    )
-            if usage:
-                yield frame.usage_chunk(running.choices)
-        except ApiError as error:
-            yield answers.event(error.to_json())
-        yield answers.DONE
-
-
-class EventStream(Response):
-    """A response of server-sent events that ends, and cancels, when its client goes."""
-
-    def __init__(self, parts: AsyncIterator[bytes], cancel: Callable[[], None]) -> None:
-        self._parts = parts
-        self._cancel = cancel
-        self.background = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the parts as they come."""
-
-        async def write() -> None:
-            headers = [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
-                (b"cache-control", b"no-cache"),
-                (b"x-accel-buffering", b"no"),
-            ]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            async for part in self._parts:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-        try:
-            await _first(write(), _disconnected(receive))
-        finally:
-            self._cancel()
 
 
 def make_app(server: ChatServer, *, api_key: str | None) -> Starlette:
@@ -382,29 +239,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _unexpected(request: Request, error: Exception) -> Response:
     text = f"{type(error).__name__}; the server's log has more"
     return error_response(ApiError(status=500, message=text, code="internal_error"))
-
-
-def _failed(failure: Failure) -> ApiError:
-    return ApiError(status=_STATUS[failure.code], message=failure.message, code=failure.code)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _first(*works: Any) -> Any:
-    """Return the result of the one that ends first; the others are cancelled and waited for."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return next(task for task in tasks if task in done).result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _unless_gone(request: Request, work: Any) -> Response:
-    """Return the work's response; one that nobody reads when the client has gone."""
-    return await _first(work, _disconnected(request.receive)) or Response(status_code=499)

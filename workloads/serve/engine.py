@@ -12,25 +12,21 @@ import time
 import traceback
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from workloads.common.exit_codes import ExitCode, exit_code_of, reason_of
 from workloads.common.log import log
 from workloads.serve import sampling
+from workloads.serve.answer import Answer
 from workloads.serve.generation import (
     Delta,
     Failure,
-    FinishReason,
     Generation,
     Load,
     Sink,
     StoppingError,
-    TokenLogprob,
 )
-from workloads.serve.sampling import RowSampler
 from workloads.serve.scheduler import Chunk, Move, Scheduler, Sequence, Turn
-from workloads.serve.text import TextStream
 
 _STOPPED = Failure(
     message="the server stopped before the answer was whole; send the request again",
@@ -54,14 +50,6 @@ class Passes(Protocol):
         ...
 
 
-@dataclass(slots=True, kw_only=True)
-class _Answer:
-    sequence: Sequence
-    sink: Sink
-    text: TextStream
-    sampler: RowSampler
-
-
 class TransformersEngine:
     """Continuous batching over one model; `start` it once, `stop` it once."""
 
@@ -81,7 +69,7 @@ class TransformersEngine:
         self._stop_ids = stop_ids
         self._kv_total_tokens = kv_total_tokens
         self._on_lost = on_lost
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, Answer] = {}
         self._cancelled: set[int] = set()
         self._changed = threading.Condition()
         self._is_stopping = False
@@ -96,13 +84,7 @@ class TransformersEngine:
     def submit(self, asked: Items[tuple[Generation, Sink]]) -> None:
         """Take all of them or none (QueueFullError, StoppingError)."""
         answers = [
-            _Answer(
-                sequence=Sequence(asked=generation),
-                sink=sink,
-                text=TextStream(self._tokenizer, generation.stop),
-                sampler=RowSampler(generation.sampling),
-            )
-            for generation, sink in asked
+            Answer(generation, sink, self._tokenizer, self._stop_ids) for generation, sink in asked
         ]
         with self._changed:
             if self._is_stopping:
@@ -208,44 +190,14 @@ class TransformersEngine:
         for row, (answer, token) in enumerate(zip(answers, tokens, strict=True)):
             self._tell(answer, token, logits_BV[row])
 
-    def _tell(self, answer: _Answer, token: int, logits_V: Any) -> None:
-        sequence, asked = answer.sequence, answer.sequence.asked
-        if asked.number not in self._answers:  # its row was lost while another's was freed
-            return
-        sequence.output_ids.append(token)
-        finish: FinishReason | None = None
-        text, entries = "", ()
-        if token in self._stop_ids and not asked.ignore_eos:
-            finish = "stop"
-        else:
-            text = answer.text.push(token)
-            if asked.num_logprobs is not None:
-                entries = (self._logprob(logits_V, token, asked.num_logprobs),)
-            if answer.text.has_stopped:
-                finish = "stop"
-            elif len(sequence.output_ids) >= asked.max_tokens:
-                finish = "length"
-        if finish is not None:
-            text += answer.text.finish()
+    def _tell(self, answer: Answer, token: int, logits_V: Any) -> None:
+        if answer.sequence.asked.number not in self._answers:
+            return  # its row was lost while another's was freed
+        delta = answer.write(token, logits_V)
+        if delta.finish is not None:
             with self._changed:
-                self._forget(sequence)
-        answer.sink(Delta(text=text, num_tokens=1, logprobs=entries, finish=finish))
-
-    def _logprob(self, logits_V: Any, token: int, num_top: int) -> TokenLogprob:
-        value, top = sampling.logprobs(logits_V, token, num_top)
-        return TokenLogprob(
-            **self._named(token),
-            logprob=value,
-            top=tuple(
-                (named["token"], each, named["data"])
-                for index, each in top
-                for named in (self._named(index),)
-            ),
-        )
-
-    def _named(self, token: int) -> dict[str, Any]:
-        text = self._tokenizer.decode([token])
-        return {"token": text, "data": text.encode()}
+                self._forget(answer.sequence)
+        answer.sink(delta)
 
     def _survives(self, error: Exception, sequences: Items[Sequence]) -> bool:
         """End the requests that an error belongs to; False when no pass can follow."""

@@ -117,19 +117,29 @@ class RowCache(Cache):
         seen_S = torch.arange(seen, device=self._device)
         return positions_R[:, None], (seen_S <= positions_R[:, None])[:, None, None]
 
-    def prefill(self, writes: Sequence[tuple[int, int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Aim at chunks (row, start, count); return positions B x T and the mask B x 1 x T x S."""
+    def prefill(
+        self, writes: Sequence[tuple[int, int, int]]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Aim at chunks (row, start, count); return positions B x T and the mask B x 1 x T x S.
+
+        Chunks that all begin their prompts need no mask: they attend causally among themselves, the
+        padding lies behind them, and kernels do half the work without one.
+        """
         longest = max(count for _, _, count in writes)
         spot = self._spot
         rows = [row for row, _, _ in writes]
         one = len(rows) == 1
         spot.rows = slice(rows[0], rows[0] + 1) if one else torch.tensor(rows, device=self._device)
         spot.is_decode, spot.writes = False, writes
-        spot.num_seen = seen = self._rounded(max(start + count for _, start, count in writes))
+        is_first = all(start == 0 for _, start, _ in writes)
+        seen = longest if is_first else self._rounded(max(at + count for _, at, count in writes))
+        spot.num_seen = seen
         starts_B = torch.tensor([start for _, start, _ in writes], device=self._device)
         offsets_T = torch.arange(longest, device=self._device)
         # The padding behind a short chunk is computed and thrown away; its position must exist.
         positions_BT = (starts_B[:, None] + offsets_T).clamp(max=self.length - 1)
+        if is_first:
+            return positions_BT, None
         seen_S = torch.arange(seen, device=self._device)
         return positions_BT, (seen_S <= positions_BT[:, :, None])[:, None]
 

@@ -86,7 +86,7 @@ class Runner:
         self,
         ids_BT: torch.Tensor,
         positions_BT: torch.Tensor,
-        mask: torch.Tensor,
+        mask: torch.Tensor | None,
         sequences: Items[Sequence],
         *,
         last_B: torch.Tensor | None = None,

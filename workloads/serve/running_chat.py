@@ -1,0 +1,111 @@
+"""A chat that the engine writes: its deltas, put together to OpenAI's answer, whole or as a stream.
+
+Owns the time limit of a request, and that tool calls leave the text while it streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from starlette.responses import JSONResponse, Response
+
+from workloads.serve import answers
+from workloads.serve.answers import Choice, Frame
+from workloads.serve.errors import ApiError
+from workloads.serve.generation import Delta, Failure
+from workloads.serve.metrics import Watch
+from workloads.serve.protocol import ChatRequest
+from workloads.serve.tool_stream import ToolStream
+
+_STATUS = {"out_of_memory": 503, "server_stopping": 503, "engine_error": 500}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningChat:
+    """A request that the engine has taken; it is read once, by `whole` or by `stream`."""
+
+    frame: Frame
+    request: ChatRequest
+    queue: asyncio.Queue[tuple[int, Delta]]
+    watches: list[Watch]
+    choices: list[Choice]
+    tools: list[ToolStream | None]
+    cancel: Callable[[], None]
+    timeout_s: float
+
+    async def _deltas(self) -> AsyncIterator[tuple[int, Delta, str]]:
+        """Yield what comes until all choices have ended, with the text that is no tool call."""
+        num_open = len(self.choices)
+        limit_s = self.timeout_s
+        deadline_s = asyncio.get_running_loop().time() + limit_s
+        while num_open:
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    index, delta = await self.queue.get()
+            except TimeoutError:
+                for watch in self.watches:
+                    watch.end("failed")
+                raise ApiError(
+                    status=504,
+                    message=f"the answer was not whole after {limit_s:g} s",
+                    code="request_timeout",
+                ) from None
+            watch, choice = self.watches[index], self.choices[index]
+            watch.saw(delta.num_tokens)
+            if delta.failure is not None:
+                watch.end("failed")
+                raise _failed(delta.failure)
+            choice.num_tokens += delta.num_tokens
+            text = self._text(index, delta)
+            if delta.finish is not None:
+                num_open -= 1
+                choice.finish_reason = "tool_calls" if choice.calls else delta.finish
+                watch.end("finished")
+            yield index, delta, text
+
+    def _text(self, index: int, delta: Delta) -> str:
+        tools = self.tools[index]
+        if tools is None:
+            return delta.text
+        text = tools.push(delta.text)
+        if delta.finish is not None:
+            rest, self.choices[index].calls = tools.finish()
+            text += rest
+        return text
+
+    async def whole(self) -> Response:
+        async for index, delta, text in self._deltas():
+            self.choices[index].text += text
+            self.choices[index].logprobs += delta.logprobs
+        body = self.frame.whole(self.choices, with_logprobs=self.request.num_logprobs is not None)
+        return JSONResponse(body)
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        frame, usage = self.frame, self.request.include_usage
+        for index in range(len(self.choices)):
+            yield frame.chunk(index, {"role": "assistant", "content": ""}, with_usage=usage)
+        try:
+            async for index, delta, text in self._deltas():
+                if text or delta.logprobs:
+                    yield frame.chunk(
+                        index, {"content": text}, logprobs=delta.logprobs, with_usage=usage
+                    )
+                if delta.finish is not None:
+                    choice = self.choices[index]
+                    if choice.calls:
+                        calls = {"tool_calls": answers.call_deltas(choice.calls)}
+                        yield frame.chunk(index, calls, with_usage=usage)
+                    yield frame.chunk(
+                        index, {}, finish_reason=choice.finish_reason, with_usage=usage
+                    )
+            if usage:
+                yield frame.usage_chunk(self.choices)
+        except ApiError as error:
+            yield answers.event(error.to_json())
+        yield answers.DONE
+
+
+def _failed(failure: Failure) -> ApiError:
+    return ApiError(status=_STATUS[failure.code], message=failure.message, code=failure.code)
