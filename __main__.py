@@ -16,6 +16,7 @@ from cost.table import render
 from infra.components.deployed import deployed_outputs
 from infra.components.stack import Stack
 from infra.jobs.draining import told, user_key
+from infra.jobs.load_fit import load_fit_problems
 from infra.jobs.records import load_records
 from infra.nebius.discovery import DiscoveryError, discovered
 from infra.preflight.ask import ask, doubts, in_short, refusal
@@ -44,7 +45,7 @@ def main() -> None:
     found = bill(spec, book, load_records(STATE, spec.name, damaged.append))
     # The engine prints the level itself.
     texts = [str(problem).removeprefix(f"{Level.ERROR}: ") for problem in found.errors]
-    if texts := [*texts, *recipe_problems(ROOT, spec)]:
+    if texts := [*texts, *recipe_problems(ROOT, spec), *load_fit_problems(ROOT, spec)]:
         raise pulumi.RunError("\n".join(texts))
     deployed = deployed_outputs()
     since = change(found, deployed)

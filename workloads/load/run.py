@@ -83,7 +83,7 @@ class LoadTest:
     def _check_context(self, context_tokens: int | None) -> None:
         """Refuse lengths that the server would: an error is no measurement."""
         config = self._config
-        prompt, output = (_longest(each) for each in (config.prompt_tokens, config.output_tokens))
+        prompt, output = (longest(each) for each in (config.prompt_tokens, config.output_tokens))
         if context_tokens is not None and prompt + output > context_tokens:
             raise ConfigError(
                 f"load.prompt_tokens and load.output_tokens: up to {prompt} + {output} tokens, "
@@ -166,7 +166,8 @@ class LoadTest:
         )
 
 
-def _longest(lengths: Lengths) -> int:
+def longest(lengths: Lengths) -> int:
+    """Return the most tokens that can be drawn; 0 where rows have their own lengths."""
     if lengths.mean is None:
         return 0
     most = lengths.most or 4 * lengths.mean
