@@ -166,7 +166,8 @@ class WorkerSpec(NodeGroupSpec):
     shared_memory_gib: int = 64
     """Size in GiB of /dev/shm in each worker."""
     features: tuple[str, ...] = ()
-    """Slurm features of its nodes, for `--constraint`."""
+    """Slurm features of its nodes, for `--constraint`, beside platform and boot disk type as
+    `gpu_h100_sxm` and `network_ssd`."""
     gres_lines: tuple[str, ...] = ()
     """Lines of gres.conf for its nodes, such as device files with their cores; without any Slurm
     asks the driver."""

@@ -92,7 +92,7 @@ def _nodeset(spec: StackSpec, worker: WorkerSpec, nfs_address: Any) -> dict[str,
         values["tolerations"] = [
             {"key": names.GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
         ]
-    values["nodeConfig"] = {"static": static, "features": list(worker.features)}
+    values["nodeConfig"] = {"static": static, "features": features(worker)}
     if worker.gres_lines:
         values["nodeConfig"]["gresConfig"] = list(worker.gres_lines)
     if worker.extra is not None:
@@ -104,6 +104,12 @@ def _nodeset(spec: StackSpec, worker: WorkerSpec, nfs_address: Any) -> dict[str,
         values |= sssd_references(sssd)
     values["slurmd"] = slurmd
     return values
+
+
+def features(worker: WorkerSpec) -> list[str]:
+    """What `--constraint` may name: platform and boot disk, as the recipe has them, then its own."""
+    hardware = (worker.platform, str(worker.boot_disk.type))
+    return [*dict.fromkeys((*(name.replace("-", "_") for name in hardware), *worker.features))]
 
 
 def _for_shell(text: str) -> str:

@@ -102,6 +102,12 @@ def test_lines_for_gres_and_extra_reach_the_nodes_of_their_set(spec: StackSpec) 
     assert (config["gresConfig"], config["dynamic"]) == ([line], '"plain"')
 
 
+def test_platform_and_boot_disk_of_a_set_are_features_before_its_own(spec: StackSpec) -> None:
+    """As the recipe's, so that a script with `--constraint=gpu_l40s_d` runs here too."""
+    own = of_nodeset(spec, features=("team-a", "gpu_l40s_d"))["nodeConfig"]["features"]
+    assert own == ["gpu_l40s_d", "network_ssd_non_replicated", "team-a"]
+
+
 @pytest.mark.parametrize(
     ("extra", "seen"),
     [
