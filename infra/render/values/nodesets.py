@@ -107,7 +107,7 @@ def _nodeset(spec: StackSpec, worker: WorkerSpec, nfs_address: Any) -> dict[str,
 
 
 def features(worker: WorkerSpec) -> list[str]:
-    """What `--constraint` may name: platform and boot disk, as the recipe has them, then its own."""
+    """What `--constraint` may name: platform and boot disk as in the recipe, then its own."""
     hardware = (worker.platform, str(worker.boot_disk.type))
     return [*dict.fromkeys((*(name.replace("-", "_") for name in hardware), *worker.features))]
 
