@@ -68,7 +68,7 @@ def command(
         folders = _run_jobs(state, progress, _REDUCED if reduced else {})
         # The measured speed becomes the stack's cost per chat: outputs change, resources do not.
         _pulumi_up(state, progress, "pulumi up, measured cost")
-        _report(state, progress, folders, kept=not destroy)
+        _report(state, progress, folders, reduced=reduced, kept=not destroy)
         if destroy:
             _take_down(state, progress)
 
@@ -77,6 +77,7 @@ def _bring_up(state: Path, progress: Progress) -> None:
     from cost.table import render
     from infra.cli import env
     from infra.demo import leftovers
+    from infra.demo.summary import month
     from infra.local import cloud
 
     leftovers.remember(state / "demo" / "before.json")
@@ -84,8 +85,10 @@ def _bring_up(state: Path, progress: Progress) -> None:
     port = context.spec(_STACK).login.ssh_port
     cloud.refuse_taken_login_port(cloud.Cloud.from_environ(), "local.login.ssh_port", port)
     # What a preview prints: the price comes before anything is made.
-    with progress.stage("plan and price"):
-        print(render(context.bill(_STACK)), flush=True)
+    with progress.stage("plan and price") as remark:
+        bill = context.bill(_STACK)
+        print(render(bill), flush=True)
+        remark.text = month(bill)
     with progress.stage("local up"):
         _local("up")
     _pulumi_up(state, progress, "pulumi up")
@@ -94,8 +97,8 @@ def _bring_up(state: Path, progress: Progress) -> None:
 def _pulumi_up(state: Path, progress: Progress, stage: str) -> None:
     from infra.demo import engine
 
-    with progress.stage(stage):
-        engine.run(
+    with progress.stage(stage) as remark:
+        remark.text = engine.run(
             ["up", "--skip-preview"],
             stack=_STACK,
             root=CHECKOUT,
@@ -133,14 +136,18 @@ def _run_jobs(
     return {name: step.folder for name, step in steps.items()}
 
 
-def _report(state: Path, progress: Progress, folders: dict[str, Path], *, kept: bool) -> None:
+def _report(
+    state: Path, progress: Progress, folders: dict[str, Path], *, reduced: bool, kept: bool
+) -> None:
     from infra.demo import summary
     from infra.demo.outcomes import outcomes
     from infra.report.page import write
 
     found = outcomes(context.spec(_STACK), state, folders)
     page = write(found.report, state / "report.html")
-    print(summary.text(found, progress.stages, page, kept=kept))
+    if reduced:
+        print("\nReduced: few steps, rows and requests check the path; the figures mean little.")
+    print(summary.text(found, progress.stages, progress.elapsed_s, page, kept=kept))
 
 
 def _take_down(state: Path, progress: Progress) -> None:

@@ -6,6 +6,7 @@ Owns what a killed run leaves in the file backend. The environment is the caller
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from infra.local.engine import PROJECT
 _LAST_LINES = 12
 _WAIT_S = 0.5
 _PROGRESS_EVERY = 10
+_CHANGE = re.compile(r"^ +[-+~]+ *(\d+ \w+)$", re.MULTILINE)
 
 
 def run(
@@ -27,8 +29,11 @@ def run(
     environ: Mapping[str, str],
     log: Path,
     say: Callable[[str], None],
-) -> None:
-    """Runs `pulumi <arguments> --stack S`; its whole output goes to `log`."""
+) -> str:
+    """Runs `pulumi <arguments> --stack S`; its whole output goes to `log`.
+
+    Returns what it did in words, such as `resources: 52 created`.
+    """
     release_lock(stack, backend=_backend(environ), root=root, environ=environ, say=say)
     log.parent.mkdir(parents=True, exist_ok=True)
     command = ["pulumi", *arguments, "--stack", stack, "--yes", "--non-interactive"]
@@ -53,6 +58,13 @@ def run(
         code = process.wait()
     if code != 0:
         raise CliError(_failure(arguments[0], code, log))
+    return changes(log.read_text(encoding="utf-8"))
+
+
+def changes(output: str) -> str:
+    """The counts at the end of what pulumi printed; where it changed nothing, that."""
+    found = _CHANGE.findall(output.rpartition("\nResources:\n")[2])
+    return f"resources: {', '.join(found)}" if found else "nothing to change"
 
 
 def release_lock(

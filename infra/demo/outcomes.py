@@ -95,11 +95,11 @@ class Outcomes:
         steps = [ChatStep(name="assumed", cost=each, source=each.speed.source) for each in assumed]
         for row in self._measured(Kind.EVALUATE):
             size = row.speed.batch_size
-            name = "evaluated one by one" if size == 1 else f"evaluated {size} at once"
+            name = "one at a time" if size == 1 else f"{size} at a time"
             steps.append(ChatStep(name=name, cost=row, source=self._job(Kind.EVALUATE)))
         for row in self._measured(Kind.LOAD):
             if row.speed.operating is not None:
-                name = f"served to {row.speed.batch_size}"
+                name = f"served, {row.speed.batch_size} streams"
                 steps.append(ChatStep(name=name, cost=row, source=self._job(Kind.LOAD)))
         return steps
 
@@ -133,7 +133,7 @@ class Outcomes:
 
     def _job(self, kind: Kind) -> str:
         record = self.runs[kind]
-        return f"measured, job {record.job_id} ({record.job})"
+        return f"measured by {record.job}, job {record.job_id}"
 
 
 class _Shown(dict[str, str]):
@@ -148,7 +148,8 @@ _TOLD: dict[str, str] = {
     Kind.TRAIN: "loss {first_loss} -> {last_loss} in {num_train_steps} steps, "
     "{train_tokens_per_s} tokens/s",
     Kind.SERVE: "up after {cold_start_s} s; {num_answers} answers, {num_output_tokens} tokens",
-    Kind.LOAD: "{operating_requests_per_s} requests/s at {operating_concurrency} streams",
+    Kind.LOAD: "{operating_output_tokens_per_s} tokens/s to {operating_concurrency} streams "
+    "within the SLO",
 }
 
 

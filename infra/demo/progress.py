@@ -10,6 +10,13 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
+class Remark:
+    """What came of a stage, in a few words."""
+
+    text: str = ""
+
+
+@dataclass(slots=True)
 class Progress:
     """Prints one line per event, with the seconds since the start; remembers the stages."""
 
@@ -17,19 +24,23 @@ class Progress:
     stages: list[tuple[str, float, str]] = field(default_factory=list)
     """Name, seconds, remark of every stage that ended."""
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started_s
+
     def say(self, text: str) -> None:
         """One line, at once."""
-        elapsed = time.monotonic() - self.started_s
-        print(f"[{elapsed:6.1f} s] {text}", file=sys.stderr, flush=True)
+        print(f"[{self.elapsed_s:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     def note(self, name: str, seconds: float, remark: str) -> None:
         """Remembers a stage whose time is known from elsewhere."""
         self.stages.append((name, seconds, remark))
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> Iterator[Remark]:
         """Times the block; a stage that is left by an error is not among the stages."""
         self.say(name)
-        started = time.monotonic()
-        yield
-        self.note(name, time.monotonic() - started, "")
+        started, remark = time.monotonic(), Remark()
+        yield remark
+        self.note(name, time.monotonic() - started, remark.text)

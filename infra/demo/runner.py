@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cost.size.plan import TRAIN_MODULE
 from infra.cli.errors import CliError
 from infra.demo import attempt
 from infra.demo.attempt import Attempt
@@ -119,15 +120,17 @@ class Runner:
 
     def submit(self, job: JobSpec, sets: tuple[str, ...], after: str | None = None) -> Submission:
         """Submits the job; a run that is killed meanwhile finds it again by `adopt`."""
+        # Nobody declares how many tokens a job reads that does not train: no forecast, no line.
+        say = self.say if job.module == TRAIN_MODULE else lambda _line: None
         submission = dispatch(
-            order(self._books, job, self.files, sets, say=self.say),
+            order(self._books, job, self.files, sets, say=say),
             self._books,
             self.connection,
             self.outputs,
             state=self.state,
             code_hash=self.code_hash,
             git_revision=self.git_revision,
-            say=self.say,
+            say=say,
             after=after,
             begin=lambda: attempt.begin(self.state, self.attempt(job.name, sets, after)),
         )

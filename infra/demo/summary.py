@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 
+from cost.bill import Bill
 from cost.load_curve import LoadPoint
 from infra.demo.outcomes import ChatStep, Outcomes
 from infra.report.page import cents, duration, number, usd
@@ -22,10 +23,15 @@ _WIDTH = 100
 _SAMPLE_LINES = 3
 
 
-def text(outcomes: Outcomes, stages: Sequence[Stage], page: Path, *, kept: bool) -> str:
-    """The summary, ready to print; `kept`: the cluster stays, so more can be run on it."""
+def text(
+    outcomes: Outcomes, stages: Sequence[Stage], total_s: float, page: Path, *, kept: bool
+) -> str:
+    """The summary, ready to print; `kept`: the cluster stays, so more can be run on it.
+
+    `total_s` is of this run alone: stages overlap, and some are of an earlier run.
+    """
     parts = [
-        _stages(outcomes, stages),
+        _stages(outcomes, stages, total_s),
         _quality(outcomes),
         _sample(outcomes),
         _served(outcomes),
@@ -35,17 +41,20 @@ def text(outcomes: Outcomes, stages: Sequence[Stage], page: Path, *, kept: bool)
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def _stages(outcomes: Outcomes, stages: Sequence[Stage]) -> list[str]:
+def month(bill: Bill) -> str:
+    """What the declared stack costs a month."""
+    low, high = usd(bill.estimate.monthly_low_usd), usd(bill.estimate.monthly_high_usd)
+    at_least = "at least " if bill.estimate.is_lower_bound else ""
+    return f"{at_least}{low if low == high else f'{low} to {high}'} a month"
+
+
+def _stages(outcomes: Outcomes, stages: Sequence[Stage], total_s: float) -> list[str]:
     rows = [
         (name, duration(seconds), "; ".join(filter(None, (remark, outcomes.of_job(name)))))
         for name, seconds, remark in stages
     ]
-    total = duration(sum(seconds for _, seconds, _ in stages))
-    return [
-        "",
-        f"Stack {outcomes.report.spec.name}",
-        *_aligned([*rows, ("all stages", total, "")], right=(1,)),
-    ]
+    heading = f"Stack {outcomes.report.spec.name}: what was done, and what came of it"
+    return ["", heading, *_aligned([*rows, ("this run", duration(total_s), "")], right=(1,))]
 
 
 def _quality(outcomes: Outcomes) -> list[str]:
@@ -66,9 +75,10 @@ def _sample(outcomes: Outcomes) -> list[str]:
         return []
     lines = ["One held-out question"]
     for name, said in zip(("asked", "base", "fine-tuned", "reference"), sample, strict=True):
-        whole = textwrap.wrap(" ".join(said.split()), _WIDTH - 16) or ["(nothing)"]
-        if len(whole) > _SAMPLE_LINES:
-            whole = [*whole[: _SAMPLE_LINES - 1], f"{whole[_SAMPLE_LINES - 1][: _WIDTH - 20]} ..."]
+        text = " ".join(said.split())
+        whole = textwrap.wrap(text, _WIDTH - 14, max_lines=_SAMPLE_LINES, placeholder=" ...") or [
+            "(nothing)"
+        ]
         lines.append(f"  {name:<12}{whole[0]}")
         lines += [f"{'':<14}{line}" for line in whole[1:]]
     return lines
@@ -81,17 +91,15 @@ def _served(outcomes: Outcomes) -> list[str]:
     best = curve.operating_point
     heading = ("load", "requests", "tokens/s", "TTFT p50", "p99", "TPOT p50", "p99", "SLO")
     rows = [_point(each, is_best=each == best) for each in curve.points]
-    promise = f"  SLO: {curve.slo}." if curve.slo.is_declared else "  No SLO is declared."
-    chosen = (
-        " * operating point: the highest tokens/s that keeps it."
-        if best is not None
-        else " No point keeps it, so none is priced."
-    )
-    few = " A p99 of few requests is their slowest." if _few(curve.points) else ""
+    notes = [f"SLO: {curve.slo}." if curve.slo.is_declared else "No SLO is declared."]
+    if best is not None:
+        notes.append("* the operating point: the most tokens/s that keep it.")
+    if _few(curve.points):
+        notes.append("A p99 of so few requests is their slowest.")
     return [
         f"Served: {outcomes.served_model()} under load, times in ms",
         *_aligned([heading, *rows], right=(1, 2, 3, 4, 5, 6)),
-        promise + chosen + few,
+        *_notes(*notes),
     ]
 
 
@@ -119,27 +127,39 @@ def _point(each: LoadPoint, *, is_best: bool) -> Row:
 def _chat(outcomes: Outcomes) -> list[str]:
     chat, steps = outcomes.report.spec.chat, outcomes.chat_steps()
     if not steps:
-        return ["Cost of one chat: not known, no speed was measured"]
-    heading = ("", "cluster", "one node", "change", "writes tok/s", "reads tok/s", "where from")
+        return ["Cost of one chat: not known, as no speed was measured"]
+    heading = ("", "$ cluster", "$ node", "change", "writes/s", "reads/s", "from")
     first = steps[0].cost.cluster_low_usd
     rows = [_chat_row(each, first) for each in steps]
     lines = [
         f"Cost of one chat: {chat.context_tokens:,} tokens read, {chat.output_tokens:,} written",
         *_aligned([heading, *rows], right=(1, 2, 3, 4, 5)),
     ]
+    notes = ["$ cluster: all of it at its smallest. $ node: the node that serves, without disks."]
     lengths = outcomes.load_lengths()
     if lengths is not None:
-        lines.append(
-            f"  The load test's prompts have {number(lengths[0])} tokens and its answers "
-            f"{number(lengths[1])}: its speeds are taken to the chat's lengths."
+        notes.append(
+            f"The load test's prompts have {number(lengths[0])} tokens, its answers "
+            f"{number(lengths[1])}; its speeds are taken to the chat's lengths."
         )
-    if len(steps) > 1:
-        last = steps[-1].cost.cluster_low_usd
-        lines.append(
-            f"  {steps[0].name} {cents(first)} -> {steps[-1].name} {cents(last)}: "
-            f"{_change(first, last)}"
-        )
-    return [*lines, *(f"  {line}" for line in outcomes.not_priced())]
+    return [*lines, *_notes(*notes, *outcomes.not_priced()), *_from_to(steps)]
+
+
+def _from_to(steps: Sequence[ChatStep]) -> list[str]:
+    """The first and the last cost in one line; nothing of one alone."""
+    if len(steps) < 2:
+        return []
+    first, last = steps[0], steps[-1]
+    before, after = first.cost.cluster_low_usd, last.cost.cluster_low_usd
+    change = _change(before, after)
+    return [f"  One chat: {cents(before)} {first.name} -> {cents(after)} {last.name}, {change}"]
+
+
+def _notes(*notes: str) -> list[str]:
+    """The notes as lines below a table."""
+    indent = "  "
+    whole = " ".join(notes)
+    return textwrap.wrap(whole, _WIDTH, initial_indent=indent, subsequent_indent=indent)
 
 
 def _chat_row(step: ChatStep, first: Decimal) -> Row:
@@ -148,10 +168,10 @@ def _chat_row(step: ChatStep, first: Decimal) -> Row:
     return (
         step.name,
         cents(cost.cluster_low_usd),
-        "unknown" if cost.serving_usd is None else cents(cost.serving_usd),
+        cents(cost.serving_usd),
         "" if cost.cluster_low_usd == first else _change(first, cost.cluster_low_usd),
         number(speed.output_tokens_per_s),
-        "not counted" if prefill is None else number(prefill),
+        "no" if prefill is None else number(prefill),
         step.source,
     )
 
@@ -161,20 +181,13 @@ def _change(before: Decimal, after: Decimal) -> str:
 
 
 def _next(outcomes: Outcomes, page: Path, *, kept: bool) -> list[str]:
-    spec = outcomes.report.spec
-    bill = outcomes.report.bill.estimate
-    low, high = usd(bill.monthly_low_usd), usd(bill.monthly_high_usd)
-    heading = f"Bill: {low} to {high} a month. {spec.bill_heading or ''}".rstrip()
-    after = [("soperator chat-cost", "the table above with break-even against hosted models")]
+    bill = month(outcomes.report.bill)
+    heading = f"Bill: {bill}. {outcomes.report.spec.bill_heading or ''}".rstrip()
+    after = [("cost per chat in full", "soperator chat-cost")]
     if kept:
-        adapter = outcomes.adapter()
-        serve = f"soperator submit serve --set serve.adapter={adapter}"
-        after = [
-            (serve, "the tuned model, until it is cancelled"),
-            *after,
-            ("make demo DESTROY=1", "takes everything down; what is measured stays"),
-        ]
-    after.append(("make preview STACK=h100-prod", "16 H100, planned and priced without an account"))
+        serve = f"soperator submit serve --set serve.adapter={outcomes.adapter()}"
+        after = [("serve it again", serve), *after, ("end it all", "make demo DESTROY=1")]
+    after.append(("a real shape, no account", "make preview STACK=h100-prod"))
     return [heading, f"Report: {page}", "Next:", *_aligned(after)]
 
 
