@@ -8,7 +8,7 @@ PYTHON3 := .venv/bin/python
 SOPERATOR := .venv/bin/soperator
 STACK ?= l40s-dev
 # Options of `make demo`: DESTROY=1 takes everything down at the end, REDUCED=1 trains and
-# evaluates on a few rows.
+# evaluates on a few rows and asks the server a few times.
 DEMO_OPTIONS := $(if $(filter 1,$(DESTROY)),--destroy) $(if $(filter 1,$(REDUCED)),--reduced)
 LOCK := .venv/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links \
 	--python-version 3.11 --python-platform x86_64-unknown-linux-gnu --custom-compile-command "make lock"
@@ -27,7 +27,7 @@ setup-tests:
 	@infra/setup/bootstrap.sh
 	@$(PYTHON3) -m infra.setup --tests
 
-demo: as-root setup ## Run the main job on the `local` stack: up, fine-tune, evaluate, report (DESTROY=1, REDUCED=1)
+demo: as-root setup ## Run the main job on `local`: up, fine-tune, evaluate, serve, load, report (DESTROY=1, REDUCED=1)
 	@$(SOPERATOR) demo $(DEMO_OPTIONS)
 
 test: setup-tests ## Set up, then run the whole test suite, in parallel where its parts allow

@@ -36,7 +36,7 @@ _REDUCED = {
         "evaluate.num_samples=2",
         "evaluate.max_new_tokens=24",
         "evaluate.batch_size=4",
-        "evaluate.num_speed_tokens=16",
+        "evaluate.num_speed_tokens=8",
     ),
     "load": (
         "load.sweep=[1, 8]",
