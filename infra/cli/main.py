@@ -35,6 +35,7 @@ VERBS = {
     ),
     "spend": _Verb("infra.cli.spend", "Show what ran on a stack and what it cost."),
     "submit": _Verb("infra.cli.submit", "Submit a declared job."),
+    "serve": _Verb("infra.cli.serve", "Serve a model as a job; --open: talk to it in the browser."),
     "load": _Verb("infra.cli.load", "Put a server under load: curve, latencies, operating point."),
     "status": _Verb("infra.cli.status", "List the jobs of a cluster, or show one."),
     "logs": _Verb("infra.cli.logs", "Follow the log of a job to its end."),

@@ -88,6 +88,26 @@ class Connection:
         """Ends the connection and whatever still runs on it."""
         self._transport.close()
 
+    @property
+    def is_open(self) -> bool:
+        """False once either side is known to have ended it."""
+        return self._transport.is_active()
+
+    def forward(self, host: str, port: int) -> paramiko.Channel:
+        """A TCP connection from the login node to `host`; its bytes, both ways."""
+        try:
+            return self._transport.open_channel(
+                "direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=_CONNECT_TIMEOUT_S
+            )
+        except paramiko.ChannelException as error:
+            raise JobsError(
+                f"{host}:{port}: the login node cannot connect to it ({error.text}); is it up?"
+            ) from error
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            # One that does not answer in time is as good as ended: nothing waits on it any more.
+            self._transport.close()
+            raise self._lost(error) from error
+
     def run(self, command: str, *, stdin: bytes = b"") -> Result:
         """Runs `command` in the user's shell and waits for its end."""
         return self.run_bytes(command, stdin=stdin)[0]

@@ -1,26 +1,31 @@
 """A server as a Slurm job: reached by a tunnel through the login node, stopped by scancel.
 
-The invariant: what runs when the job is cancelled is answered whole, and the record says so.
+The invariants: what runs when the job is cancelled is answered whole, and the record says so; and
+`soperator serve --open` leaves nothing behind that it started.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from infra.jobs import logs, slurm, submit, sync
 from infra.jobs.ssh import Connection
-from infra.local.state import CHECKOUT
+from infra.local.state import CHECKOUT, PULUMI_VERSION
 from infra.render.archive import code_files, hash_files
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 from tests.ports import free_ports
@@ -142,3 +147,72 @@ def _endpoint(path: Path, log: Path) -> dict[str, Any]:
         assert time.monotonic() < deadline, log.read_text() if log.is_file() else "no log"
         threading.Event().wait(0.2)
     return json.loads(path.read_text())
+
+
+@pytest.mark.timeout(600)
+def test_ctrl_c_closes_page_tunnel_and_the_job_that_was_submitted_for_it(
+    cluster: JobsCluster, tmp_path: Path
+) -> None:
+    (port,) = free_ports(1)
+    words = ["serve", "--open", "--port", str(port), "--sync", "-i", str(cluster.identity)]
+    words += [word for each in _SETS for word in ("--set", each)]
+    errors = tmp_path / "stderr"
+    with errors.open("wb") as stderr:
+        command = subprocess.Popen(
+            [sys.executable, "-m", "infra.cli.main", *words],
+            cwd=CHECKOUT,
+            env=_deployed(cluster, tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        )
+    assert command.stdout is not None
+    address = command.stdout.readline().decode().strip()
+    said = errors.read_text()
+    assert address == f"http://127.0.0.1:{port}/", said
+    assert "<gradio-app" in httpx.get(address).text
+    pages = _processes(f"--port {port}")
+    assert len(pages) == 1
+    assert "serve is job " in said
+    assert "serving tiny with transformers" in said, "lines of the log are shown while it loads"
+    job_id = said.split("serve is job ")[1].split()[0]
+
+    command.send_signal(signal.SIGINT)
+    assert command.wait(60) == 130, errors.read_text()
+    assert f"job {job_id} is told to end" in errors.read_text()
+    assert not _processes(f"--port {port}")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(address)
+    with Connection(cluster.outputs.endpoint(cluster.identity)) as connection:
+        log = cluster.outputs.log_path("serve", job_id)
+        ended = logs.follow(connection, log, job_id, write=lambda chunk: None)
+    assert ended.state == "CANCELLED"
+    assert not list((tmp_path / "state").rglob("*.key"))
+
+
+def _deployed(cluster: JobsCluster, folder: Path) -> dict[str, str]:
+    """An environment in which `local` is deployed and is this cluster."""
+    outputs = asdict(cluster.outputs) | {"code_hash": "none"}
+    (folder / "outputs.json").write_text(json.dumps(outputs))
+    programs = folder / "bin"
+    programs.mkdir()
+    answers = f'[ "$1" = version ] && echo v{PULUMI_VERSION} || cat {folder / "outputs.json"}'
+    for name in ("pulumi", "pulumi-language-python"):
+        (programs / name).write_text(f"#!/bin/sh\n{answers}\n")
+        (programs / name).chmod(0o755)
+    return {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "SOPERATOR_STATE": str(folder / "state"),
+        "SOPERATOR_SSH_PUBLIC_KEY_FILE": f"{cluster.identity}.pub",
+    }
+
+
+def _processes(words: str) -> list[str]:
+    """Command lines of chat pages that have these words in them."""
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if "workloads.chat" in line and words in line:
+                found.append(line)
+    return found

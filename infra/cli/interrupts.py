@@ -1,0 +1,52 @@
+"""Ctrl-C and SIGTERM for commands that own something: neither leaves a half-done step behind."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def as_interrupt() -> Iterator[None]:
+    """SIGTERM, and a hang-up, raise KeyboardInterrupt as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _handled((*_SIGNALS, signal.SIGHUP), interrupt):
+        yield
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Signals wait for the end of the block, and then interrupt: a submission is told its id."""
+    came: list[int] = []
+    with _handled((*_SIGNALS, signal.SIGHUP), lambda number, frame: came.append(number)):
+        yield
+    if came:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def ignored() -> Iterator[None]:
+    """Signals do nothing: what is being closed is closed."""
+    with _handled((*_SIGNALS, signal.SIGHUP), signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def _handled(
+    numbers: tuple[signal.Signals, ...],
+    handler: Callable[[int, FrameType | None], Any] | signal.Handlers,
+) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -1,0 +1,248 @@
+"""`soperator serve [--open]`: the declared server as a job, and the chat page in front of it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli import context, interrupts, output
+from infra.cli.context import CHECKOUT, DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.errors import CliError
+from infra.jobs.chat_page import DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from infra.jobs.chat_page import ChatPage
+    from infra.jobs.outputs import StackOutputs
+    from infra.jobs.server import ServerAddress
+    from infra.jobs.ssh import Connection
+    from infra.jobs.submit import Submission
+    from stacks.slurm_spec import JobSpec
+    from stacks.spec import StackSpec
+
+_LOOK_EVERY_S = 0.5
+_ASK_EVERY_S = 5.0
+
+
+def command(
+    stack: StackOption = DEFAULT_STACK,
+    open_: Annotated[
+        bool, typer.Option("--open", help="Open the chat page; Ctrl-C closes everything.")
+    ] = False,
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Declared server; the only one by default.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(help="Port of the page on this machine; 0: any free one.")
+    ] = DEFAULT_PORT,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the server running, whatever ends this command.")
+    ] = False,
+    share: Annotated[
+        bool, typer.Option("--share", help="With --open: public link, with a password.")
+    ] = False,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."
+        ),
+    ] = None,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Submit over the budget; the ledger records it.")
+    ] = False,
+    identity: IdentityOption = None,
+) -> None:
+    """Serve a model as a job; with --open talk to it in the browser."""
+    from infra.jobs import chat_page, server, submit
+
+    if share and not open_:
+        raise CliError("--share: only with --open, which opens the page")
+    spec = context.spec(stack)
+    wanted = server.server_job(spec, job)
+    submit.job_args(sets or ())
+    page_port = chat_page.free_port(port) if open_ else None
+    outputs = context.read(stack)
+    submit.check_job(outputs, wanted.name)
+    closing = ExitStack()
+    with interrupts.as_interrupt():
+        try:
+            connection = closing.enter_context(context.connect(outputs, identity))
+            own = _OwnJob(connection, stack, is_kept=keep)
+            job_id = _found(connection, wanted.name, sets or ())
+            if job_id is None:
+                with interrupts.held():
+                    made = _submit(spec, wanted, connection, outputs, sets or (), sync, force)
+                    job_id = own.job_id = made.job_id
+                    closing.callback(own.end)
+                output.note(f"{wanted.name} is job {job_id}")
+            address = server.wait_until_up(connection, outputs, job_id, say=output.note)
+            output.note(f"job {job_id} serves {' and '.join(address.models)} at {address}")
+            if page_port is None:
+                own.is_kept = True
+                output.note(f"it stays: soperator cancel {job_id} -s {stack} ends it")
+                print(address)
+                return
+            page = _page(
+                closing,
+                connection,
+                outputs,
+                address,
+                job_id,
+                port=page_port,
+                identity=identity,
+                share=share,
+            )
+            print(page.address, flush=True)
+            output.note(f"Ctrl-C closes page and tunnel{own.also}")
+            _watch(page, connection, job_id, stack)
+        finally:
+            with interrupts.ignored():
+                closing.close()
+
+
+class _OwnJob:
+    """The job that this command submitted; nothing before it did."""
+
+    def __init__(self, connection: Connection, stack: str, *, is_kept: bool) -> None:
+        self._connection = connection
+        self._stack = stack
+        self.is_kept = is_kept
+        self.job_id: str | None = None
+
+    @property
+    def also(self) -> str:
+        """What ends with the page."""
+        if self.job_id is None or self.is_kept:
+            return "; the job stays"
+        return f", and ends job {self.job_id}"
+
+    def end(self) -> None:
+        """Ends it, unless it is kept; where nobody answers says how to end it later."""
+        from infra.jobs import slurm
+        from infra.jobs.errors import JobsError
+
+        if self.job_id is None or self.is_kept:
+            return
+        try:
+            if not self._connection.is_open:
+                self._connection.reopen()
+            slurm.cancel(self._connection, [self.job_id])
+        except JobsError as error:
+            output.note(f"{error}")
+            output.note(f"job {self.job_id} still runs: soperator cancel {self.job_id}")
+            return
+        output.note(f"job {self.job_id} is told to end")
+
+
+def _found(connection: Connection, name: str, sets: Sequence[str]) -> str | None:
+    """Id of the server that runs or waits already; refused where settings could not reach it."""
+    from infra.jobs import server, slurm
+
+    job = server.open_job(slurm.recent(connection, days=server.DAYS), name)
+    if job is None:
+        return None
+    if sets:
+        raise CliError(
+            f"--set: job {job.id} {name} is {job.state} already and was started without it; leave "
+            f"--set out, or run: soperator cancel {job.id}"
+        )
+    output.note(f"job {job.id} {name} is {job.state} already and is used; it stays at the end")
+    return job.id
+
+
+def _submit(
+    spec: StackSpec,
+    job: JobSpec,
+    connection: Connection,
+    outputs: StackOutputs,
+    sets: Sequence[str],
+    sync: bool,
+    force: bool,
+) -> Submission:
+    """The job submitted as `soperator submit` does."""
+    from infra.jobs import dispatch
+    from infra.jobs import sync as code
+    from infra.jobs.books import open_books
+    from infra.render.archive import hash_files
+
+    state = context.state_root()
+    books = open_books(spec, state, output.note)
+    files = context.local_code(spec.name)
+    order = dispatch.order(books, job, files, sets, say=output.note)
+    if sync:
+        code.send(connection, outputs.code_path, files)
+    return dispatch.dispatch(
+        order,
+        books,
+        connection,
+        outputs,
+        state=state,
+        code_hash=hash_files(files),
+        git_revision=context.git_revision(),
+        say=output.note,
+        force=force,
+        store=context.run_config_store(outputs),
+    )
+
+
+def _page(
+    closing: ExitStack,
+    connection: Connection,
+    outputs: StackOutputs,
+    address: ServerAddress,
+    job_id: str,
+    *,
+    port: int,
+    identity: Path | None,
+    share: bool,
+) -> ChatPage:
+    """The page behind a tunnel of its own, both closed by `closing`."""
+    from infra.jobs import server
+    from infra.jobs.chat_page import ChatPage
+    from infra.jobs.tunnel import Tunnel
+
+    key = server.read_key(connection, address)
+    login = outputs.endpoint(context.private_key(identity))
+    tunnel = Tunnel(login, address.host, address.port, say=output.note)
+    closing.callback(tunnel.close)
+    page = ChatPage(
+        tunnel.url,
+        port=port,
+        key=key,
+        record=context.state_root() / "runs" / outputs.stack / job_id / "chat.jsonl",
+        checkout=CHECKOUT,
+        options=["--share"] if share else [],
+    )
+    closing.callback(page.close)
+    page.wait_until_up()
+    return page
+
+
+def _watch(page: ChatPage, connection: Connection, job_id: str, stack: str) -> None:
+    """Returns never: a page or a job that ends is an error, and Ctrl-C an interrupt."""
+    from infra.jobs import slurm
+    from infra.jobs.outcomes import outcome
+    from infra.jobs.ssh import ConnectionLostError
+
+    asked_s = time.monotonic()
+    while True:
+        time.sleep(_LOOK_EVERY_S)
+        if not page.is_running:
+            raise CliError("the chat page ended by itself; its last line says why")
+        if time.monotonic() - asked_s < _ASK_EVERY_S:
+            continue
+        asked_s = time.monotonic()
+        # The tunnel tells that the login node is gone; the page says so.
+        with contextlib.suppress(ConnectionLostError):
+            if not connection.is_open:
+                connection.reopen()
+            if (ended := slurm.find(connection, job_id)).finished:
+                raise CliError(f"job {job_id} ended: {outcome(ended, stack)}")

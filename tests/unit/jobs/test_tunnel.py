@@ -1,0 +1,106 @@
+"""A lost tunnel says so in the error form of the API, and comes back by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.jobs.tunnel import Tunnel
+from tests.ports import free_ports
+from tests.ssh_stand import SshStand, login_node
+
+WAIT_S = 60.0
+
+
+class Hello(http.server.BaseHTTPRequestHandler):
+    """Answers one word."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "5")
+        self.end_headers()
+        self.wfile.write(b"hello")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[int]:
+    listener = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hello)
+    thread = threading.Thread(target=listener.serve_forever)
+    thread.start()
+    yield listener.server_address[1]
+    listener.shutdown()
+    thread.join()
+    listener.server_close()
+
+
+class Said:
+    """What the tunnel said, each line of which can be waited for."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._more = threading.Condition()
+
+    def __call__(self, line: str) -> None:
+        with self._more:
+            self._lines.append(line)
+            self._more.notify_all()
+
+    def wait_for(self, part: str) -> None:
+        with self._more:
+            found = self._more.wait_for(lambda: any(part in each for each in self._lines), WAIT_S)
+        assert found, f"{part!r} is not in {self._lines}"
+
+
+@contextlib.contextmanager
+def tunnel(stand: SshStand, port: int, said: Said) -> Iterator[str]:
+    opened = Tunnel(stand.endpoint, "127.0.0.1", port, say=said)
+    try:
+        yield opened.url.removesuffix("/v1")
+    finally:
+        opened.close()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", opened.port)) != 0, "the port is closed"
+
+
+def get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
+        return answer.read()
+
+
+def refusal(url: str) -> str:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        get(url)
+    with caught.value as error:
+        assert error.code == 503
+        return json.loads(error.read())["error"]["message"]
+
+
+def test_a_lost_tunnel_is_told_and_comes_back_by_itself(tmp_path: Path, server: int) -> None:
+    said = Said()
+    with login_node(tmp_path) as stand, tunnel(stand, server, said) as url:
+        assert get(url) == b"hello"
+        stand.lose()
+        said.wait_for("is lost; reconnecting")
+        assert "the SSH tunnel" in refusal(url)
+        assert "reconnecting" in refusal(url)
+        stand.come_back()
+        said.wait_for("the SSH tunnel is back")
+        assert get(url) == b"hello"
+
+
+def test_a_server_that_is_not_there_is_told_apart_from_a_lost_tunnel(tmp_path: Path) -> None:
+    (nobody,) = free_ports(1)
+    with login_node(tmp_path) as stand, tunnel(stand, nobody, Said()) as url:
+        assert f"127.0.0.1:{nobody}: the login node cannot connect to it" in refusal(url)
