@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cost.bill import Bill
     from infra.jobs.outputs import StackOutputs
     from infra.jobs.ssh import Connection
+    from infra.kube.client import KubeClient
     from stacks.spec import StackSpec
 
 StackOption = Annotated[str, typer.Option("--stack", "-s", help="Stack to use.")]
@@ -57,6 +58,15 @@ def run_config_store(outputs: StackOutputs) -> dict[str, str] | None:
     from infra.jobs.outputs import read_run_config_store
 
     return read_run_config_store(outputs, root=CHECKOUT, environ=environ())
+
+
+def kube_client(stack: str) -> KubeClient:
+    """A client of the deployed stack's Kubernetes API."""
+    from infra.jobs.outputs import read_kubeconfig
+    from infra.kube.client import KubeClient
+    from infra.kube.kubeconfig import read_kubeconfig as parse
+
+    return KubeClient(parse(read_kubeconfig(stack, root=CHECKOUT, environ=environ())))
 
 
 def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:

@@ -15,7 +15,6 @@ from infra.cli.errors import CliError
 from infra.cli.output import Format, note, print_json, print_table
 
 if TYPE_CHECKING:
-    from infra.kube.client import KubeClient
     from infra.restore.run import Plan
     from infra.restore.snapshots import JailSnapshot
     from stacks.spec import StackSpec
@@ -50,7 +49,7 @@ def command(
     from infra.restore import snapshots
 
     spec = context.spec(stack)
-    client = _client(stack)
+    client = context.kube_client(stack)
     try:
         namespace = spec.cluster.namespace
         backend = snapshots.backend(client, namespace)
@@ -114,15 +113,6 @@ def explain(spec: StackSpec, plan: Plan, longest_backup_s: float | None) -> list
 def _landed(plan: Plan) -> str:
     root = "" if plan.into_jail else plan.target
     return f"{root}{plan.path or ''}" or "/"
-
-
-def _client(stack: str) -> KubeClient:
-    from infra.jobs.outputs import read_kubeconfig
-    from infra.kube.client import KubeClient
-    from infra.kube.kubeconfig import read_kubeconfig as parse
-    from infra.local.state import CHECKOUT
-
-    return KubeClient(parse(read_kubeconfig(stack, root=CHECKOUT, environ=context.environ())))
 
 
 def _ask() -> None:

@@ -20,8 +20,11 @@ CLAIM: Final = "jail-pvc"
 API_VERSION: Final = "k8up.io/v1"
 KIND: Final = "Schedule"
 POD_CONFIG_KIND: Final = "PodConfig"
+BACKUP_KIND: Final = "Backup"
 # Of the one bucket and nothing else: README of the recipe, backups, files of 2026-07 to 09.
 ROLES: Final = ("storage.object-editor", "storage.viewer")
+_TIMES: Final = ("schedule", "concurrentRunsAllowed")
+"""Keys of a Schedule's part that its objects do not have."""
 _TAG: Final = "soperator-jail-schedule"
 _ID_KEY: Final = "aws-access-key-id"
 _SECRET_KEY: Final = "aws-access-secret-key"  # noqa: S105
@@ -103,4 +106,16 @@ def schedule_spec(
         },
         # Files of every user.
         "podSecurityContext": {"runAsUser": 0},
+    }
+
+
+def backup(name: str, namespace: str, schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """A Backup now, as the spec of a Schedule makes them when they are due."""
+    own = {key: value for key, value in schedule["backup"].items() if key not in _TIMES}
+    shared = {key: schedule[key] for key in ("backend", "podSecurityContext") if key in schedule}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": BACKUP_KIND,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {**shared, **own},
     }

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from infra.kube.client import KubeClient, KubeError, WaitTimeoutError
+from infra.kube.client import KubeClient, KubeError
 from infra.render import restore as render
 from infra.render.backup import CLAIM, SECRET
+from infra.restore.end import await_end
 from infra.restore.errors import RestoreError
 from infra.restore.snapshots import JailSnapshot
 
-_LONGEST_S: Final = 48 * 3600.0
 _SLURM: Final = ("slurm.nebius.ai/v1", "SlurmCluster")
 
 
@@ -95,26 +95,12 @@ def run(
         path=plan.path,
     )
     client.apply(target)
-    try:
-        done = client.wait_for(
-            target,
-            "the end of the restore",
-            lambda live: _completed(live) is not None,
-            timeout_s=_LONGEST_S,
-            tell=tell,
-            cancelled=cancelled,
-        )
-    except WaitTimeoutError as error:
-        raise RestoreError(str(error)) from error
-    ended = _completed(done)
+    problem = await_end(client, target, tell=tell, cancelled=cancelled)
     # The claim is let go; what it holds stays in the jail.
     for each in reversed(extra):
         client.delete(each)
-    if ended is None or ended["reason"] != "Succeeded":
-        raise RestoreError(
-            f"{plan.name}: {'' if ended is None else ended['message']}; its log: "
-            f"kubectl -n {namespace} logs job/restore-{plan.name}"
-        )
+    if problem is not None:
+        raise RestoreError(problem)
 
 
 def _running(client: KubeClient, namespace: str) -> list[str]:
@@ -142,9 +128,3 @@ def _password_problem(client: KubeClient, namespace: str, backend: Mapping[str, 
         f"secret {SECRET} has no key {key}: the copy was made with a password that this state does "
         "not have; add it there by hand"
     )
-
-
-def _completed(live: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    conditions = (live.get("status") or {}).get("conditions") or []
-    found = (each for each in conditions if each["type"] == "Completed")
-    return next((each for each in found if each["status"] == "True"), None)

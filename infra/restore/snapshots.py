@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from infra.kube.client import KubeClient
-from infra.render.backup import API_VERSION, KIND, SCHEDULE
+from infra.render.backup import API_VERSION, BACKUP_KIND, KIND, SCHEDULE
 from infra.restore.errors import RestoreError
 
 LATEST: Final = "latest"
@@ -63,6 +63,11 @@ def choose(found: Sequence[JailSnapshot], wanted: str) -> JailSnapshot:
 
 def backend(client: KubeClient, namespace: str) -> Mapping[str, Any]:
     """Where the schedule of the cluster writes to."""
+    return schedule_spec(client, namespace)["backend"]
+
+
+def schedule_spec(client: KubeClient, namespace: str) -> Mapping[str, Any]:
+    """What the schedule of the cluster does, and where to."""
     target = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -74,14 +79,14 @@ def backend(client: KubeClient, namespace: str) -> Mapping[str, Any]:
             f"no {KIND} {namespace}/{SCHEDULE} in the cluster; declare storage.backup and run "
             "`pulumi up` first"
         )
-    return schedule["spec"]["backend"]
+    return schedule["spec"]
 
 
 def longest_backup_s(client: KubeClient, namespace: str) -> float | None:
     """Seconds of the longest backup that the cluster remembers; None where none has ended."""
     times = [
         (_time(done["lastTransitionTime"]) - _time(each["metadata"]["creationTimestamp"]))
-        for each in client.list(API_VERSION, "Backup", namespace)
+        for each in client.list(API_VERSION, BACKUP_KIND, namespace)
         for done in (each.get("status") or {}).get("conditions") or []
         if done["type"] == "Completed" and done["reason"] == "Succeeded"
     ]

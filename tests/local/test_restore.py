@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from infra.local.slurm import pod as pods
 from infra.local.state import Cache
 from infra.render import backup as render
 from infra.restore import run, snapshots
+from infra.restore.copy_now import copy_now
 from infra.restore.errors import RestoreError
 from infra.restore.snapshots import JailSnapshot
 from stacks.storage_spec import BackupSpec
@@ -64,15 +64,13 @@ class Copies:
             head = {"apiVersion": render.API_VERSION, "kind": kind}
             client.apply({**head, "metadata": {"name": name, **place}, "spec": spec})
 
-    def backup(self, *, succeeds: bool = True) -> dict[str, Any]:
-        """A backup now; its last condition."""
-        return self._job("Backup", "backup", succeeds=succeeds)
+    def backup(self) -> tuple[JailSnapshot, ...]:
+        """A backup now, as `soperator backup` makes it; what it made."""
+        self.made += 1
+        return copy_now(self.stand.client, NAMESPACE, f"now-{self.made}", tell=print)
 
     def prune(self) -> None:
-        self._job("Prune", "prune", succeeds=True)
-
-    def _job(self, kind: str, part: str, *, succeeds: bool) -> dict[str, Any]:
-        client = self.stand.client
+        client, kind, part = self.stand.client, "Prune", "prune"
         head = {"apiVersion": render.API_VERSION}
         place = {"name": render.SCHEDULE, "namespace": NAMESPACE}
         schedule = client.get({**head, "kind": render.KIND, "metadata": place})
@@ -94,8 +92,7 @@ class Copies:
         self.stand.wait(lambda: completed(client.get(target)) is not None, f"the end of {name}")
         found = completed(client.get(target))
         assert found is not None
-        assert (found["reason"] == "Succeeded") is succeeds, found
-        return found
+        assert found["reason"] == "Succeeded", found
 
     def restore(self, snapshot: JailSnapshot, **options: Any) -> str:
         """Restores, and returns where the copy landed."""
@@ -167,6 +164,13 @@ def test_a_deleted_file_is_back_beside_and_then_at_its_place(copies: Copies) -> 
     assert text(copies, "/root/other") == "new"
 
 
+def test_a_copy_now_says_which_snapshot_it_made(copies: Copies) -> None:
+    (made,) = copies.backup()
+    assert made == copies.newest()
+    (again,) = copies.backup()
+    assert again.id != made.id
+
+
 def test_a_path_alone_is_restored_without_the_rest(copies: Copies) -> None:
     write(copies, "/root/one/file", "one")
     write(copies, "/root/two/file", "two")
@@ -225,8 +229,7 @@ def test_a_copy_that_cannot_be_made_says_what_restic_said(copies: Copies) -> Non
     copies.backup()
     copies.passwords["third"] = "of nobody"
     copies.declare()
-    assert re.search(
-        "restic ended with 1: Fatal: wrong password", copies.backup(succeeds=False)["message"]
-    )
+    with pytest.raises(RestoreError, match="restic ended with 1: Fatal: wrong password"):
+        copies.backup()
     copies.passwords["third"] = "of the third"
     copies.declare()

@@ -149,6 +149,19 @@ def test_time_is_the_longest_copy_that_ended_well() -> None:
     assert snapshots.longest_backup_s(cluster(), NAMESPACE) is None
 
 
+def test_a_copy_now_is_what_the_schedule_would_make_and_as_root() -> None:
+    """Without the schedule's security context restic could not read the files of every user."""
+    schedule = render.schedule_spec(
+        BackupSpec(keep_daily=7, size_gib=1), bucket="b", endpoint="https://s3:443", repository="r"
+    )
+    made = render.backup("now-1", NAMESPACE, schedule)
+    assert (made["kind"], made["metadata"]["name"]) == ("Backup", "now-1")
+    assert made["spec"]["podSecurityContext"] == {"runAsUser": 0}
+    assert made["spec"]["backend"] == schedule["backend"]
+    assert made["spec"]["tags"] == schedule["backup"]["tags"]
+    assert not {"schedule", "concurrentRunsAllowed"} & made["spec"].keys()
+
+
 def test_size_time_and_price_are_said_before(public_key_file: Path) -> None:
     spec = load_stack("h100-prod")
     text = "\n".join(explain(spec, plan(cluster(), path="/home/x"), 125.0))
