@@ -112,7 +112,7 @@ def no_operating_points(
     """The newest load test of each engine, where it found no load that keeps its SLO."""
     newest = {
         record.engine: record
-        for record in _in_order(spec, records)
+        for record in counting(spec, records)
         if record.kind == Kind.LOAD and record.engine is not None
     }
     return tuple(
@@ -131,7 +131,7 @@ def serving_workers(spec: StackSpec) -> tuple[WorkerSpec, ...]:
 def _newest(spec: StackSpec, records: Sequence[RunRecord]) -> dict[tuple[str, int], _Measured]:
     """Newest measurement by engine and batch size, of records that count for this stack."""
     newest: dict[tuple[str, int], _Measured] = {}
-    for record in _in_order(spec, records):
+    for record in counting(spec, records):
         if record.engine is None:
             continue
         operating = _operating(record)
@@ -149,8 +149,8 @@ def _newest(spec: StackSpec, records: Sequence[RunRecord]) -> dict[tuple[str, in
     return newest
 
 
-def _in_order(spec: StackSpec, records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Records that count for this stack, oldest first."""
+def counting(spec: StackSpec, records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Records that measure this stack's chat, oldest first."""
     ordered = sorted(records, key=lambda item: (item.finished_at, item.job_id))
     return [record for record in ordered if _counts(spec, record)]
 

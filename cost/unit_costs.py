@@ -28,12 +28,22 @@ from stacks.cost_spec import ChatSpec
 from stacks.node_spec import WorkerSpec
 from stacks.spec import StackSpec
 
-__all__ = ["Basis", "ChatCost", "NotKnown", "RunCost", "Speed", "UnitCosts", "unit_costs"]
+__all__ = [
+    "Basis",
+    "ChatCost",
+    "NotKnown",
+    "RunCost",
+    "Speed",
+    "UnitCosts",
+    "job_of",
+    "run_cost",
+    "unit_costs",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCost:
-    """What the last finished training run cost."""
+    """What one run of a job cost."""
 
     job: str
     job_id: str
@@ -105,7 +115,7 @@ def _unknown_chats(spec: StackSpec, broken: tuple[NoOperatingPoint, ...]) -> Not
     if not broken:
         return NotKnown(
             reason=f"no speed of {spec.chat.model} is declared or measured on this preset",
-            command=f"soperator submit {_job_of(spec, 'workloads.evaluate')} --stack {spec.name}",
+            command=f"soperator submit {job_of(spec, 'workloads.evaluate')} --stack {spec.name}",
         )
     curve = broken[-1].record.curve
     bounds = [] if curve is None else curve.slo.options
@@ -160,11 +170,15 @@ def _run(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> R
     if not runs:
         return NotKnown(
             reason="no training run of this stack has passed",
-            command=f"soperator submit {_job_of(spec, 'workloads.train')} --stack {spec.name}",
+            command=f"soperator submit {job_of(spec, 'workloads.train')} --stack {spec.name}",
         )
-    last = max(runs, key=lambda record: (record.finished_at, record.job_id))
-    hours = last.duration_s / SECONDS_PER_HOUR
-    hardware = last.hardware
+    return run_cost(spec, estimate, max(runs, key=lambda each: (each.finished_at, each.job_id)))
+
+
+def run_cost(spec: StackSpec, estimate: Estimate, record: RunRecord) -> RunCost:
+    """What the run of a record that has its hardware cost, at today's bill."""
+    hours = record.duration_s / SECONDS_PER_HOUR
+    hardware = record.hardware
     assert hardware is not None
     workers = tuple(
         worker
@@ -173,13 +187,13 @@ def _run(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> R
     )
     node_usd = _node_usd_per_hour(estimate, workers)
     return RunCost(
-        job=last.job,
-        job_id=last.job_id,
-        duration_s=last.duration_s,
+        job=record.job,
+        job_id=record.job_id,
+        duration_s=record.duration_s,
         num_nodes=hardware.num_nodes,
         cluster_usd=estimate.hourly_low_usd * hours,
         nodes_usd=None if node_usd is None else node_usd * hours * hardware.num_nodes,
-        date=last.finished_at.date(),
+        date=record.finished_at.date(),
         device=hardware.device,
     )
 
@@ -194,7 +208,7 @@ def _node_usd_per_hour(estimate: Estimate, workers: Sequence[WorkerSpec]) -> Dec
     return None
 
 
-def _job_of(spec: StackSpec, module: str) -> str:
+def job_of(spec: StackSpec, module: str) -> str:
     """The last job with the module; its default name when the stack declares none."""
     names = [job.name for job in spec.jobs if job.module == module]
     return names[-1] if names else {"workloads.train": "finetune"}.get(module, "evaluate")

@@ -1,7 +1,9 @@
-"""`soperator report`: one self-contained HTML page about a stack."""
+"""`soperator report`: what a stack is, costs and measured, as a page; the loop as text or JSON."""
 
 from __future__ import annotations
 
+import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,25 +12,54 @@ import typer
 from infra.cli import context
 from infra.cli.context import DEFAULT_STACK, StackOption
 from infra.cli.errors import CliError
+from infra.cli.output_file import put
+
+
+class ReportFormat(StrEnum):
+    """The whole page, or what the finetune brought."""
+
+    HTML = "html"
+    TABLE = "table"
+    MARKDOWN = "markdown"
+    JSON = "json"
 
 
 def command(
     stack: StackOption = DEFAULT_STACK,
+    format: Annotated[
+        ReportFormat,
+        typer.Option(help="The page; or what the finetune brought, as text or JSON."),
+    ] = ReportFormat.HTML,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File to write; the state folder by default.")
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File to write; of the page the state folder's by default, else standard output.",
+        ),
     ] = None,
 ) -> None:
     """Write report.html from what is declared and measured; prints its path."""
+    from cost.layout import Format
     from infra.jobs.records import load_whole_records
     from infra.report.collect import collect
+    from infra.report.loop import close_loop, plain_loop
+    from infra.report.loop_table import loop_text
     from infra.report.page import write
 
     spec, state = context.spec(stack), context.state_root()
     # A page that leaves a damaged record out looks like one of a job that never ran.
     load_whole_records(state, stack)
+    found = collect(spec, state)
+    if format is not ReportFormat.HTML:
+        loop = close_loop(found)
+        plain = format is ReportFormat.JSON
+        text = json.dumps(plain_loop(loop), indent=2) if plain else loop_text(loop, Format(format))
+        put(text.rstrip("\n") + "\n", out)
+        return
     file = out or state / "report.html"
     try:
-        print(write(collect(spec, state), file))
+        print(write(found, file))
     except OSError as error:
         raise CliError(
             f"--out {file}: {error.strerror}; nothing was written: give a file in a folder that "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from decimal import Decimal
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,26 +17,19 @@ from cost.table import BEYOND_SEED
 from cost.unit_costs import Basis, ChatCost, NotKnown, UnitCosts
 from infra.report import architecture, charts
 from infra.report.collect import Report, last_finished, total_seconds
+from infra.report.loop import close_loop
+from infra.report.loop_table import loop_html
+from infra.report.quality import SIGNIFICANT_P, evaluation_rows, samples
+from infra.report.words import cents, duration, number, price, signed, usd
 
 _FOLDER = Path(__file__).parent
-_LOWER_IS_BETTER = frozenset({"perplexity", "loss"})
-_HIGHER_IS_BETTER = ("accuracy", "tokens_per_s", "f1", "parsed", "bleu", "rouge", "exact_match")
-_NAMES = {
-    "perplexity": "Perplexity on held-out rows",
-    "function_name_accuracy": "Function name accuracy",
-    "argument_accuracy": "Argument accuracy",
-    "argument_name_accuracy": "Argument name accuracy",
-    "bleu": "BLEU (0 to 100)",
-    "rouge1": "ROUGE-1",
-    "rouge2": "ROUGE-2",
-    "rougeL": "ROUGE-L",
-    "message_length_avg": "Average answer length (characters)",
-    "output_tokens_per_s": "Output tokens per second, one stream",
-    "batch_output_tokens_per_s": "Output tokens per second, batch",
-    "prefill_tokens_per_s": "Prompt tokens read per second, one stream",
-    "batch_prefill_tokens_per_s": "Prompt tokens read per second, batch",
+_KIND_NAMES = {
+    "prepare-data": "Prepare data",
+    "train": "Train",
+    "evaluate": "Evaluate",
+    "serve": "Serve",
+    "load": "Load test",
 }
-_KIND_NAMES = {"prepare-data": "Prepare data", "train": "Train", "evaluate": "Evaluate"}
 
 
 def render(report: Report) -> str:
@@ -57,8 +48,10 @@ def render(report: Report) -> str:
         "number": number,
         "duration": duration,
         "answer": answer_text,
+        "signed": signed,
     }
     metrics = evaluation_rows(report.evaluation)
+    loop = close_loop(report)
     bill, units = report.bill, report.bill.unit_costs
     return environment.get_template("page.html.j2").render(
         report=report,
@@ -71,7 +64,9 @@ def render(report: Report) -> str:
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 (our own file)
         architecture=Markup(architecture.draw(report.spec)),  # noqa: S704 (escaped in svg.py)
         loss_chart=Markup(charts.loss_curve(report.losses)),  # noqa: S704 (numbers only)
+        loop=Markup(loop_html(loop)),  # noqa: S704 (escaped in cost/layout.py and cost/charts.py)
         metrics=metrics,
+        significant_p=SIGNIFICANT_P,
         samples=samples(report.evaluation),
         chats=chat_rows(report),
         chat_charts=[Markup(chart) for part in bill.parts for chart in part.draw_figures()],  # noqa: S704 (escaped in cost/charts.py)
@@ -105,59 +100,6 @@ def write(report: Report, path: Path) -> Path:
     finally:
         part.unlink(missing_ok=True)
     return path
-
-
-def evaluation_rows(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """One row per number that both models have: before, after, change, and whether that is good."""
-    if evaluation is None:
-        return []
-    base, tuned = evaluation["base_model"], evaluation["finetuned_model"]
-    rows = []
-    for key in base:
-        before, after = base[key], tuned.get(key)
-        if not (_is_number(before) and _is_number(after)) or key.startswith("num_"):
-            continue
-        share = "accuracy" in key and max(abs(before), abs(after)) <= 1
-        shown_before, shown_after = (100 * before, 100 * after) if share else (before, after)
-        delta = shown_after - shown_before
-        largest = max(abs(shown_before), abs(shown_after))
-        rows.append(
-            {
-                "key": key,
-                "name": _NAMES.get(key, key.replace("_", " ").capitalize()),
-                "unit": "%" if share else "",
-                "before": shown_before,
-                "after": shown_after,
-                "change": _change(before, after, delta, share=share),
-                "better": _better(key, delta),
-                "before_width": charts.bar_width(shown_before, 100 if share else largest),
-                "after_width": charts.bar_width(shown_after, 100 if share else largest),
-            }
-        )
-    return sorted(rows, key=lambda row: row["better"] is None)
-
-
-def samples(evaluation: Mapping[str, Any] | None) -> list[dict[str, str]]:
-    """The same question to both models, with the reference answer."""
-    if evaluation is None:
-        return []
-    before, after = (
-        [
-            each
-            for each in evaluation[name].get("sample_generations") or []
-            if isinstance(each, dict)
-        ]
-        for name in ("base_model", "finetuned_model")
-    )
-    return [
-        {
-            "input": str(base.get("input", "")),
-            "reference": str(base.get("reference", "")),
-            "base": str(base.get("generated", "")),
-            "tuned": str(tuned.get("generated", "")),
-        }
-        for base, tuned in zip(before, after, strict=False)
-    ]
 
 
 def chat_rows(report: Report) -> list[ChatCost]:
@@ -199,63 +141,5 @@ def basis(row: ChatCost) -> str:
     return row.speed.basis.value if day is None else f"{row.speed.basis.value} {day.isoformat()}"
 
 
-def usd(amount: Decimal | None) -> str:
-    """Whole dollars above 100, cents below."""
-    if amount is None:
-        return "unknown"
-    return f"${amount:,.0f}" if abs(amount) >= 100 else f"${amount:,.2f}"
-
-
-def price(amount: Decimal) -> str:
-    """Dollars as a price list writes them: at least cents, no zeros behind them."""
-    whole, _, places = f"{amount:.6f}".partition(".")
-    return f"${int(whole):,}.{places.rstrip('0').ljust(2, '0')}"
-
-
-def cents(amount: Decimal | None) -> str:
-    """Dollars with as many places as a small amount needs for three digits."""
-    if amount is None:
-        return "unknown"
-    places = 2 if amount >= 1 else max(2, 2 - amount.adjusted()) if amount else 2
-    return f"${amount:,.{places}f}"
-
-
-def number(value: Decimal | float) -> str:
-    """A figure with three or four significant digits, in plain notation."""
-    value = float(value)
-    if value == int(value) and abs(value) < 1e6:
-        return f"{value:,.0f}"
-    places = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 3
-    return f"{value:,.{places}f}"
-
-
-def duration(seconds: Decimal | float) -> str:
-    """Seconds as `1 h 02 min`, `3 min 04 s` or `12 s`."""
-    total = round(float(seconds))
-    hours, minutes, rest = total // 3600, total % 3600 // 60, total % 60
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-
 def _chats(units: UnitCosts) -> tuple[ChatCost, ...]:
     return () if isinstance(units.chats, NotKnown) else units.chats
-
-
-def _change(before: float, after: float, delta: float, *, share: bool) -> str:
-    if share:
-        return f"{delta:+.1f} points"
-    return f"{100 * (after - before) / before:+.1f} %" if before else "new"
-
-
-def _better(key: str, delta: float) -> bool | None:
-    """None where neither direction is better or nothing changed."""
-    if not delta:
-        return None
-    if key in _LOWER_IS_BETTER:
-        return delta < 0
-    return delta > 0 if any(part in key for part in _HIGHER_IS_BETTER) else None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,211 @@
+"""What a finetune cost and what it brings a chat: finetune(spec, estimate, units, records, apis).
+
+Before is the base model, after the tuned one, both as one evaluation measured them. Owns the saving
+and when it has paid for training and evaluation; how it looks is finetune_table.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Final
+
+from cost.break_even import ApiCost
+from cost.chat import ChatCost, chat_cost
+from cost.estimate import Estimate
+from cost.rounding import rounded
+from cost.run_record import Kind, RunRecord
+from cost.speeds import Basis, Speed, counting
+from cost.unit_costs import NotKnown, RunCost, UnitCosts, job_of, run_cost
+from stacks.cost_spec import ChatSpec
+from stacks.spec import StackSpec
+
+BASE: Final = "base_"
+"""What stands before a metric of the base model in the record of an evaluation."""
+_LENGTH: Final = "message_length_avg"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payback:
+    """The finetune against one other way to answer a chat."""
+
+    against: str
+    other_usd: Decimal
+    """US dollars a chat of the other way."""
+    ours_usd: Decimal
+    """US dollars a chat of the tuned model."""
+    investment_usd: Decimal | None
+    """US dollars of training and evaluation; None where a price is not known."""
+    chats_per_day: Decimal
+    """Chats a day that the days are counted with."""
+
+    @property
+    def saving_usd(self) -> Decimal:
+        """US dollars a chat less; below 0 the tuned model costs more."""
+        return self.other_usd - self.ours_usd
+
+    @property
+    def chats(self) -> Decimal | None:
+        """Chats after which the finetune has paid for itself; None: never, or not known."""
+        if self.investment_usd is None or self.saving_usd <= 0:
+            return None
+        return self.investment_usd / self.saving_usd
+
+    @property
+    def days(self) -> Decimal | None:
+        """Days of that many chats."""
+        return None if self.chats is None else self.chats / self.chats_per_day
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finetune:
+    """One finetune in dollars."""
+
+    training: RunCost | NotKnown
+    evaluation: RunCost | NotKnown
+    base: ChatCost | None
+    """The base model's chat at the evaluation's largest batch; None where it was not measured."""
+    tuned: ChatCost | None
+    """The tuned model's, with answers as long as declared."""
+    tuned_own_length: ChatCost | None
+    """The same with answers as much shorter or longer as they were in the evaluation."""
+    length_ratio: Decimal | None
+    """Mean characters of the tuned model's answers over the base model's."""
+    served: ChatCost | None
+    """The tuned model at the operating point of the newest load test."""
+    paybacks: tuple[Payback, ...]
+
+    @property
+    def investment_usd(self) -> Decimal | None:
+        """US dollars of the nodes of training and evaluation; None where one is not known."""
+        usd = [_nodes_usd(run) for run in (self.training, self.evaluation)]
+        return None if None in usd else sum((each for each in usd if each is not None), Decimal(0))
+
+    @property
+    def now(self) -> ChatCost | None:
+        """What a chat costs now: served under load where that was measured, else as evaluated."""
+        return self.served or self.tuned
+
+
+def finetune(
+    spec: StackSpec,
+    estimate: Estimate,
+    units: UnitCosts,
+    records: Sequence[RunRecord],
+    apis: Sequence[ApiCost] = (),
+) -> Finetune:
+    """The newest training and evaluation of the stack, and what a chat costs for them."""
+    evaluated = _newest_evaluation(spec, records)
+    base = tuned = own = ratio = None
+    if evaluated is not None:
+        base = _cost(spec.chat, units, evaluated, BASE)
+        tuned = _cost(spec.chat, units, evaluated, "")
+        ratio = _length_ratio(evaluated)
+        if ratio is not None:
+            tokens = max(spec.chat.turns, int(rounded(spec.chat.output_tokens * ratio, Decimal(1))))
+            own = _cost(replace(spec.chat, output_tokens=tokens), units, evaluated, "")
+    found = Finetune(
+        training=units.run,
+        evaluation=_evaluation_cost(spec, estimate, evaluated),
+        base=base,
+        tuned=tuned,
+        tuned_own_length=own,
+        length_ratio=ratio,
+        served=next((row for row in _rows(units) if row.speed.operating is not None), None),
+        paybacks=(),
+    )
+    return replace(found, paybacks=tuple(_paybacks(found, apis)))
+
+
+def usd_of(row: ChatCost) -> Decimal:
+    """US dollars a chat of the serving nodes; of the whole cluster where none is named."""
+    return row.cluster_low_usd if row.serving_usd is None else row.serving_usd
+
+
+def _paybacks(found: Finetune, apis: Sequence[ApiCost]) -> Iterator[Payback]:
+    if found.base is not None:
+        pairs = (
+            ("base model, answers as long", found.tuned),
+            ("base model, tuned answers at their own length", found.tuned_own_length),
+        )
+        for against, ours in pairs:
+            if ours is not None:
+                yield _payback(found, against, usd_of(found.base), ours)
+    if found.now is not None:
+        for api in apis:
+            yield _payback(found, api.model, api.usd, found.now)
+
+
+def _payback(found: Finetune, against: str, other_usd: Decimal, ours: ChatCost) -> Payback:
+    demand = ours.chats_per_day
+    if ours.demand_per_day is not None:
+        demand = min(demand, ours.demand_per_day)
+    return Payback(
+        against=against,
+        other_usd=other_usd,
+        ours_usd=usd_of(ours),
+        investment_usd=found.investment_usd,
+        chats_per_day=demand,
+    )
+
+
+def _newest_evaluation(spec: StackSpec, records: Sequence[RunRecord]) -> RunRecord | None:
+    """The newest evaluation of this stack's chat model that measured both models."""
+    both = [
+        record
+        for record in counting(spec, records)
+        if record.kind == Kind.EVALUATE
+        and record.stack == spec.name
+        and f"{BASE}output_tokens_per_s" in record.metrics
+    ]
+    return both[-1] if both else None
+
+
+def _evaluation_cost(
+    spec: StackSpec, estimate: Estimate, evaluated: RunRecord | None
+) -> RunCost | NotKnown:
+    if evaluated is None:
+        job = job_of(spec, "workloads.evaluate")
+        return NotKnown(
+            reason="no evaluation of this stack's chat model with both models has passed",
+            command=f"soperator submit {job} --stack {spec.name}",
+        )
+    return run_cost(spec, estimate, evaluated)
+
+
+def _cost(chat: ChatSpec, units: UnitCosts, record: RunRecord, prefix: str) -> ChatCost | None:
+    """The chat at the largest batch that the evaluation measured of one model."""
+    metrics = record.metrics
+    size = metrics.get("batch_size", Decimal(1))
+    for name, batch_size in (("batch_", int(size)), ("", 1)):
+        output = metrics.get(f"{prefix}{name}output_tokens_per_s")
+        if output is None or output <= 0:
+            continue
+        prefill = metrics.get(f"{prefix}{name}prefill_tokens_per_s")
+        whose = "base model" if prefix else "tuned model"
+        speed = Speed(
+            scenario=f"{whose}, batch {batch_size}",
+            output_tokens_per_s=output,
+            basis=Basis.MEASURED,
+            source=f"evaluation, job {record.job_id}",
+            date=record.finished_at.date(),
+            batch_size=batch_size,
+            prefill_tokens_per_s=prefill if prefill is not None and prefill > 0 else None,
+            prefill_basis=None if prefill is None or prefill <= 0 else Basis.MEASURED,
+        )
+        return chat_cost(chat, speed, units.hourly)
+    return None
+
+
+def _length_ratio(record: RunRecord) -> Decimal | None:
+    before, after = record.metrics.get(f"{BASE}{_LENGTH}"), record.metrics.get(_LENGTH)
+    return after / before if before and after else None
+
+
+def _nodes_usd(run: RunCost | NotKnown) -> Decimal | None:
+    return None if isinstance(run, NotKnown) else run.nodes_usd
+
+
+def _rows(units: UnitCosts) -> tuple[ChatCost, ...]:
+    return () if isinstance(units.chats, NotKnown) else units.chats

@@ -1,0 +1,210 @@
+"""The loop closes from run records alone, and what did not run is said and not guessed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from cost.layout import WIDTH, Format
+from infra.report import page
+from infra.report.collect import collect
+from infra.report.loop import Loop, close_loop, plain_loop, states
+from infra.report.loop_table import loop_html, loop_text
+from infra.report.quality import evaluation_rows, verdict
+from stacks.load import load_stack
+from tests.unit.cost.loads import SLO, load_json
+from tests.unit.report.loops import TESTED, write_loop
+from tests.unit.report.reports import evaluation
+
+HOPELESS = load_json(((1, 12.0, 6.1, False), (4, 30.0, 9.0, False)))
+
+
+@pytest.fixture
+def closed(tmp_path: Path, public_key_file: Path) -> Callable[..., Loop]:
+    """`closed(load=False)`: the loop of `local` after those jobs."""
+
+    def make(**jobs: object) -> Loop:
+        write_loop(tmp_path, **jobs)
+        return close_loop(collect(load_stack("local"), tmp_path))
+
+    return make
+
+
+def test_quality_has_intervals_p_and_a_verdict(closed: Callable[..., Loop]):
+    rows = {row["key"]: row for row in closed().quality}
+    assert (rows["perplexity"]["low"], rows["perplexity"]["high"]) == (-2.9, -1.8)
+    # Shares are shown in points: their bounds too.
+    assert (rows["function_name_accuracy"]["low"], rows["function_name_accuracy"]["high"]) == (
+        60,
+        95,
+    )
+    assert [verdict(rows[key]) for key in TESTED] == ["better", "better", "not told apart"]
+
+
+def test_a_metric_that_got_worse_for_sure_is_called_worse():
+    found = {**evaluation(), "significance": {"perplexity": {**TESTED["perplexity"]}}}
+    found["base_model"], found["finetuned_model"] = found["finetuned_model"], found["base_model"]
+    (row,) = [row for row in evaluation_rows(found) if row["key"] == "perplexity"]
+    assert verdict(row) == "worse"
+
+
+def test_a_result_without_tests_has_no_verdict():
+    assert {verdict(row) for row in evaluation_rows(evaluation())} == {"-"}
+
+
+@pytest.mark.parametrize("test", [None, 3, {"low": "x", "high": 1, "p_value": 0.1}, {"low": 1}])
+def test_a_damaged_test_is_no_test(test: object):
+    found = {**evaluation(), "significance": {"perplexity": test}}
+    assert {row["p_value"] for row in evaluation_rows(found)} == {None}
+
+
+def test_states_go_from_the_base_model_to_the_served_one(closed: Callable[..., Loop]):
+    found = dict(states(closed()))
+    assert list(found) == [
+        "before, base model",
+        "after, tuned model",
+        "after, its own length",
+        "after, served under load",
+    ]
+    # 32 and 40 tokens/s for the same 2,000 tokens; 1,600 where answers have 100 of 125 characters.
+    base, tuned = found["before, base model"], found["after, tuned model"]
+    assert float(base.cluster_low_usd / tuned.cluster_low_usd) == pytest.approx(40 / 32)
+    assert found["after, its own length"].chats_per_day == Decimal(40) * 86400 / 1600
+    assert found["after, served under load"].speed.operating is not None
+
+
+def test_what_an_assumption_said_stands_before_what_was_measured(
+    tmp_path: Path, public_key_file: Path
+):
+    loop = close_loop(collect(load_stack("l40s-dev"), tmp_path))
+    assert [name for name, _ in states(loop)] == ["before, assumed"]
+
+
+def test_the_finetune_pays_back_against_the_base_model_and_not_against_a_cheaper_api(
+    closed: Callable[..., Loop],
+):
+    """4.5688 USD an hour for 20 + 6 node minutes; 2,000 tokens at 32 and at 40 a second."""
+    loop = closed()
+    as_long, own_length, api = loop.finetune.paybacks
+    usd = Decimal("4.5688") * (Decimal(20) + 6) / 60
+    assert loop.finetune.investment_usd is not None
+    assert loop.finetune.investment_usd.quantize(Decimal("1e-12")) == usd.quantize(Decimal("1e-12"))
+    saving = Decimal("4.5688") / 3600 * 2000 * (Decimal(1) / 32 - Decimal(1) / 40)
+    assert as_long.chats is not None
+    assert float(as_long.chats) == pytest.approx(float(usd / saving))
+    # 40 / 2,000 x 86,400 chats a day.
+    assert as_long.days is not None
+    assert float(as_long.days) == pytest.approx(float(usd / saving) / 1728)
+    assert own_length.chats is not None
+    assert own_length.chats < as_long.chats
+    assert (api.against, api.chats) == ("openai/gpt-4o-mini", None)
+    assert api.saving_usd < 0
+
+
+def test_the_text_holds_every_part_and_fits_its_width(closed: Callable[..., Loop]):
+    text = loop_text(closed(), Format.TABLE)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    for words in (
+        "Function name accuracy",
+        "+60 to +95",
+        "Writes, batch",
+        "after, served under load",
+        "Break-even of the finetune of $1.98",
+        "8 streams, operating point",
+        "SLO: TTFT 5,000 ms, TPOT 500 ms for 99 % of requests",
+    ):
+        assert words in text
+    assert "NOT RUN" not in text
+
+
+def test_the_page_draws_the_load_curve(closed: Callable[..., Loop]):
+    html = loop_html(closed())
+    assert html.count("<svg ") == 2
+    assert ">operating point</text>" in html
+    assert ">TTFT p99 allowed: 5,000 ms</text>" in html
+
+
+def test_the_page_holds_the_loop_and_the_tests_of_the_evaluation(
+    tmp_path: Path, public_key_file: Path
+):
+    write_loop(tmp_path)
+    html = page.render(collect(load_stack("local"), tmp_path))
+    assert "What the finetune brought" in html
+    assert "+60 to +95" in html
+    assert "not told apart" in html
+    assert "0.0005" in html
+
+
+@pytest.mark.parametrize(
+    ("jobs", "missing"),
+    [
+        (
+            {"train": False, "evaluate": False, "load": False},
+            ["Training: NOT RUN", "Quality and speed: NOT RUN", "Load: NOT RUN", "Break-even"],
+        ),
+        ({"load": False}, ["Load: NOT RUN: no load test of this stack has passed"]),
+        ({"evaluate": False}, ["Quality and speed: NOT RUN", "Break-even of the finetune: NOT"]),
+        ({"train": False}, ["Training: NOT RUN", "Break-even of the finetune: NOT KNOWN"]),
+        ({"load": HOPELESS}, ["NO OPERATING POINT: the load test of job 14 found no load"]),
+    ],
+)
+def test_a_part_that_did_not_run_is_named_and_nothing_is_guessed(
+    closed: Callable[..., Loop], jobs: dict[str, object], missing: list[str]
+):
+    loop = closed(**jobs)
+    assert len(loop.missing) == len(missing)
+    for line, words in zip(loop.missing, missing, strict=True):
+        assert line.startswith(words)
+    text = " ".join(loop_text(loop, Format.TABLE).split())
+    assert all(" ".join(words.split()) in text for words in missing)
+    plain = plain_loop(loop)
+    assert plain["missing"] == list(loop.missing)
+    if "train" in jobs:
+        assert plain["training"] is None
+        assert plain["investment_usd"] is None
+
+
+def test_an_evaluation_of_another_model_prices_nothing(tmp_path: Path, public_key_file: Path):
+    write_loop(tmp_path, load=False)
+    path = tmp_path / "runs" / "local" / "3" / "run_record.json"
+    path.write_text(path.read_text().replace("SmolLM2-135M-Instruct", "SmolLM2-360M"))
+    loop = close_loop(collect(load_stack("local"), tmp_path))
+    assert list(states(loop)) == []
+    assert (
+        "Cost before and after: NOT KNOWN: no evaluation of this stack's chat model"
+        in (loop.missing[0])
+    )
+
+
+def test_a_load_test_without_its_curve_says_to_pull_it_again(tmp_path: Path, public_key_file: Path):
+    write_loop(tmp_path)
+    (tmp_path / "runs" / "local" / "14" / "load.json").unlink()
+    loop = close_loop(collect(load_stack("local"), tmp_path))
+    assert loop.missing == ("Load: job 14 left no load.json beside its record; pull it again",)
+
+
+def test_json_is_plain_and_holds_the_same(closed: Callable[..., Loop]):
+    plain = json.loads(json.dumps(plain_loop(closed())))
+    assert plain["operating_point"]["concurrency"] == 8
+    assert [each["state"] for each in plain["chats"]] == [
+        "before, base model",
+        "after, tuned model",
+        "after, its own length",
+        "after, served under load",
+    ]
+    assert plain["break_even"][2]["chats"] is None
+    assert plain["length_ratio"] == "0.800000"
+    assert plain["speed"]["base_batch_output_tokens_per_s"] == 32
+    assert {row["metric"]: row["verdict"] for row in plain["quality"]}["perplexity"] == "better"
+
+
+def test_a_curve_of_one_load_has_a_table_and_no_chart(closed: Callable[..., Loop]):
+    html = loop_html(
+        closed(load=load_json(((1, 12.0, 0.4, None),), dict.fromkeys(SLO) | {"share": 1}))
+    )
+    assert "<svg " not in html
+    assert "1 stream, operating point" in html
