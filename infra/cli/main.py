@@ -39,6 +39,7 @@ VERBS = {
     "load": _Verb("infra.cli.load", "Put a server under load: curve, latencies, operating point."),
     "status": _Verb("infra.cli.status", "List the jobs of a cluster, or show one."),
     "logs": _Verb("infra.cli.logs", "Follow the log of a job to its end."),
+    "top": _Verb("infra.cli.top", "Watch the GPUs of a running job, from inside it."),
     "cancel": _Verb("infra.cli.cancel", "End jobs, running or waiting."),
     "push": _Verb("infra.cli.push", "Bring data or a model to a declared place."),
     "pull": _Verb("infra.cli.pull", "Bring results, run record and log of a job here."),

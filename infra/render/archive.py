@@ -74,7 +74,8 @@ def pack(files: Mapping[str, bytes]) -> bytes:
         for path, content in sorted(files.items()):
             member = tarfile.TarInfo(path)
             member.size = len(content)
-            member.mode = 0o755 if path.startswith(_EXECUTABLE_PREFIX) else 0o644
+            is_program = path.startswith(_EXECUTABLE_PREFIX) or path.endswith(".sh")
+            member.mode = 0o755 if is_program else 0o644
             archive.addfile(member, io.BytesIO(content))
     return gzip.compress(raw.getvalue(), mtime=0)
 

@@ -1,0 +1,166 @@
+"""GPUs of a job are watched through the script that lies on the cluster; its lines are read back.
+
+A stand-in named nvidia-smi prints what the real one would: this machine has no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from infra.jobs import top
+from infra.jobs.errors import JobsError
+from infra.jobs.gpu_samples import mean_utilization, rates_gb_per_s, samples
+from infra.jobs.parse import Job
+from infra.jobs.ssh import Connection
+from infra.local.state import CHECKOUT
+
+SCRIPT = CHECKOUT / "workloads" / "monitoring" / "check_gpu_util.sh"
+RUNNING = Job(id="12", name="finetune", state="RUNNING")
+RAW = """\
+gpu,worker-0,0,91,61000,81559,612.31,700.00
+gpu,worker-1,0,70,[N/A],81559,[NotSupported],700.00
+gpu,worker-0,1,95,61000,81559,600.00,700.00
+ib,worker-0,mlx5_0/1,1000,2000
+ib,worker-0,mlx5_1/1,1000,2000
+end,worker-0,100.0
+end,worker-1,100.5
+gpu,worker-0,0,50,61000,81559,300.00,700.00
+ib,worker-0,mlx5_0/1,250001000,2000
+ib,worker-0,mlx5_1/1,250001000,500002000
+end,worker-0,102.0
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment whose nvidia-smi prints two GPUs of 90 and 60 per cent."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\necho '0, 90, 61000, 81559, 612.31, 700.00'\n"
+        "echo '1, 60, 60000, 81559, 500.00, 700.00'\n"
+    )
+    program.chmod(0o755)
+    return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", SCRIPT, *arguments], env=env, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(("gate", "word", "code"), [("74", "PASS", 0), ("75", "FAIL", 1)])
+def test_the_gate_is_on_the_mean_of_the_node(
+    stand_in: dict[str, str], gate: str, word: str, code: int
+) -> None:
+    done = run("--gate", gate, env=stand_in)
+    assert done.returncode == code
+    assert f"mean of 2 GPUs 75.0 %, gate above {gate} %: {word}" in done.stdout
+
+
+def test_without_an_argument_the_gate_is_the_seeds(stand_in: dict[str, str]) -> None:
+    assert f"gate above {top.GATE_PERCENT:g} %: FAIL" in run(env=stand_in).stdout
+
+
+def test_no_gpu_is_not_run_and_never_a_success(tmp_path: Path) -> None:
+    done = run(env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert done.returncode == 69
+    assert "NOT RUN" in done.stdout
+
+
+def test_a_wrong_option_is_refused() -> None:
+    assert run("--fast").returncode == 2
+
+
+def test_what_the_script_prints_is_what_is_read(stand_in: dict[str, str]) -> None:
+    found = list(samples(run("--raw", "0", "2", env=stand_in).stdout.splitlines()))
+    assert len(found) == 2
+    assert [gpu.utilization_percent for gpu in found[0].gpus] == [90, 60]
+    assert found[1].at_s >= found[0].at_s
+
+
+def test_samples_of_nodes_may_be_mixed() -> None:
+    first, second, third = samples(RAW.splitlines())
+    assert [(each.node, len(each.gpus)) for each in (first, second, third)] == [
+        ("worker-0", 2),
+        ("worker-1", 1),
+        ("worker-0", 1),
+    ]
+    assert second.gpus[0].memory_used_mib is None
+    assert (second.received_bytes, second.sent_bytes) == (None, None)
+    # (500,000,000 words received, 500,000,000 sent) x 4 bytes in 2 s
+    assert rates_gb_per_s(first, third) == pytest.approx((1.0, 1.0))
+
+
+def test_counters_that_went_back_give_no_rate() -> None:
+    first, _, third = samples(RAW.splitlines())
+    assert rates_gb_per_s(third, first) is None
+
+
+def test_gpus_that_do_not_tell_are_left_out_of_the_mean() -> None:
+    found = list(samples(["gpu,a,0,[N/A],1,2,3,4", "gpu,a,1,40,1,2,3,4", "end,a,1"]))
+    assert mean_utilization(found[0].gpus) == 40
+
+
+def test_lines_of_another_version_are_refused() -> None:
+    with pytest.raises(JobsError, match="run pulumi up"):
+        list(samples(["gpu,a,0,many,1,2,3,4"]))
+
+
+class Login:
+    """A login node that streams this."""
+
+    def __init__(self, *chunks: bytes) -> None:
+        self.chunks = chunks
+        self.command = ""
+
+    def stream(self, command: str, *, poll_s: float) -> Iterator[bytes]:
+        self.command = command
+        yield from self.chunks
+
+
+def watch(login: Login, job: Job = RUNNING) -> top.Screen:
+    screen = top.Screen()
+    for sample in top.watch(cast("Connection", login), "/code", job, every_s=2, count=0):
+        screen.take(sample)
+    return screen
+
+
+def test_a_screen_shows_the_newest_of_every_node_and_judges_the_mean() -> None:
+    login = Login(*(bytes([each]) for each in RAW.encode()))
+    screen = watch(login)
+    assert login.command == (
+        "srun --jobid=12 --overlap --ntasks-per-node=1 --mem=0 --unbuffered "
+        "bash /code/current/workloads/monitoring/check_gpu_util.sh --raw 2 0 2>&1"
+    )
+    assert screen.rows() == [
+        ("worker-0", 0, "50 %", "61,000 of 81,559 MiB", "300 of 700 W"),
+        ("worker-1", 0, "70 %", None, None),
+        ("worker-0", None, None, "InfiniBand 1.00 GB/s in, 1.00 GB/s out", None),
+    ]
+    # (91 + 95) / 2, (91 + 95 + 70) / 3 and (50 + 70) / 2
+    assert screen.mean_percent == pytest.approx((93 + 256 / 3 + 60) / 3)
+    assert screen.verdict == "FAIL: mean utilisation 79.4 %, gate above 80 %"
+    assert screen.sparkline() == "%%+"
+
+
+def test_nodes_without_gpus_are_not_run() -> None:
+    screen = watch(Login(b"none,worker-0\nend,worker-0,1\n"))
+    assert screen.mean_percent is None
+    assert screen.verdict.startswith("NOT RUN: worker-0 told of no GPU")
+
+
+def test_what_srun_refuses_is_told() -> None:
+    with pytest.raises(JobsError, match="Invalid job id"):
+        watch(Login(b"srun: error: Unable to confirm allocation for job 12: Invalid job id\n"))
+
+
+def test_a_job_that_waits_has_nothing_to_look_at() -> None:
+    with pytest.raises(JobsError, match="job 12 finetune is PENDING"):
+        watch(Login(), Job(id="12", name="finetune", state="PENDING"))

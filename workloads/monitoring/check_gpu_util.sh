@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# How busy the GPUs of this node are: a line for each, and the gate on their mean.
+#   check_gpu_util.sh [--gate PERCENT]      for people; watch -n 5 .../check_gpu_util.sh
+#   check_gpu_util.sh --raw [EVERY_S COUNT] for programs: `soperator top` reads it (infra/jobs/top.py)
+# Ends with 0 when the mean is above the gate, 1 when it is not, 69 where there is no GPU to ask.
+set -u
+query=index,utilization.gpu,memory.used,memory.total,power.draw,power.limit
+not_run=69
+host=$(hostname)
+
+gpus() { nvidia-smi "--query-gpu=$query" --format=csv,noheader,nounits 2>/dev/null | tr -d ' '; }
+
+# A line for each GPU and each InfiniBand port; counters are words of 4 bytes since the start.
+# Source: https://docs.kernel.org/admin-guide/abi-stable-files.html (sysfs-class-infiniband), read 2026-11-21.
+raw() {
+  local lines port
+  lines=$(gpus) || lines=
+  if [ -n "$lines" ]; then
+    while IFS= read -r line; do echo "gpu,$host,$line"; done <<< "$lines"
+  else
+    echo "none,$host"
+  fi
+  for port in /sys/class/infiniband/*/ports/*/counters; do
+    [ -r "$port/port_rcv_data" ] || continue
+    echo "ib,$host,$(cut -d/ -f5,7 <<< "$port"),$(cat "$port/port_rcv_data"),$(cat "$port/port_xmit_data")"
+  done
+  echo "end,$host,$(date +%s.%N)"
+}
+
+case ${1:-} in
+  --raw)
+    every=${2:-0} count=${3:-1}
+    while :; do
+      raw
+      count=$((count - 1))
+      [ "$count" -ne 0 ] || exit 0
+      sleep "$every"
+    done ;;
+  --gate) gate=${2:?--gate needs a percentage} ;;
+  '') gate=80 ;;
+  *) echo "usage: $0 [--gate PERCENT] | --raw [EVERY_S COUNT]" >&2; exit 2 ;;
+esac
+
+lines=$(gpus) || lines=
+if [ -z "$lines" ]; then
+  echo "$host: NOT RUN: nvidia-smi is not there, or sees no GPU"
+  exit "$not_run"
+fi
+awk -F, -v host="$host" -v gate="$gate" '
+  { printf "%s GPU %s: %3s %%  %6d of %6d MiB  %s of %s W\n", host, $1, $2, $3, $4, $5, $6; sum += $2 }
+  END {
+    mean = sum / NR
+    passed = mean > gate
+    printf "%s: mean of %d GPUs %.1f %%, gate above %s %%: %s\n", host, NR, mean, gate, passed ? "PASS" : "FAIL"
+    exit !passed
+  }' <<< "$lines"
