@@ -10,6 +10,7 @@ from typing import Final
 
 SERVE_MODULE: Final = "workloads.serve"
 LOAD_MODULE: Final = "workloads.load"
+ACCEPT_MODULE: Final = "workloads.accept"
 
 
 class SshServiceType(StrEnum):
@@ -146,3 +147,8 @@ class JobSpec:
     def is_load_test(self) -> bool:
         """Whether it asks a server as many clients do: one process that gets the chat profile."""
         return self.module == LOAD_MODULE
+
+    @property
+    def is_acceptance(self) -> bool:
+        """Whether it holds the cluster against limits; no other job waits for it."""
+        return self.module == ACCEPT_MODULE

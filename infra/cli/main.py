@@ -37,6 +37,9 @@ VERBS = {
     "submit": _Verb("infra.cli.submit", "Submit a declared job."),
     "serve": _Verb("infra.cli.serve", "Serve a model as a job; --open: talk to it in the browser."),
     "load": _Verb("infra.cli.load", "Put a server under load: curve, latencies, operating point."),
+    "accept": _Verb(
+        "infra.cli.accept", "Hold a cluster against its limits; make or check its certificate."
+    ),
     "status": _Verb("infra.cli.status", "List the jobs of a cluster, or show one."),
     "logs": _Verb("infra.cli.logs", "Follow the log of a job to its end."),
     "top": _Verb("infra.cli.top", "Watch the GPUs of a running job, from inside it."),

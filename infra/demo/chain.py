@@ -31,8 +31,12 @@ def run(runner: Runner, settings: Mapping[str, tuple[str, ...]]) -> dict[str, St
 
 
 def in_order(spec: StackSpec) -> list[JobSpec]:
-    """The jobs that end and need no server, each after the one it needs; a circle is refused."""
-    left = {job.name: job for job in spec.jobs if not (job.is_server or job.is_load_test)}
+    """The jobs of the chain, each after the one it needs; a circle is refused."""
+    left = {
+        job.name: job
+        for job in spec.jobs
+        if not (job.is_server or job.is_load_test or job.is_acceptance)
+    }
     done: list[JobSpec] = []
     while left:
         ready = [job for job in left.values() if job.after not in left]

@@ -1,0 +1,193 @@
+"""`soperator accept`: the acceptance of a cluster, and the certificate of what it showed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.accept.result import Profile
+from infra.cli import context, output
+from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.output import Format
+
+if TYPE_CHECKING:
+    from infra.accept.result import Result
+    from stacks.spec import StackSpec
+
+EXIT_CODES = {"PASS": 0, "FAIL": 1, "NOT_RUN": 69}
+"""The job's own: NOT RUN is no success."""
+
+
+def command(
+    stack: StackOption = DEFAULT_STACK,
+    profile: Annotated[
+        Profile, typer.Option(help="quick: one job; full: a job for each stage, with a long soak.")
+    ] = Profile.FULL,
+    stages: Annotated[
+        str | None, typer.Option(metavar="NAME,NAME", help="Only these stages; all by default.")
+    ] = None,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--result",
+            metavar="FILE",
+            help="Certify these acceptance.json instead of running: torchrun or Kubernetes.",
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="New folder of the certificate."),
+    ] = None,
+    verify: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Check a certificate's signature; runs nothing."),
+    ] = None,
+    signer: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --verify: the signer's public key."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."
+        ),
+    ] = None,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run and when; queue nothing.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Submit over the budget; the ledger records it.")
+    ] = False,
+    identity: IdentityOption = None,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+) -> None:
+    """Hold a cluster against its limits; ends with 0 for PASS, 1 for FAIL, 69 for NOT RUN."""
+    from infra.accept import certificate, signature
+    from infra.accept.result import merge, read
+
+    if verify is not None:
+        own = context.private_key(identity)
+        public = signature.public_key(own) if signer is None else _public(signer)
+        values = certificate.verify(verify, public)
+        _print(values, format)
+        output.note(f"{verify}: the signature is right; made {values['made_at']}")
+        raise typer.Exit(EXIT_CODES[values["outcome"]])
+    spec = context.spec(stack)
+    if results:
+        found: Result | None = merge([read(path) for path in results], {})
+    else:
+        found = _run(
+            spec, profile, stages, sets or [], sync=sync, dry_run=dry_run, force=force, key=identity
+        )
+    if found is None:
+        return
+    values = _content(spec, found)
+    ids = "-".join(str(run.get("job_id")) for run in found.runs)
+    where = folder or context.state_root() / "accept" / stack / f"{found.finished_at[:10]}-{ids}"
+    files = certificate.write(values, where, context.private_key(identity))
+    _print(values, format)
+    output.note(f"certificate: {files.html}; check it: soperator accept --verify {files.html}")
+    raise typer.Exit(EXIT_CODES[found.outcome])
+
+
+def _run(
+    spec: StackSpec,
+    profile: Profile,
+    stages: str | None,
+    sets: list[str],
+    *,
+    sync: bool,
+    dry_run: bool,
+    force: bool,
+    key: Path | None,
+) -> Result | None:
+    """What the jobs measured; None after a dry run."""
+    from infra.accept import run
+    from infra.jobs import dispatch, submit
+    from infra.jobs import sync as code
+    from infra.jobs.books import open_books
+    from infra.render.archive import hash_files
+
+    job = run.accept_job(spec)
+    wanted = run.batches(profile, run.chosen_stages(stages), sets)
+    outputs = context.read(spec.name)
+    submit.check_job(outputs, job.name)
+    books = open_books(spec, context.state_root(), output.note)
+    files = context.local_code(spec.name)
+    with context.connect(outputs, key) as connection:
+        if dry_run:
+            for batch in wanted:
+                print(submit.dry_run(connection, outputs, job.name, sets=batch.sets), end="")
+            return None
+        if sync:
+            code.send(connection, outputs.code_path, files)
+        submitted = [
+            (
+                batch,
+                dispatch.dispatch(
+                    dispatch.order(books, job, files, batch.sets, say=output.note),
+                    books,
+                    connection,
+                    outputs,
+                    state=context.state_root(),
+                    code_hash=hash_files(files),
+                    git_revision=context.git_revision(),
+                    say=output.note,
+                    force=force,
+                ),
+            )
+            for batch in wanted
+        ]
+        return run.collect(
+            connection,
+            outputs,
+            submitted,
+            state=context.state_root(),
+            write=_stderr,
+            say=output.note,
+        )
+
+
+def _content(spec: StackSpec, found: Result) -> dict[str, Any]:
+    """The certificate with the stack's prices in it."""
+    from infra.accept import certificate, price
+    from infra.jobs.books import open_books
+
+    rates = open_books(spec, context.state_root(), output.note).rates
+    prices = price.node_prices(rates, tuple(str(node["name"]) for node in found.nodes))
+    note = (
+        f"Prices: the book of stack {spec.name} ({spec.prices}), a node with its boot disk, 730 "
+        "hours a month."
+    )
+    return certificate.content(found, stack=spec.name, prices=prices, price_note=note)
+
+
+def _print(values: dict[str, Any], format: Format) -> None:
+    if format is Format.JSON:
+        output.print_json(values)
+        return
+    from infra.accept.table import HEADERS, rows, summary
+
+    output.print_table(HEADERS, rows(values))
+    for line in summary(values):
+        print(line)
+
+
+def _public(path: Path) -> str:
+    from infra.accept.errors import AcceptError
+
+    try:
+        return path.expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AcceptError(f"--signer {path}: no public key: {error}") from error
+
+
+def _stderr(chunk: bytes) -> None:
+    sys.stderr.buffer.write(chunk)
+    sys.stderr.buffer.flush()

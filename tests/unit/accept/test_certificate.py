@@ -1,0 +1,173 @@
+"""The certificate: dollars of each failure, what a reader needs, and a signature that holds."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from infra.accept import certificate, signature
+from infra.accept.errors import AcceptError
+from infra.accept.price import accepting_usd, lost_share
+from infra.accept.result import Check, parse
+from infra.accept.table import rows, summary
+from tests.unit.accept import acceptance
+
+PRICES = {"worker-0": Decimal("17228.00"), "worker-1": Decimal("17228.00")}
+HOSTILE = "<script>alert(1)</script></script>"
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("needs ssh-keygen (`make setup`)")
+    path = tmp_path_factory.mktemp("key") / "id_ed25519"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
+    return path
+
+
+def _content(text: str = "") -> dict[str, object]:
+    made = acceptance.report(
+        points=(acceptance.point(8, 41467.8), acceptance.point(16, 8572.6, 2)),
+        extra=[acceptance.slow_gpu(), acceptance.dead_gpu(text)],
+        text=text,
+    )
+    result = parse(acceptance.values(made), "made")
+    return certificate.content(
+        result, stack=f"h100-prod{text}", prices=PRICES, price_note="Prices: a book."
+    )
+
+
+def _check(id: str, **changes: object) -> Check:
+    fields: dict[str, object] = {
+        "id": id,
+        "outcome": "FAIL",
+        "subject": "x",
+        "nodes": ("worker-0",),
+        "measured": None,
+        "unit": "",
+        "limit": None,
+        "context": {},
+        "reason": "x",
+    }
+    return Check(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("check", "share"),
+    [
+        (_check("a.fact"), 1),
+        # 630 of 700 TFLOP/s: a tenth of the node is paid for nothing.
+        (_check("a.rate", measured=630.0, limit={"at_least": 700.0, "at_most": None}), 0.1),
+        # A rank that takes 25 % longer wastes a fifth of every hour.
+        (
+            _check(
+                "a.slow", measured=25.0, unit="percent", limit={"at_least": None, "at_most": 10.0}
+            ),
+            0.2,
+        ),
+        (_check("a.none", measured=0.0, limit={"at_least": 700.0, "at_most": None}), 1),
+    ],
+)
+def test_the_lost_share_is_what_the_nodes_price_does_not_buy(check: Check, share: float) -> None:
+    assert lost_share(check) == pytest.approx(Decimal(str(share)))
+    assert accepting_usd(check, PRICES) == (PRICES["worker-0"] * Decimal(str(share))).quantize(
+        Decimal("0.01")
+    )
+
+
+def test_what_passed_is_free_and_what_has_no_price_is_not_known() -> None:
+    assert accepting_usd(_check("a.b", outcome="PASS"), PRICES) is None
+    assert accepting_usd(_check("a.b", outcome="NOT_RUN"), PRICES) is None
+    assert accepting_usd(_check("a.b"), {"worker-0": None}) is None
+    assert accepting_usd(_check("a.b"), {}) is None
+
+
+def test_a_cluster_that_scales_to_20_7_percent_costs_most_of_its_price() -> None:
+    (found,) = (
+        check for check in _content()["checks"] if check["id"] == "training.scaling_efficiency"
+    )
+    efficiency = Decimal(str(found["measured"]))
+    assert Decimal(found["usd_per_month"]) == (
+        (1 - efficiency / 90) * 2 * PRICES["worker-0"]
+    ).quantize(Decimal("0.01"))
+    assert Decimal(found["usd_per_month"]) > Decimal(26000)
+
+
+def test_the_page_has_date_nodes_ranks_memory_workload_and_sources(
+    key: Path, tmp_path: Path
+) -> None:
+    values = _content()
+    files = certificate.write(values, tmp_path / "c", key)
+    page = files.html.read_text()
+    for text in (
+        *("FAIL", "measured 20", "worker-0", "master", "0-7", "8-15", "79.19", "1267.0 GiB"),
+        *("decoder-163m", "batch 8", "sequence 512", "at least 90", "2025-12-15", "17,"),
+    ):
+        assert text in page or text in "\n".join(map(str, rows(values)))
+    assert page.count("<svg") == 2
+    assert not re.search(r'(src|href)="', page), "the page asks for nothing"
+    assert json.loads(files.json.read_text())["outcome"] == "FAIL"
+
+
+def test_foreign_text_is_escaped_everywhere(key: Path, tmp_path: Path) -> None:
+    files = certificate.write(_content(HOSTILE), tmp_path / "c", key)
+    assert "<script>alert" not in files.html.read_text()
+    public = signature.public_key(key)
+    assert certificate.verify(files.html, public) == certificate.verify(files.json, public)
+
+
+@pytest.mark.parametrize("name", ["certificate.json", "certificate.html"])
+def test_an_edited_certificate_is_refused(name: str, key: Path, tmp_path: Path) -> None:
+    files = certificate.write(_content(), tmp_path / "c", key)
+    public = signature.public_key(key)
+    path = files.folder / name
+    assert certificate.verify(path, public)["outcome"] == "FAIL"
+    path.write_text(path.read_text().replace("20.67", "98.00"))
+    with pytest.raises(AcceptError, match="not what was signed, or not by this key") as refused:
+        certificate.verify(path, public)
+    assert "\n" not in str(refused.value)
+
+
+def test_another_signer_another_purpose_and_no_signature_are_refused(
+    key: Path, tmp_path: Path
+) -> None:
+    files = certificate.write(_content(), tmp_path / "c", key)
+    other = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
+    with pytest.raises(AcceptError, match="not by this key"):
+        certificate.verify(files.json, signature.public_key(other))
+    signature.signature_of(files.json).unlink()
+    words = ["ssh-keygen", "-q", "-Y", "sign", "-f", key, "-n", "git", files.json]
+    subprocess.run(words, check=True, capture_output=True)
+    with pytest.raises(AcceptError, match="not what was signed"):
+        certificate.verify(files.json, signature.public_key(key))
+    signature.signature_of(files.json).unlink()
+    with pytest.raises(AcceptError, match=r"certificate\.json\.sig: no such file"):
+        certificate.verify(files.json, signature.public_key(key))
+
+
+def test_a_certificate_is_written_once_and_never_unsigned(key: Path, tmp_path: Path) -> None:
+    certificate.write(_content(), tmp_path / "c", key)
+    with pytest.raises(AcceptError, match="holds a certificate"):
+        certificate.write(_content(), tmp_path / "c", key)
+    with pytest.raises(AcceptError, match="no such key"):
+        certificate.write(_content(), tmp_path / "d", tmp_path / "none")
+    assert not (tmp_path / "d" / "certificate.json").exists()
+    assert not (tmp_path / "d" / "certificate.html").exists()
+
+
+def test_the_table_names_each_reason_and_ends_with_the_outcome() -> None:
+    values = _content()
+    found = {row[1]: row for row in rows(values)}
+    assert found["readiness.gpus"][-1] == "17,228.00"
+    assert found["compute.gemm"][3:] == ("630 TFLOP/s", "at least 700", "1,722.80")
+    lines = summary(values)
+    assert "readiness.gpus of worker-0: 7 of 8 GPUs" in lines
+    assert "worker-1 (worker): ranks 8-15, NVIDIA H100 80GB HBM3, 8 x 79.19 GiB" in lines
+    assert lines[-1].startswith("FAIL: ")

@@ -1,0 +1,88 @@
+"""acceptance.json: both sides read one format, and what is no such file is refused in a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from infra.accept import result as module
+from infra.accept.errors import AcceptError
+from infra.accept.result import merge, parse, read
+from tests.unit.accept import acceptance
+from workloads.accept import config, report
+
+SCHEMA = Path(report.__file__).with_name("acceptance.schema.json")
+
+
+def test_what_the_job_writes_follows_the_published_schema() -> None:
+    schema = json.loads(SCHEMA.read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    made = acceptance.report(extra=[acceptance.slow_gpu(), acceptance.dead_gpu()])
+    jsonschema.validate(acceptance.values(made), schema)
+    broken = acceptance.values(made)
+    broken["checks"][0]["outcome"] = "MAYBE"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, schema)
+
+
+def test_both_sides_agree_on_names_stages_and_outcome(tmp_path: Path) -> None:
+    assert module.STAGES == config.STAGES
+    assert (module.SCHEMA, module.SCHEMA_VERSION, module.FILE_NAME) == (
+        report.SCHEMA,
+        report.SCHEMA_VERSION,
+        report.FILE_NAME,
+    )
+    for extra in ([], [acceptance.dead_gpu()]):
+        made = acceptance.report(extra=extra)
+        found = read(acceptance.write(tmp_path, made))
+        assert found.outcome == made.outcome == ("FAIL" if extra else "PASS")
+        assert [check.id for check in found.checks] == [check.id for check in made.checks]
+
+
+def test_a_stage_that_was_asked_for_and_has_no_check_passes_nothing(tmp_path: Path) -> None:
+    made = acceptance.report()
+    made.checks = [check for check in made.checks if not check.id.startswith("soak")]
+    assert made.outcome == "NOT_RUN"
+    assert read(acceptance.write(tmp_path, made)).outcome == "NOT_RUN"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": "other"}, "no result of `python -m workloads.accept`"),
+        ({"schema_version": 2}, "schema_version 2, this reads 1"),
+        ({"checks": "none"}, "x.json: checks: no list"),
+        ({"nodes": None}, "x.json: nodes: no list"),
+        ({"checks": [{"id": "a.b"}]}, r"x.json: checks\[0\]: no check of schema version 1"),
+    ],
+)
+def test_what_is_no_result_is_refused_with_its_path(change: dict[str, Any], message: str) -> None:
+    values = {**acceptance.values(acceptance.report()), **change}
+    with pytest.raises(AcceptError, match=message):
+        parse(values, "x.json")
+
+
+def test_results_of_one_stage_each_come_together_in_order(tmp_path: Path) -> None:
+    parts = [
+        read(acceptance.write(tmp_path / stage, acceptance.report(stages=[stage])))
+        for stage in ("training", "collectives", "readiness")
+    ]
+    found = merge(parts, {"soak": "job 9 ended before it: TIMEOUT, exit 1"})
+    assert found.stages == ("readiness", "collectives", "training", "soak")
+    assert found.outcome == "NOT_RUN"
+    assert found.checks[0].stage == "readiness"
+    assert found.checks[-1].reason == "job 9 ended before it: TIMEOUT, exit 1"
+    assert len(found.runs) == 3
+
+
+def test_results_of_two_clusters_do_not_make_one(tmp_path: Path) -> None:
+    one = acceptance.values(acceptance.report())
+    other = {**one, "hardware": {**one["hardware"], "num_nodes": 4}}
+    with pytest.raises(AcceptError, match="different clusters: num_nodes 4, not 2"):
+        merge([parse(one, "one"), parse(other, "other")], {})
+    with pytest.raises(AcceptError, match="no stage left a result: soak: gone"):
+        merge([], {"soak": "gone"})
