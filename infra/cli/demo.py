@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from infra.demo.progress import Progress
 
 _STACK = "local"
-_TUNES = "finetune"
-"""The job whose adapter is served."""
 # Small enough for a check of the whole path in about three minutes; the numbers mean little. The
 # load test keeps the ends of a curve: one stream, which tells reading from writing, and eight.
 _REDUCED = {
@@ -77,12 +75,15 @@ def _bring_up(state: Path, progress: Progress) -> None:
     from cost.table import render
     from infra.cli import env
     from infra.demo import leftovers
+    from infra.demo.serving import roles
     from infra.demo.summary import month
     from infra.local import cloud
 
     leftovers.remember(state / "demo" / "before.json")
     env.prepare()
-    port = context.spec(_STACK).login.ssh_port
+    declared = context.spec(_STACK)
+    roles(declared)
+    port = declared.login.ssh_port
     cloud.refuse_taken_login_port(cloud.Cloud.from_environ(), "local.login.ssh_port", port)
     # What a preview prints: the price comes before anything is made.
     with progress.stage("plan and price") as remark:
@@ -114,7 +115,7 @@ def _run_jobs(
     """What each job left on this machine, by its name."""
     from infra.demo import chain
     from infra.demo.runner import Runner
-    from infra.demo.serving import serve_and_load
+    from infra.demo.serving import roles, serve_and_load
     from infra.jobs.outputs import read_outputs
 
     outputs = read_outputs(_STACK, root=CHECKOUT, environ=_environ())
@@ -129,7 +130,7 @@ def _run_jobs(
             say=progress.say,
         )
         steps = chain.run(runner, settings)
-        steps |= serve_and_load(runner, steps[_TUNES], settings)
+        steps |= serve_and_load(runner, steps[roles(runner.spec).tune.name], settings)
     for name, step in steps.items():
         remark = f"job {step.job.id}" + (", from an earlier run" if step.reused else "")
         progress.note(name, seconds(step.job.elapsed), remark)

@@ -11,9 +11,11 @@ import json
 import shlex
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cost.size.plan import TRAIN_MODULE
 from infra.cli.errors import CliError
 from infra.demo import server_mark
 from infra.demo.runner import Runner, Step
@@ -22,7 +24,8 @@ from infra.jobs import load_target, slurm
 from infra.jobs.errors import JobsError
 from infra.jobs.parse import Job
 from infra.jobs.submit import Submission
-from stacks.slurm_spec import JobSpec
+from stacks.slurm_spec import LOAD_MODULE, SERVE_MODULE, JobSpec
+from stacks.spec import StackSpec
 
 _LOOK_EVERY_S = 0.5
 _UP_S = 1800.0
@@ -33,12 +36,33 @@ _HEALTH = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """The jobs of a stack that the demo serves with."""
+
+    tune: JobSpec
+    """Its adapter is served."""
+    server: JobSpec
+    load: JobSpec
+
+
+def roles(spec: StackSpec) -> Roles:
+    """The first job of each kind; a stack without one is refused before anything is made."""
+    modules = (TRAIN_MODULE, SERVE_MODULE, LOAD_MODULE)
+    found = {module: [job for job in spec.jobs if job.module == module] for module in modules}
+    missing = [module for module in modules if not found[module]]
+    if missing:
+        raise CliError(f"{spec.name}: jobs: the demo needs a job of {' and of '.join(missing)}")
+    tune, server, load = (found[module][0] for module in modules)
+    return Roles(tune=tune, server=server, load=load)
+
+
 def serve_and_load(
     runner: Runner, tuned: Step, settings: Mapping[str, tuple[str, ...]]
 ) -> dict[str, Step]:
     """The ended server and the load test that it answered, by job name; settings are by job."""
-    load = load_target.load_job(runner.spec)
-    server = _server_job(runner)
+    found = roles(runner.spec)
+    server, load = found.server, found.load
     # Any free port: the declared one may be a server's that a person runs on this machine.
     own = (f"serve.adapter={_adapter(tuned)}", "serve.port=0")
     mark = ServerMark(
@@ -48,33 +72,32 @@ def serve_and_load(
     )
     _end_another(runner, mark)
     load_settings = settings.get(load.name, ())
-    found = _earlier(runner, server, load, mark, load_settings)
-    if found is None:
+    earlier = _earlier(runner, server, load, mark, load_settings)
+    if earlier is None:
         server_mark.write(runner.state, mark)
-    serving = found[0] if found is not None else runner.submit(server, mark.sets)
+    serving = earlier[0] if earlier is not None else runner.submit(server, mark.sets)
     try:
         # One that has ended was measured.
-        is_measured = found is not None and found[1].finished
-        job = found[1] if found and is_measured else _wait_until_up(runner, serving)
+        is_measured = earlier is not None and earlier[1].finished
+        job = earlier[1] if earlier and is_measured else _wait_until_up(runner, serving)
         loaded = _load(runner, load, _load_sets(runner, job, load_settings))
     except BaseException:
         # Ctrl-C too: a server takes its node for hours.
         with contextlib.suppress(JobsError):
             slurm.cancel(runner.connection, [serving.job_id])
         raise
-    return {server.name: _end(runner, serving, reused=found is not None), load.name: loaded}
-
-
-def _server_job(runner: Runner) -> JobSpec:
-    for job in runner.spec.jobs:
-        if job.is_server:
-            return job
-    raise CliError(f"{runner.spec.name}: jobs: no server; declare one with module workloads.serve")
+    return {server.name: _end(runner, serving, reused=earlier is not None), load.name: loaded}
 
 
 def _adapter(tuned: Step) -> str:
     """Where the cluster keeps the adapter that this very fine-tune wrote."""
-    return str(_record(tuned.folder)["artifacts"]["adapter_dir"])
+    adapter = _record(tuned.folder).get("artifacts", {}).get("adapter_dir")
+    if not adapter:
+        raise CliError(
+            f"{tuned.job.name} (job {tuned.job.id}): its record in {tuned.folder} names no "
+            "adapter_dir; the demo serves a LoRA adapter, so set train.method=lora"
+        )
+    return str(adapter)
 
 
 def _end_another(runner: Runner, mark: ServerMark) -> None:

@@ -16,7 +16,7 @@ import pytest
 from infra.cli.errors import CliError
 from infra.demo import server_mark
 from infra.demo.runner import Runner, Step
-from infra.demo.serving import serve_and_load
+from infra.demo.serving import roles, serve_and_load
 from infra.jobs import history, logs, pull, slurm
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
@@ -234,6 +234,24 @@ def test_a_server_that_does_not_come_up_is_an_error_with_its_last_words(
     with pytest.raises(CliError, match=r"serve \(job 1\) ended FAILED(.|\n)*its last words"):
         demo()
     assert cluster.names() == ["serve"]
+
+
+def test_a_fine_tune_without_an_adapter_is_refused_before_a_server_is_submitted(
+    demo: Demo, cluster: Slurm
+) -> None:
+    with pytest.raises(CliError, match=r"names no adapter_dir; .* set train\.method=lora"):
+        demo(adapter="")
+    assert cluster.names() == []
+
+
+def test_a_stack_without_server_or_load_test_is_refused_with_what_is_missing(
+    public_key_file: Path,
+) -> None:
+    spec = load_stack("local", environ={"SOPERATOR_SSH_PUBLIC_KEY_FILE": str(public_key_file)})
+    found = roles(spec)
+    assert (found.tune.name, found.server.name, found.load.name) == ("finetune", "serve", "load")
+    with pytest.raises(CliError, match=r"needs a job of workloads\.serve and of workloads\.load"):
+        roles(replace(spec, jobs=(found.tune,)))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"job": "serve", "sets": 1}'])
