@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,6 +83,17 @@ def test_estimates_are_within_half_of_what_was_published(
     """Llama-3.1-8B with vLLM: Koyeb through aihardwareindex, read 2026-11."""
     found = estimate(server(platform, gb), small(input_tokens=128), streams).load
     assert 1 / 1.5 < float(found.output_tokens_per_s) / published < 1.5
+
+
+def test_the_table_of_the_documentation_is_what_the_estimate_says():
+    gpus = {"H100": ("gpu-h100-sxm", 80), "L40S": ("gpu-l40s-d", 48)}
+    text = (Path(__file__).parents[3] / "docs" / "advise.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (H100|L40S) \| (\d+) \| ([\d,]+) \| ([\d,]+) \|$", text, re.MULTILINE)
+    assert len(rows) == 6
+    for gpu, streams, _, printed in rows:
+        asked = small(input_tokens=128)
+        found = estimate(server(*gpus[gpu]), asked, int(streams)).load
+        assert f"{round(found.output_tokens_per_s):,}" == printed
 
 
 def test_one_stream_decodes_at_the_roofline():
