@@ -242,7 +242,9 @@ def test_an_answer_at_its_limit_says_length(server: Stand) -> None:
 def test_base_and_tuned_are_two_models_of_one_server(server: Stand) -> None:
     client = server.client()
     assert [model.id for model in client.models.list()] == ["tiny", "tiny-tuned"]
-    assert client.models.retrieve("tiny-tuned").id == "tiny-tuned"
+    tuned = client.models.retrieve("tiny-tuned")
+    assert (tuned.id, tuned.model_dump()["parent"]) == ("tiny-tuned", "tiny")
+    assert "parent" not in client.models.retrieve("tiny").model_dump()
     answer = client.chat.completions.create(model="tiny-tuned", messages=say("hello"))
     assert answer.choices[0].message.content == "tuned: Hello there, friend."
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,8 +115,12 @@ def call_deltas(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
     return [{"index": index, **call} for index, call in enumerate(_calls(calls))]
 
 
-def models(names: Sequence[str], *, created: int, context_tokens: int) -> dict[str, Any]:
-    """Return the body of GET /v1/models; `max_model_len` is vLLM's name for the context."""
+def models(names: Mapping[str, bool], *, created: int, context_tokens: int) -> dict[str, Any]:
+    """Return the body of GET /v1/models; `names` says of each whether the adapter answers.
+
+    `max_model_len`, and `parent` for the base of an adapter, are vLLM's names.
+    """
+    base = next((name for name, is_tuned in names.items() if not is_tuned), None)
     return {
         "object": "list",
         "data": [
@@ -126,8 +130,9 @@ def models(names: Sequence[str], *, created: int, context_tokens: int) -> dict[s
                 "created": created,
                 "owned_by": "soperator-stack",
                 "max_model_len": context_tokens,
+                **({"parent": base} if is_tuned else {}),
             }
-            for name in names
+            for name, is_tuned in names.items()
         ],
     }
 

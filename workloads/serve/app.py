@@ -118,7 +118,7 @@ class ChatServer:
 
     def _models(self) -> dict[str, Any]:
         return answers.models(
-            list(self._names),
+            self._names,
             created=self._created,
             context_tokens=self._config.limits.context_tokens,
         )

@@ -10,12 +10,13 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from workloads.serve.generation import Load
+from workloads.serve.gpu import GpuCollector, GpuUse
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TPOT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
@@ -26,8 +27,14 @@ _KEPT = 10_000
 class ServeMetrics:
     """Counters of one server."""
 
-    def __init__(self, load: Callable[[], Load], memory_bytes: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Load],
+        memory_bytes: Callable[[], int],
+        gpus: Callable[[], Mapping[str, GpuUse]] = dict,
+    ) -> None:
         self._registry = CollectorRegistry()
+        self._registry.register(GpuCollector(gpus))
         options: dict[str, Any] = {"registry": self._registry, "namespace": "serve"}
         self._requests = Counter(
             "requests", "Requests by outcome.", ["model", "outcome"], **options

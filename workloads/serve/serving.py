@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from workloads.common.job import Job
+from workloads.serve import gpu
 from workloads.serve.app import ChatServer, make_app
 from workloads.serve.config import ServeConfig
 from workloads.serve.load import Loaded, load
@@ -30,7 +31,9 @@ def serve(
     running: list[Serving] = []
     loaded = load(config, weights, job.places, on_lost=lambda error: running[0].lost(error))
     job.record.metrics |= loaded.metrics
-    metrics = ServeMetrics(loaded.engine.load, lambda: memory_bytes(loaded))
+    metrics = ServeMetrics(
+        loaded.engine.load, lambda: memory_bytes(loaded), gpu.reader(loaded.device)
+    )
     names = {name: name == weights.tuned_name for name in weights.names}
     chat = ChatServer(loaded.engine, loaded.tokenizer, config, names, metrics)
     running.append(Serving(make_app(chat, api_key=key), chat, loaded.engine, config, listener))

@@ -1,0 +1,314 @@
+"""The parts of the chat page that need no browser: models, answers, conversation, arms, metrics."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workloads.chat import conversation as conversations
+from workloads.chat import render, settings
+from workloads.chat.arms import Arms, table, wilson
+from workloads.chat.client import Client
+from workloads.chat.dialogue import Dialogue, View
+from workloads.chat.guard import host_name
+from workloads.chat.models import Model, catalog, default_pair, partner, server_models
+from workloads.chat.reply import Reply, caption
+from workloads.chat.server_load import load_line, read_metrics
+from workloads.chat.settings import Settings, SettingsError, parse_tools
+from workloads.common.exit_codes import ConfigError
+
+URL = "http://127.0.0.1:7860/v1"
+PAIR = catalog(server_models(URL, {"data": [{"id": "base"}, {"id": "mine", "parent": "base"}]}))
+
+
+def test_base_and_adapter_are_found_by_parent_and_by_name() -> None:
+    assert default_pair(PAIR) == ("base", "mine")
+    ours = catalog(server_models(URL, {"data": [{"id": "m"}, {"id": "m-tuned"}]}))
+    assert [each.base for each in ours] == [None, "m"]
+    assert (partner(ours, "m"), partner(ours, "m-tuned")) == (ours[1], ours[0])
+    alone = catalog(server_models(URL, {"data": [{"id": "m"}]}))
+    assert (default_pair(alone), partner(alone, "m")) == (("m", "m"), None)
+
+
+def test_one_name_on_two_servers_is_told_apart_and_one_server_twice_is_refused() -> None:
+    one = server_models("http://a:1/v1", {"data": [{"id": "m"}, {"id": "m-tuned"}]})
+    two = server_models("http://b:2/v1", {"data": [{"id": "m"}]})
+    found = catalog([*one, *two])
+    assert [each.label for each in found] == ["m at a:1", "m-tuned", "m at b:2"]
+    assert found[1].base == "m at a:1"
+    with pytest.raises(ConfigError, match="m at a:1 comes twice"):
+        catalog([*one, *one])
+
+
+@pytest.mark.parametrize("body", [None, {}, {"data": []}, {"data": [1]}, [], {"data": [{}]}])
+def test_what_lists_no_models_is_refused_with_its_address(body: Any) -> None:
+    with pytest.raises(ConfigError, match=f"--url {URL}: answers no list of models"):
+        server_models(URL, body)
+
+
+def test_times_and_speed_count_from_the_question_and_from_the_first_token() -> None:
+    reply = Reply(model="m", is_tuned=False, began_s=10.0)
+    reply.take({"delta": {"role": "assistant", "content": ""}}, 10.1)
+    assert reply.ttft_s is None, "the role alone is no token"
+    for number in range(5):
+        reply.take({"delta": {"content": "x"}}, 10.5 + 0.25 * number)
+    reply.take({"delta": {}, "finish_reason": "length"}, 12.0)
+    reply.usage = {"prompt_tokens": 7, "completion_tokens": 5}
+    assert (reply.ttft_s, reply.total_s, reply.tokens_per_s) == (0.5, 1.5, 4.0)
+    line = caption(reply.to_json())
+    assert line == (
+        "TTFT 0.50 s | total 1.50 s | 5 tokens | 4.0 tokens/s | cut at the limit of tokens"
+    )
+
+
+def test_a_call_that_comes_in_pieces_is_one_call() -> None:
+    reply = Reply(model="m", is_tuned=True, began_s=0)
+    first = {"index": 0, "id": "c1", "function": {"name": "get_weather", "arguments": '{"city"'}}
+    rest = {"index": 0, "function": {"arguments": ': "Oslo"}'}}
+    for call in (first, rest):
+        reply.take({"delta": {"tool_calls": [call]}}, 1.0)
+    reply.finish = "tool_calls"
+    shown = render.answer_messages(reply.to_json(), hides_name=False)
+    assert shown[0]["metadata"] == {"title": "Tool call: get_weather"}
+    assert json.loads(shown[0]["content"].split("```")[1].removeprefix("json")) == {"city": "Oslo"}
+    assert "m, adapter on" in shown[-1]["content"]
+
+
+def answer(model: str = "base", text: str = "yes", **more: Any) -> dict[str, Any]:
+    made = Reply(model=model, is_tuned=model == "mine", began_s=0.0, text=text, finish="stop")
+    return {**made.to_json(), **more}
+
+
+def test_each_column_is_sent_its_own_answers_and_a_failed_turn_is_left_out() -> None:
+    chat = conversations.new()
+    chat = conversations.add_turn(chat, "q1", [answer(text="a"), answer(text="b")], role="user")
+    failed = [answer(error="gone"), answer(error="gone")]
+    chat = conversations.add_turn(chat, "q2", failed, role="user")
+    sent = conversations.messages(chat, 1, system="be brief", role="user", text="q3")
+    assert [(each["role"], each["content"]) for each in sent] == [
+        ("system", "be brief"),
+        ("user", "q1"),
+        ("assistant", "b"),
+        ("user", "q3"),
+    ]
+
+
+def test_a_result_answers_every_call_of_its_column_and_is_a_question_where_none_was_made() -> None:
+    calls = [{"id": name, "name": "f", "arguments": "{}"} for name in ("c1", "c2")]
+    chat = conversations.add_turn(
+        conversations.new(), "q", [answer(calls=calls), answer()], role="user"
+    )
+    assert conversations.has_open_calls(chat)
+    called = conversations.messages(chat, 0, system="", role="tool", text="21 C")
+    assert [each.get("tool_call_id") for each in called[2:]] == ["c1", "c2"]
+    assert called[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+    plain = conversations.messages(chat, 1, system="", role="tool", text="21 C")
+    assert plain[-1] == {"role": "user", "content": "21 C"}
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda x: (
+            st.lists(x)
+            | st.dictionaries(st.sampled_from(["version", "id", "columns", "turns", "settings"]), x)
+        ),
+    )
+)
+def test_whatever_a_browser_kept_gives_a_conversation(kept: Any) -> None:
+    restored = conversations.restored(kept)
+    assert restored["version"] == conversations.VERSION
+    settings.restored(restored.get("settings"), PAIR)
+
+
+def test_a_kept_conversation_comes_back_whole() -> None:
+    chat = conversations.add_turn(conversations.new(), "q", [answer()], role="user")
+    assert conversations.restored(json.loads(json.dumps(chat))) == chat
+
+
+def test_the_export_has_every_turn_and_the_chats_of_both_columns() -> None:
+    both = [answer(text="a"), answer("mine", text="b")]
+    chat = conversations.add_turn(conversations.new(), "q", both, role="user")
+    made = conversations.export(chat, system="s", servers=[URL], settings={"mode": "pair"})
+    assert made["turns"] == chat["turns"]
+    assert [chat[-1] for chat in made["messages"]] == [
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": "b"},
+    ]
+
+
+def test_arms_count_votes_latencies_and_failures_and_outlive_the_page(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "chat.jsonl"
+    arms = Arms(path)
+    for ttft_s in (0.1, 0.2, 0.3):
+        arms.answered(answer(ttft_s=ttft_s, total_s=1.0, tokens_per_s=20.0), mode="pair")
+    arms.answered(answer(finish="failed", error="x"), mode="pair")
+    arms.answered(answer(finish="stopped"), mode="pair")
+    arms.voted(["base", "mine"], "right", mode="pair")
+    arms.voted(["mine", "base"], "left", mode="blind")
+    arms.voted(["base", "mine"], "tie", mode="pair")
+    arms.voted(["mine"], "good", mode="split")
+    rows = table(arms.arms)
+    assert rows == [
+        ["base", "3", "1", "0.20", "0.28", "1.00", "20.0", "0 / 0", "0 / 2 / 1", "0 % (0 to 66)"],
+        ["mine", "0", "0", "-", "-", "-", "-", "1 / 0", "2 / 0 / 1", "100 % (34 to 100)"],
+    ]
+    assert table(Arms(path).arms) == rows
+    assert "yes" not in path.read_text(), "no text of a chat is kept"
+    path.write_text("{}\n")
+    with pytest.raises(ConfigError, match="line 1 is no event of a chat page"):
+        Arms(path)
+
+
+def test_the_interval_is_wilson_s() -> None:
+    # By hand, z^2 = 3.841459: middle (0.8 + z^2/20) / (1 + z^2/10) = 0.716740, half 0.226578.
+    assert wilson(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-6)
+
+
+def test_gpu_and_memory_are_read_from_our_page_and_less_from_vllm_s() -> None:
+    ours = read_metrics(
+        '# HELP x y\nserve_gpu_utilization_ratio{gpu="0"} 0.87\n'
+        'serve_gpu_memory_used_bytes{gpu="0"} 6.6e10\n'
+        'serve_gpu_memory_total_bytes{gpu="0"} 1.5e11\n'
+        "serve_running_requests 2.0\nserve_waiting_requests 1.0\n"
+        "serve_kv_cache_used_tokens 50.0\nserve_kv_cache_tokens 100.0\nodd line\n"
+    )
+    assert load_line(ours) == (
+        "GPU 0: 87 % busy, 61.5 of 139.7 GiB | 2 answering, 1 waiting | KV cache 50 % used"
+    )
+    vllm = read_metrics(
+        'vllm:num_requests_running{engine="0",model_name="m"} 3.0\n'
+        'vllm:num_requests_waiting{engine="0",model_name="m"} 0.0\n'
+        'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25\n'
+    )
+    assert load_line(vllm) == "No GPU reported | 3 answering, 0 waiting | KV cache 25 % used"
+    assert load_line(read_metrics("")) == "No GPU reported"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("{", "no JSON"), ("{}", "a list is needed"), ('[{"x": 1}]', r"Tools\[0\]: needs a name")],
+)
+def test_tools_that_cannot_be_sent_are_named(text: str, reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        parse_tools(text)
+
+
+def test_tools_may_be_given_as_functions_alone() -> None:
+    whole = [{"type": "function", "function": {"name": "f"}}]
+    assert parse_tools('[{"name": "f"}]') == parse_tools(json.dumps(whole)) == whole
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("127.0.0.1:7861", "127.0.0.1"), ("[::1]:7861", "[::1]"), ("localhost", "localhost")],
+)
+def test_a_host_header_is_read_without_its_port(host: str, name: str) -> None:
+    assert host_name(host) == name
+
+
+def test_foreign_text_stays_text() -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    arms = Arms()
+    arms.voted([evil], "good", mode="one")
+    for html in (
+        render.arms_html(arms.arms),
+        render.status_html({URL: evil}, [URL], []),
+        render.load_html([evil]),
+        render.notice_html(evil),
+    ):
+        assert "<img" not in html
+
+
+class Answers:
+    """Stands in for servers: each model says its own name."""
+
+    urls = (URL,)
+
+    def __init__(self) -> None:
+        self.bodies: list[tuple[str, Mapping[str, Any]]] = []
+
+    async def ask(
+        self, model: Model, body: Mapping[str, Any], reply: Reply, changed: Callable[[], None]
+    ) -> None:
+        self.bodies.append((model.name, body))
+        reply.take({"delta": {"content": f"I am {model.name}"}, "finish_reason": "stop"}, 1.0)
+        changed()
+
+
+def dialogue() -> tuple[Dialogue, Answers]:
+    answers = Answers()
+    made = Dialogue(answers, PAIR, Arms(), random.Random(0))  # type: ignore[arg-type]
+    return made, answers
+
+
+async def last(views: AsyncIterator[View]) -> View:
+    seen = [view async for view in views]
+    return seen[-1]
+
+
+async def ask(
+    made: Dialogue, chosen: Settings, chat: conversations.Conversation | None = None
+) -> View:
+    return await last(made.ask(chat or conversations.new(), chosen, "who?", is_result=False))
+
+
+def test_a_split_draws_an_arm_for_each_conversation_and_keeps_it(run: Any) -> None:
+    made, answers = dialogue()
+    chosen = Settings(mode="split", left="base", right="mine", share_percent=25)
+
+    async def many() -> None:
+        for _ in range(400):
+            await ask(made, chosen)
+        share = sum(name == "mine" for name, _ in answers.bodies) / 400
+        # Four standard deviations of 400 draws.
+        assert share == pytest.approx(0.25, abs=0.09)
+        view = await ask(made, chosen)
+        (arm,) = view.conversation["columns"]
+        for _ in range(20):
+            view = await ask(made, chosen, view.conversation)
+        assert view.conversation["columns"] == [arm]
+        assert {turn["answers"][0]["model"] for turn in view.conversation["turns"]} == {arm}
+
+    run(many())
+
+
+def test_names_are_hidden_until_the_vote_and_one_vote_counts_once(run: Any) -> None:
+    made, _ = dialogue()
+    chosen = Settings(mode="blind", left="base", right="mine")
+    view: View = run(ask(made, chosen))
+    assert "name shown after your vote" in view.columns[0][-1]["content"]
+    shown = made.vote(view.conversation, chosen, "left")
+    winner, loser = shown.conversation["columns"]
+    assert f"{winner}, adapter" in shown.columns[0][-1]["content"]
+    made.vote(shown.conversation, chosen, "right")
+    assert (made.arms.arms[winner].wins, made.arms.arms[loser].losses) == (1, 1)
+    assert made.arms.arms[loser].wins == 0
+
+
+def test_a_wrong_control_sends_nothing_and_keeps_the_question(run: Any) -> None:
+    made, answers = dialogue()
+    wrong = Settings(mode="one", left="base", right="mine", tools="{")
+    view: View = run(ask(made, wrong))
+    assert "Tools are no JSON" in view.notice
+    assert (view.question, view.conversation["turns"], answers.bodies) == (None, [], [])
+
+
+@pytest.fixture
+def run() -> Callable[[Any], Any]:
+    import asyncio
+
+    return asyncio.run
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    for url in ("ftp://x/v1", "127.0.0.1:7860", "http://user@host/v1"):
+        with pytest.raises(ConfigError, match="expected http://HOST:PORT/v1"):
+            Client([url], None)
