@@ -91,20 +91,28 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-@pytest.fixture(scope="module")
-def adapter_dir(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
-    """A LoRA adapter of the tiny model whose weights are far from nothing."""
+@pytest.fixture(scope="module", params=["lora", "dora"])
+def adapter_dir(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model_dir: Path
+) -> Path:
+    """An adapter of the tiny model whose weights are far from nothing."""
     import peft
 
     torch.manual_seed(1)
     base = load_model(model_dir, dtype=torch.float32, device=CPU)
     config = peft.LoraConfig(
-        r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM"
+        r=4,
+        lora_alpha=16,
+        target_modules=["q_proj", "v_proj", "down_proj"],
+        use_dora=request.param == "dora",
+        task_type="CAUSAL_LM",
     )
     tuned = peft.get_peft_model(base, config)
     for name, weight in tuned.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.5)
+        elif "magnitude" in name:
+            weight.data *= torch.rand_like(weight) + 0.5
     folder = tmp_path_factory.mktemp("adapter")
     tuned.save_pretrained(folder)
     return folder
@@ -171,9 +179,11 @@ def test_an_adapter_that_cannot_share_a_batch_is_refused(
 ) -> None:
     import peft
 
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM")
+    config = peft.IA3Config(
+        target_modules=["q_proj"], feedforward_modules=[], task_type="CAUSAL_LM"
+    )
     peft.get_peft_model(model, config).save_pretrained(tmp_path)
-    with pytest.raises(DataError, match="DoRA cannot answer beside its base"):
+    with pytest.raises(DataError, match="IA3 cannot answer beside its base in one batch; merge"):
         adapter_rows.attach(load_model(model_dir, dtype=torch.float32, device=CPU), tmp_path)
 
 

@@ -79,6 +79,10 @@ def test_flags_are_short_for_keys_of_the_recipe(tmp_path: Path) -> None:
         ({"limits": {"context": 1}}, "limits.context: unknown key"),
         ({"engine": "tgi"}, "expected one of auto, transformers, vllm"),
         ({"drain_s": -1}, "drain_s: got -1.0, expected >= 0"),
+        (
+            {"engine": "transformers", "gpus": 2},
+            "gpus: got 2, but the transformers engine has its model on one GPU; set engine to vllm",
+        ),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_path(values: dict[str, Any], message: str) -> None:
@@ -127,7 +131,11 @@ def test_folders_that_are_not_what_their_key_says_are_refused(
         ({"adapter": str(model_dir)}, "tiny", "it is no adapter; name it with --merged"),
         ({"adapter": "/nowhere"}, "tiny", "serve.adapter: /nowhere is no folder"),
         ({"merged": str(other)}, "tiny", "an adapter, no merged model; name it with --adapter"),
-        ({"checkpoint": str(shards)}, "tiny", "a checkpoint of shards is served once its run"),
+        (
+            {"checkpoint": str(shards)},
+            "tiny",
+            "checkpoint-8: not committed; name another checkpoint",
+        ),
         ({}, str(bare), "has no tokenizer (tokenizer.json or tokenizer_config.json)"),
         ({}, "absent", "model 'absent' was not found"),
     ]
@@ -135,6 +143,17 @@ def test_folders_that_are_not_what_their_key_says_are_refused(
         with pytest.raises(DataError) as caught:
             find_weights(serve_config(**values), model, Places())
         assert message in str(caught.value), values
+
+
+def test_a_model_over_several_gpus_is_refused_where_nothing_divides_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm_server, "is_installed", lambda: False)
+    with pytest.raises(ConfigError, match=r"serve.gpus: 4, this job has 2; raise gpus_per_node"):
+        vllm_server.choose(serve_config(gpus=4), num_gpus=2)
+    with pytest.raises(ConfigError, match=r"serve.gpus: 2, but the transformers engine .* install"):
+        vllm_server.choose(serve_config(gpus=2), num_gpus=2)
+    assert vllm_server.choose(serve_config(), num_gpus=2) == "transformers"
 
 
 def test_a_server_that_others_can_reach_needs_a_key(tmp_path: Path) -> None:
@@ -255,9 +274,10 @@ def test_vllm_gets_the_same_settings_and_its_key_by_environment(
     assert '{"enable_thinking": false}' in words
     assert not any("key" in word for word in words)
     monkeypatch.setattr(vllm_server, "is_installed", lambda: True)
-    assert vllm_server.choose(serve_config(), has_gpu=True) == "vllm"
-    assert vllm_server.choose(serve_config(), has_gpu=False) == "transformers"
-    assert vllm_server.choose(serve_config(engine="transformers"), has_gpu=True) == "transformers"
+    assert vllm_server.choose(serve_config(), num_gpus=1) == "vllm"
+    assert vllm_server.choose(serve_config(), num_gpus=0) == "transformers"
+    assert vllm_server.choose(serve_config(engine="transformers"), num_gpus=1) == "transformers"
+    assert vllm_server.choose(serve_config(gpus=2), num_gpus=2) == "vllm"
 
 
 def test_an_engine_program_that_ends_by_itself_is_a_failure(

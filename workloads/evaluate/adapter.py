@@ -51,7 +51,7 @@ def check_base(base_dir: Path, adapter_dir: Path) -> None:
 
 
 def merge(tuned: Any) -> Any:
-    """Return the base model of a LoRA model with the adapter folded in, weight by weight in fp32.
+    """Return the base model of a LoRA or DoRA model with the adapter folded in, in fp32 by weight.
 
     peft's own merge adds in the base's type, where bf16 rounds twice; an fp32 copy of the whole
     model would not fit beside a 14B model on a 48 GB GPU.
@@ -65,6 +65,10 @@ def merge(tuned: Any) -> Any:
                 layer: Any = module
                 weight = layer.get_base_layer().weight
                 for name in layer.active_adapters:
-                    delta = layer.get_delta_weight(name).float()
-                    weight.copy_((weight.float() + delta).to(weight.dtype))
+                    whole = weight.float() + layer.get_delta_weight(name).float()
+                    if layer.use_dora.get(name):
+                        # arXiv:2402.09353: a row's length is learned apart from its direction.
+                        magnitude = layer.lora_magnitude_vector[name].weight.float()
+                        whole *= (magnitude / whole.norm(dim=1))[:, None]
+                    weight.copy_(whole.to(weight.dtype))
     return tuned.unload()

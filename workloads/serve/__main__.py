@@ -33,7 +33,7 @@ def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
     parser.add_argument("--base", help="model of the place model, or its folder")
     parser.add_argument("--adapter", "--finetune", help="LoRA adapter: base and tuned are served")
     parser.add_argument("--merged", help="folder of a whole model")
-    parser.add_argument("--checkpoint", help="final/, an adapter, or a checkpoint of whole weights")
+    parser.add_argument("--checkpoint", help="final/, or checkpoint-N of a run")
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     parser.add_argument("--engine", choices=("auto", "transformers", "vllm"))
@@ -64,6 +64,8 @@ def main(job: Job) -> None:
     if config is None:
         raise section_of(job.recipe, "serve")
     began = job.record.began_s
+    import torch
+
     from workloads.serve import endpoint, vllm_server
     from workloads.serve.server import listen
     from workloads.serve.weights import find_weights
@@ -72,7 +74,7 @@ def main(job: Job) -> None:
     key = endpoint.api_key(config, job.places)
     device = hardware.device_name()
     job.record.hardware = hardware.detect(device)
-    job.record.engine = vllm_server.choose(config, has_gpu=device != "cpu")
+    job.record.engine = vllm_server.choose(config, num_gpus=torch.cuda.device_count())
     job.record.model = weights.served_name
     settings = json.dumps(dataclasses.asdict(job.recipe), indent=2, default=dict)
     atomic.write_text(job.results_dir / "config.json", settings + "\n")

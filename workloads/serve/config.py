@@ -48,13 +48,15 @@ class ServeConfig:
     merged: str | None = None
     """Folder of a whole model, served instead of the recipe's."""
     checkpoint: str | None = None
-    """`final`, an adapter, or a checkpoint folder with whole weights."""
+    """`final`, an adapter, or `checkpoint-N` of a run, written by any number of ranks."""
     served_name: str | None = None
     """Name of the model in the API; None: the name of its folder."""
     tuned_name: str | None = None
     """Name of the tuned model; None: the served name with `-tuned`."""
     engine: Literal["auto", "transformers", "vllm"] = "auto"
     """auto: vLLM where it can be imported and a GPU is there, else transformers."""
+    gpus: int = 1
+    """GPUs of the node that one model is divided over (vLLM's tensor parallelism)."""
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
     host: str = "127.0.0.1"
     port: int = 7860
@@ -83,6 +85,12 @@ class ServeConfig:
             len(given) < 2,
             f"{' and '.join(given)}: at most one of adapter, merged and checkpoint says what is "
             "served beside or instead of the model",
+        )
+        require(self.gpus >= 1, f"gpus: got {self.gpus}, expected >= 1")
+        require(
+            self.gpus == 1 or self.engine != "transformers",
+            f"gpus: got {self.gpus}, but the transformers engine has its model on one GPU; set "
+            "engine to vllm, or start a server for each GPU",
         )
         require(0 <= self.port <= 65535, f"port: got {self.port}, expected 0 to 65535")
         require(self.prefill_tokens > 0, f"prefill_tokens: got {self.prefill_tokens}, expected > 0")

@@ -33,15 +33,28 @@ def is_installed() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-def choose(config: ServeConfig, *, has_gpu: bool) -> str:
+def choose(config: ServeConfig, *, num_gpus: int) -> str:
     """Return the engine's name: what is asked for, or what is there."""
+    if config.gpus > max(1, num_gpus):
+        raise ConfigError(
+            f"serve.gpus: {config.gpus}, this job has {num_gpus}; raise gpus_per_node of the job, "
+            "or lower it"
+        )
     if config.engine == "vllm" and not is_installed():
         raise ConfigError(
             "serve.engine: vllm, which is not installed in this Python environment; install it "
             "there, or take transformers"
         )
+    if config.gpus > 1 and not is_installed():
+        raise ConfigError(
+            f"serve.gpus: {config.gpus}, but the transformers engine has its model on one GPU and "
+            "vllm, which divides it, is not installed in this Python environment; install it "
+            "there, or start a server for each GPU"
+        )
+    if num_gpus > config.gpus:
+        log(f"{config.gpus} of {num_gpus} GPUs of this job are used (serve.gpus)")
     if config.engine == "auto":
-        return "vllm" if has_gpu and is_installed() else "transformers"
+        return "vllm" if num_gpus and is_installed() else "transformers"
     return config.engine
 
 
@@ -54,6 +67,7 @@ def command(config: ServeConfig, weights: Weights, model_dir: Path, port: int) -
     words += ["--port", str(port), "--dtype", _DTYPES[config.dtype]]
     words += ["--max-model-len", str(limits.context_tokens), "--seed", str(config.seed)]
     words += ["--max-num-seqs", str(limits.max_concurrency)]
+    words += ["--tensor-parallel-size", str(config.gpus)]
     words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     if weights.adapter_dir is not None:
         rank = json.loads((weights.adapter_dir / "adapter_config.json").read_text("utf-8"))["r"]

@@ -1,17 +1,19 @@
 """What the settings name, checked: folders of weights, adapter and tokenizer, and model names.
 
-Owns every refusal that needs no weights in memory. Does not load: load.py does.
+Owns every refusal that needs no weights in memory. Does not load: load.py does, sharded.py puts a
+checkpoint of the training loop together.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workloads.common.exit_codes import DataError
 from workloads.common.places import Places
 from workloads.evaluate.adapter import check_base
 from workloads.serve.config import ServeConfig
+from workloads.train.checkpoint_format import candidate
 from workloads.train.run_folder import resolve_adapter
 
 ADAPTER_CONFIG, MODEL_CONFIG = "adapter_config.json", "config.json"
@@ -45,6 +47,12 @@ def find_weights(config: ServeConfig, model: str, places: Places) -> Weights:
     if config.checkpoint is not None:
         at = "serve.checkpoint"
         folder = _existing(resolve_adapter(places.expand(config.checkpoint, at=at)), at)
+        if (found := candidate(folder)) is not None:
+            from workloads.serve.sharded import consolidated
+
+            base_dir = places.model_dir(model)
+            config = replace(config, served_name=config.served_name or base_dir.name)
+            folder = consolidated(found, model_dir=base_dir, places=places)
         if not (folder / ADAPTER_CONFIG).is_file():
             return _whole(config, folder, model, places, at=at)
         return _beside_base(config, folder, places.model_dir(model))
@@ -72,8 +80,8 @@ def _beside_base(config: ServeConfig, adapter_dir: Path, base_dir: Path) -> Weig
 def _whole(config: ServeConfig, folder: Path, model: str, places: Places, *, at: str) -> Weights:
     if not (folder / MODEL_CONFIG).is_file() or not any(folder.glob("*.safetensors")):
         raise DataError(
-            f"{at}: {folder}: has no {MODEL_CONFIG} with *.safetensors beside it; a checkpoint of "
-            "shards is served once its run has written final/ (or as an elastic checkpoint)"
+            f"{at}: {folder}: has no {MODEL_CONFIG} with *.safetensors beside it; name a folder "
+            "checkpoint-N of a run, its final/, or a whole model"
         )
     has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
     return _named(
