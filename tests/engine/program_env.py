@@ -60,7 +60,7 @@ class Answer:
 class Program:
     """Pulumi in the checkout, in the environment that `soperator env --offline` prints."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, **environ: str) -> None:
         self.root = root
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_OWNED)}
         ours = {
@@ -68,6 +68,7 @@ class Program:
             "SOPERATOR_STATE": str(root),
             "SOPERATOR_CACHE": str(Cache.from_environ().root),
             "PYTHONPATH": str(CHECKOUT),
+            **environ,
         }
         line = f'eval "$({sys.executable} -m infra.cli.main env --offline)"; env -0'
         done = subprocess.run(
@@ -93,10 +94,10 @@ class Program:
 
 
 @contextmanager
-def running_program(root: Path) -> Iterator[Program]:
-    """The program with its emulator, for the length of a module."""
+def running_program(root: Path, **environ: str) -> Iterator[Program]:
+    """The program with its emulator, for the length of a module; both get the variables."""
     try:
-        yield Program(root)
+        yield Program(root, **environ)
     finally:
         offline.stop(State(root))
 
