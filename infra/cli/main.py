@@ -40,6 +40,9 @@ VERBS = {
     "accept": _Verb(
         "infra.cli.accept", "Hold a cluster against its limits; make or check its certificate."
     ),
+    "compare-runs": _Verb(
+        "infra.cli.compare_runs", "Compare two results: bare metal, Slurm, Kubernetes."
+    ),
     "status": _Verb("infra.cli.status", "List the jobs of a cluster, or show one."),
     "logs": _Verb("infra.cli.logs", "Follow the log of a job to its end."),
     "top": _Verb("infra.cli.top", "Watch the GPUs of a running job, from inside it."),

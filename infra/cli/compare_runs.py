@@ -1,0 +1,92 @@
+"""`soperator compare-runs`: the same throughput job on bare metal, in Slurm and in Kubernetes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli import context, output
+from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.errors import CliError
+from infra.cli.output import Format
+from infra.cli.output_file import OutputOption, put
+
+if TYPE_CHECKING:
+    from stacks.node_spec import WorkerSpec
+    from stacks.spec import StackSpec
+
+_EXIT_CODES = {"PASS": 0, "FAIL": 1, "NOT_RUN": 69}
+
+
+def command(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FIRST SECOND", help="Two results; the second is held against it."),
+    ] = None,
+    limit: Annotated[
+        float, typer.Option(metavar="PERCENT", help="Overhead that the second must stay under.")
+    ] = 3.0,
+    kube_job: Annotated[
+        bool, typer.Option("--kube-job", help="Print the Kubernetes Job of the same ranks instead.")
+    ] = False,
+    stack: StackOption = DEFAULT_STACK,
+    image: Annotated[
+        str | None, typer.Option(help="With --kube-job: image with this code and torch.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(help="With --kube-job: pods, one a node.")] = 1,
+    nodeset: Annotated[
+        str | None, typer.Option(help="With --kube-job: whose nodes; the first by default.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="With --kube-job: its name.")] = "accept",
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    file: OutputOption = None,
+) -> None:
+    """Compare two results: overhead in percent with its interval; 0 PASS, 1 FAIL, 69 NOT RUN."""
+    if kube_job:
+        _kube_job(context.spec(stack), nodeset, image, nodes, name, file)
+        return
+    from infra.accept import compare_page
+    from infra.accept.compare import compare
+    from infra.accept.throughput import read_run
+
+    if files is None or len(files) != 2:
+        raise CliError("compare-runs: give two result files, the one that counts as 100 % first")
+    found = compare(read_run(files[0]), read_run(files[1]), limit_percent=limit)
+    if file is not None:
+        put(compare_page.html(found), file)
+    if format is Format.JSON:
+        output.print_json(compare_page.plain(found))
+    else:
+        output.print_table(compare_page.HEADERS, compare_page.rows(found))
+        for line in compare_page.notes(found):
+            print(line)
+    raise typer.Exit(_EXIT_CODES[found.outcome])
+
+
+def _kube_job(
+    spec: StackSpec,
+    nodeset: str | None,
+    image: str | None,
+    nodes: int,
+    name: str,
+    file: Path | None,
+) -> None:
+    from infra.accept import kube_job
+
+    if image is None:
+        raise CliError("compare-runs: --kube-job needs --image, with this code and torch in it")
+    worker = _worker(spec, nodeset)
+    job = kube_job.KubeJob(name=name, image=image, nodes=nodes)
+    put(kube_job.to_yaml(kube_job.render(spec, worker, job)), file)
+    for line in kube_job.how_to_run(spec, worker, job):
+        output.note(line)
+
+
+def _worker(spec: StackSpec, nodeset: str | None) -> WorkerSpec:
+    for worker in spec.nodes.workers:
+        if nodeset in (None, worker.name):
+            return worker
+    have = ", ".join(worker.name for worker in spec.nodes.workers)
+    raise CliError(f"{spec.name}: nodes.workers: {nodeset!r} is not a nodeset (has: {have})")

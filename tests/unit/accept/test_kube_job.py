@@ -1,0 +1,99 @@
+"""The Kubernetes Job is really multi-node and asks for what seed 001 wrote, and what it forgot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.accept import kube_job
+from infra.accept.errors import AcceptError
+from infra.accept.kube_job import KubeJob
+from stacks.load import load_stack
+from stacks.spec import StackSpec
+
+JOB = KubeJob(name="accept", image="registry.example/soperator:sha-1", nodes=2)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> StackSpec:
+    key = tmp_path / "id.pub"
+    key.write_text(
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0GfEGxMyQ8y0nh8JBLrWuOXbWhFJ5d0T0l9nYkzv5k a\n"
+    )
+    return load_stack("h100-prod", environ={"SOPERATOR_SSH_PUBLIC_KEY_FILE": str(key)})
+
+
+def _pod(spec: StackSpec) -> dict[str, Any]:
+    _, job = kube_job.render(spec, spec.nodes.workers[0], JOB)
+    return job["spec"]["template"]["spec"]
+
+
+def test_each_pod_asks_for_8_gpus_1400_gib_and_64_cpus(spec: StackSpec) -> None:
+    (container,) = _pod(spec)["containers"]
+    asks = {"nvidia.com/gpu": "8", "memory": "1400Gi", "cpu": "64"}
+    assert container["resources"] == {"limits": asks, "requests": asks}
+
+
+def test_the_pods_find_rank_0_by_name_before_they_are_ready(spec: StackSpec) -> None:
+    """Without a subdomain `accept-0.accept` does not resolve, as in seed 001's manifest."""
+    service, job = kube_job.render(spec, spec.nodes.workers[0], JOB)
+    pod = _pod(spec)
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == job["spec"]["template"]["metadata"]["labels"]
+    environment = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    assert environment["MASTER_ADDR"] == "accept-0.accept"
+    assert (job["spec"]["completionMode"], job["spec"]["completions"]) == ("Indexed", 2)
+    script = pod["containers"][0]["command"][-1]
+    assert '--node-rank="$JOB_COMPLETION_INDEX"' in script
+    assert "--nnodes=2 --nproc-per-node=8" in script
+
+
+def test_infiniband_may_lock_memory_and_ethernet_is_told_to_nccl(spec: StackSpec) -> None:
+    (container,) = _pod(spec)["containers"]
+    assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    worker = replace(spec.nodes.workers[0], infiniband_fabric=None)
+    _, job = kube_job.render(spec, worker, JOB)
+    (without,) = job["spec"]["template"]["spec"]["containers"]
+    assert "securityContext" not in without
+    assert {"name": "NCCL_IB_DISABLE", "value": "1"} in without["env"]
+
+
+def test_the_result_outlives_the_pod_and_the_exit_status_is_the_suites(spec: StackSpec) -> None:
+    script = _pod(spec)["containers"][0]["command"][-1]
+    assert script.endswith("exit $status")
+    assert "acceptance.json" in script
+
+
+def test_the_words_free_the_gpus_first_and_give_them_back_last(spec: StackSpec) -> None:
+    lines = kube_job.how_to_run(spec, spec.nodes.workers[0], JOB)
+    order = [
+        next(index for index, line in enumerate(lines) if text in line)
+        for text in (
+            *("drain worker-0 worker-1 --reason", '"replicas": 0', "kubectl apply", "get jobs -w"),
+            *(
+                "logs -f job/accept --all-containers",
+                "kubectl delete -f",
+                '"replicas": 2',
+                "--undo",
+            ),
+        )
+    ]
+    assert order == sorted(order)
+
+
+def test_more_nodes_than_there_are_and_a_bad_name_are_refused(spec: StackSpec) -> None:
+    with pytest.raises(AcceptError, match="--nodes 3: h100-prod has 2 nodes of worker"):
+        kube_job.render(spec, spec.nodes.workers[0], replace(JOB, nodes=3))
+    with pytest.raises(AcceptError, match="--name Bad_name"):
+        kube_job.render(spec, spec.nodes.workers[0], replace(JOB, name="Bad_name"))
+
+
+def test_the_file_is_what_kubectl_reads(spec: StackSpec) -> None:
+    text = kube_job.to_yaml(kube_job.render(spec, spec.nodes.workers[0], JOB))
+    assert [each["kind"] for each in yaml.safe_load_all(text)] == ["Service", "Job"]
