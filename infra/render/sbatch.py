@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
 
+from infra.render.job_mounts import CONTAINER_PYTHON, container_options, mounts_of
 from infra.render.job_nodes import (
     RenderError,
     cpus_per_rank,
@@ -24,15 +24,16 @@ from infra.render.job_nodes import (
     memory_mib,
     nodesets_of,
 )
-from stacks.mounts import shared_mounts
 from stacks.node_spec import WorkerSpec
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
 
-_CHECK = r"""
-fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
+_FAIL = 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }'
+_PYTHON = r"""
 [[ -x $SOPERATOR_PYTHON ]] ||
   fail "$SOPERATOR_PYTHON is missing: make this Python environment in the jail, then submit again"
+""".strip("\n")
+_CHECK = r"""
 for path in "$@"; do
   mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
 done
@@ -73,7 +74,8 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
     rank_cpus = cpus_per_rank(nodesets, job)
     task_cpus = rank_cpus * ranks_per_node
     launched = _is_launched(job)
-    mounts = _mounts(spec, nodesets)
+    mounts = mounts_of(spec, nodesets)
+    python = f"{spec.python_env_path}/bin/python" if job.container is None else CONTAINER_PYTHON
     lines = [
         "#!/bin/bash",
         f"# Job {job.name} of stack {spec.name}; pulumi up renders and replaces it: do not edit.",
@@ -86,7 +88,7 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         "export PYTHONPATH=$code PYTHONUNBUFFERED=1",
         "export SOPERATOR_CODE_HASH=${code##*/}",
         _export({"SOPERATOR_JOB": job.name, "SOPERATOR_STACK": spec.name}),
-        f"export SOPERATOR_PYTHON={shlex.quote(f'{spec.python_env_path}/bin/python')}",
+        f"export SOPERATOR_PYTHON={shlex.quote(python)}",
         *(
             f"export SOPERATOR_PLACE_{place.upper()}={shlex.quote(path)}"
             for place, path in sorted(spec.storage.places.items())
@@ -100,10 +102,14 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         "# Every node must see the same environment and mounts before ranks wait for each other.",
         # --overlap, as the next step asks for the same CPUs: where slurmctld hears later of this
         # one's end, srun 22.05 waits for a signal that gets lost, and then SlurmctldTimeout: 2 min.
-        f"srun --overlap {_srun(job, task_cpus)} bash -c {_quote(_CHECK)} check "
+        f"srun --overlap {_srun(job, task_cpus)} bash -c {_quote(_check(job))} check "
         f"{_words(mounts)}".rstrip(),
         "",
-        *(_distributed(job, ranks_per_node, task_cpus) if launched else _plain(job, task_cpus)),
+        *(
+            _distributed(job, ranks_per_node, task_cpus)
+            if launched
+            else _plain(job, task_cpus, container_options(spec, job, mounts))
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -216,21 +222,6 @@ def _hardware(nodesets: Sequence[WorkerSpec], job: JobSpec) -> list[str]:
     return [*lines, "esac"]
 
 
-def _mounts(spec: StackSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:
-    """Mount points that hold the places: what must be mounted on every node of the job."""
-    own = [{disk.mount_path for disk in worker.local_disks} for worker in nodesets]
-    declared = [*shared_mounts(spec).values()]
-    declared += set.intersection(*own)
-    if spec.storage.memory is not None:
-        declared.append(spec.storage.memory.mount_path)
-    paths = [*spec.storage.places.values(), spec.code_path]
-    return sorted(
-        mount
-        for mount in declared
-        if any(PurePosixPath(path).is_relative_to(mount) for path in paths)
-    )
-
-
 def _srun(job: JobSpec, task_cpus: int) -> str:
     nodes = _nodes(job, task_cpus)
     return f"{nodes} --kill-on-bad-exit=1" if _fewest(job) < job.nodes else nodes
@@ -272,8 +263,15 @@ def _distributed(job: JobSpec, ranks_per_node: int, task_cpus: int) -> list[str]
     ]
 
 
-def _plain(job: JobSpec, task_cpus: int) -> list[str]:
-    return [f'exec srun {_srun(job, task_cpus)} "$SOPERATOR_PYTHON" -m {_module(job)}']
+def _check(job: JobSpec) -> str:
+    """The checks before launch; whether an image has its Python is known in the image only."""
+    parts = (_FAIL, _PYTHON, _CHECK) if job.container is None else (_FAIL, _CHECK)
+    return "\n".join(parts)
+
+
+def _plain(job: JobSpec, task_cpus: int, container: str) -> list[str]:
+    options = f"{_srun(job, task_cpus)} {container}".rstrip()
+    return [f'exec srun {options} "$SOPERATOR_PYTHON" -m {_module(job)}']
 
 
 def _module(job: JobSpec) -> str:

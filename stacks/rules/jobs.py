@@ -20,6 +20,8 @@ _RECIPE: Final = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 # sbatch --time: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
 _TIME_LIMIT: Final = re.compile(r"\d+(:\d{2}){0,2}|\d+-\d{1,2}(:\d{2}){0,2}")
 _MAX_TIME: Final = re.compile(r"(?i)\bMaxTime=(\S+)")
+# [USER@][REGISTRY#]IMAGE: github.com/NVIDIA/enroot, doc/cmd/import.md (2026-11-21).
+_IMAGE: Final = re.compile(r"(docker://)?[A-Za-z0-9/][A-Za-z0-9._/:@#+-]*")
 _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
 _BEFORE_EVERYTHING: Final = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME"})
 _LOADER: Final = "LD_"
@@ -262,6 +264,8 @@ def _check_servers(spec: StackSpec, findings: Findings) -> None:
                 "it again for a second server",
                 rule="jobs.server-nodes",
             )
+        if job.container is not None:
+            _check_container(job, job.container, f"jobs[{index}].container", findings)
         if job.is_load_test and job.nodes != 1:
             findings.error(
                 f"jobs[{index}].nodes",
@@ -276,3 +280,20 @@ def _check_servers(spec: StackSpec, findings: Findings) -> None:
                 "leave `after` out",
                 rule="jobs.after-server",
             )
+
+
+def _check_container(job: JobSpec, image: str, path: str, findings: Findings) -> None:
+    if not _IMAGE.fullmatch(image):
+        findings.error(
+            path,
+            f"'{image}' is no image; write [REGISTRY#]IMAGE[:TAG] as enroot does, or the path of a "
+            ".sqsh file",
+            rule="jobs.container",
+        )
+    if not job.is_server:
+        findings.error(
+            path,
+            f"'{job.name}' is no server ({job.module}); ranks are started from python_env_path: "
+            "leave `container` out",
+            rule="jobs.container-server",
+        )

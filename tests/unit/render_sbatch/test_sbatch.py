@@ -83,6 +83,30 @@ def test_a_server_of_several_gpus_is_one_process_with_all_their_cpus(spec: Stack
     assert "OMP_NUM_THREADS=32\n" in render_sbatch(spec, job)
 
 
+def test_a_server_in_an_image_has_the_jails_places_and_the_images_python(spec: StackSpec) -> None:
+    """Pyxis gives the image's own values of exported variables, unless they are named."""
+    server = replace(JOB, nodes=1, gpus_per_node=1, module="workloads.serve")
+    plain = render_sbatch(spec, server).splitlines()
+    text = render_sbatch(spec, replace(server, container="vllm/vllm-openai:v0.33.0")).splitlines()
+    *_, last = text
+    words = shlex.split(last)
+    assert words[words.index("$SOPERATOR_PYTHON") :] == shlex.split(plain[-1])[-6:]
+    assert "--container-image=vllm/vllm-openai:v0.33.0" in words
+    assert "--container-workdir=$code" in words
+    assert "--container-env=PYTHONPATH,OMP_NUM_THREADS" in words
+    assert "--no-container-entrypoint" in words
+    (mounts,) = [word.partition("=")[2] for word in words if word.startswith("--container-mounts")]
+    bound = [each.split(":") for each in mounts.split(",")]
+    assert all(source == target for source, target in bound)
+    for path in (*spec.storage.places.values(), spec.code_path):
+        assert any(Path(path).is_relative_to(target) for _, target in bound), path
+    assert "export SOPERATOR_PYTHON=python3" in text
+    assert any("SOPERATOR_PYTHON is missing" in line for line in plain)
+    assert not any("SOPERATOR_PYTHON is missing" in line for line in text)
+    (check,) = [line for line in text if line.startswith("srun --overlap")]
+    assert "--container" not in check
+
+
 def test_infiniband_is_off_only_where_the_nodeset_has_no_fabric(spec: StackSpec) -> None:
     (worker,) = spec.nodes.workers
     fabric = replace(worker, infiniband_fabric="fabric-3")

@@ -274,6 +274,7 @@ stacks = st.builds(
             restarts=st.integers(0, 9),
             save_s=sizes,
             environment=st.dictionaries(texts, texts, max_size=2),
+            container=st.none() | texts,
         ),
         max_size=2,
     ).map(tuple),
