@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """Submit a declared job; prints its id, and what it is expected to cost."""
     from cost.runs import plain_run
-    from infra.jobs import budget, dispatch, submit
+    from infra.jobs import budget, dispatch, recipes, submit
     from infra.jobs import sync as code
     from infra.jobs.books import open_books
     from infra.render.archive import hash_files
@@ -53,6 +53,7 @@ def command(
     submit.check_job(outputs, job)
     submit.job_args(sets or ())
     spec = context.spec(stack)
+    recipes.refuse_wrong(context.CHECKOUT, declared(spec, job), sets or ())
     books = open_books(spec, context.state_root(), output.note)
     files = context.local_code(stack)
     order = dispatch.order(books, declared(spec, job), files, sets or (), say=output.note)

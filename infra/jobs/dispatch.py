@@ -21,7 +21,7 @@ from cost.size.plan import Plan
 from infra.jobs import budget, history, run_config, submit
 from infra.jobs.books import Books
 from infra.jobs.outputs import StackOutputs
-from infra.jobs.plan import plan_lines, plan_of
+from infra.jobs.plan import plan_lines, plan_of, refuse_unfit
 from infra.jobs.recipes import recipe_of
 from infra.jobs.slurm import Shell
 from infra.jobs.submit import Submission
@@ -49,7 +49,10 @@ def order(
     *,
     say: Callable[[str], None],
 ) -> Order:
-    """What the job is expected to take and the plan that it ships, both told; `files` is code."""
+    """What the job is expected to take and the plan that it ships, both told; `files` is code.
+
+    Refuses a job that no memory holds, as its trainer would on the nodes.
+    """
     run = books.forecast(job, sets)
     for line in run_lines(run):
         say(line)
@@ -61,6 +64,8 @@ def order(
             say(f"no plan: {line}")
     for line in plan_lines(plan) if plan is not None else ():
         say(line)
+    if plan is not None:
+        refuse_unfit(plan, recipe_of(job, files, sets))
     return Order(job=job, sets=tuple(sets), run=run, plan=plan, config=_config(job, files, sets))
 
 

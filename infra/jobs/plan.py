@@ -11,9 +11,11 @@ import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
 from cost.forecast import Forecast, UnknownRun
 from cost.size.plan import TRAIN_MODULE, Plan, make_plan
+from infra.jobs.errors import JobsError
 from infra.jobs.recipes import recipe_of
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
@@ -47,6 +49,17 @@ def plan_lines(plan: Plan) -> tuple[str, ...]:
             f"--method {plan.training.method} --seq {plan.training.sequence_length}"
         )
     return tuple(lines)
+
+
+def refuse_unfit(plan: Plan, recipe: Mapping[str, Any]) -> None:
+    """Refuses what the trainer refuses on its nodes: a plan that no memory holds.
+
+    A recipe that names its strategy is tried all the same.
+    """
+    if plan.chosen.fits or recipe.get("train", {}).get("strategy", "auto") != "auto":
+        return
+    told = plan_lines(plan)[-1].removeprefix("plan: ")
+    raise JobsError(f"{told}: {plan.chosen.reason}; nothing was submitted")
 
 
 def path_on_cluster(code_path: str, content: bytes) -> str:

@@ -6,12 +6,16 @@ Owns how this side reads what the workload will read. What a key means: workload
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from cost.size.errors import SizeError
+from infra.jobs.errors import JobsError
 from infra.render.archive import RECIPE_ENDINGS
 from stacks.slurm_spec import JobSpec
 
@@ -19,6 +23,24 @@ from stacks.slurm_spec import JobSpec
 def recipe_of(job: JobSpec, files: Mapping[str, bytes], sets: Sequence[str] = ()) -> dict[str, Any]:
     """The recipe that the job will run; its file is among `files`, path -> content."""
     return with_settings(_read(job, files), [*_declared_settings(job), *sets])
+
+
+def refuse_wrong(root: Path, job: JobSpec, sets: Sequence[str] = ()) -> None:
+    """Refuses what the job would refuse once it holds its nodes; `root` is the checkout.
+
+    The workload's own code says it, in a process of its own: it is not imported here.
+    """
+    settings = [f"--set={each}" for each in (*_declared_settings(job), *sets)]
+    done = subprocess.run(
+        [sys.executable, "-m", "workloads.recipes", job.recipe, *settings],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"exit {done.returncode}, no message"]
+        raise JobsError(f"{job.name}: {lines[-1]}; nothing was submitted")
 
 
 def with_settings(recipe: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:

@@ -107,6 +107,24 @@ def test_a_dry_run_says_the_forecast_and_writes_nothing(cluster: Cluster, state:
     assert not ledger(state).path.exists()
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train.lora.rnk=8", "train.lora.rnk: unknown key; did you mean 'rank'?"),
+        ("train.max_steps=many", 'train.max_steps: got "many", expected a whole number'),
+        ("train.load_in_4bit=true", "train.load_in_4bit: unknown key"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_a_node_is_held(
+    cluster: Cluster, setting: str, words: str
+) -> None:
+    done = run("submit", "finetune", "--set", setting)
+    assert done.exit_code == 1
+    assert words in done.stderr
+    assert "nothing was submitted" in done.stderr
+    assert cluster.asked == []
+
+
 def test_an_unknown_job_is_refused_before_anything_is_asked(cluster: Cluster) -> None:
     done = run("submit", "fintune")
     assert done.exit_code == 1

@@ -70,6 +70,16 @@ def test_a_job_that_the_budget_has_no_room_for_is_never_begun(tmp_path: Path) ->
     assert of.ledger.read().entries == ()
 
 
+def test_a_run_that_no_memory_holds_is_refused_with_what_it_needs(tmp_path: Path) -> None:
+    """A recipe that names its strategy is tried all the same, as the trainer says."""
+    of = books(tmp_path)
+    files, job, said = code_files(STACKS_DIR.parent, of.spec), job_of(of.spec), list[str]()
+    sets = ["train.micro_batch_size=400"]
+    with pytest.raises(JobsError, match=r"does not fit .*needs .* GiB.*nothing was submitted"):
+        order(of, job, files, [*sets, "train.strategy=auto"], say=said.append)
+    assert order(of, job, files, [*sets, "train.strategy=ddp"], say=said.append).plan is not None
+
+
 def test_a_forecast_that_was_cut_off_is_written_down_once(tmp_path: Path) -> None:
     of = books(tmp_path)
     submission, _ = sent(of, Recorded(), tmp_path, [])
