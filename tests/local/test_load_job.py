@@ -36,14 +36,18 @@ _LOAD_SETS = (
     'load.prompt_tokens={"mean": 64}',
     'load.output_tokens={"mean": 8}',
 )
+# On both nodes, so also on the server's; half the rows a rank are the rows a step of one rank.
 _FINETUNE = JobSpec(
     name="finetune",
     module="workloads.train",
     recipe="t5_full_1xcpu",
+    nodes=2,
     gpus_per_node=1,
     cpus_per_task=1,
     time_limit="00:20:00",
 )
+BOTH = ("worker-[0-1]", "worker-0")
+"""Nodes of the fine-tune and of the server."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ def test_a_load_test_measures_the_server_that_runs_beside_it(served: Served) -> 
 
 
 def test_a_server_answers_while_a_fine_tune_makes_its_steps_beside_it(served: Served) -> None:
-    tuned = served.submit("finetune")
+    tuned = served.submit("finetune", "train.gradient_accumulation=1")
     curve = served.result(tuned.job_id, "loss_curve.jsonl")
     steps_during_answers: list[int] = []
     with serving.tunnel(served.cluster, served.endpoint["port"]) as url:
@@ -142,10 +146,10 @@ def test_a_server_answers_while_a_fine_tune_makes_its_steps_beside_it(served: Se
             if before:
                 steps_during_answers.append(_steps(curve) - before)
     served.end_of(tuned)
-    assert slurm.find(served.connection, served.job_id).where == found.where
+    assert (found.where, slurm.find(served.connection, served.job_id).where) == BOTH
     assert sum(steps_during_answers) > 0, "no step was made while the server wrote an answer"
     record = json.loads(served.result(tuned.job_id, "run_record.json").read_text())
-    assert (record["kind"], record["outcome"]) == ("train", "PASS")
+    assert (record["kind"], record["outcome"], record["world_size"]) == ("train", "PASS", 2)
 
 
 def _steps(curve: Path) -> int:
