@@ -216,3 +216,35 @@ def test_every_verdict_is_that_of_bfcls_own_scorer(
     assert not disagreements, f"{len(disagreements)} of {sum(verdicts.values())}: " + "\n".join(
         disagreements[:10]
     )
+
+
+@pytest.mark.parametrize("category", ["irrelevance", "live_irrelevance"])
+def test_bfcls_rows_that_fit_no_function_want_no_call(category: str) -> None:
+    """BFCL's own runner: right is an answer without a call. Here a broken call is none either."""
+    folder = Cache.from_environ().data / DATA
+    if not folder.is_dir():
+        pytest.skip(f"{folder}: absent; make setup brings BFCL's rows")
+    rows = [row for row in bfcl.read(folder, (category,)) if row.functions]
+    assert len(rows) > 200
+    for row in rows:
+        reference = row.messages[-1]["content"]
+        wrong = call(name=str(row.functions[0]["name"]))
+        verdicts = [call_scores(row, reference, text) for text in (reference, wrong, wrong[:-20])]
+        assert [each["relevance_accuracy"] for each in verdicts] == [1.0, 0.0, 0.0]
+        assert [each["call_parse_failure"] for each in verdicts] == [0.0, 0.0, 1.0]
+
+
+def test_rows_that_want_no_call_are_divided_like_others(tmp_path: Path) -> None:
+    """One group of all of them would train as a whole, and relevance would have no test row."""
+    rows = [
+        {"id": f"irrelevance_{n}", "question": [[{"role": "user", "content": f"{n}?"}]],
+         "function": [{**FUNCTION, "name": f"f{n}"}]}
+        for n in range(3)
+    ]  # fmt: skip
+    path = tmp_path / "BFCL_v4_irrelevance.json"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    chats = bfcl.read(tmp_path, ("irrelevance",))
+    assert [chat.group for chat in chats] == ["f0", "f1", "f2"]
+    assert [chat.messages[-1]["content"] for chat in chats] == [bfcl.NO_CALL] * 3
+    assert "To call one, write" in chats[0].messages[0]["content"]
+    assert bfcl.files(tmp_path, ("irrelevance",)) == [path]

@@ -1,9 +1,9 @@
 """Berkeley Function Calling Leaderboard v4, its single-turn categories, as chats.
 
 Reads `BFCL_v4_<category>.json` and `possible_answer/` of bfcl-eval (Apache-2.0). The reference
-answer is built from the first allowed value of every argument that may not be left out. BFCL is a
-test set: training on one part of it measures learning of the format, not of function calling at
-large.
+answer is built from the first allowed value of every argument that may not be left out; where no
+function fits (`irrelevance`), it says so. BFCL is a test set: training on one part of it measures
+learning of the format, not of function calling at large.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from typing import Any
 from workloads.common.exit_codes import DataError
 from workloads.common.tool_calls import ToolCall, render
 from workloads.data.chats import Chat
-from workloads.data.config import BFCL_SIMPLE
+from workloads.data.config import BFCL_NO_CALL, BFCL_SIMPLE
 from workloads.data.offer import CALLS, ONE_CALL, system_prompt
+from workloads.data.offer import OPTIONAL as MAY_CALL
 
 OPTIONAL = ""
 """In a list of allowed values: the argument may be left out."""
+NO_CALL = "None of these functions fits the question."
+"""Reference of a row that wants no call: BFCL has none, as it only asks whether there is a call."""
 
 
 def reference_call(possible_answer: Mapping[str, Any], *, required: Collection[str]) -> ToolCall:
@@ -56,13 +59,21 @@ def read(folder: Path, categories: Sequence[str] = BFCL_SIMPLE) -> list[Chat]:
 
 def files(folder: Path, categories: Sequence[str] = BFCL_SIMPLE) -> list[Path]:
     """Return the files that `read` takes."""
-    names = [f"BFCL_v4_{category}.json" for category in categories]
-    return [path for name in names for path in (folder / name, folder / "possible_answer" / name)]
+    found: list[Path] = []
+    for category in categories:
+        name = f"BFCL_v4_{category}.json"
+        found.append(folder / name)
+        if category not in BFCL_NO_CALL:
+            found.append(folder / "possible_answer" / name)
+    return found
 
 
 def _read_category(folder: Path, category: str) -> Iterator[Chat]:
-    questions, possible_answers = files(folder, (category,))
-    answers = {row["id"]: row for row in _lines(possible_answers)}
+    questions, *possible_answers = files(folder, (category,))
+    if not possible_answers:
+        yield from (_chat_without_call(row) for row in _lines(questions))
+        return
+    answers = {row["id"]: row for row in _lines(possible_answers[0])}
     for row in _lines(questions):
         answer = answers.get(row["id"])
         if answer is None:
@@ -87,14 +98,10 @@ def _chat(
         for truth in ground_truth
     ]
     offer = system_prompt(functions, how=ONE_CALL if one_call else CALLS)
-    asked = [{"role": m["role"], "content": m["content"]} for m in row["question"][0]]
-    if asked[0]["role"] == "system":
-        offer = f"{asked.pop(0)['content']}\n\n{offer}"
     return Chat(
         id=row["id"],
         messages=(
-            {"role": "system", "content": offer},
-            *asked,
+            *_question(row, offer),
             {"role": "assistant", "content": "\n".join(map(render, calls))},
         ),
         group=calls[0].name,
@@ -102,6 +109,24 @@ def _chat(
         # Scoring compares one call.
         possible_answer=ground_truth[0] if len(ground_truth) == 1 else None,
     )
+
+
+def _chat_without_call(row: Mapping[str, Any]) -> Chat:
+    offer = system_prompt(row["function"], how=MAY_CALL)
+    return Chat(
+        id=row["id"],
+        messages=(*_question(row, offer), {"role": "assistant", "content": NO_CALL}),
+        group=str(row["function"][0]["name"]) if row["function"] else row["id"],
+        functions=tuple(row["function"]),
+    )
+
+
+def _question(row: Mapping[str, Any], offer: str) -> list[dict[str, str]]:
+    """Return the turns that are asked, behind the functions that are offered."""
+    asked = [{"role": m["role"], "content": m["content"]} for m in row["question"][0]]
+    if asked[0]["role"] == "system":
+        offer = f"{asked.pop(0)['content']}\n\n{offer}"
+    return [{"role": "system", "content": offer}, *asked]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -26,6 +26,8 @@ BFCL_CATEGORIES = (
     "live_parallel",
     "live_parallel_multiple",
 )
+BFCL_NO_CALL = ("irrelevance", "live_irrelevance")
+"""Rows whose functions do not fit: right is no call."""
 BFCL_SIMPLE = BFCL_CATEGORIES[:1]
 
 
@@ -47,10 +49,11 @@ class SourceConfig:
 
     def __post_init__(self) -> None:
         require(self.limit is None or self.limit > 0, f"limit: got {self.limit}, expected > 0")
-        unknown = [name for name in self.categories if name not in BFCL_CATEGORIES]
+        known = (*BFCL_CATEGORIES, *BFCL_NO_CALL)
+        unknown = [name for name in self.categories if name not in known]
         require(
             not unknown,
-            f"categories: got {', '.join(unknown)}, expected some of {', '.join(BFCL_CATEGORIES)}",
+            f"categories: got {', '.join(unknown)}, expected some of {', '.join(known)}",
         )
         require(
             not (self.keep and self.kind == "bfcl"),
