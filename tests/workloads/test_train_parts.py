@@ -81,6 +81,25 @@ def test_the_models_loss_is_the_same_in_chunks(model: Any, chunk_tokens: int | N
     torch.testing.assert_close(AssistantLoss(model, chunk_tokens=chunk_tokens)(batch), plain)
 
 
+@pytest.mark.parametrize("chunk_tokens", [None, 4])
+def test_the_models_loss_is_that_of_all_logits(model: Any, chunk_tokens: int | None) -> None:
+    batch = packed_batch()
+    logits = model(**attention.inputs("sdpa", batch)).logits
+    expected = summed_loss(logits.flatten(0, 1), batch.labels_BT.flatten())
+    torch.testing.assert_close(AssistantLoss(model, chunk_tokens=chunk_tokens)(batch), expected)
+
+
+def test_logits_exist_at_labels_alone_also_where_rows_learn_elsewhere(model: Any) -> None:
+    batch, seen = packed_batch(), []
+    head = model.get_output_embeddings()
+    hook = head.register_forward_hook(lambda _module, _arguments, out: seen.append(out.shape))
+    AssistantLoss(model)(batch)
+    hook.remove()
+    ((num_logits, _),) = seen
+    assert num_logits == batch.num_label_tokens
+    assert num_logits < (batch.labels_BT != IGNORED).any(0).sum() * len(batch.labels_BT)
+
+
 def test_rows_laid_end_to_end_see_what_the_mask_shows(model: Any) -> None:
     """What FlashAttention gets: one row, documents told by positions that start again at 0."""
     batch = packed_batch()

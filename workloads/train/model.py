@@ -109,22 +109,19 @@ class AssistantLoss(nn.Module):
         """Return the summed cross entropy in fp32."""
         arguments = attention.inputs(self.attention, batch)
         labels_BT = batch.labels_BT.reshape(arguments["input_ids"].shape)
-        # Logits only where some row has a label: on chats that saves most of the output head.
-        positions = (labels_BT != IGNORED).any(dim=0).nonzero().squeeze(1)
-        if positions.numel() == 0:
+        # Logits only where there is a label: on chats that saves most of the output head.
+        learned_BT = labels_BT != IGNORED
+        if not learned_BT.any():
             # One ignored position keeps every weight in the graph, as DDP waits for all of them.
-            positions = torch.zeros(1, dtype=torch.long, device=labels_BT.device)
-        labels_BK = labels_BT[:, positions]
+            learned_BT[0, 0] = True
+        labels_N = labels_BT[learned_BT]
         if self.chunk_tokens is not None:
             base = self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
             head = base.get_output_embeddings()
             if is_plain_head(head):
                 hidden_BTH = base.get_decoder()(**arguments, use_cache=False).last_hidden_state
                 return chunked_loss(
-                    hidden_BTH[:, positions].flatten(0, 1),
-                    labels_BK.flatten(),
-                    head,
-                    chunk_tokens=self.chunk_tokens,
+                    hidden_BTH[learned_BT], labels_N, head, chunk_tokens=self.chunk_tokens
                 )
-        logits_BKV = self.model(**arguments, logits_to_keep=positions, use_cache=False).logits
-        return summed_loss(logits_BKV.flatten(0, 1), labels_BK.flatten())
+        logits_NV = self.model(**arguments, logits_to_keep=learned_BT, use_cache=False).logits
+        return summed_loss(logits_NV, labels_N)
