@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from infra.accept import kube_job
 from infra.kube.client import KubeClient, KubeError
 from infra.kube.kubeconfig import Access
 from infra.local import process
 from infra.local.errors import LocalError
 from infra.local.kube import api_server
 from infra.local.kube.crd import install_crds, load_crds
+from stacks.load import load_stack
 from tests.local.kube_server import config_in, running_cluster
 
 pytestmark = pytest.mark.local
@@ -52,6 +54,25 @@ def test_what_was_stored_survives_a_kill_of_either_process(cluster, victim):
     api_server.start(cluster)
     assert api_server.status(cluster) == api_server.Status(etcd=True, api_server=True, ready=True)
     assert client.get(NOTE)["data"] == {"text": "kept"}
+
+
+def test_the_job_of_an_acceptance_is_one_that_kubernetes_takes(cluster, tmp_path):
+    """Strict validation: a field that no version of the API knows is refused."""
+    key = tmp_path / "id.pub"
+    key.write_text(f"ssh-ed25519 {'A' * 68} a\n")
+    spec = load_stack("h100-prod", environ={"SOPERATOR_SSH_PUBLIC_KEY_FILE": str(key)})
+    job = kube_job.KubeJob(name="accept", image="registry.example/soperator:sha-1", nodes=2)
+    client = KubeClient(cluster.access())
+    service, batch = kube_job.render(spec, spec.nodes.workers[0], job)
+    assert client.apply(service)["spec"]["clusterIP"] == "None"
+    (container,) = client.apply(batch)["spec"]["template"]["spec"]["containers"]
+    asks = {"cpu": "64", "memory": "1400Gi", "nvidia.com/gpu": "8"}
+    assert container["resources"] == {"limits": asks, "requests": asks}
+    batch["spec"]["template"]["spec"]["subdomian"] = "accept"
+    with pytest.raises(KubeError, match="subdomian"):
+        client.apply(batch)
+    for each in (batch, service):
+        client.delete(each)
 
 
 def test_a_second_start_keeps_the_processes(cluster):

@@ -93,7 +93,8 @@ def efficiency_percent(base: Point, point: Point) -> float:
 def stragglers(work_s: Sequence[Sequence[float]]) -> list[Straggler]:
     """Return each rank's slowdown from the times of its own work, without waiting for others."""
     medians = [statistics.median(times) for times in work_s]
-    usual = statistics.median(medians)
+    # The lower one of an even number: of two ranks the faster one is usual.
+    usual = statistics.median_low(medians)
     return [
         Straggler(
             rank=rank,

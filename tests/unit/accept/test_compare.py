@@ -48,6 +48,8 @@ def test_the_decks_table_recomputes_but_for_its_sign() -> None:
     # It prints 1.00 for the last: Kubernetes was faster there, which is no overhead at all.
     assert [overheads["GPT-3 126M", nodes] for nodes in (1, 2, 4)] == [2.78, 1.33, -1.0]
     assert found.outcome == "PASS"
+    assert found.first.hardware == "4x DGX A100-80GB, 8x 200 Gbit/s HDR a node"
+    assert max(point.ranks for point in found.first.points) == 32
     assert max(overheads.values()) == 2.78
     assert "a negative overhead: the second run is faster" in compare_page.notes(found)
     assert {row.low_percent for row in found.rows} == {None}, "single numbers have no interval"

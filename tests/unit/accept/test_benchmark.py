@@ -1,0 +1,167 @@
+"""The suite as one process: seed 001's modes and options, storage, and GPUs that are not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workloads.accept import storage
+from workloads.accept.benchmark import MODES, main
+from workloads.accept.config import STAGES, StorageConfig
+from workloads.accept.storage import filesystem, measure_place
+from workloads.common.exit_codes import ExitCode
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = StorageConfig(file_mb=1, block_kib=256, random_reads=10, small_files=5)
+_LIGHT = [
+    "accept.storage.file_mb=1",
+    "accept.soak_s=0",
+    (
+        'accept.training={"name": "tiny", "vocabulary": 64, "width": 16, "layers": 1, "heads": 2, '
+        '"sequence": 8, "batch": 1, "steps": 2, "warmup": 0}'
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank, job or place of whoever runs the tests."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_JOB_ID", "SOPERATOR_PLATFORM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("SOPERATOR_PRESET", raising=False)
+    for place in ("DATA", "MODEL", "CHKPT", "RESULTS", "SCRATCH"):
+        monkeypatch.delenv(f"SOPERATOR_PLACE_{place}", raising=False)
+
+
+def _run(mode: str, output: Path, *words: str) -> tuple[ExitCode, dict[str, Any]]:
+    sets = [word for each in _LIGHT for word in ("--set", each)]
+    code = main(["--mode", mode, "--output", str(output), *sets, *words])
+    return code, json.loads(output.read_text())
+
+
+def test_the_modes_are_those_of_seed_001_and_full_is_everything() -> None:
+    assert list(MODES) == ["health", "single", "distributed", "full"]
+    assert MODES["full"] == STAGES
+
+
+def test_health_writes_a_dated_result_to_the_given_file(tmp_path: Path) -> None:
+    code, result = _run("health", tmp_path / "results" / "benchmark.json")
+    assert code is ExitCode.OK
+    assert result["outcome"] == "PASS"
+    assert result["started_at"].startswith("20")
+    assert [(node["role"], node["ranks"]) for node in result["nodes"]] == [("master", [0])]
+
+
+def test_distributed_without_torchrun_is_not_run_and_never_0(tmp_path: Path) -> None:
+    code, result = _run("distributed", tmp_path / "benchmark.json")
+    assert code is ExitCode.NOT_RUN
+    missing = {check["id"] for check in result["checks"] if check["outcome"] == "NOT_RUN"}
+    assert missing == {"connectivity.pairs", "collectives.all_reduce"}
+    (point,) = result["measurements"]["training"]["points"]
+    # Counted: two steps of one sequence of eight tokens on one rank.
+    assert (point["ranks"], point["batch"], point["sequence"], point["tokens"]) == (1, 1, 8, 16)
+    assert point["tokens_per_s"] == pytest.approx(16 / point["seconds"])
+
+
+def test_gpus_that_should_be_there_and_are_not_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOPERATOR_PRESET", "8gpu-128vcpu-1600gb")
+    monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words = ("--config", "accept_gpu", "--platform", "gpu-h100-sxm")
+    code, result = _run("single", tmp_path / "r.json", *words)
+    assert code is ExitCode.FAILED
+    outcomes = {check["id"]: check["outcome"] for check in result["checks"]}
+    assert outcomes["readiness.gpus"] == "FAIL"
+    assert outcomes["compute.all"] == "NOT_RUN"
+
+
+def test_a_recipe_of_something_else_and_unknown_hardware_are_refused(tmp_path: Path) -> None:
+    output = tmp_path / "r.json"
+    assert main(["--mode", "health", "--config", "bfcl_smollm2"]) is ExitCode.BAD_CONFIG
+    words = ["--config", "accept_gpu", "--platform", "gpu-b200-sxm", "--output", str(output)]
+    assert main(["--mode", "health", *words]) is ExitCode.BAD_CONFIG
+    assert not output.exists()
+
+
+def test_as_a_script_it_hides_no_module_behind_its_neighbours() -> None:
+    script = ROOT / "workloads" / "accept" / "benchmark.py"
+    done = subprocess.run(
+        [sys.executable, "-I", script, "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--mode {health,single,distributed,full}" in done.stdout
+
+
+def _measure(folder: Path, index: int = 0, num_nodes: int = 1) -> storage.PlaceRates:
+    return measure_place(
+        "data",
+        folder,
+        SMALL,
+        run="1",
+        node=f"worker-{index}",
+        index=index,
+        num_nodes=num_nodes,
+        together=lambda: None,
+    )
+
+
+def test_a_place_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("mine")
+    found = _measure(tmp_path)
+    assert found.wrong_blocks == 0
+    assert min(found.write_gb_per_s, found.read_gb_per_s, found.random_reads_per_s) > 0
+    assert min(found.creates_per_s, found.stats_per_s, found.deletes_per_s) > 0
+    assert found.filesystem == filesystem(tmp_path)
+    assert found.filesystem != "unknown"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_blocks_of_another_content_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = storage._write
+
+    def forget_the_last_block(path: Path, index: int, block: int, blocks: int):
+        found = write(path, index, block, blocks)
+        with path.open("r+b") as file:
+            file.seek((blocks - 1) * block)
+            file.write(b"\0" * 16)
+        return found
+
+    monkeypatch.setattr(storage, "_write", forget_the_last_block)
+    found = _measure(tmp_path)
+    assert found.wrong_blocks == 1
+    (check,) = storage.judge([found.to_json()], {})
+    assert (check.outcome, check.nodes) == ("FAIL", ("worker-0",))
+    assert "worker-0: 1 wrong blocks" in str(check.reason)
+
+
+def test_a_place_that_is_not_shared_fails_unless_it_is_each_nodes_own(tmp_path: Path) -> None:
+    rows = []
+    for index in (0, 1):
+        (tmp_path / str(index)).mkdir()
+        rows.append(_measure(tmp_path / str(index), index, 2).to_json())
+    (check,) = storage.judge(rows, {})
+    assert check.outcome == "FAIL"
+    assert "the neighbour's file is not there" in str(check.reason)
+    (check,) = storage.judge(rows, {}, ("data",))
+    assert check.outcome == "PASS"
+
+
+def test_a_full_or_missing_place_is_not_run_with_the_reason(tmp_path: Path) -> None:
+    huge = StorageConfig(file_mb=10**9)
+    said = storage.trouble("data", tmp_path, huge, 2)
+    assert said is not None
+    assert "lower accept.storage.file_mb" in said
+    said = storage.trouble("data", tmp_path / "none", SMALL, 2)
+    assert said is not None
+    assert "No such file or directory" in said
+    (check,) = storage.judge([], {"data": said})
+    assert (check.id, check.outcome) == ("storage.data", "NOT_RUN")

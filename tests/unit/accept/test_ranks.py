@@ -1,0 +1,171 @@
+"""The suite on real ranks over gloo: a slowed rank and a slow link are found and named.
+
+Each rank stands for a node of its own. Links are slowed with tc in network namespaces (root).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ports import free_ports
+
+ROOT = Path(__file__).resolve().parents[3]
+_WAIT_S = 240
+_TINY = (
+    'accept.training={"name": "tiny", "vocabulary": 64, "width": 16, "layers": 1, "heads": 2, '
+    '"sequence": 8, "batch": 1, "steps": 3, "warmup": 1}'
+)
+_GATES = """
+schema_version: 1
+sources: {here: {what: this test, url: tests, date: "2026-11-21"}}
+classes:
+  - name: ranks of a test
+    gates:
+      - {check: training.straggler_slowdown, at_most: 100, unit: percent, source: here}
+      - {check: connectivity.pair_share, at_least: 0.2, source: here}
+"""
+
+
+def _start(
+    rank: int, ranks: int, port: int, output: Path, stages: Sequence[str], **more: Any
+) -> subprocess.Popen[str]:
+    names = ", ".join(f'"{stage}"' for stage in stages)
+    gates = output.parent / "gates.yaml"
+    gates.write_text(_GATES)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("SOPERATOR_")},
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": more.get("address", "127.0.0.1"),
+        "MASTER_PORT": str(port),
+        "NODE_NAME": f"node-{rank}",
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        **more.get("environment", {}),
+    }
+    words = [
+        *more.get("before", ()),
+        *(sys.executable, str(Path(__file__).with_name("slow_rank.py"))),
+        *("--mode", "distributed", "--config", "accept_cpu", "--output", str(output)),
+        *("--set", f"accept.stages=[{names}]", "--set", _TINY, "--set", f"accept.gates={gates}"),
+    ]
+    return subprocess.Popen(
+        words, env=environment, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def _end(started: Sequence[subprocess.Popen[str]]) -> tuple[list[int], str]:
+    """Exit codes and what rank 0 said; nobody is left behind."""
+    try:
+        said = [process.communicate(timeout=_WAIT_S) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [process.returncode for process in started], "".join(map(str, said[0]))
+
+
+def _failed(output: Path) -> dict[str, Any]:
+    result = json.loads(output.read_text())
+    return {check["id"]: check for check in result["checks"] if check["outcome"] == "FAIL"}
+
+
+def test_a_slowed_rank_is_named_and_fails_the_run(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    output = tmp_path / "result.json"
+    slow = {"SLOW_RANK": "1"}
+    codes, said = _end(
+        [_start(rank, 2, port, output, ["training"], environment=slow) for rank in (0, 1)]
+    )
+    assert codes == [1, 1], said
+    straggler = _failed(output)["training.straggler_slowdown"]
+    assert straggler["nodes"] == ["node-1"]
+    assert straggler["subject"] == "rank 1 on node-1"
+    assert straggler["context"]["median_s"] >= 0.2
+
+
+@contextlib.contextmanager
+def _namespaces(count: int, slow: int) -> Iterator[list[str]]:
+    """Network namespaces on one bridge, in a namespace of their own; the link of one is slow."""
+    names = [f"acc{os.getpid()}-{index}" for index in range(count + 1)]
+    hub, *nodes = names
+
+    def ip(*words: str, netns: str | None = None) -> None:
+        inside = ["-n", netns] if netns else []
+        subprocess.run(["ip", *inside, *words], check=True, capture_output=True)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", "br0", "type", "bridge", netns=hub)
+        ip("link", "set", "br0", "up", netns=hub)
+        for index, name in enumerate(nodes):
+            ip("link", "add", f"v{index}", "type", "veth", "peer", "eth0", "netns", name, netns=hub)
+            ip("link", "set", f"v{index}", "master", "br0", "up", netns=hub)
+            ip("addr", "add", f"10.77.0.{index + 1}/24", "dev", "eth0", netns=name)
+            ip("link", "set", "eth0", "up", netns=name)
+            ip("link", "set", "lo", "up", netns=name)
+        for netns, device in ((nodes[slow], "eth0"), (hub, f"v{slow}")):
+            _slow_down(netns, device)
+        yield nodes
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def _slow_down(netns: str, device: str) -> None:
+    """100 Mbit/s by netem; by a token bucket where the kernel has no netem."""
+    ways = (
+        ["netem", "rate", "100mbit"],
+        ["tbf", "rate", "100mbit", "burst", "256kb", "latency", "400ms"],
+    )
+    for way in ways:
+        words = ["tc", "-n", netns, "qdisc", "add", "dev", device, "root", *way]
+        if subprocess.run(words, check=False, capture_output=True).returncode == 0:
+            return
+    pytest.skip("this kernel has neither netem nor tbf")
+
+
+def _can_slow_links() -> str | None:
+    missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    if os.geteuid() != 0 or missing:
+        return f"needs root and {', '.join(missing) or 'nothing else'}"
+    probe = subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True)
+    return "needs network namespaces" if probe.returncode else None
+
+
+def test_a_slow_link_is_found_and_its_node_named(tmp_path: Path) -> None:
+    if reason := _can_slow_links():
+        pytest.skip(reason)
+    output = tmp_path / "result.json"
+    with _namespaces(3, slow=2) as nodes:
+        codes, said = _end(
+            [
+                _start(
+                    rank,
+                    3,
+                    29500,  # of a network namespace of its own
+                    output,
+                    ["connectivity"],
+                    address="10.77.0.1",
+                    before=["ip", "netns", "exec", name],
+                    environment={"GLOO_SOCKET_IFNAME": "eth0"},
+                )
+                for rank, name in enumerate(nodes)
+            ]
+        )
+    assert codes == [1, 1, 1], said
+    (link,) = _failed(output).values()
+    assert (link["id"], link["nodes"]) == ("connectivity.pair_share", ["node-2"])
+    # 100 Mbit/s are 0.0125 GB/s.
+    assert link["context"]["gb_per_s"] < 0.02
