@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from workloads.common.dist import World
 from workloads.common.exit_codes import CheckpointError, ConfigError
-from workloads.train import checkpoint, prove_resume
+from workloads.train import checkpoint, proof_damage
 from workloads.train.checkpoint_config import CheckpointConfig
 from workloads.train.checkpoint_format import ELASTIC, SHARDED, Candidate, candidates
 from workloads.train.order import Stream
-from workloads.train.prove_resume import Part, Run, make_run
+from workloads.train.proof_run import Part, Run, make_run
 from workloads.train.state import Progress
 
 REPOSITORY = Path(__file__).parents[2]
@@ -164,7 +164,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_one_is_named_skipped_and_kept(tmp_path: Path) -> None:
     """A published trainer answered a checkpoint it could not validate by deleting all of them."""
-    lines = prove_resume.prove_damage(tmp_path)
+    lines = proof_damage.prove_damage(tmp_path)
     assert [(line.what, line.outcome) for line in lines] == [
         ("truncated shard", "PASS"),
         ("flipped bit", "PASS"),
@@ -174,12 +174,12 @@ def test_a_damaged_one_is_named_skipped_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_process_killed_in_its_saves_goes_on_from_the_last_good_one(tmp_path: Path) -> None:
-    line = prove_resume.prove_kills(tmp_path)
+    line = proof_damage.prove_kills(tmp_path)
     assert line.outcome == "PASS", line.detail
 
 
 def test_on_a_full_disk_the_last_good_one_stays_and_the_job_says_so(tmp_path: Path) -> None:
-    line = prove_resume.prove_full_disk(tmp_path)
+    line = proof_damage.prove_full_disk(tmp_path)
     assert line.outcome == "PASS", line.detail
 
 

@@ -6,11 +6,12 @@ import json
 import os
 import signal
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from workloads.common import atomic
+from workloads.common import atomic, record
 from workloads.common.dist import environment_rank
 from workloads.common.exit_codes import (
     ConfigError,
@@ -127,6 +128,22 @@ def test_the_record_has_the_variables_that_won_and_no_secret(
         "NCCL_SOCKET_IFNAME": "^docker0,lo",
         "OMP_PROC_BIND": "close",
     }
+
+
+def test_the_record_has_the_versions_of_cuda_and_nccl_that_ran(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seed 001 lists CUDA 12.1 and NCCL 2.20.5 beside PyTorch 2.3.0."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "12.1")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 20, 5))
+    found = record.package_versions()
+    assert (found["cuda"], found["nccl"]) == ("12.1", "2.20.5")
+    assert found["torch"] == metadata.version("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not record.package_versions().keys() & {"cuda", "nccl"}
 
 
 def test_the_record_is_one_line_and_a_file(

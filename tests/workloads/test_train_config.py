@@ -68,6 +68,16 @@ def test_keys_of_transformers_are_read_as_ours(tmp_path: Path) -> None:
     assert (config.dtype, config.checkpoint_every, config.liger) == ("fp16", 300, "off")
 
 
+def test_the_ddp_backend_is_that_of_the_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {"dataset": "d", "max_steps": 1, "learning_rate": 1e-4, "ddp_backend": "nccl"}
+    create_training_arguments(write(tmp_path, values))
+    assert "ranks with GPUs meet over nccl" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"ddp_backend: got 'mpi', expected one of nccl, gloo"):
+        create_training_arguments(write(tmp_path, {**values, "ddp_backend": "mpi"}))
+
+
 def test_two_names_of_one_key_that_disagree_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, {**BASE, "micro_batch_size": 1, "per_device_train_batch_size": 2})
     with pytest.raises(ConfigError, match=r"per_device_train_batch_size: got 2, but .* is 1"):

@@ -190,6 +190,37 @@ def test_other_kinds_of_models_learn_through_the_same_loop(
     assert (places / "chkpt" / "finetune" / "12" / "final" / "model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("kind", ["bert", "t5", "vit"])
+def test_adapters_learn_on_other_kinds_of_models_and_load_on_their_base(
+    places: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """The base stays as it was; a classifier's new head is trained whole beside the adapters."""
+    import peft
+    import transformers
+
+    from workloads.train.__main__ import main
+    from workloads.train.tasks.small import AUTO_CLASSES
+
+    options = ("train.method=lora", "train.save_original=true", "train.gate=null")
+    arguments = [f"--recipe={kind}_full_1xcpu", *(f"--set={option}" for option in options)]
+    code = run_job("train", main, arguments)
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == 0, record
+    assert record["metrics"]["last_loss"] < 0.7 * record["metrics"]["first_loss"]
+    folder = places / "chkpt" / "finetune" / "12"
+    names = set(adapter(places))
+    assert any("lora_A" in name for name in names)
+    assert any("classifier" in name for name in names) is (kind != "t5")
+    assert all("lora_" in name or "classifier" in name for name in names)
+    config = load_recipe(f"{kind}_full_1xcpu").train
+    assert config is not None
+    base = getattr(transformers, AUTO_CLASSES[config.task]).from_pretrained(folder / "original")
+    tuned = peft.PeftModel.from_pretrained(base, folder / "final")
+    loaded = peft.get_peft_model_state_dict(tuned)
+    assert loaded.keys() == names
+    assert all(torch.equal(loaded[name], value) for name, value in adapter(places).items())
+
+
 def test_a_classifier_is_divided_by_fsdp_too(places: Path, recipe_file: Path) -> None:
     result = launch(places, Path("bert_full_1xcpu"), "13", "train.strategy=fsdp")
     assert result.returncode == 0, result.stderr

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from workloads.common import hardware, run_config
+from workloads.common import atomic, hardware, run_config
 from workloads.common.dist import environment_rank
 from workloads.common.exit_codes import (
     ConfigError,
@@ -39,6 +39,11 @@ class Job:
     record: RunRecord
     results_dir: Path
     """Folder of this job's results; made."""
+
+    def keep(self, artifact: str, name: str, text: str) -> None:
+        """Write a file of results; the record names it `artifact`."""
+        atomic.write_text(self.results_dir / name, text)
+        self.record.artifacts[artifact] = str(self.results_dir / name)
 
     def fail(self, error: WorkloadError) -> NoReturn:
         """End this rank from another thread, with its record: the main one cannot be reached."""

@@ -53,7 +53,16 @@ def package_versions() -> dict[str, str]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return versions
+    return versions | gpu_versions()
+
+
+def gpu_versions() -> dict[str, str]:
+    """Return the versions of CUDA and NCCL that this process has loaded; none without a GPU."""
+    torch: Any = sys.modules.get("torch")  # a job without it must not pay for the import
+    if torch is None or not torch.cuda.is_available():
+        return {}
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    return {"cuda": str(torch.version.cuda), "nccl": nccl}
 
 
 def job_environment() -> dict[str, str]:

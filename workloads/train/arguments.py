@@ -31,6 +31,9 @@ HF_NAMES = {
 }
 """Keys of transformers.TrainingArguments and trl.SFTConfig that have another name here."""
 
+BACKENDS = ("nccl", "gloo")
+"""What transformers' `ddp_backend` may say; which one it is follows from the device."""
+
 
 def create_training_arguments(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
     """Return the training settings in a file; every wrong key and value is told at once."""
@@ -62,6 +65,13 @@ def translate(mapping: Any, *, at: str, folder: Path) -> Any:
                 value = "on" if value else "off"
             whole = isinstance(value, float) and value.is_integer()
             _put(values, ours, int(value) if whole else value, at=at, source=name)
+    if "ddp_backend" in values:
+        backend = values.pop("ddp_backend")
+        if backend not in BACKENDS:
+            raise ConfigError(
+                f"{at}.ddp_backend: got {backend!r}, expected one of {', '.join(BACKENDS)}"
+            )
+        log(f"train.ddp_backend {backend}: ranks with GPUs meet over nccl, others over gloo")
     if "deepspeed" in values:
         config = values.pop("deepspeed")
         if isinstance(config, str):

@@ -186,8 +186,25 @@ class TrainConfig:
                 ),
             ),
             (
-                self.task == "causal_lm" or self.method == "full",
-                f"method: got {self.method} with task {self.task}; expected full",
+                self.task == "causal_lm" or self.method != "qlora",
+                (
+                    f"method: got qlora with task {self.task}; 4-bit bases are read for causal_lm "
+                    "only; use lora or full"
+                ),
+            ),
+            (
+                self.task == "causal_lm" or not self.export_merged,
+                (
+                    f"export_merged: got true with task {self.task}, whose final/ is loaded as it "
+                    "is; leave it out"
+                ),
+            ),
+            (
+                self.task == "causal_lm" or not self.compile,
+                (
+                    f"compile: got true with task {self.task}; only the rows of causal_lm keep "
+                    "one shape; leave it out"
+                ),
             ),
             (
                 self.task == "causal_lm" or self.loss_chunk_tokens is None,

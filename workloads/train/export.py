@@ -6,6 +6,7 @@ or not at all. Only rank 0 writes.
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ def save_original(run_dir: Path, *, model_dir: Path | None, model: Any, task: Ta
         return target
     with atomic.new_directory(target) as partial:
         if model_dir is None:
-            model.save_pretrained(partial)
+            # Made here, so it is tiny: a copy without its adapters is what there was before them.
+            base = copy.deepcopy(model).unload() if hasattr(model, "peft_config") else model
+            base.save_pretrained(partial)
             task.save_preprocessor(partial)
         else:
             shutil.copytree(model_dir, partial, dirs_exist_ok=True)

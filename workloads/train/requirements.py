@@ -6,6 +6,7 @@ Nothing falls back silently: a kernel that the recipe names by hand and that is 
 from __future__ import annotations
 
 from importlib.util import find_spec
+from shutil import which
 
 from workloads.common.exit_codes import ConfigError
 from workloads.train.config import TrainConfig
@@ -31,6 +32,14 @@ def check_node(config: TrainConfig, strategy: str) -> None:
     if config.liger == "on" and not (has_gpu and find_spec("liger_kernel")):
         missing = "the package liger_kernel is not installed" if has_gpu else "there is no GPU"
         problems.append(f"train.liger on: {missing}; use auto")
+    if config.compile:
+        # Triton builds its launchers with a C compiler; on a CPU inductor's own code is C++.
+        names, language = (("gcc", "clang"), "C") if has_gpu else (("g++", "clang++"), "C++")
+        if not any(which(name) for name in names):
+            problems.append(
+                f"train.compile: there is no {language} compiler on this node; install {names[0]}, "
+                "or leave it out"
+            )
     if strategy == "offload" and not has_gpu:
         problems.append("train.strategy offload: there is no GPU to offload from; use fsdp or ddp")
     if problems:

@@ -8,42 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
-from workloads.common import atomic, hardware
+from workloads.common import hardware
 from workloads.common.dist import World, environment_rank, world
+from workloads.common.exit_codes import ConfigError
 from workloads.common.job import Job, section_of
-from workloads.common.log import log
 from workloads.common.record import job_id
 from workloads.train import plan as plans
 from workloads.train.config import RESUMABLE, TrainConfig
+from workloads.train.given import Run
 from workloads.train.plan import Plan, checked_plan, choose_strategy, read_plan
 from workloads.train.requirements import check_node
 from workloads.train.tasks import GENERATED, Task, is_generated, open_task
-
-if TYPE_CHECKING:
-    from workloads.train.loop import Trainer
-    from workloads.train.metrics import Throughput
-    from workloads.train.precision import Precision
-    from workloads.train.run_folder import RunFolder
-    from workloads.train.strategy import Strategy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What is known before a rank takes a GPU."""
-
-    job: Job
-    config: TrainConfig
-    task: Task
-    model_dir: Path | None
-    """None for a model that is made here."""
-    strategy: str
-    plan: Plan | None
 
 
 def main(job: Job) -> None:
@@ -61,6 +39,11 @@ def main(job: Job) -> None:
     strategy = choose_strategy(plan, config)
     task = open_task(config, model=model, model_dir=model_dir, dataset=dataset)
     check_node(config, strategy)
+    if config.save_original and model_dir is None and strategy != "ddp":
+        raise ConfigError(
+            f"train.save_original: got true with {model}, which no file holds, under {strategy}, "
+            "which divides it; use strategy ddp"
+        )
     if rank == 0:
         _keep_inputs(job, config, plan)
     run = Run(job=job, config=config, task=task, model_dir=model_dir, strategy=strategy, plan=plan)
@@ -88,22 +71,19 @@ def _keep_inputs(job: Job, config: TrainConfig, plan: Plan | None) -> None:
     """Write the run's settings, and its plan, beside the record: they are pulled with it."""
     values = {"recipe": job.recipe.name, "model": job.recipe.model, "train": asdict(config)}
     text = json.dumps(values, indent=2, default=str)
-    _keep(job, "config", "config.json", f"{text}\n")
+    job.keep("config", "config.json", f"{text}\n")
     if plan is not None:
-        _keep(job, "plan", plans.FILE_NAME, plan.path.read_text(encoding="utf-8"))
-
-
-def _keep(job: Job, artifact: str, name: str, text: str) -> None:
-    atomic.write_text(job.results_dir / name, text)
-    job.record.artifacts[artifact] = str(job.results_dir / name)
+        job.keep("plan", plans.FILE_NAME, plan.path.read_text(encoding="utf-8"))
 
 
 def _train(run: Run, here: World) -> None:
     import torch
 
+    from workloads.train.build import build_strategy, say_what_is_trained, settle_buckets
     from workloads.train.checkpoint import FolderCheckpoints
     from workloads.train.export import save_original
     from workloads.train.faults import Watchdog
+    from workloads.train.finish import finish
     from workloads.train.loop import Trainer
     from workloads.train.metrics import LossCurve
     from workloads.train.optimizer import build_optimizer
@@ -115,12 +95,12 @@ def _train(run: Run, here: World) -> None:
 
     config, task, job = run.config, run.task, run.job
     strategy = build_strategy(run, here)
-    _say_what_is_trained(run, strategy, here)
+    say_what_is_trained(run, strategy, here)
     optimizer = build_optimizer(
         strategy.trained, lr=config.learning_rate, weight_decay=config.weight_decay
     )
     precision = build_precision(config, here.device)
-    _settle(strategy, task, precision, here)
+    settle_buckets(strategy, task, precision, here)
     torch.manual_seed(config.seed + here.rank)
     state = TrainState(
         model=strategy.model,
@@ -176,57 +156,15 @@ def _train(run: Run, here: World) -> None:
             curve=LossCurve(curve_path, first_step=first_step) if here.is_main else None,
             events=_events(job) if here.is_main else None,
         )
-        throughput = trainer.run()
+        try:
+            throughput = trainer.run()
+        finally:
+            # Also of a run that is stopped or fails: it has used its time.
+            job.record.metrics |= trainer.ledger.metrics(
+                recomputes=config.gradient_checkpointing, method=config.method
+            )
     job.record.artifacts |= {"checkpoint_dir": str(folder.path), "loss_curve": str(curve_path)}
-    _finish(run, here, trainer, throughput, folder)
-
-
-def build_strategy(run: Run, here: World) -> Strategy:
-    """Return the model, spread over ranks as `run.strategy` says."""
-    import torch
-
-    from workloads.train.strategy import spread_ddp, spread_fsdp
-
-    config, task = run.config, run.task
-    if run.strategy == "ddp":
-        model = compiled(config, _kernels(config, task.build(here.device), here))
-        return spread_ddp(task.loss(model, here.device), model, here)
-    source = task.build(torch.device("cpu"), sharded=True) if here.is_main else None
-    empty = _kernels(config, task.build_empty(here.device), here)
-    return spread_fsdp(
-        compiled(config, empty),
-        lambda model: task.loss(model, here.device),
-        source,
-        here,
-        dtype=config.dtype,
-        offload=run.strategy == "offload",
-    )
-
-
-def compiled(config: TrainConfig, model: Any) -> Any:
-    """Return `model` with its layers to be compiled one by one, where the recipe wants that."""
-    from workloads.train.strategy import repeated_layers
-
-    if config.compile:
-        for layer in repeated_layers(model):
-            layer.compile()
-    return model
-
-
-def _settle(strategy: Strategy, task: Task, precision: Precision, here: World) -> None:
-    from workloads.train.strategy import settle
-
-    def blank_loss() -> Any:
-        with precision.forward():
-            return strategy.module(task.collate([]).to(here.device))
-
-    settle(strategy.module, blank_loss)
-
-
-def _kernels(config: TrainConfig, model: Any, here: World) -> Any:
-    from workloads.train.kernels import use_liger
-
-    return use_liger(model, config, here.device)
+    finish(run, here, trainer, throughput, folder)
 
 
 def _model_config(model: Any) -> str:
@@ -241,118 +179,3 @@ def _events(job: Job) -> Any:
     writer = EventWriter(logs / "tensorboard" / job_id())
     job.record.artifacts["tensorboard"] = str(writer.path.parent)
     return writer
-
-
-def _say_what_is_trained(run: Run, strategy: Strategy, here: World) -> None:
-    from workloads.train.model import num_parameters
-
-    num_all, num_trained = num_parameters(strategy.model)
-    config, metrics = run.config, run.job.record.metrics
-    metrics |= {
-        "num_parameters": num_all,
-        "num_trained_parameters": num_trained,
-        "num_rows": len(run.task.rows),
-        "num_dropped_examples": run.task.num_dropped,
-    }
-    if strategy.kind == "fsdp":
-        metrics["num_weights_on_rank_0"] = strategy.num_weights_here
-    dora = " with DoRA" if config.has_adapters and config.lora.dora else ""
-    log(
-        f"{run.job.recipe.model}: {num_all:,} parameters, {num_trained:,} trained "
-        f"({config.method}{dora}, {config.dtype}); {run.strategy}, world size {here.world_size} "
-        f"on {here.device.type}; {len(run.task.rows)} rows, {run.task.num_dropped} too long"
-    )
-
-
-def _finish(
-    run: Run, here: World, trainer: Trainer, throughput: Throughput, folder: RunFolder
-) -> None:
-    import torch
-
-    from workloads.train.model import flops_per_token
-
-    config, job, strategy = run.config, run.job, trainer.strategy
-    whole = strategy.whole_weights(only_trained=config.has_adapters)
-    job.record.engine = "transformers"
-    job.record.metrics |= {
-        "num_train_steps": trainer.num_steps,
-        **throughput.metrics(
-            world_size=here.world_size,
-            flops_per_token=flops_per_token(strategy.model, method=config.method),
-            device_name=job.record.hardware.device if job.record.hardware else "",
-        ),
-        **trainer.ledger.metrics(recomputes=config.gradient_checkpointing, method=config.method),
-    }
-    if throughput.losses:
-        job.record.metrics |= {
-            "first_loss": throughput.losses[0],
-            "last_loss": throughput.losses[-1],
-        }
-    if throughput.stalls_s:
-        job.record.metrics["checkpoint_stall_s"] = fmean(throughput.stalls_s)
-    if here.device.type == "cuda":
-        job.record.metrics["peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
-        if run.plan is not None:
-            planned = run.plan.memory_gib_per_rank["total"]
-            job.record.metrics["planned_gpu_memory_gib"] = planned
-    agree(here, lambda: _write(run, here, strategy, whole, folder))
-
-
-def _write(
-    run: Run, here: World, strategy: Strategy, whole: dict[str, Any], folder: RunFolder
-) -> None:
-    """Write final weights, summary and gate; rank 0 only. Raises GateError last."""
-    from workloads.train import export, gate, run_folder, summary
-
-    config, job = run.config, run.job
-    export.write_final(
-        folder.final, model=strategy.model, whole=whole, config=config, task=run.task
-    )
-    kind = "adapter_dir" if config.has_adapters else "model_dir"
-    job.record.artifacts[kind] = str(folder.final)
-    if config.export_merged and run.model_dir is not None:
-        merged = export.write_merged(
-            folder.path, model_dir=run.model_dir, adapter=folder.final, config=config
-        )
-        job.record.artifacts["merged_dir"] = str(merged)
-    run_folder.publish(folder)
-    log(f"final {'adapter' if config.has_adapters else 'model'} in {folder.final}")
-    found: tuple[gate.Criterion, ...] = ()
-    if config.gate is not None:
-        found = gate.judge(
-            config.gate,
-            final=folder.final,
-            metrics=job.record.metrics,
-            is_gpu=here.device.type == "cuda",
-        )
-        for each in found:
-            log(f"gate: {each}")
-    text = summary.summary_text(
-        job=job_id(),
-        recipe=job.recipe.name,
-        model=job.recipe.model,
-        strategy=run.strategy,
-        world_size=here.world_size,
-        metrics=job.record.metrics,
-        artifacts=job.record.artifacts,
-        gate=found,
-    )
-    name = f"train_{job_id()}_summary.txt"
-    _keep(job, "summary", name, text)
-    if job.places.has("logs"):
-        atomic.write_text(job.places.path("logs") / name, text)
-    gate.refuse_failed(found)
-
-
-def agree(here: World, choose: Callable[[], Any]) -> Any:
-    """Return rank 0's answer on all ranks; its error is raised on all of them."""
-    outcome: Any = None
-    if here.is_main:
-        try:
-            outcome = choose()
-        except Exception as error:
-            outcome = error
-    outcome = here.broadcast(outcome)
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome

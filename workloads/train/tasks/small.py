@@ -122,8 +122,8 @@ class SmallTask:
 
         dtype = base_dtype(self._config, sharded=sharded)
         kind = getattr(transformers, AUTO_CLASSES[self._config.task])
+        torch.manual_seed(self._config.seed)  # a classifier of a folder's model has a new head
         if self.model_dir is None:
-            torch.manual_seed(self._config.seed)
             shape = generated.MODELS[self._model](self.num_classes)
             model = kind.from_config(shape, dtype=dtype)
         else:
@@ -147,13 +147,17 @@ class SmallTask:
         kind = getattr(transformers, AUTO_CLASSES[self._config.task])
         with torch.device("meta"):
             model = kind.from_config(shape, dtype=base_dtype(self._config, sharded=True))
-        return self._ready(model)
+            return self._ready(model)
 
     def _head(self) -> dict[str, Any]:
         is_classifier = self._config.task != "text_to_text"
         return {"num_labels": self.num_classes} if is_classifier else {}
 
     def _ready(self, model: Any) -> Any:
+        if self._config.has_adapters:
+            from workloads.train.adapters import attach_lora
+
+            model = attach_lora(model, self._config)
         if self._config.gradient_checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})
         return model.train()

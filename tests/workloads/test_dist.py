@@ -1,0 +1,65 @@
+"""Ranks and their devices: one GPU a rank, NCCL between GPUs, gloo between CPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from workloads.common.dist import world
+from workloads.common.exit_codes import ConfigError
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """How the process group of local rank 1 of 2 was asked for."""
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda **options: made.append(options))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    for name, value in {"RANK": 3, "LOCAL_RANK": 1, "WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    return made
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int, taken: list[torch.device]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+
+
+def test_ranks_with_gpus_meet_over_nccl(
+    groups: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[torch.device] = []
+    with_gpus(monkeypatch, 2, taken)
+    with world(timeout_s=60) as here:
+        assert (here.rank, here.world_size) == (3, 4)
+    (options,) = groups
+    assert options["backend"] == "cpu:gloo,cuda:nccl"
+    assert options["timeout"].total_seconds() == 60
+
+
+def test_a_rank_has_one_gpu_of_its_own(
+    groups: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[torch.device] = []
+    with_gpus(monkeypatch, 2, taken)
+    with world() as here:
+        assert here.device == torch.device("cuda", 1)
+    assert taken == [torch.device("cuda", 1)]
+    with_gpus(monkeypatch, 1, taken)
+    with pytest.raises(ConfigError, match="this node shows 1 GPUs to the job"), world():
+        pass
+
+
+def test_ranks_without_gpus_meet_over_gloo(
+    groups: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpus(monkeypatch, 0, [])
+    with world() as here:
+        assert here.device == torch.device("cpu")
+    assert groups[0]["backend"] == "gloo"
+    assert groups[0]["device_id"] is None

@@ -1,0 +1,54 @@
+"""Compiled layers: the same losses as without, and what cannot be compiled is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workloads.test_train import losses
+from workloads.common.exit_codes import ExitCode
+from workloads.train import requirements
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="no g++, which torch.compile needs on a CPU"
+)
+SMALL = ("train.sequence_length=1600", "train.overlong=drop", "train.max_steps=3")
+
+
+@needs_compiler
+def test_compiled_layers_learn_what_uncompiled_ones_learn(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With adapters, checkpointing of activations and rows that are padded to one shape."""
+    from torch._dynamo.utils import counters
+
+    run("prepare-data")
+    options = (*SMALL, "train.gradient_checkpointing=true")
+    assert run("train", *options)[0] == 0
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    counters.clear()
+    code, record = run("train", *options, "train.compile=true")
+    assert code == 0, record
+    assert losses(places, "13") == pytest.approx(losses(places), rel=1e-4)
+    assert counters["stats"]["unique_graphs"] >= 1, "nothing was compiled"
+    assert record["metrics"]["padding_positions_percent"] > 0, "rows keep one shape"
+
+
+def test_a_node_without_a_compiler_is_told_before_the_model_is_read(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("prepare-data")
+    monkeypatch.setattr(requirements, "which", lambda name: None)
+    code, record = run("train", "train.compile=true")
+    assert code == ExitCode.BAD_CONFIG
+    assert "train.compile: there is no C++ compiler" in record["reason"]
+
+
+def test_a_task_whose_rows_change_their_shape_is_not_compiled(places: Path, run: Any) -> None:
+    options = ("train.task=text_classification", "train.method=full", "train.compile=true")
+    code, record = run("train", *options)
+    assert code == ExitCode.BAD_CONFIG
+    assert "train.compile: got true with task text_classification" in record["reason"]
