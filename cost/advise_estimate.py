@@ -7,9 +7,8 @@ left out. Owns the model and its formulas; peaks and shares are advise_peaks.py'
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 from typing import Final
 
 from cost.advise_ask import Ask
@@ -22,8 +21,9 @@ from cost.size.shape import ModelShape
 _BYTES_PER_WEIGHT: Final = 2
 _TAIL: Final = Decimal("0.01")
 """What a 99th percentile leaves out."""
-_MOST_LOAD: Final = 0.999
-_HALVINGS: Final = 60
+_MOST_LOAD: Final = Decimal("0.999")
+_MOST_STEPS: Final = 100
+_NEAR: Final = Decimal("1e-12")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,12 +141,13 @@ def prompts_waited(share: Decimal) -> Decimal:
     """
     if share <= _TAIL:
         return Decimal(0)
-    load = min(float(share), _MOST_LOAD)
-    low, high = 1e-9, 2 * math.log(2 / load) + 2
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if load * math.expm1(middle) < middle:
-            low = middle
-        else:
-            high = middle
-    return Decimal(math.ceil(-100 * math.log(float(_TAIL)) / low)) / 100
+    load = min(share, _MOST_LOAD)
+    # Newton from the right of the root of a convex curve: it comes down to it and never passes it.
+    root = 2 * (2 / load).ln() + 2
+    for _ in range(_MOST_STEPS):
+        grown = root.exp()
+        step = (load * (grown - 1) - root) / (load * grown - 1)
+        root -= step
+        if step < _NEAR:
+            break
+    return (-_TAIL.ln() / root).quantize(_TAIL, ROUND_CEILING)
