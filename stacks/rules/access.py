@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 from stacks.catalog import REGIONS
-from stacks.mounts import shared_mounts
+from stacks.mounts import paths_of_one_node, shared_mounts
 from stacks.problem import Findings
 from stacks.rules.naming import is_under, name_problem, path_problem, repeated
 from stacks.slurm_spec import SshServiceType
@@ -22,6 +22,7 @@ _SSH_PORT: Final = 22
 _ETCD_SIZES: Final = (1, 3)
 # Active checks of Soperator 4.1.7 hard-code this cluster name and namespace (ssh-check).
 _SOPERATOR_NAME: Final = "soperator"
+_TAKEN_NAMESPACES: Final = re.compile(r"default|kube-.*|.*-system")
 _KEY_TYPES: Final = (
     "ssh-ed25519",
     "ssh-rsa",
@@ -110,6 +111,13 @@ def _check_cluster(spec: StackSpec, findings: Findings) -> None:
                 f"'{value}': Soperator's ssh-check only works with '{_SOPERATOR_NAME}'",
                 rule="cluster.soperator-name",
             )
+    if _TAKEN_NAMESPACES.fullmatch(cluster.namespace):
+        findings.error(
+            "cluster.namespace",
+            f"'{cluster.namespace}' is a namespace of Kubernetes or of the charts, and a destroy "
+            "would delete it; choose another",
+            rule="cluster.namespace-taken",
+        )
 
 
 def _check_login(spec: StackSpec, findings: Findings) -> None:
@@ -186,13 +194,14 @@ def _check_code(spec: StackSpec, findings: Findings) -> None:
         problem = path_problem(path)
         if problem:
             findings.error(key, problem, rule="code.path-form")
-    memory = spec.storage.memory
-    if memory is not None and is_under(spec.code_path, memory.mount_path):
+    own = paths_of_one_node(spec)
+    lies_on = [text for mount, text in own.items() if is_under(spec.code_path, mount)]
+    if lies_on:
         findings.error(
             "code_path",
-            f"'{spec.code_path}' is on the memory of each worker ({memory.mount_path}); "
-            "the login node's files would not reach the jobs",
-            rule="code.on-memory",
+            f"'{spec.code_path}' is on {lies_on[0]}; the login node's files would not reach the "
+            "jobs: put it under a submount",
+            rule="code.on-one-node",
         )
     elif not any(is_under(spec.code_path, mount) for mount in shared_mounts(spec).values()):
         findings.warn(

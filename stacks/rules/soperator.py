@@ -17,17 +17,13 @@ from stacks.soperator_spec import HOME, ChecksProfile, JailFileSpec, Observabili
 from stacks.spec import StackSpec
 
 _USER_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-# Users of the jail's image and of Soperator's checks.
+# Users of the jail's image (Ubuntu's base-passwd, and packages in it) and of Soperator's checks.
 _TAKEN_USERS: Final = (
-    "root",
-    "nobody",
-    "ubuntu",
-    "sshd",
-    "munge",
-    "slurm",
-    "soperatorchecks",
-    "nebius",
-)
+    "root", "nobody", "ubuntu", "sshd", "munge", "slurm", "soperatorchecks", "nebius",
+    "daemon", "bin", "sys", "sync", "games", "man", "lp", "mail", "news", "uucp", "proxy",
+    "www-data", "backup", "list", "irc", "gnats", "_apt", "messagebus", "systemd-network",
+    "systemd-resolve", "systemd-timesync",
+)  # fmt: skip
 _MODE: Final = re.compile(r"0?[0-7]{3}")
 # Written by the operator itself, which would undo ours every minute.
 _OPERATORS_FOLDERS: Final = ("/etc/slurm", "/opt/slurm_scripts", "/run", "/proc", "/sys", "/dev")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from stacks.catalog import LARGE_FILESYSTEM_GIB, find_preset
 from stacks.machines import node_groups
-from stacks.mounts import shared_mounts
+from stacks.mounts import paths_of_one_node, shared_mounts
 from stacks.problem import Findings, SpareGib
 from stacks.rules.naming import (
     is_under,
@@ -243,7 +243,7 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
 
 
 def _check_places(spec: StackSpec, findings: Findings) -> None:
-    places, own = spec.storage.places, _paths_of_one_node(spec)
+    places, own = spec.storage.places, paths_of_one_node(spec)
     mounts = [*shared_mounts(spec).values()]
     for place in PLACES:
         if place not in places:
@@ -267,7 +267,7 @@ def _check_places(spec: StackSpec, findings: Findings) -> None:
                     key,
                     f"'{path}' is on {lies_on[0]}, where other nodes do not see it; put it under "
                     "a submount",
-                    rule="storage.place-on-memory",
+                    rule="storage.place-on-one-node",
                 )
         elif not any(is_under(path, mount) for mount in mounts):
             findings.warn(
@@ -276,21 +276,6 @@ def _check_places(spec: StackSpec, findings: Findings) -> None:
                 f"({_size(spec.storage.jail)})",
                 rule="storage.place-on-jail",
             )
-
-
-def _paths_of_one_node(spec: StackSpec) -> Mapping[str, str]:
-    """Mount path of what each worker has for itself -> how a message calls it."""
-    paths: dict[str, str] = {}
-    for worker in spec.nodes.workers:
-        for disk in worker.local_disks:
-            paths[disk.mount_path] = f"a disk of each '{worker.name}' node ({disk.mount_path})"
-        if worker.local_nvme is not None:
-            drive = worker.local_nvme.mount_path
-            paths[drive] = f"the drives of each '{worker.name}' node ({drive})"
-    if spec.storage.memory is not None:
-        memory = spec.storage.memory.mount_path
-        paths[memory] = f"the memory of each worker ({memory})"
-    return paths
 
 
 def _size(filesystem: FilesystemSpec) -> str:

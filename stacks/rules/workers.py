@@ -27,6 +27,7 @@ from stacks.spec import StackSpec
 _LABEL_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _OURS: Final = ("slurm.nebius.ai/", "nebius.com/")
 _SYSTEM: Final = ("kubernetes.io", "k8s.io")
+_FEATURE: Final = re.compile(r"[A-Za-z0-9_.:=-]+")
 _OPTION: Final = re.compile(r"(options|blacklist|alias|install|softdep|remove) \S.*")
 _USER_NAME_MAX: Final = 32
 
@@ -38,6 +39,7 @@ def check_workers(spec: StackSpec, findings: Findings) -> None:
         _check_created(worker, path, findings)
         _check_strategy(worker.strategy, f"{path}.strategy", findings)
         _check_capacity(worker, path, findings)
+        _check_features(worker, path, findings)
         _check_machine(spec, worker, path, findings)
         check_disks(spec, worker, path, findings)
     _check_group_names(spec, findings)
@@ -144,6 +146,16 @@ def _check_capacity(worker: WorkerSpec, path: str, findings: Findings) -> None:
                 f"{at}.ids[{index}]",
                 f"'{id_}' is no capacity block group; its id starts with 'capacityblockgroup-'",
                 rule="nodes.reservation-id",
+            )
+
+
+def _check_features(worker: WorkerSpec, path: str, findings: Findings) -> None:
+    for index, feature in enumerate(worker.features):
+        if not _FEATURE.fullmatch(feature):
+            findings.error(
+                f"{path}.features[{index}]",
+                f"'{feature}' is no feature; one word of letters, digits and _ . - : and =",
+                rule="nodes.feature-form",
             )
 
 

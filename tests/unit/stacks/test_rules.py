@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from infra.render.charts import platform_charts
 from stacks.check import check
+from stacks.load import load_stack, stack_names
 from stacks.rules import table
 from stacks.rules.table import RULES, read_rules
-from tests.unit.stacks.conftest import Change, changed, load
+from tests.unit.stacks.conftest import CONFIG, Change, changed, load
 from tests.unit.stacks.test_check import ERRORS, WARNINGS, worker
 from tests.unit.stacks.test_node_rules import NODE_ERRORS, NODE_WARNINGS
 from tests.unit.stacks.test_soperator_rules import SOPERATOR_ERRORS, SOPERATOR_WARNINGS
@@ -37,6 +39,11 @@ def quotas(*entries: tuple[str, int]) -> Change:
 
 def partition(index: int, **values: Any) -> Change:
     return lambda config: config["slurm"]["partitions"][index].update(values)
+
+
+def user(name: str) -> Change:
+    key = CONFIG["login"]["ssh_public_keys"]
+    return lambda c: c.update(soperator={"users": [{"name": name, "ssh_public_keys": key}]})
 
 
 def submounts(count: int) -> Change:
@@ -120,6 +127,12 @@ MISTAKES: list[tuple[str, Change]] = [
         "nodes.ethernet",
         lambda c: worker(c).update(preset="1gpu-16vcpu-200gb", infiniband_fabric=None),
     ),
+    ("cluster.namespace-taken", lambda c: c["cluster"].update(namespace="kube-system")),
+    ("nodes.feature-form", lambda c: worker(c).update(features=["two words"])),
+    ("nodes.feature-form", lambda c: worker(c).update(features=["a,b"])),
+    ("soperator.user-name", user("daemon")),
+    ("code.on-one-node", lambda c: c.update(code_path="/tmp/code")),
+    ("storage.place-on-one-node", lambda c: c["storage"]["places"].update(logs="/var/log/jobs")),
     ("nodes.cluster-most", sets(2, nodes=2500)),
     ("nodes.sets-and-submounts", lambda c: (submounts(200)(c), sets(300)(c))),
     ("storage.submounts-many", submounts(32)),
@@ -236,3 +249,11 @@ def test_the_presets_that_could_join_a_fabric_are_named():
         if problem.rule == "nodes.ethernet"
     ]
     assert problem.message.endswith("; these can: 8gpu-128vcpu-1600gb")
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_no_chart_has_a_namespace_that_a_stack_may_declare(name: str, public_key_file: Path):
+    """The stack makes its own namespace, and its destroy deletes it with all that is in it."""
+    for namespace in {chart.namespace for chart in platform_charts(load_stack(name))}:
+        spec = changed(lambda c, taken=namespace: c["cluster"].update(namespace=taken))
+        assert "cluster.namespace-taken" in {problem.rule for problem in check(spec)}, namespace
