@@ -62,9 +62,10 @@ bench-data: setup ## Measure the data pipeline: tokenising, packing; ROWS=500000
 bench-checkpoint: setup ## Measure how long a checkpoint stalls training, against a synchronous save
 	@$(PYTHON3) -m benchmarks.checkpoint
 
-bench-train: setup ## Measure the training loop against transformers, TRL and a bare loop
+bench-train: setup ## Measure the training loop against transformers, TRL and a bare loop; its settings
 	@.venv/bin/uv pip install --quiet --target .soperator/bench-train --no-deps --require-hashes -r benchmarks/trainers.lock
 	@PYTHONPATH=.soperator/bench-train $(PYTHON3) -m benchmarks.train
+	@$(PYTHON3) -m benchmarks.train_options
 
 bench-evaluate: setup ## Measure batched evaluation against one by one
 	@$(PYTHON3) -m benchmarks.evaluate

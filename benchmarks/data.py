@@ -14,23 +14,21 @@ import contextlib
 import ctypes
 import json
 import os
-import random
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chats import chats_of
+from benchmarks.data_pipeline import pipeline
 from benchmarks.machine import describe
 from workloads.data import bfcl
-from workloads.data.chats import Chat
 from workloads.data.config import BFCL_CATEGORIES
 from workloads.data.dataset_tokenize import tokenize_file
 from workloads.data.packing import pack, unused_percent
@@ -49,7 +47,6 @@ _SEQUENCE_LENGTH = 4096
 _CACHE = Path(os.environ.get("SOPERATOR_CACHE", Path.home() / ".cache/soperator-stack"))
 MODEL = _CACHE / "models/SmolLM2-135M-Instruct"
 BFCL = _CACHE / "data/bfcl"
-_SAMPLE_S = 0.2
 _PR_SET_CHILD_SUBREAPER = 36
 _BASE_CHATS = 512
 _PACKAGES = ("tokenizers", "transformers", "pyarrow")
@@ -64,22 +61,27 @@ def main() -> int:
         "command": f"python -m benchmarks.data {' '.join(sys.argv[1:])}".strip(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": describe(),
-        "versions": {
-            name: metadata.version(name) for name in ("tokenizers", "transformers", "pyarrow")
-        },
+        "versions": {name: metadata.version(name) for name in _PACKAGES},
         "model": MODEL.name,
     }
     with tempfile.TemporaryDirectory() as folder:
         result |= tokenizing(Path(folder), num_chats=options.chats, num_runs=options.runs)
         result |= packing(Path(folder))
         if options.rows:
-            result["pipeline"] = pipeline(Path(folder), num_rows=options.rows)
+            result["pipeline"] = pipeline(Path(folder), num_rows=options.rows, model=MODEL)
         elif RESULT.is_file():
-            result["pipeline"] = json.loads(RESULT.read_text(encoding="utf-8")).get("pipeline")
+            result["pipeline"] = _measured_before(json.loads(RESULT.read_text(encoding="utf-8")))
     passed = _print(result)
     if options.write:
         RESULT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0 if passed else 1
+
+
+def _measured_before(result: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the figures of the whole pipeline with the day and the load that they had."""
+    found = result.get("pipeline")
+    load = result["machine"]["load_before"]
+    return {"date": result["date"], "load_before": load, **found} if found else None
 
 
 def _print(result: dict[str, Any]) -> bool:
@@ -97,28 +99,6 @@ def _print(result: dict[str, Any]) -> bool:
     else:
         print("peak_memory_gib               NOT RUN: give --rows 500000")
     return passed
-
-
-LONG = (("system", (10, 30)), ("user", (10, 80)), ("assistant", (20, 200)))
-"""Words of a turn, as function calling and finance chats have them."""
-SHORT = (("system", (3, 8)), ("user", (4, 16)), ("assistant", (5, 30)))
-
-
-def chats_of(num_chats: int, turns: Sequence[tuple[str, tuple[int, int]]] = LONG) -> list[Chat]:
-    """Return chats of random words, all different."""
-    draw = random.Random(0)
-    words = (Path(__file__).parents[1] / "docs/architecture.md").read_text(encoding="utf-8").split()
-    return [
-        Chat(
-            id=str(index),
-            group=str(index),
-            messages=tuple(
-                {"role": role, "content": " ".join(draw.choices(words, k=draw.randint(*size)))}
-                for role, size in turns
-            ),
-        )
-        for index in range(num_chats)
-    ]
 
 
 def tokenizing(folder: Path, *, num_chats: int, num_runs: int) -> dict[str, Any]:
@@ -245,63 +225,6 @@ def long_tailed(num_rows: int) -> TokenRows:
 def _filled(rows: TokenRows) -> float:
     packs = pack(rows, sequence_length=_SEQUENCE_LENGTH)
     return round(100 - unused_percent(packs, sequence_length=_SEQUENCE_LENGTH), 3)
-
-
-def pipeline(folder: Path, *, num_rows: int) -> dict[str, Any]:
-    """Return seconds and peak memory of convert, split and tokenise, each as its command."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    source = folder / "rows.parquet"
-    schema = pa.schema([(name, pa.string()) for name in ("system", "user", "assistant")])
-    some = [{m["role"]: m["content"] for m in chat.messages} for chat in chats_of(2000, SHORT)]
-    with pq.ParquetWriter(source, schema) as writer:
-        for first in range(0, num_rows, len(some)):
-            rows = [{**row, "user": f"{first + i} {row['user']}"} for i, row in enumerate(some)]
-            writer.write_table(pa.Table.from_pylist(rows[: num_rows - first], schema=schema))
-    all_rows, train = folder / "all.jsonl", folder / "all_train.jsonl"
-    tokens = folder / "train.parquet"
-    steps: dict[str, list[str | Path]] = {
-        "convert": ["dataset_convert", source, all_rows, "--format", "system_user_assistant"],
-        "split": ["dataset_split", all_rows, "--rand-sort", "--test-ratio", "0.01"],
-        "tokenize": ["dataset_tokenize", train, tokens, "--model", MODEL],
-    }
-    figures: dict[str, Any] = {"num_rows": num_rows}
-    for name, (module, *arguments) in steps.items():
-        command = [sys.executable, "-m", f"workloads.data.{module}", *map(str, arguments)]
-        seconds, peak_gib = _watched(command)
-        figures |= {f"{name}_s": round(seconds, 1), f"{name}_peak_memory_gib": round(peak_gib, 3)}
-    figures["peak_memory_gib"] = max(figures[f"{name}_peak_memory_gib"] for name in steps)
-    manifest = json.loads(tokens.with_name(f"{tokens.name}.manifest.json").read_text())
-    figures["num_tokens"] = manifest["counts"]["num_tokens"]
-    return figures
-
-
-def _watched(command: list[str]) -> tuple[float, float]:
-    """Return seconds and the highest sum of proportional memory of the command's processes."""
-    started = time.perf_counter()
-    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
-    peak_kib = 0
-    while process.poll() is None:
-        peak_kib = max(peak_kib, _memory_kib(process.pid))
-        threading.Event().wait(_SAMPLE_S)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)}: exit {process.returncode}")
-    return time.perf_counter() - started, peak_kib / 2**20
-
-
-def _memory_kib(session: int) -> int:
-    """Return the PSS of every process of a session: shared pages count once in the sum."""
-    total = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.getsid(int(folder.name)) != session:
-                continue
-            lines = (folder / "smaps_rollup").read_text().splitlines()
-            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-        except (OSError, ProcessLookupError):
-            continue
-    return total
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,0 +1,102 @@
+"""Compares two trainers at a time, prints each ratio with its spread, and writes the figures.
+
+A ratio is the median over all rounds of one trainer's useful tokens (that are not padding) per CPU
+second over the other's. Two at a time, because each holds a model of its own in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe
+from benchmarks.training import contest, work
+from benchmarks.training.contest import Trainer
+from benchmarks.training.work import Work
+
+LOSS_TOLERANCE = 1e-3
+"""Relative; the same sums are taken in another order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two trainers, and what the first must reach of the second."""
+
+    ours: str
+    theirs: str
+    least: float | None = None
+    """None: told, not judged."""
+    same_rows: bool = True
+    """Both see the same rows in every step, so both must come to the same mean loss."""
+
+
+def measure(
+    pairs: Mapping[str, Pair],
+    trainers: Mapping[str, Trainer],
+    *,
+    size: Work,
+    path: Path | None,
+    command: str,
+    packages: Sequence[str],
+) -> int:
+    """Measure all pairs and write `path`; return 0 when every ratio keeps its bound, else 1."""
+    result: dict[str, Any] = {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "machine": describe(),
+        "versions": {name: metadata.version(name) for name in packages},
+        "model": work.MODEL,
+        "limit_tokens": work.LIMIT_TOKENS,
+        "rows_a_step": work.ROWS_A_STEP,
+    }
+    ratios: dict[str, Any] = {}
+    for name, pair in pairs.items():
+        ratios[name] = _compare(pair, trainers, size)
+        print(_line(name, ratios[name]), flush=True)
+    result["load_after"] = describe()["load_before"]
+    result["ratios"] = ratios
+    if path:
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return int(any(each["verdict"] == "FAIL" for each in ratios.values()))
+
+
+def _compare(pair: Pair, trainers: Mapping[str, Trainer], size: Work) -> dict[str, Any]:
+    names = (pair.ours, pair.theirs)
+    with tempfile.TemporaryDirectory() as logs:
+        rounds, losses = contest.hold(
+            {name: trainers[name] for name in names}, num_steps=size.num_steps, logs=Path(logs)
+        )
+    if pair.same_rows:
+        mine, their = (losses[name] for name in names)
+        if abs(mine - their) > LOSS_TOLERANCE * abs(their):
+            sys.exit(f"benchmarks: not the same work was done, by the mean losses: {losses}")
+    rates = {name: contest.rates(rounds, name) for name in names}
+    found = [mine / their for mine, their in zip(*rates.values(), strict=True)]
+    low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
+    verdict = "PASS" if pair.least is None or middle >= pair.least else "FAIL"
+    return {
+        "ratio": round(middle, 3),
+        "quartiles": [round(low, 3), round(high, 3)],
+        "least": pair.least,
+        "verdict": "no bound" if pair.least is None else verdict,
+        "useful_tokens_per_cpu_s": {k: round(statistics.median(v), 2) for k, v in rates.items()},
+        "mean_losses": {name: round(loss, 6) for name, loss in losses.items()},
+        "rounds": [
+            {name: [step.num_tokens, round(step.cpu_s, 3)] for name, step in each.items()}
+            for each in rounds
+        ],
+    }
+
+
+def _line(name: str, found: dict[str, Any]) -> str:
+    low, high = found["quartiles"]
+    bound = "" if found["least"] is None else f"least {found['least']:g}  "
+    return f"{name:<34}{found['ratio']:>7.3f}  ({low:.3f} to {high:.3f})  {bound}{found['verdict']}"
