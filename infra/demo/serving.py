@@ -23,13 +23,14 @@ from infra.demo.server_mark import ServerMark
 from infra.jobs import load_target, slurm
 from infra.jobs.errors import JobsError
 from infra.jobs.parse import Job
+from infra.jobs.server import ServerAddress, wait_until_up
 from infra.jobs.submit import Submission
 from stacks.slurm_spec import LOAD_MODULE, SERVE_MODULE, JobSpec
 from stacks.spec import StackSpec
 
 _LOOK_EVERY_S = 0.5
-_UP_S = 1800.0
-"""A large model from a cold disk takes minutes; a server that is not up by then never will be."""
+_HEALTHY_S = 120.0
+"""endpoint.json is there once requests are taken; one of a requeued server's former life is too."""
 _HEALTH = (
     "exec 3<>/dev/tcp/{host}/{port} && printf 'GET /health HTTP/1.0\\r\\n\\r\\n' >&3 && "
     "head -n 1 <&3"
@@ -79,7 +80,7 @@ def serve_and_load(
     try:
         # One that has ended was measured.
         is_measured = earlier is not None and earlier[1].finished
-        job = earlier[1] if earlier and is_measured else _wait_until_up(runner, serving)
+        job = earlier[1] if earlier and is_measured else _wait_until_healthy(runner, serving)
         loaded = _load(runner, load, _load_sets(runner, job, load_settings))
     except BaseException:
         # Ctrl-C too: a server takes its node for hours.
@@ -144,40 +145,27 @@ def _load_sets(runner: Runner, server: Job, load_settings: tuple[str, ...]) -> t
     return (*load_target.job_settings(runner.spec, server), *load_settings)
 
 
-def _wait_until_up(runner: Runner, serving: Submission) -> Job:
+def _wait_until_healthy(runner: Runner, serving: Submission) -> Job:
     """The running server once it answers; one that ends before that is an error."""
-    deadline_s = time.monotonic() + _UP_S
-    seen = ""
-    while True:
-        job = slurm.find(runner.connection, serving.job_id)
-        if job.finished:
-            raise CliError(runner.failure(serving, job))
-        if job.state != seen:
-            seen = job.state
-            runner.say(f"{job.name}: job {job.id} is {job.state}")
-        endpoint = _endpoint(runner, serving)
-        if endpoint is not None and _answers(runner, endpoint):
-            names = " and ".join(endpoint["models"])
-            runner.say(f"{job.name}: job {job.id} serves {names} on {job.where}")
-            return job
-        if time.monotonic() > deadline_s:
+    connection, number = runner.connection, serving.job_id
+    address = wait_until_up(connection, runner.outputs, number, say=runner.say)
+    give_up_at_s = time.monotonic() + _HEALTHY_S
+    while not _answers(runner, address):
+        if time.monotonic() > give_up_at_s:
             raise CliError(
-                f"{job.name}: job {job.id} is {job.state} and answers nobody after {_UP_S:g} s; "
-                f"see: soperator logs {job.id}"
+                f"{serving.job}: job {number} does not answer at {address}; "
+                f"see: soperator logs {number}"
             )
         time.sleep(_LOOK_EVERY_S)
+    job = slurm.find(connection, number)
+    names = " and ".join(address.models)
+    runner.say(f"{job.name}: job {number} serves {names} on {job.where}")
+    return job
 
 
-def _endpoint(runner: Runner, serving: Submission) -> Mapping[str, Any] | None:
-    """What the server wrote when it began to take requests; None before that."""
-    path = f"{runner.outputs.results_path(serving.job_id)}/endpoint.json"
-    found = runner.connection.run(f"cat {shlex.quote(path)}")
-    return json.loads(found.stdout) if found.ok else None
-
-
-def _answers(runner: Runner, endpoint: Mapping[str, Any]) -> bool:
+def _answers(runner: Runner, address: ServerAddress) -> bool:
     # By bash alone: a login node need not have curl.
-    script = _HEALTH.format(host=endpoint["host"], port=endpoint["port"])
+    script = _HEALTH.format(host=address.host, port=address.port)
     answer = runner.connection.run(f"timeout 5 bash -c {shlex.quote(script)}")
     return answer.ok and " 200 " in answer.stdout
 

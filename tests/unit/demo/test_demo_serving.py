@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from infra.cli.errors import CliError
-from infra.demo import server_mark
+from infra.demo import chain, server_mark
 from infra.demo.runner import Runner, Step
 from infra.demo.serving import roles, serve_and_load
 from infra.jobs import history, logs, pull, slurm
@@ -93,10 +93,15 @@ class Slurm:
     def run(self, command: str) -> Result:
         """The shell of the login node: every file is there and every server answers."""
         if command.startswith("cat "):
-            answer = json.dumps({"host": "127.0.0.1", "port": 7, "models": ["base", "tuned"]})
+            endpoint = {"host": "127.0.0.1", "port": 7, "models": ["base"], "api_key_file": None}
+            answer = json.dumps(endpoint)
         else:
             answer = "HTTP/1.1 200 OK"
         return Result(command=command, exit_code=0, stdout=answer, stderr="")
+
+    def run_bytes(self, command: str) -> tuple[Result, bytes]:
+        """A log."""
+        return Result(command=command, exit_code=0, stdout="", stderr=""), b"its last words\n"
 
     def names(self) -> list[str]:
         return [job.name for job in self.jobs.values()]
@@ -231,7 +236,7 @@ def test_a_server_that_does_not_come_up_is_an_error_with_its_last_words(
     demo: Demo, cluster: Slurm
 ) -> None:
     cluster.server_ends = "FAILED"
-    with pytest.raises(CliError, match=r"serve \(job 1\) ended FAILED(.|\n)*its last words"):
+    with pytest.raises(JobsError, match=r"job 1 serve took no requests(.|\n)*its last words"):
         demo()
     assert cluster.names() == ["serve"]
 
@@ -252,6 +257,14 @@ def test_a_stack_without_server_or_load_test_is_refused_with_what_is_missing(
     assert (found.tune.name, found.server.name, found.load.name) == ("finetune", "serve", "load")
     with pytest.raises(CliError, match=r"needs a job of workloads\.serve and of workloads\.load"):
         roles(replace(spec, jobs=(found.tune,)))
+
+
+def test_the_chain_has_no_server_no_load_test_and_no_acceptance_test(
+    public_key_file: Path,
+) -> None:
+    spec = load_stack("local", environ={"SOPERATOR_SSH_PUBLIC_KEY_FILE": str(public_key_file)})
+    order = [job.name for job in chain.in_order(spec)]
+    assert order == ["prepare-data", "finetune", "evaluate"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"job": "serve", "sets": 1}'])
