@@ -15,6 +15,7 @@ from infra.cli.output_file import OutputOption, put
 
 if TYPE_CHECKING:
     from cost.advise_ask import Ask, Promise
+    from cost.run_record import RunRecord
     from stacks.spec import StackSpec
 
 
@@ -70,14 +71,12 @@ def command(
     from cost.advise_table import render_advice
     from cost.explain_table import render_explanation
     from cost.price_book import PriceBook
-    from infra.jobs.records import load_whole_records
 
     declared = context.spec(stack)
     ask, source = _ask(
         model, slo, chats_per_day, input_tokens, output_tokens, turns, peak_factor, region, declared
     )
-    records = load_whole_records(context.state_root(), stack)
-    found = advise(ask, PriceBook.load(prices), measured_curves(model, records))
+    found = advise(ask, PriceBook.load(prices), measured_curves(model, _records(declared)))
     shape = Format.JSON if json else format
     if explain is not None:
         put(render_explanation(explain_candidate(found, explain), shape), output)
@@ -90,6 +89,21 @@ def command(
             f"no preset keeps {ask.promise} for {ask.shape.name}; relax --slo, shorten the chats, "
             "or take a smaller model"
         )
+
+
+def _records(declared: StackSpec) -> list[RunRecord]:
+    """What was pulled of the stack, and of every other one whose hardware is real."""
+    from infra.jobs.records import load_whole_records
+    from stacks.load import stack_names
+
+    state = context.state_root()
+    found = list(load_whole_records(state, declared.name))
+    for name in stack_names():
+        is_pulled = (state / "runs" / name).is_dir()
+        if name == declared.name or not is_pulled or context.spec(name).bill_heading is not None:
+            continue
+        found += load_whole_records(state, name)
+    return found
 
 
 def _ask(

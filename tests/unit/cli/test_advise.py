@@ -35,6 +35,25 @@ def test_a_pulled_curve_is_ranked_among_the_estimates(state: Path) -> None:
     assert "this machine bills nothing" in " ".join(found["notes"])
 
 
+def test_curves_of_every_stack_count_but_emulated_ones_only_where_asked_for(state: Path) -> None:
+    """Each stack measures its own preset; the local stack's GPUs are declared, not there."""
+    where = {"platform": "gpu-h100-sxm", "preset": "8gpu-128vcpu-1600gb", "device": "H100"}
+    hardware = {**where, "num_nodes": 1, "num_gpus_declared": 8}
+    write_load(state / "runs" / "h100-prod" / "15", stack="h100-prod", hardware=hardware)
+    write_load(state / "runs" / "local" / "14")
+    measured: dict[str, list[str]] = {}
+    for stack in ("local", "l40s-dev"):
+        words = [*SMALL, "--json", "--stack", stack]
+        found = json.loads(RUNNER.invoke(app, words).output)
+        measured[stack] = sorted(
+            each["platform"] for each in found["candidates"] if each["basis"] == "measured"
+        )
+    assert measured == {
+        "local": ["gpu-h100-sxm", "gpu-l40s-d"],
+        "l40s-dev": ["gpu-h100-sxm"],
+    }
+
+
 def test_tokens_of_the_question_win_over_the_stack_s(state: Path) -> None:
     write_load(state / "runs" / "local" / "14", load_json())
     result = RUNNER.invoke(app, [*SMALL, "--input-tokens", "500", "--output-tokens", "100"])
