@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from infra.accept import certificate, run, signature
+from infra.accept.result import STAGES, Profile
 from infra.cli.errors import CliError
 from infra.demo import attempt, chain
 from infra.demo.runner import Runner
@@ -26,10 +28,10 @@ from infra.jobs.errors import JobsError
 from infra.jobs.spent import note_actual, report_of_cluster
 from infra.jobs.ssh import Connection, ConnectionLostError
 from infra.local.state import CHECKOUT
-from infra.render.archive import hash_files
+from infra.render.archive import code_files, hash_files
 from infra.render.sbatch import render_sbatch
 from stacks.cost_spec import BudgetSpec, RunForecastSpec
-from stacks.slurm_spec import JobSpec
+from stacks.slurm_spec import ACCEPT_MODULE, JobSpec
 from stacks.spec import StackSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 
@@ -384,3 +386,52 @@ def test_a_submission_is_forecast_held_to_the_budget_and_settled(
     )
     assert first.job_id in [row.job.use.job_id for row in report.rows]
     assert report.notes[0].startswith("Accounting is off on this cluster")
+
+
+def test_a_quick_acceptance_of_both_nodes_is_certified(
+    cluster: JobsCluster, tmp_path: Path
+) -> None:
+    """Readiness to soak as one Slurm job on both workers; the certificate names them."""
+    job = JobSpec(
+        name="accept",
+        module=ACCEPT_MODULE,
+        recipe="accept_cpu",
+        nodes=2,
+        gpus_per_node=1,
+        restarts=0,
+        time_limit="00:20:00",
+    )
+    files = code_files(CHECKOUT, replace(cluster.spec, jobs=(job,)))
+    outputs = replace(cluster.outputs, jobs={job.name: ""})
+    sets = ("accept.soak_s=0", "accept.training.steps=3", "accept.training.warmup=1")
+    (batch,) = run.batches(Profile.QUICK, run.chosen_stages(None), sets)
+    log: list[bytes] = []
+    with Connection(outputs.endpoint(cluster.identity)) as connection:
+        sync.send(connection, outputs.code_path, files)
+        submitted = submit.submit(
+            connection, outputs, job.name, code_hash=hash_files(files), sets=batch.sets
+        )
+        found = run.collect(
+            connection,
+            outputs,
+            [(batch, submitted)],
+            state=tmp_path,
+            write=log.append,
+            say=lambda line: None,
+        )
+    said = b"".join(log).decode()
+    assert found.outcome == "PASS", said
+    assert found.stages == STAGES
+    assert [(node["name"], node["role"], node["ranks"]) for node in found.nodes] == [
+        ("worker-0", "master", [0]),
+        ("worker-1", "worker", [1]),
+    ]
+    assert found.runs[0]["launcher"] == "slurm"
+    assert [point["ranks"] for point in found.measurements["training"]["points"]] == [1, 2]
+    places = {row["place"]: row for row in found.measurements["storage"] if row["is_shared"]}
+    assert {"data", "model", "chkpt", "results"} <= set(places), "each reads its neighbour's file"
+    assert not list(cluster.path("/mnt/data").glob(".accept-*"))
+    values = certificate.content(found, stack="jobs", prices={}, price_note="")
+    files_made = certificate.write(values, tmp_path / "certificate", cluster.identity)
+    public = signature.public_key(cluster.identity)
+    assert certificate.verify(files_made.html, public)["nodes"][1]["name"] == "worker-1"

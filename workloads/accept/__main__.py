@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from typing import NoReturn
 
-from workloads.accept.outcome import Check
 from workloads.accept.report import FILE_NAME, Report
+from workloads.accept.table import table
 from workloads.common import hardware
 from workloads.common.exit_codes import NotRunError, WorkloadError
 from workloads.common.job import Job, end, run_job, section_of
@@ -54,18 +53,6 @@ def main(job: Job) -> None:
     for line in table(report.checks):
         log(line)
     _raise(report)
-
-
-def table(checks: Sequence[Check]) -> list[str]:
-    """Return a line for each check: outcome, id, subject, number, limit, reason."""
-    lines: list[str] = []
-    for check in checks:
-        number = "" if check.measured is None else f" {check.measured:.4g} {check.unit}"
-        limit = "" if check.limit is None else f" ({check.limit.says()})"
-        reason = "" if check.reason is None else f": {check.reason}"
-        outcome = check.outcome.replace("_", " ")
-        lines.append(f"{outcome:8}{check.id} {check.subject}{number}{limit}{reason}")
-    return lines
 
 
 def metrics(report: Report) -> dict[str, float]:

@@ -53,10 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
 def _run(options: argparse.Namespace) -> ExitCode:
     import torch
 
-    from workloads.accept.__main__ import table
     from workloads.accept.outcome import exit_code
     from workloads.accept.report import Report
     from workloads.accept.suite import run_suite
+    from workloads.accept.table import table
     from workloads.common.dist import world
     from workloads.common.exit_codes import ConfigError
     from workloads.common.places import Places

@@ -66,6 +66,8 @@ class Gate:
     """`nvls` or `ring`: what NCCL may use; NVLS needs more than 4 GPUs on a node."""
     from_bytes: int = 0
     """Smallest message that the limit speaks of."""
+    models: tuple[str, ...] = ()
+    """Models whose tokens it speaks of; empty: any."""
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -79,6 +81,8 @@ class Gate:
             wanted = getattr(self, name)
             if wanted is not None and conditions.get(name) not in (None, wanted):
                 return False
+        if self.models and conditions.get("model") not in self.models:
+            return False
         if self.least_nodes is not None and conditions.get("nodes", 1) < self.least_nodes:
             return False
         return conditions.get("bytes", self.from_bytes) >= self.from_bytes

@@ -15,6 +15,7 @@ from workloads.accept.gates import Gates, gates_for
 from workloads.accept.nodes import Node
 from workloads.accept.outcome import Check, exit_code, not_run, overall
 from workloads.accept.recorded import Recorded, latest, node_names, read_benchmark
+from workloads.accept.table import table
 from workloads.common.exit_codes import DataError, ExitCode, WorkloadError
 from workloads.common.log import log
 
@@ -51,8 +52,6 @@ def judge(runs: Sequence[Recorded], gates: Gates) -> list[Check]:
 
 def main(arguments: Sequence[str]) -> ExitCode:
     """Print the checks of recorded files and return what they come to."""
-    from workloads.accept.__main__ import table
-
     parser = argparse.ArgumentParser(prog="python -m workloads.accept --judge")
     parser.add_argument("--judge", nargs="+", type=Path, required=True, metavar="FILE")
     parser.add_argument("--platform", required=True)

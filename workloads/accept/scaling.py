@@ -122,7 +122,9 @@ def judge(
         }
         scope = "node" if point.nodes == 1 else "cluster"
         context = {**point.workload(), "ranks": point.ranks, "tokens_per_s": point.tokens_per_s}
-        limit = gates.limit("training.tokens_per_s_per_gpu", scope=scope, nodes=point.nodes)
+        limit = gates.limit(
+            "training.tokens_per_s_per_gpu", scope=scope, nodes=point.nodes, model=point.model
+        )
         if limit is not None:
             checks.append(
                 hold(

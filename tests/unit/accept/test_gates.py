@@ -79,6 +79,13 @@ def test_all_reduce_on_h100_has_the_limit_of_its_nodes_and_its_way(
     assert limit.at_least == at_least
 
 
+def test_tokens_have_a_limit_for_the_model_that_it_was_measured_with() -> None:
+    gates = gates_for("gpu-h100-sxm", 8)
+    check = "training.tokens_per_s_per_gpu"
+    assert gates.limit(check, scope="node", nodes=1, model="decoder-163m") is not None
+    assert gates.limit(check, scope="node", nodes=1, model="decoder-7b") is None
+
+
 def test_a_small_message_has_no_limit() -> None:
     gates = gates_for("gpu-h100-sxm", 8)
     assert gates.limit("collectives.all_reduce", scope="node", nodes=1, bytes=10**6) is None

@@ -1,0 +1,97 @@
+"""`soperator accept`: results of any launcher become a certificate; an edited one is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.accept import run
+from infra.accept.errors import AcceptError
+from infra.accept.result import STAGES, Profile
+from infra.cli.main import app
+from infra.jobs.parse import Job
+from stacks.load import load_stack
+from tests.unit.accept import acceptance
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("needs ssh-keygen (`make setup`)")
+    path = tmp_path / "id"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
+    monkeypatch.setenv("SOPERATOR_SSH_PUBLIC_KEY_FILE", f"{path}.pub")
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
+    return path
+
+
+def test_results_become_a_certificate_with_the_stacks_prices(key: Path, tmp_path: Path) -> None:
+    points = (acceptance.point(8, 41467.8), acceptance.point(16, 8572.6, 2))
+    made = acceptance.report(points=points, extra=[acceptance.dead_gpu()])
+    path = acceptance.write(tmp_path, made)
+    words = ["accept", "--stack", "h100-prod", "--result", str(path), "-o", str(tmp_path / "c")]
+    done = CliRunner().invoke(app, [*words, "--format", "json"])
+    assert done.exit_code == 1, done.output
+    values = json.loads(done.stdout)
+    costs = {check["id"]: check["usd_per_month"] for check in values["checks"]}
+    whole = values["prices"]["node_usd_per_month"]["worker-0"]
+    assert costs["readiness.gpus"] == whole, "a node that lacks a GPU is paid for whole"
+    assert 20000 < float(whole) < 40000  # eight H100 for 730 hours
+    assert float(costs["training.scaling_efficiency"]) > float(whole)
+    page = tmp_path / "c" / "certificate.html"
+    done = CliRunner().invoke(app, ["accept", "--verify", str(page)])
+    assert done.exit_code == 1
+    assert "FAIL: " in done.stdout
+    page.write_text(page.read_text().replace("20.67", "98.37"))
+    done = CliRunner().invoke(app, ["accept", "--verify", str(page)])
+    assert done.exit_code == 1
+    assert "not what was signed, or not by this key" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_passed_certificate_ends_with_0_and_a_gap_with_69(key: Path, tmp_path: Path) -> None:
+    for stages, code in ((STAGES, 0), (("training",), 0), ((), 69)):
+        made = acceptance.report(stages=stages or STAGES)
+        if not stages:
+            made.checks = [each for each in made.checks if not each.id.startswith("soak")]
+        path = acceptance.write(tmp_path, made)
+        words = ["accept", "--stack", "h100-prod", "--result", str(path)]
+        done = CliRunner().invoke(app, [*words, "-o", str(tmp_path / f"c{len(stages)}")])
+        assert done.exit_code == code, done.output
+        public = f"{key}.pub"
+        where = tmp_path / f"c{len(stages)}" / "certificate.json"
+        words = ["accept", "--verify", str(where), "--signer", public]
+        assert CliRunner().invoke(app, words).exit_code == code
+
+
+def test_quick_is_one_job_and_full_one_for_each_stage() -> None:
+    (quick,) = run.batches(Profile.QUICK, ("readiness", "soak"), ["accept.soak_s=5"])
+    assert quick.sets == (
+        "accept.profile=quick",
+        'accept.stages=["readiness", "soak"]',
+        "accept.soak_s=5",
+    )
+    full = run.batches(Profile.FULL, run.chosen_stages(None), [])
+    assert [batch.stages for batch in full] == [(stage,) for stage in STAGES]
+    assert run.chosen_stages("soak, readiness") == ("readiness", "soak")
+    with pytest.raises(AcceptError, match="stages speed: speed is no stage"):
+        run.chosen_stages("speed")
+
+
+def test_a_stage_that_its_job_never_reached_says_so() -> None:
+    ended = Job(id="7", name="accept", state="TIMEOUT", exit_code=76)
+    assert run.gaps(("soak",), None, ended) == {
+        "soak": "job 7 ended before it: TIMEOUT, exit 76; see `soperator logs 7`"
+    }
+
+
+def test_every_shipped_stack_declares_its_acceptance(key: Path) -> None:
+    environ = {"SOPERATOR_SSH_PUBLIC_KEY_FILE": f"{key}.pub"}
+    for name in ("local", "l40s-dev", "h100-prod", "h200-elastic"):
+        job = run.accept_job(load_stack(name, environ=environ))
+        assert (job.name, job.restarts) == ("accept", 0)
