@@ -152,7 +152,20 @@ def _newest(spec: StackSpec, records: Sequence[RunRecord]) -> dict[tuple[str, in
 def counting(spec: StackSpec, records: Sequence[RunRecord]) -> list[RunRecord]:
     """Records that measure this stack's chat, oldest first."""
     ordered = sorted(records, key=lambda item: (item.finished_at, item.job_id))
-    return [record for record in ordered if _counts(spec, record)]
+    return [record for record in ordered if record.kind in _MEASURES and _counts(spec, record)]
+
+
+def why_it_prices_nothing(spec: StackSpec, record: RunRecord) -> str | None:
+    """Why a load test that passed says nothing of this stack's chat; None where it does."""
+    hardware = record.hardware
+    if record.engine is None:
+        return "its server named no engine: set load.target.engine"
+    if record.model is None or model_name(record.model) != model_name(spec.chat.model):
+        return f"its model is {record.model}, chat.model is {spec.chat.model}"
+    if not _counts(spec, record):
+        where = None if hardware is None else hardware.preset
+        return f"its server ran on {where or 'an unknown preset'}, which serves no chats here"
+    return None
 
 
 def _operating(record: RunRecord) -> LoadPoint | None:
@@ -207,7 +220,6 @@ def _counts(spec: StackSpec, record: RunRecord) -> bool:
     hardware = record.hardware
     return (
         record.outcome is Outcome.PASS
-        and record.kind in _MEASURES
         and hardware is not None
         and record.model is not None
         and model_name(record.model) == model_name(spec.chat.model)

@@ -19,6 +19,7 @@ from cost.chat_report import plain_chat, plain_operating
 from cost.chat_table import NO_POINT
 from cost.finetune import BASE, Finetune, Payback, finetune
 from cost.run_record import Kind, RunRecord
+from cost.speeds import why_it_prices_nothing
 from cost.unit_costs import NotKnown, RunCost, job_of
 from infra.report.collect import Report
 from infra.report.quality import evaluation_rows, verdict
@@ -116,6 +117,8 @@ def _missing(loop: Loop) -> Iterator[str]:
         )
     elif loop.load.curve is None:
         yield f"Load: job {loop.load.job_id} left no load.json beside its record; pull it again"
+    elif (why := why_it_prices_nothing(report.spec, loop.load)) is not None:
+        yield f"Load: job {loop.load.job_id} prices no chat: {why}"
     for each in report.bill.unit_costs.no_operating_points:
         yield f"{NO_POINT}: {each}"
     if not found.paybacks:

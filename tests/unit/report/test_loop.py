@@ -187,6 +187,25 @@ def test_a_load_test_without_its_curve_says_to_pull_it_again(tmp_path: Path, pub
     assert loop.missing == ("Load: job 14 left no load.json beside its record; pull it again",)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("engine", None, "its server named no engine: set load.target.engine"),
+        ("model", "Qwen3-8B", "its model is Qwen3-8B, chat.model is SmolLM2-135M-Instruct"),
+        ("hardware", None, "its server ran on an unknown preset, which serves no chats here"),
+    ],
+)
+def test_a_load_test_that_prices_nothing_says_why(
+    tmp_path: Path, public_key_file: Path, key: str, value: object, why: str
+):
+    write_loop(tmp_path)
+    path = tmp_path / "runs" / "local" / "14" / "run_record.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    loop = close_loop(collect(load_stack("local"), tmp_path))
+    assert loop.missing == (f"Load: job 14 prices no chat: {why}",)
+    assert loop.finetune.served is None
+
+
 def test_json_is_plain_and_holds_the_same(closed: Callable[..., Loop]):
     plain = json.loads(json.dumps(plain_loop(closed())))
     assert plain["operating_point"]["concurrency"] == 8
