@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from markupsafe import Markup
 from infra.accept import plots
 
 _FOLDER = Path(__file__).parent
+_FIRST = ("FAIL", "NOT_RUN", "PASS")
+"""What a reader looks for first."""
 _REPORT_STYLE = _FOLDER.parent / "report" / "page.css"
 
 
@@ -24,7 +27,13 @@ def render(values: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"limit": limit_text, "ranks": ranks_text, "context": context_text}
+    environment.filters |= {
+        "limit": limit_text,
+        "ranks": ranks_text,
+        "context": context_text,
+        "number": number_text,
+        "usd": usd_text,
+    }
     measured = values["measurements"]
     drawn = {
         "Bandwidth of collectives": plots.bandwidth(measured.get("collectives", [])),
@@ -36,6 +45,7 @@ def render(values: Mapping[str, Any]) -> str:
     )
     return environment.get_template("page.html.j2").render(
         it=values,
+        checks=sorted(values["checks"], key=lambda check: _FIRST.index(check["outcome"])),
         style=Markup(style),  # noqa: S704 (our own files)
         plots={name: Markup(plot) for name, plot in drawn.items() if plot},  # noqa: S704 (escaped in svg.py)
         counts={
@@ -55,6 +65,16 @@ def limit_text(limit: Mapping[str, Any] | None) -> str:
     if limit["at_least"] is not None:
         return f"at least {limit['at_least']:g}"
     return f"at most {limit['at_most']:g}"
+
+
+def number_text(value: float) -> str:
+    """Four digits, and whole numbers with thousands from 1,000 on."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def usd_text(value: str) -> str:
+    """Dollars with thousands and cents."""
+    return f"{Decimal(value):,.2f}"
 
 
 def ranks_text(ranks: list[int]) -> str:

@@ -11,7 +11,7 @@ from infra.report.charts import nice_ticks
 
 Points = Sequence[tuple[float, float]]
 _WIDTH, _HEIGHT = 960.0, 300.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72.0, 150.0, 16.0, 40.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72.0, 150.0, 16.0, 52.0
 _SERIES: Final = 6
 """Line styles of the page: s0 to s5."""
 
@@ -89,7 +89,8 @@ def _plot(
     marks = sorted({x for x, _ in every})
     step = max(1, math.ceil(len(marks) / 12))
     for mark in marks[::step]:
-        parts.append(svg.text(place_x(mark), _HEIGHT - 14, x_text(mark), "tick", "middle"))
+        parts.append(svg.text(place_x(mark), _HEIGHT - 34, x_text(mark), "tick", "middle"))
+    parts.append(svg.text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 10, label, "tick", "middle"))
     for index, (name, points) in enumerate(lines.items()):
         style = f"s{index % _SERIES}"
         placed = [(place_x(x), place_y(y)) for x, y in points]
@@ -98,5 +99,5 @@ def _plot(
             svg.circle(x, y, 3, f"dot {style}", f"{name}: {x_text(value)}, {measured:,.4g}")
             for (x, y), (value, measured) in zip(placed, points, strict=True)
         ]
-        parts.append(svg.text(_WIDTH - _RIGHT + 10, _TOP + 14 + 18 * index, name, f"tick {style}"))
+        parts.append(svg.text(_WIDTH - _RIGHT + 10, _TOP + 14 + 18 * index, name, style))
     return svg.document(_WIDTH, max(_HEIGHT, _TOP + 30 + 18 * len(lines)), label, parts)

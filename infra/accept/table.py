@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any, Final
 
-from infra.accept.page import limit_text, ranks_text
+from infra.accept.page import limit_text, number_text, ranks_text, usd_text
 
 HEADERS: Final = ("outcome", "check", "of", "measured", "limit", "$ a month")
 
@@ -16,9 +15,9 @@ def rows(values: Mapping[str, Any]) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for check in values["checks"]:
         measured = check["measured"]
-        number = "" if measured is None else f"{measured:.4g} {check['unit']}".rstrip()
+        number = "" if measured is None else f"{number_text(measured)} {check['unit']}".rstrip()
         usd = check["usd_per_month"]
-        cost = f"{Decimal(usd):,.2f}" if usd else "not known" if check["outcome"] == "FAIL" else ""
+        cost = usd_text(usd) if usd else "not known" if check["outcome"] == "FAIL" else ""
         found.append(
             (
                 check["outcome"].replace("_", " "),

@@ -117,7 +117,7 @@ def judge(
     everywhere = [node.name for node in nodes]
     for point in points:
         at = {
-            "subject": f"{point.ranks} ranks on {point.nodes} nodes",
+            "subject": f"{_several(point.ranks, 'rank')} on {_several(point.nodes, 'node')}",
             "nodes": everywhere[: point.nodes],
         }
         scope = "node" if point.nodes == 1 else "cluster"
@@ -171,6 +171,10 @@ def _loss(points: Sequence[Point]) -> Check:
     bad = [point.ranks for point in points if point.loss is not None and not _is_number(point.loss)]
     reason = "no point was measured" if not points else f"not finite on {bad} ranks"
     return fact("training.loss", bool(points) and not bad, subject="all points", reason=reason)
+
+
+def _several(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def _is_number(loss: float) -> bool:
