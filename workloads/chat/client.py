@@ -91,6 +91,7 @@ class Client:
             if answer.status == 200:
                 events.finish()
                 reply.usage = events.usage
+                reply.finish = reply.finish or "stop"  # some servers do not say it
             else:
                 reply.fail(_refusal(answer))
         except TimeoutError:

@@ -86,7 +86,9 @@ class Page:
             self._right = gr.Dropdown(
                 self._labels, value=start.right, label="Model (right, arm B)", elem_id="right-model"
             )
-            self._adapter = gr.Checkbox(label="Adapter on", elem_id="adapter", visible=False)
+            self._adapter = gr.Checkbox(
+                label="Adapter on", elem_id="adapter", visible=False, interactive=True
+            )
             self._share = gr.Slider(
                 0, 100, value=start.share_percent, step=1, label="Chats for arm B, %", visible=False
             )

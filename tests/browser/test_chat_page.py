@@ -1,0 +1,320 @@
+"""The chat page in a real browser, against a real small model with an adapter.
+
+Screenshots of each test lie in .soperator/test-artifacts/chat/, where CI and people look at them.
+The server is reached by a tunnel of ours, so that the tunnel can be cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from safetensors.numpy import save_file
+
+from infra.jobs.chat_page import ChatPage
+from infra.jobs.tunnel import Tunnel
+from infra.local.state import CHECKOUT, Cache
+from infra.setup.packages import MODEL
+from tests.ports import free_ports
+from tests.ssh_stand import SshStand, login_node
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+
+ARTIFACTS = CHECKOUT / ".soperator" / "test-artifacts" / "chat"
+_WAIT_MS = 120_000
+_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    # The browser's own calls home must not leave this machine either.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)
+_LIMITS = {"context_tokens": 1024, "max_output_tokens": 600, "max_concurrency": 4}
+_ELSEWHERE = "http://192.0.2.1/spy.png"
+_KEY = "a-key-of-the-chat-tests"
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Everything between the browser and the model."""
+
+    address: str
+    login: SshStand
+    said: list[str]
+    record: Path
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    if not (Cache.from_environ().models / MODEL / "config.json").is_file():
+        pytest.skip(f"needs the model {MODEL} (`make setup`)")
+    folder = tmp_path_factory.mktemp("chat")
+    port, page_port = free_ports(2)
+    with contextlib.ExitStack() as closing:
+        closing.enter_context(_server(folder, port))
+        login = closing.enter_context(login_node(folder))
+        said: list[str] = []
+        tunnel = Tunnel(login.endpoint, "127.0.0.1", port, say=said.append)
+        closing.callback(tunnel.close)
+        record = folder / "chat.jsonl"
+        page = ChatPage(tunnel.url, port=page_port, key=_KEY, record=record, checkout=CHECKOUT)
+        closing.callback(page.close)
+        page.wait_until_up()
+        yield Stand(page.address, login, said, record)
+
+
+@contextlib.contextmanager
+def _server(folder: Path, port: int) -> Iterator[None]:
+    """The server job's own program on a port, with base and adapter."""
+    model, adapter = Cache.from_environ().models / MODEL, folder / "adapter"
+    _make_adapter(model, adapter)
+    environment = {
+        **os.environ,
+        "SOPERATOR_PLACE_MODEL": str(model.parent),
+        "SOPERATOR_PLACE_RESULTS": str(folder),
+        "SOPERATOR_SERVE_API_KEY": _KEY,
+        "SLURM_JOB_ID": "1",
+    }
+    words = ["--base", MODEL, "--adapter", str(adapter), "--port", str(port)]
+    words += ["--set", "serve.dtype=fp32", "--set", "serve.cpu_threads=1"]
+    words += ["--set", f"serve.limits={json.dumps(_LIMITS)}"]
+    log = folder / "serve.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "workloads.serve", *words],
+            cwd=CHECKOUT,
+            env=environment,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        up = threading.Event()
+        while not (folder / "1" / "endpoint.json").exists():
+            assert server.poll() is None, log.read_text()
+            up.wait(0.2)
+        yield
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def _make_adapter(model: Path, folder: Path) -> None:
+    """An adapter with random weights: that it answers otherwise is all that matters here."""
+    config = json.loads((model / "config.json").read_text())
+    size, rank, draw = config["hidden_size"], 4, np.random.default_rng(0)
+    prefix = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
+    weights = {
+        prefix.format(layer, half): draw.normal(0, 0.05, shape).astype(np.float32)
+        for layer in range(config["num_hidden_layers"])
+        for half, shape in (("A", (rank, size)), ("B", (size, rank)))
+    }
+    folder.mkdir()
+    save_file(weights, folder / "adapter_model.safetensors")
+    described = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 8}
+    described |= {"base_model_name_or_path": str(model), "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(described))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("needs the Debian package chromium (`make setup`)")
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=program, args=list(_FLAGS))
+        yield opened
+        opened.close()
+
+
+@dataclass(frozen=True)
+class Tab:
+    """One tab, where it asked for anything, and what its policy kept it from asking."""
+
+    page: Page
+    asked: list[str]
+    blocked: list[str]
+
+
+@pytest.fixture
+def tab(stand: Stand, browser: Browser, request: pytest.FixtureRequest) -> Iterator[Tab]:
+    width, height = getattr(request, "param", (1200, 900))
+    context = browser.new_context(viewport={"width": width, "height": height})
+    page = context.new_page()
+    asked: list[str] = []
+    blocked: list[str] = []
+    page.on("request", lambda each: asked.append(each.url))
+    page.on(
+        "requestfailed", lambda each: blocked.append(each.url) if each.failure == "csp" else None
+    )
+    page.set_default_timeout(_WAIT_MS)
+    expect.set_options(timeout=_WAIT_MS)
+    page.goto(stand.address)
+    expect(page.locator("#status .up")).to_be_visible()
+    _few_tokens(page)
+    yield Tab(page, asked, blocked)
+    ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=ARTIFACTS / f"{request.node.originalname}.png", full_page=True)
+    context.close()
+    # `blob:` and `data:` have no host: the browser made them itself.
+    hosts = {urlsplit(url).hostname for url in asked if url not in blocked}
+    assert hosts <= {"127.0.0.1", None}
+
+
+def _few_tokens(page: Page) -> None:
+    page.get_by_role("button", name="System prompt, sampling, tools").click()
+    page.get_by_label("Tokens of an answer, at most").fill("12")
+    page.get_by_role("button", name="System prompt, sampling, tools").click()
+
+
+def ask(page: Page, question: str) -> None:
+    page.get_by_label("Question").fill(question)
+    page.get_by_label("Question").press("Enter")
+
+
+def test_a_full_chat_side_by_side_with_times_votes_metrics_and_export(
+    tab: Tab, stand: Stand
+) -> None:
+    page = tab.page
+    expect(page.locator("#load")).to_contain_text("memory of the server")
+    ask(page, "Say hello.")
+    better = page.get_by_role("button", name="Right is better")
+    expect(better).to_be_visible()
+    for side, adapter in (("left", "off"), ("right", "on")):
+        shown = page.locator(f"#{side}-chat")
+        expect(shown).to_contain_text("Say hello.")
+        expect(shown).to_contain_text(
+            re.compile(r"TTFT \d+\.\d\d s \| total \d+\.\d\d s \| \d+ tok")
+        )
+        expect(shown).to_contain_text(re.compile(r"\d+\.\d tokens/s"))
+        expect(shown).to_contain_text(f"adapter {adapter}")
+    better.click()
+    expect(better).to_be_hidden()
+    page.get_by_role("button", name="Metrics of each arm").click()
+    row = page.locator(".arms tr", has_text=f"{MODEL}-tuned")
+    expect(row).to_contain_text("1 / 0 / 0")
+    assert '"vote": "right"' in stand.record.read_text()
+    assert "hello" not in stand.record.read_text()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export JSON").click()
+    exported = json.loads(Path(download.value.path()).read_text())
+    assert exported["turns"][0]["vote"] == "right"
+    assert [chat[0]["content"] for chat in exported["messages"]] == ["Say hello."] * 2
+
+
+def test_a_reload_keeps_the_conversation_and_the_controls(tab: Tab) -> None:
+    page = tab.page
+    page.get_by_label("One model").check()
+    expect(page.locator("#right-chat")).to_be_hidden()
+    page.get_by_role("checkbox", name="Adapter on").check()
+    ask(page, "Remember the word tulip.")
+    expect(page.get_by_role("button", name="Good answer")).to_be_visible()
+    page.reload()
+    expect(page.locator("#left-chat")).to_contain_text("Remember the word tulip.")
+    expect(page.locator("#left-chat")).to_contain_text("adapter on")
+    expect(page.get_by_label("One model")).to_be_checked()
+    expect(page.get_by_role("checkbox", name="Adapter on")).to_be_checked()
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.locator("#left-chat")).not_to_contain_text("tulip")
+
+
+def test_a_lost_tunnel_is_told_and_the_question_can_be_sent_again(tab: Tab, stand: Stand) -> None:
+    page = tab.page
+    stand.login.lose()
+    try:
+        alert = page.locator("#status .down")
+        expect(alert).to_contain_text("the SSH tunnel")
+        ask(page, "Is anybody there?")
+        expect(page.locator("#left-chat")).to_contain_text("No answer")
+        expect(page.get_by_label("Question")).to_have_value("Is anybody there?")
+        ARTIFACTS.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=ARTIFACTS / "lost_tunnel.png")
+    finally:
+        stand.login.come_back()
+    expect(page.locator("#status .up")).to_be_visible()
+    page.get_by_label("Question").press("Enter")
+    expect(page.get_by_role("button", name="Both alike")).to_be_visible()
+
+
+@pytest.mark.parametrize("tab", [(390, 844)], indirect=True)
+def test_a_narrow_screen_needs_no_sideways_scroll(tab: Tab) -> None:
+    page = tab.page
+    ask(page, "Write " + "averyveryverylongword" * 6)
+    expect(page.get_by_role("button", name="Both alike")).to_be_visible()
+    page.get_by_role("button", name="Metrics of each arm").click()
+    expect(page.locator(".arms table")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    left, right = (page.locator(f"#{side}-chat").bounding_box() for side in ("left", "right"))
+    assert left is not None
+    assert right is not None
+    assert right["y"] >= left["y"] + left["height"], "one column below the other"
+
+
+def test_the_keyboard_reaches_everything_and_text_can_be_read(tab: Tab) -> None:
+    page = tab.page
+    page.get_by_label("Question").focus()
+    page.keyboard.type("By keys alone")
+    reached: list[str] = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        reached.append(
+            page.evaluate("document.activeElement.id || document.activeElement.innerText")
+        )
+    assert {"send", "new", "export"} <= set(reached)
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid", "where the focus is can be seen"
+    page.get_by_label("Question").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Both alike")).to_be_visible()
+    for selector in ("#status p", "#load p", "#left-chat code", "#send", "#new", "label span"):
+        assert _contrast(page, selector) >= 4.5, selector
+
+
+def test_a_stop_keeps_what_came_and_an_image_of_elsewhere_is_not_fetched(tab: Tab) -> None:
+    page = tab.page
+    page.get_by_role("button", name="System prompt, sampling, tools").click()
+    page.get_by_label("Tokens of an answer, at most").fill("500")
+    ask(page, f"Tell a long story. ![x]({_ELSEWHERE})")
+    stop = page.get_by_role("button", name="Stop")
+    expect(stop).to_be_enabled()
+    expect(page.locator("#load")).to_contain_text("2 answering")
+    stop.click()
+    expect(page.locator("#left-chat")).to_contain_text(re.compile("stopped|TTFT"))
+    expect(stop).to_be_disabled()
+    expect(page.locator("#load")).to_contain_text("0 answering")
+    assert _ELSEWHERE in tab.blocked
+
+
+# WCAG 2.2, relative luminance and contrast ratio.
+_RATIO = """(element) => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((each) => each / 255)
+    .map((each) => each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, each, index) => sum + each * [0.2126, 0.7152, 0.0722][index], 0);
+  let behind = element;
+  while (behind.parentElement && (parse(getComputedStyle(behind).backgroundColor)[3] ?? 1) < 1)
+    behind = behind.parentElement;
+  const ground = parse(getComputedStyle(behind).backgroundColor);
+  const pair = [light(parse(getComputedStyle(element).color)),
+                light((ground[3] ?? 1) < 1 ? [255, 255, 255] : ground)].sort((a, b) => b - a);
+  return (pair[0] + 0.05) / (pair[1] + 0.05);
+}"""
+
+
+def _contrast(page: Page, selector: str) -> float:
+    ratio: Any = page.locator(selector).first.evaluate(_RATIO)
+    return float(ratio)
