@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -134,6 +135,8 @@ class _OwnJob:
         try:
             if not self._connection.is_open:
                 self._connection.reopen()
+            if slurm.find(self._connection, self.job_id).finished:
+                return
             slurm.cancel(self._connection, [self.job_id])
         except JobsError as error:
             output.note(f"{error}")
@@ -217,13 +220,19 @@ def _page(
         tunnel.url,
         port=port,
         key=key,
-        record=context.state_root() / "runs" / outputs.stack / job_id / "chat.jsonl",
+        record=_record(outputs, job_id),
         checkout=CHECKOUT,
         options=["--share"] if share else [],
     )
     closing.callback(page.close)
     page.wait_until_up()
     return page
+
+
+def _record(outputs: StackOutputs, job_id: str) -> Path:
+    """Where votes and times of this job's page are kept; ids start again on a new cluster."""
+    cluster = hashlib.sha256(outputs.login_host_key.encode()).hexdigest()[:8]
+    return context.state_root() / "chats" / outputs.stack / f"{cluster}-{job_id}.jsonl"
 
 
 def _watch(page: ChatPage, connection: Connection, job_id: str, stack: str) -> None:
