@@ -103,6 +103,8 @@ def test_a_stopped_run_resumes_to_the_bit(
     code, record = run("train", *options, "train.checkpoint_every=0")
     assert code == ExitCode.PREEMPTED
     assert "after step 3 of 6" in record["reason"]
+    assert record["metrics"]["num_useful_tokens"] > 0
+    assert 0 < record["metrics"]["checkpoint_time_percent"] < 100
     assert not (places / "chkpt" / "finetune" / "13" / "final").exists()
 
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
