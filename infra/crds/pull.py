@@ -24,6 +24,10 @@ _RETRIES: Final = urllib3.Retry(3, backoff_factor=0.5, status_forcelist=(429, 50
 _MOST_BYTES: Final = 32 << 20
 """Of one chart or index; helm-soperator 4.1.7 has about 1 MB."""
 _ANY: Final = ".*"
+_ABSENT: Final = (
+    "the registry has no such version; set cluster.soperator_version to a released one "
+    "(github.com/nebius/soperator)"
+)
 LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -36,7 +40,8 @@ def archive_of(source: str, version: str, *, repository: str = "", scheme: str =
     with urllib3.PoolManager(timeout=_TIMEOUT, retries=_RETRIES) as http:
         if repository:
             url, digest = _found(http, repository, source, version)
-            archive = _get(http, url, "*/*", f"{source} {version}")
+            gone = f"{url} is not there; run the command again, or ask whoever keeps {repository}"
+            archive = _get(http, url, "*/*", f"{source} {version}", absent=gone)
         else:
             archive, digest = _from_registry(http, source, version, scheme)
     if digest and f"sha256:{hashlib.sha256(archive).hexdigest()}" != digest:
@@ -64,7 +69,9 @@ def _found(http: urllib3.PoolManager, repository: str, name: str, version: str) 
     """Address and digest of a version in a repository's index; the digest may be empty."""
     base = f"{repository.rstrip('/')}/"
     what = f"{name} {version}"
-    index = yaml.load(_get(http, f"{base}index.yaml", "*/*", what), Loader=LOADER)  # noqa: S506  # a safe one
+    gone = f"{base}index.yaml is not there; is it still a repository of charts?"
+    text = _get(http, f"{base}index.yaml", "*/*", what, absent=gone)
+    index = yaml.load(text, Loader=LOADER)  # noqa: S506  # a safe one
     entries: list[dict[str, Any]] = ((index or {}).get("entries") or {}).get(name) or []
     fitting = [each for each in entries if _fits(str(each["version"]), version)]
     if not fitting:
@@ -88,7 +95,9 @@ def _order(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
-def _get(http: urllib3.PoolManager, url: str, accept: str, what: str) -> bytes:
+def _get(
+    http: urllib3.PoolManager, url: str, accept: str, what: str, *, absent: str = _ABSENT
+) -> bytes:
     headers = {"Accept": accept}
     try:
         response = http.request("GET", url, headers=headers, preload_content=False)
@@ -102,10 +111,7 @@ def _get(http: urllib3.PoolManager, url: str, accept: str, what: str) -> bytes:
     except urllib3.exceptions.HTTPError as error:
         raise ChartError(f"{what}: no answer from the registry: {type(error).__name__}") from error
     if response.status == 404:
-        raise ChartError(
-            f"{what}: the registry has no such version; set cluster.soperator_version to a "
-            "released one (github.com/nebius/soperator)"
-        )
+        raise ChartError(f"{what}: {absent}")
     if response.status != 200:
         raise ChartError(f"{what}: the registry answers HTTP {response.status}")
     if len(body) > _MOST_BYTES:

@@ -161,6 +161,10 @@ def test_a_repository_has_the_newest_release_of_a_minor_version(registry: Regist
     assert names(registry.of_repository("v4.8.10")) == names(registry.of_repository("4.8.*"))
     with pytest.raises(ChartError, match=r"things 4\.9\.\*: .* has no such version; see http"):
         registry.of_repository("4.9.*")
+    with pytest.raises(ChartError, match=r"things 4\.7\.\*: http.*4\.7\.9\.tgz is not there"):
+        registry.of_repository("4.7.*")
+    with pytest.raises(ChartError, match=r"index\.yaml is not there; is it still a repository"):
+        crds_of("things", "1", group=GROUP, repository=f"http://{registry.address}/other")
     registry.served = registry.archive[:-1] + b"x"
     with pytest.raises(ChartError, match="what came is not sha256:"):
         registry.of_repository("4.8.*")
