@@ -65,6 +65,14 @@ def translate(mapping: Any, *, at: str, folder: Path) -> Any:
                 value = "on" if value else "off"
             whole = isinstance(value, float) and value.is_integer()
             _put(values, ours, int(value) if whole else value, at=at, source=name)
+    if values.get("load_in_4bit") is True:
+        if values.get("method") == "full":
+            raise ConfigError(
+                f"{at}.load_in_4bit: got true with method full; weights of 4 bits cannot be "
+                "trained: use method qlora, which trains adapters on them, or leave it out"
+            )
+        del values["load_in_4bit"]
+        values["method"] = "qlora"
     if "ddp_backend" in values:
         backend = values.pop("ddp_backend")
         if backend not in BACKENDS:

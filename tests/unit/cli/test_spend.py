@@ -112,7 +112,7 @@ def test_a_dry_run_says_the_forecast_and_writes_nothing(cluster: Cluster, state:
     [
         ("train.lora.rnk=8", "train.lora.rnk: unknown key; did you mean 'rank'?"),
         ("train.max_steps=many", 'train.max_steps: got "many", expected a whole number'),
-        ("train.load_in_4bit=true", "train.load_in_4bit: unknown key"),
+        ("train.method=qlorra", 'train.method: got "qlorra", expected one of lora, full, qlora'),
     ],
 )
 def test_a_wrong_setting_is_refused_before_a_node_is_held(
