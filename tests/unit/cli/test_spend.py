@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -123,6 +124,22 @@ def test_a_wrong_setting_is_refused_before_a_node_is_held(
     assert words in done.stderr
     assert "nothing was submitted" in done.stderr
     assert cluster.asked == []
+
+
+def test_the_queue_is_watched_until_an_interrupt(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[float] = []
+
+    def pause(seconds: float) -> None:
+        paused.append(seconds)
+        if len(paused) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("infra.cli.status.time", SimpleNamespace(sleep=pause))
+    run("status", "--watch")
+    assert paused == [2.0, 2.0]
+    assert sum("squeue" in command for command in cluster.asked) == 2
 
 
 def test_an_unknown_job_is_refused_before_anything_is_asked(cluster: Cluster) -> None:

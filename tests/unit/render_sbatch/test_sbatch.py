@@ -111,7 +111,9 @@ def test_infiniband_is_off_only_where_the_nodeset_has_no_fabric(spec: StackSpec)
     (worker,) = spec.nodes.workers
     fabric = replace(worker, infiniband_fabric="fabric-3")
     on_fabric = replace(spec, nodes=replace(spec.nodes, workers=(fabric,)))
-    assert "NCCL_IB_DISABLE=1" in render_sbatch(spec, JOB)
+    text = render_sbatch(spec, JOB)
+    assert " NCCL_IB_DISABLE=1" in text
+    assert "TORCH_NCCL" not in text, "a published launcher set these: no library reads them"
     assert "NCCL_IB_DISABLE" not in render_sbatch(on_fabric, JOB)
 
 
