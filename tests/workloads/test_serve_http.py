@@ -279,6 +279,14 @@ def test_a_wrong_value_is_named_with_what_is_allowed(
     assert answer["error"]["type"] == "invalid_request_error"
 
 
+def test_half_a_surrogate_pair_is_refused(server: Stand) -> None:
+    """It is JSON by the grammar, and was an error of the tokenizer: 500."""
+    body = rb'{"model": "\ud800", "messages": [{"role": "user", "content": "\ud83d\ude00 \ud800"}]}'
+    status, answer, _ = server.post(body)
+    assert (status, answer["error"]["code"]) == (400, "invalid_json")
+    assert "surrogates not allowed" in answer["error"]["message"]
+
+
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b"[" * 100_000, b""])
 def test_a_body_that_is_no_object_is_refused(server: Stand, body: bytes) -> None:
     status, answer, _ = server.post(body)

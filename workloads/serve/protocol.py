@@ -54,6 +54,9 @@ def parse_chat(body: bytes, limits: Limits) -> ChatRequest:
     """Return the request in `body`; ApiError says which parameter is wrong and what is allowed."""
     try:
         value = json.loads(body)
+        # JSON can escape half of a surrogate pair; neither tokenizers nor answers take that.
+        if rb"\u" in body:
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not JSON: {error}", None, "invalid_json") from error
     if not isinstance(value, dict):
