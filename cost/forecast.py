@@ -92,6 +92,9 @@ def forecast(
     declared = next((each for each in spec.runs if each.job == job.name), None)
     if worker is None:
         return _unknown(job, rates, None, f"no nodes fit {job.name}", f"see jobs of {spec.name}")
+    if job.is_acceptance:
+        reason = f"{job.name} reads no tokens"
+        return _unknown(job, rates, worker, reason, "its profile decides how long it takes")
     if declared is None:
         reason = f"no entry of runs says how many tokens {job.name} reads"
         return _unknown(job, rates, worker, reason, _how_to_declare(spec, job, records))

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cost.forecast import UnknownRun
 from infra.accept import run
 from infra.accept.errors import AcceptError
 from infra.accept.result import STAGES, Profile
 from infra.cli.main import app
+from infra.jobs.books import open_books
 from infra.jobs.parse import Job
 from stacks.load import load_stack
 from tests.unit.accept import acceptance
@@ -88,6 +90,20 @@ def test_a_stage_that_its_job_never_reached_says_so() -> None:
     assert run.gaps(("soak",), None, ended) == {
         "soak": "job 7 ended before it: TIMEOUT, exit 76; see `soperator logs 7`"
     }
+
+
+def test_its_forecast_says_what_its_time_limit_allows_and_asks_for_no_tokens(
+    key: Path, tmp_path: Path
+) -> None:
+    environ = {"SOPERATOR_SSH_PUBLIC_KEY_FILE": f"{key}.pub"}
+    spec = load_stack("h100-prod", environ=environ)
+    run_of = open_books(spec, tmp_path, lambda line: None).forecast(run.accept_job(spec))
+    assert str(run_of) == (
+        "NOT KNOWN: accept reads no tokens; its profile decides how long it takes"
+    )
+    assert isinstance(run_of, UnknownRun)
+    # Two nodes for two hours at 8 x $4.50.
+    assert run_of.at_most_usd == 144
 
 
 def test_every_shipped_stack_declares_its_acceptance(key: Path) -> None:
