@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from infra.jobs import run_config
 from infra.local.state import Cache
 from tests.conftest import PUBLIC_KEY
 from tests.engine.nebius_project import (
@@ -46,6 +47,7 @@ storage = replace(spec.storage, purge_on_destroy=declared.get("purge", False))
 spec = replace(spec, name="test", jobs=jobs, storage=storage, nebius=nebius)
 configs = RunConfigs("test", spec, bucket=Buckets("test", spec).configs, root=folder)
 pulumi.export("keys", configs.keys)
+pulumi.export("store", configs.store)
 """
 DESTROY = ("destroy", "--yes", "--skip-preview")
 
@@ -162,6 +164,13 @@ def test_what_was_deleted_by_hand_is_seen_by_a_refresh_and_comes_back(
     project.run("refresh", "--yes", "--skip-preview")
     project.up()
     assert key in storage.inodes()
+
+    # What a submission stores is opened by an output that shows nothing unasked.
+    shown = project.run("stack", "output", "store")
+    assert "emulated-secret" not in shown
+    store = project.outputs()["store"]
+    kept = run_config.keep(store, "lora", b"{}")
+    assert kept.partition("/")[2] in storage.inodes()
 
 
 def test_a_new_bucket_after_a_purge_has_every_config_again(
