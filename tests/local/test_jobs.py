@@ -15,10 +15,13 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from infra.accept import certificate, run, signature
-from infra.accept.result import STAGES, Profile
+from infra.accept import certificate, signature
+from infra.accept.result import STAGES
+from infra.cli import context
 from infra.cli.errors import CliError
+from infra.cli.main import app
 from infra.demo import attempt, chain
 from infra.demo.runner import Runner
 from infra.jobs import history, logs, pull, slurm, submit, sync
@@ -389,7 +392,7 @@ def test_a_submission_is_forecast_held_to_the_budget_and_settled(
 
 
 def test_a_quick_acceptance_of_both_nodes_is_certified(
-    cluster: JobsCluster, tmp_path: Path
+    cluster: JobsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readiness to soak as one Slurm job on both workers; the certificate names them."""
     job = JobSpec(
@@ -401,37 +404,33 @@ def test_a_quick_acceptance_of_both_nodes_is_certified(
         restarts=0,
         time_limit="00:20:00",
     )
-    files = code_files(CHECKOUT, replace(cluster.spec, jobs=(job,)))
+    spec = replace(cluster.spec, jobs=(job,))
     outputs = replace(cluster.outputs, jobs={job.name: ""})
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
+    for name, value in {
+        "spec": lambda stack: spec,
+        "read": lambda stack: outputs,
+        "local_code": lambda stack: code_files(CHECKOUT, spec),
+        "private_key": lambda identity: cluster.identity,
+    }.items():
+        monkeypatch.setattr(context, name, value)
     sets = ("accept.soak_s=0", "accept.training.steps=3", "accept.training.warmup=1")
-    (batch,) = run.batches(Profile.QUICK, run.chosen_stages(None), sets)
-    log: list[bytes] = []
-    with Connection(outputs.endpoint(cluster.identity)) as connection:
-        sync.send(connection, outputs.code_path, files)
-        submitted = submit.submit(
-            connection, outputs, job.name, code_hash=hash_files(files), sets=batch.sets
-        )
-        found = run.collect(
-            connection,
-            outputs,
-            [(batch, submitted)],
-            state=tmp_path,
-            write=log.append,
-            say=lambda line: None,
-        )
-    said = b"".join(log).decode()
-    assert found.outcome == "PASS", said
-    assert found.stages == STAGES
-    assert [(node["name"], node["role"], node["ranks"]) for node in found.nodes] == [
+    words = ["accept", "--stack", spec.name, "--profile", "quick", "--sync", "--format", "json"]
+    folder = tmp_path / "certificate"
+    done = CliRunner().invoke(
+        app, [*words, "-o", str(folder), *(word for each in sets for word in ("--set", each))]
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["outcome"], tuple(found["stages"])) == ("PASS", STAGES)
+    assert [(node["name"], node["role"], node["ranks"]) for node in found["nodes"]] == [
         ("worker-0", "master", [0]),
         ("worker-1", "worker", [1]),
     ]
-    assert found.runs[0]["launcher"] == "slurm"
-    assert [point["ranks"] for point in found.measurements["training"]["points"]] == [1, 2]
-    places = {row["place"]: row for row in found.measurements["storage"] if row["is_shared"]}
-    assert {"data", "model", "chkpt", "results"} <= set(places), "each reads its neighbour's file"
+    assert found["runs"][0]["launcher"] == "slurm"
+    assert [point["ranks"] for point in found["measurements"]["training"]["points"]] == [1, 2]
+    shared = {row["place"] for row in found["measurements"]["storage"] if row["is_shared"]}
+    assert {"data", "model", "chkpt", "results"} <= shared, "each reads its neighbour's file"
     assert not list(cluster.path("/mnt/data").glob(".accept-*"))
-    values = certificate.content(found, stack="jobs", prices={}, price_note="")
-    files_made = certificate.write(values, tmp_path / "certificate", cluster.identity)
     public = signature.public_key(cluster.identity)
-    assert certificate.verify(files_made.html, public)["nodes"][1]["name"] == "worker-1"
+    assert certificate.verify(folder / "certificate.html", public) == found

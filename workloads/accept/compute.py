@@ -103,7 +103,6 @@ def _gemm(world: World, config: ComputeConfig) -> tuple[float, bool]:
     left = torch.full((size, size), 0.5, dtype=dtype, device=world.device)
     right = torch.full((size, size), 2.0, dtype=dtype, device=world.device)
     out = torch.empty_like(left)
-    # The sum of `size` ones is exact in both types up to 2^8 x 2^n and 2^24.
     torch.matmul(left, right, out=out)
     is_right = bool((out == float(size)).all())
     seconds = _seconds(world, lambda: torch.matmul(left, right, out=out), config.iterations)

@@ -46,6 +46,12 @@ class ComputeConfig:
     """Size of the copies in memory and from the host, in 10^6 bytes."""
     iterations: int = 50
 
+    def __post_init__(self) -> None:
+        size = self.matrix_size
+        # bf16 holds the expected product of a power of two exactly, and of few other sizes.
+        is_exact = size > 0 and size & (size - 1) == 0
+        require(is_exact, f"matrix_size: got {size}, expected a power of two")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.accept import compute, connectivity, scaling, soak
-from workloads.accept.config import AcceptConfig, TrainingConfig, profiled
+from workloads.accept.config import AcceptConfig, ComputeConfig, TrainingConfig, profiled
 from workloads.accept.connectivity import Pair, rounds
 from workloads.accept.gates import gates_for
 from workloads.accept.nodes import Node, table
@@ -172,6 +172,11 @@ def test_points_are_1_2_4_in_a_node_then_whole_nodes_then_all(
     world: int, per_node: int, points: tuple[int, ...]
 ) -> None:
     assert points_of(TrainingConfig(), world, per_node) == points
+
+
+def test_a_product_whose_value_bf16_cannot_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match="matrix_size: got 10000, expected a power of two"):
+        ComputeConfig(matrix_size=10000)
 
 
 def test_quick_repeats_less_and_keeps_the_sizes_that_limits_speak_of() -> None:
