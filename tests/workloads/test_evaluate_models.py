@@ -199,6 +199,38 @@ def test_two_ranks_give_the_result_of_one(trained: Any, recipe_file: Path, place
         assert test["p_value"] == pytest.approx(alone["significance"][name]["p_value"])
 
 
+@pytest.mark.timeout(900)
+def test_a_killed_rank_loses_no_finished_row(run: Any, recipe_file: Path, places: Path) -> None:
+    """SIGKILL, as the kernel's memory killer sends it; the launcher starts both ranks anew."""
+    run("prepare-data")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "workloads.common.launch", "--nnodes=1"),
+            *("--nproc-per-node=2", "--max-restarts=1"),
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
+            *("-m", "tests.workloads.evaluate_losing_a_rank", "--recipe", str(recipe_file)),
+            *("--set", "evaluate.cpu_threads=1"),
+        ],
+        cwd=CHECKOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (places / "killed").is_file(), "no rank was lost"
+    (folder,) = (places / "results" / "rows").iterdir()
+    made = [
+        (line["part"], line["row"])
+        for path in folder.glob("*.jsonl")
+        for line in map(json.loads, path.read_text().splitlines())
+    ]
+    everything = [("answer", row) for row in range(3)] + [("loss", row) for row in range(4)]
+    assert sorted(made) == everything, "a finished row was made again, or is not there"
+    rows = (places / "results" / "original" / "rows.jsonl").read_text().splitlines()
+    assert len(rows) == 3
+
+
 def lm_eval(recipe_file: Path, capsys: Any, *overrides: str) -> tuple[int, dict[str, Any]]:
     """Runs the job lm_eval: its exit code and record."""
     from workloads.evaluate.lm_eval_job import main
