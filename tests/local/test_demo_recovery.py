@@ -191,7 +191,9 @@ def test_a_demo_killed_on_every_stretch_finishes_the_job_once(demo: Demo) -> Non
     demo.kill_when(lambda: demo.said("pulumi up, measured cost"), "the last `pulumi up`")
     demo.finish()
     assert state.report.is_file()
-    assert demo.said("One chat: .* -> .* served, ")
+    # Whether a load keeps the SLO is up to how busy the machine is.
+    assert demo.said("^Served: SmolLM2-135M-Instruct-tuned under load")
+    assert demo.said("^Cost of one chat: ")
     assert demo.jobs() == FINISHED
     assert demo.made_ids() == demo.declared_ids()
 
