@@ -178,8 +178,8 @@ def _with_workers(folder: Path, num_workers: int) -> str:
     text = (STACKS_DIR / f"Pulumi.{STACK}.yaml").read_text(encoding="utf-8")
     changed, count = _NODES.subn(rf"\g<1>{num_workers}", text)
     assert count == 1, "the stack file has another form: change _NODES"
-    # Its job asks for more nodes than one; its backups wait for charts, which are not here.
-    changed = re.sub(r"(name: finetune.*nodes: )\d+", r"\g<1>1", changed)
+    # Its jobs ask for more nodes than one; its backups wait for charts, which are not here.
+    changed = re.sub(r"(module: workloads.*\bnodes: )\d+", r"\g<1>1", changed)
     return _config(folder, re.sub(r"^    backup: .*\n", "", changed, flags=re.MULTILINE))
 
 
