@@ -184,7 +184,7 @@ def test_a_demo_killed_on_every_stretch_finishes_the_job_once(demo: Demo) -> Non
     demo.start()
     demo.kill_when(lambda: demo.said(r"evaluate: job \d+ is RUNNING"), "the evaluation")
     demo.start()
-    demo.kill_when(lambda: demo.said(r"serve: job \d+ is RUNNING"), "the start of the server")
+    demo.kill_when(lambda: demo.said(r"job \d+ serve is RUNNING"), "the start of the server")
     demo.start()
     demo.kill_when(lambda: demo.said(r"load: job \d+ is RUNNING"), "the load test")
     demo.start()
