@@ -13,8 +13,8 @@ from typing import Final
 _MODEL_JOBS: Final = """\
   soperator-stack:jobs:
     - {name: prepare-data, module: workloads.data, recipe: glaive_qwen2_7b, nodes: 1, cpus_per_task: 8, time_limit: "02:00:00"}
-    - {name: finetune, module: workloads.train, recipe: qwen2_7b_lora_16xh100, nodes: NODES, gpus_per_node: GPUS, cpus_per_task: 8, time_limit: "06:00:00", after: prepare-data}
-    - {name: evaluate, module: workloads.evaluate, recipe: glaive_qwen2_7b, nodes: 1, gpus_per_node: ONE, cpus_per_task: 8, time_limit: "02:00:00", after: finetune}
+    - {name: finetune, module: workloads.train, recipe: qwen2_7b_lora_16xh100, nodes: NODES, gpus_per_node: GPUS, time_limit: "06:00:00", after: prepare-data}
+    - {name: evaluate, module: workloads.evaluate, recipe: glaive_qwen2_7b, nodes: 1, gpus_per_node: ONE, time_limit: "02:00:00", after: finetune}
 """  # noqa: E501
 
 
