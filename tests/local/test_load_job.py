@@ -1,4 +1,4 @@
-"""What runs beside a server on one cluster: a load test that asks it, a fine-tune that does not.
+"""What runs beside a server on one cluster: a load test that asks it, jobs that do not.
 
 The invariants: the load test's record names the server's preset and engine, so the price of a chat
 is measured; a server answers while a fine-tune's steps go on, and all three end well.
@@ -25,6 +25,10 @@ from infra.render.archive import code_files, hash_files
 from stacks.slurm_spec import JobSpec
 from tests.local import test_serve_job as serving
 from tests.local.jobs_cluster import JobsCluster, running_cluster
+from tests.workloads.conftest import RECIPE
+from workloads.common.job import run_job
+from workloads.data import __main__ as prepare_data
+from workloads.evaluate import compare_models
 
 pytestmark = pytest.mark.local
 
@@ -45,6 +49,26 @@ _FINETUNE = JobSpec(
     gpus_per_node=1,
     cpus_per_task=1,
     time_limit="00:20:00",
+)
+_INFERENCE = tuple(
+    JobSpec(
+        name=f"inference-{side}",
+        module=f"workloads.evaluate.inference_{side}",
+        recipe="bfcl_smollm2",
+        gpus_per_node=1,  # without, a job takes all memory of its node
+        cpus_per_task=1,
+        time_limit="00:20:00",
+    )
+    for side in ("original", "trained")
+)
+_INFERENCE_SETS = (
+    "model=tiny",
+    "evaluate.dataset=prepared",
+    "evaluate.num_rows=3",
+    "evaluate.num_perplexity_rows=4",
+    "evaluate.max_new_tokens=4",
+    "evaluate.cpu_threads=1",
+    "evaluate.dtype=fp32",
 )
 BOTH = ("worker-[0-1]", "worker-0")
 """Nodes of the fine-tune and of the server."""
@@ -90,7 +114,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with running_cluster(folder, public, identity) as cluster:
         serving._make_model(cluster.path("/mnt/model/tiny"))
         servers = tuple(job for job in cluster.spec.jobs if job.is_server or job.is_load_test)
-        jobs = (*servers, _FINETUNE)
+        jobs = (*servers, _FINETUNE, *_INFERENCE)
         files = code_files(CHECKOUT, replace(cluster.spec, jobs=jobs))
         outputs = replace(cluster.outputs, jobs={job.name: "" for job in jobs})
         with Connection(outputs.endpoint(cluster.identity)) as connection:
@@ -150,6 +174,58 @@ def test_a_server_answers_while_a_fine_tune_makes_its_steps_beside_it(served: Se
     assert sum(steps_during_answers) > 0, "no step was made while the server wrote an answer"
     record = json.loads(served.result(tuned.job_id, "run_record.json").read_text())
     assert (record["kind"], record["outcome"], record["world_size"]) == ("train", "PASS", 2)
+
+
+@pytest.mark.timeout(900)
+def test_both_inference_jobs_run_at_the_same_time_and_their_folders_are_compared(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 002 submits the two one after the other's end; they share no file and need no order."""
+    _prepare(served.cluster, monkeypatch, tmp_path)
+    made = [served.submit(job.name, *_INFERENCE_SETS) for job in _INFERENCE]
+    for each in made:
+        served.end_of(each)
+    ended = [slurm.find(served.connection, each.job_id) for each in made]
+    starts = [str(job.started) for job in ended]
+    ends = [str(job.ended) for job in ended]
+    assert max(starts) < min(ends), f"one waited for the other: {starts} {ends}"
+    results = served.cluster.path("/mnt/chkpt/results")
+    report = tmp_path / "comparison_report.json"
+    assert (
+        compare_models.main(
+            [
+                *("--original-results", str(results / "original")),
+                *("--trained-results", str(results / "trained")),
+                *("--output", str(report)),
+            ]
+        )
+        == 0
+    )
+    assert json.loads(report.read_text())["num_rows"] == 3
+
+
+def _prepare(cluster: JobsCluster, monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
+    """Prepared rows, and an adapter with random weights: what it says does not matter here."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    for place in ("data", "model", "chkpt"):
+        monkeypatch.setenv(f"SOPERATOR_PLACE_{place.upper()}", str(cluster.path(f"/mnt/{place}")))
+    monkeypatch.setenv("SOPERATOR_PLACE_RESULTS", str(scratch))
+    recipe = scratch / "recipe.json"
+    recipe.write_text(json.dumps({"model": "tiny", "data": RECIPE["data"]}))
+    assert run_job("prepare-data", prepare_data.main, ["--recipe", str(recipe)]) == 0
+    base = AutoModelForCausalLM.from_pretrained(cluster.path("/mnt/model/tiny"))
+    config = peft.LoraConfig(
+        r=2,
+        target_modules=["q_proj"],
+        init_lora_weights=False,
+        base_model_name_or_path="/mnt/model/tiny",
+        task_type="CAUSAL_LM",
+    )
+    chkpt = cluster.path("/mnt/chkpt")
+    peft.get_peft_model(base, config).save_pretrained(chkpt / "finetune" / "1" / "final")
+    (chkpt / "latest").write_text("finetune/1/final\n")
 
 
 def _steps(curve: Path) -> int:
