@@ -35,11 +35,11 @@ def main() -> int:
     options = _parser().parse_args()
     size = Work(num_rows=options.rows, num_steps=options.steps)
     return compare.measure(
-        PAIRS,
+        {name: PAIRS[name] for name in options.only or PAIRS},
         trainers(size),
         size=size,
         path=RESULT if options.write else None,
-        command=f"python -m benchmarks.train --rows {options.rows} --steps {options.steps}",
+        command=f"python -m benchmarks.train {' '.join(sys.argv[1:])}".strip(),
         packages=("torch", "transformers", "peft", "accelerate", "trl"),
     )
 
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--steps", type=int, default=10, help="train steps; the first does not count"
     )
+    parser.add_argument("--only", nargs="+", choices=PAIRS, help="leave the other ratios alone")
     parser.add_argument("--no-write", dest="write", action="store_false")
     return parser
 

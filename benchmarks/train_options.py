@@ -40,11 +40,12 @@ def main() -> int:
     chosen = options.only or [name for name in trainers if name != "plain"]
     return compare.measure(
         {name: Pair(ours=name, theirs="plain", same_rows=name != "packing_off") for name in chosen},
-        trainers,
+        {name: trainers[name] for name in ("plain", *chosen)},
         size=size,
         path=RESULT if options.write else None,
-        command=f"python -m benchmarks.train_options --rows {options.rows} --steps {options.steps}",
+        command=f"python -m benchmarks.train_options {' '.join(sys.argv[1:])}".strip(),
         packages=("torch", "transformers", "peft"),
+        in_one_process=True,
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.machine import describe
 from benchmarks.training import contest, work
-from benchmarks.training.contest import Trainer
+from benchmarks.training.contest import Step, Trainer
 from benchmarks.training.work import Work
 
 LOSS_TOLERANCE = 1e-3
@@ -46,34 +46,66 @@ def measure(
     path: Path | None,
     command: str,
     packages: Sequence[str],
+    in_one_process: bool = False,
 ) -> int:
-    """Measure all pairs and write `path`; return 0 when every ratio keeps its bound, else 1."""
-    result: dict[str, Any] = {
-        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command,
-        "machine": describe(),
-        "versions": {name: metadata.version(name) for name in packages},
+    """Measure all pairs and write `path`; return 0 when every ratio keeps its bound, else 1.
+
+    `in_one_process`: all trainers at once and not two at a time, as threads.
+    """
+    versions = {name: metadata.version(name) for name in packages}
+    held = None
+    if in_one_process:
+        machine = describe()
+        with tempfile.TemporaryDirectory() as logs:
+            held = contest.hold(
+                dict(trainers), num_steps=size.num_steps, logs=Path(logs), in_one_process=True
+            )
+    is_kept = True
+    for name, pair in pairs.items():
+        machine = machine if held else describe()
+        ratio = _judged(pair, *held) if held else _compare(pair, trainers, size)
+        print(_line(name, ratio), flush=True)
+        is_kept &= ratio["verdict"] != "FAIL"
+        if path:
+            found = ratio | {
+                "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+                "command": command,
+                "load_after": describe()["load_before"],
+                "machine": machine,
+                "versions": versions,
+            }
+            _put(path, name, found)
+    return 0 if is_kept else 1
+
+
+def _put(path: Path, name: str, found: dict[str, Any]) -> None:
+    """Write one ratio beside those that are there: each has its own date, command and load."""
+    result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    work_done = {
         "model": work.MODEL,
         "limit_tokens": work.LIMIT_TOKENS,
         "rows_a_step": work.ROWS_A_STEP,
     }
-    ratios: dict[str, Any] = {}
-    for name, pair in pairs.items():
-        ratios[name] = _compare(pair, trainers, size)
-        print(_line(name, ratios[name]), flush=True)
-    result["load_after"] = describe()["load_before"]
-    result["ratios"] = ratios
-    if path:
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    return int(any(each["verdict"] == "FAIL" for each in ratios.values()))
+    ratios = result.get("ratios", {}) if result.get("work") == work_done else {}
+    result = {"work": work_done, "ratios": ratios | {name: found}}
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def _compare(pair: Pair, trainers: Mapping[str, Trainer], size: Work) -> dict[str, Any]:
-    names = (pair.ours, pair.theirs)
     with tempfile.TemporaryDirectory() as logs:
         rounds, losses = contest.hold(
-            {name: trainers[name] for name in names}, num_steps=size.num_steps, logs=Path(logs)
+            {name: trainers[name] for name in (pair.ours, pair.theirs)},
+            num_steps=size.num_steps,
+            logs=Path(logs),
         )
+    return _judged(pair, rounds, losses)
+
+
+def _judged(
+    pair: Pair, rounds: Sequence[dict[str, Step]], losses: Mapping[str, float]
+) -> dict[str, Any]:
+    names = (pair.ours, pair.theirs)
+    losses = {name: losses[name] for name in names}
     if pair.same_rows:
         mine, their = (losses[name] for name in names)
         if abs(mine - their) > LOSS_TOLERANCE * abs(their):
@@ -90,7 +122,7 @@ def _compare(pair: Pair, trainers: Mapping[str, Trainer], size: Work) -> dict[st
         "useful_tokens_per_cpu_s": {k: round(statistics.median(v), 2) for k, v in rates.items()},
         "mean_losses": {name: round(loss, 6) for name, loss in losses.items()},
         "rounds": [
-            {name: [step.num_tokens, round(step.cpu_s, 3)] for name, step in each.items()}
+            {name: [each[name].num_tokens, round(each[name].cpu_s, 3)] for name in names}
             for each in rounds
         ],
     }

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -35,8 +37,8 @@ class Step:
 class Turns:
     """The trainer's end of the line."""
 
-    def __init__(self, line: Connection) -> None:
-        self._line, self._counted_s = line, 0.0
+    def __init__(self, line: Connection, *, shares_process: bool = False) -> None:
+        self._line, self._counted_s, self._shares = line, 0.0, shares_process
 
     def step(self, num_tokens: int) -> None:
         """Tell of a step that has ended, and wait for the next turn."""
@@ -44,20 +46,24 @@ class Turns:
         self._line.send(Step(num_tokens=num_tokens, cpu_s=now - self._counted_s))
         self._counted_s = now
         self._line.recv()
+        if self._shares:  # the others have used the time between
+            self._counted_s = time.process_time()
 
 
 def hold(
-    trainers: dict[str, Trainer], *, num_steps: int, logs: Path
+    trainers: dict[str, Trainer], *, num_steps: int, logs: Path, in_one_process: bool = False
 ) -> tuple[list[dict[str, Step]], dict[str, float]]:
     """Return the steps of every round after the first, and each trainer's mean loss.
 
     The first step pays for warm-up and is not compared. What a trainer prints goes to a file in
-    `logs`; RuntimeError names it when one ends early.
+    `logs`; RuntimeError names it when one ends early. `in_one_process`: as threads, which saves
+    their starts, for trainers that are all ours.
     """
+    started = _started_here if in_one_process else _started
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     with contextlib.ExitStack() as stack:
         lines = {
-            name: stack.enter_context(_started(name, trainer, logs / f"{name}.log"))
+            name: stack.enter_context(started(name, trainer, logs / f"{name}.log"))
             for name, trainer in trainers.items()
         }
         for name, line in lines.items():  # one at a time: loading a model is no step
@@ -104,6 +110,34 @@ def _started(name: str, trainer: Trainer, log: Path) -> Iterator[Connection]:
     finally:
         process.terminate()
         process.join()
+
+
+@contextlib.contextmanager
+def _started_here(name: str, trainer: Trainer, log: Path) -> Iterator[Connection]:
+    ours, theirs = get_context("spawn").Pipe()
+
+    def run() -> None:
+        import torch
+
+        try:
+            theirs.recv()
+            torch.set_num_threads(1)
+            theirs.send(trainer(Turns(theirs, shares_process=True)))
+        except EOFError:
+            pass  # another trainer ended early
+        except Exception:
+            log.write_text(traceback.format_exc(), encoding="utf-8")
+        finally:
+            theirs.close()
+
+    log.touch()
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        thread.join()
 
 
 def _run(trainer: Trainer, line: Connection, log: Path) -> None:
