@@ -40,7 +40,7 @@ def main() -> int:
     chosen = options.only or [name for name in trainers if name != "plain"]
     return compare.measure(
         {name: Pair(ours=name, theirs="plain", same_rows=name != "packing_off") for name in chosen},
-        {name: trainers[name] for name in ("plain", *chosen)},
+        trainers,
         size=size,
         path=RESULT if options.write else None,
         command=f"python -m benchmarks.train_options {' '.join(sys.argv[1:])}".strip(),

@@ -50,20 +50,13 @@ def measure(
 ) -> int:
     """Measure all pairs and write `path`; return 0 when every ratio keeps its bound, else 1.
 
-    `in_one_process`: all trainers at once and not two at a time, as threads.
+    `in_one_process`: the two of a pair as threads, which saves the starts of interpreters.
     """
     versions = {name: metadata.version(name) for name in packages}
-    held = None
-    if in_one_process:
-        machine = describe()
-        with tempfile.TemporaryDirectory() as logs:
-            held = contest.hold(
-                dict(trainers), num_steps=size.num_steps, logs=Path(logs), in_one_process=True
-            )
     is_kept = True
     for name, pair in pairs.items():
-        machine = machine if held else describe()
-        ratio = _judged(pair, *held) if held else _compare(pair, trainers, size)
+        machine = describe()
+        ratio = _compare(pair, trainers, size, in_one_process=in_one_process)
         print(_line(name, ratio), flush=True)
         is_kept &= ratio["verdict"] != "FAIL"
         if path:
@@ -91,12 +84,15 @@ def _put(path: Path, name: str, found: dict[str, Any]) -> None:
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def _compare(pair: Pair, trainers: Mapping[str, Trainer], size: Work) -> dict[str, Any]:
+def _compare(
+    pair: Pair, trainers: Mapping[str, Trainer], size: Work, *, in_one_process: bool
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as logs:
         rounds, losses = contest.hold(
             {name: trainers[name] for name in (pair.ours, pair.theirs)},
             num_steps=size.num_steps,
             logs=Path(logs),
+            in_one_process=in_one_process,
         )
     return _judged(pair, rounds, losses)
 
