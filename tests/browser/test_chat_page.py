@@ -32,7 +32,7 @@ from infra.setup.packages import MODEL
 from tests.ports import free_ports
 from tests.ssh_stand import SshStand, login_node
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(1200)]
 
 ARTIFACTS = CHECKOUT / ".soperator" / "test-artifacts" / "chat"
 _WAIT_MS = 120_000
@@ -227,6 +227,7 @@ def test_a_reload_keeps_the_conversation_and_the_controls(tab: Tab) -> None:
     expect(page.locator("#left-chat")).to_contain_text("Remember the word tulip.")
     expect(page.locator("#left-chat")).to_contain_text("adapter on")
     expect(page.get_by_label("One model")).to_be_checked()
+    expect(page.locator("#right-chat")).to_be_hidden()
     expect(page.get_by_role("checkbox", name="Adapter on")).to_be_checked()
     page.get_by_role("button", name="New conversation").click()
     expect(page.locator("#left-chat")).not_to_contain_text("tulip")

@@ -76,8 +76,9 @@ def serve(options: argparse.Namespace, over: threading.Event) -> None:
     client = Client(options.url, os.environ.get(KEY_VARIABLE))
     models = catalog(asyncio.run(client.models()))
     arms = Arms(options.record)
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it when it is imported
     try:
-        from workloads.chat import page
+        from workloads.chat import look, page
         from workloads.chat.guard import PageGuard
     except ModuleNotFoundError as error:
         raise NotRunError(
@@ -102,8 +103,8 @@ def serve(options: argparse.Namespace, over: threading.Event) -> None:
         mcp_server=False,
         enable_monitoring=False,
         footer_links=[],
-        theme=page.theme(),
-        css_paths=[page.CSS],
+        theme=look.theme(),
+        css_paths=[look.CSS],
         app_kwargs={"middleware": [Middleware(PageGuard, is_shared=options.share)]},
     )
     log(f"chat with {' and '.join(each.label for each in models)}: http://{HOST}:{port}/")

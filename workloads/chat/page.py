@@ -8,51 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
-# Read by Gradio when it is imported.
-os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-
 import gradio as gr
-from gradio.themes import Default
 
 from workloads.chat import conversation as conversations
-from workloads.chat import render, settings
+from workloads.chat import look, render, settings
 from workloads.chat.client import UnreachableError
 from workloads.chat.conversation import Conversation, Vote
 from workloads.chat.dialogue import Dialogue, View
-from workloads.chat.models import partner
+from workloads.chat.models import by_label, partner
 from workloads.chat.server_load import load_line, read_metrics
 from workloads.chat.settings import MODES, Settings
 
-CSS: Final = Path(__file__).with_name("page.css")
 _STORAGE_KEY: Final = "soperator-chat"
 _LOOK_EVERY_S: Final = 2.0
 _NUM_AT_ONCE: Final = 32
 """Answers that run at the same time, of all who have the page open."""
-_VOTES: Final[Mapping[Vote, str]] = {
-    "left": "Left is better",
-    "tie": "Both alike",
-    "right": "Right is better",
-    "good": "Good answer",
-    "bad": "Bad answer",
-}
-_FONTS: Final = ("system-ui", "sans-serif")
-_SAVE_FILE: Final = """(text) => {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], {type: "application/json"}));
-  link.download = "chat.json";
-  link.click();
-  URL.revokeObjectURL(link.href);
-}"""
-
-
-def theme() -> Default:
-    """Return Gradio's plain theme with the fonts that the reader's system has."""
-    return Default(font=_FONTS, font_mono=("ui-monospace", "monospace"))
 
 
 class Page:
@@ -81,10 +54,18 @@ class Page:
                 min_width=300,
             )
             self._left = gr.Dropdown(
-                self._labels, value=start.left, label="Model (left, arm A)", elem_id="left-model"
+                self._labels,
+                value=start.left,
+                label="Model (left, arm A)",
+                elem_id="left-model",
+                min_width=240,
             )
             self._right = gr.Dropdown(
-                self._labels, value=start.right, label="Model (right, arm B)", elem_id="right-model"
+                self._labels,
+                value=start.right,
+                label="Model (right, arm B)",
+                elem_id="right-model",
+                min_width=240,
             )
             self._adapter = gr.Checkbox(
                 label="Adapter on", elem_id="adapter", visible=False, interactive=True
@@ -120,12 +101,12 @@ class Page:
         with gr.Row():
             self._send = gr.Button("Send", variant="primary", elem_id="send", min_width=90)
             self._stop = gr.Button("Stop", elem_id="stop", interactive=False, min_width=90)
-            self._new = gr.Button("New conversation", elem_id="new", min_width=90)
+            self._new = gr.Button("New conversation", elem_id="new", min_width=160)
             self._export = gr.Button("Export JSON", elem_id="export", min_width=90)
         with gr.Row():
             self._votes: dict[Vote, gr.Button] = {
                 vote: gr.Button(text, visible=False, elem_id=f"vote-{vote}", min_width=90)
-                for vote, text in _VOTES.items()
+                for vote, text in look.VOTES.items()
             }
         with gr.Accordion("System prompt, sampling, tools", open=False, elem_id="settings"):
             self._system = gr.Textbox(label="System prompt", lines=2, elem_id="system")
@@ -148,7 +129,7 @@ class Page:
 
     def _wire(self) -> None:
         controls = [
-            *(self._mode, self._left, self._right, self._share),
+            *(self._mode, self._left, self._right, self._share, self._adapter),
             *(self._system, self._temperature, self._max_tokens, self._tools),
         ]
         shown = [
@@ -160,7 +141,7 @@ class Page:
         self.blocks.load(
             self._opened,
             [self._kept],
-            [*controls, *shown, self._adapter],
+            [*controls, *shown],
             **quiet,
         )
         self.blocks.load(self._looked, None, seen, **quiet)
@@ -175,40 +156,42 @@ class Page:
         clears = [column.clear for column in self._columns]
         for event in (self._new.click, self._mode.input, *clears):
             event(self._renew, controls, shown, **quiet)
-        layout = [self._columns[1], self._left, self._right, self._share, self._adapter]
+        layout = [self._left, self._right, self._share, self._adapter]
         for event in (self._mode.input, self._left.input):
             event(self._arrange, [self._mode, self._left], layout, **quiet)
-        self._adapter.input(self._switch, [self._left], [self._left], **quiet)
         self._export.click(self._exported, [self._kept, *controls], [self._file], **quiet).success(
-            None, [self._file], None, js=_SAVE_FILE
+            None, [self._file], None, js=look.SAVE_FILE
         )
 
     def _opened(self, kept: Any) -> list[Any]:
         conversation = conversations.restored(kept)
         chosen = settings.restored(conversation.get("settings"), self._dialogue.models)
         values = (chosen.system, chosen.temperature, chosen.max_tokens, chosen.tools)
-        _, left, right, share, adapter = self._arrange(_name(chosen), chosen.left)
+        left, right, share, adapter = self._arrange(_name(chosen), chosen.left)
         right["value"], share["value"] = chosen.right, chosen.share_percent
+        adapter["value"] = self._whole(chosen.left) != chosen.left
         shown = self._show(self._dialogue.view(conversation, chosen), chosen)
-        return [_name(chosen), left, right, share, *values, *shown, adapter]
+        return [_name(chosen), left, right, share, adapter, *values, *shown]
 
     def _arrange(self, mode: str, left: str) -> list[dict[str, Any]]:
-        """What of the controls a mode needs."""
-        is_one = MODES[mode] == "one"
-        other = partner(self._dialogue.models, left)
-        is_tuned = other is not None and other.label == _base_of(self._dialogue, left)
+        """What of the controls a mode needs: one model alone has its adapter as a switch."""
+        is_one, whole = MODES[mode] == "one", self._whole(left)
+        wholes = [each.label for each in self._dialogue.models if each.base is None]
+        has_adapter = partner(self._dialogue.models, whole) is not None
         return [
-            gr.update(visible=MODES[mode] in ("pair", "blind")),
-            gr.update(value=left, label="Model" if is_one else "Model (left, arm A)"),
+            gr.update(
+                choices=wholes if is_one else self._labels,
+                value=whole if is_one else left,
+                label="Model" if is_one else "Model (left, arm A)",
+            ),
             gr.update(visible=not is_one),
             gr.update(visible=MODES[mode] == "split"),
-            gr.update(visible=is_one and other is not None, value=is_tuned),
+            gr.update(visible=is_one and has_adapter),
         ]
 
-    def _switch(self, left: str) -> str:
-        """The model whose adapter is on where it was off, and the other way round."""
-        other = partner(self._dialogue.models, left)
-        return left if other is None else other.label
+    def _whole(self, label: str) -> str:
+        """The model itself, or the base of an adapter."""
+        return by_label(self._dialogue.models, label).base or label
 
     async def _looked(self) -> list[str]:
         client = self._dialogue.client
@@ -230,7 +213,7 @@ class Page:
     async def _ask(
         self, kept: Any, question: str, is_result: bool, *controls: Any
     ) -> AsyncIterator[list[Any]]:
-        chosen = _settings(*controls)
+        chosen = self._settings(*controls)
         conversation = conversations.restored(kept)
         async for view in self._dialogue.ask(conversation, chosen, question, is_result=is_result):
             yield self._show(view, chosen)
@@ -239,30 +222,58 @@ class Page:
         self._dialogue.stop(conversations.restored(kept))
 
     def _voted(self, vote: Vote, kept: Any, *controls: Any) -> list[Any]:
-        chosen = _settings(*controls)
+        chosen = self._settings(*controls)
         return self._show(self._dialogue.vote(conversations.restored(kept), chosen, vote), chosen)
 
     def _renew(self, *controls: Any) -> list[Any]:
-        chosen = _settings(*controls)
+        chosen = self._settings(*controls)
         return self._show(self._dialogue.view(conversations.new(), chosen), chosen)
 
     def _exported(self, kept: Any, *controls: Any) -> str:
         conversation: Conversation = conversations.restored(kept)
-        chosen = _settings(*controls)
+        chosen = self._settings(*controls)
         urls = self._dialogue.client.urls
         values = conversations.export(
             conversation, system=chosen.system, servers=urls, settings=chosen.to_json()
         )
         return json.dumps(values, indent=2, ensure_ascii=False)
 
+    def _settings(
+        self,
+        mode: str,
+        left: str,
+        right: str,
+        share: float,
+        has_adapter_on: bool,
+        system: str,
+        temperature: float,
+        max_tokens: float | None,
+        tools: str,
+    ) -> Settings:
+        """The controls as they stand; the switch alone says which half of a model answers."""
+        if MODES[mode] == "one":
+            left = self._whole(left)
+            tuned = partner(self._dialogue.models, left)
+            left = tuned.label if has_adapter_on and tuned is not None else left
+        return Settings(
+            mode=MODES[mode],
+            left=left,
+            right=right,
+            share_percent=share,
+            system=system,
+            temperature=temperature,
+            max_tokens=int(max_tokens or 1),
+            tools=tools,
+        )
+
     def _show(self, view: View, chosen: Settings) -> list[Any]:
         """Values for what every event changes, in the order of `shown`."""
-        columns = [*view.columns, *([[]] if len(view.columns) == 1 else [])]
         can_vote = not view.is_running and conversations.can_vote(view.conversation)
         pair = len(view.columns) == 2
         return [
             view.conversation,
-            *columns,
+            gr.update(value=view.columns[0], label="Left" if pair else "Answers"),
+            gr.update(value=view.columns[-1] if pair else [], visible=pair),
             gr.skip() if view.question is None else view.question,
             gr.update(visible=conversations.has_open_calls(view.conversation), value=False),
             gr.update(interactive=not view.is_running),
@@ -280,31 +291,5 @@ def _voter(page: Page, vote: Vote) -> Any:
     return lambda kept, *controls: page._voted(vote, kept, *controls)
 
 
-def _settings(
-    mode: str,
-    left: str,
-    right: str,
-    share: float,
-    system: str,
-    temperature: float,
-    max_tokens: float | None,
-    tools: str,
-) -> Settings:
-    return Settings(
-        mode=MODES[mode],
-        left=left,
-        right=right,
-        share_percent=share,
-        system=system,
-        temperature=temperature,
-        max_tokens=int(max_tokens or 1),
-        tools=tools,
-    )
-
-
 def _name(chosen: Settings) -> str:
     return next(name for name, mode in MODES.items() if mode == chosen.mode)
-
-
-def _base_of(dialogue: Dialogue, label: str) -> str | None:
-    return next(each.base for each in dialogue.models if each.label == label)
