@@ -26,6 +26,7 @@ def attach_lora(model: Any, config: TrainConfig) -> Any:
 
     modules = config.lora.target_modules
     is_classifier = config.task in ("text_classification", "image_classification")
+    head = [_HEAD] if is_classifier else None
     torch.manual_seed(config.seed)
     try:
         return peft.get_peft_model(
@@ -37,11 +38,8 @@ def attach_lora(model: Any, config: TrainConfig) -> Any:
                 lora_dropout=config.lora.dropout,
                 use_dora=config.lora.dora,
                 target_modules="all-linear" if modules == ("all-linear",) else list(modules),
-                **(
-                    {"modules_to_save": [_HEAD], "exclude_modules": [_HEAD]}
-                    if is_classifier
-                    else {}
-                ),
+                modules_to_save=head,
+                exclude_modules=head,
             ),
             autocast_adapter_dtype=True,
         )

@@ -183,7 +183,7 @@ def test_the_curve_is_read_beside_the_record(tmp_path: Path):
         ({"schema_version": 1, "slo": None}, "slo: expected an object, got null"),
         (
             {"schema_version": 1, "slo": SLO, "curve": [{"concurrency": 0}]},
-            "curve[0].concurrency: expected a whole number of 1 or more, got \"0\"",
+            'curve[0].concurrency: expected a whole number of 1 or more, got "0"',
         ),
         ({"schema_version": 1, "slo": SLO, "curve": {}}, "curve: expected a list of objects"),
     ],
