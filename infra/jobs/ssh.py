@@ -149,6 +149,9 @@ class Connection:
                     yield b""
                     continue
                 if not chunk:
+                    # A connection that is cut ends the output too, without an exit status.
+                    if channel.recv_exit_status() < 0:
+                        raise self._lost(EOFError("closed by the other side"))
                     return
                 yield chunk
         except (OSError, paramiko.SSHException) as error:
