@@ -175,6 +175,11 @@ class Gates:
             return min((self._limit(row) for row in rows), key=lambda each: each.at_least or 0)
         return self._limit(rows[-1])
 
+    def least_bytes(self, check: str, **conditions: Any) -> int | None:
+        """Smallest message that a limit of the check speaks of; None where no size has one."""
+        rows = [row for row in self.hardware.gates if row.check == check]
+        return min((row.from_bytes for row in rows if row.counts(conditions)), default=None)
+
     def _limit(self, row: Gate) -> Limit:
         source = self.sources[row.source]
         note = row.note

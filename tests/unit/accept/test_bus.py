@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from workloads.accept.bus import BUS_FACTORS, arithmetic_trouble, transfer
-from workloads.accept.collectives import algorithm, judge
+from workloads.accept.collectives import algorithm, elements_of, judge
 from workloads.accept.gates import gates_for
 from workloads.accept.nccl_tests import NcclTestsError, parse
 
@@ -115,3 +116,27 @@ def test_nccl_may_reduce_in_the_switch_above_four_gpus(
     gpus: int, environment: dict[str, str], way: str
 ) -> None:
     assert algorithm(gpus, environment) == way
+
+
+def _rows(num_bytes: int, busbw: float, source: str = "torch", wrong: int | None = 0) -> Any:
+    """An all-reduce of eight ranks on one node."""
+    row = transfer("all_reduce", 8, num_bytes, num_bytes * 1.75 / busbw / 1e9, wrong)
+    return {**replace(row, source=source).to_json(), "scope": "node", "nodes": ["worker-0"]}
+
+
+@pytest.mark.parametrize("ranks", [8, 16, 24, 48, 56])
+def test_a_message_has_equal_parts_and_no_byte_less_than_asked(ranks: int) -> None:
+    num_bytes = 4 * elements_of(8000, ranks)
+    assert num_bytes % (4 * ranks) == 0
+    assert 0 <= num_bytes - 8 * 10**9 < 4 * ranks
+
+
+def test_sizes_below_every_limit_are_not_run() -> None:
+    rows = [_rows(10**6, 20), _rows(10**8, 300)]
+    checks = {check.id: check for check in judge(rows, gates_for("gpu-h100-sxm", 8), "nvls")}
+    assert checks["collectives.all_reduce"].outcome == "NOT_RUN"
+    assert "the limit speaks of 8000 MB and more" in str(checks["collectives.all_reduce"].reason)
+    assert [check.id for check in judge(rows, gates_for("gpu-l40s-d", 2), "ring")] == [
+        "collectives.values",
+        "collectives.arithmetic",
+    ], "hardware without a limit has no such check"
