@@ -17,6 +17,8 @@ PROGRAMS: Final = {
     "reduce_scatter": "reduce_scatter_perf",
     "send_recv": "sendrecv_perf",
 }
+_PART_BYTES = 16
+"""Of each rank: the programs round a message down to parts of this size (src/all_gather.cu)."""
 _NUMBER = r"[\d.]+(?:e[+-]?\d+)?"
 # size count type redop root | time algbw busbw #wrong, out of place, then in place. Collectives
 # without a reduction print `none` for redop; versions before 2.11 have no column root.
@@ -30,6 +32,12 @@ _ROW = re.compile(
 
 class NcclTestsError(WorkloadError):
     """Output without a table, or one that was cut short."""
+
+
+def aligned(num_bytes: int, ranks: int) -> int:
+    """Return the least message of `num_bytes` or more that the programs do not round down."""
+    part = _PART_BYTES * ranks
+    return -(-num_bytes // part) * part
 
 
 def parse(text: str, *, op: str, ranks: int) -> tuple[Transfer, ...]:

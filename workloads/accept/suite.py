@@ -66,6 +66,7 @@ class Suite:
         gpus = len(nodes[0].ranks)
         if config.nccl_tests is not None and self.config.device == "gpu":
             found: list[Any] = []
+            room = collectives.waiting_room(self.world)
             if self.world.is_main:
                 folder = self.places.expand(config.nccl_tests, at="accept.collectives.nccl_tests")
                 transfers = collectives.run_programs(folder, gpus, config.sizes_mb)
@@ -73,7 +74,7 @@ class Suite:
                     {**each.to_json(), "scope": "node", "nodes": [nodes[0].name]}
                     for each in transfers
                 ]
-            rows += self.world.broadcast(found)
+            rows += room.broadcast(found)
         self.report.measurements["collectives"] = rows
         way = collectives.algorithm(gpus) if self.report.backend == "nccl" else None
         self.report.checks += collectives.judge(rows, self.report.gates, way)
