@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +88,12 @@ def test_results_of_two_clusters_do_not_make_one(tmp_path: Path) -> None:
         merge([parse(one, "one"), parse(other, "other")], {})
     with pytest.raises(AcceptError, match="no stage left a result: soak: gone"):
         merge([], {"soak": "gone"})
+
+
+def test_a_loss_that_is_not_finite_is_written_as_the_failure_that_it_is(tmp_path: Path) -> None:
+    points = [replace(acceptance.point(8, 40000), loss=loss) for loss in (math.nan, math.inf)]
+    found = read(acceptance.write(tmp_path, acceptance.report(points=points)))
+    outcomes = {check.id: check.outcome for check in found.checks}
+    assert outcomes["training.loss"] == "FAIL"
+    written = found.measurements["training"]["points"]
+    assert [point["loss"] for point in written] == [None, None]
