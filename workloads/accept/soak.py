@@ -69,7 +69,8 @@ def measure(world: World, config: Any, soak_s: float) -> Soak:
             dist.all_reduce(ones)
         is_right = bool((ones == world.world_size).all())
         is_right &= value == [world.world_size * (world.world_size + 1) / 2, world.world_size]
-        wrong += not is_right
+        # Each rank looks at its own copy: one that arrived wrong there is wrong.
+        wrong += world.sum([float(not is_right)])[0] > 0
         times.append(time.perf_counter() - round_began)
         enough = time.perf_counter() - began >= soak_s and len(times) >= _LEAST_ROUNDS
         if world.broadcast(enough):

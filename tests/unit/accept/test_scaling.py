@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from workloads.accept.nodes import Node, table
 from workloads.accept.scaling import Point, base_of, efficiency_percent, stragglers
 from workloads.accept.soak import Soak
 from workloads.accept.training import points_of
+from workloads.common.dist import World
 
 H100 = gates_for("gpu-h100-sxm", 8)
 
@@ -185,3 +187,18 @@ def test_quick_repeats_less_and_keeps_the_sizes_that_limits_speak_of() -> None:
     assert quick.collectives.sizes_mb == full.collectives.sizes_mb
     assert (quick.soak_s, quick.training.steps) == (60, 20)
     assert profiled(full) == full
+
+
+class _BesideAWrongRank(World):
+    """A rank that is right beside one whose copy of the sum is wrong."""
+
+    def sum(self, values: list[float]) -> list[float]:
+        return [value + 1 for value in values] if len(values) == 1 else values
+
+
+def test_a_sum_that_arrived_wrong_on_any_rank_is_wrong() -> None:
+    tiny = TrainingConfig(vocabulary=8, width=4, layers=1, heads=1, sequence=2, batch=1)
+    here = {"rank": 0, "local_rank": 0, "world_size": 1, "device": torch.device("cpu")}
+    assert soak.measure(World(**here), tiny, 0).wrong_rounds == 0
+    found = soak.measure(_BesideAWrongRank(**here), tiny, 0)
+    assert found.wrong_rounds == len(found.round_s) == 3
