@@ -20,9 +20,12 @@ from stacks.spec import StackSpec
 PORT: Final = 29500
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
 _RESULTS: Final = "/results"
+# torchrun ends with 1 whatever a rank ended with: NOT RUN is told by the result.
 _PRINT: Final = (
     "import glob, json; "
-    f"print(json.dumps(json.load(open(glob.glob('{_RESULTS}/*/acceptance.json')[0]))))"
+    f"found = json.load(open(glob.glob('{_RESULTS}/*/acceptance.json')[0])); "
+    "print(json.dumps(found)); "
+    "raise SystemExit({'FAIL': 1, 'NOT_RUN': 69}.get(found['outcome'], 0))"
 )
 
 
@@ -132,9 +135,10 @@ def _script(job: KubeJob, ranks: int) -> str:
             f"python -m torch.distributed.run --nnodes={job.nodes} --nproc-per-node={ranks} \\",
             '  --node-rank="$JOB_COMPLETION_INDEX" --master-addr="$MASTER_ADDR" \\',
             f"  --master-port={PORT} -m workloads.accept --recipe accept_gpu \\",
-            f"  --set accept.profile={job.profile}",
+            # A pod's folders are its own: any other place would be measured as one that is shared.
+            f"  --set accept.profile={job.profile} --set 'accept.storage.places=[\"scratch\"]'",
             "status=$?",
-            f'[ "$JOB_COMPLETION_INDEX" != 0 ] || python -c "{_PRINT}"',
+            f'[ "$JOB_COMPLETION_INDEX" != 0 ] || python -c "{_PRINT}" || status=$?',
             "exit $status",
         ]
     )

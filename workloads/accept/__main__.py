@@ -2,7 +2,8 @@
 
 Usage: python -m workloads.accept [--recipe accept_gpu] [--set accept.profile=quick]
        python -m workloads.accept --judge RESULT.json [RESULT.json] --platform gpu-h100-sxm
-Writes acceptance.json. Ends with 0 for PASS, 1 for FAIL, 69 for NOT RUN. docs/acceptance.md.
+Writes acceptance.json. A rank ends with 0 for PASS, 1 for FAIL, 69 for NOT RUN; a bare torchrun
+makes 1 of both, and the outcome is in the file. docs/acceptance.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The acceptance suite under seed 001's name and options, as a script for torchrun.
 
 Usage: torchrun --nproc_per_node=8 workloads/accept/benchmark.py --mode distributed --output FILE
-Modes: health, single, distributed, full. Ends with 0 for PASS, 1 for FAIL, 69 for NOT RUN.
+Modes: health, single, distributed, full. A rank ends with 0 for PASS, 1 for FAIL, 69 for NOT RUN;
+torchrun makes 1 of both, and the outcome is in the file.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +19,8 @@ from infra.accept.errors import AcceptError
 from infra.accept.kube_job import KubeJob
 from stacks.load import load_stack
 from stacks.spec import StackSpec
+from workloads.accept import suite
+from workloads.recipes import load_recipe
 
 JOB = KubeJob(name="accept", image="registry.example/soperator:sha-1", nodes=2)
 
@@ -68,6 +75,47 @@ def test_the_result_outlives_the_pod_and_the_exit_status_is_the_suites(spec: Sta
     script = _pod(spec)["containers"][0]["command"][-1]
     assert script.endswith("exit $status")
     assert "acceptance.json" in script
+
+
+def test_only_the_place_that_each_pod_has_for_itself_is_measured(spec: StackSpec) -> None:
+    script = _pod(spec)["containers"][0]["command"][-1]
+    words = shlex.split(script.partition("status=")[0])
+    assert words.pop() == 'accept.storage.places=["scratch"]'
+    recipe = load_recipe("accept_gpu", ['accept.storage.places=["scratch"]'])
+    assert recipe.accept is not None
+    assert set(recipe.accept.storage.places) <= set(suite._PRIVATE_PLACES)
+
+
+@pytest.mark.parametrize(
+    ("torchrun", "outcome", "index", "code"),
+    [
+        (0, "PASS", 0, 0),
+        (1, "FAIL", 0, 1),
+        (1, "NOT_RUN", 0, 69),
+        (1, "PASS", 0, 1),  # broken after the last stage
+        (1, "NOT_RUN", 1, 1),  # only rank 0's pod has the result
+    ],
+)
+def test_the_first_pod_ends_with_what_the_result_says(
+    torchrun: int, outcome: str, index: int, code: int, spec: StackSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "acceptance.json").write_text(json.dumps({"outcome": outcome}))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -m ] && exit {torchrun}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    script = _pod(spec)["containers"][0]["command"][-1].replace("/results/", f"{tmp_path}/")
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "JOB_COMPLETION_INDEX": str(index),
+        "MASTER_ADDR": "accept-0.accept",
+    }
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert bool(done.stdout) == (index == 0)
 
 
 def test_the_words_free_the_gpus_first_and_give_them_back_last(spec: StackSpec) -> None:
