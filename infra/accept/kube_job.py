@@ -14,6 +14,7 @@ from typing import Any, Final
 from infra.accept.errors import AcceptError
 from infra.render import names
 from stacks.catalog import find_preset
+from stacks.node_capacity import GIB, node_capacity
 from stacks.node_spec import WorkerSpec
 from stacks.spec import StackSpec
 
@@ -87,8 +88,11 @@ def _pod(spec: StackSpec, worker: WorkerSpec, job: KubeJob) -> dict[str, Any]:
     preset = find_preset(worker.platform, worker.preset)
     assert preset is not None
     gpus = {names.GPU_RESOURCE: str(preset.gpus)} if preset.gpus else {}
-    # Half of the vCPUs and 7/8 of the memory: 64 and 1400Gi of the 8-GPU presets of seed 001.
-    asks = {"cpu": str(preset.vcpus // 2), "memory": f"{preset.memory_gib * 7 // 8}Gi", **gpus}
+    # Half of the vCPUs and 7/8 of the memory: 64 and 1400Gi of the 8-GPU presets of seed 001. A
+    # small node keeps more than an eighth for itself.
+    offered = node_capacity(preset, worker.boot_disk.size_gib).memory_mib // GIB
+    memory_gib = min(preset.memory_gib * 7 // 8, offered)
+    asks = {"cpu": str(preset.vcpus // 2), "memory": f"{memory_gib}Gi", **gpus}
     environment = {
         "MASTER_ADDR": f"{job.name}-0.{job.name}",
         "SOPERATOR_PLATFORM": worker.platform,

@@ -17,7 +17,9 @@ import yaml
 from infra.accept import kube_job
 from infra.accept.errors import AcceptError
 from infra.accept.kube_job import KubeJob
+from stacks.catalog import PLATFORMS
 from stacks.load import load_stack
+from stacks.node_capacity import node_capacity
 from stacks.spec import StackSpec
 from workloads.accept import suite
 from workloads.recipes import load_recipe
@@ -43,6 +45,16 @@ def test_each_pod_asks_for_8_gpus_1400_gib_and_64_cpus(spec: StackSpec) -> None:
     (container,) = _pod(spec)["containers"]
     asks = {"nvidia.com/gpu": "8", "memory": "1400Gi", "cpu": "64"}
     assert container["resources"] == {"limits": asks, "requests": asks}
+
+
+@pytest.mark.parametrize("platform", sorted(PLATFORMS))
+def test_no_pod_asks_for_more_memory_than_its_node_offers(platform: str, spec: StackSpec) -> None:
+    for name, preset in PLATFORMS[platform].presets.items():
+        worker = replace(spec.nodes.workers[0], platform=platform, preset=name)
+        _, job = kube_job.render(spec, worker, JOB)
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        asked_gib = int(container["resources"]["limits"]["memory"].removesuffix("Gi"))
+        assert asked_gib * 1024 <= node_capacity(preset, 512).memory_mib
 
 
 def test_the_pods_find_rank_0_by_name_before_they_are_ready(spec: StackSpec) -> None:
