@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,18 +21,10 @@ from infra.demo.server_mark import ServerMark
 from infra.jobs import load_target, slurm
 from infra.jobs.errors import JobsError
 from infra.jobs.parse import Job
-from infra.jobs.server import ServerAddress, wait_until_up
+from infra.jobs.server import wait_until_up
 from infra.jobs.submit import Submission
 from stacks.slurm_spec import LOAD_MODULE, SERVE_MODULE, JobSpec
 from stacks.spec import StackSpec
-
-_LOOK_EVERY_S = 0.5
-_HEALTHY_S = 120.0
-"""endpoint.json is there once requests are taken; one of a requeued server's former life is too."""
-_HEALTH = (
-    "exec 3<>/dev/tcp/{host}/{port} && printf 'GET /health HTTP/1.0\\r\\n\\r\\n' >&3 && "
-    "head -n 1 <&3"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,25 +139,10 @@ def _wait_until_healthy(runner: Runner, serving: Submission) -> Job:
     """The running server once it answers; one that ends before that is an error."""
     connection, number = runner.connection, serving.job_id
     address = wait_until_up(connection, runner.outputs, number, say=runner.say)
-    give_up_at_s = time.monotonic() + _HEALTHY_S
-    while not _answers(runner, address):
-        if time.monotonic() > give_up_at_s:
-            raise CliError(
-                f"{serving.job}: job {number} does not answer at {address}; "
-                f"see: soperator logs {number}"
-            )
-        time.sleep(_LOOK_EVERY_S)
     job = slurm.find(connection, number)
     names = " and ".join(address.models)
     runner.say(f"{job.name}: job {number} serves {names} on {job.where}")
     return job
-
-
-def _answers(runner: Runner, address: ServerAddress) -> bool:
-    # By bash alone: a login node need not have curl.
-    script = _HEALTH.format(host=address.host, port=address.port)
-    answer = runner.connection.run(f"timeout 5 bash -c {shlex.quote(script)}")
-    return answer.ok and " 200 " in answer.stdout
 
 
 def _end(runner: Runner, serving: Submission, *, reused: bool) -> Step:

@@ -28,6 +28,12 @@ DAYS: Final = 7
 _LOOK_EVERY_S: Final = 0.5
 _LOAD_S: Final = 1800.0
 """A large model from a cold disk takes minutes; a server that is not up by then never will be."""
+_HEALTHY_S: Final = 120.0
+"""endpoint.json is written once requests are taken; a requeued server's former one is removed."""
+_HEALTH: Final = (
+    "exec 3<>/dev/tcp/{host}/{port} && printf 'GET /health HTTP/1.0\\r\\n\\r\\n' >&3 && "
+    "head -n 1 <&3"
+)
 _LAST_LINES: Final = 15
 
 
@@ -76,13 +82,15 @@ def wait_until_up(
     *,
     say: Callable[[str], None],
 ) -> ServerAddress:
-    """The address once requests are taken; says why it waits, and the lines of its log meanwhile.
+    """The address once it answers; says why it waits, and the lines of its log meanwhile.
 
     A job that ends before is an error with its last words; so is one that loads for too long.
     """
     seen: tuple[str, str | None] | None = None
     log = _Log(outputs, job_id)
     running_since_s: float | None = None
+    silent: ServerAddress | None = None
+    silent_since_s = 0.0
     while True:
         try:
             job = slurm.find(connection, job_id)
@@ -92,16 +100,27 @@ def wait_until_up(
             if (job.state, job.where) != seen:
                 seen = (job.state, job.where)
                 say(_state_line(job))
-            address = read_address(connection, outputs, job_id)
+            address = None
+            if job.state == "RUNNING":
+                # The file may be of the life before a requeue, until the new server removes it.
+                address = read_address(connection, outputs, job_id)
+                if address is not None and _answers(connection, address):
+                    return address
         except ConnectionLostError as error:
             say(f"{error}; trying again")
             reopen(connection)
             continue
         if job.state == "RUNNING":
-            if address is not None:
-                return address
-            running_since_s = running_since_s or time.monotonic()
-            if time.monotonic() - running_since_s > _LOAD_S:
+            now_s = time.monotonic()
+            if address != silent:
+                silent, silent_since_s = address, now_s
+            elif silent is not None and now_s - silent_since_s > _HEALTHY_S:
+                raise JobsError(
+                    f"job {job.id} does not answer at {silent}, asked from the login node; "
+                    f"see: soperator logs {job.id} -s {outputs.stack}"
+                )
+            running_since_s = running_since_s or now_s
+            if now_s - running_since_s > _LOAD_S:
                 raise JobsError(
                     f"job {job.id} runs and takes no requests after {_LOAD_S:g} s; "
                     f"see: soperator logs {job.id} -s {outputs.stack}"
@@ -141,6 +160,13 @@ def read_key(shell: slurm.Shell, address: ServerAddress) -> str | None:
             "set serve.api_key_file to a file in a shared place"
         )
     return key
+
+
+def _answers(shell: slurm.Shell, address: ServerAddress) -> bool:
+    # By bash alone: a login node need not have curl.
+    script = _HEALTH.format(host=shlex.quote(address.host), port=address.port)
+    answer = shell.run(f"timeout 5 bash -c {shlex.quote(script)}")
+    return answer.ok and " 200 " in answer.stdout
 
 
 class _Log:

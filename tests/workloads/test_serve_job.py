@@ -206,6 +206,18 @@ def test_refusals_end_the_job_before_it_loads_with_their_exit_code(
         assert message in record["reason"]
 
 
+def test_the_address_of_an_earlier_life_is_removed_before_anything_can_fail(
+    places: Path,
+) -> None:
+    results = places / "results" / "12"
+    results.mkdir(parents=True)
+    (results / "endpoint.json").write_text("{}")
+    arguments = recipe_arguments(["--base", "tiny", "--set", 'serve.adapter="/nowhere"'])
+    assert run_job("serve", main, arguments) is ExitCode.BAD_DATA
+    assert (results / "run_record.json").is_file()
+    assert not (results / "endpoint.json").exists()
+
+
 def test_a_port_that_is_taken_is_refused_with_its_number(places: Path) -> None:
     from workloads.serve.server import listen
 

@@ -64,9 +64,13 @@ def main(job: Job) -> None:
     if config is None:
         raise section_of(job.recipe, "serve")
     began = job.record.began_s
+    from workloads.serve import endpoint
+
+    # Of this job's life before a requeue: nobody may be sent there, with the key, any more.
+    (job.results_dir / endpoint.FILE_NAME).unlink(missing_ok=True)
     import torch
 
-    from workloads.serve import endpoint, vllm_server
+    from workloads.serve import vllm_server
     from workloads.serve.server import listen
     from workloads.serve.weights import find_weights
 

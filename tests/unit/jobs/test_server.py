@@ -40,11 +40,19 @@ class Login:
         self.states = list(states)
         self.log = log.encode()
         self.key = "secret-of-the-server\n"
+        self.stale: list[dict[str, object]] = []
+        """What endpoint.json says before this life's server writes its own."""
+        self.asked: list[str] = []
 
     def run(self, command: str, *, stdin: bytes = b"") -> Result:
         text, code = "", 0
         if command.startswith("scontrol"):
             text = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        elif "/dev/tcp/" in command:
+            self.asked.append(command)
+            text = "HTTP/1.0 200 OK" if "worker-0/7860" in command else ""
+        elif "endpoint.json" in command and self.stale:
+            text = json.dumps(self.stale.pop(0))
         elif "endpoint.json" in command:
             is_up = len(self.states) == 1
             text, code = (json.dumps(ENDPOINT), 0) if is_up else ("", 1)
@@ -81,6 +89,22 @@ def test_the_wait_is_explained_and_the_log_is_shown_once_without_the_record() ->
     ]
     assert str(address) == "http://worker-0:7860/v1"
     assert address.models == ("m", "m-tuned")
+
+
+def test_the_address_of_a_life_before_a_requeue_is_not_taken() -> None:
+    login = Login(state("RUNNING", NodeList="worker-0"))
+    login.stale = [{**ENDPOINT, "host": "worker-9"}, {**ENDPOINT, "port": 1}]
+    address, _ = wait(login)
+    assert (address.host, address.port) == ("worker-0", 7860)
+    assert ["worker-9" in each for each in login.asked] == [True, False, False]
+
+
+def test_an_address_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_HEALTHY_S", 0.0)
+    login = Login(state("RUNNING", NodeList="worker-0"))
+    login.stale = [{**ENDPOINT, "host": "worker-9"}] * 9
+    with pytest.raises(JobsError, match="job 7 does not answer at http://worker-9:7860/v1"):
+        wait(login)
 
 
 def test_a_job_that_ends_before_it_serves_is_told_with_its_last_words() -> None:
