@@ -169,6 +169,10 @@ def _check(values: object, name: str) -> Check:
     return check
 
 
+def _names(result: Result) -> list[str]:
+    return sorted(str(node["name"]) for node in result.nodes)
+
+
 def merge(results: Sequence[Result], missing: Mapping[str, str]) -> Result:
     """Results of one cluster as one; `missing` says of each stage without a result why."""
     if not results:
@@ -176,12 +180,15 @@ def merge(results: Sequence[Result], missing: Mapping[str, str]) -> Result:
             "no stage left a result: " + "; ".join(f"{key}: {why}" for key, why in missing.items())
         )
     first = results[0]
+    nodes = _names(first)
     for other in results[1:]:
         differ = [
             f"{key} {other.hardware.get(key)!r}, not {first.hardware.get(key)!r}"
             for key in _SAME
             if other.hardware.get(key) != first.hardware.get(key)
         ]
+        if _names(other) != nodes:
+            differ.append(f"nodes {', '.join(_names(other))}, not {', '.join(nodes)}")
         if differ:
             raise AcceptError(f"the results are of different clusters: {', '.join(differ)}")
     gaps = tuple(

@@ -1,7 +1,7 @@
 """Runs the declared acceptance job: one submission for `quick`, one for each stage in `full`.
 
-Owns which settings a submission gets, and what is said of a stage whose job left no result. Comes
-to the queue the way every declared job does (infra/jobs/dispatch.py).
+Owns which settings and nodes a submission gets (all stages on the nodes of the first: a certificate
+is of one set of nodes), and what is said of a stage whose job left no result.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from infra.accept import result as results
 from infra.accept.errors import AcceptError
 from infra.accept.result import Profile, Result
 from infra.jobs import logs
+from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.parse import Job
 from infra.jobs.pull import pull
@@ -71,24 +72,46 @@ def batches(profile: Profile, stages: Sequence[str], sets: Sequence[str]) -> tup
 def collect(
     connection: Connection,
     outputs: StackOutputs,
-    submitted: Sequence[tuple[Batch, Submission]],
+    wanted: Sequence[Batch],
+    submit: Callable[[Batch, tuple[str, ...]], Submission],
     *,
     state: Path,
     write: Callable[[bytes], None],
     say: Callable[[str], None],
 ) -> Result:
-    """The results of all submissions as one, once each has ended; followed in their order."""
+    """The results of all batches as one, once each has ended; followed in their order.
+
+    `submit` gets the nodes that a batch must have: none for the first, whose nodes all others get.
+    """
     found: list[Result] = []
     missing: dict[str, str] = {}
-    for batch, submission in submitted:
-        say(f"{', '.join(batch.stages)}: job {submission.job_id}")
-        ended = logs.follow(connection, submission.log_path, submission.job_id, write=write)
-        folder = pull(connection, outputs, submission.job, submission.job_id, state=state)
-        path = folder / results.FILE_NAME
-        result = results.read(path) if path.exists() else None
-        if result is not None:
-            found.append(result)
-        missing |= gaps(batch.stages, result, ended)
+    nodes: tuple[str, ...] = ()
+    waiting = list(wanted)
+    while waiting:
+        now, waiting = (waiting, []) if nodes else (waiting[:1], waiting[1:])
+        submitted: list[tuple[Batch, Submission]] = []
+        for batch in now:
+            try:
+                submitted.append((batch, submit(batch, nodes)))
+            except JobsError as error:
+                if not found:
+                    raise
+                missing |= dict.fromkeys(batch.stages, f"not submitted: {error}")
+        for batch, submission in submitted:
+            say(f"{', '.join(batch.stages)}: job {submission.job_id}")
+            ended = logs.follow(connection, submission.log_path, submission.job_id, write=write)
+            result = None
+            try:
+                folder = pull(connection, outputs, submission.job, submission.job_id, state=state)
+                path = folder / results.FILE_NAME
+                result = results.read(path) if path.exists() else None
+            except (JobsError, AcceptError) as error:
+                # What the other jobs measured is not lost with what one of them left.
+                say(f"job {submission.job_id}: {error}")
+            if result is not None:
+                found.append(result)
+                nodes = nodes or tuple(str(node["name"]) for node in result.nodes)
+            missing |= gaps(batch.stages, result, ended)
     return results.merge(found, missing)
 
 
@@ -96,5 +119,6 @@ def gaps(stages: Sequence[str], result: Result | None, ended: Job) -> dict[str, 
     """Why stages have no check: their job ended before them."""
     asked = set() if result is None else {check.stage for check in result.checks}
     status = "" if ended.status is None else f", exit {ended.status}"
-    why = f"job {ended.id} ended before it: {ended.state}{status}; see `soperator logs {ended.id}`"
+    what = "left no result" if result is None else "ended before it"
+    why = f"job {ended.id} {what}: {ended.state}{status}; see `soperator logs {ended.id}`"
     return {stage: why for stage in stages if stage not in asked}

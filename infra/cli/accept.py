@@ -15,6 +15,7 @@ from infra.cli.output import Format
 
 if TYPE_CHECKING:
     from infra.accept.result import Result
+    from infra.jobs.submit import Submission
     from stacks.spec import StackSpec
 
 EXIT_CODES = {"PASS": 0, "FAIL": 1, "NOT_RUN": 69}
@@ -127,27 +128,27 @@ def _run(
             return None
         if sync:
             code.send(connection, outputs.code_path, files)
-        submitted = [
-            (
-                batch,
-                dispatch.dispatch(
-                    dispatch.order(books, job, files, batch.sets, say=output.note),
-                    books,
-                    connection,
-                    outputs,
-                    state=context.state_root(),
-                    code_hash=hash_files(files),
-                    git_revision=context.git_revision(),
-                    say=output.note,
-                    force=force,
-                ),
+
+        def send(batch: run.Batch, nodes: tuple[str, ...]) -> Submission:
+            return dispatch.dispatch(
+                dispatch.order(books, job, files, batch.sets, say=output.note),
+                books,
+                connection,
+                outputs,
+                state=context.state_root(),
+                code_hash=hash_files(files),
+                git_revision=context.git_revision(),
+                say=output.note,
+                force=force,
+                store=context.run_config_store(outputs),
+                nodes=nodes,
             )
-            for batch in wanted
-        ]
+
         return run.collect(
             connection,
             outputs,
-            submitted,
+            wanted,
+            send,
             state=context.state_root(),
             write=_stderr,
             say=output.note,

@@ -82,11 +82,13 @@ def dispatch(
     after: str | None = None,
     force: bool = False,
     store: Mapping[str, str] | None = None,
+    nodes: Sequence[str] = (),
     begin: Callable[[], None] = lambda: None,
 ) -> Submission:
     """The submission, written down here and in the ledger; refused where the budget has no room.
 
-    `begin` runs after every refusal and right before sbatch. `store`: where run configs are kept.
+    `begin` runs after every refusal and right before sbatch. `store`: where run configs are kept;
+    `nodes`: what it must run on.
     """
 
     def send() -> Submission:
@@ -105,6 +107,7 @@ def dispatch(
             git_revision=git_revision,
             plan=ordered.plan and ordered.plan.to_bytes(),
             run_config=kept,
+            nodes=nodes,
         )
         history.remember(state, submission)
         return submission

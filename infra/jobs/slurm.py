@@ -30,13 +30,19 @@ def sbatch_command(
     *,
     after: str | None = None,
     export: Sequence[str] = (),
+    nodes: Sequence[str] = (),
     test_only: bool = False,
 ) -> str:
-    """The shell command that submits `script`; `args` go to the job's module."""
+    """The shell command that submits `script`; `args` go to the job's module.
+
+    `nodes`: what it must run on; none: what Slurm chooses.
+    """
     options = ["--test-only"] if test_only else ["--parsable"]
     if after is not None:
         # Without the second option a job whose dependency failed waits for ever.
         options += [f"--dependency=afterok:{job_id(after)}", "--kill-on-invalid-dep=yes"]
+    if nodes:
+        options.append(f"--nodelist={','.join(nodes)}")
     if export:
         options.append(f"--export={','.join(['ALL', *export])}")
     return shlex.join(["sbatch", *options, script, *args])

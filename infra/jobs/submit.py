@@ -49,10 +49,11 @@ def submit(
     git_revision: str | None = None,
     plan: bytes | None = None,
     run_config: str | None = None,
+    nodes: Sequence[str] = (),
 ) -> Submission:
     """Submits `job` if the cluster runs exactly the code `code_hash`; one round trip.
 
-    `run_config`: bucket and key of what it is configured by.
+    `run_config`: bucket and key of what it is configured by; `nodes`: what it must run on.
     """
     check_job(outputs, job)
     export = [f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else []
@@ -68,6 +69,7 @@ def submit(
         job_args(sets),
         after=after,
         export=export,
+        nodes=nodes,
     )
     result = shell.run(
         f"cd {shlex.quote(outputs.code_path)} && release=$(readlink current) && "

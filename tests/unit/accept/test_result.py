@@ -90,6 +90,17 @@ def test_results_of_two_clusters_do_not_make_one(tmp_path: Path) -> None:
         merge([], {"soak": "gone"})
 
 
+def test_results_of_other_nodes_of_one_cluster_do_not_make_one() -> None:
+    one = acceptance.values(acceptance.report())
+    nodes = [{**node, "name": f"worker-{index}"} for index, node in enumerate(one["nodes"], 6)]
+    other = parse({**one, "nodes": nodes}, "other")
+    said = "nodes worker-6, worker-7, not worker-0, worker-1"
+    with pytest.raises(AcceptError, match=said):
+        merge([parse(one, "one"), other], {})
+    again = parse({**one, "nodes": one["nodes"][::-1]}, "again")
+    assert len(merge([parse(one, "one"), again], {}).runs) == 2
+
+
 def test_a_loss_that_is_not_finite_is_written_as_the_failure_that_it_is(tmp_path: Path) -> None:
     points = [replace(acceptance.point(8, 40000), loss=loss) for loss in (math.nan, math.inf)]
     found = read(acceptance.write(tmp_path, acceptance.report(points=points)))

@@ -54,6 +54,13 @@ def test_a_submission_is_one_round_trip_with_the_dependency_and_the_settings() -
     assert (made.job_id, made.log_path) == ("12", "/mnt/logs/finetune_12.out")
 
 
+def test_a_job_may_ask_for_the_nodes_of_another() -> None:
+    shell = Recorded()
+    nodes = ["worker-0", "worker-1"]
+    submit.submit(shell, OUTPUTS, "finetune", code_hash=HASH, nodes=nodes)
+    assert shell.asked[0].endswith("sbatch --parsable --nodelist=worker-0,worker-1 jobs/finetune")
+
+
 def test_a_setting_cannot_leave_its_word() -> None:
     shell = Recorded()
     submit.submit(shell, OUTPUTS, "finetune", code_hash=HASH, sets=["a=$(reboot); b"])

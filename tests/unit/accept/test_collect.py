@@ -1,0 +1,106 @@
+"""The jobs of one acceptance: on the same nodes, and what one of them lost ends nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from infra.accept import run
+from infra.accept.errors import AcceptError
+from infra.accept.result import Profile, Result
+from infra.accept.run import Batch
+from infra.jobs.errors import JobsError
+from infra.jobs.parse import Job
+from infra.jobs.ssh import Connection
+from infra.jobs.submit import Submission
+from tests.unit.accept import acceptance
+from tests.unit.jobs.test_submit import HASH, OUTPUTS
+from workloads.accept.config import StageName
+
+WANTED = run.batches(Profile.FULL, ("readiness", "compute", "soak"), [])
+
+
+class Cluster:
+    """Jobs that end at once and leave the result of their stage; some leave none."""
+
+    def __init__(self, folder: Path, *, lost: tuple[str, ...] = (), full: bool = False) -> None:
+        self.folder, self.lost, self.full = folder, lost, full
+        self.asked: list[tuple[str, tuple[str, ...]]] = []
+        self.events: list[str] = []
+
+    def submit(self, batch: Batch, nodes: tuple[str, ...]) -> Submission:
+        (stage,) = batch.stages
+        self.asked.append((stage, nodes))
+        self.events.append(f"submit {stage}")
+        if self.full and nodes:
+            raise JobsError("the budget has no room")
+        return Submission(
+            stack="local",
+            job="accept",
+            job_id=stage,
+            code_hash=HASH,
+            sets=batch.sets,
+            after=None,
+            log_path="",
+            submitted_at="",
+            cluster="",
+        )
+
+    def follow(self, _connection: object, _log: str, stage: str, **_: object) -> Job:
+        self.events.append(f"end {stage}")
+        return Job(id=stage, name="accept", state="COMPLETED", exit_code=0)
+
+    def pull(
+        self, _connection: object, _outputs: object, _job: str, stage: str, **_: object
+    ) -> Path:
+        if stage in self.lost:
+            raise JobsError(f"job {stage}: left nothing")
+        made = acceptance.report(stages=[cast("StageName", stage)])
+        return acceptance.write(self.folder / stage, made).parent
+
+
+def _collect(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Result:
+    monkeypatch.setattr(run.logs, "follow", cluster.follow)
+    monkeypatch.setattr(run, "pull", cluster.pull)
+    return run.collect(
+        cast("Connection", None),
+        OUTPUTS,
+        WANTED,
+        cluster.submit,
+        state=cluster.folder,
+        write=lambda _chunk: None,
+        say=lambda _line: None,
+    )
+
+
+def test_all_stages_run_on_the_nodes_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path)
+    assert _collect(cluster, monkeypatch).outcome == "PASS"
+    both = ("worker-0", "worker-1")
+    assert cluster.asked == [("readiness", ()), ("compute", both), ("soak", both)]
+    # The others wait in the queue together: nobody comes in between.
+    assert cluster.events.index("submit soak") < cluster.events.index("end compute")
+
+
+def test_a_job_without_files_is_a_gap_and_not_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _collect(Cluster(tmp_path, lost=("readiness", "soak")), monkeypatch)
+    gaps = {check.stage: check.reason for check in found.checks if check.outcome == "NOT_RUN"}
+    assert set(gaps) == {"readiness", "soak"}
+    assert gaps["soak"] == "job soak left no result: COMPLETED, exit 0; see `soperator logs soak`"
+    assert found.outcome == "NOT_RUN"
+    with pytest.raises(AcceptError, match="no stage left a result"):
+        _collect(Cluster(tmp_path, lost=("readiness", "compute", "soak")), monkeypatch)
+
+
+def test_what_was_measured_outlives_a_later_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _collect(Cluster(tmp_path, full=True), monkeypatch)
+    gaps = {check.stage: check.reason for check in found.checks if check.outcome == "NOT_RUN"}
+    assert gaps == dict.fromkeys(("compute", "soak"), "not submitted: the budget has no room")
