@@ -16,7 +16,7 @@ from cost.chat import ChatCost, chat_cost
 from cost.estimate import Estimate
 from cost.rounding import rounded
 from cost.run_record import Kind, RunRecord
-from cost.speeds import Basis, Speed, counting
+from cost.speeds import Basis, Speed, counting, model_name, speeds
 from cost.unit_costs import NotKnown, RunCost, UnitCosts, job_of, run_cost
 from stacks.cost_spec import ChatSpec
 from stacks.spec import StackSpec
@@ -73,7 +73,7 @@ class Finetune:
     length_ratio: Decimal | None
     """Mean characters of the tuned model's answers over the base model's."""
     served: ChatCost | None
-    """The tuned model at the operating point of the newest load test."""
+    """The tuned model at the operating point of the newest load test that asked it."""
     paybacks: tuple[Payback, ...]
 
     @property
@@ -112,10 +112,21 @@ def finetune(
         tuned=tuned,
         tuned_own_length=own,
         length_ratio=ratio,
-        served=next((row for row in _rows(units) if row.speed.operating is not None), None),
+        served=_served(spec, units, records),
         paybacks=(),
     )
     return replace(found, paybacks=tuple(_paybacks(found, apis)))
+
+
+def asked_tuned(record: RunRecord) -> bool:
+    """Whether the load test asked a model by another name than that of the base.
+
+    A server has base and tuned model at once and names them apart (docs/serving.md).
+    """
+    asked = None if record.curve is None else record.curve.model
+    if asked is None or record.model is None:
+        return False
+    return model_name(asked) != model_name(record.model)
 
 
 def usd_of(row: ChatCost) -> Decimal:
@@ -207,5 +218,15 @@ def _nodes_usd(run: RunCost | NotKnown) -> Decimal | None:
     return None if isinstance(run, NotKnown) else run.nodes_usd
 
 
-def _rows(units: UnitCosts) -> tuple[ChatCost, ...]:
-    return () if isinstance(units.chats, NotKnown) else units.chats
+def _served(spec: StackSpec, units: UnitCosts, records: Sequence[RunRecord]) -> ChatCost | None:
+    """The tuned model's operating point of the newest load test; one of each engine counts."""
+    newest: dict[str | None, RunRecord] = {}
+    for record in counting(spec, records):
+        if record.kind == Kind.LOAD and asked_tuned(record):
+            newest.pop(record.engine, None)
+            newest[record.engine] = record
+    for record in reversed(newest.values()):
+        for speed in speeds(spec, (record,)):
+            if speed.operating is not None:
+                return chat_cost(spec.chat, speed, units.hourly)
+    return None

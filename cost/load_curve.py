@@ -105,6 +105,8 @@ class LoadCurve:
 
     slo: Slo
     points: tuple[LoadPoint, ...]
+    model: str | None = None
+    """Name in the API that was asked; None where the file does not say."""
 
     @property
     def sweep(self) -> tuple[LoadPoint, ...]:
@@ -133,6 +135,7 @@ def parse_load_curve(text: str, path: str) -> LoadCurve:
             share=slo.number("share"),
         ),
         points=tuple(_point(each) for each in reader.each("curve")),
+        model=reader.text_or_none("model"),
     )
 
 

@@ -80,8 +80,8 @@ class Outcomes:
     def served_model(self) -> str:
         """Name of the model that was asked."""
         record = self.runs[Kind.LOAD]
-        model = plain_object(Path(record.path).with_name("load.json")).get("model")
-        return str(model or record.model)
+        asked = None if record.curve is None else record.curve.model
+        return str(asked or record.model)
 
     def load_lengths(self) -> tuple[Decimal, Decimal] | None:
         """Mean tokens of the load test's prompts and answers; None where it does not say."""

@@ -17,7 +17,7 @@ from cost.break_even import api_costs
 from cost.chat import ChatCost
 from cost.chat_report import plain_chat, plain_operating
 from cost.chat_table import NO_POINT
-from cost.finetune import BASE, Finetune, Payback, finetune
+from cost.finetune import BASE, Finetune, Payback, asked_tuned, finetune
 from cost.run_record import Kind, RunRecord
 from cost.speeds import why_it_prices_nothing
 from cost.unit_costs import NotKnown, RunCost, job_of
@@ -42,7 +42,7 @@ class Loop:
     quality: tuple[Mapping[str, Any], ...]
     """Rows of quality.py."""
     load: RunRecord | None
-    """The newest load test that passed."""
+    """The newest load test of the tuned model that passed; of any model where there is none."""
     finetune: Finetune
     missing: tuple[str, ...]
     """A line for each part that did not run."""
@@ -58,7 +58,7 @@ def close_loop(report: Report) -> Loop:
     loop = Loop(
         report=report,
         quality=tuple(row for row in rows if "per_s" not in row["key"]),
-        load=loads[-1] if loads else None,
+        load=([each for each in loads if asked_tuned(each)] or loads or [None])[-1],
         finetune=found,
         missing=(),
     )
@@ -119,6 +119,14 @@ def _missing(loop: Loop) -> Iterator[str]:
         yield f"Load: job {loop.load.job_id} left no load.json beside its record; pull it again"
     elif (why := why_it_prices_nothing(report.spec, loop.load)) is not None:
         yield f"Load: job {loop.load.job_id} prices no chat: {why}"
+    elif not asked_tuned(loop.load):
+        asked = loop.load.curve.model
+        yield (
+            f"Served: {NOT_RUN}: job {loop.load.job_id} asked "
+            f"{asked or 'a model that load.json does not name'}, not the tuned model; run: "
+            f"soperator load --stack {stack} --set load.target.model=NAME, NAME one of the "
+            "server's (by itself: the last that it lists)"
+        )
     for each in report.bill.unit_costs.no_operating_points:
         yield f"{NO_POINT}: {each}"
     if not found.paybacks:

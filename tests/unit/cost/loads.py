@@ -15,6 +15,8 @@ from tests.unit.cost.conftest import RECORD, record
 SLO = {"ttft_ms": 5000.0, "tpot_ms": 500.0, "e2e_s": None, "share": 0.99}
 SWEEP = ((1, 12.0, 0.4, True), (4, 30.0, 1.9, True), (8, 41.0, 4.2, True), (16, 44.0, 9.7, False))
 """Streams, tokens/s, p99 of TTFT in seconds, whether the SLO is kept."""
+TUNED = "SmolLM2-135M-Instruct-tuned"
+"""Name in the API of the model that was asked."""
 SPEEDS = {
     "output_tokens_per_s": 13.5,
     "prefill_tokens_per_s": 900.0,
@@ -48,11 +50,18 @@ def point(
     }
 
 
-def load_json(sweep: Any = SWEEP, slo: Mapping[str, Any] = SLO) -> dict[str, Any]:
+def load_json(
+    sweep: Any = SWEEP, slo: Mapping[str, Any] = SLO, model: str | None = TUNED
+) -> dict[str, Any]:
     """The content of load.json, with an open loop behind the sweep."""
     closed = [point(*each) for each in sweep]
     arrivals = {**closed[0], "loop": "poisson", "concurrency": None, "rate_per_s": 0.01}
-    return {"schema_version": 1, "slo": dict(slo), "curve": [*closed, arrivals]}
+    return {
+        "schema_version": 1,
+        "model": model,
+        "slo": dict(slo),
+        "curve": [*closed, arrivals],
+    }
 
 
 def curve(sweep: Any = SWEEP, slo: Mapping[str, Any] = SLO) -> LoadCurve:

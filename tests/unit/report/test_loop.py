@@ -18,7 +18,7 @@ from infra.report.quality import evaluation_rows, verdict
 from stacks.load import load_stack
 from tests.unit.cost.loads import SLO, load_json
 from tests.unit.report.loops import TESTED, write_loop
-from tests.unit.report.reports import evaluation
+from tests.unit.report.reports import evaluation, write_record
 
 HOPELESS = load_json(((1, 12.0, 6.1, False), (4, 30.0, 9.0, False)))
 
@@ -204,6 +204,47 @@ def test_a_load_test_that_prices_nothing_says_why(
     loop = close_loop(collect(load_stack("local"), tmp_path))
     assert loop.missing == (f"Load: job 14 prices no chat: {why}",)
     assert loop.finetune.served is None
+
+
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        (None, "a model that load.json does not name"),
+    ],
+)
+def test_a_load_test_of_the_base_model_is_not_the_tuned_one_under_load(
+    closed: Callable[..., Loop], model: str | None, asked: str
+):
+    loop = closed(load={**load_json(), "model": model})
+    assert "after, served under load" not in dict(states(loop))
+    (line,) = loop.missing
+    assert line.startswith(f"Served: NOT RUN: job 14 asked {asked}, not the tuned model; run: ")
+
+
+@pytest.mark.parametrize(
+    "of_base",
+    ["2026-11-21T07:00:00Z", "2026-11-21T04:59:59Z"],
+    ids=["the base model later", "the base model earlier"],
+)
+def test_of_load_tests_the_newest_of_the_tuned_model_counts(
+    tmp_path: Path, public_key_file: Path, of_base: str
+):
+    """Asked last, the base model outlives nothing that was measured of the tuned one."""
+    write_loop(tmp_path)
+    folder = tmp_path / "runs" / "local"
+    values = json.loads((folder / "14" / "run_record.json").read_text())
+    values |= {"job_id": "15", "started_at": "2026-11-21T04:00:00Z", "finished_at": of_base}
+    other = write_record(tmp_path, values)
+    faster = load_json(((8, 80.0, 0.2, True),), model="SmolLM2-135M-Instruct")
+    (other / "load.json").write_text(json.dumps(faster))
+    loop = close_loop(collect(load_stack("local"), tmp_path))
+    served = loop.finetune.served
+    assert served is not None
+    assert served.speed.source.startswith("job 14 of ")
+    assert loop.load is not None
+    assert loop.load.job_id == "14"
+    assert loop.missing == ()
 
 
 def test_json_is_plain_and_holds_the_same(closed: Callable[..., Loop]):
