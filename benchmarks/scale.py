@@ -46,7 +46,13 @@ PREVIEW_LIMIT_S = 5.0
 _SHIPPED = "shipped"
 _OWNED = ("PULUMI_", "NEBIUS_", "SOPERATOR_")
 _SAMPLE_S = 0.1
-_INSIDE = ("kubernetes:", "pulumi:providers:kubernetes", "command:", "soperator:storage:")
+_INSIDE = (
+    "kubernetes:",
+    "pulumi:providers:kubernetes",
+    "command:",
+    "soperator:storage:",
+    "soperator:kube:",
+)
 """How the types begin that act inside the cluster or on a bucket, which previews do not have."""
 _NODES = re.compile(r"^( +preset: 8gpu-128vcpu-1600gb\n +nodes: )\d+$", re.MULTILINE)
 
