@@ -16,14 +16,17 @@ from cost.chat import ChatCost, chat_cost
 from cost.estimate import Estimate
 from cost.rounding import rounded
 from cost.run_record import Kind, RunRecord
-from cost.speeds import Basis, Speed, counting, model_name, speeds
+from cost.speeds import Basis, Speed, counting, model_name, positive, speeds
 from cost.unit_costs import NotKnown, RunCost, UnitCosts, job_of, run_cost
 from stacks.cost_spec import ChatSpec
 from stacks.spec import StackSpec
 
 BASE: Final = "base_"
 """What stands before a metric of the base model in the record of an evaluation."""
+TUNED: Final = ""
+"""The same of the tuned model."""
 _LENGTH: Final = "message_length_avg"
+_OUTPUT: Final = "output_tokens_per_s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,7 @@ class Finetune:
     training: RunCost | NotKnown
     evaluation: RunCost | NotKnown
     base: ChatCost | None
-    """The base model's chat at the evaluation's largest batch; None where it was not measured."""
+    """The base model's chat at the largest batch of both models; None where it was not measured."""
     tuned: ChatCost | None
     """The tuned model's, with answers as long as declared."""
     tuned_own_length: ChatCost | None
@@ -100,11 +103,11 @@ def finetune(
     base = tuned = own = ratio = None
     if evaluated is not None:
         base = _cost(spec.chat, units, evaluated, BASE)
-        tuned = _cost(spec.chat, units, evaluated, "")
+        tuned = _cost(spec.chat, units, evaluated, TUNED)
         ratio = _length_ratio(evaluated)
         if ratio is not None:
             tokens = max(spec.chat.turns, int(rounded(spec.chat.output_tokens * ratio, Decimal(1))))
-            own = _cost(replace(spec.chat, output_tokens=tokens), units, evaluated, "")
+            own = _cost(replace(spec.chat, output_tokens=tokens), units, evaluated, TUNED)
     found = Finetune(
         training=units.run,
         evaluation=_evaluation_cost(spec, estimate, evaluated),
@@ -168,7 +171,7 @@ def _newest_evaluation(spec: StackSpec, records: Sequence[RunRecord]) -> RunReco
         for record in counting(spec, records)
         if record.kind == Kind.EVALUATE
         and record.stack == spec.name
-        and f"{BASE}output_tokens_per_s" in record.metrics
+        and f"{BASE}{_OUTPUT}" in record.metrics
     ]
     return both[-1] if both else None
 
@@ -186,27 +189,25 @@ def _evaluation_cost(
 
 
 def _cost(chat: ChatSpec, units: UnitCosts, record: RunRecord, prefix: str) -> ChatCost | None:
-    """The chat at the largest batch that the evaluation measured of one model."""
+    """The chat of one model at the largest batch that the evaluation measured of both."""
     metrics = record.metrics
-    size = metrics.get("batch_size", Decimal(1))
-    for name, batch_size in (("batch_", int(size)), ("", 1)):
-        output = metrics.get(f"{prefix}{name}output_tokens_per_s")
-        if output is None or output <= 0:
-            continue
-        prefill = metrics.get(f"{prefix}{name}prefill_tokens_per_s")
-        whose = "base model" if prefix else "tuned model"
-        speed = Speed(
-            scenario=f"{whose}, batch {batch_size}",
-            output_tokens_per_s=output,
-            basis=Basis.MEASURED,
-            source=f"evaluation, job {record.job_id}",
-            date=record.finished_at.date(),
-            batch_size=batch_size,
-            prefill_tokens_per_s=prefill if prefill is not None and prefill > 0 else None,
-            prefill_basis=None if prefill is None or prefill <= 0 else Basis.MEASURED,
-        )
-        return chat_cost(chat, speed, units.hourly)
-    return None
+    has_batch = all(positive(metrics, f"{each}batch_{_OUTPUT}") for each in (BASE, TUNED))
+    name, batch_size = ("batch_", int(metrics.get("batch_size", 1))) if has_batch else ("", 1)
+    output = positive(metrics, f"{prefix}{name}{_OUTPUT}")
+    if output is None:
+        return None
+    prefill = positive(metrics, f"{prefix}{name}prefill_tokens_per_s")
+    speed = Speed(
+        scenario=f"{'base' if prefix == BASE else 'tuned'} model, batch {batch_size}",
+        output_tokens_per_s=output,
+        basis=Basis.MEASURED,
+        source=f"evaluation, job {record.job_id}",
+        date=record.finished_at.date(),
+        batch_size=batch_size,
+        prefill_tokens_per_s=prefill,
+        prefill_basis=None if prefill is None else Basis.MEASURED,
+    )
+    return chat_cost(chat, speed, units.hourly)
 
 
 def _length_ratio(record: RunRecord) -> Decimal | None:

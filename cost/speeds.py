@@ -180,8 +180,8 @@ def _operating(record: RunRecord) -> LoadPoint | None:
 def _measured(record: RunRecord, operating: LoadPoint | None) -> Iterator[tuple[int, _Measured]]:
     """What the record measured, by batch size."""
     metrics = record.metrics
-    single, batched = _positive(metrics, _OUTPUT), _positive(metrics, _BATCH_OUTPUT)
-    prefill, batch_size = _positive(metrics, _PREFILL), _positive(metrics, _BATCH_SIZE)
+    single, batched = positive(metrics, _OUTPUT), positive(metrics, _BATCH_OUTPUT)
+    prefill, batch_size = positive(metrics, _PREFILL), positive(metrics, _BATCH_SIZE)
     streams = None if operating is None else operating.concurrency
     if single is not None and not _breaks_alone(record):
         yield (
@@ -201,7 +201,7 @@ def _measured(record: RunRecord, operating: LoadPoint | None) -> Iterator[tuple[
             _Measured(
                 record=record,
                 output_tokens_per_s=batched,
-                prefill_tokens_per_s=_positive(metrics, _BATCH_PREFILL) or prefill,
+                prefill_tokens_per_s=positive(metrics, _BATCH_PREFILL) or prefill,
                 operating=operating if streams == batch_size else None,
             ),
         )
@@ -230,7 +230,8 @@ def _counts(spec: StackSpec, record: RunRecord) -> bool:
     )
 
 
-def _positive(metrics: Mapping[str, Decimal], name: str) -> Decimal | None:
+def positive(metrics: Mapping[str, Decimal], name: str) -> Decimal | None:
+    """The metric; None where it is missing, or not over 0."""
     value = metrics.get(name)
     return value if value is not None and value > 0 else None
 

@@ -77,6 +77,23 @@ def test_states_go_from_the_base_model_to_the_served_one(closed: Callable[..., L
     assert found["after, served under load"].speed.operating is not None
 
 
+@pytest.mark.parametrize("missing", ["base_batch_output_tokens_per_s", "batch_output_tokens_per_s"])
+def test_base_and_tuned_model_are_priced_at_one_batch_size(
+    tmp_path: Path, public_key_file: Path, missing: str
+):
+    """A batch of 8 against one stream would be the batch's gain, not the finetune's."""
+    write_loop(tmp_path, load=False)
+    path = tmp_path / "runs" / "local" / "3" / "run_record.json"
+    values = json.loads(path.read_text())
+    del values["metrics"][missing]
+    path.write_text(json.dumps(values))
+    found = close_loop(collect(load_stack("local"), tmp_path)).finetune
+    assert found.base is not None
+    assert found.tuned is not None
+    speeds = [each.speed for each in (found.base, found.tuned)]
+    assert [(each.batch_size, each.output_tokens_per_s) for each in speeds] == [(1, 10), (1, 12)]
+
+
 def test_what_an_assumption_said_stands_before_what_was_measured(
     tmp_path: Path, public_key_file: Path
 ):
