@@ -2,13 +2,17 @@
 # How busy the GPUs of this node are: a line for each, and the gate on their mean.
 #   check_gpu_util.sh [--gate PERCENT]      for people; watch -n 5 .../check_gpu_util.sh
 #   check_gpu_util.sh --raw [EVERY_S COUNT] for programs: `soperator top` reads it (infra/jobs/top.py)
-# Ends with 0 when the mean is above the gate, 1 when it is not, 69 where there is no GPU to ask.
-set -u
+# Ends with 0 when the mean is above the gate, 1 when it is not, 69 where no GPU tells, 2 for a wrong
+# option.
+set -uo pipefail
 query=index,utilization.gpu,memory.used,memory.total,power.draw,power.limit
 not_run=69
 host=$(hostname)
 
-gpus() { nvidia-smi "--query-gpu=$query" --format=csv,noheader,nounits 2>/dev/null | tr -d ' '; }
+# nvidia-smi prints its errors where its answer would be: a line that starts with no index is none.
+gpus() {
+  nvidia-smi "--query-gpu=$query" --format=csv,noheader,nounits 2>/dev/null | tr -d ' ' | grep -E '^[0-9]+,'
+}
 
 # A line for each GPU and each InfiniBand port; counters are words of 4 bytes since the start.
 # Source: https://docs.kernel.org/admin-guide/abi-stable-files.html (sysfs-class-infiniband), read 2026-11-21.
@@ -36,7 +40,12 @@ case ${1:-} in
       [ "$count" -ne 0 ] || exit 0
       sleep "$every"
     done ;;
-  --gate) gate=${2:?--gate needs a percentage} ;;
+  --gate)
+    gate=${2:-}
+    if ! [[ $gate =~ ^[0-9]+(\.[0-9]+)?$ ]]; then
+      echo "--gate '$gate': give a percentage, such as 80" >&2
+      exit 2
+    fi ;;
   '') gate=80 ;;
   *) echo "usage: $0 [--gate PERCENT] | --raw [EVERY_S COUNT]" >&2; exit 2 ;;
 esac
@@ -46,11 +55,16 @@ if [ -z "$lines" ]; then
   echo "$host: NOT RUN: nvidia-smi is not there, or sees no GPU"
   exit "$not_run"
 fi
-awk -F, -v host="$host" -v gate="$gate" '
-  { printf "%s GPU %s: %3s %%  %6d of %6d MiB  %s of %s W\n", host, $1, $2, $3, $4, $5, $6; sum += $2 }
+awk -F, -v host="$host" -v gate="$gate" -v not_run="$not_run" '
+  { printf "%s GPU %s: %3s %%  %6s of %6s MiB  %s of %s W\n", host, $1, $2, $3, $4, $5, $6 }
+  $2 ~ /^[0-9]+(\.[0-9]+)?$/ { sum += $2; known++ }
   END {
-    mean = sum / NR
-    passed = mean > gate
-    printf "%s: mean of %d GPUs %.1f %%, gate above %s %%: %s\n", host, NR, mean, gate, passed ? "PASS" : "FAIL"
+    if (!known) {
+      printf "%s: NOT RUN: none of %d GPUs tells its utilisation\n", host, NR
+      exit not_run
+    }
+    mean = sum / known
+    passed = mean > gate + 0
+    printf "%s: mean of %d GPUs %.1f %%, gate above %s %%: %s\n", host, known, mean, gate, passed ? "PASS" : "FAIL"
     exit !passed
   }' <<< "$lines"

@@ -40,13 +40,18 @@ end,worker-0,102.0
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Iterator[dict[str, str]]:
     """An environment whose nvidia-smi prints two GPUs of 90 and 60 per cent."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text(
-        "#!/bin/sh\necho '0, 90, 61000, 81559, 612.31, 700.00'\n"
-        "echo '1, 60, 60000, 81559, 500.00, 700.00'\n"
+    return stood_in(
+        tmp_path, "0, 90, 61000, 81559, 612.31, 700.00", "1, 60, 60000, 81559, 500.00, 700.00"
     )
+
+
+def stood_in(folder: Path, *lines: str, code: int = 0) -> dict[str, str]:
+    """An environment whose nvidia-smi prints these lines and ends so."""
+    program = folder / "nvidia-smi"
+    printed = "".join(f"echo '{line}'\n" for line in lines)
+    program.write_text(f"#!/bin/sh\n{printed}exit {code}\n")
     program.chmod(0o755)
-    return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -74,8 +79,43 @@ def test_no_gpu_is_not_run_and_never_a_success(tmp_path: Path) -> None:
     assert "NOT RUN" in done.stdout
 
 
-def test_a_wrong_option_is_refused() -> None:
-    assert run("--fast").returncode == 2
+FAILED_SMI = (
+    "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.",
+    "Make sure that the latest NVIDIA driver is installed and running.",
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        (FAILED_SMI, 9),
+        (("No devices were found",), 0),
+        (("0, [N/A], 61000, 81559, [N/A], 700.00",), 0),
+        (("0, 90, 61000, 81559, 612.31, 700.00", "Unable to determine the device handle"), 15),
+    ],
+)
+def test_what_nvidia_smi_says_of_its_own_failure_is_no_gpu(
+    lines: tuple[str, ...], code: int, tmp_path: Path
+) -> None:
+    """It prints errors where its answer would be."""
+    done = run(env=stood_in(tmp_path, *lines, code=code))
+    assert done.returncode == 69, done.stdout
+    assert "NOT RUN" in done.stdout
+    raw = run("--raw", env=stood_in(tmp_path, *lines, code=code)).stdout.splitlines()
+    (sample,) = samples(raw)
+    assert [gpu.utilization_percent for gpu in sample.gpus] == ([None] if "N/A" in lines[0] else [])
+
+
+def test_a_gpu_that_does_not_tell_is_left_out_of_the_scripts_mean(tmp_path: Path) -> None:
+    lines = ("0, 90, 61000, 81559, 612.31, 700.00", "1, [N/A], [N/A], 81559, [N/A], 700.00")
+    done = run(env=stood_in(tmp_path, *lines))
+    assert done.returncode == 0
+    assert "mean of 1 GPUs 90.0 %" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("--fast",), ("--gate",), ("--gate", "abc"), ("--gate", "")])
+def test_a_wrong_option_is_refused(words: tuple[str, ...], stand_in: dict[str, str]) -> None:
+    assert run(*words, env=stand_in).returncode == 2
 
 
 def test_what_the_script_prints_is_what_is_read(stand_in: dict[str, str]) -> None:
