@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli import context, interrupts, output
+from infra.cli import context, interrupts, output, submission
 from infra.cli.context import CHECKOUT, DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.errors import CliError
 from infra.jobs.chat_page import DEFAULT_PORT
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from infra.jobs.outputs import StackOutputs
     from infra.jobs.server import ServerAddress
     from infra.jobs.ssh import Connection
-    from infra.jobs.submit import Submission
-    from stacks.slurm_spec import JobSpec
-    from stacks.spec import StackSpec
 
 _LOOK_EVERY_S = 0.5
 _ASK_EVERY_S = 5.0
@@ -77,12 +74,13 @@ def command(
         try:
             connection = closing.enter_context(context.connect(outputs, identity))
             own = _OwnJob(connection, stack, is_kept=keep)
+            closing.callback(own.end)
             job_id = _found(connection, wanted.name, sets or ())
             if job_id is None:
+                made = submission.ready(spec, wanted, sets or ())
                 with interrupts.held():
-                    made = _submit(spec, wanted, connection, outputs, sets or (), sync, force)
-                    job_id = own.job_id = made.job_id
-                    closing.callback(own.end)
+                    sent = made.submit(connection, outputs, sync=sync, force=force, queued=own.take)
+                job_id = sent.job_id
                 output.note(f"{wanted.name} is job {job_id}")
             address = server.wait_until_up(connection, outputs, job_id, say=output.note)
             output.note(f"job {job_id} serves {' and '.join(address.models)} at {address}")
@@ -125,6 +123,10 @@ class _OwnJob:
             return "; the job stays"
         return f", and ends job {self.job_id}"
 
+    def take(self, job_id: str) -> None:
+        """From now on the job is this command's to end."""
+        self.job_id = job_id
+
     def end(self) -> None:
         """Ends it, unless it is kept; where nobody answers says how to end it later."""
         from infra.jobs import slurm
@@ -159,41 +161,6 @@ def _found(connection: Connection, name: str, sets: Sequence[str]) -> str | None
         )
     output.note(f"job {job.id} {name} is {job.state} already and is used; it stays at the end")
     return job.id
-
-
-def _submit(
-    spec: StackSpec,
-    job: JobSpec,
-    connection: Connection,
-    outputs: StackOutputs,
-    sets: Sequence[str],
-    sync: bool,
-    force: bool,
-) -> Submission:
-    """The job submitted as `soperator submit` does."""
-    from infra.jobs import dispatch
-    from infra.jobs import sync as code
-    from infra.jobs.books import open_books
-    from infra.render.archive import hash_files
-
-    state = context.state_root()
-    books = open_books(spec, state, output.note)
-    files = context.local_code(spec.name)
-    order = dispatch.order(books, job, files, sets, say=output.note)
-    if sync:
-        code.send(connection, outputs.code_path, files)
-    return dispatch.dispatch(
-        order,
-        books,
-        connection,
-        outputs,
-        state=state,
-        code_hash=hash_files(files),
-        git_revision=context.git_revision(),
-        say=output.note,
-        force=force,
-        store=context.run_config_store(outputs),
-    )
 
 
 def _page(

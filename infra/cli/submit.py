@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli import context, output
+from infra.cli import context, output, submission
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.errors import CliError
 from infra.cli.output import Format
@@ -44,55 +44,33 @@ def command(
 ) -> None:
     """Submit a declared job; prints its id, and what it is expected to cost."""
     from cost.runs import plain_run
-    from infra.jobs import budget, dispatch, recipes, submit
-    from infra.jobs import sync as code
-    from infra.jobs.books import open_books
-    from infra.render.archive import hash_files
+    from infra.jobs import budget, submit
 
     outputs = context.read(stack)
     submit.check_job(outputs, job)
     submit.job_args(sets or ())
     spec = context.spec(stack)
-    recipes.refuse_wrong(context.CHECKOUT, declared(spec, job), sets or ())
-    books = open_books(spec, context.state_root(), output.note)
-    files = context.local_code(stack)
-    order = dispatch.order(books, declared(spec, job), files, sets or (), say=output.note)
+    made = submission.ready(spec, declared(spec, job), sets or ())
     if force and spec.budget is None:
         output.note(f"--force has no effect: {stack} declares no budget")
     with context.connect(outputs, identity) as connection:
         if dry_run:
-            for line in budget.budget_lines(books, order.run, datetime.now(UTC)):
+            for line in budget.budget_lines(made.books, made.order.run, datetime.now(UTC)):
                 output.note(line)
             print(submit.dry_run(connection, outputs, job, sets=sets or (), after=after), end="")
             return
-        if sync:
-            code.send(connection, outputs.code_path, files)
-        submission = dispatch.dispatch(
-            order,
-            books,
-            connection,
-            outputs,
-            state=context.state_root(),
-            code_hash=hash_files(files),
-            git_revision=context.git_revision(),
-            say=output.note,
-            after=after,
-            force=force,
-            store=context.run_config_store(outputs),
-        )
+        sent = made.submit(connection, outputs, sync=sync, force=force, after=after)
     if format is Format.JSON:
         output.print_json(
             {
-                **asdict(submission),
-                "forecast": plain_run(order.run),
-                "plan": order.plan and order.plan.to_json(),
+                **asdict(sent),
+                "forecast": plain_run(made.order.run),
+                "plan": made.order.plan and made.order.plan.to_json(),
             }
         )
         return
-    print(submission.job_id)
-    output.note(
-        f"{job} is job {submission.job_id}; log: soperator logs {submission.job_id} -s {stack}"
-    )
+    print(sent.job_id)
+    output.note(f"{job} is job {sent.job_id}; log: soperator logs {sent.job_id} -s {stack}")
 
 
 def declared(spec: StackSpec, name: str) -> JobSpec:

@@ -84,11 +84,12 @@ def dispatch(
     store: Mapping[str, str] | None = None,
     nodes: Sequence[str] = (),
     begin: Callable[[], None] = lambda: None,
+    queued: Callable[[str], None] = lambda _: None,
 ) -> Submission:
     """The submission, written down here and in the ledger; refused where the budget has no room.
 
-    `begin` runs after every refusal and right before sbatch. `store`: where run configs are kept;
-    `nodes`: what it must run on.
+    `begin` runs after every refusal and right before sbatch, `queued` with the id right after it.
+    `store`: where run configs are kept; `nodes`: what it must run on.
     """
 
     def send() -> Submission:
@@ -109,6 +110,7 @@ def dispatch(
             run_config=kept,
             nodes=nodes,
         )
+        queued(submission.job_id)
         history.remember(state, submission)
         return submission
 

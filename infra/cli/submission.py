@@ -1,0 +1,75 @@
+"""A declared job on its way into the queue, the same for every command that submits one.
+
+Owns what is read of this checkout for it. Order, budget and history are infra/jobs/dispatch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from infra.cli import context, output
+
+if TYPE_CHECKING:
+    from infra.jobs.books import Books
+    from infra.jobs.dispatch import Order
+    from infra.jobs.outputs import StackOutputs
+    from infra.jobs.ssh import Connection
+    from infra.jobs.submit import Submission
+    from stacks.slurm_spec import JobSpec
+    from stacks.spec import StackSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyJob:
+    """One job whose recipe was accepted here, with its forecast; nothing was sent."""
+
+    books: Books
+    files: Mapping[str, bytes]
+    """This checkout's code."""
+    order: Order
+
+    def submit(
+        self,
+        connection: Connection,
+        outputs: StackOutputs,
+        *,
+        sync: bool,
+        force: bool,
+        after: str | None = None,
+        queued: Callable[[str], None] = lambda _: None,
+    ) -> Submission:
+        """The submission; `queued` has its id first, as what writes it down may fail."""
+        from infra.jobs import dispatch
+        from infra.jobs import sync as code
+        from infra.render.archive import hash_files
+
+        if sync:
+            code.send(connection, outputs.code_path, self.files)
+        return dispatch.dispatch(
+            self.order,
+            self.books,
+            connection,
+            outputs,
+            state=context.state_root(),
+            code_hash=hash_files(self.files),
+            git_revision=context.git_revision(),
+            say=output.note,
+            after=after,
+            force=force,
+            store=context.run_config_store(outputs),
+            queued=queued,
+        )
+
+
+def ready(spec: StackSpec, job: JobSpec, sets: Sequence[str]) -> ReadyJob:
+    """The job with its forecast, which is told; a setting that it would refuse is refused."""
+    from infra.jobs import dispatch, recipes
+    from infra.jobs.books import open_books
+
+    recipes.refuse_wrong(context.CHECKOUT, job, sets)
+    books = open_books(spec, context.state_root(), output.note)
+    files = context.local_code(spec.name)
+    order = dispatch.order(books, job, files, sets, say=output.note)
+    return ReadyJob(books=books, files=files, order=order)

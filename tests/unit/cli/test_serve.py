@@ -1,0 +1,71 @@
+"""`soperator serve` at the door: what is refused before a node is held, and what is ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.cli.main import app
+from infra.jobs import history, slurm
+from infra.jobs.errors import JobsError
+from infra.jobs.parse import Job
+from infra.jobs.ssh import Result
+from tests.unit.jobs.test_submit import OUTPUTS
+
+RUNNER = CliRunner()
+
+
+class Cluster:
+    """A login node that submits job 12."""
+
+    is_open = True
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.cancelled: list[str] = []
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        self.asked.append(command)
+        return Result(command=command, exit_code=0, stdout="12\n", stderr="")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path) -> Cluster:
+    made = Cluster()
+    outputs = replace(OUTPUTS, jobs={"serve": ""})
+    job = Job(id="12", name="serve", state="RUNNING")
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
+    monkeypatch.setattr("infra.cli.context.read", lambda _: outputs)
+    monkeypatch.setattr("infra.cli.context.connect", lambda *_: made)
+    monkeypatch.setattr(slurm, "recent", lambda *_, **__: ())
+    monkeypatch.setattr(slurm, "find", lambda *_: job)
+    monkeypatch.setattr(slurm, "cancel", lambda _, ids: made.cancelled.extend(ids))
+    return made
+
+
+def test_a_wrong_setting_is_refused_before_a_node_is_held(cluster: Cluster) -> None:
+    done = RUNNER.invoke(app, ["serve", "--set", "serve.prot=1"])
+    assert done.exit_code == 1
+    assert "serve.prot: unknown key; did you mean 'port'?" in done.stderr
+    assert "nothing was submitted" in done.stderr
+    assert cluster.asked == []
+
+
+def test_a_server_that_could_not_be_written_down_is_ended(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise JobsError("no space left")
+
+    monkeypatch.setattr(history, "remember", full)
+    done = RUNNER.invoke(app, ["serve", "--open", "--port", "0"])
+    assert (done.exit_code, cluster.cancelled) == (1, ["12"]), done.output
+    assert "job 12 is told to end" in done.stderr
