@@ -2,10 +2,10 @@
 
     python -m tests [options of pytest]
 
-`fast` computes, a process a core. `engine` mostly waits, for operations of an emulated cloud and
-for deadlines, so it gets more processes than cores. `local` has one real Slurm cluster at a time:
-its limits are seconds of a machine that does nothing else. Files stay whole in one process: their
-fixtures are engines and emulators. Every part runs, whatever the one before it found.
+`fast` computes, a process a core. `engine` and `local` mostly wait, for operations of an emulated
+cloud, for deadlines and for Slurm's own clocks, so they run beside each other; `local` has one real
+Slurm cluster at a time. Files stay whole in one process: their fixtures are engines and emulators.
+Every part runs, whatever the one before it found.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -55,18 +56,24 @@ class Result:
     """What pytest counted, such as `12 passed`; its status where it counted nothing."""
 
 
-def parts(num_cores: int) -> tuple[Part, ...]:
-    """The parts in their order, on a machine with so many cores."""
+def parts(num_cores: int) -> tuple[tuple[Part, ...], ...]:
+    """The parts in their order, on a machine with so many cores; those of a group run at once."""
     cores = max(1, min(num_cores, _MAX_PROCESSES))
     return (
-        Part(name="fast", folders=("unit", "components", "workloads", "browser"), processes=cores),
-        Part(name="engine", folders=("engine",), processes=min(cores + 1, _MAX_PROCESSES)),
-        Part(name="local", folders=("local",), processes=1),
+        (
+            Part(
+                name="fast", folders=("unit", "components", "workloads", "browser"), processes=cores
+            ),
+        ),
+        (
+            Part(name="engine", folders=("engine",), processes=cores),
+            Part(name="local", folders=("local",), processes=1),
+        ),
     )
 
 
 def run_part(part: Part, options: Sequence[str]) -> Result:
-    """Runs one part and shows all that it prints."""
+    """Runs one part and shows all that it prints, each line under the part's name."""
     print(f"\n### {part.name}: {' '.join(part.folders)}, processes: {part.processes}", flush=True)
     begin, counts = time.monotonic(), ""
     colors = ["--color=yes"] if sys.stdout.isatty() else []
@@ -75,7 +82,7 @@ def run_part(part: Part, options: Sequence[str]) -> Result:
     ) as running:
         assert running.stdout is not None
         for line in running.stdout:
-            print(line, end="", flush=True)
+            print(f"{part.name:<6} | {line}", end="", flush=True)
             found = _SUMMARY.search(re.sub(r"\x1b\[\d*(;\d+)*m", "", line).strip())
             counts = found[1] if found else counts
     status = running.returncode
@@ -88,21 +95,22 @@ def run_part(part: Part, options: Sequence[str]) -> Result:
 
 
 def run(
-    all_parts: Sequence[Part],
+    groups: Sequence[Sequence[Part]],
     options: Sequence[str],
     run_one: Callable[[Part, Sequence[str]], Result] = run_part,
 ) -> int:
     """Runs every part and prints what each came to; the first status that is not 0, or 0."""
     results: list[Result] = []
-    for part in all_parts:
-        results.append(run_one(part, options))
-        if results[-1].status == _INTERRUPTED:
+    for group in groups:
+        with ThreadPoolExecutor(len(group)) as threads:
+            results += threads.map(lambda part: run_one(part, options), group)
+        if any(result.status == _INTERRUPTED for result in results):
             break
     print("\n### all parts")
     for result in results:
         verdict = "ok    " if result.status == 0 else "FAILED"
         print(f"{verdict} {result.part.name:<8} {result.seconds:5.0f} s  {result.counts}")
-    for part in all_parts[len(results) :]:
+    for part in [part for group in groups for part in group][len(results) :]:
         print(f"NOT RUN {part.name}")
     return next((result.status for result in results if result.status), 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,13 @@ def ended(statuses: dict[str, int]):
 
 def test_every_folder_with_tests_is_in_exactly_one_part():
     with_tests = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
-    listed = [folder for each in parts(2) for folder in each.folders]
+    listed = [folder for group in parts(2) for each in group for folder in each.folders]
     assert sorted(listed) == sorted(with_tests)
 
 
 @pytest.mark.parametrize("num_cores", [1, 2, 64])
 def test_real_slurm_clusters_run_one_after_the_other_on_any_machine(num_cores):
-    by_name = {each.name: each for each in parts(num_cores)}
+    by_name = {each.name: each for group in parts(num_cores) for each in group}
     assert by_name["local"].processes == 1
     assert "-n" not in by_name["local"].command([])
     assert all(1 <= each.processes <= 4 for each in by_name.values())
@@ -48,15 +49,28 @@ def test_real_slurm_clusters_run_one_after_the_other_on_any_machine(num_cores):
 def test_a_bad_status_of_any_part_is_the_answer_and_the_others_run(statuses, answer, capsys):
     names = ("fast", "engine", "local")
     named = dict(zip(names, statuses, strict=True))
-    assert run([part(name) for name in names], [], ended(named)) == answer
+    fast, *waiting = (part(name) for name in names)
+    assert run([[fast], waiting], [], ended(named)) == answer
     printed = capsys.readouterr().out
     for name, status in named.items():
         assert f"{'ok    ' if status == 0 else 'FAILED'} {name}" in printed
 
 
 def test_an_interrupt_ends_the_suite_and_names_what_did_not_run(capsys):
-    assert run([part("fast"), part("local")], [], ended({"fast": 2})) == 2
+    assert run([[part("fast")], [part("local")]], [], ended({"fast": 2})) == 2
     assert "NOT RUN local" in capsys.readouterr().out
+
+
+def test_the_parts_of_a_group_run_at_once(capsys):
+    both = threading.Barrier(2, timeout=60)
+
+    def run_one(each: Part, options: object) -> Result:
+        both.wait()  # broken after a minute if the other one never starts
+        return Result(part=each, status=0, seconds=1.0, counts="1 test")
+
+    assert run([[part("engine"), part("local")]], [], run_one) == 0
+    printed = capsys.readouterr().out
+    assert printed.index("engine") < printed.index("local")
 
 
 def test_a_part_without_a_single_test_is_no_success(capsys):
