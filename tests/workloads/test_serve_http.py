@@ -287,6 +287,20 @@ def test_half_a_surrogate_pair_is_refused(server: Stand) -> None:
     assert "surrogates not allowed" in answer["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "\xed\xa0\x80"}]}',
+        r'{"model": "tiny", "messages": [{"role": "user", "content": "\ud800"}]}'.encode("utf-16"),
+    ],
+)
+def test_a_body_that_is_not_utf_8_is_refused(server: Stand, body: bytes) -> None:
+    """RFC 8259, 8.1. Half a surrogate pair came in as bytes, or past the look for its escape."""
+    status, answer, _ = server.post(body)
+    assert (status, answer["error"]["code"]) == (400, "invalid_json")
+    assert "'utf-8' codec can't decode" in answer["error"]["message"]
+
+
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b"[" * 100_000, b""])
 def test_a_body_that_is_no_object_is_refused(server: Stand, body: bytes) -> None:
     status, answer, _ = server.post(body)

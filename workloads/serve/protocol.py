@@ -53,9 +53,11 @@ class ChatRequest:
 def parse_chat(body: bytes, limits: Limits) -> ChatRequest:
     """Return the request in `body`; ApiError says which parameter is wrong and what is allowed."""
     try:
-        value = json.loads(body)
+        # json.loads would guess UTF-16 and let bytes of half a pair through.
+        text = body.decode("utf-8")
+        value = json.loads(text)
         # JSON can escape half of a surrogate pair; neither tokenizers nor answers take that.
-        if rb"\u" in body:
+        if r"\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not JSON: {error}", None, "invalid_json") from error
