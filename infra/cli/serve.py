@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -179,7 +180,7 @@ def _page(
     from infra.jobs.chat_page import ChatPage
     from infra.jobs.tunnel import Tunnel
 
-    key = server.read_key(connection, address)
+    key = server.read_key(connection, address, environment=os.environ)
     login = outputs.endpoint(context.private_key(identity))
     tunnel = Tunnel(login, address.host, address.port, say=output.note)
     closing.callback(tunnel.close)

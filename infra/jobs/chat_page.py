@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from infra.jobs.errors import JobsError
+from infra.jobs.server import KEY_VARIABLE
 
 HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 7861
 """Beside 7860, where the server of the `local` stack listens on this machine."""
-KEY_VARIABLE: Final = "SOPERATOR_SERVE_API_KEY"
 _UP_S: Final = 300.0
 _END_S: Final = 10.0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +23,7 @@ from infra.jobs.waiting import in_words
 from stacks.slurm_spec import SERVE_MODULE, JobSpec
 from stacks.spec import StackSpec
 
+KEY_VARIABLE: Final = "SOPERATOR_SERVE_API_KEY"
 DAYS: Final = 7
 """How far back a running server may have been submitted."""
 _LOOK_EVERY_S: Final = 0.5
@@ -44,8 +45,9 @@ class ServerAddress:
     host: str
     port: int
     models: tuple[str, ...]
+    needs_key: bool
     api_key_file: str | None
-    """On the cluster; None: it needs no key."""
+    """On the cluster; None: it needs no key, or has it from its environment."""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -140,6 +142,7 @@ def read_address(shell: slurm.Shell, outputs: StackOutputs, job_id: str) -> Serv
             host=values["host"],
             port=int(values["port"]),
             models=tuple(values["models"]),
+            needs_key=bool(values["needs_key"]),
             api_key_file=values["api_key_file"],
         )
     except (ValueError, KeyError, TypeError) as error:
@@ -148,10 +151,19 @@ def read_address(shell: slurm.Shell, outputs: StackOutputs, job_id: str) -> Serv
         ) from error
 
 
-def read_key(shell: slurm.Shell, address: ServerAddress) -> str | None:
-    """The server's key, from its file on the cluster; None: it needs none."""
-    if address.api_key_file is None:
+def read_key(
+    shell: slurm.Shell, address: ServerAddress, *, environment: Mapping[str, str]
+) -> str | None:
+    """The server's key, from its file on the cluster or `environment`; None: it needs none."""
+    if not address.needs_key:
         return None
+    if address.api_key_file is None:
+        if key := environment.get(KEY_VARIABLE):
+            return key
+        raise JobsError(
+            f"{address}: the server has its key from its environment, so no file holds it; export "
+            f"{KEY_VARIABLE} here as it was there"
+        )
     found = shell.run(f"cat {shlex.quote(address.api_key_file)}")
     key = found.stdout.strip()
     if not found.ok or not key:

@@ -182,12 +182,17 @@ def test_endpoint_json_says_where_the_server_is_and_never_the_key(
 ) -> None:
     key = "a-key-that-is-long-enough"
     monkeypatch.setenv("SOPERATOR_SERVE_API_KEY", key)
-    path = endpoint.write(tmp_path, serve_config(host="0.0.0.0"), 7860, ["a"], Places({}))
+    config = serve_config(host="0.0.0.0", api_key_file=str(tmp_path / "key"))
+    path = endpoint.write(tmp_path, config, 7860, ["a"], Places({}))
     text = path.read_text()
     assert key not in text
     said = json.loads(text)
     assert (said["port"], said["needs_key"], said["models"]) == (7860, True, ["a"])
+    assert said["api_key_file"] is None, "the variable won"
     assert said["host"] == os.uname().nodename
+    monkeypatch.delenv("SOPERATOR_SERVE_API_KEY")
+    said = json.loads(endpoint.write(tmp_path, config, 7860, ["a"], Places({})).read_text())
+    assert (said["needs_key"], said["api_key_file"]) == (True, str(tmp_path / "key"))
 
 
 def test_refusals_end_the_job_before_it_loads_with_their_exit_code(

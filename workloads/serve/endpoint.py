@@ -53,12 +53,14 @@ def write(
     path = results_dir / FILE_NAME
     # Of a host that means every interface, the name that other nodes reach.
     every = config.host in ("0.0.0.0", "::")
-    key_file = config.api_key_file
+    is_given = bool(os.environ.get(KEY_VARIABLE))
+    # The variable wins over the file, whose key would then open nothing.
+    key_file = None if is_given else config.api_key_file
     values = {
         "host": socket.gethostname() if every else config.host,
         "port": port,
         "models": list(names),
-        "needs_key": bool(os.environ.get(KEY_VARIABLE) or key_file),
+        "needs_key": is_given or key_file is not None,
         "api_key_file": str(places.expand(key_file, at="serve.api_key_file")) if key_file else None,
     }
     atomic.write_text(path, json.dumps(values, indent=2) + "\n")

@@ -93,7 +93,8 @@ class Slurm:
     def run(self, command: str) -> Result:
         """The shell of the login node: every file is there and every server answers."""
         if command.startswith("cat "):
-            endpoint = {"host": "127.0.0.1", "port": 7, "models": ["base"], "api_key_file": None}
+            endpoint = {"host": "127.0.0.1", "port": 7, "models": ["base"]}
+            endpoint |= {"needs_key": False, "api_key_file": None}
             answer = json.dumps(endpoint)
         else:
             answer = "HTTP/1.1 200 OK"

@@ -30,7 +30,13 @@ OUTPUTS = StackOutputs(
     places={"logs": "/logs", "results": "/results"},
     jobs={"serve": ""},
 )
-ENDPOINT = {"host": "worker-0", "port": 7860, "models": ["m", "m-tuned"], "api_key_file": "/k"}
+ENDPOINT = {
+    "host": "worker-0",
+    "port": 7860,
+    "models": ["m", "m-tuned"],
+    "needs_key": True,
+    "api_key_file": "/k",
+}
 
 
 class Login:
@@ -116,12 +122,21 @@ def test_a_job_that_ends_before_it_serves_is_told_with_its_last_words() -> None:
 
 def test_the_key_is_read_from_its_file_and_a_missing_one_is_refused() -> None:
     login = Login(state("RUNNING"))
-    address = ServerAddress(host="h", port=1, models=(), api_key_file="/k")
-    assert server.read_key(login, address) == "secret-of-the-server"
-    assert server.read_key(login, replace(address, api_key_file=None)) is None
+    address = ServerAddress(host="h", port=1, models=(), needs_key=True, api_key_file="/k")
+    assert server.read_key(login, address, environment={}) == "secret-of-the-server"
+    open_ = replace(address, needs_key=False, api_key_file=None)
+    assert server.read_key(login, open_, environment={}) is None
     login.key = ""
     with pytest.raises(JobsError, match="/k: no key can be read"):
-        server.read_key(login, address)
+        server.read_key(login, address, environment={})
+
+
+def test_a_key_that_no_file_holds_is_this_environment_s_or_asked_for_by_name() -> None:
+    address = ServerAddress(host="h", port=1, models=(), needs_key=True, api_key_file=None)
+    given = {"SOPERATOR_SERVE_API_KEY": "as-it-was-there"}
+    assert server.read_key(Login("x"), address, environment=given) == "as-it-was-there"
+    with pytest.raises(JobsError, match="export SOPERATOR_SERVE_API_KEY here"):
+        server.read_key(Login("x"), address, environment={})
 
 
 def job(number: str, name: str, state: str) -> Job:
