@@ -16,7 +16,7 @@ from typing import Final
 from cost.advise_ask import Ask, short
 from cost.load_curve import LoadPoint
 from cost.run_record import Kind, Outcome, RunRecord
-from cost.speeds import model_name
+from cost.size.catalog import base_name
 
 LENGTH_TOLERANCE: Final = Decimal("0.1")
 """Requests of a curve may be this much longer or shorter than those asked for."""
@@ -96,7 +96,7 @@ class Measured:
 
 
 def measured_curves(model: str, records: Iterable[RunRecord]) -> tuple[Measured, ...]:
-    """The newest curve of the model by platform, preset and engine."""
+    """The newest curve of the model by platform, preset and engine; tuned ones are their base."""
     newest: dict[tuple[str, str, str], Measured] = {}
     for record in sorted(records, key=lambda each: (each.finished_at, each.job_id)):
         found = _measured(model, record)
@@ -122,7 +122,7 @@ def _measured(model: str, record: RunRecord) -> Measured | None:
         or hardware is None
         or hardware.platform is None
         or hardware.preset is None
-        or model_name(record.model) != model_name(model)
+        or base_name(record.model).lower() != base_name(model).lower()
     ):
         return None
     answered = [each for each in curve.sweep if each.num_ok and each.mean_prompt_tokens]

@@ -35,7 +35,7 @@ def load_shape(model: str) -> ModelShape:
     path = Path(model)
     if path.suffix == ".json" or path.is_dir():
         return _read(path / "config.json" if path.is_dir() else path)
-    name = _base_name(model)
+    name = base_name(model)
     by_lower = {each.lower(): each for each in rows()}
     known = by_lower.get(name.lower())
     if known is None:
@@ -49,7 +49,8 @@ def load_shape(model: str) -> ModelShape:
     return ModelShape(name=known, **values)
 
 
-def _base_name(model: str) -> str:
+def base_name(model: str) -> str:
+    """`Qwen/Qwen3-14B` and `SmolLM2-135M-Instruct` as Qwen3-14B and SmolLM2-135M."""
     name = PurePosixPath(model).name
     for ending in _TUNED * 2:
         name = name.removesuffix(ending)

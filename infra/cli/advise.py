@@ -76,7 +76,8 @@ def command(
     ask, source = _ask(
         model, slo, chats_per_day, input_tokens, output_tokens, turns, peak_factor, region, declared
     )
-    found = advise(ask, PriceBook.load(prices), measured_curves(model, _records(declared)))
+    curves = measured_curves(ask.shape.name, _records(declared))
+    found = advise(ask, PriceBook.load(prices), curves)
     shape = Format.JSON if json else format
     if explain is not None:
         put(render_explanation(explain_candidate(found, explain), shape), output)

@@ -13,6 +13,16 @@ from tests.unit.cost.loads import load_json, write_load
 
 RUNNER = CliRunner()
 SLO = "ttft_p99_s=5,tpot_p99_ms=500"
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "intermediate_size": 1536,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+}
 SMALL = ["advise", "--model", "SmolLM2-135M-Instruct", "--chats-per-day", "1000"]
 
 
@@ -33,6 +43,22 @@ def test_a_pulled_curve_is_ranked_among_the_estimates(state: Path) -> None:
     assert measured["preset"] == "2gpu-64vcpu-384gb"
     assert measured["streams_per_server"] == 8
     assert "this machine bills nothing" in " ".join(found["notes"])
+
+
+@pytest.mark.parametrize(
+    "named", ["SmolLM2-135M", "{folder}/config.json", "{folder}/", "HuggingFaceTB/SmolLM2-135M"]
+)
+def test_a_curve_counts_however_its_model_is_named(state: Path, tmp_path: Path, named: str) -> None:
+    """The record says SmolLM2-135M-Instruct, which has the shape of its base."""
+    folder = tmp_path / "models" / "SmolLM2-135M-Instruct"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    write_load(state / "runs" / "local" / "14", load_json())
+    model = named.format(folder=folder)
+    result = RUNNER.invoke(app, ["advise", "--model", model, *SMALL[3:], "--slo", SLO, "--json"])
+    assert result.exit_code == 0, result.output
+    bases = [each["basis"] for each in json.loads(result.output)["candidates"]]
+    assert bases.count("measured") == 1
 
 
 def test_curves_of_every_stack_count_but_emulated_ones_only_where_asked_for(state: Path) -> None:
