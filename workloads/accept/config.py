@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from workloads.common.recipe import require
@@ -35,6 +35,7 @@ class CollectivesConfig:
     def __post_init__(self) -> None:
         require(bool(self.sizes_mb) and min(self.sizes_mb) > 0, "sizes_mb: expected sizes > 0")
         require(self.iterations > 0, f"iterations: got {self.iterations}, expected > 0")
+        require(self.warmup >= 0, f"warmup: got {self.warmup}, expected 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,8 @@ class ComputeConfig:
         # bf16 holds the expected product of a power of two exactly, and of few other sizes.
         is_exact = size > 0 and size & (size - 1) == 0
         require(is_exact, f"matrix_size: got {size}, expected a power of two")
+        for name in ("copy_mb", "iterations"):
+            require(getattr(self, name) > 0, f"{name}: got {getattr(self, name)}, expected > 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,17 @@ class StorageConfig:
             self.block_kib % 4 == 0 and self.random_block_kib % 4 == 0,
             "block_kib: expected multiples of 4: O_DIRECT moves whole pages",
         )
+        # A file is at least one block.
+        file_kib = max(
+            self.block_kib, self.file_mb * 10**6 // 1024 // self.block_kib * self.block_kib
+        )
+        require(
+            self.random_block_kib <= file_kib,
+            f"random_block_kib: got {self.random_block_kib}, a file has {file_kib} KiB",
+        )
+
+
+_SHAPE = ("vocabulary", "width", "layers", "heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +106,20 @@ class TrainingConfig:
     """Ranks to train on, rising; empty: 1, 2, 4 and so on, whole nodes, and all."""
 
     def __post_init__(self) -> None:
+        defaults = {each.name: each.default for each in fields(TrainingConfig)}
+        other = [
+            f"{name} {getattr(self, name)}, not {defaults[name]}"
+            for name in _SHAPE
+            if getattr(self, name) != defaults[name]
+        ]
+        # Limits go by the name: what is smaller must not be held against the limit of this model.
+        require(
+            self.name != defaults["name"] or not other,
+            f"name: {self.name} has another shape ({', '.join(other)}); give it its own name",
+        )
+        for name in (*_SHAPE, "sequence", "batch"):
+            require(getattr(self, name) > 0, f"{name}: got {getattr(self, name)}, expected > 0")
+        require(self.warmup >= 0, f"warmup: got {self.warmup}, expected 0 or more")
         require(self.width % self.heads == 0, f"heads: {self.heads} do not divide {self.width}")
         require(self.steps > 1, f"steps: got {self.steps}, expected > 1")
 

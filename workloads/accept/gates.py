@@ -68,6 +68,10 @@ class Gate:
     """Smallest message that the limit speaks of."""
     models: tuple[str, ...] = ()
     """Models whose tokens it speaks of; empty: any."""
+    batch: int | None = None
+    """Sequences of one rank in a step that it speaks of."""
+    sequence: int | None = None
+    """Tokens of a sequence that it speaks of."""
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -80,6 +84,10 @@ class Gate:
         for name in ("scope", "nodes", "algorithm"):
             wanted = getattr(self, name)
             if wanted is not None and conditions.get(name) not in (None, wanted):
+                return False
+        for name in ("batch", "sequence"):
+            wanted = getattr(self, name)
+            if wanted is not None and conditions.get(name, wanted) != wanted:
                 return False
         if self.models and conditions.get("model") not in self.models:
             return False

@@ -124,19 +124,14 @@ def judge(
         }
         scope = "node" if point.nodes == 1 else "cluster"
         context = {**point.workload(), "ranks": point.ranks, "tokens_per_s": point.tokens_per_s}
-        limit = gates.limit(
-            "training.tokens_per_s_per_gpu", scope=scope, nodes=point.nodes, model=point.model
-        )
+        check = "training.tokens_per_s_per_gpu"
+        spoken_of = {"scope": scope, "nodes": point.nodes, "model": point.model}
+        limit = gates.limit(check, **spoken_of, batch=point.batch, sequence=point.sequence)
         if limit is not None:
-            checks.append(
-                hold(
-                    "training.tokens_per_s_per_gpu",
-                    point.tokens_per_s_per_rank,
-                    limit,
-                    context=context,
-                    **at,
-                )
-            )
+            checks.append(hold(check, point.tokens_per_s_per_rank, limit, context=context, **at))
+        elif gates.limit(check, **spoken_of) is not None:
+            why = f"the limit speaks of another batch or sequence than {point.batch} x "
+            checks.append(not_run(check, f"{why}{point.sequence}", **at))
         limit = gates.limit("training.scaling_efficiency", scope=scope, nodes=point.nodes)
         base = base_of(points, point)
         is_first = point.nodes == 1 and point is min(points, key=lambda each: each.ranks)

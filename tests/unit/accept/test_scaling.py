@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -10,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.accept import compute, connectivity, scaling, soak
-from workloads.accept.config import AcceptConfig, ComputeConfig, TrainingConfig, profiled
+from workloads.accept.config import (
+    AcceptConfig,
+    ComputeConfig,
+    StorageConfig,
+    TrainingConfig,
+    profiled,
+)
 from workloads.accept.connectivity import Pair, rounds
 from workloads.accept.gates import gates_for
 from workloads.accept.nodes import Node, table
@@ -197,8 +205,46 @@ class _BesideAWrongRank(World):
 
 
 def test_a_sum_that_arrived_wrong_on_any_rank_is_wrong() -> None:
-    tiny = TrainingConfig(vocabulary=8, width=4, layers=1, heads=1, sequence=2, batch=1)
+    tiny = TrainingConfig(
+        name="tiny", vocabulary=8, width=4, layers=1, heads=1, sequence=2, batch=1
+    )
     here = {"rank": 0, "local_rank": 0, "world_size": 1, "device": torch.device("cpu")}
     assert soak.measure(World(**here), tiny, 0).wrong_rounds == 0
     found = soak.measure(_BesideAWrongRank(**here), tiny, 0)
     assert found.wrong_rounds == len(found.round_s) == 3
+
+
+def test_tokens_of_another_batch_or_sequence_are_not_held_against_the_limit() -> None:
+    check = "training.tokens_per_s_per_gpu"
+    for changes, outcome in (
+        ({}, "PASS"),
+        ({"batch": 4}, "NOT_RUN"),
+        ({"sequence": 64}, "NOT_RUN"),
+    ):
+        point = replace(_point(8, 40000), **changes)
+        found = {each.id: each for each in scaling.judge([point], [], _nodes(1), H100)}
+        assert found[check].outcome == outcome
+    own = replace(_point(8, 40000), model="ours", batch=4)
+    assert check not in {each.id for each in scaling.judge([own], [], _nodes(1), H100)}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: TrainingConfig(layers=1),
+            "name: decoder-163m has another shape .layers 1, not 12",
+        ),
+        (lambda: TrainingConfig(batch=0), "batch: got 0, expected > 0"),
+        (lambda: TrainingConfig(name="x", heads=0), "heads: got 0, expected > 0"),
+        (lambda: ComputeConfig(iterations=0), "iterations: got 0, expected > 0"),
+        (lambda: ComputeConfig(copy_mb=0), "copy_mb: got 0, expected > 0"),
+        (
+            lambda: StorageConfig(file_mb=1, block_kib=64, random_block_kib=4096),
+            "random_block_kib: got 4096, a file has 960 KiB",
+        ),
+    ],
+)
+def test_settings_that_measure_nothing_are_refused(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
