@@ -25,6 +25,8 @@ from workloads.common.exit_codes import WorkloadError
 
 _MB = 10**6
 _KIB = 1024
+PRIVATE_PLACES = ("scratch",)
+"""Places that each node has for itself."""
 BARRIERS = 5
 """How often a node waits for the others on one place."""
 _STAMP = struct.Struct("<QQ")
@@ -155,14 +157,14 @@ def filesystem(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
 def trouble(place: str, path: Path, config: StorageConfig, num_nodes: int) -> str | None:
     """Return why a place cannot be measured; None where it can. Half of what is free stays so."""
     block, blocks = _blocks(config)
-    needed = num_nodes * blocks * block
+    needed = (1 if place in PRIVATE_PLACES else num_nodes) * blocks * block
     try:
         free = shutil.disk_usage(path).free
     except OSError as error:
         return f"{place}: {path}: {error.strerror}; mount it, or leave it out of accept.storage"
     if free < 2 * needed:
         return (
-            f"{place}: {path} has {free / 1e9:.1f} GB free, the files of all nodes take "
+            f"{place}: {path} has {free / 1e9:.1f} GB free, the files of its nodes take "
             f"{needed / 1e9:.1f}: lower accept.storage.file_mb"
         )
     if not os.access(path, os.W_OK):

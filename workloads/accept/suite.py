@@ -24,9 +24,6 @@ from workloads.common.log import log
 from workloads.common.places import Places
 from workloads.common.record import job_id
 
-_PRIVATE_PLACES = ("scratch",)
-"""Places that each node has for itself."""
-
 # Part of a device's name -> platform, where nobody declared one (torchrun by hand, Kubernetes).
 _PLATFORMS = (("H100", "gpu-h100-sxm"), ("H200", "gpu-h200-sxm"), ("L40S", "gpu-l40s-d"))
 
@@ -106,7 +103,7 @@ class Suite:
                 )
             )
         self.report.measurements["storage"] = rows
-        self.report.checks += storage.judge(rows, left_out, _PRIVATE_PLACES)
+        self.report.checks += storage.judge(rows, left_out, storage.PRIVATE_PLACES)
 
     def training(self) -> None:
         """Throughput, scaling and stragglers."""

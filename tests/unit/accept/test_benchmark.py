@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,3 +166,14 @@ def test_a_full_or_missing_place_is_not_run_with_the_reason(tmp_path: Path) -> N
     assert "No such file or directory" in said
     (check,) = storage.judge([], {"data": said})
     assert (check.id, check.outcome) == ("storage.data", "NOT_RUN")
+
+
+def test_a_place_of_each_nodes_own_holds_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gigabyte of eight nodes is eight in a shared place, and one in a node's own."""
+    one_gb = StorageConfig(file_mb=1000)
+    free = SimpleNamespace(free=3 * 10**9)
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda _path: free)
+    assert storage.trouble("scratch", tmp_path, one_gb, 8) is None
+    assert "take 8.0" in str(storage.trouble("data", tmp_path, one_gb, 8))

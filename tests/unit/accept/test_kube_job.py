@@ -21,7 +21,7 @@ from stacks.catalog import PLATFORMS
 from stacks.load import load_stack
 from stacks.node_capacity import node_capacity
 from stacks.spec import StackSpec
-from workloads.accept import suite
+from workloads.accept import storage
 from workloads.recipes import load_recipe
 
 JOB = KubeJob(name="accept", image="registry.example/soperator:sha-1", nodes=2)
@@ -95,7 +95,7 @@ def test_only_the_place_that_each_pod_has_for_itself_is_measured(spec: StackSpec
     assert words.pop() == 'accept.storage.places=["scratch"]'
     recipe = load_recipe("accept_gpu", ['accept.storage.places=["scratch"]'])
     assert recipe.accept is not None
-    assert set(recipe.accept.storage.places) <= set(suite._PRIVATE_PLACES)
+    assert set(recipe.accept.storage.places) <= set(storage.PRIVATE_PLACES)
 
 
 @pytest.mark.parametrize(
