@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 
 
@@ -31,7 +32,9 @@ def number(value: Decimal | float) -> str:
     value = float(value)
     if value == int(value) and abs(value) < 1e6:
         return f"{value:,.0f}"
-    places = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 3
+    if abs(value) < 1:
+        return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
+    places = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
     return f"{value:,.{places}f}"
 
 
