@@ -223,6 +223,26 @@ def test_the_address_of_an_earlier_life_is_removed_before_anything_can_fail(
     assert not (results / "endpoint.json").exists()
 
 
+def test_what_is_put_together_from_a_checkpoint_goes_with_its_server(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is as large as the model, and results are pulled home."""
+    checkpoint = places / "checkpoint-2"
+    checkpoint.mkdir()
+    made: list[Path] = []
+
+    def consolidated(*_: object, **__: object) -> Path:
+        made.append(adapter(places / "results" / "12" / "served-checkpoint-2"))
+        return made[0]
+
+    monkeypatch.setattr("workloads.serve.weights.candidate", lambda _: checkpoint)
+    monkeypatch.setattr("workloads.serve.sharded.consolidated", consolidated)
+    words = ["--base", "tiny", "--checkpoint", str(checkpoint), "--engine", "vllm"]
+    assert run_job("serve", main, recipe_arguments(words)) is ExitCode.BAD_CONFIG
+    assert [folder.exists() for folder in made] == [False]
+    assert checkpoint.exists()
+
+
 def test_a_port_that_is_taken_is_refused_with_its_number(places: Path) -> None:
     from workloads.serve.server import listen
 

@@ -9,15 +9,21 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workloads.common import atomic, hardware
 from workloads.common.exit_codes import ExitCode
 from workloads.common.job import Job, end, run_job, section_of
 from workloads.common.log import log
+
+if TYPE_CHECKING:
+    from workloads.serve.config import ServeConfig
+    from workloads.serve.weights import Weights
 
 DEFAULT_RECIPE = "smollm2_135m_serve_cpu"
 # Flag -> recipe key.
@@ -63,18 +69,28 @@ def main(job: Job) -> None:
     config = job.recipe.serve
     if config is None:
         raise section_of(job.recipe, "serve")
-    began = job.record.began_s
     from workloads.serve import endpoint
 
     # Of this job's life before a requeue: nobody may be sent there, with the key, any more.
     (job.results_dir / endpoint.FILE_NAME).unlink(missing_ok=True)
-    import torch
-
-    from workloads.serve import vllm_server
-    from workloads.serve.server import listen
     from workloads.serve.weights import find_weights
 
     weights = find_weights(config, job.recipe.model, job.places)
+    try:
+        _serve(job, config, weights)
+    finally:
+        # Gigabytes that are the checkpoint's already do not stay among results, which are pulled.
+        if weights.own_dir is not None:
+            shutil.rmtree(weights.own_dir, ignore_errors=True)
+
+
+def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
+    began = job.record.began_s
+    import torch
+
+    from workloads.serve import endpoint, vllm_server
+    from workloads.serve.server import listen
+
     key = endpoint.api_key(config, job.places)
     device = hardware.device_name()
     job.record.hardware = hardware.detect(device)

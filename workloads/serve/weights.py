@@ -30,6 +30,8 @@ class Weights:
     served_name: str
     tuned_name: str | None
     """None: no adapter is served beside the model."""
+    own_dir: Path | None = None
+    """What was written for this server alone, which removes it at its end."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -47,15 +49,18 @@ def find_weights(config: ServeConfig, model: str, places: Places) -> Weights:
     if config.checkpoint is not None:
         at = "serve.checkpoint"
         folder = _existing(resolve_adapter(places.expand(config.checkpoint, at=at)), at)
+        own_dir = None
         if (found := candidate(folder)) is not None:
             from workloads.serve.sharded import consolidated
 
             base_dir = places.model_dir(model)
             config = replace(config, served_name=config.served_name or base_dir.name)
-            folder = consolidated(found, model_dir=base_dir, places=places)
-        if not (folder / ADAPTER_CONFIG).is_file():
-            return _whole(config, folder, model, places, at=at)
-        return _beside_base(config, folder, places.model_dir(model))
+            folder = own_dir = consolidated(found, model_dir=base_dir, places=places)
+        if (folder / ADAPTER_CONFIG).is_file():
+            weights = _beside_base(config, folder, places.model_dir(model))
+        else:
+            weights = _whole(config, folder, model, places, at=at)
+        return replace(weights, own_dir=own_dir)
     if config.adapter is not None:
         at = "serve.adapter"
         folder = _existing(resolve_adapter(places.expand(config.adapter, at=at)), at)
