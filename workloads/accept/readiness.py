@@ -185,10 +185,12 @@ def _infiniband(node: NodeFacts, expected: Expected) -> Check:
 
 
 def _same_software(node: NodeFacts, first: NodeFacts) -> Check:
+    mine = _software(node)
     different = [
-        f"{name} {node.versions.get(name)}, {first.name} has {version}"
-        for name, version in first.versions.items()
-        if node.versions.get(name) != version
+        f"{name} {mine.get(name)}, {first.name} has {version}"
+        for name, version in _software(first).items()
+        # A node without a GPU has no driver to compare: it failed already.
+        if mine.get(name) != version and (name != "driver" or node.gpus)
     ]
     return fact(
         "readiness.software",
@@ -196,8 +198,12 @@ def _same_software(node: NodeFacts, first: NodeFacts) -> Check:
         subject=node.name,
         nodes=(node.name,),
         reason="; ".join(different),
-        context=node.versions,
+        context=mine,
     )
+
+
+def _software(node: NodeFacts) -> dict[str, str]:
+    return {**node.versions, **({"driver": node.gpus[0].driver} if node.gpus else {})}
 
 
 def declared_gpus(ranks_on_node: int) -> int:

@@ -172,6 +172,15 @@ def test_nodes_with_different_software_are_told_apart() -> None:
     other = replace(_node("worker-1"), versions={"torch": "2.14.0", "cuda": "13.2"})
     failed = _failed(judge([_node(), other], H100, 2))
     assert failed == {"readiness.software": "torch 2.14.0, worker-0 has 2.15.0"}
+    node = _node()
+    driver = node.gpus[0].driver
+    newer = replace(
+        _node("worker-1"), gpus=tuple(replace(gpu, driver="999.1") for gpu in node.gpus)
+    )
+    failed = _failed(judge([node, newer], H100, 2))
+    assert failed == {"readiness.software": f"driver 999.1, worker-0 has {driver}"}
+    failed = _failed(judge([node, replace(newer, gpus=())], H100, 2))
+    assert "readiness.software" not in failed, "a node without a GPU fails for that alone"
 
 
 def test_ports_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
