@@ -62,7 +62,7 @@ def content(
         "stages": list(result.stages),
         "started_at": result.started_at,
         "finished_at": result.finished_at,
-        "hardware": dict(result.hardware),
+        "hardware": {**result.hardware, "certifies": result.certifies},
         "versions": dict(result.versions),
         "nodes": [dict(node) for node in result.nodes],
         "runs": [dict(run) for run in result.runs],
@@ -77,10 +77,15 @@ def content(
     }
 
 
-def write(values: Mapping[str, Any], folder: Path, key: Path) -> Files:
-    """Writes and signs both files; a folder that holds a certificate already is refused."""
+def refuse_full(folder: Path) -> None:
+    """Refuses a folder that holds a certificate already."""
     if (folder / JSON_NAME).exists():
         raise AcceptError(f"{folder}: holds a certificate; give another --output")
+
+
+def write(values: Mapping[str, Any], folder: Path, key: Path) -> Files:
+    """Writes and signs both files; a folder that holds a certificate already is refused."""
+    refuse_full(folder)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(values, indent=2, sort_keys=False) + "\n"
     json_path, html_path = folder / JSON_NAME, folder / HTML_NAME

@@ -11,6 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from infra.accept import plots
+from infra.accept.result import STAGES
 
 _FOLDER = Path(__file__).parent
 _FIRST = ("FAIL", "NOT_RUN", "PASS")
@@ -46,6 +47,7 @@ def render(values: Mapping[str, Any]) -> str:
     return environment.get_template("page.html.j2").render(
         it=values,
         checks=sorted(values["checks"], key=lambda check: _FIRST.index(check["outcome"])),
+        outcome=outcome_text(values),
         style=Markup(style),  # noqa: S704 (our own files)
         plots={name: Markup(plot) for name, plot in drawn.items() if plot},  # noqa: S704 (escaped in svg.py)
         counts={
@@ -56,6 +58,14 @@ def render(values: Mapping[str, Any]) -> str:
         points=measured.get("training", {}).get("points", []),
         compute=measured.get("compute", []),
     )
+
+
+def outcome_text(values: Mapping[str, Any]) -> str:
+    """`PASS`, or of some stages `PASS of readiness only`."""
+    outcome = str(values["outcome"]).replace("_", " ")
+    if set(values["stages"]) >= set(STAGES):
+        return outcome
+    return f"{outcome} of {', '.join(values['stages'])} only"
 
 
 def limit_text(limit: Mapping[str, Any] | None) -> str:

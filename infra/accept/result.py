@@ -88,6 +88,14 @@ class Result:
     measurements: Mapping[str, Any]
 
     @property
+    def certifies(self) -> str:
+        """What passing means; of some stages it is only what they ask."""
+        left_out = [stage for stage in STAGES if stage not in self.stages]
+        if not left_out:
+            return str(self.hardware["certifies"])
+        return f"only {', '.join(self.stages)}, and no cluster: {', '.join(left_out)} left out."
+
+    @property
     def outcome(self) -> str:
         """FAIL if one check failed, else NOT_RUN if one is missing, else PASS."""
         found = {check.outcome for check in self.checks}

@@ -36,6 +36,14 @@ def sign(path: Path, key: Path) -> Path:
     return made
 
 
+def refuse_unusable(key: Path) -> None:
+    """Refuses a key that cannot sign now: none, or one that asks for a passphrase."""
+    with tempfile.TemporaryDirectory(prefix="soperator-sign-") as folder:
+        probe = Path(folder) / "probe"
+        probe.write_bytes(b"")
+        sign(probe, key)
+
+
 def public_key(key: Path) -> str:
     """The public half of a private key, as one line."""
     public = key.with_name(f"{key.name}.pub")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from infra.accept.page import limit_text, number_text, ranks_text, usd_text
+from infra.accept.page import limit_text, number_text, outcome_text, ranks_text, usd_text
 
 HEADERS: Final = ("outcome", "check", "of", "measured", "limit", "$ a month")
 
@@ -54,7 +54,7 @@ def summary(values: Mapping[str, Any]) -> list[str]:
         for outcome in ("PASS", "FAIL", "NOT_RUN")
     }
     lines.append(
-        f"{values['outcome'].replace('_', ' ')}: {counts['PASS']} passed, {counts['FAIL']} failed, "
+        f"{outcome_text(values)}: {counts['PASS']} passed, {counts['FAIL']} failed, "
         f"{counts['NOT_RUN']} not run; {values['stack']}, measured on {values['measured_on']}"
     )
     return lines

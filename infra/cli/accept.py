@@ -83,6 +83,11 @@ def command(
     if results:
         found: Result | None = merge([read(path) for path in results], {})
     else:
+        if not dry_run:
+            # What could not be certified need not hold nodes for hours first.
+            signature.refuse_unusable(context.private_key(identity))
+            if folder is not None:
+                certificate.refuse_full(folder)
         found = _run(
             spec, profile, stages, sets or [], sync=sync, dry_run=dry_run, force=force, key=identity
         )

@@ -14,6 +14,7 @@ from cost.forecast import UnknownRun
 from infra.accept import run
 from infra.accept.errors import AcceptError
 from infra.accept.result import STAGES, Profile
+from infra.cli import accept as module
 from infra.cli.main import app
 from infra.jobs.books import open_books
 from infra.jobs.parse import Job
@@ -69,6 +70,38 @@ def test_a_passed_certificate_ends_with_0_and_a_gap_with_69(key: Path, tmp_path:
         where = tmp_path / f"c{len(stages)}" / "certificate.json"
         words = ["accept", "--verify", str(where), "--signer", public]
         assert CliRunner().invoke(app, words).exit_code == code
+
+
+def test_a_certificate_of_some_stages_says_so_wherever_it_says_pass(
+    key: Path, tmp_path: Path
+) -> None:
+    path = acceptance.write(tmp_path, acceptance.report(stages=("readiness", "soak")))
+    words = ["accept", "--stack", "h100-prod", "--result", str(path), "-o", str(tmp_path / "c")]
+    done = CliRunner().invoke(app, words)
+    assert "\nPASS of readiness, soak only: " in done.stdout
+    assert "\ncertifies only readiness, soak, and no cluster: connectivity, " in done.stdout
+    page = (tmp_path / "c" / "certificate.html").read_text()
+    assert "<title>Acceptance of h100-prod: PASS of readiness, soak only</title>" in page
+
+
+def test_what_could_not_be_certified_is_refused_before_a_job(
+    key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_words: object, **_options: object) -> None:
+        raise AssertionError("nodes were asked for")
+
+    monkeypatch.setattr(module, "_run", never)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "certificate.json").write_text("{}")
+    locked = tmp_path / "locked"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", locked], check=True)
+    for words, said in (
+        (["-o", str(tmp_path / "c"), "--identity", str(key)], "holds a certificate"),
+        (["--identity", str(locked)], "not signed with"),
+    ):
+        done = CliRunner().invoke(app, ["accept", "--stack", "h100-prod", *words])
+        assert isinstance(done.exception, AcceptError | SystemExit), done.exception
+        assert said in done.output + str(done.exception)
 
 
 def test_quick_is_one_job_and_full_one_for_each_stage() -> None:
