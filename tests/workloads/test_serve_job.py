@@ -317,6 +317,26 @@ def test_vllm_gets_the_same_settings_and_its_key_by_environment(
     assert vllm_server.choose(serve_config(gpus=2), num_gpus=2) == "vllm"
 
 
+def test_an_adapter_of_dora_is_not_given_to_vllm(
+    tmp_path: Path, places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM raises on it once the job holds its GPU: "vLLM does not yet support DoRA."."""
+    monkeypatch.setattr(vllm_server, "is_installed", lambda: True)
+    folder = adapter(tmp_path / "a")
+    plain = find_weights(serve_config(adapter=str(folder)), "tiny", Places())
+    assert not plain.has_dora
+    values = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**values, "use_dora": True}))
+    assert plain.has_dora
+    assert vllm_server.choose(serve_config(), num_gpus=1, has_dora=True) == "transformers"
+    for wrong in (serve_config(engine="vllm"), serve_config(gpus=2)):
+        with pytest.raises(ConfigError, match=r"serve\..*use_dora.*serve\.merged") as caught:
+            vllm_server.choose(wrong, num_gpus=2, has_dora=True)
+        assert "\n" not in str(caught.value)
+    words = ["--base", "tiny", "--adapter", str(folder), "--engine", "vllm"]
+    assert run_job("serve", main, recipe_arguments(words)) is ExitCode.BAD_CONFIG
+
+
 def test_an_engine_program_that_ends_by_itself_is_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

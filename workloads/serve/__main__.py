@@ -94,7 +94,9 @@ def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
     key = endpoint.api_key(config, job.places)
     device = hardware.device_name()
     job.record.hardware = hardware.detect(device)
-    job.record.engine = vllm_server.choose(config, num_gpus=torch.cuda.device_count())
+    job.record.engine = vllm_server.choose(
+        config, num_gpus=torch.cuda.device_count(), has_dora=weights.has_dora
+    )
     job.record.model = weights.served_name
     settings = json.dumps(dataclasses.asdict(job.recipe), indent=2, default=dict)
     atomic.write_text(job.results_dir / "config.json", settings + "\n")

@@ -33,12 +33,19 @@ def is_installed() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-def choose(config: ServeConfig, *, num_gpus: int) -> str:
-    """Return the engine's name: what is asked for, or what is there."""
+def choose(config: ServeConfig, *, num_gpus: int, has_dora: bool = False) -> str:
+    """Return the engine's name: what is asked for, or what is there and serves the adapter."""
     if config.gpus > max(1, num_gpus):
         raise ConfigError(
             f"serve.gpus: {config.gpus}, this job has {num_gpus}; raise gpus_per_node of the job, "
             "or lower it"
+        )
+    if has_dora and (config.engine == "vllm" or config.gpus > 1):
+        key = "serve.engine: vllm" if config.engine == "vllm" else f"serve.gpus: {config.gpus}"
+        raise ConfigError(
+            f"{key}, but the adapter is DoRA's (use_dora), which vLLM does not load; merge it "
+            "(train.export_merged) and name that by serve.merged, or take transformers on one "
+            "GPU"
         )
     if config.engine == "vllm" and not is_installed():
         raise ConfigError(
@@ -54,7 +61,7 @@ def choose(config: ServeConfig, *, num_gpus: int) -> str:
     if num_gpus > config.gpus:
         log(f"{config.gpus} of {num_gpus} GPUs of this job are used (serve.gpus)")
     if config.engine == "auto":
-        return "vllm" if num_gpus and is_installed() else "transformers"
+        return "vllm" if num_gpus and is_installed() and not has_dora else "transformers"
     return config.engine
 
 

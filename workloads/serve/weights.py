@@ -12,6 +12,7 @@ from pathlib import Path
 from workloads.common.exit_codes import DataError
 from workloads.common.places import Places
 from workloads.evaluate.adapter import check_base
+from workloads.evaluate.header import read_object
 from workloads.serve.config import ServeConfig
 from workloads.train.checkpoint_format import candidate
 from workloads.train.run_folder import resolve_adapter
@@ -37,6 +38,13 @@ class Weights:
     def names(self) -> tuple[str, ...]:
         """Names of the models in the API."""
         return (self.served_name, *([self.tuned_name] if self.tuned_name else []))
+
+    @property
+    def has_dora(self) -> bool:
+        """Whether the adapter is DoRA's, which not every engine computes."""
+        if self.adapter_dir is None:
+            return False
+        return read_object(self.adapter_dir / ADAPTER_CONFIG).get("use_dora") is True
 
 
 def find_weights(config: ServeConfig, model: str, places: Places) -> Weights:
