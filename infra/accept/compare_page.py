@@ -44,7 +44,10 @@ def notes(found: Comparison) -> list[str]:
             "no point has the same nodes, ranks, model, batch and sequence in both: nothing to "
             "compare"
         )
-    lines.append(f"{found.outcome.replace('_', ' ')}: overhead under {found.limit_percent:g} %")
+    blind = sum(row.low_percent is None for row in found.rows)
+    how = f", {blind} of {len(found.rows)} pairs without an interval" if blind else ""
+    outcome = found.outcome.replace("_", " ")
+    lines.append(f"{outcome}: overhead under {found.limit_percent:g} %{how}")
     return lines
 
 

@@ -77,6 +77,7 @@ def test_the_whole_interval_decides(
 ) -> None:
     found = _found(tmp_path, factor, noise)
     assert found.outcome == outcome
+    assert compare_page.notes(found)[-1].endswith(": overhead under 3 %")
     assert [row.nodes for row in found.rows] == [1, 2, 4]
     for row in found.rows:
         assert row.low_percent is not None
@@ -148,7 +149,9 @@ def test_the_command_prints_the_table_writes_the_page_and_ends_with_the_outcome(
     done = CliRunner().invoke(app, ["compare-runs", str(BARE), str(KUBERNETES), "-o", str(page)])
     assert done.exit_code == 0, done.output
     assert "-1.00 %" in done.output
-    assert done.output.rstrip().endswith("PASS: overhead under 3 %")
+    assert done.output.rstrip().endswith(
+        "PASS: overhead under 3 %, 6 of 6 pairs without an interval"
+    )
     assert page.read_text().count("<svg") == 2
     strict = ["compare-runs", str(BARE), str(KUBERNETES), "--limit", "2", "--format", "json"]
     done = CliRunner().invoke(app, strict)
