@@ -31,13 +31,11 @@ class Verdict(IntEnum):
     """What becomes of a candidate, the best first."""
 
     RANKED = 0
-    """Keeps the promise, fits, has a price, and this project runs it."""
-    NOT_RUN_HERE = 1
-    """As ranked, but for a way of serving that this project does not start."""
-    UNPRICED = 2
-    MISSES_SLO = 3
-    DOES_NOT_FIT = 4
-    ELSEWHERE = 5
+    """Keeps the promise, fits and has a price."""
+    UNPRICED = 1
+    MISSES_SLO = 2
+    DOES_NOT_FIT = 3
+    ELSEWHERE = 4
     """Its platform is not in the region that was asked for."""
 
     @property
@@ -191,15 +189,9 @@ def _of_roofline(ask: Ask, platform: str, preset: Preset, server: Server) -> Can
         alone = estimate(server, ask, 1)
         reason = _broken(ask, alone.load)
         return replace(found, verdict=Verdict.MISSES_SLO, reason=reason, estimate=alone)
-    if server.ways == 1:
-        return replace(found, load=best.load, estimate=best)
-    return replace(
-        found,
-        verdict=Verdict.NOT_RUN_HERE,
-        reason=f"not run by this project: one model over {server.ways} GPUs",
-        load=best.load,
-        estimate=best,
-    )
+    # The transformers engine has its model on one GPU (workloads/serve/config.py).
+    needs = "" if server.ways == 1 else f"needs vLLM, serve.gpus={server.ways}"
+    return replace(found, reason=needs, load=best.load, estimate=best)
 
 
 def _broken(ask: Ask, load: Load) -> str:
@@ -240,14 +232,19 @@ def _with_distances(ordered: Sequence[Candidate]) -> Iterator[Candidate]:
     """Each but the first with the dollars that keep it behind."""
     first, *rest = ordered
     best = first.usd_per_chat if first.verdict is Verdict.RANKED else None
-    yield first if best is None else replace(first, reason="the cheapest that keeps the SLO")
+    yield first if best is None else _led(first, "the cheapest that keeps the SLO")
     for each in rest:
         if best is None or each.usd_per_chat is None:
             yield each
             continue
         more = rounded((each.usd_per_chat / best - 1) * 100, Decimal(1))
         cost = "no cheaper" if more == 0 else f"cost {more:+,f} %"
-        yield replace(each, reason="; ".join(filter(None, (cost, each.reason))))
+        yield _led(each, cost)
+
+
+def _led(each: Candidate, words: str) -> Candidate:
+    """The candidate with the words before its reason."""
+    return replace(each, reason="; ".join(filter(None, (words, each.reason))))
 
 
 def whole(count: Decimal) -> int:

@@ -1,8 +1,9 @@
 """What a server holds by the roofline, where nobody measured it: estimate(server, ask, streams).
 
 A step of all streams reads the weights once and every stream's keys and values; reading a prompt
-takes two operations a weight and token. Traffic between GPUs and attention's own arithmetic are
-left out. Owns the model and its formulas; peaks and shares are advise_peaks.py's.
+takes two operations a weight and token; GPUs that share a model add up what each has of a token
+twice a layer. The time to start such a sum and attention's own arithmetic are left out. Owns the
+model and its formulas; peaks and shares are advise_peaks.py's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from cost.size.serving import Serving, cache_bytes_per_token, serving_memory
 from cost.size.shape import ModelShape
 
 _BYTES_PER_WEIGHT: Final = 2
+_SUMS_PER_LAYER: Final = 2
+"""After attention and after the MLP (Megatron-LM, arXiv 1909.08053, section 3)."""
 _TAIL: Final = Decimal("0.01")
 """What a 99th percentile leaves out."""
 _MOST_LOAD: Final = Decimal("0.999")
@@ -45,6 +48,11 @@ class Server:
         """Bytes a second that serving reads."""
         return self.peaks.bytes_per_s * self.ways * BANDWIDTH_SHARE.ratio
 
+    @property
+    def link_bytes_per_s(self) -> Decimal:
+        """Bytes a second that each GPU sends to the others."""
+        return self.peaks.link_bytes_per_s * BANDWIDTH_SHARE.ratio
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -54,6 +62,8 @@ class Estimate:
     weights: int
     """Weights that a token is multiplied with."""
     cache_bytes_per_token: int
+    passing_s: Decimal
+    """Seconds that the GPUs pass the sums of one token between them; 0 of one GPU."""
     read_s: Decimal
     """Seconds to read one prompt."""
     reading_bytes_s: Decimal
@@ -69,7 +79,7 @@ class Estimate:
     @property
     def step_s(self) -> Decimal:
         """Seconds of one step of all streams."""
-        return max(self.reading_bytes_s, self.arithmetic_s)
+        return max(self.reading_bytes_s, self.arithmetic_s) + self.streams * self.passing_s
 
     @property
     def is_bound_by_memory(self) -> bool:
@@ -81,17 +91,19 @@ def estimate(server: Server, ask: Ask, streams: int) -> Estimate:
     """So many streams on the server, all busy."""
     shape = ask.shape
     weights, cache = step_weights(shape), cache_bytes_per_token(shape)
-    read_s = 2 * weights * ask.read_tokens / server.flops
+    passing_s = passed_bytes(shape, server.ways) / server.link_bytes_per_s
+    read_s = 2 * weights * ask.read_tokens / server.flops + ask.read_tokens * passing_s
     cached_bytes = streams * cache * ask.mean_context_tokens
     reading_bytes_s = (weights * _BYTES_PER_WEIGHT + cached_bytes) / server.bytes_per_s
     arithmetic_s = 2 * weights * streams / server.flops
-    step_s = max(reading_bytes_s, arithmetic_s)
+    step_s = max(reading_bytes_s, arithmetic_s) + streams * passing_s
     busy_s = read_s + ask.answer_tokens * step_s / streams
     waited = prompts_waited(read_s / busy_s)
     return Estimate(
         streams=streams,
         weights=weights,
         cache_bytes_per_token=cache,
+        passing_s=passing_s,
         read_s=read_s,
         reading_bytes_s=reading_bytes_s,
         arithmetic_s=arithmetic_s,
@@ -131,6 +143,12 @@ def missing_bytes(server: Server, ask: Ask, streams: int) -> int:
 def step_weights(shape: ModelShape) -> int:
     """Weights that every token is multiplied with: an embedding of its own is looked up."""
     return shape.parameters - (0 if shape.tied else shape.embedding_weights)
+
+
+def passed_bytes(shape: ModelShape, ways: int) -> Decimal:
+    """Bytes that each GPU sends for one token: 2 (n - 1) / n of every sum, round a ring."""
+    sums = _SUMS_PER_LAYER * shape.layers * shape.hidden * _BYTES_PER_WEIGHT
+    return sums * 2 * Decimal(ways - 1) / ways
 
 
 def prompts_waited(share: Decimal) -> Decimal:

@@ -13,7 +13,7 @@ from cost.advise import Advice, Candidate
 from cost.advise_ask import Ask
 from cost.advise_estimate import Estimate
 from cost.advise_load import Load
-from cost.advise_peaks import BANDWIDTH_SHARE, FLOPS_SHARE, PEAKS
+from cost.advise_peaks import BANDWIDTH_SHARE, FLOPS_SHARE, LINK_SOURCE, PEAKS
 from cost.chat import HOURS_PER_DAY, SECONDS_PER_DAY
 from cost.component import Input
 from cost.explanation import Explanation, Figure, number
@@ -79,6 +79,9 @@ def _roofline_inputs(found: Candidate, terms: Estimate) -> Iterator[Input]:
         ("GPUs of a server", Decimal(found.ways), "the least that are cheapest"),
     ):
         yield Input(name=name, value=number(value), source=source)
+    if found.ways > 1:
+        name = "bytes a second that a GPU sends to the others"
+        yield Input(name=name, value=number(peaks.link_bytes_per_s), source=LINK_SOURCE)
 
 
 def _figures(ask: Ask, found: Candidate) -> Iterator[Figure]:
@@ -153,11 +156,23 @@ def _estimated(ask: Ask, found: Candidate, terms: Estimate) -> Iterator[Figure]:
     memory = f"({number(peaks.bytes_per_s)} * {found.ways} * {number(BANDWIDTH_SHARE.ratio)})"
     read, step = number(terms.read_s), number(terms.step_s)
     tokens = f"({ask.output_tokens} / {ask.turns})"
+    read_tokens = f"({ask.input_tokens} * (1 - {number(ask.cached_share)}))"
+    read_passing = step_passing = ""
+    if found.ways > 1:
+        passing = number(terms.passing_s)
+        read_passing, step_passing = f" + {read_tokens} * {passing}", f" + {streams} * {passing}"
+        link = f"({number(peaks.link_bytes_per_s)} * {number(BANDWIDTH_SHARE.ratio)})"
+        yield Figure(
+            name=f"passing the sums of one token between {found.ways} GPUs, 2 a layer",
+            unit="seconds",
+            expression=f"2 * {ask.shape.layers} * {ask.shape.hidden} * 2 * 2 * ({found.ways} - 1) "
+            f"/ {found.ways} / {link}",
+            value=terms.passing_s,
+        )
     yield Figure(
         name="reading one prompt",
         unit="seconds",
-        expression=f"2 * {terms.weights} * ({ask.input_tokens} * (1 - "
-        f"{number(ask.cached_share)})) / {flops}",
+        expression=f"2 * {terms.weights} * {read_tokens} / {flops}{read_passing}",
         value=terms.read_s,
     )
     cached = f"{streams} * {terms.cache_bytes_per_token} * ({ask.input_tokens} + {tokens} / 2)"
@@ -165,14 +180,14 @@ def _estimated(ask: Ask, found: Candidate, terms: Estimate) -> Iterator[Figure]:
         yield Figure(
             name=f"one step of {streams} streams, by the bytes it reads",
             unit="seconds",
-            expression=f"({terms.weights} * 2 + {cached}) / {memory}",
+            expression=f"({terms.weights} * 2 + {cached}) / {memory}{step_passing}",
             value=terms.step_s,
         )
     else:
         yield Figure(
             name=f"one step of {streams} streams, by its operations",
             unit="seconds",
-            expression=f"2 * {terms.weights} * {streams} / {flops}",
+            expression=f"2 * {terms.weights} * {streams} / {flops}{step_passing}",
             value=terms.step_s,
         )
     yield Figure(

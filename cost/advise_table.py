@@ -21,7 +21,7 @@ from cost.page import page
 from cost.summary import number
 
 SCHEMA_VERSION: Final = 1
-_SIZED: Final = (Verdict.RANKED, Verdict.NOT_RUN_HERE, Verdict.UNPRICED)
+_SIZED: Final = (Verdict.RANKED, Verdict.UNPRICED)
 
 
 def render_advice(advice: Advice, format: Format = Format.TABLE, notes: Sequence[str] = ()) -> str:
@@ -49,9 +49,10 @@ def heading(advice: Advice) -> str:
     )
     if best is None or best.usd_per_chat is None:
         return f"{question} NO PRESET keeps this: see why under each."
+    gpus = "" if best.ways == 1 else f" of {best.ways} GPUs"
     return (
         f"{question} Best: {_count(best.nodes, 'node')} {best.name} with "
-        f"{_count(best.servers, 'server')}, {small_usd_text(best.usd_per_chat)} a chat "
+        f"{_count(best.servers, 'server')}{gpus}, {small_usd_text(best.usd_per_chat)} a chat "
         f"({best.basis})."
     )
 
@@ -180,8 +181,9 @@ def _notes(advice: Advice, given: Sequence[str]) -> Iterator[str]:
         yield (
             "estimate: roofline. A step reads the weights and every stream's keys and values at "
             f"{percent(BANDWIDTH_SHARE.ratio)} of the memory's peak, a prompt takes 2 operations a "
-            f"weight and token at {percent(FLOPS_SHARE.ratio)} of the dense bf16 peak; traffic "
-            "between GPUs is left out. Measure before you buy: soperator load."
+            f"weight and token at {percent(FLOPS_SHARE.ratio)} of the dense bf16 peak; GPUs of one "
+            "server pass sums between them, the time to start each left out. Measure before you "
+            "buy: soperator load."
         )
     for each in advice.candidates:
         if each.basis is Basis.MEASURED:
