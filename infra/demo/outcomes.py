@@ -15,7 +15,8 @@ from cost.load_curve import LoadCurve
 from cost.run_record import Kind, RunRecord
 from cost.unit_costs import ChatCost, NotKnown, UnitCosts, unit_costs
 from infra.report.collect import Report, collect, evaluation_of, plain_object
-from infra.report.page import evaluation_rows, number, samples
+from infra.report.quality import evaluation_rows, samples
+from infra.report.words import number, signed
 from stacks.spec import StackSpec
 
 _SHOWN = ("perplexity", "function_name_accuracy", "argument_accuracy", "rougeL")
@@ -60,9 +61,8 @@ class Outcomes:
         found = self._evaluation()
         if found is None:
             return []
-        significance = found.get("significance", {})
         by_key = {row["key"]: row for row in evaluation_rows(found)}
-        return [_quality_row(by_key[key], significance) for key in _SHOWN if key in by_key]
+        return [_quality_row(by_key[key]) for key in _SHOWN if key in by_key]
 
     def sample(self) -> tuple[str, str, str, str] | None:
         """A held-out question, the answers of base and fine-tuned model, the reference."""
@@ -165,22 +165,14 @@ def _chats(units: UnitCosts) -> tuple[ChatCost, ...]:
     return () if isinstance(units.chats, NotKnown) else units.chats
 
 
-def _quality_row(
-    row: Mapping[str, Any], significance: Mapping[str, Any]
-) -> tuple[str, str, str, str, str]:
+def _quality_row(row: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     unit = row["unit"]
     before, after = (f"{number(row[name])}{unit}" for name in ("before", "after"))
-    found = significance.get(row["key"])
-    if found is None:
+    if row["p_value"] is None:
         return row["name"], before, after, row["change"], ""
-    scale, points = (100, " points") if unit else (1, "")
-    difference, low, high = (scale * found[name] for name in ("difference", "low", "high"))
-    shown = f"{_signed(difference)}{points} ({_signed(low)} to {_signed(high)})"
-    return row["name"], before, after, shown, f"{found['p_value']:.4f}"
-
-
-def _signed(value: float) -> str:
-    return f"+{number(value)}" if value > 0 else number(value)
+    difference = f"{signed(row['after'] - row['before'])}{' points' if unit else ''}"
+    shown = f"{difference} ({signed(row['low'])} to {signed(row['high'])})"
+    return row["name"], before, after, shown, f"{row['p_value']:.4f}"
 
 
 def _question(prompt: str) -> str:

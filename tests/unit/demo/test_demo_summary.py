@@ -145,3 +145,16 @@ def test_the_counts_of_pulumi_become_a_remark() -> None:
     assert changes(done) == "resources: 1 updated, 2 replaced"
     assert changes("\nResources:\n    54 unchanged\n") == "nothing to change"
     assert changes("") == "nothing to change"
+
+
+def test_a_damaged_test_of_a_metric_leaves_its_change_without_an_interval(
+    spec: StackSpec, state: Path
+) -> None:
+    def damage(values: dict[str, Any]) -> None:
+        values["significance"]["perplexity"] = {"difference": 1.0, "low": None}
+
+    changed(state, "evaluate", "evaluation.json", damage)
+    found = outcomes(spec, state, {name: _folder(state, name) for name in JOBS})
+    rows = {name: (shown, p_value) for name, _, _, shown, p_value in found.quality()}
+    shown, p_value = rows["Perplexity on held-out rows"]
+    assert (shown.endswith(" %"), p_value) == (True, "")
