@@ -301,6 +301,18 @@ def test_a_wrong_control_sends_nothing_and_keeps_the_question(run: Any) -> None:
     assert (view.question, view.conversation["turns"], answers.bodies) == (None, [], [])
 
 
+def test_whatever_starts_a_conversation_ends_the_answers_of_the_one_before() -> None:
+    from workloads.chat.page import Page
+
+    functions = Page(dialogue()[0]).blocks.fns
+    asks = {number for number, each in functions.items() if each.name == "_ask"}
+    renews = [each.targets for each in functions.values() if each.name == "_renew"]
+    ends = [each.targets for each in functions.values() if set(each.cancels) == asks]
+    # New conversation, a change of mode, and the clearing of either column.
+    assert (len(asks), len(renews)) == (2, 4)
+    assert ends == renews
+
+
 @pytest.fixture
 def run() -> Callable[[Any], Any]:
     import asyncio

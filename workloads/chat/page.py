@@ -148,14 +148,17 @@ class Page:
         self._timer.tick(self._looked, None, seen, concurrency_limit=_NUM_AT_ONCE, **quiet)
         asking = {"concurrency_limit": _NUM_AT_ONCE, "trigger_mode": "once", **quiet}
         asked = [self._kept, self._question, self._is_result, *controls]
-        for event in (self._question.submit, self._send.click):
+        asks = [
             event(self._ask, asked, shown, concurrency_id="ask", **asking)
+            for event in (self._question.submit, self._send.click)
+        ]
         self._stop.click(self._stopped, [self._kept], None, queue=False, **quiet)
         for vote, button in self._votes.items():
             button.click(_voter(self, vote), [self._kept, *controls], shown, **quiet)
         clears = [column.clear for column in self._columns]
         for event in (self._new.click, self._mode.input, *clears):
-            event(self._renew, controls, shown, **quiet)
+            # An answer that still comes would bring its conversation back.
+            event(self._renew, controls, shown, cancels=asks, **quiet)
         layout = [self._left, self._right, self._share, self._adapter]
         for event in (self._mode.input, self._left.input):
             event(self._arrange, [self._mode, self._left], layout, **quiet)
