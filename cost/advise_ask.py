@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Final
 
 from cost.chat import SECONDS_PER_DAY
+from cost.rounding import short
 from cost.size.shape import ModelShape
 from stacks.catalog import REGIONS
 
@@ -125,12 +126,3 @@ class Ask:
     def peak_answers_per_s(self) -> Decimal:
         """Answers a second at the busiest time."""
         return self.chats_per_day * self.turns * self.peak_factor / SECONDS_PER_DAY
-
-
-def short(value: Decimal) -> str:
-    """The number with three significant digits, in plain notation."""
-    if not value:
-        return "0"
-    places = max(0, 2 - value.adjusted())
-    text = f"{value:,.{places}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text

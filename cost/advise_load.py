@@ -13,8 +13,9 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Final
 
-from cost.advise_ask import Ask, short
+from cost.advise_ask import Ask
 from cost.load_curve import LoadPoint
+from cost.rounding import short
 from cost.run_record import Kind, Outcome, RunRecord
 from cost.size.catalog import base_name
 

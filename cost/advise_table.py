@@ -11,13 +11,14 @@ from decimal import Decimal
 from typing import Final
 
 from cost.advise import Advice, Candidate, Verdict
-from cost.advise_ask import Ask, short
+from cost.advise_ask import Ask
 from cost.advise_load import LENGTH_TOLERANCE, Basis
 from cost.advise_peaks import BANDWIDTH_SHARE, FLOPS_SHARE
 from cost.chat_table import percent
 from cost.csv_text import csv_text
 from cost.layout import UNKNOWN, Document, Format, Table, lay_out, small_usd_text
 from cost.page import page
+from cost.rounding import short
 from cost.summary import number
 
 SCHEMA_VERSION: Final = 1

@@ -11,7 +11,7 @@ from decimal import Decimal
 from cost.charts import Axis, Mark, Scale, Series, line_chart
 from cost.layout import Table
 from cost.load_curve import LoadCurve, LoadPoint
-from cost.rounding import rounded
+from cost.rounding import short
 
 _VERDICTS = {True: "PASS", False: "FAIL", None: "-"}
 
@@ -71,7 +71,7 @@ def _throughput(curve: LoadCurve, sweep: Sequence[LoadPoint]) -> str:
         description="The load test's closed loops; the operating point is the highest that keeps "
         f"{curve.slo}.",
         x=_across(),
-        y=Axis(label="tokens/s", scale=Scale.LINEAR, text=_text),
+        y=Axis(label="tokens/s", scale=Scale.LINEAR, text=short),
         series=series,
     )
 
@@ -94,7 +94,7 @@ def _latencies(curve: LoadCurve, sweep: Sequence[LoadPoint]) -> str:
         if bound is not None and points:
             line = tuple((x, bound) for x in ends)
             series.append(
-                Series(name=f"{name} allowed: {_text(bound)} ms", points=line, style=style, dash=1)
+                Series(name=f"{name} allowed: {short(bound)} ms", points=line, style=style, dash=1)
             )
     if not any(each.points for each in series):
         return ""
@@ -103,13 +103,13 @@ def _latencies(curve: LoadCurve, sweep: Sequence[LoadPoint]) -> str:
         title="Milliseconds of 99 in 100 answers against streams",
         description="Time to the first token and for each further one; broken lines are the SLO.",
         x=_across(),
-        y=Axis(label="ms", scale=Scale.LOG, text=_text),
+        y=Axis(label="ms", scale=Scale.LOG, text=short),
         series=series,
     )
 
 
 def _across() -> Axis:
-    return Axis(label="streams (closed loop)", scale=Scale.LOG, text=_text)
+    return Axis(label="streams (closed loop)", scale=Scale.LOG, text=short)
 
 
 def _points(sweep: Sequence[LoadPoint]) -> tuple[tuple[Decimal, Decimal], ...]:
@@ -121,27 +121,18 @@ def _streams(each: LoadPoint) -> Decimal:
 
 
 def _row(each: LoadPoint, best: LoadPoint | None) -> tuple[str, ...]:
-    at = f"{_text(each.rate_per_s or Decimal(0))} requests/s"
+    at = f"{short(each.rate_per_s or Decimal(0))} requests/s"
     if each.concurrency is not None:
         at = "1 stream" if each.concurrency == 1 else f"{each.concurrency} streams"
     return (
         f"{at}, operating point" if each == best else at,
         _VERDICTS[each.keeps_slo],
-        _text(each.output_tokens_per_s),
-        _text(each.requests_per_s),
-        _text(each.goodput_requests_per_s),
+        short(each.output_tokens_per_s),
+        short(each.requests_per_s),
+        short(each.goodput_requests_per_s),
         *map(_ms, (each.p50_ttft_ms, each.p99_ttft_ms, each.p50_tpot_ms, each.p99_tpot_ms)),
     )
 
 
 def _ms(value: Decimal | None) -> str:
-    return "-" if value is None else f"{_text(value)} ms"
-
-
-def _text(value: Decimal) -> str:
-    """Whole from ten up, three significant digits below."""
-    if not value:
-        return "0"
-    step = Decimal(1) if value >= 10 else Decimal(1).scaleb(value.adjusted() - 2)
-    text = f"{rounded(value, step):,f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return "-" if value is None else f"{short(value)} ms"
