@@ -1,12 +1,10 @@
-"""Readers of what nvidia-smi prints: `-q -x`, `--query-gpu ... --format=csv` and `topo -m`. Pure.
+"""Readers of what nvidia-smi prints: `-q -x` and `topo -m`. Pure.
 
 Tags are those of nvsmi_device_v12.dtd (driver 535 and later) with the older names beside them.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -94,41 +92,6 @@ def parse_xml(text: str) -> tuple[Gpu, ...]:
         )
         for index, gpu in enumerate(root.findall("gpu"))
     )
-
-
-QUERY = (
-    "index,name,memory.total,driver_version,ecc.mode.current,ecc.errors.uncorrected.volatile.total,"
-    "pcie.link.gen.max,pcie.link.width.current"
-)
-
-
-def parse_csv(text: str) -> tuple[Gpu, ...]:
-    """Return the GPUs in the output of `--query-gpu=QUERY --format=csv`, with its header."""
-    rows = list(csv.reader(io.StringIO(text), skipinitialspace=True))
-    header = [name.partition(" [")[0] for name in rows[0]] if rows else []
-    if header != QUERY.split(","):
-        raise NvidiaSmiError(f"nvidia-smi --query-gpu: columns {header}, expected {QUERY}")
-    found: list[Gpu] = []
-    for row in rows[1:]:
-        if len(row) != len(header):
-            raise NvidiaSmiError(f"nvidia-smi --query-gpu: {row} has {len(row)} of {len(header)}")
-        value = dict(zip(header, row, strict=True))
-        found.append(
-            Gpu(
-                index=int(value["index"]),
-                model=value["name"],
-                memory_gib=_mib(value["memory.total"]),
-                driver=value["driver_version"],
-                cuda="",
-                ecc=_is(value["ecc.mode.current"], "Enabled"),
-                uncorrected=_whole(value["ecc.errors.uncorrected.volatile.total"]),
-                pending_remap=None,
-                pcie_gen=_whole(value["pcie.link.gen.max"]),
-                pcie_width=_whole(value["pcie.link.width.current"]),
-                throttled=(),
-            )
-        )
-    return tuple(found)
 
 
 _UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")

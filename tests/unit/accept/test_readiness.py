@@ -10,9 +10,7 @@ import pytest
 
 from workloads.accept.gates import Expected, gates_for
 from workloads.accept.nvidia_smi import (
-    QUERY,
     NvidiaSmiError,
-    parse_csv,
     parse_topology,
     parse_xml,
 )
@@ -70,16 +68,6 @@ def test_the_xml_of_an_older_driver_says_less() -> None:
     assert (gpu.model, gpu.ecc, gpu.pcie_gen) == ("NVIDIA A100-SXM4-40GB", True, 4)
     # Counters that are N/A are not known, and not zero.
     assert (gpu.uncorrected, gpu.pending_remap) == (None, None)
-
-
-def test_csv_with_its_header_gives_the_same() -> None:
-    header = QUERY.replace("memory.total", "memory.total [MiB]").replace(",", ", ")
-    text = f"{header}\n0, NVIDIA L40S, 46068 MiB, 550.163.01, Enabled, 0, 4, 16\n"
-    (gpu,) = parse_csv(text)
-    assert (gpu.model, gpu.pcie_gen, gpu.pcie_width, gpu.ecc) == ("NVIDIA L40S", 4, 16, True)
-    assert gpu.memory_gib == pytest.approx(44.99, abs=0.01)
-    with pytest.raises(NvidiaSmiError, match="columns"):
-        parse_csv("index, name\n0, x\n")
 
 
 @pytest.mark.parametrize("text", ["<nope", "<other/>", "", "<!ENTITY x><nvidia_smi_log/>"])
