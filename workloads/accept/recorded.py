@@ -36,6 +36,8 @@ def read_benchmark(values: Mapping[str, Any], name: str) -> Recorded:
     try:
         cluster, results = values["cluster_info"], values["results"]
         ranks, nodes = int(cluster["total_gpus"]), int(cluster["nodes"])
+        if not 1 <= nodes <= ranks or ranks % nodes:
+            raise ValueError(f"{ranks} GPUs on {nodes} nodes")
         rows = results["nccl_benchmark"]["details"]["results_by_size"]
         training = results["training_benchmark"]
         details = training["details"]

@@ -99,3 +99,11 @@ def test_another_schema_is_refused_in_a_line(values: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"x\.json: no result of benchmark\.py") as refused:
         read_benchmark(values, "x.json")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("nodes", [0, -1, 3])
+def test_gpus_that_nodes_cannot_hold_are_refused_in_a_line(nodes: int) -> None:
+    values = json.loads(FILES[0].read_text())
+    values["cluster_info"]["nodes"] = nodes
+    with pytest.raises(DataError, match=f"8 GPUs on {nodes} nodes"):
+        read_benchmark(values, "x.json")
