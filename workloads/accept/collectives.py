@@ -36,8 +36,13 @@ Row = dict[str, Any]
 
 def algorithm(gpus_on_node: int, environment: Mapping[str, str] = os.environ) -> str:
     """Return `nvls` or `ring`: what NCCL may use for all-reduce inside such a node."""
-    named = environment.get("NCCL_ALGO", "")
-    is_off = environment.get("NCCL_NVLS_ENABLE") == "0" or (named and "NVLS" not in named.upper())
+    named = environment.get("NCCL_ALGO", "").upper()
+    names = named.removeprefix("^").split(",")
+    if named.startswith("^"):
+        is_named_off = "NVLS" in names
+    else:
+        is_named_off = bool(named) and not any("NVLS" in name for name in names)
+    is_off = environment.get("NCCL_NVLS_ENABLE") == "0" or is_named_off
     return "ring" if is_off or gpus_on_node <= _NVLS_OVER else "nvls"
 
 
@@ -103,13 +108,13 @@ def _time(
     errors = wrong()
     for _ in range(config.warmup):
         call()
-    _wait(world)
+    world.synchronize()
     dist.barrier(group=group)
-    _wait(world)
+    world.synchronize()
     began = time.perf_counter()
     for _ in range(config.iterations):
         call()
-    _wait(world)
+    world.synchronize()
     return (time.perf_counter() - began) / config.iterations, errors
 
 
@@ -164,13 +169,6 @@ def _count(tensor: Any, value: float, *, clear: bool = False) -> int:
     if clear:
         tensor.zero_()
     return wrong
-
-
-def _wait(world: World) -> None:
-    if world.device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize(world.device)
 
 
 def run_programs(folder: Path, gpus: int, sizes_mb: Sequence[int]) -> list[Transfer]:

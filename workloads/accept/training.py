@@ -123,7 +123,7 @@ def _point(trainer: Trainer, num_ranks: int, nodes: Sequence[Node], group: Any) 
     world, config = trainer.world, trainer.config
     for _ in range(config.warmup):
         trainer.step()
-    _wait(world)
+    world.synchronize()
     if num_ranks > 1:
         dist.barrier(group=group)
     times: list[float] = []
@@ -133,7 +133,7 @@ def _point(trainer: Trainer, num_ranks: int, nodes: Sequence[Node], group: Any) 
     for _ in range(config.steps):
         loss, count = trainer.step()
         tokens += count
-        _wait(world)
+        world.synchronize()
         now = time.perf_counter()
         times.append(now - last)
         last = now
@@ -170,15 +170,10 @@ def own_work(trainer: Trainer, steps: int = _OWN_STEPS) -> list[float]:
     )
     with alone:
         for _ in range(steps + 1):
-            _wait(trainer.world)
+            trainer.world.synchronize()
             began = time.perf_counter()
             trainer.work()
-            _wait(trainer.world)
+            trainer.world.synchronize()
             times.append(time.perf_counter() - began)
     trainer.optimizer.zero_grad(set_to_none=True)
     return times[1:]
-
-
-def _wait(world: World) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)

@@ -43,6 +43,13 @@ class World:
         """True when a process group exists."""
         return self.world_size > 1
 
+    def synchronize(self) -> None:
+        """Wait until this rank's GPU has done what it was given; at once without one."""
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self.device)
+
     def barrier(self) -> None:
         """Wait for every rank; raises after the group's timeout."""
         self.sum([0.0])

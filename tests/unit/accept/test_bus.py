@@ -112,6 +112,8 @@ def test_elements_that_arrive_wrong_fail_whatever_the_speed() -> None:
         (8, {"NCCL_ALGO": "Ring"}, "ring"),
         (8, {"NCCL_ALGO": "NVLSTree"}, "nvls"),
         (8, {"NCCL_NVLS_ENABLE": "0"}, "ring"),
+        (8, {"NCCL_ALGO": "^NVLS,NVLSTree"}, "ring"),  # all but these
+        (8, {"NCCL_ALGO": "^Ring"}, "nvls"),
     ],
 )
 def test_nccl_may_reduce_in_the_switch_above_four_gpus(

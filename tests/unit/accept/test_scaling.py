@@ -248,3 +248,19 @@ def test_tokens_of_another_batch_or_sequence_are_not_held_against_the_limit() ->
 def test_settings_that_measure_nothing_are_refused(make: Callable[[], object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         make()
+
+
+def test_products_are_timed_with_values_that_cost_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    matmul = torch.matmul
+
+    def look(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        seen.append(min(int(left.unique().numel()), int(right.unique().numel())))
+        return matmul(left, right, out=out)
+
+    monkeypatch.setattr(torch, "matmul", look)
+    here = World(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
+    (row,) = compute.measure(here, ComputeConfig(matrix_size=16, copy_mb=1, iterations=2))
+    assert row["is_right"]
+    assert seen[0] == 1, "the value of the first is known"
+    assert min(seen[1:]) > 100
