@@ -82,12 +82,13 @@ def command(
         raise CliError(f"{' and '.join(wrong)}: only with --url; for a job use --set load.prompts")
     from infra.cli import submit
     from infra.jobs import slurm
+    from infra.jobs.server import DAYS
 
     name = targets.load_job(declared).name
     outputs = context.read(stack)
     with context.connect(outputs, identity) as connection:
         jobs = (
-            slurm.recent(connection, days=targets.DAYS)
+            slurm.recent(connection, days=DAYS)
             if serve_job is None
             else (slurm.find(connection, serve_job),)
         )

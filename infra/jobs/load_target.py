@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from infra.jobs.errors import JobsError
 from infra.jobs.parse import Job
@@ -12,9 +11,6 @@ from infra.jobs.submit import job_args
 from stacks.node_spec import WorkerSpec
 from stacks.slurm_spec import LOAD_MODULE, JobSpec
 from stacks.spec import StackSpec
-
-DAYS: Final = 7
-"""How far back a running server may have been submitted."""
 
 
 def load_job(spec: StackSpec) -> JobSpec:
