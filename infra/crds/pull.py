@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urljoin
 
@@ -57,11 +59,18 @@ def _from_registry(
         raise ChartError(f"{source}: is no chart in a registry, such as oci://HOST/NAME")
     root = f"{scheme}://{place['host']}/v2/{place['name']}"
     what = f"{source} {version}"
-    manifest = json.loads(_get(http, f"{root}/manifests/{version}", _MANIFEST, what))
-    layers = [each for each in manifest.get("layers", []) if each["mediaType"] == _CONTENT]
-    if not layers:
+    address = f"{root}/manifests/{version}"
+    text = _get(http, address, _MANIFEST, what)
+    with _reading(what, address):
+        manifest = json.loads(text)
+        digests = [
+            str(each["digest"])
+            for each in manifest.get("layers", [])
+            if each["mediaType"] == _CONTENT
+        ]
+    if not digests:
         raise ChartError(f"{what}: is no Helm chart")
-    digest = layers[0]["digest"]
+    digest = digests[0]
     return _get(http, f"{root}/blobs/{digest}", "*/*", what), digest
 
 
@@ -71,16 +80,28 @@ def _found(http: urllib3.PoolManager, repository: str, name: str, version: str) 
     what = f"{name} {version}"
     gone = f"{base}index.yaml is not there; is it still a repository of charts?"
     text = _get(http, f"{base}index.yaml", "*/*", what, absent=gone)
-    index = yaml.load(text, Loader=LOADER)  # noqa: S506  # a safe one
-    entries: list[dict[str, Any]] = ((index or {}).get("entries") or {}).get(name) or []
-    fitting = [each for each in entries if _fits(str(each["version"]), version)]
-    if not fitting:
-        raise ChartError(f"{what}: {repository} has no such version; see {base}index.yaml")
-    chosen = max(fitting, key=lambda each: _order(str(each["version"])))
-    digest = str(chosen.get("digest") or "")
-    if digest and ":" not in digest:
-        digest = f"sha256:{digest}"
-    return urljoin(base, chosen["urls"][0]), digest
+    with _reading(what, f"{base}index.yaml"):
+        index = yaml.load(text, Loader=LOADER)  # noqa: S506  # a safe one
+        entries: list[dict[str, Any]] = (index["entries"] or {}).get(name) or []
+        fitting = [each for each in entries if _fits(str(each["version"]), version)]
+        if not fitting:
+            raise ChartError(f"{what}: {repository} has no such version; see {base}index.yaml")
+        chosen = max(fitting, key=lambda each: _order(str(each["version"])))
+        digest = str(chosen.get("digest") or "")
+        if digest and ":" not in digest:
+            digest = f"sha256:{digest}"
+        return urljoin(base, chosen["urls"][0]), digest
+
+
+@contextmanager
+def _reading(what: str, address: str) -> Iterator[None]:
+    """Tells in a line of an answer that is something else, such as a proxy's page with 200."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise ChartError(
+            f"{what}: {address} answers with something else; is a proxy or a login in between?"
+        ) from error
 
 
 def _fits(version: str, wanted: str) -> bool:
@@ -125,5 +146,7 @@ def _token(http: urllib3.PoolManager, challenge: str) -> str:
     realm = asked.pop("realm", "")
     if not realm:
         raise ChartError("the registry wants a login of a kind that is not known here")
-    answer = json.loads(http.request("GET", realm, fields=asked).data)
-    return str(answer.get("token") or answer.get("access_token") or "")
+    text = http.request("GET", realm, fields=asked).data
+    with _reading("the registry's token", realm):
+        answer = json.loads(text)
+        return str(answer.get("token") or answer.get("access_token") or "")

@@ -181,6 +181,23 @@ def test_an_archive_that_came_damaged_is_not_read(registry: Registry):
         registry.crds()
 
 
+@pytest.mark.parametrize("page", [b"<!doctype html><p a: b>Sign in", b"[1]", b"\xff", b'"x"'])
+@pytest.mark.parametrize("where", ["/token", "/charts/index.yaml", "/v2/"])
+def test_a_page_of_a_proxy_is_told_by_its_address(where: str, page: bytes):
+    registry = Registry(FILES, wants_token=where == "/token")
+    answer = registry.answer
+    registry.answer = lambda request: (
+        registry.reply(request, 200, page) if request.path.startswith(where) else answer(request)
+    )
+    ask = (
+        registry.crds if where != "/charts/index.yaml" else lambda: registry.of_repository("4.8.*")
+    )
+    with pytest.raises(ChartError, match=f"{where}.* answers with something else") as refused:
+        ask()
+    assert "\n" not in str(refused.value)
+    registry.server.shutdown()
+
+
 def test_a_chart_without_definitions_is_refused():
     registry = Registry({"helm-soperator/Chart.yaml": b"kind: Chart\n"})
     with pytest.raises(ChartError, match="no CustomResourceDefinition in it"):
