@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.common.exit_codes import ConfigError
+from workloads.load.measure import percentile
 
 _Z_95 = 1.959964
 """Two-sided 95 % of the normal distribution."""
@@ -160,11 +161,4 @@ def _share(wins: int, decided: int) -> str:
 
 
 def _quantile(values: Sequence[float], share: float) -> str:
-    """Linear between ranks, as the load test's."""
-    if not values:
-        return "-"
-    ordered = sorted(values)
-    at = share * (len(ordered) - 1)
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return f"{ordered[low] + (at - low) * (ordered[high] - ordered[low]):.2f}"
+    return f"{percentile(sorted(values), share):.2f}" if values else "-"
