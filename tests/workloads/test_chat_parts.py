@@ -136,7 +136,9 @@ def test_a_kept_conversation_comes_back_whole() -> None:
 def test_the_export_has_every_turn_and_the_chats_of_both_columns() -> None:
     both = [answer(text="a"), answer("mine", text="b")]
     chat = conversations.add_turn(conversations.new(), "q", both, role="user")
-    made = conversations.export(chat, system="s", servers=[URL], settings={"mode": "pair"})
+    made = conversations.export(
+        chat, system="s", servers=[URL], settings={"mode": "pair"}, hides_names=False
+    )
     assert made["turns"] == chat["turns"]
     assert [chat[-1] for chat in made["messages"]] == [
         {"role": "assistant", "content": "a"},
@@ -152,13 +154,20 @@ def test_arms_count_votes_latencies_and_failures_and_outlive_the_page(tmp_path: 
     arms.answered(answer(finish="failed", error="x"), mode="pair")
     arms.answered(answer(finish="stopped"), mode="pair")
     arms.voted(["base", "mine"], "right", mode="pair")
-    arms.voted(["mine", "base"], "left", mode="blind")
+    arms.voted(["mine", "base"], "left", mode="pair")
+    arms.voted(["mine", "base"], "right", mode="blind")
     arms.voted(["base", "mine"], "tie", mode="pair")
     arms.voted(["mine"], "good", mode="split")
     rows = table(arms.arms)
     assert rows == [
-        ["base", "3", "1", "0.20", "0.28", "1.00", "20.0", "0 / 0", "0 / 2 / 1", "0 % (0 to 66)"],
-        ["mine", "0", "0", "-", "-", "-", "-", "1 / 0", "2 / 0 / 1", "100 % (34 to 100)"],
+        ["base", "blind", "0", "0", *"----", "0 / 0", "1 / 0 / 0", "100 % (21 to 100)"],
+        [
+            *("base", "side by side", "3", "1", "0.20", "0.28", "1.00", "20.0"),
+            *("0 / 0", "0 / 2 / 1", "0 % (0 to 66)"),
+        ],
+        ["mine", "blind", "0", "0", *"----", "0 / 0", "0 / 1 / 0", "0 % (0 to 79)"],
+        ["mine", "side by side", "0", "0", *"----", "0 / 0", "2 / 0 / 1", "100 % (34 to 100)"],
+        ["mine", "A/B split", "0", "0", *"----", "1 / 0", "0 / 0 / 0", "-"],
     ]
     assert table(Arms(path).arms) == rows
     assert "yes" not in path.read_text(), "no text of a chat is kept"
@@ -280,17 +289,51 @@ def test_a_split_draws_an_arm_for_each_conversation_and_keeps_it(run: Any) -> No
     run(many())
 
 
-def test_names_are_hidden_until_the_vote_and_one_vote_counts_once(run: Any) -> None:
+@pytest.mark.parametrize("mode", ["blind", "split"])
+def test_nothing_tells_who_answered_before_the_vote(run: Any, mode: Any) -> None:
+    made, _ = dialogue()
+    chosen = Settings(mode=mode, left="base", right="mine")
+    view: View = run(ask(made, chosen))
+    for shown in view.columns:
+        assert "name shown after your vote" in shown[-1]["content"]
+    assert made.arms.arms == {}, "a count of answers would tell it"
+
+    def exported(chat: conversations.Conversation) -> set[str | None]:
+        file = conversations.export(chat, system="", servers=[], settings={}, hides_names=True)
+        return {answer["model"] for turn in file["turns"] for answer in turn["answers"]}
+
+    assert exported(view.conversation) == {None}
+    view = made.vote(view.conversation, chosen, "left" if mode == "blind" else "good")
+    assert exported(view.conversation) == set(view.conversation["columns"])
+    names = view.conversation["columns"]
+    assert [made.arms.arms[name, mode].num_answers for name in names] == [1] * len(names)
+
+
+def test_only_the_vote_on_unknown_sides_counts(run: Any) -> None:
     made, _ = dialogue()
     chosen = Settings(mode="blind", left="base", right="mine")
     view: View = run(ask(made, chosen))
-    assert "name shown after your vote" in view.columns[0][-1]["content"]
-    shown = made.vote(view.conversation, chosen, "left")
-    winner, loser = shown.conversation["columns"]
-    assert f"{winner}, adapter" in shown.columns[0][-1]["content"]
-    made.vote(shown.conversation, chosen, "right")
-    assert (made.arms.arms[winner].wins, made.arms.arms[loser].losses) == (1, 1)
-    assert made.arms.arms[loser].wins == 0
+    view = made.vote(view.conversation, chosen, "left")
+    winner, loser = view.conversation["columns"]
+    assert f"{winner}, adapter" in view.columns[0][-1]["content"]
+    view = run(ask(made, chosen, view.conversation))
+    assert f"{winner}, adapter" in view.columns[0][-1]["content"], "the sides are known"
+    assert not made.can_vote(view.conversation, chosen)
+    made.vote(view.conversation, chosen, "right")
+    counts = [made.arms.arms[name, "blind"] for name in (winner, loser)]
+    assert [(arm.wins, arm.losses, arm.num_answers) for arm in counts] == [(1, 0, 2), (0, 1, 2)]
+
+
+def test_answers_without_a_vote_count_once_their_conversation_is_over(run: Any) -> None:
+    made, _ = dialogue()
+    chosen = Settings(mode="split", left="base", right="mine", share_percent=0)
+    left: View = run(ask(made, chosen))
+    run(ask(made, chosen))
+    made.leave(left.conversation)
+    assert made.arms.arms["base", "split"].num_answers == 1
+    made.end()
+    made.end()
+    assert made.arms.arms["base", "split"].num_answers == 2
 
 
 def test_a_wrong_control_sends_nothing_and_keeps_the_question(run: Any) -> None:

@@ -90,7 +90,8 @@ def serve(options: argparse.Namespace, over: threading.Event) -> None:
     from workloads.chat.dialogue import Dialogue
 
     password = secrets.token_urlsafe(12) if options.share else None
-    blocks = page.Page(Dialogue(client, models, arms)).blocks
+    dialogue = Dialogue(client, models, arms)
+    blocks = page.Page(dialogue).blocks
     blocks.launch(
         server_name=HOST,
         server_port=port,
@@ -113,6 +114,7 @@ def serve(options: argparse.Namespace, over: threading.Event) -> None:
         log(f"shared: {blocks.share_url}, user {_USER}, password {password}")
     over.wait()
     blocks.close(verbose=False)
+    dialogue.end()
 
 
 def free_port(wanted: int) -> int:

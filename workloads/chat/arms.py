@@ -1,5 +1,7 @@
 """Metrics of each arm: answers, latencies, votes; kept over a restart in a file without any text.
 
+An arm is a model in one mode: who sees a name votes otherwise than who does not.
+
 Owns what a vote counts for and how sure a share of wins is. Which arm answers is page.py's.
 """
 
@@ -12,18 +14,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from workloads.chat.conversation import Mode
 from workloads.common.exit_codes import ConfigError
 from workloads.load.measure import percentile
 
+Key = tuple[str, Mode]
+"""Model and mode of an arm."""
 _Z_95 = 1.959964
 """Two-sided 95 % of the normal distribution."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Arm:
-    """What one model did on this page."""
+    """What one model did on this page in one mode."""
 
     num_answers: int = 0
     num_failed: int = 0
@@ -41,19 +46,19 @@ class Arms:
     """All arms of a page."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.arms: dict[str, Arm] = {}
+        self.arms: dict[Key, Arm] = {}
         self._path = path
         if path is not None:
             self._read(path)
 
-    def answered(self, answer: Mapping[str, Any], *, mode: str) -> None:
+    def answered(self, answer: Mapping[str, Any], *, mode: Mode) -> None:
         """Count one answer; one that the user stopped counts nowhere."""
         if answer["finish"] == "stopped":
             return
         names = ("model", "ttft_s", "total_s", "tokens_per_s", "output_tokens", "finish")
         self._add({"kind": "answer", "mode": mode, **{name: answer[name] for name in names}})
 
-    def voted(self, models: Sequence[str], vote: str, *, mode: str) -> None:
+    def voted(self, models: Sequence[str], vote: str, *, mode: Mode) -> None:
         """Count one vote on answers of one model, or of two."""
         self._add({"kind": "vote", "mode": mode, "models": list(models), "vote": vote})
 
@@ -66,7 +71,7 @@ class Arms:
 
     def _count(self, event: Mapping[str, Any]) -> None:
         if event["kind"] == "answer":
-            arm = self._arm(event["model"])
+            arm = self._arm(event["model"], event["mode"])
             if event["finish"] == "failed":
                 arm.num_failed += 1
                 return
@@ -79,7 +84,8 @@ class Arms:
                 if event[name] is not None:
                     values.append(event[name])
             return
-        arms, vote = [self._arm(model) for model in event["models"]], event["vote"]
+        arms = [self._arm(model, event["mode"]) for model in event["models"]]
+        vote = event["vote"]
         if len(arms) == 1:
             arms[0].good += vote == "good"
             arms[0].bad += vote == "bad"
@@ -89,8 +95,10 @@ class Arms:
             arm.wins += vote == side
             arm.losses += vote not in (side, "tie")
 
-    def _arm(self, model: str) -> Arm:
-        return self.arms.setdefault(model, Arm())
+    def _arm(self, model: str, mode: Mode) -> Arm:
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode {mode!r}")
+        return self.arms.setdefault((model, mode), Arm())
 
     def _read(self, path: Path) -> None:
         try:
@@ -111,11 +119,12 @@ class Arms:
                 ) from error
 
 
-def table(arms: Mapping[str, Arm]) -> list[list[str]]:
+def table(arms: Mapping[Key, Arm]) -> list[list[str]]:
     """Return a row an arm, under HEADERS."""
     return [
         [
             model,
+            _MODE_NAMES[mode],
             str(arm.num_answers),
             str(arm.num_failed),
             _quantile(arm.ttfts_s, 0.5),
@@ -126,12 +135,19 @@ def table(arms: Mapping[str, Arm]) -> list[list[str]]:
             f"{arm.wins} / {arm.losses} / {arm.ties}",
             _share(arm.wins, arm.wins + arm.losses),
         ]
-        for model, arm in sorted(arms.items())
+        for (model, mode), arm in sorted(arms.items(), key=lambda each: each[0])
     ]
 
 
+_MODE_NAMES: Mapping[Mode, str] = {
+    "pair": "side by side",
+    "one": "alone",
+    "blind": "blind",
+    "split": "A/B split",
+}
 HEADERS = (
     "Model",
+    "Mode",
     "Answers",
     "Failed",
     "TTFT p50, s",

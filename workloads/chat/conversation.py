@@ -65,9 +65,17 @@ def with_vote(conversation: Conversation, vote: Vote) -> Conversation:
     return {**conversation, "turns": [*before, {**last, "vote": vote}]}
 
 
-def can_vote(conversation: Conversation) -> bool:
-    """Whether the last turn has no vote yet and every answer of it came."""
-    if not conversation["turns"]:
+def has_vote(conversation: Conversation) -> bool:
+    """Whether any turn has a vote, after which nobody's name is hidden any more."""
+    return any(turn["vote"] is not None for turn in conversation["turns"])
+
+
+def can_vote(conversation: Conversation, *, hides_names: bool) -> bool:
+    """Whether the last turn has no vote yet and every answer of it came.
+
+    Where names are hidden a conversation has one vote: the next would be on known sides.
+    """
+    if not conversation["turns"] or (hides_names and has_vote(conversation)):
         return False
     last = conversation["turns"][-1]
     return last["vote"] is None and all(answer["error"] is None for answer in last["answers"])
@@ -115,9 +123,24 @@ def has_open_calls(conversation: Conversation) -> bool:
 
 
 def export(
-    conversation: Conversation, *, system: str, servers: Sequence[str], settings: Mapping[str, Any]
+    conversation: Conversation,
+    *,
+    system: str,
+    servers: Sequence[str],
+    settings: Mapping[str, Any],
+    hides_names: bool,
 ) -> dict[str, Any]:
-    """Return the conversation for a file: every turn as measured, and the chats as OpenAI's."""
+    """Return the conversation for a file: every turn as measured, and the chats as OpenAI's.
+
+    With `hides_names` no answer says whose it is until the conversation has its vote.
+    """
+    turns = conversation["turns"]
+    if hides_names and not has_vote(conversation):
+        unnamed = {"model": None, "is_tuned": None}
+        turns = [
+            {**turn, "answers": [{**answer, **unnamed} for answer in turn["answers"]]}
+            for turn in turns
+        ]
     num_columns = max((len(turn["answers"]) for turn in conversation["turns"]), default=0)
     return {
         "schema_version": VERSION,
@@ -126,7 +149,7 @@ def export(
         "servers": list(servers),
         "system": system,
         "settings": dict(settings),
-        "turns": conversation["turns"],
+        "turns": turns,
         "messages": [
             messages(conversation, column, system=system, role="", text="")
             for column in range(num_columns)

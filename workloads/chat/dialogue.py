@@ -9,14 +9,15 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from workloads.chat import conversation as conversations
 from workloads.chat import render
 from workloads.chat.arms import Arms
 from workloads.chat.client import Client
-from workloads.chat.conversation import Conversation, Vote
+from workloads.chat.conversation import Conversation, Mode, Vote
 from workloads.chat.models import Model, by_label
 from workloads.chat.render import Shown
 from workloads.chat.reply import Reply
@@ -54,10 +55,12 @@ class Dialogue:
         self.arms = arms
         self._draw = draw or random.SystemRandom()
         self._stops: dict[str, asyncio.Event] = {}
+        self._held: dict[str, list[tuple[Mapping[str, Any], Mode]]] = {}
+        """Answers whose count would tell whose they are, by conversation."""
 
     def view(self, conversation: Conversation, settings: Settings) -> View:
         """Return the conversation as it stands."""
-        hides = settings.mode in HIDING
+        hides = _hides(conversation, settings)
         count = 2 if settings.mode in ("pair", "blind") else 1
         return View(
             conversation=conversation,
@@ -90,7 +93,7 @@ class Dialogue:
             Reply(model=each.label, is_tuned=each.base is not None, began_s=time.perf_counter())
             for each in models
         ]
-        hides = settings.mode in HIDING
+        hides = _hides(conversation, settings)
         changed = asyncio.Event()
         stop = self._stops.setdefault(conversation["id"], asyncio.Event())
         stop.clear()
@@ -134,8 +137,11 @@ class Dialogue:
         for reply in replies:
             reply.finish = reply.finish or "stopped"
         answers = [reply.to_json() for reply in replies]
-        for answer in answers:
-            self.arms.answered(answer, mode=settings.mode)
+        self._held.setdefault(conversation["id"], []).extend(
+            (answer, settings.mode) for answer in answers
+        )
+        if not hides:
+            self.leave(conversation)
         after = conversations.add_turn(conversation, text, answers, role=role)
         # A question that nobody answered comes back, to be sent again.
         is_lost = all(reply.error is not None for reply in replies)
@@ -146,13 +152,30 @@ class Dialogue:
         if (event := self._stops.get(conversation["id"])) is not None:
             event.set()
 
+    def can_vote(self, conversation: Conversation, settings: Settings) -> bool:
+        """Whether a vote on the last turn counts."""
+        return conversations.can_vote(conversation, hides_names=settings.mode in HIDING)
+
     def vote(self, conversation: Conversation, settings: Settings, vote: Vote) -> View:
-        """Return the view with the vote counted; a second one on a turn changes nothing."""
-        if not conversations.can_vote(conversation):
+        """Return the view with the vote counted; one that cannot count changes nothing."""
+        if not self.can_vote(conversation, settings):
             return self.view(conversation, settings)
+        self.leave(conversation)
         answers = conversation["turns"][-1]["answers"]
         self.arms.voted([each["model"] for each in answers], vote, mode=settings.mode)
         return self.view(conversations.with_vote(conversation, vote), settings)
+
+    def leave(self, conversation: Conversation) -> None:
+        """Count the answers that were held back: nothing about them is to be guessed any more."""
+        for answer, mode in self._held.pop(conversation["id"], ()):
+            self.arms.answered(answer, mode=mode)
+
+    def end(self) -> None:
+        """Count what is held back in every conversation; nobody sees this page any more."""
+        for held in self._held.values():
+            for answer, mode in held:
+                self.arms.answered(answer, mode=mode)
+        self._held.clear()
 
     def _columns(self, conversation: Conversation, settings: Settings) -> list[Model]:
         """The models that answer; those of a blind pair or a split stay for the conversation."""
@@ -167,6 +190,10 @@ class Dialogue:
         else:
             chosen = pair if settings.mode == "pair" else pair[:1]
         return [by_label(self.models, label) for label in chosen]
+
+
+def _hides(conversation: Conversation, settings: Settings) -> bool:
+    return settings.mode in HIDING and not conversations.has_vote(conversation)
 
 
 async def _one_of(

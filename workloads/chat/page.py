@@ -16,7 +16,7 @@ import gradio as gr
 from workloads.chat import conversation as conversations
 from workloads.chat import look, render, settings
 from workloads.chat.client import UnreachableError
-from workloads.chat.conversation import Conversation, Vote
+from workloads.chat.conversation import Vote
 from workloads.chat.dialogue import Dialogue, View
 from workloads.chat.models import by_label, partner
 from workloads.chat.server_load import load_line, read_metrics
@@ -138,17 +138,12 @@ class Page:
         ]
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         seen = [self._status, self._load]
-        self.blocks.load(
-            self._opened,
-            [self._kept],
-            [*controls, *shown],
-            **quiet,
-        )
+        self.blocks.load(self._opened, [self._kept], [*controls, *shown], **quiet)
         self.blocks.load(self._looked, None, seen, **quiet)
         self._timer.tick(self._looked, None, seen, concurrency_limit=_NUM_AT_ONCE, **quiet)
         asking = {"concurrency_limit": _NUM_AT_ONCE, "trigger_mode": "once", **quiet}
         asked = [self._kept, self._question, self._is_result, *controls]
-        asks = [
+        asks: list[dict[str, Any]] = [
             event(self._ask, asked, shown, concurrency_id="ask", **asking)
             for event in (self._question.submit, self._send.click)
         ]
@@ -158,7 +153,7 @@ class Page:
         clears = [column.clear for column in self._columns]
         for event in (self._new.click, self._mode.input, *clears):
             # An answer that still comes would bring its conversation back.
-            event(self._renew, controls, shown, cancels=asks, **quiet)
+            event(self._renew, [self._kept, *controls], shown, cancels=asks, **quiet)
         layout = [self._left, self._right, self._share, self._adapter]
         for event in (self._mode.input, self._left.input):
             event(self._arrange, [self._mode, self._left], layout, **quiet)
@@ -228,16 +223,19 @@ class Page:
         chosen = self._settings(*controls)
         return self._show(self._dialogue.vote(conversations.restored(kept), chosen, vote), chosen)
 
-    def _renew(self, *controls: Any) -> list[Any]:
+    def _renew(self, kept: Any, *controls: Any) -> list[Any]:
         chosen = self._settings(*controls)
+        self._dialogue.leave(conversations.restored(kept))
         return self._show(self._dialogue.view(conversations.new(), chosen), chosen)
 
     def _exported(self, kept: Any, *controls: Any) -> str:
-        conversation: Conversation = conversations.restored(kept)
         chosen = self._settings(*controls)
-        urls = self._dialogue.client.urls
         values = conversations.export(
-            conversation, system=chosen.system, servers=urls, settings=chosen.to_json()
+            conversations.restored(kept),
+            system=chosen.system,
+            servers=self._dialogue.client.urls,
+            settings=chosen.to_json(),
+            hides_names=chosen.mode in settings.HIDING,
         )
         return json.dumps(values, indent=2, ensure_ascii=False)
 
@@ -271,7 +269,7 @@ class Page:
 
     def _show(self, view: View, chosen: Settings) -> list[Any]:
         """Values for what every event changes, in the order of `shown`."""
-        can_vote = not view.is_running and conversations.can_vote(view.conversation)
+        can_vote = not view.is_running and self._dialogue.can_vote(view.conversation, chosen)
         pair = len(view.columns) == 2
         return [
             view.conversation,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from workloads.chat.arms import HEADERS, Arm, table
+from workloads.chat.arms import HEADERS, Arm, Key, table
 from workloads.chat.conversation import Conversation, answer_of
 from workloads.chat.reply import Reply, caption, pretty_arguments
 
@@ -17,9 +17,8 @@ def column(conversation: Conversation, index: int, *, hides_names: bool) -> Show
     """Return one column of the conversation as the chat component takes it."""
     shown: Shown = []
     for turn in conversation["turns"]:
-        hidden = hides_names and turn["vote"] is None
         shown += [_question(turn["role"], turn["text"])]
-        shown += answer_messages(answer_of(turn, index), hides_name=hidden)
+        shown += answer_messages(answer_of(turn, index), hides_name=hides_names)
     return shown
 
 
@@ -74,7 +73,7 @@ def notice_html(text: str) -> str:
     return f'<p role="alert" class="notice">{escape(text)}</p>' if text else ""
 
 
-def arms_html(arms: Mapping[str, Arm]) -> str:
+def arms_html(arms: Mapping[Key, Arm]) -> str:
     """Return the table of all arms."""
     if not arms:
         return '<p class="load">No answers yet.</p>'
