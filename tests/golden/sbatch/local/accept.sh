@@ -5,7 +5,7 @@
 #SBATCH --partition=main
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=32
+#SBATCH --cpus-per-task=1
 #SBATCH --gpus-per-node=1
 #SBATCH --time=00:30:00
 #SBATCH --output=/mnt/chkpt/logs/%x_%j.out
@@ -30,13 +30,13 @@ export SOPERATOR_PLACE_MODEL=/mnt/model
 export SOPERATOR_PLACE_RESULTS=/mnt/chkpt/results
 export SOPERATOR_PLACE_SCRATCH=/mnt/memory
 export SOPERATOR_PLATFORM=gpu-l40s-d SOPERATOR_PRESET=2gpu-64vcpu-384gb NCCL_SOCKET_IFNAME='^docker0,lo' NCCL_IB_DISABLE=1
-export OMP_NUM_THREADS=32
+export OMP_NUM_THREADS=1
 
 mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SOPERATOR_PLACE_RESULTS
 export SOPERATOR_SHARED_MARK=$SOPERATOR_PLACE_CHKPT/.seen_by_all_$SLURM_JOB_ID
 touch "$SOPERATOR_SHARED_MARK"
 # Every node must see the same environment and mounts before ranks wait for each other.
-srun --overlap --ntasks=2 --ntasks-per-node=1 --cpus-per-task=32 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
+srun --overlap --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
 [[ -x $SOPERATOR_PYTHON ]] ||
   fail "$SOPERATOR_PYTHON is missing: make this Python environment in the jail, then submit again"
 for path in "$@"; do
@@ -61,7 +61,7 @@ run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID
 export SOPERATOR_EXIT_FILE=$run/.first_exit_status SOPERATOR_NODES_FILE=$run/.nodes
 # Passes signals on, requeues what has saved, and lets the job have lost nodes back.
 exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes=2 --save-s=120 -- \
-srun --ntasks=2 --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=1 bash -c 'is_host=0
+srun --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --kill-on-bad-exit=1 bash -c 'is_host=0
 [[ $SLURM_NODEID != 0 ]] || is_host=1
 conf=is_host=$is_host,join_timeout=600,last_call_timeout=${SOPERATOR_LAST_CALL_S:-15}
 conf+=,keep_alive_interval=5,keep_alive_max_attempt=3
