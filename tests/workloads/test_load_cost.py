@@ -126,3 +126,11 @@ def test_the_curve_that_a_load_test_writes_is_the_one_that_cost_reads():
     assert ours.p99_ttft_ms is not None
     assert theirs.ttft is not None
     assert float(ours.p99_ttft_ms) == theirs.ttft.p99_ms
+
+
+@pytest.mark.parametrize(("asked", "expected"), [("m-tuned", "m-tuned"), ("", None)])
+def test_the_model_that_a_load_test_asked_is_read_also_where_it_asked_none(
+    asked: str, expected: str | None
+):
+    content = to_json(Found(model=asked, points=POINTS), LoadConfig(), "http://127.0.0.1:1/v1")
+    assert parse_load_curve(json.dumps(content), "load.json").model == expected
