@@ -111,6 +111,28 @@ def test_a_result_answers_every_call_of_its_column_and_is_a_question_where_none_
     assert called[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
     plain = conversations.messages(chat, 1, system="", role="tool", text="21 C")
     assert plain[-1] == {"role": "user", "content": "21 C"}
+    chat = conversations.add_turn(chat, "21 C", [answer(), answer()], role="tool")
+    assert not conversations.has_open_calls(chat)
+
+
+def test_a_result_that_the_tunnel_lost_is_sent_again_as_a_result(run: Any) -> None:
+    made, answers = dialogue()
+    calls = [{"id": "c1", "name": "f", "arguments": "{}"}]
+    chosen = Settings(mode="one", left="base", right="mine")
+    chat = conversations.add_turn(
+        conversations.new(), "q", [answer("base", calls=calls)], role="user"
+    )
+
+    async def send(chat: conversations.Conversation) -> View:
+        return await last(made.ask(chat, chosen, "21 C", is_result=True))
+
+    answers.is_lost = True
+    view: View = run(send(chat))
+    assert (view.question, view.is_result) == ("21 C", True), "it comes back as what it was"
+    answers.is_lost = False
+    view = run(send(view.conversation))
+    assert answers.bodies[-1][1]["messages"][-1]["role"] == "tool"
+    assert not view.is_result
 
 
 @given(
@@ -243,11 +265,15 @@ class Answers:
 
     def __init__(self) -> None:
         self.bodies: list[tuple[str, Mapping[str, Any]]] = []
+        self.is_lost = False
 
     async def ask(
         self, model: Model, body: Mapping[str, Any], reply: Reply, changed: Callable[[], None]
     ) -> None:
         self.bodies.append((model.name, body))
+        if self.is_lost:
+            reply.fail("the SSH tunnel is lost")
+            return
         reply.take({"delta": {"content": f"I am {model.name}"}, "finish_reason": "stop"}, 1.0)
         changed()
 

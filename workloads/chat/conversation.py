@@ -117,9 +117,18 @@ def messages(
 
 
 def has_open_calls(conversation: Conversation) -> bool:
-    """Whether an answer of the last turn called a tool, so that its result may follow."""
+    """Whether the last answer of a column called a tool, so that its result may follow.
+
+    A turn whose answer failed is left out, as in `messages`: its result can be sent again.
+    """
     turns = conversation["turns"]
-    return bool(turns) and any(answer["calls"] for answer in turns[-1]["answers"])
+    num_columns = max((len(turn["answers"]) for turn in turns), default=0)
+    for column in range(num_columns):
+        answers = [answer_of(turn, column) for turn in turns]
+        came = [answer for answer in answers if answer["error"] is None]
+        if came and came[-1]["calls"]:
+            return True
+    return False
 
 
 def export(

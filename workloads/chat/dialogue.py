@@ -37,6 +37,8 @@ class View:
     is_running: bool = False
     question: str | None = None
     """What the box of the question holds from now on; None: what the reader has written."""
+    is_result: bool = False
+    """Whether that question is the result of a called tool."""
     notice: str = ""
 
 
@@ -145,7 +147,11 @@ class Dialogue:
         after = conversations.add_turn(conversation, text, answers, role=role)
         # A question that nobody answered comes back, to be sent again.
         is_lost = all(reply.error is not None for reply in replies)
-        yield replace(self.view(after, settings), question=text if is_lost else None)
+        yield replace(
+            self.view(after, settings),
+            question=text if is_lost else None,
+            is_result=is_lost and role == "tool",
+        )
 
     def stop(self, conversation: Conversation) -> None:
         """End the answers that are coming; what came stays."""

@@ -276,7 +276,9 @@ class Page:
             gr.update(value=view.columns[0], label="Left" if pair else "Answers"),
             gr.update(value=view.columns[-1] if pair else [], visible=pair),
             gr.skip() if view.question is None else view.question,
-            gr.update(visible=conversations.has_open_calls(view.conversation), value=False),
+            gr.update(
+                visible=conversations.has_open_calls(view.conversation), value=view.is_result
+            ),
             gr.update(interactive=not view.is_running),
             gr.update(interactive=view.is_running),
             *(
