@@ -198,6 +198,27 @@ def test_arms_count_votes_latencies_and_failures_and_outlive_the_page(tmp_path: 
         Arms(path)
 
 
+def test_a_record_that_cannot_be_written_takes_no_answer_from_its_reader(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "chat.jsonl"
+    arms = Arms(path)
+    path.unlink()
+    path.mkdir()
+    arms.answered(answer(), mode="pair")
+    assert arms.arms["base", "pair"].num_answers == 1
+    assert "counted on this page only" in capsys.readouterr().err
+
+
+def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    Arms(path).voted(["mine"], "good", mode="split")
+    path.write_text(path.read_text() + '{"at": "2026-11-21T')
+    again = Arms(path)
+    again.voted(["mine"], "good", mode="split")
+    assert Arms(path).arms["mine", "split"].good == 2
+
+
 def test_the_interval_is_wilson_s() -> None:
     # By hand, z^2 = 3.841459: middle (0.8 + z^2/20) / (1 + z^2/10) = 0.716740, half 0.226578.
     assert wilson(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-6)

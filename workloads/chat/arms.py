@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Any, get_args
 
 from workloads.chat.conversation import Mode
 from workloads.common.exit_codes import ConfigError
+from workloads.common.log import log
 from workloads.load.measure import percentile
 
 Key = tuple[str, Mode]
@@ -66,8 +68,7 @@ class Arms:
         self._count(event)
         if self._path is not None:
             stamped = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **event}
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(stamped) + "\n")
+            _append(self._path, json.dumps(stamped) + "\n")
 
     def _count(self, event: Mapping[str, Any]) -> None:
         if event["kind"] == "answer":
@@ -110,13 +111,32 @@ class Arms:
             raise ConfigError(
                 f"--record {path}: {error}; name a file that can be written"
             ) from error
-        for number, line in enumerate(text.splitlines(), start=1):
+        whole, newline, cut = text.rpartition("\n")
+        if cut:
+            log(f"--record {path}: its last line was cut off and is left out")
+            os.truncate(path, len((whole + newline).encode()))
+        for number, line in enumerate(whole.splitlines(), start=1):
             try:
                 self._count(json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(
-                    f"--record {path}: line {number} is no event of a chat page; name another file"
+                    f"--record {path}: line {number} is no event of a chat page; remove that line, "
+                    "or the file"
                 ) from error
+
+
+def _append(path: Path, line: str) -> None:
+    """Write the line whole or not at all: a full disk must not take the answer from its reader."""
+    try:
+        num_bytes = path.stat().st_size
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError:
+            os.truncate(path, num_bytes)
+            raise
+    except OSError as error:
+        log(f"--record {path}: {error}; an answer or a vote is counted on this page only")
 
 
 def table(arms: Mapping[Key, Arm]) -> list[list[str]]:
