@@ -22,7 +22,7 @@ from workloads.chat.models import Model, catalog, default_pair, partner, server_
 from workloads.chat.reply import Reply, caption
 from workloads.chat.server_load import load_line, read_metrics
 from workloads.chat.settings import Settings, SettingsError, parse_tools
-from workloads.common.exit_codes import ConfigError
+from workloads.common.exit_codes import ConfigError, NotRunError
 
 URL = "http://127.0.0.1:7860/v1"
 PAIR = catalog(server_models(URL, {"data": [{"id": "base"}, {"id": "mine", "parent": "base"}]}))
@@ -408,6 +408,35 @@ def run() -> Callable[[Any], Any]:
     import asyncio
 
     return asyncio.run
+
+
+def test_a_public_link_that_did_not_come_ends_the_page(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import threading
+    from types import SimpleNamespace
+
+    from workloads.chat import __main__ as program
+
+    done: list[str] = []
+    blocks = SimpleNamespace(
+        share_url=None, launch=lambda **_: done.append("open"), close=lambda **_: done.append("end")
+    )
+
+    async def models(_: Client) -> list[Model]:
+        return list(PAIR)
+
+    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")  # the program sets it for good
+    monkeypatch.setattr(Client, "models", models)
+    monkeypatch.setattr("workloads.chat.page.Page", lambda _: SimpleNamespace(blocks=blocks))
+    over = threading.Event()
+    over.set()
+    words = ["--url", URL, "--port", "0"]
+    with pytest.raises(NotRunError, match="--share: Gradio's relay gave no link"):
+        program.serve(program.parse([*words, "--share"]), over)
+    assert done == ["open", "end"]
+    assert "password" not in capsys.readouterr().err
+    program.serve(program.parse(words), over)
 
 
 def test_an_address_that_is_none_is_refused() -> None:

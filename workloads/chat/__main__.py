@@ -108,6 +108,12 @@ def serve(options: argparse.Namespace, over: threading.Event) -> None:
         css_paths=[look.CSS],
         app_kwargs={"middleware": [Middleware(PageGuard, is_shared=options.share)]},
     )
+    if options.share and blocks.share_url is None:
+        blocks.close(verbose=False)
+        raise NotRunError(
+            "--share: Gradio's relay gave no link; look whether this machine reaches the Internet, "
+            "or leave --share out"
+        )
     log(f"chat with {' and '.join(each.label for each in models)}: http://{HOST}:{port}/")
     if password:
         # The password opens this run's page only, so the terminal may show it.
