@@ -7,6 +7,7 @@ list of processes shows it.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -76,7 +77,8 @@ class ChatPage:
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            # With --share it has a program of its own, which would keep the public link open.
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
