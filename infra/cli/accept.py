@@ -134,6 +134,8 @@ def _run(
         if sync:
             code.send(connection, outputs.code_path, files)
 
+        store = context.run_config_store(outputs)
+
         def send(batch: run.Batch, nodes: tuple[str, ...]) -> Submission:
             return dispatch.dispatch(
                 dispatch.order(books, job, files, batch.sets, say=output.note),
@@ -145,7 +147,7 @@ def _run(
                 git_revision=context.git_revision(),
                 say=output.note,
                 force=force,
-                store=context.run_config_store(outputs),
+                store=store,
                 nodes=nodes,
             )
 

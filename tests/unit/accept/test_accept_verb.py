@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,15 @@ from infra.accept import run
 from infra.accept.errors import AcceptError
 from infra.accept.result import STAGES, Profile
 from infra.cli import accept as module
+from infra.cli import context
 from infra.cli.main import app
+from infra.jobs import dispatch
 from infra.jobs.books import open_books
+from infra.jobs.errors import JobsError
 from infra.jobs.parse import Job
 from stacks.load import load_stack
 from tests.unit.accept import acceptance
+from tests.unit.jobs.test_submit import OUTPUTS
 
 
 @pytest.fixture
@@ -102,6 +108,32 @@ def test_what_could_not_be_certified_is_refused_before_a_job(
         done = CliRunner().invoke(app, ["accept", "--stack", "h100-prod", *words])
         assert isinstance(done.exception, AcceptError | SystemExit), done.exception
         assert said in done.output + str(done.exception)
+
+
+def test_its_recipe_is_kept_like_that_of_every_job(
+    key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def refuse(*_words: object, **options: object) -> None:
+        asked.append(options)
+        raise JobsError("enough was seen")
+
+    outputs = replace(OUTPUTS, jobs={"accept": ""})
+    for name, value in {
+        "read": lambda _stack: outputs,
+        "local_code": lambda _stack: {},
+        "connect": lambda _outputs, _key: nullcontext(),
+        "run_config_store": lambda _outputs: {"bucket": "kept"},
+    }.items():
+        monkeypatch.setattr(context, name, value)
+    monkeypatch.setattr(dispatch, "order", lambda *_words, **_options: None)
+    monkeypatch.setattr(dispatch, "dispatch", refuse)
+    done = CliRunner().invoke(app, ["accept", "--stack", "h100-prod", "--identity", str(key)])
+    assert "enough was seen" in done.output + str(done.exception)
+    (options,) = asked
+    assert options["store"] == {"bucket": "kept"}
+    assert options["nodes"] == (), "the first job finds the nodes"
 
 
 def test_quick_is_one_job_and_full_one_for_each_stage() -> None:
