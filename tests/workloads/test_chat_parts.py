@@ -383,12 +383,25 @@ def test_answers_without_a_vote_count_once_their_conversation_is_over(run: Any) 
     assert made.arms.arms["base", "split"].num_answers == 2
 
 
-def test_a_wrong_control_sends_nothing_and_keeps_the_question(run: Any) -> None:
+@pytest.mark.parametrize(
+    ("control", "notice"),
+    [({"tools": "{"}, "Tools are no JSON"), ({"max_tokens": None}, "a whole number from 1")],
+)
+def test_a_wrong_control_sends_nothing_and_keeps_the_question(
+    run: Any, control: dict[str, Any], notice: str
+) -> None:
     made, answers = dialogue()
-    wrong = Settings(mode="one", left="base", right="mine", tools="{")
+    wrong = Settings(mode="one", left="base", right="mine", **control)
     view: View = run(ask(made, wrong))
-    assert "Tools are no JSON" in view.notice
+    assert notice in view.notice
     assert (view.question, view.conversation["turns"], answers.bodies) == (None, [], [])
+
+
+def test_an_emptied_number_of_tokens_is_not_taken_for_one() -> None:
+    from workloads.chat.page import Page
+
+    controls = ("Side by side", "base", "mine", 50.0, False, "", 0.7, None, "")
+    assert Page(dialogue()[0])._settings(*controls).max_tokens is None
 
 
 def test_whatever_starts_a_conversation_ends_the_answers_of_the_one_before() -> None:

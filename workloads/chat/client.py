@@ -20,7 +20,7 @@ from workloads.load.http import Answer, HttpClient, HttpError
 from workloads.load.sse import ChatEvents
 
 _CONTROL_TIMEOUT_S = 5.0
-_SILENCE_S = 900.0
+_WHOLE_ANSWER_S = 900.0
 """An answer that takes longer is given up; our server ends it after 600 s itself."""
 
 
@@ -80,7 +80,7 @@ class Client:
         client = HttpClient(model.url)
         reply.began_s = time.perf_counter()
         try:
-            async with asyncio.timeout(_SILENCE_S):
+            async with asyncio.timeout(_WHOLE_ANSWER_S):
                 answer = await client.request(
                     "POST",
                     "/chat/completions",
@@ -95,7 +95,7 @@ class Client:
             else:
                 reply.fail(_refusal(answer))
         except TimeoutError:
-            reply.fail(f"no whole answer in {_SILENCE_S:.0f} s")
+            reply.fail(f"no whole answer in {_WHOLE_ANSWER_S:.0f} s")
         except HttpError as error:
             reply.fail(_broken(error, has_begun=reply.first_s is not None))
         finally:

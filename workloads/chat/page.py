@@ -263,7 +263,7 @@ class Page:
             share_percent=share,
             system=system,
             temperature=temperature,
-            max_tokens=int(max_tokens or 1),
+            max_tokens=None if max_tokens is None else int(max_tokens),
             tools=tools,
         )
 

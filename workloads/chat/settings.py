@@ -38,13 +38,16 @@ class Settings:
     """Of new conversations that arm B answers."""
     system: str = ""
     temperature: float = 0.7
-    max_tokens: int = 512
+    max_tokens: int | None = 512
+    """None: the control is empty, which is refused."""
     tools: str = ""
     """JSON list of OpenAI's tools, or of their functions alone."""
 
     def request(self) -> dict[str, Any]:
         """Return what of a request follows from the controls."""
         tools = parse_tools(self.tools)
+        if self.max_tokens is None or self.max_tokens < 1:
+            raise SettingsError("Tokens of an answer, at most: a whole number from 1 is needed")
         return {
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
