@@ -13,6 +13,7 @@ from pathlib import Path
 from cost.bill import Bill
 from cost.load_curve import LoadPoint
 from infra.demo.outcomes import ChatStep, Outcomes
+from infra.demo.serving import roles
 from infra.report.page import cents, duration, number, usd
 
 Stage = tuple[str, float, str]
@@ -185,7 +186,8 @@ def _next(outcomes: Outcomes, page: Path, *, kept: bool) -> list[str]:
     heading = f"Bill: {bill}. {outcomes.report.spec.bill_heading or ''}".rstrip()
     after = [("cost per chat in full", "soperator chat-cost")]
     if kept:
-        serve = f"soperator submit serve --set serve.adapter={outcomes.adapter()}"
+        server = roles(outcomes.report.spec).server.name
+        serve = f"soperator submit {server} --set serve.adapter={outcomes.adapter()}"
         after = [("serve it again", serve), *after, ("end it all", "make demo DESTROY=1")]
     after.append(("a real shape, no account", "make preview STACK=h100-prod"))
     return [heading, f"Report: {page}", "Next:", *_aligned(after)]

@@ -158,3 +158,12 @@ def test_a_damaged_test_of_a_metric_leaves_its_change_without_an_interval(
     rows = {name: (shown, p_value) for name, _, _, shown, p_value in found.quality()}
     shown, p_value = rows["Perplexity on held-out rows"]
     assert (shown.endswith(" %"), p_value) == (True, "")
+
+
+def test_the_server_is_called_as_the_stack_calls_it(spec: StackSpec, state: Path) -> None:
+    folders = {name: _folder(state, name) for name in JOBS}
+    measured = outcomes(spec, state, folders)
+    jobs = tuple(replace(job, name="chat") if job.is_server else job for job in spec.jobs)
+    renamed = replace(measured, report=replace(measured.report, spec=replace(spec, jobs=jobs)))
+    after = summary.text(renamed, STAGES, 131.2, Path("/state/report.html"), kept=True)
+    assert "soperator submit chat --set serve.adapter=" in after
