@@ -69,8 +69,12 @@ class Tunnel:
         while not self._over.is_set():
             try:
                 client, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if not self._over.is_set():
+                    # Such as too many open files: the next one may come through.
+                    self._say(f"the tunnel could not take a connection: {error}")
+                    self._over.wait(_FIRST_PAUSE_S)
+                continue
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:

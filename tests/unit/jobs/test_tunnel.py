@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.server
 import json
 import socket
@@ -11,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,3 +106,20 @@ def test_a_server_that_is_not_there_is_told_apart_from_a_lost_tunnel(tmp_path: P
     (nobody,) = free_ports(1)
     with login_node(tmp_path) as stand, tunnel(stand, nobody, Said()) as url:
         assert f"127.0.0.1:{nobody}: the login node cannot connect to it" in refusal(url)
+
+
+def test_a_connection_that_could_not_be_taken_does_not_end_the_listener(
+    tmp_path: Path, server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+
+    def failing(listener: socket.socket) -> tuple[socket.socket, Any]:
+        if threading.current_thread().name == "tunnel-_accept" and failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    said = Said()
+    with login_node(tmp_path) as stand, tunnel(stand, server, said) as url:
+        said.wait_for("could not take a connection: [Errno 24] Too many open files")
+        assert get(url) == b"hello"
