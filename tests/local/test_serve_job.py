@@ -155,7 +155,9 @@ def test_ctrl_c_closes_page_tunnel_and_the_job_that_was_submitted_for_it(
 ) -> None:
     (port,) = free_ports(1)
     words = ["serve", "--open", "--port", str(port), "--sync", "-i", str(cluster.identity)]
-    words += [word for each in _SETS for word in ("--set", each)]
+    key_file = "/mnt/chkpt/serve.key"
+    sets = (*_SETS, f"serve.api_key_file={key_file}")
+    words += [word for each in sets for word in ("--set", each)]
     errors = tmp_path / "stderr"
     with errors.open("wb") as stderr:
         command = subprocess.Popen(
@@ -172,6 +174,9 @@ def test_ctrl_c_closes_page_tunnel_and_the_job_that_was_submitted_for_it(
     assert "<gradio-app" in httpx.get(address).text
     pages = _processes(f"--port {port}")
     assert len(pages) == 1
+    key = cluster.path(key_file).read_text().strip()
+    assert len(key) >= 32, "the server made one"
+    assert not [line for line in _command_lines() if key in line]
     assert "serve is job " in said
     assert "serving tiny with transformers" in said, "lines of the log are shown while it loads"
     job_id = said.split("serve is job ")[1].split()[0]
@@ -186,7 +191,10 @@ def test_ctrl_c_closes_page_tunnel_and_the_job_that_was_submitted_for_it(
         log = cluster.outputs.log_path("serve", job_id)
         ended = logs.follow(connection, log, job_id, write=lambda chunk: None)
     assert ended.state == "CANCELLED"
-    assert not list((tmp_path / "state").rglob("*.key"))
+    assert key not in errors.read_text()
+    kept = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    assert kept, "the submission is written down"
+    assert not [path for path in kept if key.encode() in path.read_bytes()]
 
 
 def _deployed(cluster: JobsCluster, folder: Path) -> dict[str, str]:
@@ -209,10 +217,13 @@ def _deployed(cluster: JobsCluster, folder: Path) -> dict[str, str]:
 
 def _processes(words: str) -> list[str]:
     """Command lines of chat pages that have these words in them."""
+    return [line for line in _command_lines() if "workloads.chat" in line and words in line]
+
+
+def _command_lines() -> list[str]:
+    """What `ps` shows to everyone."""
     found: list[str] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if "workloads.chat" in line and words in line:
-                found.append(line)
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from infra.jobs import chat_page
 from infra.jobs.chat_page import ChatPage
+from infra.jobs.server import KEY_VARIABLE
 
 _PAGE = """
 import signal, subprocess, sys
@@ -16,6 +18,11 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = "import socket, sys, time; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); "
 port = sys.argv[sys.argv.index("--port") + 1]
 subprocess.run([sys.executable, "-c", child + "time.sleep(900)", port])
+"""
+_TELLS = """
+import json, os, pathlib, sys
+record = pathlib.Path(sys.argv[sys.argv.index("--record") + 1])
+record.write_text(json.dumps([pathlib.Path("/proc/self/cmdline").read_text(), dict(os.environ)]))
 """
 
 
@@ -40,3 +47,22 @@ def test_a_page_that_does_not_end_is_killed_with_its_children(
             child.settimeout(60)
             assert child.recv(1) == b"", "the child has ended"
     assert not page.is_running
+
+
+def test_a_key_goes_by_the_environment_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "of-another-server")
+    program = tmp_path / "workloads" / "chat.py"
+    program.parent.mkdir()
+    program.write_text(_TELLS)
+    told: list[tuple[str, str]] = []
+    for number, key in enumerate(("the-key-of-this-server", None)):
+        record = tmp_path / str(number)
+        page = ChatPage("http://x/v1", port=0, key=key, record=record, checkout=tmp_path)
+        page._process.wait(60)
+        page.close()
+        words, environment = json.loads(record.read_text())
+        told.append((str(words), environment.get(KEY_VARIABLE, "none")))
+    assert [key for _, key in told] == ["the-key-of-this-server", "none"]
+    assert "the-key" not in told[0][0]
