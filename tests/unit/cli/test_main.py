@@ -54,6 +54,7 @@ def test_the_table_of_verbs_has_a_module_for_each_and_each_module_a_verb() -> No
         "interrupts",
         "output",
         "output_file",
+        "submission",
     }
     modules = {f"infra.cli.{path.stem}" for path in folder.glob("*.py")} - {
         f"infra.cli.{name}" for name in shared
