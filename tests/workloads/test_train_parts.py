@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from tests.workloads.test_data import example_of
@@ -87,6 +88,35 @@ def test_the_models_loss_is_that_of_all_logits(model: Any, chunk_tokens: int | N
     logits = model(**attention.inputs("sdpa", batch)).logits
     expected = summed_loss(logits.flatten(0, 1), batch.labels_BT.flatten())
     torch.testing.assert_close(AssistantLoss(model, chunk_tokens=chunk_tokens)(batch), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "after_the_head"),
+    [
+        ("Gemma2", {"final_logit_softcapping": 0.5, "head_dim": 16}),
+        ("Granite", {"logits_scaling": 8.0}),
+        ("Cohere", {"logit_scale": 0.0625}),
+    ],
+)
+def test_the_loss_in_chunks_knows_what_a_model_does_after_its_head(
+    kind: str, after_the_head: dict[str, Any]
+) -> None:
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        **after_the_head,
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    for weights in model.parameters():
+        torch.nn.init.normal_(weights)  # large logits, so that a missing cap or scale shows
+    batch = packed_batch()
+    whole = AssistantLoss(model)(batch)
+    torch.testing.assert_close(AssistantLoss(model, chunk_tokens=4)(batch), whole)
 
 
 def test_logits_exist_at_labels_alone_also_where_rows_learn_elsewhere(model: Any) -> None:

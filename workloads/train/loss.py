@@ -7,7 +7,7 @@ head, where it is trained) is made in the forward pass, so nothing is computed t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -29,9 +29,25 @@ def chunked_loss(
     return _ChunkedLoss.apply(hidden_NH, labels_N, weight, bias, chunk_tokens)
 
 
-def is_plain_head(head: Any) -> bool:
-    """True where the head is a linear layer without adapters: chunks then equal the whole."""
-    return type(head) is nn.Linear
+def is_plain_head(head: Any, config: Any) -> bool:
+    """True where logits are a linear layer's output as it is: chunks then equal the whole.
+
+    Not so with adapters on the head, and where the model caps or scales logits after it.
+    """
+    text = config.get_text_config()
+    as_it_is = all(getattr(text, name, None) in (None, 1) for name in _AFTER_THE_HEAD)
+    return type(head) is nn.Linear and as_it_is
+
+
+# What models of transformers 5 do to logits in their own forward: Gemma, Granite, Cohere, Falcon,
+# Muse (modeling_*.py, read 2026-11-21).
+_AFTER_THE_HEAD: Final = (
+    "final_logit_softcapping",
+    "logits_scaling",
+    "logit_scale",
+    "lm_head_multiplier",
+    "output_multiplier",
+)
 
 
 class _ChunkedLoss(torch.autograd.Function):

@@ -118,7 +118,7 @@ class AssistantLoss(nn.Module):
         if self.chunk_tokens is not None:
             base = self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
             head = base.get_output_embeddings()
-            if is_plain_head(head):
+            if is_plain_head(head, base.config):
                 hidden_BTH = base.get_decoder()(**arguments, use_cache=False).last_hidden_state
                 return chunked_loss(
                     hidden_BTH[learned_BT], labels_N, head, chunk_tokens=self.chunk_tokens
