@@ -38,7 +38,7 @@ end,worker-0,102.0
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path) -> Iterator[dict[str, str]]:
+def stand_in(tmp_path: Path) -> dict[str, str]:
     """An environment whose nvidia-smi prints two GPUs of 90 and 60 per cent."""
     return stood_in(
         tmp_path, "0, 90, 61000, 81559, 612.31, 700.00", "1, 60, 60000, 81559, 500.00, 700.00"
