@@ -33,7 +33,8 @@ nebius = replace(spec.nebius, project_id="project-e00p")
 storage = replace(spec.storage, backup=backup)
 spec = replace(spec, name="test", storage=storage, nebius=nebius)
 bucket = Buckets("test", spec).backups
-backups = Backups("test", spec, backup, bucket=bucket, provider=kubernetes.Provider("none"))
+none = kubernetes.Provider("none")
+backups = Backups("test", spec, backup, bucket=bucket, provider=none, kubeconfig="")
 pulumi.export("password", backups.password)
 """
 # What stands in the Kubernetes cluster is left out: there is none.

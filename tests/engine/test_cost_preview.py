@@ -154,8 +154,8 @@ EDITS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "a chat": (
         "output_tokens: 2000",
-        "output_tokens: 4000",
-        ("$/chat $3.63 $7.26 +$3.63", "chat.output_tokens: 2000 -> 4000"),
+        "output_tokens: 1000",
+        ("$/chat $3.63 $1.81 -$1.81", "chat.output_tokens: 2000 -> 1000"),
     ),
 }
 

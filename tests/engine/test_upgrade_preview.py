@@ -80,6 +80,7 @@ def test_a_smaller_filesystem_stops_the_preview(edited: Edited) -> None:
 
 def test_a_smaller_set_names_the_workers_that_leave(edited: Edited) -> None:
     nodes = "preset: 2gpu-64vcpu-384gb\n        nodes: 4\n"
-    job = "partition: train, nodes: 4"
-    text = text_of(edited((nodes, nodes.replace("4\n", "2\n")), (job, job.replace("4", "2"))))
+    jobs = [f"{name}, partition: train, nodes: " for name in ("8xl40s", "accept_gpu")]
+    fewer = [(f"{job}4", f"{job}2") for job in jobs]
+    text = text_of(edited((nodes, nodes.replace("4\n", "2\n")), *fewer))
     assert "worker-2 to worker-3, those with the highest numbers, leave; jobs on them end" in text
