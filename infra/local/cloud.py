@@ -180,10 +180,6 @@ def start_services(cloud: Cloud) -> None:
 def start_emulator(cloud: Cloud) -> None:
     """Start the emulated Nebius API and wait for it."""
     port = cloud.ports.nebius_api
-    if process.alive(EMULATOR, cloud.state.run) and is_listening(port):
-        return
-    if not process.alive(EMULATOR, cloud.state.run):
-        refuse_taken_port(EMULATOR, port)
     folder = cloud.state.local / EMULATOR
     folder.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-m", "infra.local.nebius_api", "--state", str(folder)]
@@ -192,25 +188,17 @@ def start_emulator(cloud: Cloud) -> None:
     argv += ["--object-storage", f"127.0.0.1:{cloud.ports.object_storage}"]
     if (latency := folder / _LATENCY).exists():
         argv += ["--latency", latency.read_text()]
-    log = cloud.state.local / "log" / f"{EMULATOR}.log"
-    process.start(EMULATOR, argv, run_dir=cloud.state.run, log=log, env=cloud.environment())
-    _wait_listening(cloud, EMULATOR, port, log)
+    _start_listening(cloud, EMULATOR, port, argv)
 
 
 def start_object_storage(cloud: Cloud) -> None:
     """Start the emulated object storage and wait for it; what it holds lies beside the others."""
     port = cloud.ports.object_storage
-    if not process.alive(OBJECT_STORAGE, cloud.state.run):
-        refuse_taken_port(OBJECT_STORAGE, port)
-    elif is_listening(port):
-        return
     folder = cloud.state.local / OBJECT_STORAGE
     folder.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-m", "infra.local.object_storage", "--state", str(folder)]
     argv += ["--cloud", str(cloud.state.local / EMULATOR), "--port", str(port)]
-    log = cloud.state.local / "log" / f"{OBJECT_STORAGE}.log"
-    process.start(OBJECT_STORAGE, argv, run_dir=cloud.state.run, log=log, env=cloud.environment())
-    _wait_listening(cloud, OBJECT_STORAGE, port, log)
+    _start_listening(cloud, OBJECT_STORAGE, port, argv)
 
 
 def restart_emulator(cloud: Cloud, *, latency_s: float | None) -> None:
@@ -310,11 +298,19 @@ def _file_system(path: Path) -> str:
     return found
 
 
-def _wait_listening(cloud: Cloud, name: str, port: int, log: Path) -> None:
+def _start_listening(cloud: Cloud, name: str, port: int, argv: list[str]) -> None:
+    """Start a server that does not run, and return once it listens."""
+    log = cloud.state.local / "log" / f"{name}.log"
+    started = False
     deadline = time.monotonic() + _READY_S
-    while not is_listening(port):
+    while not (process.alive(name, cloud.state.run) and is_listening(port)):
+        # Found alive and then gone: it was killed before, and the kernel took its time.
         if not process.alive(name, cloud.state.run):
-            raise LocalError(f"{name}: ended at its start; see {log}")
+            if started:
+                raise LocalError(f"{name}: ended at its start; see {log}")
+            refuse_taken_port(name, port)
+            process.start(name, argv, run_dir=cloud.state.run, log=log, env=cloud.environment())
+            started = True
         if time.monotonic() > deadline:
             raise LocalError(f"{name}: does not listen on port {port} after {_READY_S:g} s")
         time.sleep(_POLL_S)

@@ -70,30 +70,27 @@ def start(config: ApiServerConfig, timeout_s: float = _READY_TIMEOUT_S) -> None:
     """Start what is not running, and return once the API server is ready."""
     if status(config).ready:
         return
-    etcd_binary, api_binary = _find_etcd(), find_api_server()
+    etcd, api_server = _etcd_argv(_find_etcd(), config), _api_server_argv(find_api_server(), config)
     config.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_certificates(config.folder / "pki", _HOST)
     _write_tokens(config.folder / "tokens.csv")
-    if not process.alive(_ETCD, config.run_dir):
-        # An API server that lost its store hangs on its caches for up to a minute: start it anew.
-        # It keeps nothing, and its orderly end would wait for the store.
-        process.stop(_API_SERVER, config.run_dir, timeout_s=_IMPATIENT_S)
-        _refuse_taken_ports("etcd", (config.etcd_port, config.etcd_peer_port))
-        process.start(
-            _ETCD,
-            _etcd_argv(etcd_binary, config),
-            run_dir=config.run_dir,
-            log=config.folder / "etcd.log",
-        )
-    if not process.alive(_API_SERVER, config.run_dir):
-        _refuse_taken_ports("kube-apiserver", (config.api_port,))
-        process.start(
-            _API_SERVER,
-            _api_server_argv(api_binary, config),
-            run_dir=config.run_dir,
-            log=config.folder / "kube-apiserver.log",
-        )
-    _wait_ready(config, timeout_s)
+    # A killed process counts as alive until its last thread is gone: what was found may still
+    # end and is started then. Only what this call started must not.
+    started: set[str] = set()
+    deadline = time.monotonic() + timeout_s
+    while not status(config).ready:
+        if not process.alive(_ETCD, config.run_dir):
+            # An API server that lost its store hangs on its caches for up to a minute: start it
+            # anew. It keeps nothing, and its orderly end would wait for the store.
+            process.stop(_API_SERVER, config.run_dir, timeout_s=_IMPATIENT_S)
+            started.discard(_API_SERVER)
+            _start_once(_ETCD, etcd, config, (config.etcd_port, config.etcd_peer_port), started)
+        if not process.alive(_API_SERVER, config.run_dir):
+            _start_once(_API_SERVER, api_server, config, (config.api_port,), started)
+        if time.monotonic() > deadline:
+            log = _log(config, _API_SERVER)
+            raise LocalError(f"{_API_SERVER}: not ready after {timeout_s:g} s; see {log}")
+        time.sleep(_POLL_S)
 
 
 def stop(config: ApiServerConfig) -> None:
@@ -185,17 +182,19 @@ def _refuse_taken_ports(program: str, wanted: tuple[int, ...]) -> None:
             time.sleep(_POLL_S)
 
 
-def _wait_ready(config: ApiServerConfig, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not _is_ready(config):
-        for name in (_ETCD, _API_SERVER):
-            if not process.alive(name, config.run_dir):
-                log = config.folder / f"{name}.log"
-                raise LocalError(f"{name}: ended at its start; see {log}: {_last_line(log)}")
-        if time.monotonic() > deadline:
-            log = config.folder / f"{_API_SERVER}.log"
-            raise LocalError(f"{_API_SERVER}: not ready after {timeout_s:g} s; see {log}")
-        time.sleep(_POLL_S)
+def _start_once(
+    name: str, argv: list[str], config: ApiServerConfig, wanted: tuple[int, ...], started: set[str]
+) -> None:
+    log = _log(config, name)
+    if name in started:
+        raise LocalError(f"{name}: ended at its start; see {log}: {_last_line(log)}")
+    _refuse_taken_ports(name, wanted)
+    process.start(name, argv, run_dir=config.run_dir, log=log)
+    started.add(name)
+
+
+def _log(config: ApiServerConfig, name: str) -> Path:
+    return config.folder / f"{name}.log"
 
 
 def _is_ready(config: ApiServerConfig) -> bool:
