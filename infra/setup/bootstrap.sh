@@ -33,9 +33,11 @@ fi
 
 say "setup: Python packages from requirements.lock and requirements-workloads.lock (2 GB at first)"
 # uv links from its cache; a cache on another disk means copies, which is no reason to warn.
+# Compiled here, because Python does not where PYTHONDONTWRITEBYTECODE is set (containers, CI):
+# each start of a provider would compile the SDK of Nebius again, 4 s of a preview.
 UV_LINK_MODE=${UV_LINK_MODE:-hardlink}
 export UV_LINK_MODE
-.venv/bin/uv pip sync --quiet --python .venv/bin/python --require-hashes requirements.lock requirements-workloads.lock ||
+.venv/bin/uv pip sync --quiet --python .venv/bin/python --require-hashes --compile-bytecode requirements.lock requirements-workloads.lock ||
     stop "packages could not be installed" "look above; then run this again, it goes on where it was"
 .venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable . ||
     stop "the soperator command could not be installed" "look above"
