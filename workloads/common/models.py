@@ -5,6 +5,7 @@ Owns the options that every job shares: no network, SDPA attention, the type of 
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from pathlib import Path
@@ -37,9 +38,11 @@ def load_model(model_dir: Path, *, dtype: torch.dtype, device: torch.device, **o
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
+    from transformers.utils.logging import disable_progress_bar
 
-    logging.disable_progress_bar()
+    disable_progress_bar()
+    # peft imports bitsandbytes, which says on every CPU that a hub has faster kernels.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     # peft asks transformers for a property that transformers has renamed; not the user's business.
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
     options = {"attn_implementation": "sdpa", **options}
