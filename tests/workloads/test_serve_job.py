@@ -32,11 +32,11 @@ READY_S = 200.0
 CHECKOUT = Path(__file__).parents[2]
 
 
-def adapter(folder: Path, base: str = "tiny") -> Path:
+def adapter(folder: Path, base: str = "tiny", *, rank: int = 16) -> Path:
     """A folder that names its base as peft does."""
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text(
-        json.dumps({"base_model_name_or_path": f"/mnt/model/{base}", "r": 16})
+        json.dumps({"base_model_name_or_path": f"/mnt/model/{base}", "r": rank})
     )
     return folder
 
@@ -315,6 +315,27 @@ def test_vllm_gets_the_same_settings_and_its_key_by_environment(
     assert vllm_server.choose(serve_config(), num_gpus=0) == "transformers"
     assert vllm_server.choose(serve_config(engine="transformers"), num_gpus=1) == "transformers"
     assert vllm_server.choose(serve_config(gpus=2), num_gpus=2) == "vllm"
+
+
+def test_vllm_makes_room_for_an_adapter_in_the_ranks_that_it_knows(tmp_path: Path) -> None:
+    """Its parser refuses others: "invalid choice: 4 (choose from 1, 8, 16, 32, ...)"."""
+
+    def words(rank: int) -> list[str]:
+        folder = adapter(tmp_path / str(rank), rank=rank)
+        weights = Weights(
+            model_dir=tmp_path,
+            tokenizer_dir=tmp_path,
+            adapter_dir=folder,
+            served_name="m",
+            tuned_name="m-tuned",
+        )
+        return vllm_server.command(serve_config(), weights, tmp_path, 8000)
+
+    for rank, room in ((1, "1"), (4, "8"), (64, "64"), (500, "512")):
+        given = words(rank)
+        assert given[given.index("--max-lora-rank") + 1] == room
+    with pytest.raises(ConfigError, match=r"rank 513, vLLM takes at most 512; merge it"):
+        words(513)
 
 
 def test_an_adapter_of_dora_is_not_given_to_vllm(

@@ -25,6 +25,8 @@ from workloads.serve.config import ServeConfig
 from workloads.serve.weights import Weights
 
 _DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What --max-lora-rank of vLLM 0.32.0 takes, as its refusal of 4 prints."""
 _POLL_S = 0.5
 
 
@@ -77,12 +79,23 @@ def command(config: ServeConfig, weights: Weights, model_dir: Path, port: int) -
     words += ["--tensor-parallel-size", str(config.gpus)]
     words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     if weights.adapter_dir is not None:
-        rank = json.loads((weights.adapter_dir / "adapter_config.json").read_text("utf-8"))["r"]
-        words += ["--enable-lora", "--max-lora-rank", str(rank)]
+        words += ["--enable-lora", "--max-lora-rank", str(_lora_rank(weights.adapter_dir))]
         words += ["--lora-modules", f"{weights.tuned_name}={weights.adapter_dir}"]
     if not config.thinking:
         words += ["--default-chat-template-kwargs", json.dumps({"enable_thinking": False})]
     return words
+
+
+def _lora_rank(adapter_dir: Path) -> int:
+    """The smallest rank that vLLM makes room for and the adapter fits into."""
+    rank = json.loads((adapter_dir / "adapter_config.json").read_text("utf-8"))["r"]
+    for most in _LORA_RANKS:
+        if rank <= most:
+            return most
+    raise ConfigError(
+        f"{adapter_dir}: rank {rank}, vLLM takes at most {_LORA_RANKS[-1]}; merge it "
+        "(train.export_merged) and name that by serve.merged"
+    )
 
 
 def run(
