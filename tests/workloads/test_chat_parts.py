@@ -423,17 +423,20 @@ def run() -> Callable[[Any], Any]:
     return asyncio.run
 
 
-def test_a_public_link_that_did_not_come_ends_the_page(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def launched(
+    monkeypatch: pytest.MonkeyPatch, share_url: str | None, *flags: str
+) -> tuple[list[dict[str, Any]], Callable[[], None]]:
+    """What the page is launched with, {} for its end; and the program to call."""
     import threading
     from types import SimpleNamespace
 
     from workloads.chat import __main__ as program
 
-    done: list[str] = []
+    done: list[dict[str, Any]] = []
     blocks = SimpleNamespace(
-        share_url=None, launch=lambda **_: done.append("open"), close=lambda **_: done.append("end")
+        share_url=share_url,
+        launch=lambda **options: done.append(options),
+        close=lambda **_: done.append({}),
     )
 
     async def models(_: Client) -> list[Model]:
@@ -444,12 +447,34 @@ def test_a_public_link_that_did_not_come_ends_the_page(
     monkeypatch.setattr("workloads.chat.page.Page", lambda _: SimpleNamespace(blocks=blocks))
     over = threading.Event()
     over.set()
-    words = ["--url", URL, "--port", "0"]
+    options = program.parse(["--url", URL, "--port", "0", *flags])
+    return done, lambda: program.serve(options, over)
+
+
+def test_a_public_link_that_did_not_come_ends_the_page(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done, serve = launched(monkeypatch, None, "--share")
     with pytest.raises(NotRunError, match="--share: Gradio's relay gave no link"):
-        program.serve(program.parse([*words, "--share"]), over)
-    assert done == ["open", "end"]
+        serve()
+    assert (done[0]["share"], done[-1]) == (True, {})
     assert "password" not in capsys.readouterr().err
-    program.serve(program.parse(words), over)
+
+
+def test_a_link_is_shared_only_when_asked_for_and_then_with_a_password(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done, serve = launched(monkeypatch, None)
+    serve()
+    alone = done[0]
+    assert (alone["share"], alone["auth"], alone["server_name"]) == (False, None, "127.0.0.1")
+    assert "shared" not in capsys.readouterr().err
+    done, serve = launched(monkeypatch, "https://1a2b.gradio.live", "--share")
+    serve()
+    user, password = done[0]["auth"]
+    assert (done[0]["share"], len(password) >= 16) == (True, True)
+    told = capsys.readouterr().err
+    assert f"shared: https://1a2b.gradio.live, user {user}, password {password}" in told
 
 
 def test_an_address_that_is_none_is_refused() -> None:
