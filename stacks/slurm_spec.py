@@ -138,7 +138,7 @@ class JobSpec:
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Variables of its ranks, such as `NCCL_DEBUG: INFO`; they win over the derived ones."""
     container: str | None = None
-    """Image that a server runs in by pyxis, such as `vllm/vllm-openai:v0.33.0` or a .sqsh file; its
+    """Image that the job runs in by pyxis, such as `vllm/vllm-openai:v0.33.0` or a .sqsh file; its
     `python3` has what the job imports."""
 
     @property

@@ -74,12 +74,13 @@ def _kube_job(
     file: Path | None,
 ) -> None:
     from infra.accept import kube_job
+    from infra.render.kube_job import to_yaml
 
     if image is None:
         raise CliError("compare-runs: --kube-job needs --image, with this code and torch in it")
     worker = _worker(spec, nodeset)
     job = kube_job.KubeJob(name=name, image=image, nodes=nodes)
-    put(kube_job.to_yaml(kube_job.render(spec, worker, job)), file)
+    put(to_yaml(kube_job.render(spec, worker, job)), file)
     for line in kube_job.how_to_run(spec, worker, job):
         output.note(line)
 

@@ -27,6 +27,7 @@ VERBS = {
     "cost": _Verb(
         "infra.cli.cost", "Show what a stack costs, beside others, instead of it, and why."
     ),
+    "draw": _Verb("infra.cli.draw", "Draw the architecture of a declared stack as SVG."),
     "prices": _Verb("infra.cli.prices", "Show the prices in use with source, date and age."),
     "chat-cost": _Verb("infra.cli.chat_cost", "Show what one reference chat costs on a stack."),
     "size": _Verb("infra.cli.size", "Show what a model needs and the cheapest preset that fits."),
@@ -34,7 +35,9 @@ VERBS = {
         "infra.cli.advise", "Rank presets by cost per chat for a model, an SLO and a demand."
     ),
     "spend": _Verb("infra.cli.spend", "Show what ran on a stack and what it cost."),
+    "venv": _Verb("infra.cli.venv", "Make the jobs' Python environment on shared storage."),
     "submit": _Verb("infra.cli.submit", "Submit a declared job."),
+    "manifest": _Verb("infra.cli.manifest", "Print a declared job as a Kubernetes Job."),
     "serve": _Verb("infra.cli.serve", "Serve a model as a job; --open: talk to it in the browser."),
     "load": _Verb("infra.cli.load", "Put a server under load: curve, latencies, operating point."),
     "accept": _Verb(
@@ -80,7 +83,8 @@ _REFUSALS = frozenset(
         "infra.kube.kubeconfig.KubeconfigError",
         "infra.local.errors.LocalError",
         "infra.nebius.sdk.EndpointError",
-        "infra.render.sbatch.RenderError",
+        "infra.render.job_nodes.RenderError",
+        "infra.render.venv.PackageSourceError",
         "infra.cli.errors.CliError",
         "stacks.load.StackError",
         "stacks.pause.PauseError",

@@ -75,6 +75,7 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
     task_cpus = rank_cpus * ranks_per_node
     launched = _is_launched(job)
     mounts = mounts_of(spec, nodesets)
+    container = container_options(spec, job, mounts)
     python = f"{spec.python_env_path}/bin/python" if job.container is None else CONTAINER_PYTHON
     lines = [
         "#!/bin/bash",
@@ -106,9 +107,9 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         f"{_words(mounts)}".rstrip(),
         "",
         *(
-            _distributed(job, ranks_per_node, task_cpus)
+            _distributed(job, ranks_per_node, task_cpus, container)
             if launched
-            else _plain(job, task_cpus, container_options(spec, job, mounts))
+            else _plain(job, task_cpus, container)
         ),
     ]
     return "\n".join(lines) + "\n"
@@ -233,11 +234,12 @@ def _nodes(job: JobSpec, task_cpus: int) -> str:
     return f"--ntasks={got} --ntasks-per-node=1 --cpus-per-task={task_cpus}"
 
 
-def _distributed(job: JobSpec, ranks_per_node: int, task_cpus: int) -> list[str]:
+def _distributed(job: JobSpec, ranks_per_node: int, task_cpus: int, container: str) -> list[str]:
     elastic = _fewest(job) < job.nodes
     # Of an elastic job the other nodes go on without the one that failed, although Slurm is set to
     # end a step with its first bad task (KillOnBadExit=1, as Soperator has it).
     options = "--kill-on-bad-exit=0 --no-kill" if elastic else "--kill-on-bad-exit=1"
+    options = f"{options} {container}".rstrip()
     return [
         *(['rm -f "${SOPERATOR_SHARED_MARK:-}"'] if job.nodes > 1 else []),
         'read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',

@@ -265,7 +265,7 @@ def _check_servers(spec: StackSpec, findings: Findings) -> None:
                 rule="jobs.server-nodes",
             )
         if job.container is not None:
-            _check_container(job, job.container, f"jobs[{index}].container", findings)
+            _check_container(job.container, f"jobs[{index}].container", findings)
         if job.is_load_test and job.nodes != 1:
             findings.error(
                 f"jobs[{index}].nodes",
@@ -282,18 +282,11 @@ def _check_servers(spec: StackSpec, findings: Findings) -> None:
             )
 
 
-def _check_container(job: JobSpec, image: str, path: str, findings: Findings) -> None:
+def _check_container(image: str, path: str, findings: Findings) -> None:
     if not _IMAGE.fullmatch(image):
         findings.error(
             path,
             f"'{image}' is no image; write [REGISTRY#]IMAGE[:TAG] as enroot does, or the path of a "
             ".sqsh file",
             rule="jobs.container",
-        )
-    if not job.is_server:
-        findings.error(
-            path,
-            f"'{job.name}' is no server ({job.module}); ranks are started from python_env_path: "
-            "leave `container` out",
-            rule="jobs.container-server",
         )

@@ -17,6 +17,8 @@ from infra.local import process
 from infra.local.errors import LocalError
 from infra.local.kube import api_server
 from infra.local.kube.crd import install_crds, load_crds
+from infra.render.kube_job import pytorch_job, service_and_job
+from infra.render.kube_training import training_pods
 from stacks.load import load_stack
 from tests.local.kube_server import config_in, running_cluster
 
@@ -86,6 +88,41 @@ def test_the_job_of_an_acceptance_is_one_that_kubernetes_takes(cluster, tmp_path
     with pytest.raises(KubeError, match="subdomian"):
         client.apply(batch)
     for each in (batch, service):
+        client.delete(each)
+
+
+def test_a_training_job_is_one_that_kubernetes_takes(cluster, tmp_path):
+    """The same pods stand in the PyTorchJob, whose own fields a schema checks."""
+    key = tmp_path / "id.pub"
+    key.write_text(f"ssh-ed25519 {'A' * 68} a\n")
+    spec = load_stack("h100-prod", environ={"SOPERATOR_SSH_PUBLIC_KEY_FILE": str(key)})
+    declared = next(job for job in spec.jobs if job.name == "finetune")
+    client = KubeClient(cluster.access())
+    space = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": spec.cluster.namespace},
+    }
+    client.apply(space)
+    pods = training_pods(spec, declared, image="registry.example/soperator-jobs:sha-1")
+    objects = service_and_job(pods)
+    for each in objects:
+        client.apply(each)
+    replicas = pytorch_job(pods)["spec"]["pytorchReplicaSpecs"]
+    for name, each in replicas.items():
+        meta = {"name": name.lower(), "namespace": pods.namespace}
+        template = each["template"]
+        pod = {
+            "apiVersion": "v1",
+            "kind": "PodTemplate",
+            "metadata": meta,
+            "template": template,
+        }
+        objects.append(client.apply(pod))
+    pod["template"]["spec"]["containers"][0]["volumeMount"] = []
+    with pytest.raises(KubeError, match="volumeMount"):
+        client.apply(pod)
+    for each in objects:
         client.delete(each)
 
 

@@ -36,8 +36,9 @@ def utc_now() -> str:
 
 
 def job_id() -> str:
-    """Return Slurm's job id, or a name made from the process id when run by hand."""
-    return os.environ.get("SLURM_JOB_ID") or f"manual-{os.environ.get('MASTER_PORT', os.getpid())}"
+    """Return Slurm's job id, the name of a Kubernetes job, or one made up when run by hand."""
+    given = os.environ.get("SLURM_JOB_ID") or os.environ.get("SOPERATOR_JOB_ID")
+    return given or f"manual-{os.environ.get('MASTER_PORT', os.getpid())}"
 
 
 def job_name(default: str) -> str:

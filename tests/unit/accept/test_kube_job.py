@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from infra.accept import kube_job
-from infra.accept.errors import AcceptError
 from infra.accept.kube_job import KubeJob
+from infra.render.job_nodes import RenderError
+from infra.render.kube_job import to_yaml
 from stacks.catalog import PLATFORMS
 from stacks.load import load_stack
 from stacks.node_capacity import node_capacity
@@ -69,7 +70,8 @@ def test_the_pods_find_rank_0_by_name_before_they_are_ready(spec: StackSpec) -> 
     assert environment["MASTER_ADDR"] == "accept-0.accept"
     assert (job["spec"]["completionMode"], job["spec"]["completions"]) == ("Indexed", 2)
     script = pod["containers"][0]["command"][-1]
-    assert '--node-rank="$JOB_COMPLETION_INDEX"' in script
+    assert script.startswith('NODE_RANK="$JOB_COMPLETION_INDEX"\n')
+    assert '--node-rank="$NODE_RANK"' in script
     assert "--nnodes=2 --nproc-per-node=8" in script
 
 
@@ -135,9 +137,9 @@ def test_the_words_free_the_gpus_first_and_give_them_back_last(spec: StackSpec) 
     order = [
         next(index for index, line in enumerate(lines) if text in line)
         for text in (
-            *("drain worker-0 worker-1 --reason", '"replicas": 0', "kubectl apply", "get jobs -w"),
+            *("drain worker-0 worker-1 --reason", '"replicas": 0', "kubectl apply", "get pods -w"),
             *(
-                "logs -f job/accept --all-containers",
+                "logs -f -l app.kubernetes.io/name=accept --all-containers",
                 "kubectl delete -f",
                 '"replicas": 2',
                 "--undo",
@@ -148,12 +150,12 @@ def test_the_words_free_the_gpus_first_and_give_them_back_last(spec: StackSpec) 
 
 
 def test_more_nodes_than_there_are_and_a_bad_name_are_refused(spec: StackSpec) -> None:
-    with pytest.raises(AcceptError, match="--nodes 3: h100-prod has 2 nodes of worker"):
+    with pytest.raises(RenderError, match="--nodes 3: h100-prod has 2 nodes of worker"):
         kube_job.render(spec, spec.nodes.workers[0], replace(JOB, nodes=3))
-    with pytest.raises(AcceptError, match="--name Bad_name"):
+    with pytest.raises(RenderError, match="--name Bad_name"):
         kube_job.render(spec, spec.nodes.workers[0], replace(JOB, name="Bad_name"))
 
 
 def test_the_file_is_what_kubectl_reads(spec: StackSpec) -> None:
-    text = kube_job.to_yaml(kube_job.render(spec, spec.nodes.workers[0], JOB))
+    text = to_yaml(kube_job.render(spec, spec.nodes.workers[0], JOB))
     assert [each["kind"] for each in yaml.safe_load_all(text)] == ["Service", "Job"]

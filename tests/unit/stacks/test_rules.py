@@ -115,7 +115,6 @@ MISTAKES: list[tuple[str, Change]] = [
     ("jobs.environment-system", lambda c: c["jobs"][1].update(environment={"LD_PRELOAD": "/x.so"})),
     ("jobs.environment-system", lambda c: c["jobs"][1].update(environment={"PYTHONPATH": "/x"})),
     ("jobs.container", lambda c: c["jobs"][1].update(container="a b")),
-    ("jobs.container-server", lambda c: c["jobs"][1].update(container="vllm/vllm-openai")),
     ("jobs.time-over", partition(0, config="Default=YES MaxTime=59")),
     (
         "nodes.platform-alias",

@@ -1,0 +1,64 @@
+#!/bin/bash
+# Builds the jobs' image, names its tags, pushes it.
+#   infra/image/build.sh tags|build|push [--stack S | --registry HOST/PATH] [--name NAME]
+# tags: sha-<commit> always, v* where the commit has such a tag, latest on main. A tree with changes
+# is built as sha-<commit>-dirty and never pushed: no other machine could make that image again.
+# push sends what was built, and tested by its tag in between. DOCKER names another docker.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+stop() { echo "build.sh: $1" >&2; exit 1; }
+
+[[ $# -gt 0 ]] || stop "say tags, build or push"
+verb=$1
+shift
+registry=${REGISTRY:-} stack='' name=soperator-jobs
+while [[ $# -gt 0 ]]; do
+  [[ $# -gt 1 ]] || stop "$1: a value is missing"
+  case $1 in
+    --registry) registry=$2 ;;
+    --stack) stack=$2 ;;
+    --name) name=$2 ;;
+    *) stop "$1: is none of --stack, --registry, --name" ;;
+  esac
+  shift 2
+done
+
+if [[ -n $stack ]]; then
+  # The stack's own output: the registry that storage.registry_gib declares.
+  registry=$(pulumi stack output registry --stack "$stack" --non-interactive) ||
+    stop "stack $stack has no output registry: declare storage.registry_gib, then pulumi up"
+fi
+registry=${registry%/}
+# Images have no capital letters in their names, organisations may.
+image=${registry:+${registry,,}/}$name
+
+commit=$(git rev-parse --short=12 HEAD)
+tags=("sha-$commit")
+dirty=$(git status --porcelain)
+if [[ -n $dirty ]]; then
+  tags=("sha-$commit-dirty")
+else
+  while read -r tag; do tags+=("$tag"); done < <(git tag --points-at HEAD --list 'v*')
+  # A server that checks out a commit is on no branch, and names it.
+  [[ ${GITHUB_REF_NAME:-$(git branch --show-current)} != main ]] || tags+=(latest)
+fi
+
+case $verb in
+  tags) printf "$image:%s\n" "${tags[@]}" ;;
+  build)
+    options=()
+    for tag in "${tags[@]}"; do options+=(--tag "$image:$tag"); done
+    "${DOCKER:-docker}" buildx build --load --build-arg "REVISION=$(git rev-parse HEAD)" \
+      "${options[@]}" .
+    printf "$image:%s\n" "${tags[@]}"
+    ;;
+  push)
+    [[ -z $dirty ]] || stop "the tree has changes; commit them, build, test, then push"
+    [[ -n $registry ]] || stop "push needs --stack with a registry, or --registry HOST/PATH"
+    for tag in "${tags[@]}"; do "${DOCKER:-docker}" push "$image:$tag"; done
+    # enroot divides the registry from the path by '#'.
+    echo "jobs[].container: ${image/\//#}:sha-$commit"
+    ;;
+  *) stop "$verb: is none of tags, build, push" ;;
+esac

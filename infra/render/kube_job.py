@@ -1,0 +1,226 @@
+"""One job of several nodes in Kubernetes: a headless service and an indexed Job, or a PyTorchJob.
+
+Owns what pods of a worker set ask for, how they find each other, and the words on how to free GPUs
+that slurmd's pods hold. What runs in them: kube_training.py and infra/accept/kube_job.py. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from infra.render import names
+from infra.render.job_nodes import RenderError
+from stacks.catalog import find_preset
+from stacks.node_capacity import GIB, node_capacity
+from stacks.node_spec import WorkerSpec
+from stacks.spec import StackSpec
+
+PORT: Final = 29500
+_NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
+_OPERATORS_CONTAINER: Final = "pytorch"
+"""The container that the training operator gives rank and address; it looks for no other name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pods:
+    """What the pods of one job have in common; one pod a node."""
+
+    name: str
+    namespace: str
+    nodes: int
+    worker: WorkerSpec
+    image: str
+    script: str
+    """For bash; `$NODE_RANK` is the pod's number from 0, `$MASTER_ADDR` the first pod."""
+    gpus: int
+    """GPUs of each pod."""
+    environment: Mapping[str, str]
+    volumes: Mapping[str, Mapping[str, Any]]
+    """Name of a volume -> what stands behind it."""
+    mounts: tuple[Mapping[str, str], ...]
+    deadline_s: int | None = None
+    """Time after which Kubernetes ends it."""
+    asks: Mapping[str, str] = field(default_factory=dict[str, str])
+    """CPU and memory of each pod; by default what goes with its GPUs."""
+
+
+def check(spec: StackSpec, pods: Pods) -> None:
+    """Refuses a name that Kubernetes would not take and nodes that the set does not have."""
+    if not _NAME.fullmatch(pods.name):
+        raise RenderError(f"--name {pods.name}: use a-z, 0-9 and '-', at most 42, a letter first")
+    if not 1 <= pods.nodes <= pods.worker.max_nodes:
+        raise RenderError(
+            f"--nodes {pods.nodes}: {spec.name} has {pods.worker.max_nodes} nodes of "
+            f"{pods.worker.name}"
+        )
+
+
+def service_and_job(pods: Pods) -> list[dict[str, Any]]:
+    """The service by which pods resolve `NAME-0.NAME`, and a Job whose pods have an index."""
+    labels = {"app.kubernetes.io/name": pods.name}
+    meta = {"name": pods.name, "namespace": pods.namespace, "labels": labels}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": meta,
+        "spec": {
+            "clusterIP": "None",
+            "selector": labels,
+            # Ranks look for each other before any of them is ready.
+            "publishNotReadyAddresses": True,
+            "ports": [{"name": "rendezvous", "port": PORT}],
+        },
+    }
+    address = {
+        "MASTER_ADDR": f"{pods.name}-0.{pods.name}",
+        "MASTER_PORT": str(PORT),
+    }
+    pod = _pod(pods, "main", 'NODE_RANK="$JOB_COMPLETION_INDEX"', address)
+    batch = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": meta,
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": pods.nodes,
+            "parallelism": pods.nodes,
+            "backoffLimit": 0,
+            **_deadline(pods),
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {"subdomain": pods.name, **pod},
+            },
+        },
+    }
+    return [service, batch]
+
+
+def pytorch_job(pods: Pods) -> dict[str, Any]:
+    """The same pods as a PyTorchJob of Kubeflow's training operator, which makes the services.
+
+    RANK of a pod is its number in every release of the operator, MASTER_ADDR and MASTER_PORT are
+    the first one's: kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go (1417bbc).
+    """
+    labels = {"app.kubernetes.io/name": pods.name}
+    pod = _pod(pods, _OPERATORS_CONTAINER, 'NODE_RANK="$RANK"', {})
+
+    def replicas(count: int) -> dict[str, Any]:
+        template = {"metadata": {"labels": labels}, "spec": pod}
+        return {"replicas": count, "restartPolicy": "Never", "template": template}
+
+    workers = {"Worker": replicas(pods.nodes - 1)} if pods.nodes > 1 else {}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": pods.name, "namespace": pods.namespace, "labels": labels},
+        "spec": {
+            # Pods that ended keep their logs; those that still run would hold their GPUs.
+            "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0, **_deadline(pods)},
+            "pytorchReplicaSpecs": {"Master": replicas(1), **workers},
+        },
+    }
+
+
+def to_yaml(objects: list[dict[str, Any]]) -> str:
+    """The objects as documents that kubectl takes."""
+    return "---\n".join(json.dumps(each, indent=2) + "\n" for each in objects)
+
+
+def how_to_run(spec: StackSpec, pods: Pods, *reads: str) -> list[str]:
+    """What to type, with the GPUs freed first: every pod of slurmd holds all GPUs of its node.
+
+    `reads` are lines that fetch a result before the objects are deleted.
+    """
+    slurm, worker = spec.cluster.namespace, pods.worker
+    nodes = " ".join(f"{worker.name}-{index}" for index in range(worker.max_nodes))
+    kubectl = f"kubectl -n {pods.namespace}"
+    label = f"app.kubernetes.io/name={pods.name}"
+
+    def replicas(count: int) -> str:
+        patch = json.dumps({"spec": {"replicas": count}})
+        return f"  kubectl -n {slurm} patch nodeset {worker.name} --type merge -p '{patch}'"
+
+    return [
+        (
+            f"slurmd's pods hold every GPU of {worker.name}. Free them; the machines stay, because "
+            "their node group counts them. Bring the pods back after:"
+        ),
+        f"  soperator drain {nodes} --reason 'a Kubernetes Job' --wait --stack {spec.name}",
+        replicas(0),
+        f"  kubectl apply -f {pods.name}.yaml && {kubectl} get pods -w -l {label}",
+        (
+            f"  {kubectl} logs -f -l {label} --all-containers --prefix "
+            f"--max-log-requests={pods.nodes}"
+        ),
+        *(f"  {kubectl} {line}" for line in reads),
+        f"  kubectl delete -f {pods.name}.yaml",
+        replicas(worker.min_nodes),
+        f"  soperator drain {nodes} --undo --stack {spec.name}",
+    ]
+
+
+def _deadline(pods: Pods) -> dict[str, int]:
+    return {} if pods.deadline_s is None else {"activeDeadlineSeconds": pods.deadline_s}
+
+
+def _pod(pods: Pods, container_name: str, rank: str, address: Mapping[str, str]) -> dict[str, Any]:
+    worker = pods.worker
+    environment = {
+        **address,
+        "SOPERATOR_PLATFORM": worker.platform,
+        "SOPERATOR_PRESET": worker.preset,
+        **_interconnect(worker),
+        "PYTHONUNBUFFERED": "1",
+        **pods.environment,
+    }
+    gpus = {names.GPU_RESOURCE: str(pods.gpus)} if pods.gpus else {}
+    asks = {**(pods.asks or share(worker, pods.gpus)), **gpus}
+    # InfiniBand registers memory, which counts against the limit of locked pages.
+    security = {"capabilities": {"add": ["IPC_LOCK"]}} if worker.has_fabric else {}
+    container = {
+        "name": container_name,
+        "image": pods.image,
+        "command": ["bash", "-c", f"{rank}\n{pods.script}"],
+        "env": [
+            *({"name": name, "value": value} for name, value in environment.items()),
+            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        ],
+        "resources": {"limits": asks, "requests": asks},
+        "volumeMounts": [dict(each) for each in pods.mounts],
+        **({"securityContext": security} if security else {}),
+    }
+    return {
+        "restartPolicy": "Never",
+        "nodeSelector": {names.NODESET_NAME_LABEL: worker.name},
+        "tolerations": [{"key": names.GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}],
+        "containers": [container],
+        "volumes": [{"name": name, **source} for name, source in pods.volumes.items()],
+    }
+
+
+def _interconnect(worker: WorkerSpec) -> dict[str, str]:
+    """What NCCL must be told; of InfiniBand as SkyPilot's examples/nebius_infiniband has it."""
+    if worker.has_fabric:
+        return {"NCCL_IB_HCA": "mlx5"}
+    return {"NCCL_IB_DISABLE": "1"}
+
+
+def share(worker: WorkerSpec, gpus: int) -> dict[str, str]:
+    """CPU and memory that go with `gpus` of a node: half of its vCPUs, 7/8 of its memory.
+
+    64 and 1400Gi of the 8-GPU presets of seed 001. A small node keeps more than an eighth for
+    itself.
+    """
+    preset = find_preset(worker.platform, worker.preset)
+    assert preset is not None
+    offered = node_capacity(preset, worker.boot_disk.size_gib).memory_mib // GIB
+    memory_gib = min(preset.memory_gib * 7 // 8, offered)
+    part, whole = (gpus, preset.gpus) if gpus else (1, 1)
+    return {
+        "cpu": str(preset.vcpus // 2 * part // whole),
+        "memory": f"{memory_gib * part // whole}Gi",
+    }

@@ -1,0 +1,178 @@
+"""The image is built, tagged and started as the delivery page says; docker itself is recorded."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+ENTRYPOINT = ROOT / "infra" / "image" / "entrypoint.sh"
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder at the head of PATH whose docker, torchrun and pulumi write down what they get."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("docker", "torchrun"):
+        program(folder / name, 'echo "$(basename "$0") $*"')
+    program(folder / "pulumi", 'echo "cr.eu-north1.nebius.cloud/e00Registry"')
+    program(folder / "python", "echo 2")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    for name in ("REGISTRY", "GITHUB_REF_NAME", "DOCKER", "NNODES", "RANKS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository on main with one commit and the script in it."""
+    folder = tmp_path / "checkout"
+    (folder / "infra" / "image").mkdir(parents=True)
+    script = ROOT / "infra" / "image" / "build.sh"
+    (folder / "infra" / "image" / "build.sh").write_bytes(script.read_bytes())
+    (folder / "infra" / "image" / "build.sh").chmod(0o755)
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message=first")
+    return folder
+
+
+def git(folder: Path, *arguments: str) -> str:
+    author = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    return subprocess.run(
+        ["git", "-C", folder, *author, *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def build(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [folder / "infra" / "image" / "build.sh", *words], capture_output=True, text=True
+    )
+
+
+def sha(folder: Path) -> str:
+    return f"sha-{git(folder, 'rev-parse', '--short=12', 'HEAD')}"
+
+
+def test_main_is_tagged_with_its_commit_and_latest_and_a_release_with_its_version(
+    checkout: Path, programs: Path
+) -> None:
+    tags = build(checkout, "tags", "--registry", "ghcr.io/Some-Org").stdout.split()
+    assert tags == [f"ghcr.io/some-org/soperator-jobs:{tag}" for tag in (sha(checkout), "latest")]
+    git(checkout, "tag", "v1.2.0")
+    git(checkout, "tag", "other")
+    git(checkout, "checkout", "--quiet", "--detach")
+    tags = build(checkout, "tags", "--registry", "ghcr.io/org").stdout.split()
+    assert [tag.partition(":")[2] for tag in tags] == [sha(checkout), "v1.2.0"]
+
+
+def test_a_pull_request_gets_no_tag_but_its_commits(
+    checkout: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_REF_NAME", "12/merge")
+    assert build(checkout, "tags").stdout.split() == [f"soperator-jobs:{sha(checkout)}"]
+
+
+def test_a_build_names_every_tag_and_the_revision(checkout: Path, programs: Path) -> None:
+    first, *_ = build(checkout, "build").stdout.splitlines()
+    words = first.split()
+    assert words[:4] == ["docker", "buildx", "build", "--load"]
+    assert f"REVISION={git(checkout, 'rev-parse', 'HEAD')}" in words
+    assert words.count("--tag") == 2
+
+
+def test_the_push_goes_to_the_registry_of_the_stack(checkout: Path, programs: Path) -> None:
+    lines = build(checkout, "push", "--stack", "own").stdout.splitlines()
+    image = "cr.eu-north1.nebius.cloud/e00registry/soperator-jobs"
+    assert lines[:-1] == [f"docker push {image}:{tag}" for tag in (sha(checkout), "latest")]
+    container = f"cr.eu-north1.nebius.cloud#e00registry/soperator-jobs:{sha(checkout)}"
+    assert lines[-1] == f"jobs[].container: {container}"
+
+
+def test_a_stack_without_a_registry_is_told_how_to_declare_one(
+    checkout: Path, programs: Path
+) -> None:
+    program(programs / "pulumi", "exit 255")
+    done = build(checkout, "push", "--stack", "own")
+    assert done.returncode == 1
+    assert "declare storage.registry_gib, then pulumi up" in done.stderr
+
+
+def test_a_tree_with_changes_is_built_under_its_own_name_and_never_pushed(
+    checkout: Path, programs: Path
+) -> None:
+    (checkout / "note").write_text("mine")
+    assert build(checkout, "tags").stdout.split() == [f"soperator-jobs:{sha(checkout)}-dirty"]
+    done = build(checkout, "push", "--registry", "ghcr.io/org")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the tree has changes" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "say tags, build or push"),
+        (["ship"], "ship: is none of tags, build, push"),
+        (["build", "--tag", "x"], "--tag: is none of --stack, --registry, --name"),
+        (["push", "--registry"], "--registry: a value is missing"),
+        (["push"], "push needs --stack with a registry, or --registry"),
+    ],
+)
+def test_wrong_words_are_refused(
+    words: list[str], message: str, checkout: Path, programs: Path
+) -> None:
+    done = build(checkout, *words)
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+def start(*words: str) -> list[str]:
+    done = subprocess.run([ENTRYPOINT, *words], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_the_entry_point_runs_the_benchmark_on_every_gpu_by_torchrun(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "node-0")
+    monkeypatch.setenv("NNODES", "2")
+    words = start("benchmark", "--mode", "distributed")
+    assert words[0] == "torchrun"
+    assert {"--nnodes=2", "--node-rank=0", "--nproc-per-node=2", "--master-addr=node-0"} <= {*words}
+    assert words[-3:] == ["workloads/accept/benchmark.py", "--mode", "distributed"]
+
+
+def test_the_entry_point_runs_any_other_program_as_it_is(programs: Path) -> None:
+    assert start("torchrun", "--nnodes=2", "x.py") == ["torchrun", "--nnodes=2", "x.py"]
+
+
+def test_everything_that_the_image_copies_is_sent_to_the_builder() -> None:
+    """The build's context leaves out what .dockerignore does not name."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    sent = [line.removeprefix("!") for line in lines if line.startswith("!")]
+    copied = [
+        source
+        for line in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
+        for source in line.split()
+    ]
+    assert len(copied) == 6
+    for source in copied:
+        assert (ROOT / source).exists(), source
+        assert any(Path(source).is_relative_to(each) for each in sent), source
+
+
+def test_the_image_has_the_python_of_the_lock_files() -> None:
+    bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
+    (version,) = {re.fullmatch(r"python:(3\.\d+)-slim-bookworm", base)[1] for base in bases}
+    assert f"--python-version {version}" in (ROOT / "Makefile").read_text()

@@ -1,0 +1,185 @@
+"""The environment on shared storage: whole or not at all, pinned by hash, and an edit is live."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from infra.jobs import venv
+from infra.jobs.errors import JobsError
+from infra.jobs.ssh import Result
+from infra.render.venv import (
+    WORKLOADS_LOCK,
+    PackageSource,
+    PackageSourceError,
+    venv_script,
+    version_of,
+)
+from stacks.load import load_stack
+from stacks.spec import StackSpec
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class Here:
+    """Runs on this machine what the login node would run; uv comes from .venv, as from its PATH."""
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        done = subprocess.run(
+            ["bash", "-c", command], input=stdin, capture_output=True, env={"PATH": path}
+        )
+        return Result(
+            command=command,
+            exit_code=done.returncode,
+            stdout=done.stdout.decode(),
+            stderr=done.stderr.decode(),
+        )
+
+
+def wheel(folder: Path, version: str) -> bytes:
+    """Writes a wheel of the package `tiny` and returns its line of a lock file."""
+    info = f"tiny-{version}.dist-info"
+    files = {
+        "tiny.py": f"VERSION = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = [f"{name},sha256={digest(text.encode())},{len(text)}" for name, text in files.items()]
+    files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,"]) + "\n"
+    path = folder / f"tiny-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    pin = hashlib.sha256(path.read_bytes()).hexdigest()
+    return f"tiny=={version} --hash=sha256:{pin}\n".encode()
+
+
+def digest(content: bytes) -> str:
+    raw = base64.urlsafe_b64encode(hashlib.sha256(content).digest())
+    return raw.rstrip(b"=").decode()
+
+
+@pytest.fixture
+def spec(public_key_file: Path, tmp_path: Path) -> StackSpec:
+    """`local` with its environment and its code in a folder of the test."""
+    return replace(
+        load_stack("local"), python_env_path=f"{tmp_path}/jail/env", code_path=f"{tmp_path}/code"
+    )
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    return folder
+
+
+def make(spec: StackSpec, wheels: Path, lock: bytes) -> venv.Venv:
+    files = {**venv.lock_files(ROOT), WORKLOADS_LOCK: lock}
+    return venv.make(Here(), spec, files, PackageSource(wheelhouse=str(wheels)))
+
+
+def python(spec: StackSpec, code: str) -> str:
+    return subprocess.run(
+        [f"{spec.python_env_path}/bin/python", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd="/",
+    ).stdout.strip()
+
+
+def test_it_is_made_once_from_a_wheelhouse_and_an_edit_of_the_code_is_live(
+    spec: StackSpec, wheels: Path
+) -> None:
+    lock = wheel(wheels, "1.0")
+    first = make(spec, wheels, lock)
+    assert first.seconds is not None
+    assert python(spec, "import tiny; print(tiny.VERSION)") == "1.0"
+    again = make(spec, wheels, lock)
+    assert (again.seconds, again.version) == (None, first.version)
+    release = Path(spec.code_path) / "releases" / "a" / "workloads"
+    release.mkdir(parents=True)
+    (Path(spec.code_path) / "current").symlink_to("releases/a")
+    for text in ("before", "after"):
+        (release / "__init__.py").write_text(f"TEXT = {text!r}\n")
+        assert python(spec, "import workloads; print(workloads.TEXT)") == text
+
+
+def test_another_lock_takes_its_place_in_one_step_and_the_old_one_stays_for_running_jobs(
+    spec: StackSpec, wheels: Path
+) -> None:
+    before, after = wheel(wheels, "1.0"), wheel(wheels, "2.0")
+    make(spec, wheels, before)
+    old = Path(spec.python_env_path).resolve()
+    assert make(spec, wheels, after).version == version_of(after)
+    assert python(spec, "import tiny; print(tiny.VERSION)") == "2.0"
+    assert (old / "bin" / "python").exists()
+    assert make(spec, wheels, before).version == version_of(before), "the way back is a link"
+
+
+def test_a_file_that_is_not_the_locked_one_is_refused_and_the_one_before_stays(
+    spec: StackSpec, wheels: Path
+) -> None:
+    make(spec, wheels, wheel(wheels, "1.0"))
+    wheel(wheels, "2.0")
+    forged = f"tiny==2.0 --hash=sha256:{'0' * 64}\n".encode()
+    with pytest.raises(JobsError, match="the one before is as it was"):
+        make(spec, wheels, forged)
+    assert python(spec, "import tiny; print(tiny.VERSION)") == "1.0"
+    assert not Path(f"{spec.python_env_path}-{version_of(forged)}").exists()
+
+
+def test_an_environment_that_the_image_brings_is_left_alone(spec: StackSpec, wheels: Path) -> None:
+    foreign = Path(spec.python_env_path)
+    (foreign / "bin").mkdir(parents=True)
+    with pytest.raises(JobsError, match="move it away, or declare another python_env_path"):
+        make(spec, wheels, wheel(wheels, "1.0"))
+    assert [path.name for path in foreign.iterdir()] == ["bin"]
+
+
+def test_an_index_takes_the_place_of_the_default_one_and_a_second_one_stands_beside_it(
+    spec: StackSpec,
+) -> None:
+    source = PackageSource(index="https://mirror.example/simple", extra_index="https://cu.example")
+    script = venv_script(spec, b"", source)
+    assert "--default-index https://mirror.example/simple --index https://cu.example " in script
+    assert "--index-url https://mirror.example/simple --extra-index-url https://cu.ex" in script
+    assert "-index" not in venv_script(spec, b"", PackageSource())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"index": "mirror.example/simple"}, "--index mirror.example/simple: write https://HOST"),
+        ({"extra_index": "https://me:secret@mirror.example"}, "put it into ~/.netrc"),
+        ({"wheelhouse": "wheels"}, "give an absolute path on the cluster"),
+        ({"wheelhouse": "/w", "index": "https://mirror.example"}, "leave --index"),
+    ],
+)
+def test_a_source_that_cannot_work_is_refused(values: dict[str, str], message: str) -> None:
+    with pytest.raises(PackageSourceError, match=message) as caught:
+        PackageSource(**values)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_lock_without_hashes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.lock").write_text("torch==2.15.0\n")
+    with pytest.raises(JobsError, match="no line has a hash"):
+        venv.lock_files(ROOT, tmp_path / "own.lock")
+
+
+def test_the_shipped_lock_pins_the_wheels_of_cuda() -> None:
+    """GPU jobs need no CUDA of the jail: torch's own wheels of it are pinned with their hashes."""
+    text = venv.lock_files(ROOT)[WORKLOADS_LOCK].decode()
+    pinned = [line.split("==")[0] for line in text.splitlines() if "==" in line]
+    assert {"torch", "nvidia-nccl-cu13"} <= set(pinned)

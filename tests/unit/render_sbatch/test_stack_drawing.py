@@ -1,0 +1,84 @@
+"""The drawing of a stack shows what is declared, and no box lies on another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from infra.render.stack_drawing import stack_svg
+from stacks.load import load_stack, stack_names
+from stacks.spec import StackSpec
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def spec(public_key_file: Path) -> StackSpec:
+    return load_stack("l40s-dev")
+
+
+def words(svg: str) -> str:
+    return "\n".join(each.text or "" for each in ElementTree.fromstring(svg).iter(f"{SVG}text"))
+
+
+def boxes(svg: str) -> list[tuple[float, float, float, float]]:
+    """Left, top, right and bottom of every box; frames lie around them."""
+    found: list[tuple[float, float, float, float]] = []
+    for each in ElementTree.fromstring(svg).iter(f"{SVG}rect"):
+        if each.get("class") in ("plain", "gpu", "disk", "outside"):
+            x, y, width, height = (
+                float(each.get(key, "")) for key in ("x", "y", "width", "height")
+            )
+            found.append((x, y, x + width, y + height))
+    return found
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_every_shipped_stack_is_drawn_as_its_golden_file(
+    stack: str, public_key_file: Path, golden: Callable[[str, str], None]
+) -> None:
+    golden(f"drawing/{stack}.svg", stack_svg(load_stack(stack)))
+
+
+def test_what_is_declared_is_in_it(spec: StackSpec) -> None:
+    text = words(stack_svg(spec))
+    for worker in spec.nodes.workers:
+        assert f"worker set {worker.name}\n{worker.max_nodes} x {worker.platform}" in text
+    for submount in spec.storage.submounts:
+        assert f"{submount.name}\n{submount.mount_path}\n{submount.size_gib:,} GiB" in text
+    for job in spec.jobs:
+        assert f"{job.name}: {job.nodes} x {job.gpus_per_node} GPUs" in text
+    assert "Ethernet, no InfiniBand" in text
+    assert "container registry" not in text
+    larger = replace(spec, storage=replace(spec.storage, registry_gib=10))
+    assert "container registry" in words(stack_svg(larger))
+
+
+def test_the_fabric_of_a_worker_set_is_named(public_key_file: Path) -> None:
+    assert "InfiniBand fabric-6" in words(stack_svg(load_stack("h100-prod")))
+
+
+def test_no_box_lies_on_another_also_of_a_stack_with_many_worker_sets(spec: StackSpec) -> None:
+    (first, *_) = spec.nodes.workers
+    many = tuple(replace(first, name=f"set{number}") for number in range(9))
+    for each in (spec, replace(spec, nodes=replace(spec.nodes, workers=many))):
+        svg = stack_svg(each)
+        root = ElementTree.fromstring(svg)
+        assert float(root.get("width", "")) < 1500
+        for one, other in combinations(boxes(svg), 2):
+            beside = one[2] <= other[0] or other[2] <= one[0]
+            below = one[3] <= other[1] or other[3] <= one[1]
+            assert beside or below, (one, other)
+
+
+def test_it_fetches_nothing_and_runs_nothing(spec: StackSpec) -> None:
+    svg = stack_svg(replace(spec, name="<b>&"))
+    assert "<script" not in svg
+    assert re.findall(r'(?:href|src)="', svg) == []
+    assert "&lt;b&gt;&amp;" in svg
