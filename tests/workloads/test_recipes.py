@@ -76,6 +76,15 @@ def test_all_problems_of_a_recipe_are_told_at_once(tmp_path: Path) -> None:
     assert "bad.train.learning_rate: missing" in text
 
 
+def test_all_wrong_values_of_a_section_are_told_at_once() -> None:
+    wrong = ["train.learning_rate=-3", "train.warmup_steps=-5", "train.epochs=-1"]
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("smollm2_135m_lora_2xcpu", wrong)
+    text = str(caught.value)
+    for told in ("learning_rate: got -3", "warmup_steps: got -5", "epochs: got -1", "max_steps"):
+        assert f"smollm2_135m_lora_2xcpu.train.{told}" in text
+
+
 def test_yaml_recipes_load_like_json(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("model: m\ntrain: {dataset: d, max_steps: 2, learning_rate: 1.0e-3}\n")

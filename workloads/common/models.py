@@ -25,7 +25,15 @@ def load_tokenizer(model_dir: Path) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
     except (OSError, ValueError) as error:
-        raise DataError(f"{model_dir}: tokenizer cannot be loaded: {error}") from error
+        names = ("tokenizer.json", "tokenizer_config.json")
+        if not any((model_dir / name).is_file() for name in names):
+            raise DataError(
+                f"{model_dir}: no tokenizer: neither {' nor '.join(names)} is there; copy the "
+                "model's own beside its weights"
+            ) from error
+        raise DataError(
+            f"{model_dir}: tokenizer cannot be loaded: {' '.join(str(error).split())}"
+        ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

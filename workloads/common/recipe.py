@@ -12,6 +12,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,9 @@ from typing import Any, TypeVar
 from workloads.common.exit_codes import ConfigError
 
 T = TypeVar("T")
+
+_wrong_values: ContextVar[list[str] | None] = ContextVar("wrong values", default=None)
+"""What `require` refused in the section that is being made."""
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -136,11 +140,14 @@ def _convert_dataclass(kind: Any, value: Any, at: str, problems: list[str]) -> A
             problems.append(f"{at}.{name}: missing; it has no default")
     if len(problems) > before:
         return None
+    wrong: list[str] = []
+    collecting = _wrong_values.set(wrong)
     try:
-        return kind(**arguments)
-    except ValueError as error:
-        problems.append(f"{at}.{error}")
-        return None
+        result = kind(**arguments)
+    finally:
+        _wrong_values.reset(collecting)
+    problems += [f"{at}.{message}" for message in wrong]
+    return None if wrong else result
 
 
 def _wrong(at: str, value: Any, allowed: str, problems: list[str]) -> None:
@@ -148,6 +155,13 @@ def _wrong(at: str, value: Any, allowed: str, problems: list[str]) -> None:
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise for a value that its type allows and its meaning does not; used in __post_init__."""
-    if not condition:
+    """Refuse a value that its type allows and its meaning does not; used in __post_init__.
+
+    `parse` tells all that are wrong at once; where a section is made without it, the first raises.
+    """
+    if condition:
+        return
+    wrong = _wrong_values.get()
+    if wrong is None:
         raise ValueError(message)
+    wrong.append(message)

@@ -38,9 +38,9 @@ def kind_of(path: Path) -> str:
         if (path.suffix == ending if path.is_file() else files_of(path, ending))
     )
     if len(found) != 1:
+        got = f"holds {' and '.join(found)} files" if found else "has none of the known endings"
         raise DataError(
-            f"{path}: holds {', '.join(found) or 'no'} files; "
-            f"expected one kind of {', '.join(ENDINGS.values())}; name the kind"
+            f"{path}: {got}; expected one kind of {', '.join(ENDINGS.values())}; name the kind"
         )
     return found[0]
 

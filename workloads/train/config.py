@@ -143,7 +143,14 @@ class TrainConfig:
             (self.epochs is None) != (self.max_steps is None),
             f"max_steps: got {self.max_steps} with epochs {self.epochs}; set exactly one of them",
         )
-        for name in ("epochs", "max_steps", "loss_chunk_tokens", "checkpoint_every_epochs"):
+        positive = (
+            "epochs",
+            "max_steps",
+            "loss_chunk_tokens",
+            "checkpoint_every_epochs",
+            "cpu_threads",
+        )
+        for name in positive:
             value = getattr(self, name)
             require(value is None or value > 0, f"{name}: got {value}, expected > 0")
         for allowed, message in self._mixes():

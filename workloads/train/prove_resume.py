@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from workloads.common.dist import World, world
-from workloads.common.exit_codes import ExitCode, WorkloadError, reason_of
+from workloads.common.exit_codes import ConfigError, ExitCode, WorkloadError, reason_of
 from workloads.common.job import end
 from workloads.train.checkpoint_config import CheckpointConfig
 from workloads.train.checkpoint_format import candidates
+from workloads.train.checkpoint_ranks import Ranks
 from workloads.train.proof_damage import prove_damage, prove_full_disk, prove_kills
 from workloads.train.proof_run import (
     NUM_ROWS,
@@ -38,6 +39,8 @@ from workloads.train.proof_run import (
     part_of,
     stream,
 )
+
+_TIMEOUT_S = 60.0
 
 
 def prove_sizes(here: World, folder: Path) -> list[Line]:
@@ -150,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
     options = parser.parse_args(arguments)
     try:
         with world(cpu_threads=1) as here:
-            folder = here.broadcast(_proof_folder(options.folder) if here.is_main else None)
+            folder = Ranks(here, timeout_s=_TIMEOUT_S).agree(lambda: _proof_folder(options.folder))
             try:
                 lines = prove(here, folder, only_sizes=options.only_sizes)
             finally:
@@ -169,8 +172,14 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
 
 def _proof_folder(given: Path | None) -> Path:
     place = given or Path(os.environ.get("SOPERATOR_PLACE_CHKPT", tempfile.gettempdir()))
-    place.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix="proof-", dir=place))
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="proof-", dir=place))
+    except OSError as error:
+        raise ConfigError(
+            f"--folder {place}: {error.strerror}; name a folder that all nodes share and you may "
+            "write to"
+        ) from error
 
 
 def _print(lines: Sequence[Line], here: World) -> None:
