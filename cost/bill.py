@@ -14,16 +14,28 @@ from cost.break_even import model_problems
 from cost.break_even_table import break_even_part
 from cost.estimate import Estimate, estimate, price_problems
 from cost.part import Amount, Inputs, Part, PartMaker
+from cost.pipelines import pipelines_part
 from cost.policy import policy_part, policy_problems
 from cost.price_book import PriceBook
 from cost.run_record import RunRecord
 from cost.runs import runs
+from cost.schedules import schedules_part
+from cost.searches import searches_part
+from cost.shifts import shifts_part
 from cost.unit_costs import UnitCosts, unit_costs
 from stacks.check import check
 from stacks.problem import Level, Problem
 from stacks.spec import StackSpec
 
-PARTS: Final[tuple[PartMaker, ...]] = (break_even_part, runs, policy_part)
+PARTS: Final[tuple[PartMaker, ...]] = (
+    break_even_part,
+    runs,
+    pipelines_part,
+    searches_part,
+    schedules_part,
+    shifts_part,
+    policy_part,
+)
 """Every subject beyond the lines and the unit costs, in the order in which they are printed."""
 
 

@@ -242,14 +242,13 @@ def _counted(
     spec: StackSpec, job: JobSpec, records: Sequence[RunRecord]
 ) -> tuple[Decimal, str] | None:
     """Train tokens that the newest run of the job's data job counted, and that run's name."""
-    data_job = next((each for each in spec.jobs if each.name == job.after), None)
+    recipes = {each.recipe for each in spec.jobs if each.name in job.after}
     found = [
         record
         for record in records
-        if data_job is not None
-        and record.kind == Kind.PREPARE_DATA
+        if record.kind == Kind.PREPARE_DATA
         and record.outcome is Outcome.PASS
-        and record.recipe == data_job.recipe
+        and record.recipe in recipes
         and record.metrics.get(TOKENS_METRIC, Decimal(0)) > 0
     ]
     if not found:
@@ -263,9 +262,9 @@ def _how_to_declare(spec: StackSpec, job: JobSpec, records: Sequence[RunRecord])
     entry = f"declare runs: [{{job: {job.name}, tokens_per_epoch: %s}}]"
     if counted is not None:
         return f"{entry % f'{counted[0]:f}'} ({counted[1]} counted them)"
-    if job.after is not None:
+    if job.after:
         return (
-            f"run: soperator submit {job.after} --stack {spec.name}, pull it, and "
+            f"run: soperator submit {job.after[0]} --stack {spec.name}, pull it, and "
             f"{entry % f'its {TOKENS_METRIC}'}"
         )
     return entry % "N"

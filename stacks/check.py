@@ -10,12 +10,14 @@ from stacks.rules.access import check_access
 from stacks.rules.amounts import check_amounts
 from stacks.rules.chat import check_chat
 from stacks.rules.cluster import check_cluster
+from stacks.rules.job_schedule import check_schedules
 from stacks.rules.jobs import check_jobs
 from stacks.rules.nfs import check_nfs
 from stacks.rules.nodes import check_nodes
 from stacks.rules.quotas import check_quotas
 from stacks.rules.runs import check_runs
 from stacks.rules.soperator import check_soperator
+from stacks.rules.searches import check_searches
 from stacks.rules.storage import check_storage
 from stacks.rules.teams import check_teams
 from stacks.rules.verbatim import check_verbatim
@@ -39,6 +41,8 @@ def check(spec: StackSpec) -> tuple[Problem, ...]:
     check_soperator(spec, findings)
     check_jobs(spec, findings)
     check_teams(spec, findings)
+    check_schedules(spec, findings)
+    check_searches(spec, findings)
     check_verbatim(spec, findings)
     check_chat(spec, findings)
     check_runs(spec, findings)

@@ -44,6 +44,8 @@ _MOST_OF: Final[Mapping[str, int]] = {
 A wait of more than a year is for ever, which 0 says; a duration of the API ends at 315,576,000,000.
 """
 _SHARES: Final = ("max_idle_share",)
+_ONE_OR_MORE: Final = ("after",)
+"""Lists that may be given as the text of their only entry."""
 _MAY_BE_ZERO: Final = frozenset(
     {
         "min_nodes",
@@ -129,6 +131,8 @@ class Decoder:
         return self._scalar(cast("type", hint), value, path, key)
 
     def _items(self, hint: object, value: object, path: str, key: str) -> tuple[object, ...]:
+        if key in _ONE_OR_MORE and isinstance(value, str):
+            value = [value]
         if not isinstance(value, list | tuple):
             self.refuse(path, f"expected a list, got {_describe(value)}")
             return ()

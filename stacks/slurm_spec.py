@@ -125,8 +125,11 @@ class JobSpec:
     """Slurm time after which it is ended, such as `06:00:00`."""
     partition: str = "main"
     """Queue that it is submitted to."""
-    after: str | None = None
-    """Job whose success this one needs."""
+    after: tuple[str, ...] = ()
+    """Jobs whose success this one needs; one may be given as text."""
+    schedule: str | None = None
+    """When Slurm submits it by itself, with all that it needs: five fields of cron such as
+    `0 2 * * 1-5`, or a word such as `@daily`, by the cluster's clock."""
     args: tuple[str, ...] = ()
     """Further arguments of the module."""
     least_nodes: int | None = None
@@ -150,6 +153,11 @@ class JobSpec:
     def is_load_test(self) -> bool:
         """Whether it asks a server as many clients do: one process that gets the chat profile."""
         return self.module == LOAD_MODULE
+
+    @property
+    def ends(self) -> bool:
+        """Whether equal inputs give an equal result at its end, so that one run of it is enough."""
+        return not (self.is_server or self.is_load_test or self.is_acceptance)
 
     @property
     def is_acceptance(self) -> bool:

@@ -15,8 +15,9 @@ def command(
     stack: StackOption = DEFAULT_STACK,
     identity: IdentityOption = None,
 ) -> None:
-    """End jobs, running or waiting."""
+    """End jobs, running or waiting, and those that wait for their success."""
     from infra.jobs import slurm
+    from infra.jobs.rest import waiting_for
 
     for job_id in job_ids:
         slurm.job_id(job_id)
@@ -24,5 +25,9 @@ def command(
     with context.connect(outputs, identity) as connection:
         for job_id in job_ids:
             slurm.find(connection, job_id)  # scancel is silent about a job that never was
-        slurm.cancel(connection, job_ids)
-    output.note(f"{stack}: asked to end {', '.join(job_ids)}; see: soperator status -s {stack}")
+        rest = waiting_for(job_ids, slurm.recent(connection, days=1))
+        slurm.cancel(connection, [*job_ids, *(job.id for job in rest)])
+    for job in rest:
+        output.note(f"{job.name} ({job.id}) waits for its success and is ended with it")
+    ended = ", ".join((*job_ids, *(job.id for job in rest)))
+    output.note(f"{stack}: asked to end {ended}; see: soperator status -s {stack}")

@@ -46,6 +46,9 @@ VERBS = {
     "compare-runs": _Verb(
         "infra.cli.compare_runs", "Compare two results: bare metal, Slurm, Kubernetes."
     ),
+    "leaderboard": _Verb(
+        "infra.cli.leaderboard", "Rank the trials of a declared search, with $ a trial."
+    ),
     "status": _Verb("infra.cli.status", "List the jobs of a cluster, or show one."),
     "logs": _Verb("infra.cli.logs", "Follow the log of a job to its end."),
     "top": _Verb("infra.cli.top", "Watch the GPUs of a running job, from inside it."),

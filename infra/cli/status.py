@@ -26,6 +26,9 @@ def command(
     job_id: Annotated[str | None, typer.Argument(help="Job id; every job without it.")] = None,
     stack: StackOption = DEFAULT_STACK,
     days: Annotated[int, typer.Option(min=1, help="How far back to look.")] = 7,
+    mine: Annotated[
+        bool, typer.Option("--mine", help="Jobs of the user that enters, as `squeue -u $USER`.")
+    ] = False,
     filesystems: Annotated[
         bool, typer.Option("--filesystems", help="How full the mounted filesystems are instead.")
     ] = False,
@@ -44,7 +47,7 @@ def command(
             if filesystems:
                 _filesystems(connection, outputs, format)
             else:
-                _jobs(connection, outputs, job_id, days, format)
+                _jobs(connection, outputs, job_id, days, format, mine=mine)
             if not watch:
                 return
             sys.stdout.flush()
@@ -52,25 +55,36 @@ def command(
 
 
 def _jobs(
-    connection: Connection, outputs: StackOutputs, job_id: str | None, days: int, format: Format
+    connection: Connection,
+    outputs: StackOutputs,
+    job_id: str | None,
+    days: int,
+    format: Format,
+    *,
+    mine: bool,
 ) -> None:
-    from infra.jobs import expectation, slurm
+    from infra.jobs import expectation, history, slurm
     from infra.jobs.outcomes import outcome
-    from infra.jobs.waiting import in_words
+    from infra.jobs.rest import rest_lines
+    from infra.jobs.waiting import why
 
     if job_id is None:
-        jobs = slurm.recent(connection, days=days)
+        jobs = slurm.recent(connection, days=days, mine=mine)
     else:
         jobs = (slurm.find(connection, job_id),)
     stack = outputs.stack
-    hours = expectation.forecast_hours(context.state_root(), stack, outputs.login_host_key)
+    cluster = outputs.login_host_key
+    hours = expectation.forecast_hours(context.state_root(), stack, cluster)
+    submissions = history.submissions(context.state_root(), stack)
+    names = {each.job_id: each.job for each in submissions if each.cluster == cluster}
+    names |= {job.id: job.name for job in jobs}
     ends = {job.id: expectation.expected(job, hours.get(job.id)) for job in jobs}
     if format is Format.JSON:
         output.print_json(
             [
                 {
                     **asdict(job),
-                    "reason": in_words(job.where) if job.waits else None,
+                    "reason": why(job, names) if job.waits else None,
                     "expected": ends[job.id],
                     "outcome": (end := outcome(job, stack)) and asdict(end),
                 }
@@ -91,7 +105,7 @@ def _jobs(
                 job.exit_code,
                 job.elapsed,
                 None if job.waits else job.started,
-                in_words(job.where) if job.waits else job.where,
+                why(job, names) if job.waits else job.where,
                 ends[job.id],
             )
             for job in jobs
@@ -113,6 +127,8 @@ def _filesystems(connection: Connection, outputs: StackOutputs, format: Format) 
         [
             (
                 each.path,
+        for line in rest_lines(jobs[0], submissions, cluster):
+            output.note(line)
                 each.kind or "workers only",
                 *(_gib(size) for size in (each.size_bytes, each.used_bytes, each.free_bytes)),
                 None if each.used_percent is None else f"{each.used_percent:.0f} %",

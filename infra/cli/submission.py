@@ -1,4 +1,4 @@
-"""A declared job on its way into the queue, the same for every command that submits one.
+"""Declared jobs on their way into the queue, the same for every command that submits one.
 
 Owns what is read of this checkout for it. Order, budget and history are infra/jobs/dispatch's.
 """
@@ -14,6 +14,7 @@ from infra.cli import context, output
 if TYPE_CHECKING:
     from infra.jobs.books import Books
     from infra.jobs.dispatch import Order
+    from infra.jobs.earlier import Earlier
     from infra.jobs.outputs import StackOutputs
     from infra.jobs.ssh import Connection
     from infra.jobs.submit import Submission
@@ -62,14 +63,47 @@ class ReadyJob:
             queued=queued,
         )
 
+    def earlier(self, connection: Connection, outputs: StackOutputs) -> Earlier:
+        """What was submitted before with this checkout's code."""
+        from infra.jobs.earlier import Earlier
+        from infra.render.archive import hash_files
+
+        return Earlier(
+            shell=connection,
+            outputs=outputs,
+            state=context.state_root(),
+            code_hash=hash_files(self.files),
+            say=output.note,
+        )
+
 
 def ready(spec: StackSpec, job: JobSpec, sets: Sequence[str]) -> ReadyJob:
     """The job with its forecast, which is told; a setting that it would refuse is refused."""
+    return ready_all(spec, [job], {job.name: sets})[job.name]
+
+
+def ready_all(
+    spec: StackSpec, jobs: Sequence[JobSpec], sets: Mapping[str, Sequence[str]]
+) -> dict[str, ReadyJob]:
+    """The jobs by name, each with its forecast; everything that is wrong is refused at once."""
+    from cost.size.errors import SizeError
     from infra.jobs import dispatch, recipes
     from infra.jobs.books import open_books
+    from infra.jobs.errors import JobsError
 
-    recipes.refuse_wrong(context.CHECKOUT, job, sets)
+    found: dict[str, ReadyJob] = {}
+    problems: list[str] = []
     books = open_books(spec, context.state_root(), output.note)
     files = context.local_code(spec.name)
-    order = dispatch.order(books, job, files, sets, say=output.note)
-    return ReadyJob(books=books, files=files, order=order)
+    for job in jobs:
+        own = sets.get(job.name, ())
+        try:
+            recipes.refuse_wrong(context.CHECKOUT, job, own)
+            order = dispatch.order(books, job, files, own, say=output.note)
+        except (JobsError, SizeError) as error:
+            problems.append(str(error))
+        else:
+            found[job.name] = ReadyJob(books=books, files=files, order=order)
+    if problems:
+        raise JobsError("\n".join(problems))
+    return found

@@ -1,4 +1,4 @@
-"""`soperator submit NAME`: one declared job, with its forecast, within the stack's budget."""
+"""`soperator submit NAME`: a declared job, its pipeline or a search, within the stack's budget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli import context, output, submission
+from infra.cli import context, output, submission, submit_pipeline, submit_search
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.errors import CliError
 from infra.cli.output import Format
@@ -19,17 +19,25 @@ if TYPE_CHECKING:
 
 
 def command(
-    job: Annotated[str, typer.Argument(help="Job that the stack declares.")],
+    job: Annotated[str, typer.Argument(help="Job or search that the stack declares.")],
     stack: StackOption = DEFAULT_STACK,
     sets: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value of the recipe; repeatable. With --pipeline: JOB:KEY=VALUE.",
         ),
     ] = None,
+    pipeline: Annotated[
+        bool, typer.Option("--pipeline", help="Submit what the job needs as well, in order.")
+    ] = False,
     after: Annotated[
         str | None, typer.Option(metavar="ID", help="Start after this job succeeded.")
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Submit what is done or on its way once more.")
+    ] = False,
     sync: Annotated[
         bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
     ] = False,
@@ -42,34 +50,70 @@ def command(
     identity: IdentityOption = None,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
-    """Submit a declared job; prints its id, and what it is expected to cost."""
+    """Submit a declared job or search; prints its id, and what it is expected to cost."""
+    from cost.pipelines import pipeline_cost
     from cost.runs import plain_run
-    from infra.jobs import budget, submit
+    from cost.schedules import schedule_lines
+    from infra.jobs import budget, slurm, submit
+    from stacks.pipeline import pipeline as pipeline_of
 
     outputs = context.read(stack)
     submit.check_job(outputs, job)
-    submit.job_args(sets or ())
+    if after is not None:
+        slurm.job_id(after)
     spec = context.spec(stack)
-    made = submission.ready(spec, declared(spec, job), sets or ())
     if force and spec.budget is None:
         output.note(f"--force has no effect: {stack} declares no budget")
+    options = submit_pipeline.Options(
+        after=after, again=again, sync=sync, dry_run=dry_run, force=force, format=format
+    )
+    for search in spec.searches:
+        if search.name == job:
+            if pipeline:
+                raise CliError(f"--pipeline: {job} is a search; submit what its job needs first")
+            submit_search.run(
+                spec, outputs, search, sets=sets or (), options=options, identity=identity
+            )
+            return
+    wanted = declared(spec, job)
+    if pipeline:
+        submit_pipeline.run(
+            spec, outputs, wanted, sets=sets or (), options=options, identity=identity
+        )
+        return
+    submit.job_args(sets or ())
+    made = submission.ready(spec, wanted, sets or ())
     with context.connect(outputs, identity) as connection:
         if dry_run:
-            for line in budget.budget_lines(made.books, made.order.run, datetime.now(UTC)):
+            books, now = made.books, datetime.now(UTC)
+            cost = pipeline_cost(pipeline_of(spec, job), books.rates, books.records)
+            for line in (
+                *schedule_lines(cost, now),
+                *budget.budget_lines(books, made.order.run, now),
+            ):
                 output.note(line)
             print(submit.dry_run(connection, outputs, job, sets=sets or (), after=after), end="")
             return
-        sent = made.submit(connection, outputs, sync=sync, force=force, after=after)
+        sent = None
+        if wanted.ends and not again and after is None:
+            earlier = made.earlier(connection, outputs)
+            sent = earlier.counting(job, sets or (), earlier.newest(wanted.after))
+        is_earlier = sent is not None
+        if sent is None:
+            sent = made.submit(connection, outputs, sync=sync, force=force, after=after)
     if format is Format.JSON:
         output.print_json(
             {
                 **asdict(sent),
+                "is_earlier": is_earlier,
                 "forecast": plain_run(made.order.run),
                 "plan": made.order.plan and made.order.plan.to_json(),
             }
         )
         return
     print(sent.job_id)
+    if is_earlier:
+        output.note(f"{job}: nothing was submitted; --again submits it once more")
     output.note(f"{job} is job {sent.job_id}; log: soperator logs {sent.job_id} -s {stack}")
 
 

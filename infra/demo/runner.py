@@ -1,12 +1,10 @@
 """One job of the demo: found again, submitted, followed to its end and pulled.
 
-Owns when an earlier job counts: same cluster, code and settings, submitted after the job it needs,
-and still running, or done with its run record on the cluster. Anything else runs again.
+When an earlier job counts is infra/jobs/earlier.py's.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -21,6 +19,7 @@ from infra.jobs import history, logs, pull, slurm
 from infra.jobs.books import Books, open_books
 from infra.jobs.budget import remember_forecast
 from infra.jobs.dispatch import asking, dispatch, order
+from infra.jobs.earlier import Earlier
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.parse import Job
@@ -63,52 +62,22 @@ class Runner:
         self.code_hash = hash_files(self.files)
         self._books = open_books(self.spec, self.state, self.say)
 
-    def submissions(self) -> list[Submission]:
-        """What was submitted to this very cluster, newest first."""
-        made = history.submissions(self.state, self.outputs.stack)
-        return [each for each in reversed(made) if each.cluster == self.outputs.login_host_key]
-
-    def alike(self, job: JobSpec, sets: tuple[str, ...]) -> list[tuple[Submission, Job]]:
-        """Earlier submissions of the job with this code and settings that Slurm knows."""
-        found: list[tuple[Submission, Job]] = []
-        for each in self.submissions():
-            if (each.job, each.code_hash, each.sets) == (job.name, self.code_hash, sets):
-                try:
-                    known = slurm.find(self.connection, each.job_id)
-                except JobsError:
-                    continue
-                if known.name == job.name:
-                    found.append((each, known))
-        return found
-
-    def earlier(
-        self, job: JobSpec, sets: tuple[str, ...], needed: Submission | None = None
-    ) -> Submission | None:
-        """The newest submission that counts, and a line that says so."""
-        for each, known in self.alike(job, sets):
-            if needed is not None and int(each.job_id) < int(needed.job_id):
-                continue
-            if not known.finished:
-                self.say(f"{job.name}: job {each.job_id} of an earlier run is {known.state}")
-                return each
-            if self.is_done(known):
-                self.say(
-                    f"{job.name}: job {each.job_id} did this with the same code and settings; "
-                    "its result is used again"
-                )
-                return each
-        return None
-
-    def is_done(self, job: Job) -> bool:
-        """Whether the job succeeded and its run record is on the cluster."""
-        record = f"{self.outputs.results_path(job.id)}/run_record.json"
-        return job.succeeded and self.connection.run(f"test -s {shlex.quote(record)}").ok
+    @property
+    def earlier(self) -> Earlier:
+        """What was submitted before, and whether it counts."""
+        return Earlier(
+            shell=self.connection,
+            outputs=self.outputs,
+            state=self.state,
+            code_hash=self.code_hash,
+            say=self.say,
+        )
 
     def adopt(self) -> None:
         """Writes down the job whose submission was killed before its id came back."""
         begun = attempt.left(self.state)
         if begun is not None and begun.submission.cluster == self.outputs.login_host_key:
-            known = (each.job_id for each in self.submissions())
+            known = (each.job_id for each in self.earlier.submissions())
             job = attempt.made(begun, slurm.recent(self.connection, days=_RECENT_DAYS), known)
             if job is not None:
                 log_path = self.outputs.log_path(job.name, job.id)

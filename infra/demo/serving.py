@@ -96,7 +96,7 @@ def _end_another(runner: Runner, mark: ServerMark) -> None:
     left = server_mark.read(runner.state)
     if left is None or left == mark:
         return
-    for each in runner.submissions():
+    for each in runner.earlier.submissions():
         if left.fits(each):
             with contextlib.suppress(JobsError):
                 if not slurm.find(runner.connection, each.job_id).finished:
@@ -114,12 +114,13 @@ def _earlier(
     load_settings: tuple[str, ...],
 ) -> tuple[Submission, Job] | None:
     """A server of these settings that runs, or that ended after its load test was measured."""
-    for each, job in runner.alike(server, mark.sets):
+    for each, job in runner.earlier.alike(server.name, mark.sets):
         if not job.finished:
             runner.say(f"{server.name}: job {each.job_id} of an earlier run is {job.state}")
             return each, job
         sets = _load_sets(runner, job, load_settings)
-        if any(runner.is_done(loaded) for _, loaded in runner.alike(load, sets)):
+        measured = runner.earlier.alike(load.name, sets)
+        if any(runner.earlier.is_done(loaded) for _, loaded in measured):
             runner.say(f"{server.name}: job {each.job_id} served this and was measured")
             return each, job
     return None
@@ -127,7 +128,7 @@ def _earlier(
 
 def _load(runner: Runner, load: JobSpec, sets: tuple[str, ...]) -> Step:
     """The load test at its end; one that an earlier run submitted counts."""
-    earlier = runner.earlier(load, sets)
+    earlier = runner.earlier.counting(load.name, sets)
     return runner.finish(earlier or runner.submit(load, sets), reused=earlier is not None)
 
 

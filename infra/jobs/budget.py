@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 
 from cost.budget import MonthBudget, forecasts, month_of
 from cost.forecast import Forecast, UnknownRun
@@ -72,12 +73,59 @@ def remember_forecast(books: Books, asking: Asking, submission: Submission) -> N
 
 def budget_lines(books: Books, run: Forecast | UnknownRun, now: datetime) -> tuple[str, ...]:
     """What the budget would say to the run, from the ledger as it is; nothing without a budget."""
+    usd = run.nodes_usd if isinstance(run, Forecast) else None
+    return lines_together(books, run.job, usd, now)
+
+
+def lines_together(books: Books, what: str, usd: Decimal | None, now: datetime) -> tuple[str, ...]:
+    """What the budget would say to jobs that cost this together; nothing without a budget."""
     content = books.ledger.read()
     month = books.month(content.entries, now)
     if month is None:
         return content.problems
-    refusal = _refusal(run, month)
+    refusal = None if usd is None else month.refusal(what, usd)
     return (*content.problems, str(month), *([] if refusal is None else [f"refused: {refusal}"]))
+
+
+def check_together(
+    books: Books,
+    shell: Shell,
+    what: str,
+    usd: Decimal | None,
+    *,
+    cluster: str,
+    now: datetime,
+    say: Callable[[str], None],
+) -> None:
+    """Refuses several jobs before the first is submitted, where they are more than what is left."""
+    if books.spec.budget is None or usd is None:
+        return
+    with books.ledger.locked() as ledger:
+        month = _settled(books, ledger, shell, cluster=cluster, now=now, say=say)
+    refusal = None if month is None else month.refusal(what, usd)
+    if refusal is not None:
+        raise JobsError(f"{refusal}; nothing was submitted")
+
+
+def _settled(
+    books: Books,
+    ledger: OpenLedger,
+    shell: Shell,
+    *,
+    cluster: str,
+    now: datetime,
+    say: Callable[[str], None],
+) -> MonthBudget | None:
+    """The month after every end that the cluster knows is written down; None without a budget."""
+    try:
+        since = month_of(now)[0]
+        settle_from(ledger, shell, books, cluster=cluster, since=since, now=now)
+    except JobsError as error:
+        say(f"accounting does not answer ({error}); the budget is checked by the ledger alone")
+    content = ledger.read()
+    for problem in content.problems:
+        say(problem)
+    return books.month(content.entries, now)
 
 
 def _look(
@@ -88,21 +136,7 @@ def _look(
     say: Callable[[str], None],
 ) -> MonthBudget | None:
     """The month, if the run does not fit into it and was forced; refuses one that was not."""
-    try:
-        settle_from(
-            ledger,
-            shell,
-            books,
-            cluster=asking.cluster,
-            since=month_of(asking.now)[0],
-            now=asking.now,
-        )
-    except JobsError as error:
-        say(f"accounting does not answer ({error}); the budget is checked by the ledger alone")
-    content = ledger.read()
-    for problem in content.problems:
-        say(problem)
-    month = books.month(content.entries, asking.now)
+    month = _settled(books, ledger, shell, cluster=asking.cluster, now=asking.now, say=say)
     if month is None:
         return None
     if not isinstance(asking.run, Forecast) or asking.run.nodes_usd is None:

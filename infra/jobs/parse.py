@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 from infra.jobs.errors import JobsError
 
-SQUEUE_FORMAT = "%i|%j|%T|%M|%V|%S|%R"
-"""Job id, name, state, time used, submit time, start time, node list or reason."""
+SQUEUE_FORMAT = "%A|%j|%T|%M|%V|%S|%E|%R"
+"""Job id, name, state, time used, submit time, start time, what it waits for, nodes or reason.
+
+The id is a number for a task of an array too, as in sacct's JobIDRaw, logs and results.
+"""
 SACCT_FIELDS = "JobIDRaw,JobName,State,ExitCode,Elapsed,Submit,Start,End,NodeList"
 
 # States in which a job may still run. Everything else is an end, what a later Slurm adds too:
@@ -55,6 +58,8 @@ class Job:
     ended: str | None = None
     where: str | None = None
     """Nodes it runs or ran on, or the reason why it waits."""
+    needs: tuple[str, ...] = ()
+    """Ids of the jobs whose success it waits for."""
     limit_at: str | None = None
     """When its time limit ends it; known of a running job that was looked at alone."""
 
@@ -95,12 +100,12 @@ def squeue(output: str) -> tuple[Job, ...]:
     for line in output.splitlines():
         if not line.strip():
             continue
-        # A job name may hold the separator: the last five fields and the first never do.
+        # A job name may hold the separator: the last six fields and the first never do.
         job_id, _, rest = line.partition("|")
-        fields = rest.rsplit("|", 5)
-        if len(fields) != 6:
+        fields = rest.rsplit("|", 6)
+        if len(fields) != 7:
             raise JobsError(f"squeue printed {line!r}, which is not {SQUEUE_FORMAT!r}")
-        name, state, elapsed, submitted, started, where = fields
+        name, state, elapsed, submitted, started, needs, where = fields
         jobs.append(
             Job(
                 id=job_id.strip(),
@@ -109,6 +114,7 @@ def squeue(output: str) -> tuple[Job, ...]:
                 elapsed=_present(elapsed),
                 submitted=_present(submitted),
                 started=_present(started),
+                needs=_needs(needs),
                 where=_present(where.strip("()")),
             )
         )
@@ -167,6 +173,7 @@ def scontrol_job(output: str) -> Job:
             started=started,
             ended=None if state in ACTIVE_STATES else _present(fields.get("EndTime", "")),
             where=_present(fields.get("Reason" if waiting else "NodeList", "")),
+            needs=_needs(fields.get("Dependency", "")) if waiting else (),
             limit_at=_present(fields.get("EndTime", "")) if running else None,
         )
     except KeyError as error:
@@ -187,6 +194,15 @@ def exit_code(text: str) -> int:
 def _state(text: str) -> str:
     """The state's name: sacct prints `CANCELLED by 0`."""
     return text.split()[0] if text.split() else text
+
+
+def _needs(dependency: str) -> tuple[str, ...]:
+    """Ids of `afterok:11(unfulfilled),afterok:12_*(unfulfilled)`; other kinds do not need success.
+
+    One kind may name several: `afterok:11:12(unfulfilled)`.
+    """
+    found = re.findall(r"\bafterok:([\d_*+:]+)", dependency)
+    return tuple(re.sub(r"\D.*", "", each) for ids in found for each in ids.split(":"))
 
 
 def _present(text: str) -> str | None:

@@ -67,7 +67,11 @@ def path_on_cluster(code_path: str, content: bytes) -> str:
     return f"{code_path}/{FOLDER}/{hashlib.sha256(content).hexdigest()[:16]}.json"
 
 
-def install_script(path: str) -> str:
-    """Shell words that write standard input to `path`, whole or not at all."""
+def install_script(path: str, size_bytes: int) -> str:
+    """Shell words that write so many bytes of standard input to `path`, whole or not at all."""
     folder, target = shlex.quote(str(PurePosixPath(path).parent)), shlex.quote(path)
-    return f"mkdir -p {folder} && cat > {target}.$$ && mv -f {target}.$$ {target}"
+    whole = f'[ "$(stat -c %s {target}.$$)" = {size_bytes} ]'
+    return (
+        f"mkdir -p {folder} && head -c {size_bytes} > {target}.$$ && {whole} && "
+        f"mv -f {target}.$$ {target}"
+    )

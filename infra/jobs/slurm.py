@@ -31,21 +31,30 @@ def sbatch_command(
     after: str | None = None,
     export: Sequence[str] = (),
     nodes: Sequence[str] = (),
+    array: str | None = None,
     test_only: bool = False,
 ) -> str:
     """The shell command that submits `script`; `args` go to the job's module.
 
-    `nodes`: what it must run on; none: what Slurm chooses.
+    `after`: ids whose success it needs, as Slurm takes them: `11` or `11:12`. `nodes`: what it must
+    run on; none: what Slurm chooses. `array`: tasks of the script's array; None: all.
     """
     options = ["--test-only"] if test_only else ["--parsable"]
     if after is not None:
-        # Without the second option a job whose dependency failed waits for ever.
-        options += [f"--dependency=afterok:{job_id(after)}", "--kill-on-invalid-dep=yes"]
+        options += dependency(":".join(job_id(each) for each in after.split(":")))
     if nodes:
         options.append(f"--nodelist={','.join(nodes)}")
+    if array is not None:
+        options.append(f"--array={array}")
     if export:
         options.append(f"--export={','.join(['ALL', *export])}")
     return shlex.join(["sbatch", *options, script, *args])
+
+
+def dependency(after: str) -> list[str]:
+    """Options of a job that needs the success of others."""
+    # Without the second option a job whose dependency failed waits for ever.
+    return [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
 
 
 def find(shell: Shell, wanted: str) -> Job:
@@ -53,21 +62,28 @@ def find(shell: Shell, wanted: str) -> Job:
     number = job_id(wanted)
     result = shell.run(f"scontrol show job --oneliner {number} || sacct {_sacct(number)}")
     if result.ok and result.stdout.startswith("JobId="):
-        return parse.scontrol_job(result.stdout.splitlines()[0])
+        # The id of an array is that of one of its tasks, and all of them are shown.
+        lines = result.stdout.splitlines()
+        own = (line for line in lines if line.startswith(f"JobId={number} "))
+        return parse.scontrol_job(next(own, lines[0]))
     if result.ok:
         jobs = parse.sacct(result.stdout)
         if jobs:
-            return jobs[-1]
+            return next((job for job in reversed(jobs) if job.id == number), jobs[-1])
     if result.ok or _GONE in result.stderr:
         raise JobsError(f"job {number}: Slurm knows no such job; `soperator status` lists them")
     raise refused("scontrol show job", result)
 
 
-def recent(shell: Shell, *, days: int) -> tuple[Job, ...]:
-    """Jobs of the last `days` days, oldest first; only the queue where accounting is off."""
+def recent(shell: Shell, *, days: int, mine: bool = False) -> tuple[Job, ...]:
+    """Jobs of the last `days` days, oldest first; only the queue where accounting is off.
+
+    `mine`: those of the user that the shell is of.
+    """
+    me, whose = ("--me ", '--user="$(id -un)"') if mine else ("", "--allusers")
     result = shell.run(
-        f"squeue --noheader --states=all --format={shlex.quote(parse.SQUEUE_FORMAT)}; "
-        f"echo --; sacct --allusers {_sacct()} --starttime=now-{days}days"
+        f"squeue {me}--noheader --states=all --format={shlex.quote(parse.SQUEUE_FORMAT)}; "
+        f"echo --; sacct {whose} {_sacct()} --starttime=now-{days}days"
     )
     queued, separator, accounted = result.stdout.partition("--\n")
     if not separator or (not result.ok and "accounting storage" not in result.stderr):

@@ -6,7 +6,7 @@ Owns the meaning of a submission. Settings are checked by the workload, whose re
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -16,7 +16,7 @@ from infra.jobs import plan as plans
 from infra.jobs import run_config as run_configs
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
-from infra.jobs.slurm import Shell, refused, sbatch_command
+from infra.jobs.slurm import Shell, dependency, refused, sbatch_command
 
 _STALE_EXIT = 75
 
@@ -31,11 +31,22 @@ class Submission:
     code_hash: str
     sets: tuple[str, ...]
     after: str | None
+    """Ids that it was told to wait for, as Slurm takes them: `11` or `11:12`."""
     log_path: str
     submitted_at: str
     """UTC, ISO 8601."""
     cluster: str
     """Host key of the login node: job ids start again at 1 on a cluster that was made anew."""
+    reproduces: str | None = None
+    """The run that it repeats; None for a run of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFiles:
+    """What one task of an array gets for itself."""
+
+    plan: bytes | None = None
+    run_config: str | None = None
 
 
 def submit(
@@ -50,32 +61,42 @@ def submit(
     plan: bytes | None = None,
     run_config: str | None = None,
     nodes: Sequence[str] = (),
+    tasks: Mapping[int, TaskFiles] | None = None,
+    array: str | None = None,
 ) -> Submission:
     """Submits `job` if the cluster runs exactly the code `code_hash`; one round trip.
 
-    `run_config`: bucket and key of what it is configured by; `nodes`: what it must run on.
+    `run_config`: bucket and key of what it is configured by; `nodes`: what it must run on;
+    `tasks`: the same by number of an array's task, and `array`: which of them; None: all.
     """
     check_job(outputs, job)
     export = [f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else []
-    if run_config:
-        export.append(f"{run_configs.VARIABLE}={run_config}")
-    install = ""
-    if plan is not None:
-        plan_path = plans.path_on_cluster(outputs.code_path, plan)
-        export.append(f"{plans.VARIABLE}={plan_path}")
-        install = f"{plans.install_script(plan_path)} && "
+    own = {"": TaskFiles(plan=plan, run_config=run_config)}
+    own |= {f"_{number}": files for number, files in (tasks or {}).items()}
+    files: dict[str, bytes] = {}
+    for suffix, each in own.items():
+        if each.run_config:
+            export.append(f"{run_configs.VARIABLE}{suffix}={each.run_config}")
+        if each.plan is not None:
+            path = plans.path_on_cluster(outputs.code_path, each.plan)
+            export.append(f"{plans.VARIABLE}{suffix}={path}")
+            files[path] = each.plan
+    install = "".join(
+        f"{plans.install_script(path, len(content))} && " for path, content in files.items()
+    )
     sbatch = sbatch_command(
         f"jobs/{job}",
         job_args(sets),
         after=after,
         export=export,
         nodes=nodes,
+        array=array,
     )
     result = shell.run(
         f"cd {shlex.quote(outputs.code_path)} && release=$(readlink current) && "
         f'if [ "${{release##*/}}" != {code_hash} ]; then echo "${{release##*/}}"; '
         f"exit {_STALE_EXIT}; fi; {install}exec {sbatch}",
-        stdin=plan or b"",
+        stdin=b"".join(files.values()),
     )
     if result.exit_code == _STALE_EXIT:
         # With the deployed code back in the checkout, `pulumi up` sees no change to make.
@@ -107,12 +128,18 @@ def dry_run(
     *,
     sets: Sequence[str] = (),
     after: str | None = None,
+    array: str | None = None,
 ) -> str:
-    """What would be submitted and when Slurm would start it; nothing is queued."""
+    """What would be submitted and when Slurm would start it; nothing is queued.
+
+    `after` is only shown: of a job that is not submitted yet it has no id.
+    """
     check_job(outputs, job)
     script = f"jobs/{job}"
-    shown = sbatch_command(script, job_args(sets), after=after)
-    asked = sbatch_command(script, job_args(sets), test_only=True)
+    options = [] if after is None else dependency(after)
+    options += [] if array is None else [f"--array={array}"]
+    shown = shlex.join(["sbatch", "--parsable", *options, script, *job_args(sets)])
+    asked = sbatch_command(script, job_args(sets), array=array, test_only=True)
     result = shell.run(f"cd {shlex.quote(outputs.code_path)} && cat {script} && {asked}")
     if not result.ok:
         raise refused(f"{job}: sbatch --test-only", result)

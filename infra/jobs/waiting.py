@@ -1,9 +1,12 @@
-"""Why a job waits, in words: `in_words("Resources")`. Owns the words, not the reasons."""
+"""Why a job waits, in words: `why(job, names)`. Owns the words, not the reasons."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
+
+from infra.jobs.parse import Job
 
 # Codes of https://slurm.schedmd.com/job_reason_codes.html (read 2026-11-21).
 _WORDS: Final = {
@@ -39,6 +42,15 @@ _LIMIT: Final = re.compile(
     r"(?:PerUser|PerAccount|PerJob|PerNode)?(?:Limit|Minutes)$"
 )
 _UNAVAILABLE: Final = re.compile(r"ReqNodeNotAvail, ?(?:UnavailableNodes|May be reserved)[: ]*(.*)")
+
+
+def why(job: Job, names: Mapping[str, str]) -> str:
+    """Why the job waits; `names` are those of other jobs, by id."""
+    if job.where != "Dependency" or not job.needs:
+        return in_words(job.where)
+    needed = [f"{names[each]} ({each})" if each in names else f"job {each}" for each in job.needs]
+    fails = "it fails" if len(needed) == 1 else "one fails"
+    return f"waits until {' and '.join(needed)} succeeded; if {fails}, this one is cancelled"
 
 
 def in_words(reason: str | None) -> str:

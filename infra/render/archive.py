@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from infra.render.sbatch import render_sbatch
+from infra.render.schedule import schedule_files
+from infra.render.search import render_search
 from stacks.decode import nearest
 from stacks.spec import StackSpec
 
@@ -34,6 +36,9 @@ def code_files(root: Path, spec: StackSpec) -> dict[str, bytes]:
         raise FileNotFoundError(f"{root / 'workloads'}: no files; run this in a checkout")
     for job in spec.jobs:
         files[f"jobs/{job.name}"] = render_sbatch(spec, job).encode()
+    for search in spec.searches:
+        files[f"jobs/{search.name}"] = render_search(spec, search).encode()
+    files |= {path: text.encode() for path, text in schedule_files(spec).items()}
     files["configs/stack.json"] = stack_config(spec)
     return dict(sorted(files.items()))
 

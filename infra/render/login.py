@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import Final
 
+from infra.render.schedule import install_lines
 from stacks.spec import StackSpec
 
 _READY_TIMEOUT_S: Final = 3600
@@ -98,7 +99,10 @@ def _paths_of_one_node(spec: StackSpec) -> list[str]:
 
 
 def activate_script(code_path: str, release: str) -> str:
-    """Makes `releases/<release>`, wholly delivered by now, the live code in one step."""
+    """Makes `releases/<release>`, wholly delivered by now, the live code in one step.
+
+    With it go its schedules: whoever makes a release live gets what it declares.
+    """
     return f"""
 set -eu
 cd {shlex.quote(code_path)}
@@ -107,4 +111,5 @@ touch releases/{release}.whole
 ln -sfn releases/{release} .current.{release}
 mv -T .current.{release} current
 for name in workloads jobs configs; do ln -sfn current/$name $name; done
+{install_lines()}
 """.strip()

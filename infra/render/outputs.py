@@ -32,8 +32,9 @@ def _size(filesystem: FilesystemSpec | SubmountSpec) -> str:
 
 
 def job_commands(spec: StackSpec) -> dict[str, str]:
-    """Job name -> the exact shell command that starts it."""
-    return {job.name: f"soperator submit {job.name} --stack {spec.name}" for job in spec.jobs}
+    """Name of a job or search -> the exact shell command that starts it."""
+    names = (*(job.name for job in spec.jobs), *(search.name for search in spec.searches))
+    return {name: f"soperator submit {name} --stack {spec.name}" for name in names}
 
 
 def nodesets(spec: StackSpec) -> dict[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Final
 from stacks.catalog import find_preset
 from stacks.node_spec import WorkerSpec
 from stacks.problem import Findings
+from stacks.rules.job_order import check_order
 from stacks.rules.naming import name_problem, repeated
 from stacks.rules.partition_line import HIDDEN, check_line
 from stacks.slurm_spec import JobSpec, PartitionSpec
@@ -37,7 +38,7 @@ def check_jobs(spec: StackSpec, findings: Findings) -> None:
         )
     for index, job in enumerate(spec.jobs):
         _check_job(spec, job, f"jobs[{index}]", findings)
-    _check_order(spec, findings)
+    check_order(spec, findings)
     _check_servers(spec, findings)
 
 
@@ -230,32 +231,8 @@ def _check_fit(
             )
 
 
-def _check_order(spec: StackSpec, findings: Findings) -> None:
-    after = {job.name: job.after for job in spec.jobs}
-    for index, job in enumerate(spec.jobs):
-        if job.after is None:
-            continue
-        if job.after not in after:
-            findings.error(
-                f"jobs[{index}].after",
-                f"'{job.after}' is not a job (has: {', '.join(after)})",
-                rule="jobs.after",
-            )
-            continue
-        chain = [job.name]
-        while (following := after.get(chain[-1])) is not None and following not in chain:
-            chain.append(following)
-        if following == job.name:
-            findings.error(
-                f"jobs[{index}].after",
-                f"{' -> '.join((*chain, job.name))} is a circle; no job could start",
-                rule="jobs.circle",
-            )
-
-
 def _check_servers(spec: StackSpec, findings: Findings) -> None:
     """What a job that serves, and one that measures a server, cannot do."""
-    servers = {job.name for job in spec.jobs if job.is_server}
     for index, job in enumerate(spec.jobs):
         if job.is_server and job.nodes != 1:
             findings.error(
@@ -272,13 +249,6 @@ def _check_servers(spec: StackSpec, findings: Findings) -> None:
                 f"{job.nodes}, but '{job.name}' is a load test, which one process does for all its "
                 "streams; write 1",
                 rule="jobs.load-nodes",
-            )
-        if job.after in servers:
-            findings.error(
-                f"jobs[{index}].after",
-                f"'{job.after}' serves until it is stopped, so '{job.name}' would wait for ever; "
-                "leave `after` out",
-                rule="jobs.after-server",
             )
 
 

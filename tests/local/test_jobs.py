@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -24,16 +26,23 @@ from infra.cli.errors import CliError
 from infra.cli.main import app
 from infra.demo import attempt, chain
 from infra.demo.runner import Runner
-from infra.jobs import history, logs, pull, slurm, submit, sync
+from infra.jobs import history, logs, pull, search, slurm, submit, sync
 from infra.jobs.books import open_books
 from infra.jobs.budget import Asking, submit_within_budget
+from infra.jobs.earlier import Earlier
 from infra.jobs.errors import JobsError
+from infra.jobs.leaderboard import leaderboard, usd_by_job
 from infra.jobs.spent import note_actual, report_of_cluster
 from infra.jobs.ssh import Connection, ConnectionLostError
+from infra.jobs.trials import runs_of, states_of
+from infra.jobs.waiting import why
 from infra.local.state import CHECKOUT
 from infra.render.archive import code_files, hash_files
 from infra.render.sbatch import render_sbatch
+from infra.render.schedule import schedule_script
+from infra.render.search import render_search
 from stacks.cost_spec import BudgetSpec, RunForecastSpec
+from stacks.search_spec import AxisSpec, Goal, SearchSpec, TrialSpec
 from stacks.slurm_spec import ACCEPT_MODULE, JobSpec
 from stacks.spec import StackSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
@@ -56,7 +65,9 @@ for number in range(int(sets.get("lines", 0))):
     time.sleep(float(sets.get("every", 0)))
 results = pathlib.Path(os.environ["SOPERATOR_PLACE_RESULTS"], os.environ["SLURM_JOB_ID"])
 results.mkdir(parents=True, exist_ok=True)
-(results / "run_record.json").write_text("{}")
+outcome = "FAIL" if sets.get("exit", "0") != "0" else "PASS"
+record = {"outcome": outcome, "metrics": {"score": float(sets.get("score", 0))}}
+(results / "run_record.json").write_text(json.dumps(record))
 time.sleep(float(sets.get("sleep", 0)))
 if int(sets.get("fail_rank", 0)) == rank:
     sys.exit(int(sets.get("exit", 0)))
@@ -68,7 +79,19 @@ def probe_spec(spec: StackSpec) -> StackSpec:
     """The local stack with jobs that run in a second."""
     probe = JobSpec(name="probe", module="workloads.probe", recipe="none")
     ranks = replace(probe, name="ranks", nodes=2, gpus_per_node=2, cpus_per_task=4)
-    return replace(spec, jobs=(probe, ranks, replace(probe, name="second", after="probe")))
+    second = replace(probe, name="second", after=("probe",), schedule="@daily")
+    return replace(spec, jobs=(probe, ranks, second), searches=(SEARCH,))
+
+
+SEARCH = SearchSpec(
+    name="trials",
+    job="probe",
+    metric="score",
+    goal=Goal.HIGHEST,
+    grid=(AxisSpec(key="score", values=("1", "2")),),
+    trials=(TrialSpec(settings=("score=3", "exit=3")),),
+    at_once=2,
+)
 
 
 def release(spec: StackSpec) -> dict[str, bytes]:
@@ -76,7 +99,11 @@ def release(spec: StackSpec) -> dict[str, bytes]:
     launcher = [CHECKOUT / "workloads" / "common" / f"{name}.py" for name in _LAUNCHER]
     files = {path.relative_to(CHECKOUT).as_posix(): path.read_bytes() for path in launcher}
     files |= {"workloads/__init__.py": b"", "workloads/probe.py": PROBE.encode()}
-    return files | {f"jobs/{job.name}": render_sbatch(spec, job).encode() for job in spec.jobs}
+    files |= {f"jobs/{job.name}": render_sbatch(spec, job).encode() for job in spec.jobs}
+    files |= {f"jobs/{each.name}": render_search(spec, each).encode() for each in spec.searches}
+    # Without its scrontab, which the Slurm of this machine has no command for.
+    job = next(job for job in spec.jobs if job.schedule is not None)
+    return files | {f"schedules/{job.name}": schedule_script(spec, job).encode()}
 
 
 _LAUNCHER = ("__init__", "launch", "supervise", "exit_codes", "log")
@@ -90,7 +117,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
     public = Path(f"{identity}.pub").read_text().strip()
     with running_cluster(folder, public, identity) as made:
         spec = probe_spec(made.spec)
-        outputs = replace(made.outputs, jobs={job.name: "" for job in spec.jobs})
+        names = [*(job.name for job in spec.jobs), *(search.name for search in spec.searches)]
+        outputs = replace(made.outputs, jobs=dict.fromkeys(names, ""))
         yield replace(made, spec=spec, outputs=outputs)
 
 
@@ -219,10 +247,82 @@ def test_a_job_after_a_failed_one_is_cancelled_instead_of_waiting_for_ever(
 ) -> None:
     first = start(cluster, connection, "probe", "sleep=2", "exit=3")
     second = start(cluster, connection, "second", after=first.job_id)
+    waiting = slurm.find(connection, second.job_id)
+    queued = {job.id: job for job in slurm.recent(connection, days=1)}[second.job_id]
+    assert waiting.needs == queued.needs == (first.job_id,)
+    assert why(waiting, {first.job_id: "probe"}).startswith(f"waits until probe ({first.job_id}) s")
     status, _ = finish(connection, second)
     assert slurm.find(connection, first.job_id).exit_code == 3
     assert slurm.find(connection, second.job_id).state == "CANCELLED"
     assert status != 0
+
+
+def test_a_schedule_submits_its_pipeline_from_inside_a_job(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    """Limits of the job that submits would be those of every srun of the submitted ones."""
+    script = f"{cluster.outputs.code_path}/current/schedules/second"
+    said = connection.run(f"cd /tmp && srun --ntasks=1 --cpus-per-task=1 --mem=64M bash {script}")
+    assert said.ok, said.stderr
+    ids = re.findall(r"is job (\d+)", said.stdout)
+    ended = [
+        logs.follow(
+            connection, cluster.outputs.log_path(name, number), number, write=lambda _chunk: None
+        )
+        for name, number in zip(("probe", "second"), ids, strict=True)
+    ]
+    assert [job.state for job in ended] == ["COMPLETED", "COMPLETED"]
+
+
+def test_a_search_runs_each_trial_with_its_settings_and_ranks_them(
+    cluster: JobsCluster, connection: Connection, tmp_path: Path
+) -> None:
+    books = open_books(cluster.spec, tmp_path, print)
+    files = release(cluster.spec)
+    earlier = Earlier(
+        shell=connection,
+        outputs=cluster.outputs,
+        state=tmp_path,
+        code_hash=hash_files(files),
+        say=lambda _line: None,
+    )
+    made = search.dispatch_search(
+        search.order_search(books, SEARCH, files),
+        books,
+        connection,
+        cluster.outputs,
+        state=tmp_path,
+        code_hash=earlier.code_hash,
+        git_revision=None,
+        say=lambda _line: None,
+    )
+    assert search.left(SEARCH, earlier, ()) == (), "all are on their way"
+    deadline = time.monotonic() + 120
+    while any(task.is_active for task in states_of(connection, "trials")):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    runs = runs_of(connection, cluster.outputs, "trials")
+    board = leaderboard(SEARCH, runs, states_of(connection, "trials"), {})
+    assert [(row.rank, row.settings, row.state) for row in board.rows] == [
+        (1, ("score=2",), "PASS"),
+        (2, ("score=1",), "PASS"),
+        (None, ("score=3", "exit=3"), "FAIL"),
+    ]
+    assert {run.array_id for run in runs} == {made.job_id}
+    assert search.left(SEARCH, earlier, ()) == (2,)
+    usd = usd_by_job(
+        books,
+        connection,
+        cluster.outputs.login_host_key,
+        [run.job_id for run in runs],
+        now=datetime.now(UTC),
+    )
+    assert len(usd) == 3
+    assert None not in usd.values(), "a task may end in the second of its start"
+    own = {run.settings: run.job_id for run in runs}[("score=1",)]
+    assert slurm.find(connection, own).name == "trials"
+    log = connection.run(f"cat {cluster.outputs.log_path('trials', own)}").stdout
+    assert json.loads(log.splitlines()[0])["argv"][-1] == "score=1"
 
 
 def test_a_cancelled_job_ends_its_log_with_a_status_that_is_not_0(
@@ -404,7 +504,7 @@ def test_a_quick_acceptance_of_both_nodes_is_certified(
         restarts=0,
         time_limit="00:20:00",
     )
-    spec = replace(cluster.spec, jobs=(job,))
+    spec = replace(cluster.spec, jobs=(job,), searches=())
     outputs = replace(cluster.outputs, jobs={job.name: ""})
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
     for name, value in {

@@ -61,7 +61,6 @@ def render_slurm_conf(settings: SlurmSettings) -> str:
         # first answer is lost on a busy machine stays away for 100 s.
         "SlurmdTimeout=30",
         "SlurmdParameters=config_overrides",
-        "ScronParameters=enable",
         "MailProg=/bin/true",
         "GresTypes=gpu",
         # A cluster whose NodeName lines are missing still starts, as it does with dynamic nodes.

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from infra.render import names
 from infra.render.resources import preset_of, quantities
+from infra.render.schedule import SLURM_LINE, has_schedules
 from infra.render.values.mounts import NFS, claim, nfs_volume, virtiofs_guards
 from infra.render.values.nfs_server import home_on_login, home_source
 from infra.render.values.storage import LOCAL_VOLUME_SIZE
@@ -88,7 +89,11 @@ def slurm_cluster_values(
             },
         },
     }
-    lines = [*([_ENFORCE] if spec.slurm.accounts else []), *spec.slurm.config_lines]
+    lines = [
+        *([_ENFORCE] if spec.slurm.accounts else []),
+        *([SLURM_LINE] if has_schedules(spec) else []),
+        *spec.slurm.config_lines,
+    ]
     if lines:
         values["customSlurmConfig"] = "\n".join(lines) + "\n"
     if spec.soperator.sssd is not None:

@@ -11,9 +11,9 @@ from infra.jobs.errors import JobsError
 from infra.jobs.ssh import Result
 
 QUEUE = """\
-12|finetune|RUNNING|1:02:03|2026-11-21T05:00:00|2026-11-21T05:00:01|worker-[0-1]
-13|serve|RUNNING|2-00:00:00|2026-11-19T05:00:00|2026-11-19T05:00:01|worker-3
-14|waits|SUSPENDED|0:10|2026-11-21T05:00:00|2026-11-21T05:00:01|worker-2
+12|finetune|RUNNING|1:02:03|2026-11-21T05:00:00|2026-11-21T05:00:01|(null)|worker-[0-1]
+13|serve|RUNNING|2-00:00:00|2026-11-19T05:00:00|2026-11-19T05:00:01|(null)|worker-3
+14|waits|SUSPENDED|0:10|2026-11-21T05:00:00|2026-11-21T05:00:01|(null)|worker-2
 """
 
 

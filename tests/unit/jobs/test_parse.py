@@ -91,7 +91,7 @@ _WORD = st.text(st.characters(codec="ascii", exclude_characters="|\n\r\x0b\x0c\x
 @given(name=_WORD, state=st.sampled_from(["RUNNING", "PENDING", "COMPLETED", "NODE_FAIL"]))
 def test_no_job_name_moves_another_field(name: str, state: str) -> None:
     times = "2026-11-21T05:44:35|2026-11-21T05:44:38"
-    (queued,) = parse.squeue(f"5|{name}|{state}|0:07|{times}|worker-0\n")
+    (queued,) = parse.squeue(f"5|{name}|{state}|0:07|{times}|(null)|worker-0\n")
     (accounted,) = parse.sacct(f"5|{name}|{state}|0:0|00:00:07|{times}|Unknown|worker-0\n")
     for job in (queued, accounted):
         assert (job.name, job.state, job.where) == (name, state, "worker-0")

@@ -116,11 +116,19 @@ def test_a_job_that_slurm_forgot_is_an_error_that_says_so() -> None:
 
 def test_without_accounting_the_queue_is_all_there_is() -> None:
     shell = Recorded(
-        stdout="5|ranks|RUNNING|0:01|2026-11-21T05:44:38|2026-11-21T05:44:40|worker-0\n--\n",
+        stdout="5|ranks|RUNNING|0:01|2026-11-21T05:44:38|2026-11-21T05:44:40|(null)|worker-0\n--\n",
         stderr="Slurm accounting storage is disabled\n",
         exit_code=1,
     )
     assert [job.id for job in slurm.recent(shell, days=7)] == ["5"]
+
+
+def test_own_jobs_are_asked_for_under_the_name_of_whoever_entered() -> None:
+    """sacct shows root the jobs of all users by itself."""
+    shell = Recorded(stdout="--\n")
+    slurm.recent(shell, days=7, mine=True)
+    assert shell.asked[0].startswith("squeue --me --noheader ")
+    assert 'sacct --user="$(id -un)" --noheader' in shell.asked[0]
 
 
 def test_every_missing_output_is_named_at_once() -> None:

@@ -27,6 +27,12 @@ def submount(config: dict[str, Any], **values: Any) -> None:
     )
 
 
+def search(config: dict[str, Any], **values: Any) -> None:
+    grid = [{"key": "train.learning_rate", "values": ["1e-5", "2e-5"]}]
+    entry = {"name": "lr", "job": "finetune", "metric": "last_loss", "grid": grid, **values}
+    config.setdefault("searches", []).append(entry)
+
+
 def test_the_valid_stack_has_nothing_to_say(config: dict[str, Any]):
     assert check(load(config)) == ()
 
@@ -146,6 +152,28 @@ ERRORS: list[tuple[Change, str, str]] = [
     (lambda c: c["jobs"][1].update(after="prep"), "jobs[1].after", "has: prepare, finetune"),
     (lambda c: c["jobs"][0].update(after="finetune"), "jobs[0].after", "prepare -> finetune -> prepare is a circle"),
     (lambda c: c["jobs"][0].update(after="prepare"), "jobs[0].after", "is a circle"),
+    (lambda c: c["jobs"][1].update(after=["prepare", "prep"]), "jobs[1].after", "'prep' is not a job"),
+    (lambda c: c["jobs"][1].update(after=["prepare", "prepare"]), "jobs[1].after", "'prepare' is named twice"),
+    (lambda c: c["jobs"][1].update(schedule="0 2 * *"), "jobs[1].schedule", "give five fields of cron"),
+    (lambda c: c["jobs"][1].update(schedule="60 2 * * *"), "jobs[1].schedule", "'60' is no minute; cron takes 0 to 59"),
+    (lambda c: c["jobs"][1].update(schedule="0 2 30 feb *"), "jobs[1].schedule", "never comes"),
+    (lambda c: (c["jobs"][1].update(schedule="@daily"), c["slurm"].update(config_lines=["ScronParameters=enable"])),
+     "slurm.config_lines[0]", "take it out"),
+    (lambda c: search(c, name="Lr"), "searches[0].name", "lower-case"),
+    (lambda c: search(c, name="finetune"), "searches[0].name", "'finetune' is a job"),
+    (lambda c: (search(c), search(c)), "searches", "'lr' is used twice"),
+    (lambda c: search(c, metric="Last loss"), "searches[0].metric", "is no metric"),
+    (lambda c: search(c, job="fine"), "searches[0].job", "has: prepare, finetune"),
+    (lambda c: (c["jobs"][0].update(module="workloads.serve", nodes=1), search(c, job="prepare")),
+     "searches[0].job", "is no job that gives a result"),
+    (lambda c: search(c, grid=[]), "searches[0]", "0 trials by grid and trials; give 2 to 500"),
+    (lambda c: search(c, grid=[{"key": f"a{n}", "values": [str(v) for v in range(99)]} for n in range(9)]),
+     "searches[0]", "913,517,247,483,640,899 trials"),
+    (lambda c: search(c, grid=[{"key": "a", "values": ["1", "2"]}, {"key": "a", "values": ["3"]}]),
+     "searches[0].grid", "'a' is there twice"),
+    (lambda c: search(c, grid=[{"key": "a b", "values": ["1", "2"]}]), "searches[0].grid[0].key", "is no setting"),
+    (lambda c: search(c, trials=[{"settings": ["lr"]}]), "searches[0].trials[0].settings", "'lr' is not key=value"),
+    (lambda c: search(c, trials=[{"settings": ["train.learning_rate=1e-5"]}]), "searches[0]", "is 2 trials"),
     (lambda c: c["chat"].update(serving_nodeset="w"), "chat.serving_nodeset", "has: worker"),
     (lambda c: c["chat"].update(output_tokens=9000), "chat.output_tokens", "do not fit"),
 ]  # fmt: skip
@@ -162,6 +190,7 @@ def test_what_would_break_is_an_error(change: Change, path: str, message: str):
 
 
 WARNINGS: list[tuple[Change, str, str]] = [
+    (lambda c: c["jobs"][1].update(schedule="@hourly"), "jobs[1].schedule", "may come 1:00:00 after"),
     (lambda c: c["nodes"]["controller"].update(nodes=2), "nodes.controller.max_nodes", "1 never used; set nodes to 1"),
     (lambda c: c["nodes"]["login"].update(preset="4vcpu-16gb"), "nodes.login.preset", "insufficient for login"),
     (lambda c: c["nodes"]["system"].update(min_nodes=1), "nodes.system.min_nodes", "wants 3"),

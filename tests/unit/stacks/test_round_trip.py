@@ -32,6 +32,7 @@ from stacks.node_spec import (
     WorkerSpec,
 )
 from stacks.slurm_spec import (
+from stacks.search_spec import AxisSpec, Goal, SearchSpec, TrialSpec
     AccountSpec,
     JobSpec,
     LoginSpec,
@@ -269,7 +270,8 @@ stacks = st.builds(
             recipe=texts,
             gpus_per_node=st.integers(0, 8),
             cpus_per_task=st.none() | st.integers(1, 128),
-            after=st.none() | texts,
+            after=st.lists(texts, max_size=2).map(tuple),
+            schedule=st.none() | texts,
             least_nodes=st.none() | st.integers(1, 100),
             restarts=st.integers(0, 9),
             save_s=sizes,
@@ -290,6 +292,27 @@ stacks = st.builds(
     ),
     prices=texts,
     code_path=texts,
+    searches=st.lists(
+        st.builds(
+            SearchSpec,
+            name=texts,
+            job=texts,
+            metric=texts,
+            goal=st.sampled_from(Goal),
+            grid=st.lists(
+                st.builds(
+                    AxisSpec, key=texts, values=st.lists(texts, min_size=1, max_size=2).map(tuple)
+                ),
+                max_size=2,
+            ).map(tuple),
+            trials=st.lists(
+                st.builds(TrialSpec, settings=st.lists(texts, max_size=2).map(tuple)), max_size=2
+            ).map(tuple),
+            at_once=sizes,
+            max_usd=st.none() | speeds,
+        ),
+        max_size=2,
+    ).map(tuple),
     python_env_path=texts,
     bill_heading=st.none() | texts,
 )

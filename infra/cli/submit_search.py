@@ -1,0 +1,127 @@
+"""`soperator submit NAME` of a search: one array, what is left of its trials, within its limit.
+
+Owns what is printed of it. What is left and what is sent are infra/jobs/search.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.cli import context, output
+from infra.cli.output import Format
+from infra.cli.submit_pipeline import Options
+
+if TYPE_CHECKING:
+    from infra.jobs.outputs import StackOutputs
+    from stacks.search_spec import SearchSpec
+    from stacks.spec import StackSpec
+
+
+def run(
+    spec: StackSpec,
+    outputs: StackOutputs,
+    wanted: SearchSpec,
+    *,
+    sets: Sequence[str],
+    options: Options,
+    identity: Path | None,
+) -> None:
+    """Submits the trials that are left, or shows the sbatch and what all of them cost."""
+    from cost.searches import plain_search, search_line
+    from infra.jobs import budget, search, submit
+    from infra.jobs import sync as code
+    from infra.jobs.books import open_books
+    from infra.jobs.earlier import Earlier
+    from infra.render.archive import hash_files
+    from infra.render.search import array_option
+
+    submit.job_args(sets)
+    _refuse_wrong(spec, wanted, sets)
+    books = open_books(spec, context.state_root(), output.note)
+    files = context.local_code(spec.name)
+    whole = search.order_search(books, wanted, files, sets)
+    output.note(search_line(whole.cost))
+    with context.connect(outputs, identity) as connection:
+        earlier = Earlier(
+            shell=connection,
+            outputs=outputs,
+            state=context.state_root(),
+            code_hash=hash_files(files),
+            say=output.note,
+        )
+        ordered = whole
+        if not options.again:
+            numbers = search.left(wanted, earlier, sets)
+            if len(numbers) < len(whole.numbers):
+                done = len(whole.numbers) - len(numbers)
+                output.note(f"{wanted.name}: {done} trials are done or on their way")
+                if not numbers:
+                    output.note(f"nothing is left: soperator leaderboard {wanted.name}; --again")
+                    return
+                ordered = search.order_search(books, wanted, files, sets, numbers)
+                output.note(search_line(ordered.cost))
+        if options.dry_run:
+            for line in budget.budget_lines(books, ordered.cost.run, datetime.now(UTC)):
+                output.note(line)
+            array = array_option(wanted, ordered.numbers)
+            print(
+                submit.dry_run(
+                    connection,
+                    outputs,
+                    wanted.name,
+                    sets=sets,
+                    after=options.after,
+                    array=array,
+                ),
+                end="",
+            )
+            search.refuse_over(ordered)
+            return
+        if options.sync:
+            code.send(connection, outputs.code_path, files)
+        sent = search.dispatch_search(
+            ordered,
+            books,
+            connection,
+            outputs,
+            state=context.state_root(),
+            code_hash=earlier.code_hash,
+            git_revision=context.git_revision(),
+            say=output.note,
+            after=options.after,
+            force=options.force,
+            store=context.run_config_store(outputs),
+        )
+    if options.format is Format.JSON:
+        output.print_json({**asdict(sent), **plain_search(ordered.cost)})
+        return
+    print(sent.job_id)
+    output.note(
+        f"{wanted.name} is array {sent.job_id}; ranks as trials end: soperator leaderboard "
+        f"{wanted.name} -s {spec.name}"
+    )
+
+
+def _refuse_wrong(spec: StackSpec, wanted: SearchSpec, sets: Sequence[str]) -> None:
+    """Refuses every setting that the job would refuse: one question for each value of the grid."""
+    from infra.jobs import recipes
+    from infra.jobs.errors import JobsError
+
+    job = next(each for each in spec.jobs if each.name == wanted.job)
+    problems: dict[str, None] = {}
+    asked: set[tuple[str, ...]] = set()
+    for settings in wanted.settings:
+        for one in ((*sets, setting) for setting in settings):
+            if one in asked:
+                continue
+            asked.add(one)
+            try:
+                recipes.refuse_wrong(context.CHECKOUT, job, one)
+            except JobsError as error:
+                problems.setdefault(str(error))
+    if problems:
+        raise JobsError("\n".join(problems))

@@ -1,0 +1,57 @@
+"""Rules of the order of jobs: `jobs[].after`, which makes pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stacks.problem import Findings
+from stacks.rules.naming import repeated
+from stacks.spec import StackSpec
+
+
+def check_order(spec: StackSpec, findings: Findings) -> None:
+    """What a job needs exists, ends, and does not need the job itself."""
+    after = {job.name: job.after for job in spec.jobs}
+    servers = {job.name for job in spec.jobs if job.is_server}
+    for index, job in enumerate(spec.jobs):
+        for name in job.after:
+            if name not in after:
+                findings.error(
+                    f"jobs[{index}].after",
+                    f"'{name}' is not a job (has: {', '.join(after)})",
+                    rule="jobs.after",
+                )
+        for name in repeated(job.after):
+            findings.error(
+                f"jobs[{index}].after",
+                f"'{name}' is named twice; name each job once",
+                rule="jobs.after-twice",
+            )
+        for name in sorted(servers.intersection(job.after)):
+            findings.error(
+                f"jobs[{index}].after",
+                f"'{name}' serves until it is stopped, so '{job.name}' would wait for ever; "
+                "leave it out of `after`",
+                rule="jobs.after-server",
+            )
+        circle = _circle(job.name, after)
+        if circle:
+            findings.error(
+                f"jobs[{index}].after",
+                f"{' -> '.join(circle)} is a circle; no job could start",
+                rule="jobs.circle",
+            )
+
+
+def _circle(start: str, after: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The shortest way from the job back to itself by what it needs; empty: there is none."""
+    ways: list[tuple[str, ...]] = [(start,)]
+    seen: set[str] = set()
+    for way in ways:
+        for name in after.get(way[-1], ()):
+            if name == start:
+                return (*way, name)
+            if name not in seen:
+                seen.add(name)
+                ways.append((*way, name))
+    return ()

@@ -1,0 +1,115 @@
+"""Rules of hyperparameter searches: each trial is another run of a job that ends."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from typing import Final
+
+from stacks.problem import Findings
+from stacks.rules.naming import name_problem, repeated
+from stacks.search_spec import SearchSpec
+from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
+
+TRIALS_MOST: Final = 500
+"""The sbatch line names two files a task, and a command of Linux holds 128 KiB (execve(2)); Slurm's
+own limit is 1,000 (slurm.conf(5), MaxArraySize)."""
+_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_METRIC: Final = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def check_searches(spec: StackSpec, findings: Findings) -> None:
+    """Names, jobs, settings and numbers of the declared searches."""
+    jobs = {job.name: job for job in spec.jobs}
+    for name in repeated(search.name for search in spec.searches):
+        findings.error(
+            "searches", f"name '{name}' is used twice; names are unique", rule="searches.name-twice"
+        )
+    for index, search in enumerate(spec.searches):
+        path = f"searches[{index}]"
+        problem = name_problem(search.name, longest=63)
+        if problem is None and search.name in jobs:
+            problem = f"'{search.name}' is a job; submit takes both by name: use another"
+        if problem:
+            findings.error(f"{path}.name", problem, rule="searches.name")
+        if not _METRIC.fullmatch(search.metric):
+            findings.error(
+                f"{path}.metric",
+                f"'{search.metric}' is no metric of a run record, such as 'last_loss'",
+                rule="searches.metric",
+            )
+        _check_job(search, jobs, path, findings)
+        # Counted first: a grid is made of products, and a slip makes millions.
+        if _check_count(search, path, findings):
+            _check_settings(search, path, findings)
+
+
+def _check_job(search: SearchSpec, jobs: dict[str, JobSpec], path: str, findings: Findings) -> None:
+    job = jobs.get(search.job)
+    if job is None:
+        findings.error(
+            f"{path}.job",
+            f"'{search.job}' is not a job (has: {', '.join(jobs)})",
+            rule="searches.job",
+        )
+    elif not job.ends:
+        findings.error(
+            f"{path}.job",
+            f"'{search.job}' ({job.module}) is no job that gives a result of its settings; name "
+            "one that trains or evaluates",
+            rule="searches.job-ends",
+        )
+
+
+def _check_count(search: SearchSpec, path: str, findings: Findings) -> bool:
+    combined = math.prod(len(axis.values) for axis in search.grid) if search.grid else 0
+    count = combined + len(search.trials)
+    if 2 <= count <= TRIALS_MOST:
+        return True
+    findings.error(
+        path,
+        f"{count:,} trials by grid and trials; give 2 to {TRIALS_MOST}, as one sbatch line holds",
+        rule="searches.count",
+    )
+    return False
+
+
+def _check_settings(search: SearchSpec, path: str, findings: Findings) -> None:
+    for name in repeated(axis.key for axis in search.grid):
+        findings.error(
+            f"{path}.grid",
+            f"'{name}' is there twice; give all of its values at once",
+            rule="searches.axis-twice",
+        )
+    wrong: list[str] = []
+    for index, axis in enumerate(search.grid):
+        if not _KEY.fullmatch(axis.key):
+            findings.error(
+                f"{path}.grid[{index}].key",
+                f"'{axis.key}' is no setting such as 'train.learning_rate'",
+                rule="searches.key",
+            )
+            wrong.append(axis.key)
+    for index, trial in enumerate(search.trials):
+        for setting in trial.settings:
+            key, equals, _ = setting.partition("=")
+            if not equals or not _KEY.fullmatch(key):
+                findings.error(
+                    f"{path}.trials[{index}].settings",
+                    f"'{setting}' is not key=value, such as 'train.learning_rate=2e-5'",
+                    rule="searches.key",
+                )
+                wrong.append(setting)
+    if wrong:
+        return
+    counts = Counter(tuple(sorted(each)) for each in search.settings)
+    for settings, number in counts.items():
+        if number > 1:
+            findings.error(
+                path,
+                f"{' '.join(settings) or 'no setting'} is {number} trials; each must be another "
+                "run: list it once",
+                rule="searches.trial-twice",
+            )

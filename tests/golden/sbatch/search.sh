@@ -1,0 +1,92 @@
+#!/bin/bash
+# Job lr-search of stack local; pulumi up renders and replaces it: do not edit.
+# In /home/shared/finetune_code: sbatch jobs/lr-search [--set key=value]
+#SBATCH --job-name=lr-search
+#SBATCH --partition=main
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=1
+#SBATCH --gpus-per-node=1
+#SBATCH --time=00:30:00
+#SBATCH --output=/mnt/chkpt/logs/%x_%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+#SBATCH --mem=174592M
+#SBATCH --array=0-4%2
+set -euo pipefail
+
+# A trial of search lr-search: its settings win over those of the command line.
+case $SLURM_ARRAY_TASK_ID in
+  0) settings='["train.learning_rate=1e-4", "train.warmup_steps=0"]'; set -- "$@" --set train.learning_rate=1e-4 --set train.warmup_steps=0 ;;
+  1) settings='["train.learning_rate=1e-4", "train.warmup_steps=8"]'; set -- "$@" --set train.learning_rate=1e-4 --set train.warmup_steps=8 ;;
+  2) settings='["train.learning_rate=2e-4", "train.warmup_steps=0"]'; set -- "$@" --set train.learning_rate=2e-4 --set train.warmup_steps=0 ;;
+  3) settings='["train.learning_rate=2e-4", "train.warmup_steps=8"]'; set -- "$@" --set train.learning_rate=2e-4 --set train.warmup_steps=8 ;;
+  4) settings='["lora.target=it'"'"'s \"all\"", "train.learning_rate=5e-4"]'; set -- "$@" --set 'lora.target=it'"'"'s "all"' --set train.learning_rate=5e-4 ;;
+  *) echo "soperator: lr-search has no trial $SLURM_ARRAY_TASK_ID" >&2; exit 2 ;;
+esac
+for name in SOPERATOR_PLAN SOPERATOR_RUN_CONFIG; do
+  own=${name}_$SLURM_ARRAY_TASK_ID
+  [[ -z ${!own:-} ]] || export "$name=${!own}"
+done
+trial=/mnt/chkpt/results/$SLURM_JOB_ID
+mkdir -p "$trial"
+printf '{"search": "lr-search", "array": "%s", "trial": %s, "settings": %s}\n' "$SLURM_ARRAY_JOB_ID" "$SLURM_ARRAY_TASK_ID" "$settings" > "$trial/trial.json"
+
+code=$(readlink -f /home/shared/finetune_code/current)
+cd "$code"
+export PYTHONPATH=$code PYTHONUNBUFFERED=1
+export SOPERATOR_CODE_HASH=${code##*/}
+export SOPERATOR_JOB=lr-search SOPERATOR_STACK=local
+export SOPERATOR_PYTHON=/opt/soperator/venv/bin/python
+export SOPERATOR_PLACE_CACHE=/mnt/data/cache
+export SOPERATOR_PLACE_CHKPT=/mnt/chkpt
+export SOPERATOR_PLACE_DATA=/mnt/data
+export SOPERATOR_PLACE_ELASTIC=/mnt/chkpt/elastic
+export SOPERATOR_PLACE_LOGS=/mnt/chkpt/logs
+export SOPERATOR_PLACE_MODEL=/mnt/model
+export SOPERATOR_PLACE_RESULTS=/mnt/chkpt/results
+export SOPERATOR_PLACE_SCRATCH=/mnt/memory
+export SOPERATOR_PLATFORM=gpu-l40s-d SOPERATOR_PRESET=2gpu-64vcpu-384gb NCCL_SOCKET_IFNAME='^docker0,lo' NCCL_IB_DISABLE=1
+export OMP_NUM_THREADS=1
+
+mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SOPERATOR_PLACE_RESULTS
+ln -sfn lr-search_$SLURM_JOB_ID.out /mnt/chkpt/logs/train_$SLURM_JOB_ID.log
+export SOPERATOR_SHARED_MARK=$SOPERATOR_PLACE_CHKPT/.seen_by_all_$SLURM_JOB_ID
+touch "$SOPERATOR_SHARED_MARK"
+# Every node must see the same environment and mounts before ranks wait for each other.
+srun --overlap --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
+[[ -x $SOPERATOR_PYTHON ]] ||
+  fail "$SOPERATOR_PYTHON is missing: make this Python environment in the jail, then submit again"
+for path in "$@"; do
+  mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
+done
+for path in "$SOPERATOR_PLACE_DATA" "$SOPERATOR_PLACE_MODEL"; do
+  [[ -z $path || -r $path ]] || fail "$path cannot be read: bring data and models there first"
+done
+for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
+  [[ -z $path || -w $path ]] || fail "$path cannot be written: check its owner and mode"
+done
+[[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
+  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"' check /home /mnt/chkpt /mnt/data /mnt/memory /mnt/model
+
+rm -f "${SOPERATOR_SHARED_MARK:-}"
+read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+# A port that is free now on this node, the first: jobs that share a node do not collide.
+MASTER_PORT=$("$SOPERATOR_PYTHON" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
+export MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE=1
+export SOPERATOR_MIN_NODES=2 SOPERATOR_MAX_NODES=2 SOPERATOR_RESTARTS=3 SOPERATOR_SAVE_S=120
+run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID
+export SOPERATOR_EXIT_FILE=$run/.first_exit_status SOPERATOR_NODES_FILE=$run/.nodes
+# Passes signals on, requeues what has saved, and lets the job have lost nodes back.
+exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes=2 --save-s=120 -- \
+srun --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --kill-on-bad-exit=1 bash -c 'is_host=0
+[[ $SLURM_NODEID != 0 ]] || is_host=1
+conf=is_host=$is_host,join_timeout=600,last_call_timeout=${SOPERATOR_LAST_CALL_S:-15}
+conf+=,keep_alive_interval=5,keep_alive_max_attempt=3
+exec "$SOPERATOR_PYTHON" -m workloads.common.launch \
+  --nnodes="$SOPERATOR_MIN_NODES:$SLURM_NNODES" \
+  --nproc-per-node="$SOPERATOR_RANKS_PER_NODE" --max-restarts="$SOPERATOR_RESTARTS" \
+  --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" \
+  --rdzv-id="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}" --rdzv-conf="$conf" \
+  --local-addr="$SLURMD_NODENAME" -m "$@"' launch workloads.train --recipe smollm2_135m_lora_2xcpu "$@"

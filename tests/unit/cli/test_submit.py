@@ -1,0 +1,226 @@
+"""`soperator submit` of pipelines and searches, and the leaderboard: what is said and sent."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from infra.cli.main import app
+from infra.jobs import history
+from infra.jobs.ssh import Result as Ran
+from infra.jobs.submit import Submission
+from infra.render.archive import code_files, hash_files
+from stacks.cost_spec import BudgetSpec, RunForecastSpec
+from stacks.load import STACKS_DIR, load_stack
+from stacks.search_spec import AxisSpec, SearchSpec
+from stacks.spec import StackSpec
+from tests.unit.jobs.test_submit import OUTPUTS
+
+SEARCH = SearchSpec(
+    name="lr",
+    job="finetune",
+    metric="last_loss",
+    grid=(AxisSpec(key="train.learning_rate", values=("1e-4", "2e-4")),),
+)
+
+
+class Cluster:
+    """A login node that numbers what is submitted; jobs stay in the queue."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.sent: list[str] = []
+        self.results = ""
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Ran:
+        self.asked.append(command)
+        text = ""
+        if "exec sbatch" in command:
+            self.sent.append(command.partition("exec ")[2])
+            text = f"{11 + len(self.sent)}\n"
+        elif "--test-only" in command:
+            return Ran(command=command, exit_code=0, stdout="#!/bin/bash\n", stderr="at 08:00")
+        elif command.startswith("scontrol show job"):
+            number = int(re.findall(r"\d+", command)[0])
+            name = self.sent[number - 12].split("jobs/")[1].split()[0]
+            text = f"JobId={number} JobName={name} JobState=PENDING Reason=None ExitCode=0:0\n"
+        elif command == "bash -s":
+            text = self.results
+        elif "squeue" in command:
+            text = "--\n"
+        return Ran(command=command, exit_code=0, stdout=text, stderr="")
+
+
+@pytest.fixture
+def spec(public_key_file: Path) -> StackSpec:
+    return replace(load_stack("local"), searches=(SEARCH,))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: StackSpec) -> Cluster:
+    made = Cluster()
+    outputs = replace(OUTPUTS, jobs={**OUTPUTS.jobs, "lr": ""})
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
+    monkeypatch.setattr("infra.cli.context.read", lambda _stack: outputs)
+    monkeypatch.setattr("infra.cli.context.connect", lambda *_: made)
+    monkeypatch.setattr("infra.cli.context.spec", lambda _stack: spec)
+    return made
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def test_a_pipeline_is_priced_and_sent_in_order_and_once(cluster: Cluster) -> None:
+    done = run("submit", "finetune", "--pipeline", "--set", "finetune:train.max_steps=8")
+    assert done.exit_code == 0, done.output
+    assert "Pipeline prepare-data -> finetune: at most 0.83 h and $6.09" in done.stderr
+    assert [each.split("jobs/")[1] for each in cluster.sent] == [
+        "prepare-data",
+        "finetune --set train.max_steps=8",
+    ]
+    assert "--dependency=afterok:12 --kill-on-invalid-dep=yes" in cluster.sent[1]
+    assert [line.split() for line in done.stdout.splitlines()[1:]] == [
+        ["12", "prepare-data", "-", "now"],
+        ["13", "finetune", "12", "now"],
+    ]
+    again = run("submit", "finetune", "--pipeline", "--set", "finetune:train.max_steps=8")
+    assert (again.exit_code, len(cluster.sent)) == (0, 2), again.output
+    assert again.stdout.count("before") == 2
+
+
+def test_a_dry_run_of_a_pipeline_queues_nothing(cluster: Cluster) -> None:
+    done = run("submit", "finetune", "--pipeline", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("#!/bin/bash") == 2
+    assert "'--dependency=afterok:$PREPARE_DATA'" in done.stdout
+    assert cluster.sent == []
+
+
+def test_everything_that_is_wrong_with_a_pipeline_is_said_at_once(cluster: Cluster) -> None:
+    sets = ("prepare-data:data.x=1", "finetune:train.x=1")
+    done = run("submit", "finetune", "--pipeline", *(w for s in sets for w in ("--set", s)))
+    assert done.exit_code == 1
+    lines = [line for line in done.stderr.splitlines() if line.startswith("soperator: ")]
+    assert [line.split(":")[1].strip() for line in lines] == ["prepare-data", "finetune"]
+    assert cluster.asked == []
+
+
+def test_a_pipeline_that_the_month_has_no_room_for_sends_no_job_of_it(
+    cluster: Cluster, spec: StackSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_of = RunForecastSpec(
+        job="finetune", tokens_per_epoch=3_600_000, train_tokens_per_s=Decimal(100), source="a test"
+    )
+    poor = replace(spec, runs=(run_of,), budget=BudgetSpec(usd_per_month=Decimal(90)))
+    monkeypatch.setattr("infra.cli.context.spec", lambda _stack: poor)
+    done = run("submit", "finetune", "--pipeline")
+    assert done.exit_code == 1
+    assert "pipeline to finetune: the forecast of $91.38 is more than what is left" in done.stderr
+    assert cluster.sent == []
+
+
+def test_the_same_job_twice_is_one_submission_until_asked_for_again(cluster: Cluster) -> None:
+    first, second = run("submit", "finetune"), run("submit", "finetune")
+    assert (first.stdout, second.stdout) == ("12\n", "12\n"), second.output
+    assert "--again submits it once more" in second.stderr
+    other = run("submit", "finetune", "--set", "train.max_steps=8")
+    assert other.stdout == "13\n"
+    assert run("submit", "finetune", "--again").stdout == "14\n"
+
+
+def test_a_search_is_one_array_and_says_what_all_of_it_costs(cluster: Cluster) -> None:
+    done = run("submit", "lr")
+    assert (done.exit_code, done.stdout) == (0, "12\n"), done.output
+    assert "Search lr: 2 trials of finetune, 1 at once: the forecast is not known" in done.stderr
+    (command,) = cluster.sent
+    assert "--array=0,1%1" in command
+
+
+def test_a_search_over_its_limit_is_refused_in_the_dry_run_too(
+    cluster: Cluster, spec: StackSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = replace(spec, searches=(replace(SEARCH, max_usd=Decimal(1)),))
+    monkeypatch.setattr("infra.cli.context.spec", lambda _stack: over)
+    for words in ((), ("--dry-run",)):
+        done = run("submit", "lr", *words)
+        assert done.exit_code == 1
+        assert "is over searches.lr.max_usd $1.00" in done.stderr
+    assert cluster.sent == []
+
+
+def test_a_setting_that_the_job_does_not_know_is_refused_for_every_trial_at_once(
+    cluster: Cluster, spec: StackSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes = (AxisSpec(key="train.x", values=("1", "2")), AxisSpec(key="train.y", values=("1",)))
+    wrong = replace(spec, searches=(replace(SEARCH, grid=axes),))
+    monkeypatch.setattr("infra.cli.context.spec", lambda _stack: wrong)
+    done = run("submit", "lr")
+    assert done.exit_code == 1
+    assert "train.x" in done.stderr
+    assert "train.y" in done.stderr
+    assert cluster.sent == []
+
+
+def remembered(state: Path, spec: StackSpec) -> None:
+    made = Submission(
+        stack="local",
+        job="lr",
+        job_id="12",
+        code_hash=hash_files(code_files(STACKS_DIR.parent, spec)),
+        sets=(),
+        after=None,
+        log_path="",
+        submitted_at="2026-11-21T08:00:00+00:00",
+        cluster=OUTPUTS.login_host_key,
+    )
+    history.remember(state, made)
+
+
+def test_only_trials_that_did_not_pass_are_sent_again(
+    cluster: Cluster, spec: StackSpec, tmp_path: Path
+) -> None:
+    remembered(tmp_path, spec)
+    cluster.results = trial("13", SEARCH.settings[0], {"outcome": "PASS"})
+    done = run("submit", "lr")
+    assert done.exit_code == 0, done.output
+    assert "--array=1%1" in cluster.sent[0]
+    assert "lr: 1 trials are done or on their way" in done.stderr
+
+
+def trial(job_id: str, settings: tuple[str, ...], record: dict[str, object]) -> str:
+    mark = {"search": "lr", "array": "12", "trial": 0, "settings": settings}
+    return f"{job_id}\n{json.dumps(mark)}\n{json.dumps(record)}\n"
+
+
+def test_the_leaderboard_ranks_and_gives_the_words_of_the_best(cluster: Cluster) -> None:
+    cluster.results = trial(
+        "13", SEARCH.settings[0], {"outcome": "PASS", "metrics": {"last_loss": 2.5}}
+    ) + trial("14", SEARCH.settings[1], {"outcome": "FAIL", "reason": "loss is NaN", "metrics": {}})
+    done = run("leaderboard", "lr")
+    assert done.exit_code == 0, done.output
+    rows = done.stdout.splitlines()
+    assert rows[0].split()[:3] == ["RANK", "TRIAL", "LAST_LOSS"]
+    assert rows[1].split()[:3] == ["1", "0", "2.5"]
+    assert "FAIL: loss is NaN" in rows[2]
+    assert "--set train.learning_rate=1e-4" in done.stderr
+    assert "submitted again by: soperator submit lr -s local" in done.stderr
+    plain = json.loads(run("leaderboard", "lr", "--format", "json").stdout)
+    assert [row["rank"] for row in plain["trials"]] == [1, None]
+
+
+def test_a_search_that_is_not_declared_is_refused_with_the_nearest_name(cluster: Cluster) -> None:
+    done = run("leaderboard", "lrs")
+    assert done.exit_code == 1
+    assert "'lrs' is not declared; did you mean 'lr'?" in done.stderr

@@ -1,0 +1,183 @@
+"""A pipeline is submitted once, in order, each job after what it needs; what counts stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from infra.jobs import history
+from infra.jobs.earlier import Earlier
+from infra.jobs.errors import JobsError
+from infra.jobs.pipeline import counted, dry_run, settings_by_job, submit_pipeline
+from infra.jobs.ssh import Result
+from infra.jobs.submit import Submission
+from stacks.slurm_spec import JobSpec
+from tests.unit.jobs.test_submit import HASH, OUTPUTS
+
+
+def job(name: str, *after: str, module: str = "workloads.train") -> JobSpec:
+    return JobSpec(name=name, module=module, recipe="r", after=after)
+
+
+JOBS = (job("prepare"), job("tune", "prepare"), job("base", "prepare"), job("end", "tune", "base"))
+NAMES = [each.name for each in JOBS]
+
+
+@dataclass
+class Queue:
+    """Slurm as a table of states: `scontrol` and `test -s` answer from it, `send` adds to it."""
+
+    state: Path
+    states: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Job id -> name and state."""
+    without_record: set[str] = field(default_factory=set)
+    sent: list[tuple[str, str | None]] = field(default_factory=list)
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        text, code = "", 0
+        if command.startswith("scontrol show job"):
+            number = command.split()[4]
+            name, state = self.states[number]
+            text = f"JobId={number} JobName={name} JobState={state} ExitCode=0:0 Reason=None\n"
+        elif command.startswith("test -s"):
+            code = int(command.split("/")[-2] in self.without_record)
+        else:
+            text = "#!/bin/bash\n"
+        return Result(command=command, exit_code=code, stdout=text, stderr="planned: 05:00\n")
+
+    def send(self, wanted: JobSpec, after: str | None) -> Submission:
+        number = str(len(self.states) + 1)
+        self.states[number] = (wanted.name, "PENDING")
+        self.sent.append((wanted.name, after))
+        made = Submission(
+            stack="local",
+            job=wanted.name,
+            job_id=number,
+            code_hash=HASH,
+            sets=(),
+            after=after,
+            log_path="",
+            submitted_at=f"2026-11-21T08:00:{int(number):02d}+00:00",
+            cluster=OUTPUTS.login_host_key,
+        )
+        history.remember(self.state, made)
+        return made
+
+    def set_all(self, state: str, *ids: str) -> None:
+        for number in ids or tuple(self.states):
+            self.states[number] = (self.states[number][0], state)
+
+    @property
+    def earlier(self) -> Earlier:
+        outputs = replace(OUTPUTS, jobs=dict.fromkeys(NAMES, ""))
+        return Earlier(
+            shell=self, outputs=outputs, state=self.state, code_hash=HASH, say=lambda _: None
+        )
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return Queue(tmp_path)
+
+
+def submitted(
+    queue: Queue, jobs: Sequence[JobSpec] = JOBS, *, again: bool = False
+) -> list[tuple[str, str | None]]:
+    """What one submission of the pipeline sends."""
+    queue.sent.clear()
+    counts = counted(jobs, {}, queue.earlier, again=again)
+    submit_pipeline(jobs, counts, queue.earlier, queue.send)
+    return list(queue.sent)
+
+
+def test_each_job_waits_for_all_that_it_needs(queue: Queue) -> None:
+    assert submitted(queue) == [("prepare", None), ("tune", "1"), ("base", "1"), ("end", "2:3")]
+
+
+def test_a_second_submission_sends_nothing_while_the_first_is_on_its_way(queue: Queue) -> None:
+    submitted(queue)
+    queue.set_all("RUNNING", "1")
+    assert submitted(queue) == []
+    queue.set_all("COMPLETED")
+    assert submitted(queue) == []
+
+
+def test_after_a_failure_only_what_is_not_done_is_sent(queue: Queue) -> None:
+    submitted(queue)
+    queue.set_all("COMPLETED", "1", "3")
+    queue.set_all("FAILED", "2")
+    queue.set_all("CANCELLED", "4")
+    assert submitted(queue) == [("tune", None), ("end", "5")]
+
+
+def test_a_job_that_lost_its_record_runs_again_with_all_that_follows(queue: Queue) -> None:
+    submitted(queue)
+    queue.set_all("COMPLETED")
+    queue.without_record.add("1")
+    assert [name for name, _ in submitted(queue)] == NAMES
+
+
+def test_asked_for_again_every_job_is_sent(queue: Queue) -> None:
+    submitted(queue)
+    queue.set_all("COMPLETED")
+    assert [name for name, _ in submitted(queue, again=True)] == NAMES
+
+
+def test_a_server_that_ended_is_started_again_and_one_that_runs_is_not(queue: Queue) -> None:
+    jobs = (job("prepare"), job("serve", "prepare", module="workloads.serve"))
+    submitted(queue, jobs)
+    queue.set_all("COMPLETED", "1")
+    queue.set_all("RUNNING", "2")
+    assert submitted(queue, jobs) == []
+    queue.set_all("COMPLETED", "2")
+    assert submitted(queue, jobs) == [("serve", None)]
+
+
+def test_a_result_of_older_data_does_not_count(queue: Queue) -> None:
+    """What is submitted alone is older than a preparation that was submitted since."""
+    submitted(queue)
+    queue.set_all("COMPLETED")
+    assert queue.earlier.counting("tune", (), queue.earlier.newest(["prepare"])) is not None
+    queue.send(JOBS[0], None)
+    assert queue.earlier.counting("tune", (), queue.earlier.newest(["prepare"])) is None
+
+
+def test_the_first_jobs_wait_for_the_job_that_the_user_names(queue: Queue) -> None:
+    counts = counted(JOBS, {}, queue.earlier)
+    submit_pipeline(JOBS, counts, queue.earlier, queue.send, after="77")
+    assert queue.sent[0] == ("prepare", "77")
+    assert queue.sent[1] == ("tune", "1")
+
+
+def test_a_dry_run_shows_every_sbatch_and_sends_none(queue: Queue) -> None:
+    submitted(queue, JOBS[:1])
+    sets = {"tune": ("a=1",)}
+    text = dry_run(JOBS, sets, counted(JOBS, sets, queue.earlier), queue.earlier)
+    lines = [line for line in text.splitlines() if line.startswith("# ")]
+    options = "--kill-on-invalid-dep=yes"
+    assert lines == [
+        "# prepare: job 1 counts; it is not submitted again",
+        f"# sbatch --parsable --dependency=afterok:1 {options} jobs/tune --set a=1",
+        "# planned: 05:00",
+        f"# sbatch --parsable --dependency=afterok:1 {options} jobs/base",
+        "# planned: 05:00",
+        f"# sbatch --parsable '--dependency=afterok:$TUNE:$BASE' {options} jobs/end",
+        "# planned: 05:00",
+    ]
+    assert len(queue.states) == 1
+
+
+def test_settings_go_to_the_job_that_they_name() -> None:
+    sets = ["tune:train.lr=1", "tune:a=b:c=d", "prepare:x=1"]
+    assert settings_by_job(sets, JOBS, "end") == {
+        "tune": ("train.lr=1", "a=b:c=d"),
+        "prepare": ("x=1",),
+    }
+
+
+def test_every_setting_of_no_job_is_refused_at_once() -> None:
+    with pytest.raises(JobsError, match=r"--set a=1 tuen:a=1 tune:a: .*\(prepare, tune, base, end"):
+        settings_by_job(["a=1", "tuen:a=1", "tune:a", "tune:a=1"], JOBS, "end")
