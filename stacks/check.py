@@ -16,8 +16,8 @@ from stacks.rules.nfs import check_nfs
 from stacks.rules.nodes import check_nodes
 from stacks.rules.quotas import check_quotas
 from stacks.rules.runs import check_runs
-from stacks.rules.soperator import check_soperator
 from stacks.rules.searches import check_searches
+from stacks.rules.soperator import check_soperator
 from stacks.rules.storage import check_storage
 from stacks.rules.teams import check_teams
 from stacks.rules.verbatim import check_verbatim
@@ -40,9 +40,9 @@ def check(spec: StackSpec) -> tuple[Problem, ...]:
     check_quotas(spec, findings)
     check_soperator(spec, findings)
     check_jobs(spec, findings)
-    check_teams(spec, findings)
     check_schedules(spec, findings)
     check_searches(spec, findings)
+    check_teams(spec, findings)
     check_verbatim(spec, findings)
     check_chat(spec, findings)
     check_runs(spec, findings)

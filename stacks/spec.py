@@ -20,8 +20,8 @@ from stacks.cost_spec import (
 )
 from stacks.nfs_spec import NfsSpec
 from stacks.node_spec import NodesSpec
-from stacks.slurm_spec import JobSpec, LoginSpec, SlurmSpec
 from stacks.search_spec import SearchSpec
+from stacks.slurm_spec import JobSpec, LoginSpec, SlurmSpec
 from stacks.soperator_spec import SoperatorSpec
 from stacks.storage_spec import StorageSpec
 
@@ -50,9 +50,9 @@ class StackSpec:
     contract_prices: tuple[ContractPriceSpec, ...] = ()
     live_prices: bool = False
     """Whether cached estimates of the provider's own calculator win over the book."""
-    runs: tuple[RunForecastSpec, ...] = ()
     searches: tuple[SearchSpec, ...] = ()
     """Hyperparameter searches, submitted like jobs."""
+    runs: tuple[RunForecastSpec, ...] = ()
     preemption: PreemptionSpec | None = None
     policy: PolicySpec = field(default_factory=PolicySpec)
     budget: BudgetSpec | None = None

@@ -113,6 +113,8 @@ def _jobs(
     )
     if job_id is not None and (end := outcome(jobs[0], stack)) is not None:
         output.note(str(end))
+        for line in rest_lines(jobs[0], submissions, cluster):
+            output.note(line)
 
 
 def _filesystems(connection: Connection, outputs: StackOutputs, format: Format) -> None:
@@ -127,8 +129,6 @@ def _filesystems(connection: Connection, outputs: StackOutputs, format: Format) 
         [
             (
                 each.path,
-        for line in rest_lines(jobs[0], submissions, cluster):
-            output.note(line)
                 each.kind or "workers only",
                 *(_gib(size) for size in (each.size_bytes, each.used_bytes, each.free_bytes)),
                 None if each.used_percent is None else f"{each.used_percent:.0f} %",

@@ -31,8 +31,8 @@ from stacks.node_spec import (
     VolumeFilesystem,
     WorkerSpec,
 )
-from stacks.slurm_spec import (
 from stacks.search_spec import AxisSpec, Goal, SearchSpec, TrialSpec
+from stacks.slurm_spec import (
     AccountSpec,
     JobSpec,
     LoginSpec,
@@ -280,18 +280,6 @@ stacks = st.builds(
         ),
         max_size=2,
     ).map(tuple),
-    chat=st.builds(
-        ChatSpec,
-        model=texts,
-        context_tokens=sizes,
-        output_tokens=sizes,
-        speeds=st.lists(
-            st.builds(AssumedSpeedSpec, scenario=texts, output_tokens_per_s=speeds, source=texts),
-            max_size=2,
-        ).map(tuple),
-    ),
-    prices=texts,
-    code_path=texts,
     searches=st.lists(
         st.builds(
             SearchSpec,
@@ -313,6 +301,18 @@ stacks = st.builds(
         ),
         max_size=2,
     ).map(tuple),
+    chat=st.builds(
+        ChatSpec,
+        model=texts,
+        context_tokens=sizes,
+        output_tokens=sizes,
+        speeds=st.lists(
+            st.builds(AssumedSpeedSpec, scenario=texts, output_tokens_per_s=speeds, source=texts),
+            max_size=2,
+        ).map(tuple),
+    ),
+    prices=texts,
+    code_path=texts,
     python_env_path=texts,
     bill_heading=st.none() | texts,
 )
