@@ -9,7 +9,9 @@ from pulumi.runtime.config import CONFIG, get_config_env
 
 from cost import summary
 from cost.bill import bill
+from cost.burn import burn
 from cost.change import change
+from cost.forgotten import forgotten, forgotten_lines
 from cost.price import PriceBookError
 from cost.price_ages import price_age_problems
 from cost.table import render
@@ -24,6 +26,7 @@ from infra.prices.book import price_book
 from infra.prices.errors import LivePriceError
 from infra.render.archive import recipe_problems
 from stacks.check import Level
+from stacks.lifetime import reminders
 from stacks.load import StackError, load_config
 
 ROOT = Path(__file__).resolve().parent
@@ -58,13 +61,17 @@ def main() -> None:
     warnings = [str(problem).removeprefix(f"{Level.WARNING}: ") for problem in found.warnings]
     # An age depends on the day: it is told, but is no output, which would change by itself.
     used = [price for line in found.estimate.components for price in line.prices]
-    ages = [problem.message for problem in price_age_problems(spec, used, datetime.now(UTC).date())]
+    now = datetime.now(UTC)
+    ages = [problem.message for problem in price_age_problems(spec, used, now.date())]
     steps = [str(problem).removeprefix(f"{Level.WARNING}: ") for problem in since.warnings]
-    for warning in (*map(str, since.losses), *steps, *warnings, *ages, *damaged, *doubts(asked)):
+    told_now = (*ages, *damaged, *doubts(asked), *reminders(spec, now))
+    for warning in (*map(str, since.losses), *steps, *warnings, *told_now):
         pulumi.log.warn(warning)
     taken = since.rollout.slurm_nodes
     running = told(spec.name, deployed, taken, user_key(STATE)) if taken else ""
-    pulumi.log.info(f"\n{render(found)}\n{since.render()}{running}\n{in_short(asked)}")
+    costs = forgotten(spec, book, found.estimate.hourly_low_usd)
+    ends = "\n".join(forgotten_lines(spec, costs, now))
+    pulumi.log.info(f"\n{render(found)}\n{ends}\n{since.render()}{running}\n{in_short(asked)}")
 
     try:
         spec = discovered(spec)
@@ -78,6 +85,7 @@ def main() -> None:
         )
     stack = Stack(
         spec,
+        burn=burn(spec, found.estimate, book),
         root=ROOT,
         build_folder=STATE / "build",
         slack_webhook_url=webhook,

@@ -12,6 +12,7 @@ from stacks.rules.chat import check_chat
 from stacks.rules.cluster import check_cluster
 from stacks.rules.job_schedule import check_schedules
 from stacks.rules.jobs import check_jobs
+from stacks.rules.lifetime import check_lifetime
 from stacks.rules.nfs import check_nfs
 from stacks.rules.nodes import check_nodes
 from stacks.rules.quotas import check_quotas
@@ -46,4 +47,5 @@ def check(spec: StackSpec) -> tuple[Problem, ...]:
     check_verbatim(spec, findings)
     check_chat(spec, findings)
     check_runs(spec, findings)
+    check_lifetime(spec, findings)
     return tuple(sorted(findings.problems, key=lambda problem: problem.level is Level.WARNING))

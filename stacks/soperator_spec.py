@@ -82,6 +82,20 @@ class SssdSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlertsSpec:
+    """When an alert of a stack with observability fires."""
+
+    min_gpu_utilization_percent: int = 20
+    """Least mean use of the GPUs of one job over half an hour."""
+    stalled_step_minutes: int = 15
+    """Longest time of a training job from one step to the next, saves included."""
+    checkpoint_minutes: int = 120
+    """Oldest that the newest checkpoint of a training job may be."""
+    drained_minutes: int = 10
+    """Longest time that a node may be drained before it is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UserSpec:
     """One user of the login and worker nodes."""
 
@@ -103,9 +117,11 @@ class SoperatorSpec:
     """Whether Kubernetes nodes that are not ready for 15 minutes are deleted; the node group then
     makes new ones."""
     observability: Observability = Observability.OFF
-    """Metrics, logs and dashboards inside the cluster."""
+    """Metrics, logs, dashboards and alerts inside the cluster."""
+    alerts: AlertsSpec | None = None
+    """When alerts fire; without it at the values that its keys have by default."""
     slack_notifier: bool = False
-    """Whether ended jobs are told to the Slack webhook of the secret configuration."""
+    """Whether ended jobs and alerts are told to the Slack webhook of the secret configuration."""
     apparmor: bool = False
     """Whether pods of Slurm run under Soperator's AppArmor profile."""
     maintenance: Maintenance = Maintenance.NONE

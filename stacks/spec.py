@@ -18,6 +18,7 @@ from stacks.cost_spec import (
     QuotaSpec,
     RunForecastSpec,
 )
+from stacks.lifetime_spec import LifetimeSpec
 from stacks.nfs_spec import NfsSpec
 from stacks.node_spec import NodesSpec
 from stacks.search_spec import SearchSpec
@@ -56,6 +57,8 @@ class StackSpec:
     preemption: PreemptionSpec | None = None
     policy: PolicySpec = field(default_factory=PolicySpec)
     budget: BudgetSpec | None = None
+    lifetime: LifetimeSpec | None = None
+    """When the stack is to end, and how long it may be idle; None: nobody minds."""
     soperator: SoperatorSpec = field(default_factory=SoperatorSpec)
     """Checks, observability, users and files beside Slurm itself."""
     nfs: NfsSpec | None = None

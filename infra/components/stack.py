@@ -7,11 +7,13 @@ from pathlib import Path
 import pulumi
 import pulumi_kubernetes as kubernetes
 
+from cost.burn import Burn
 from infra.components.backups import Backups
 from infra.components.buckets import Buckets
 from infra.components.filesystems import Filesystems
 from infra.components.kube_cluster import KubeCluster
 from infra.components.login import Login
+from infra.components.monitoring import Monitoring
 from infra.components.network import Network
 from infra.components.nfs_server import NfsServer
 from infra.components.node_groups import NodeGroups
@@ -37,6 +39,7 @@ class Stack(pulumi.ComponentResource):
         self,
         spec: StackSpec,
         *,
+        burn: Burn,
         root: Path,
         build_folder: Path,
         slack_webhook_url: pulumi.Input[str] | None = None,
@@ -118,6 +121,16 @@ class Stack(pulumi.ComponentResource):
             nfs_address=None if nfs is None else nfs.address,
             opts=inside,
         )
+        if (metrics := soperator.releases.get("metrics")) is not None:
+            Monitoring(
+                name,
+                spec,
+                burn,
+                provider=provider,
+                metrics=metrics,
+                slack_webhook_url=slack_webhook_url,
+                opts=inside,
+            )
         registry = None if spec.storage.registry_gib is None else Registry(name, spec, mine)
         configs = (
             None

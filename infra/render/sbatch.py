@@ -16,6 +16,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 
+from infra.render.job_metrics import metrics_environment
 from infra.render.job_mounts import CONTAINER_PYTHON, container_options, mounts_of
 from infra.render.job_nodes import (
     RenderError,
@@ -88,7 +89,9 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         'cd "$code"',
         "export PYTHONPATH=$code PYTHONUNBUFFERED=1",
         "export SOPERATOR_CODE_HASH=${code##*/}",
-        _export({"SOPERATOR_JOB": job.name, "SOPERATOR_STACK": spec.name}),
+        _export(
+            {"SOPERATOR_JOB": job.name, "SOPERATOR_STACK": spec.name, **metrics_environment(spec)}
+        ),
         f"export SOPERATOR_PYTHON={shlex.quote(python)}",
         *(
             f"export SOPERATOR_PLACE_{place.upper()}={shlex.quote(path)}"

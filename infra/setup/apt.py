@@ -21,7 +21,7 @@ PACKAGES: Final[Mapping[str, str]] = {
     "restic": "restic",
 }
 """Package of Debian 12 -> a program that it brings."""
-TEST_PACKAGES: Final[Mapping[str, str]] = {"chromium": "chromium"}
+TEST_PACKAGES: Final[Mapping[str, str]] = {"chromium": "chromium", "prometheus": "promtool"}
 _DEBIAN: Final = "12"
 _POLICY: Final = Path("/usr/sbin/policy-rc.d")
 

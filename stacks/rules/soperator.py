@@ -12,6 +12,7 @@ from stacks.mounts import shared_mounts
 from stacks.node_capacity import GIB, slurmd_amounts, slurmdbd_amounts
 from stacks.problem import Findings
 from stacks.rules.access import public_key_problem
+from stacks.rules.alerts import check_alerts
 from stacks.rules.naming import is_under, path_problem, repeated
 from stacks.soperator_spec import HOME, ChecksProfile, JailFileSpec, Observability
 from stacks.spec import StackSpec
@@ -41,6 +42,7 @@ def check_soperator(spec: StackSpec, findings: Findings) -> None:
             "true, but nothing collects metrics to alert on; set soperator.observability to small",
             rule="soperator.notifier",
         )
+    check_alerts(spec, findings)
     for index, file in enumerate(spec.soperator.jail_files):
         _check_file(spec, file, f"soperator.jail_files[{index}]", findings)
     for path in repeated(file.path for file in spec.soperator.jail_files):

@@ -12,6 +12,9 @@ import pulumi
 from google.protobuf import json_format
 from pulumi.runtime import mocks
 
+from cost.burn import burn
+from cost.estimate import estimate
+from cost.price_book import PriceBook
 from infra.components.stack import Stack
 from stacks.spec import StackSpec
 
@@ -150,6 +153,8 @@ def declare(
 ) -> Recorder:
     """Runs the whole stack against a fresh recorder; secrets are made inside its run."""
     recorder = Recorder()
+    book = PriceBook.load(spec.prices)
+    costs = burn(spec, estimate(spec, book), book)
     # Pulumi asks for the thread's event loop, which asyncio.run of an earlier test takes away.
     asyncio.set_event_loop(asyncio.new_event_loop())
     mocks.set_mocks(recorder.mocks, project=PROJECT, stack="stack", monitor=recorder)
@@ -158,6 +163,7 @@ def declare(
     def program() -> None:
         stack = Stack(
             spec,
+            burn=costs,
             root=CHECKOUT,
             build_folder=build_folder,
             slack_webhook_url=slack_webhook_url(),

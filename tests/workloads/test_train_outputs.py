@@ -47,6 +47,9 @@ def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
     metrics = record["metrics"]
     for share in ("padding_positions", "checkpoint_time", "data_wait_time", "recompute_flops"):
         assert 0 <= metrics[f"{share}_percent"] <= 100
+    exported = (results / "metrics.prom").read_text()
+    assert record["artifacts"]["metrics"] == str(results / "metrics.prom")
+    assert "train_step 4.0\n" in exported
     assert 0 < metrics["num_useful_tokens"] <= metrics["num_computed_positions"]
 
 

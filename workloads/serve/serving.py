@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from workloads.common import publish
 from workloads.common.job import Job
 from workloads.serve import gpu
 from workloads.serve.app import ChatServer, make_app
@@ -37,8 +38,10 @@ def serve(
     names = {name: name == weights.tuned_name for name in weights.names}
     chat = ChatServer(loaded.engine, loaded.tokenizer, config, names, metrics)
     running.append(Serving(make_app(chat, api_key=key), chat, loaded.engine, config, listener))
+    job.record.artifacts["metrics"] = str(job.results_dir / publish.FILE_NAME)
     try:
-        running[0].run(ready)
+        with publish.Publisher(metrics.text, results_dir=job.results_dir, kind="serve"):
+            running[0].run(ready)
     finally:
         job.record.metrics |= metrics.record() | {"max_memory_bytes": _peak_bytes(loaded)}
 

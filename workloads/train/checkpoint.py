@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import time
 import uuid
 import warnings
 from collections.abc import Callable
@@ -79,6 +80,8 @@ class FolderCheckpoints:
         nobody else uses; None makes one, which every rank of the job calls.
         """
         self.num_failed_saves = 0
+        self.last_commit_s: float | None = None
+        """Unix time of the newest commit of this process; rank 0 alone knows it."""
         self._world, self._config, self._keep_last = world, config, keep_last
         self._stop, self._model_config = stop, model_config
         self._ranks = Ranks(world, timeout_s=config.timeout_s, group=group)
@@ -211,6 +214,7 @@ class FolderCheckpoints:
 
     def _committed(self, target: Path, kind: Kind) -> None:
         log(f"saved {target}")
+        self.last_commit_s = time.time()
         for removed in remove_old(
             target.parent, kind, keep_last=self._keep_last, keep_best=self._config.keep_best
         ):

@@ -17,6 +17,7 @@ import torch
 from workloads.common.exit_codes import NonFiniteLossError, PreemptedError
 from workloads.common.log import log
 from workloads.train.config import TrainConfig
+from workloads.train.exporter import TrainMetrics
 from workloads.train.faults import Watchdog
 from workloads.train.ledger import Ledger
 from workloads.train.metrics import LossCurve, StepResult, Throughput
@@ -50,6 +51,8 @@ class Trainer:
     """On rank 0 only."""
     events: EventWriter | None
     """On rank 0 only."""
+    metrics: TrainMetrics | None
+    """On rank 0 only."""
     watchdog: Watchdog
     ledger: Ledger = field(default_factory=Ledger)
 
@@ -59,8 +62,11 @@ class Trainer:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows") as worker:
             waiting = self._ask(worker, state.progress.position)
             while state.progress.step < self.num_steps:
+                before_s = self.ledger.seconds["data_wait"]
                 with self.ledger.spend("data_wait"):
                     batches = waiting.result()
+                if self.metrics:
+                    self.metrics.waited(self.ledger.seconds["data_wait"] - before_s)
                 # The next step's rows are put together while this one computes.
                 waiting = self._ask(worker, state.progress.position + self._rows_per_step)
                 result, stop = self._step(batches)
@@ -74,7 +80,10 @@ class Trainer:
                         self.checkpoints.save(state, state.progress.step, loss=result.loss)
                         if stop or done:
                             self.checkpoints.wait()
-                    throughput.stalls_s.append(self.ledger.seconds["checkpoint"] - before_s)
+                    stall_s = self.ledger.seconds["checkpoint"] - before_s
+                    throughput.stalls_s.append(stall_s)
+                    if self.metrics:
+                        self.metrics.stood(stall_s)
                 if stop and not done:
                     raise PreemptedError(
                         f"stopped by a signal after step {state.progress.step} of "
@@ -171,6 +180,8 @@ class Trainer:
     def _report(self, result: StepResult) -> None:
         if self.curve:
             self.curve.append(result)
+        if self.metrics:
+            self.metrics.ended_step(result)
         if self.events:
             self.events.add(
                 result.step + 1,

@@ -6,12 +6,13 @@ plan and this node's packages come before a rank takes a GPU.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from workloads.common import hardware
+from workloads.common import hardware, publish
 from workloads.common.dist import World, environment_rank, world
 from workloads.common.exit_codes import ConfigError
 from workloads.common.job import Job, section_of
@@ -23,6 +24,11 @@ from workloads.train.plan import Plan, checked_plan, choose_strategy, read_plan
 from workloads.train.requirements import check_node
 from workloads.train.tasks import GENERATED, Task, is_generated, open_task
 
+
+if TYPE_CHECKING:
+    from workloads.train.checkpoint import FolderCheckpoints
+    from workloads.train.exporter import TrainMetrics
+    from workloads.train.state import TrainState
 
 def main(job: Job) -> None:
     """Train, write the final weights and point `latest` at them."""
@@ -144,12 +150,13 @@ def _train(run: Run, here: World) -> None:
                 end=config.epochs * len(task.rows) if config.epochs else None,
                 length=task.length,
             ),
+        num_steps = num_train_steps(
+            config, num_rows=len(task.rows), rows_per_step=state.progress.rows_per_step
+        )
             strategy=strategy,
             precision=precision,
             state=state,
-            num_steps=num_train_steps(
-                config, num_rows=len(task.rows), rows_per_step=state.progress.rows_per_step
-            ),
+            num_steps=num_steps,
             checkpoints=checkpoints,
             stop=stop,
             watchdog=watchdog,
@@ -157,13 +164,15 @@ def _train(run: Run, here: World) -> None:
             events=_events(job) if here.is_main else None,
         )
         try:
-            throughput = trainer.run()
+            with _published(job, trainer.metrics):
+                throughput = trainer.run()
         finally:
             # Also of a run that is stopped or fails: it has used its time.
             job.record.metrics |= trainer.ledger.metrics(
                 recomputes=config.gradient_checkpointing, method=config.method
             )
     job.record.artifacts |= {"checkpoint_dir": str(folder.path), "loss_curve": str(curve_path)}
+            metrics=_metrics(state, num_steps, checkpoints) if here.is_main else None,
     finish(run, here, trainer, throughput, folder)
 
 
@@ -176,6 +185,25 @@ def _events(job: Job) -> Any:
     from workloads.train.tensorboard import EventWriter
 
     logs = job.places.path("logs") if job.places.has("logs") else job.results_dir
+def _metrics(state: TrainState, num_steps: int, checkpoints: FolderCheckpoints) -> TrainMetrics:
+    from workloads.train.exporter import TrainMetrics
+
+    return TrainMetrics(
+        step=state.progress.step,
+        num_steps=num_steps,
+        world_size=state.world.world_size,
+        last_commit_s=lambda: checkpoints.last_commit_s,
+    )
+
+
+def _published(job: Job, metrics: TrainMetrics | None) -> contextlib.AbstractContextManager[Any]:
+    """What publishes the run's metrics while it lasts; nothing on other ranks."""
+    if metrics is None:
+        return contextlib.nullcontext()
+    job.record.artifacts["metrics"] = str(job.results_dir / publish.FILE_NAME)
+    return publish.Publisher(metrics.text, results_dir=job.results_dir, kind="train")
+
+
     writer = EventWriter(logs / "tensorboard" / job_id())
     job.record.artifacts["tensorboard"] = str(writer.path.parent)
     return writer

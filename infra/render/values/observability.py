@@ -16,6 +16,14 @@ from stacks.spec import StackSpec
 
 MONITORING: Final = "monitoring-system"
 LOGS: Final = "logs-system"
+_STORE_PORT: Final = "8429"
+METRICS_ADDRESS: Final = (
+    f"http://vmsingle-metrics-victoria-metrics-k8s-stack.{MONITORING}.svc:{_STORE_PORT}"
+)
+"""The metrics store: VMSingle of the release `metrics`, at the port that Soperator's notifier asks
+(helm/soperator-notifier/templates, son.alert.dataSourceUrl, read 2026-11-21)."""
+METRICS_IMPORT: Final = f"{METRICS_ADDRESS}/api/v1/import/prometheus"
+"""Where jobs send their own metrics."""
 _KEPT: Final = "7d"
 _CLASS: Final = "compute-csi-network-ssd-ext4"
 _DASHBOARDS: Final = ["soperator", "soperator-system", MONITORING, LOGS]
@@ -57,6 +65,8 @@ def metrics_values(spec: StackSpec) -> dict[str, Any]:
         "vmagent": {"spec": {"resources": requests_and_limits(_AGENT[level])}},
         "vmsingle": {
             "spec": {
+                # Newer operators have another default.
+                "port": _STORE_PORT,
                 "retentionPeriod": _KEPT,
                 "extraArgs": {"dedup.minScrapeInterval": "30s", "maxLabelsPerTimeseries": "40"},
                 "resources": requests_and_limits(_METRICS[level]),

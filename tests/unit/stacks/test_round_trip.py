@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stacks.catalog import PLATFORM_ALIASES
 from stacks.cluster_spec import ClusterSpec, GpuDrivers, NebiusSpec
 from stacks.cost_spec import AssumedSpeedSpec, ChatSpec
+from stacks.lifetime_spec import LifetimeSpec
 from stacks.load import load_config
 from stacks.nfs_spec import DataDisksSpec, NfsSpec
 from stacks.node_spec import (
@@ -42,6 +43,7 @@ from stacks.slurm_spec import (
     SshServiceType,
 )
 from stacks.soperator_spec import (
+    AlertsSpec,
     ChecksProfile,
     JailFileSpec,
     Maintenance,
@@ -223,6 +225,8 @@ stacks = st.builds(
         suspend_after_s=sizes,
         config_lines=st.lists(texts, max_size=2).map(tuple),
     ),
+    lifetime=st.none()
+    | st.builds(LifetimeSpec, until=st.none() | texts, idle_hours=st.none() | sizes),
     soperator=st.builds(
         SoperatorSpec,
         cuda_version=texts,
@@ -230,6 +234,14 @@ stacks = st.builds(
         delete_unready_nodes=st.booleans(),
         observability=st.sampled_from(Observability),
         slack_notifier=st.booleans(),
+        alerts=st.none()
+        | st.builds(
+            AlertsSpec,
+            min_gpu_utilization_percent=sizes,
+            stalled_step_minutes=sizes,
+            checkpoint_minutes=sizes,
+            drained_minutes=sizes,
+        ),
         nfs_home=st.none() | st.builds(NfsHomeSpec, size_gib=sizes, threads=sizes),
         apparmor=st.booleans(),
         sssd=st.none() | st.builds(SssdSpec, config_secret=texts, ca_config_map=st.none() | texts),

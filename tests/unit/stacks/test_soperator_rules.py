@@ -38,6 +38,14 @@ def nfs(**values: Any) -> Change:
     return lambda config: config.update(nfs={**machine, **values})
 
 
+def alerts(**values: Any) -> Change:
+    return soperator(observability="small", alerts=values)
+
+
+def lifetime(**values: Any) -> Change:
+    return lambda config: config.update(lifetime=values)
+
+
 def slurm(**values: Any) -> Change:
     return lambda config: config["slurm"].update(values)
 
@@ -87,6 +95,23 @@ SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
         "newer than the drivers",
     ),
     (soperator(slack_notifier=True), "soperator.slack_notifier", "observability"),
+    (soperator(alerts={}), "soperator.alerts", "nothing collects metrics"),
+    (
+        alerts(min_gpu_utilization_percent=101),
+        "soperator.alerts.min_gpu_utilization_percent",
+        "101 is not between 1 and 100",
+    ),
+    (alerts(stalled_step_minutes=5), "soperator.alerts.stalled_step_minutes", "between 6 and 1440"),
+    (alerts(checkpoint_minutes=5), "soperator.alerts.checkpoint_minutes", "between 6 and 10080"),
+    (alerts(drained_minutes=1441), "soperator.alerts.drained_minutes", "between 1 and 1440"),
+    (lifetime(), "lifetime", "neither until nor idle_hours"),
+    (lifetime(until="tomorrow"), "lifetime.until", "write 2026-12-24T18:00Z"),
+    (lifetime(idle_hours=721), "lifetime.idle_hours", "721 is more than 720"),
+    (
+        lambda c: (lifetime(idle_hours=8)(c), c["slurm"].update(accounting=False)),
+        "lifetime.idle_hours",
+        "slurm.accounting is off",
+    ),
     (file(path="etc/motd"), "soperator.jail_files[0].path", "not absolute"),
     (file(mode="rw-r--r--"), "soperator.jail_files[0].mode", "octal"),
     (file(path="/etc/slurm/slurm.conf"), "soperator.jail_files[0].path", "Soperator writes"),

@@ -1,0 +1,79 @@
+"""What a stack costs if everybody forgets it: forgotten(spec, book), a day, a week and a month.
+
+Owns the words of the preview. The amounts are the bill's, at min_nodes, and the paused bill's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+from cost.layout import usd_text
+from cost.pause import pause_saving
+from cost.price import HOURS_PER_MONTH
+from cost.price_book import PriceBook
+from stacks.lifetime import end_of
+from stacks.spec import StackSpec
+
+_DAY: Final = Decimal(24)
+_WEEK: Final = 7 * _DAY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """US dollars an hour of a stack that nobody touches."""
+
+    usd_per_hour: Decimal
+    """As declared, at min_nodes."""
+    paused_usd_per_hour: Decimal
+    """The same stack without its workers."""
+    is_lower_bound: bool
+    """Whether a line has no price."""
+
+
+def forgotten(spec: StackSpec, book: PriceBook, usd_per_hour: Decimal) -> Forgotten:
+    """What the stack costs as it stands at `usd_per_hour`, and paused."""
+    saving = pause_saving(spec, book)
+    paused = usd_per_hour if spec.nodes.paused else usd_per_hour - saving.low_usd_per_hour
+    return Forgotten(
+        usd_per_hour=usd_per_hour,
+        paused_usd_per_hour=paused,
+        is_lower_bound=saving.is_lower_bound,
+    )
+
+
+def forgotten_lines(spec: StackSpec, found: Forgotten, now: datetime) -> tuple[str, ...]:
+    """The lines of a preview: the cost of forgetting, and what ends it."""
+    least = "at least " if found.is_lower_bound else ""
+    lines = [f"If you forget it: {least}{_spans(found.usd_per_hour)}, at min_nodes"]
+    if not spec.nodes.paused:
+        lines.append(f"  paused: {least}{_spans(found.paused_usd_per_hour)}")
+    end, lifetime = end_of(spec), spec.lifetime
+    if lifetime is None:
+        lines.append(
+            "  nothing ends it: declare lifetime.idle_hours or lifetime.until, and run "
+            "`soperator reap --act` on a schedule"
+        )
+        return tuple(lines)
+    if lifetime.idle_hours is not None:
+        usd = usd_text(found.usd_per_hour * lifetime.idle_hours)
+        lines.append(
+            f"  `soperator reap` pauses it after {lifetime.idle_hours} h without a job: "
+            f"{usd} at most for those"
+        )
+    if end is not None:
+        left = Decimal(max(timedelta(0), end - now) // timedelta(hours=1))
+        usd = usd_text(found.usd_per_hour * left)
+        lines.append(
+            f"  lifetime.until {end:%Y-%m-%d %H:%M} UTC: {usd} until then, no job after it"
+        )
+    return tuple(lines)
+
+
+def _spans(usd_per_hour: Decimal) -> str:
+    return (
+        f"{usd_text(usd_per_hour * _DAY)} a day, {usd_text(usd_per_hour * _WEEK)} a week, "
+        f"{usd_text(usd_per_hour * HOURS_PER_MONTH)} a month of {HOURS_PER_MONTH} hours"
+    )

@@ -1,0 +1,59 @@
+"""What a forgotten stack costs: the bill's own hour, times a day, a week and a month."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from cost.estimate import estimate
+from cost.forgotten import forgotten, forgotten_lines
+from cost.price_book import PriceBook
+from stacks.lifetime_spec import LifetimeSpec
+from stacks.load import load_stack, stack_names
+from stacks.spec import StackSpec
+
+NOW = datetime(2026, 11, 21, 18, tzinfo=UTC)
+pytestmark = pytest.mark.usefixtures("public_key_file")
+
+
+def lines_of(spec: StackSpec) -> tuple[str, ...]:
+    book = PriceBook.load(spec.prices)
+    found = forgotten(spec, book, estimate(spec, book).hourly_low_usd)
+    return forgotten_lines(spec, found, NOW)
+
+
+def test_h100_prod_costs_what_two_nodes_and_the_rest_cost() -> None:
+    """$72 for two nodes of 8 H100 and $2.60 around them: 74.60 x 24, x 168, x 730."""
+    first, paused, how = lines_of(load_stack("h100-prod"))
+    assert first.startswith("If you forget it: $1,790.")
+    assert "a week" in first
+    assert "a month of 730 hours, at min_nodes" in first
+    assert paused.startswith("  paused: $")
+    assert "nothing ends it: declare lifetime.idle_hours or lifetime.until" in how
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_a_month_of_forgetting_is_the_bill_of_a_month(name: str) -> None:
+    spec = load_stack(name)
+    book = PriceBook.load(spec.prices)
+    total = estimate(spec, book)
+    found = forgotten(spec, book, total.hourly_low_usd)
+    assert abs(found.usd_per_hour * 730 - total.monthly_low_usd) < Decimal("0.01")
+    assert Decimal(0) < found.paused_usd_per_hour <= found.usd_per_hour
+
+
+def test_a_paused_stack_has_one_price() -> None:
+    spec = load_stack("h100-prod")
+    paused = lines_of(replace(spec, nodes=replace(spec.nodes, paused=True)))
+    assert not [line for line in paused if line.startswith("  paused")]
+
+
+def test_what_ends_it_is_priced() -> None:
+    """An hour of the stack is $74.60: 8 idle hours, and 48 until its end."""
+    lifetime = LifetimeSpec(idle_hours=8, until="2026-11-23T18:00Z")
+    _, _, idle, end = lines_of(replace(load_stack("h100-prod"), lifetime=lifetime))
+    assert "after 8 h without a job: $596." in idle
+    assert "lifetime.until 2026-11-23 18:00 UTC: $3,580." in end

@@ -1,0 +1,48 @@
+"""One stack with everything that monitors it, and promtool."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
+
+import pytest
+
+from cost.burn import Burn
+from stacks.cost_spec import BudgetSpec
+from stacks.lifetime_spec import LifetimeSpec
+from stacks.load import load_stack
+from stacks.soperator_spec import Observability
+from stacks.spec import StackSpec
+
+BURN = Burn(
+    node_usd_per_hour={"worker": Decimal("36.00")},
+    around_usd_per_hour=Decimal("2.60"),
+    budget_usd_per_month=Decimal(5000),
+    book="nebius",
+    price_date=date(2026, 9, 15),
+)
+
+
+@pytest.fixture
+def watched(public_key_file: object) -> StackSpec:
+    """h100-prod with metrics, a budget and an end."""
+    spec = load_stack("h100-prod")
+    return replace(
+        spec,
+        soperator=replace(spec.soperator, observability=Observability.SMALL, slack_notifier=True),
+        budget=BudgetSpec(usd_per_month=Decimal(5000)),
+        lifetime=LifetimeSpec(idle_hours=4),
+    )
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    """Prometheus' own checker of rules, which set-up of the tests installs."""
+    found = shutil.which("promtool")
+    if found is None:
+        reason = "promtool is missing; `make setup` for tests installs it"
+        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    return found

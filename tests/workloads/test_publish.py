@@ -1,0 +1,170 @@
+"""Metrics of jobs: a file and a copy to the store; what the list of metrics says, jobs export."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from infra.render.monitoring.exported import EXPORTED
+from workloads.common import publish
+from workloads.common.publish import Publisher
+from workloads.serve.generation import Load
+from workloads.serve.gpu import GpuUse
+from workloads.serve.metrics import ServeMetrics
+from workloads.train.exporter import TrainMetrics
+from workloads.train.metrics import StepResult
+
+
+class Store(HTTPServer):
+    """Keeps what is sent to it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.status = status
+        self.sent: list[tuple[str, bytes]] = []
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Store)
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.sent.append((self.path, body))
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Store]:
+    """A store that answers 204, or what the test's parameter says."""
+    server = Store(getattr(request, "param", 204))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setenv(publish.URL_VARIABLE, f"http://127.0.0.1:{server.server_port}/import")
+    monkeypatch.setenv("SOPERATOR_STACK", "prod")
+    monkeypatch.setenv("SOPERATOR_JOB", "finetune")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def train_metrics(last_commit_s: float | None = None) -> TrainMetrics:
+    return TrainMetrics(
+        step=3, num_steps=9, world_size=2, last_commit_s=lambda: last_commit_s, now_s=lambda: 50.0
+    )
+
+
+def values(text: bytes) -> dict[str, float]:
+    families = text_string_to_metric_families(text.decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def serve_metrics() -> ServeMetrics:
+    load = Load(num_running=1, num_waiting=0, kv_used_tokens=2, kv_total_tokens=8)
+    use = GpuUse(used_bytes=1, total_bytes=2, busy_share=0.5)
+    metrics = ServeMetrics(lambda: load, lambda: 3, lambda: {"0": use})
+    watch = metrics.watch("m", 4)
+    watch.saw(2)
+    watch.end("finished")
+    return metrics
+
+
+def listed(exporter: str) -> set[str]:
+    return {each.name for each in EXPORTED.values() if each.exporter == exporter}
+
+
+def test_a_training_run_exports_what_the_list_says() -> None:
+    names = set(values(train_metrics().text()))
+    assert listed("train") == {name for name in names if not name.endswith("_created")}
+
+
+def test_a_server_exports_what_the_list_says() -> None:
+    assert listed("serve") <= values(serve_metrics().text()).keys()
+
+
+def test_a_step_changes_what_is_exported() -> None:
+    metrics = train_metrics()
+    step = StepResult(
+        step=3,
+        loss=2.5,
+        grad_norm=0.5,
+        learning_rate=1e-4,
+        num_tokens=70,
+        num_positions=100,
+        num_label_tokens=60,
+    )
+    metrics.ended_step(step)
+    metrics.waited(1.5)
+    metrics.stood(0.25)
+    found = values(metrics.text())
+    assert found["train_step"] == 4
+    assert found["train_steps"] == 9
+    assert found["train_loss"] == 2.5
+    assert found["train_tokens_total"] == 70
+    assert found["train_positions_total"] == 100
+    assert found["train_last_step_timestamp_seconds"] == 50
+    assert found["train_data_wait_seconds_total"] == 1.5
+    assert found["train_checkpoint_stall_seconds_total"] == 0.25
+
+
+def test_the_age_of_a_checkpoint_counts_from_the_start_until_there_is_one() -> None:
+    """Else a run that never saves would never be told."""
+    name = "train_last_checkpoint_timestamp_seconds"
+    assert values(train_metrics().text())[name] == 50
+    assert values(train_metrics(last_commit_s=70.0).text())[name] == 70
+
+
+def test_the_last_values_are_written_and_sent_with_the_jobs_labels(
+    store: Store, tmp_path: Path
+) -> None:
+    """Of a job that is shorter than the interval, too."""
+    with Publisher(lambda: b"train_step 4.0\n", results_dir=tmp_path, kind="train"):
+        pass
+    assert (tmp_path / "metrics.prom").read_bytes() == b"train_step 4.0\n"
+    ((path, body),) = store.sent
+    assert body == b"train_step 4.0\n"
+    assert parse_qs(urlsplit(path).query) == {
+        "extra_label": ["stack=prod", "job_name=finetune", "job_id=12"]
+    }
+
+
+@pytest.mark.parametrize("store", [503], indirect=True)
+def test_a_store_that_refuses_is_told_once_and_ends_nothing(
+    store: Store, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    publisher = Publisher(lambda: b"x 1\n", results_dir=tmp_path, kind="train")
+    publisher.publish()
+    publisher.publish()
+    printed = capfd.readouterr()
+    assert len(store.sent) == 2
+    told = [line for line in (printed.out + printed.err).splitlines() if "not sent" in line]
+    assert len(told) == 1
+    assert "answers 503" in told[0]
+
+
+def test_a_store_that_is_gone_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(publish.URL_VARIABLE, "http://127.0.0.1:1/import")
+    Publisher(lambda: b"x 1\n", results_dir=tmp_path, kind="train").publish()
+    printed = capfd.readouterr()
+    assert "metrics are not sent: http://127.0.0.1:1/import" in printed.out + printed.err
+
+
+def test_without_a_store_only_the_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(publish.URL_VARIABLE, raising=False)
+    assert publish.store_url("train") is None
+    Publisher(lambda: b"x 1\n", results_dir=tmp_path, kind="train").publish()
+    assert (tmp_path / "metrics.prom").is_file()
