@@ -64,6 +64,7 @@ VERBS = {
         "infra.cli.restore", "List copies of a stack's jail, or bring one back, whole or a path."
     ),
     "destroy": _Verb("infra.cli.destroy", "Destroy a stack, also one whose kube cluster is gone."),
+    "runs": _Verb("infra.cli.runs", "List runs, compare two, run one again, export them."),
     "report": _Verb("infra.cli.report", "Write report.html from what is declared and measured."),
     "demo": _Verb("infra.cli.demo", "Run the main job on the local stack, end to end."),
     "adopt": _Verb(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+
+if TYPE_CHECKING:
+    from infra.jobs.outputs import StackOutputs
 
 
 def command(
@@ -37,3 +40,29 @@ def command(
         except (JobsError, LedgerError, PriceBookError, StackError) as error:
             # The results are here, whatever is wrong with prices or accounting.
             output.note(f"job {job.id}: its cost is not written down: {error}")
+    _share(outputs, stack, job.id)
+
+
+def _share(outputs: StackOutputs, stack: str, job_id: str) -> None:
+    """Puts the run's record where others of the stack see it; without a bucket there is no such."""
+    from cost.budget import actuals
+    from cost.ledger import FILE_NAME, Ledger, LedgerError
+    from infra.jobs.errors import JobsError
+    from infra.jobs.history import run_folder
+    from infra.runs.shared import publish
+
+    state = context.state_root()
+    try:
+        store = context.run_config_store(outputs)
+        if store is None:
+            return
+        entries = Ledger(state / "runs" / stack / FILE_NAME).read().entries
+        publish(
+            store,
+            run_folder(state, stack, job_id),
+            cluster=outputs.login_host_key,
+            job_id=job_id,
+            actual=actuals(entries).get((outputs.login_host_key, job_id)),
+        )
+    except (JobsError, LedgerError) as error:
+        output.note(f"job {job_id}: others do not see it: {error}")

@@ -14,7 +14,8 @@ from typing import Any
 from cost.load_curve import LoadCurve
 from cost.run_record import Kind, RunRecord
 from cost.unit_costs import ChatCost, NotKnown, UnitCosts, unit_costs
-from infra.report.collect import Report, collect, evaluation_of, plain_object
+from infra.jobs.records import read_object
+from infra.report.collect import Report, collect, evaluation_of
 from infra.report.quality import evaluation_rows, samples
 from infra.report.words import number, signed
 from stacks.spec import StackSpec
@@ -112,7 +113,7 @@ class Outcomes:
     def adapter(self) -> str:
         """Where the cluster keeps the tuned adapter."""
         record = self.runs.get(Kind.TRAIN)
-        artifacts = plain_object(Path(record.path)).get("artifacts", {}) if record else {}
+        artifacts = read_object(Path(record.path)).get("artifacts", {}) if record else {}
         return str(artifacts.get("adapter_dir", "{place:chkpt}/latest"))
 
     def _evaluation(self) -> Mapping[str, Any] | None:

@@ -32,11 +32,18 @@ def remember(state: Path, submission: Submission) -> None:
 
 def submissions(state: Path, stack: str) -> tuple[Submission, ...]:
     """Submissions to this stack, oldest first; a damaged file is as good as none."""
-    found = []
-    for path in (state / "runs" / stack).glob(f"*/{SUBMISSION}"):
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            found.append(Submission(**{**values, "sets": tuple(values["sets"])}))
-        except (OSError, ValueError, TypeError, KeyError):
-            continue
+    found = [
+        submission
+        for path in (state / "runs" / stack).glob(f"*/{SUBMISSION}")
+        if (submission := read_submission(path)) is not None
+    ]
     return tuple(sorted(found, key=lambda each: (each.submitted_at, int(each.job_id))))
+
+
+def read_submission(path: Path) -> Submission | None:
+    """The submission in the file; a damaged one is as good as none."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return Submission(**{**values, "sets": tuple(values["sets"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,14 +1,19 @@
 """Run records that were pulled here: `<state>/runs/<stack>/<job id>/run_record.json`.
 
-Owns where they are. The format is cost/run_record.py's, its meaning for money cost/speeds.py's.
+Owns where they are, and how the files beside them are read. The format is cost/run_record.py's, its
+meaning for money cost/speeds.py's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from cost.run_record import RunRecord, RunRecordError, load_run_records
+
+LOSS_CURVE = "loss_curve.jsonl"
 
 
 def load_records(state: Path, stack: str, say: Callable[[str], object]) -> tuple[RunRecord, ...]:
@@ -27,3 +32,32 @@ def load_whole_records(state: Path, stack: str) -> tuple[RunRecord, ...]:
     if problems:
         raise RunRecordError("\n".join(problems))
     return records
+
+
+def losses(folder: Path) -> tuple[tuple[int, float], ...]:
+    """(step from 1, loss) of a run's loss curve; a line cut by a kill is skipped."""
+    points: list[tuple[int, float]] = []
+    for line in read_text(folder / LOSS_CURVE).splitlines():
+        try:
+            value = json.loads(line)
+            points.append((int(value["step"]) + 1, float(value["loss"])))
+        except (ValueError, TypeError, KeyError):
+            continue
+    return tuple(points)
+
+
+def read_object(path: Path) -> Mapping[str, Any]:
+    """The JSON object in a file; empty where there is none."""
+    try:
+        value = json.loads(read_text(path))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_text(path: Path) -> str:
+    """The text of a file; empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -55,6 +55,19 @@ class Place:
         except BaseError as error:
             raise self._refused(error) from error
 
+    def below(self) -> tuple[tuple[str, int], ...]:
+        """(key, bytes) of every object whose key starts with this one."""
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            found = [each for page in obstore.list(self._store(), self.key) for each in page]
+        except FileNotFoundError as error:
+            raise StorageError(f"{self}: there is no bucket {self.bucket!r}") from error
+        except BaseError as error:
+            raise self._refused(error) from error
+        return tuple(sorted((each["path"], each["size"]) for each in found))
+
     def write(self, content: bytes) -> None:
         """Makes the object, or writes over it."""
         import obstore

@@ -108,7 +108,8 @@ def test_the_record_has_exactly_the_fields_of_schema_1(monkeypatch: pytest.Monke
     assert list(record) == [
         *("schema_version", "kind", "job_id", "job", "stack", "code_hash", "git_revision"),
         *("started_at", "finished_at", "outcome", "reason", "hardware", "versions"),
-        *("environment", "engine", "model", "recipe", "world_size", "metrics", "artifacts"),
+        *("environment", "engine", "model", "recipe", "data_hash", "world_size", "metrics"),
+        "artifacts",
     ]
     assert record["schema_version"] == 1
     assert record["job_id"] == "12"

@@ -90,6 +90,8 @@ class RunRecord:
     hardware: Hardware | None = None
     engine: str | None = None
     model: str | None = None
+    data_hash: str | None = None
+    """SHA-256 of the file of rows that it read or made, which the artifact data_file names."""
     world_size: int = 1
     metrics: dict[str, float | int] = field(default_factory=dict)
     artifacts: dict[str, str] = field(default_factory=dict)
@@ -116,6 +118,7 @@ class RunRecord:
             "engine": self.engine,
             "model": self.model,
             "recipe": self.recipe,
+            "data_hash": self.data_hash,
             "world_size": self.world_size,
             "metrics": self.metrics,
             "artifacts": self.artifacts,

@@ -26,6 +26,7 @@ from workloads.data.raw_rows import kind_of
 from workloads.data.token_worker import TokenizeConfig
 
 MANIFEST = "manifest.json"
+TRAIN_ROWS = "tokens_train.parquet"
 _LEFT_S = 24 * 3600
 
 
@@ -58,8 +59,10 @@ def main(job: Job) -> None:
         _remove_leftovers(output)
         with atomic.new_directory(output, replace=True) as folder:
             _prepare(config, step, source, model_dir, folder)
-    job.record.metrics |= read_manifest(output / MANIFEST)["counts"]
-    job.record.artifacts["dataset_dir"] = str(output)
+    manifest = read_manifest(output / MANIFEST)
+    job.record.metrics |= manifest["counts"]
+    job.record.artifacts |= {"dataset_dir": str(output), "data_file": str(output / TRAIN_ROWS)}
+    job.record.data_hash = manifest["outputs"][TRAIN_ROWS]["sha256"]
 
 
 def _remove_leftovers(output: Path) -> None:

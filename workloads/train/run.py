@@ -17,6 +17,7 @@ from workloads.common.dist import World, environment_rank, world
 from workloads.common.exit_codes import ConfigError
 from workloads.common.job import Job, section_of
 from workloads.common.record import job_id
+from workloads.data.files import sha256
 from workloads.train import plan as plans
 from workloads.train.config import RESUMABLE, TrainConfig
 from workloads.train.given import Run
@@ -51,6 +52,7 @@ def main(job: Job) -> None:
             "which divides it; use strategy ddp"
         )
     if rank == 0:
+        _name_data(job, task)
         _keep_inputs(job, config, plan)
     run = Run(job=job, config=config, task=task, model_dir=model_dir, strategy=strategy, plan=plan)
     with world(cpu_threads=config.cpu_threads, timeout_s=config.checkpoint.timeout_s) as here:
@@ -80,6 +82,13 @@ def _keep_inputs(job: Job, config: TrainConfig, plan: Plan | None) -> None:
     job.keep("config", "config.json", f"{text}\n")
     if plan is not None:
         job.keep("plan", plans.FILE_NAME, plan.path.read_text(encoding="utf-8"))
+
+
+def _name_data(job: Job, task: Task) -> None:
+    """Say in the record which data this run reads, so that it can be run again with the same."""
+    if task.data_file is not None:
+        job.record.artifacts["data_file"] = str(task.data_file)
+        job.record.data_hash = sha256(task.data_file)
 
 
 def _train(run: Run, here: World) -> None:

@@ -25,6 +25,8 @@ class Task(Protocol):
     rows: Sequence[Any]
     num_dropped: int
     """Rows left out or cut because they were too long."""
+    data_file: Path | None
+    """The file that the rows were read from; None where they were generated."""
     digest: str
     """Hash of all rows, in order."""
 

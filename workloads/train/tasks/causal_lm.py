@@ -26,7 +26,8 @@ class CausalLm:
                 "train.task causal_lm: needs a model and a data set of its own, nothing generated"
             )
         self._config, self.model_dir = config, model_dir
-        examples = read_parquet(dataset / "tokens_train.parquet")
+        self.data_file: Path | None = dataset / "tokens_train.parquet"
+        examples = read_parquet(self.data_file)
         fits = examples.lengths <= config.sequence_length
         self.num_dropped = len(examples) - int(fits.sum())
         if self.num_dropped and config.overlong == "refuse":

@@ -65,12 +65,13 @@ class SmallTask:
     ) -> None:
         self._config, self._model, self.model_dir = config, model, model_dir
         self.num_dropped = 0
+        self.data_file = None if dataset is None else dataset / self._file_name
         if is_generated(model) and model not in generated.MODELS:
             raise ConfigError(
                 f"model: got {model!r}, expected one of {', '.join(generated.MODELS)}, or a folder"
             )
         self.rows: Sequence[Row] = (
-            generated.rows(config) if dataset is None else self._read(dataset)
+            generated.rows(config) if self.data_file is None else self._read(self.data_file)
         )
         if not self.rows:
             raise DataError(f"{dataset or GENERATED}: no row to train on")
@@ -79,10 +80,14 @@ class SmallTask:
                      for row in self.rows])  # fmt: skip
         self.digest = hashlib.sha256(text.encode()).hexdigest()
 
-    def _read(self, dataset: Path) -> list[Row]:
+    @property
+    def _file_name(self) -> str:
+        is_of_images = self._config.task == "image_classification"
+        return "images_train.npz" if is_of_images else "rows_train.jsonl"
+
+    def _read(self, path: Path) -> list[Row]:
         if self._config.task == "image_classification":
-            return _read_images(dataset / "images_train.npz")
-        path = dataset / "rows_train.jsonl"
+            return _read_images(path)
         if self.model_dir is None:
             raise ConfigError(f"model: a generated one has no tokenizer for {path}; name a folder")
         from workloads.common.models import load_tokenizer

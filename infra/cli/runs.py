@@ -1,0 +1,198 @@
+"""`soperator runs list|diff|reproduce|export`: what ran, what differs, and the same once more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli import context, output
+from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.errors import CliError
+from infra.cli.output import Format
+
+if TYPE_CHECKING:
+    from infra.runs.run import Run
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="List the runs that are known here, compare two, run one again, export them.",
+)
+JobsOption = Annotated[
+    list[str] | None, typer.Option("--job", metavar="NAME", help="Of this job only; repeatable.")
+]
+SharedOption = Annotated[
+    bool, typer.Option("--shared", help="First bring the runs of others from the stack's bucket.")
+]
+
+
+@app.command("list")
+def list_(
+    stack: StackOption = DEFAULT_STACK,
+    job: JobsOption = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(metavar="KIND", help="train, evaluate, ...; repeatable.")
+    ] = None,
+    outcome: Annotated[
+        list[str] | None, typer.Option(metavar="OUTCOME", help="PASS, FAIL or NOT_RUN.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="A part of the model's name.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Started since, UTC, such as 2026-11-01.")
+    ] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="So many of the newest.")] = None,
+    shared: SharedOption = False,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
+) -> None:
+    """List runs with outcome, model, speed, dollars and code."""
+    from datetime import UTC, datetime
+
+    from cost.run_record import Outcome
+    from infra.cli.spend import moment
+    from infra.runs import listing
+
+    wrong = sorted(set(outcome or ()) - set(Outcome))
+    if wrong:
+        raise CliError(f"--outcome {wrong[0]}: not one of {', '.join(Outcome)}")
+    wanted = listing.Wanted(
+        jobs=tuple(job or ()),
+        kinds=tuple(kind or ()),
+        outcomes=tuple(outcome or ()),
+        model=model,
+        since=None if since is None else moment("--since", since, datetime.now(UTC)),
+        last=last,
+    )
+    found = listing.select(_runs(stack, shared=shared), wanted)
+    if json or format is Format.JSON:
+        output.print_json([listing.plain(run) for run in found])
+        return
+    if not found:
+        output.note(f"{stack}: no such run is here; soperator pull ID brings one")
+        return
+    output.print_table(listing.HEADERS, listing.rows(found))
+
+
+@app.command()
+def diff(
+    first: Annotated[str, typer.Argument(help="Run, as `soperator runs list` names it.")],
+    second: Annotated[str, typer.Argument(help="Run that is held against it.")],
+    stack: StackOption = DEFAULT_STACK,
+    tolerance: Annotated[
+        float, typer.Option(metavar="PERCENT", min=0, help="Losses that agree are this close.")
+    ] = 1.0,
+    shared: SharedOption = False,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+) -> None:
+    """Compare two runs: settings, code, data, results, cost, and whether their losses agree."""
+    from infra.runs import diff as differ
+    from infra.runs.run import find_run
+
+    runs = _runs(stack, shared=shared)
+    found = differ.diff(find_run(runs, first), find_run(runs, second), tolerance=tolerance / 100)
+    if format is Format.JSON:
+        output.print_json(differ.plain(found))
+        return
+    output.print_table(differ.HEADERS, differ.rows(found))
+    print(f"losses: {found.losses}")
+    for line in found.notes:
+        output.note(line)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Run to repeat.")],
+    stack: StackOption = DEFAULT_STACK,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="Submit it; without it only what would be is shown.")
+    ] = False,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Submit over the budget; the ledger records it.")
+    ] = False,
+    shared: SharedOption = False,
+    identity: IdentityOption = None,
+) -> None:
+    """Submit a run's recipe, settings, seed and code once more; shows it first."""
+    from dataclasses import replace
+    from datetime import UTC, datetime
+
+    from infra.cli import submission
+    from infra.jobs import budget, history
+    from infra.jobs import submit as submitting
+    from infra.render.archive import hash_files
+    from infra.runs import reproduce as again
+    from infra.runs.run import find_run
+
+    run = find_run(_runs(stack, shared=shared), name)
+    spec = context.spec(stack)
+    job = again.job_of(run, spec)
+    files = context.local_code(stack)
+    again.check_code(run, hash_files(files), context.CHECKOUT, context.state_root())
+    sets = again.settings_of(run, job, files)
+    outputs = context.read(stack)
+    submitting.check_job(outputs, job.name)
+    made = submission.ready(spec, job, sets)
+    with context.connect(outputs, identity) as connection:
+        if (line := again.check_data(run, connection)) is not None:
+            output.note(line)
+        if not submit:
+            for line in budget.budget_lines(made.books, made.order.run, datetime.now(UTC)):
+                output.note(line)
+            print(submitting.dry_run(connection, outputs, job.name, sets=sets), end="")
+            output.note(f"nothing was submitted: soperator runs reproduce {name} --submit does it")
+            return
+        sent = made.submit(connection, outputs, sync=sync, force=force)
+        history.remember(context.state_root(), replace(sent, reproduces=run.name))
+    print(sent.job_id)
+    output.note(
+        f"{job.name} is job {sent.job_id}; once it ended: soperator pull {sent.job_id} -s {stack} "
+        f"&& soperator runs diff {run.name} {sent.job_id} -s {stack}"
+    )
+
+
+@app.command()
+def export(
+    folder: Annotated[
+        Path, typer.Option("--mlflow", metavar="FOLDER", help="MLflow's file store; new or ours.")
+    ],
+    stack: StackOption = DEFAULT_STACK,
+    job: JobsOption = None,
+    shared: SharedOption = False,
+) -> None:
+    """Write runs as an experiment that MLflow reads."""
+    from infra.runs import listing, mlflow_store
+
+    found = listing.select(_runs(stack, shared=shared), listing.Wanted(jobs=tuple(job or ())))
+    if not found:
+        raise CliError(f"{stack}: no such run is here; soperator pull ID brings one")
+    number = mlflow_store.export(found, stack, folder)
+    print(folder)
+    output.note(f"{number} runs: mlflow ui --backend-store-uri {folder.resolve().as_uri()}")
+
+
+def _runs(stack: str, *, shared: bool) -> Sequence[Run]:
+    """The runs that are known here, after those of others came where that was asked."""
+    from infra.jobs.books import open_books
+    from infra.runs.run import read_runs
+    from infra.runs.shared import bring
+
+    state = context.state_root()
+    books = open_books(context.spec(stack), state, lambda _: None)
+    if shared:
+        store = context.run_config_store(context.read(stack))
+        if store is None:
+            raise CliError(
+                f"{stack}: has no bucket for its runs; declare storage.config_bucket_gib and run "
+                "pulumi up"
+            )
+        output.note(f"{bring(store, state, stack)} files came from the bucket")
+    entries = books.ledger.read().entries
+    return read_runs(state, stack, rates=books.rates, entries=entries, say=output.note)

@@ -1,0 +1,45 @@
+"""A run that one of a team pulled is seen by the others, through the stack's bucket."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from infra.jobs.errors import JobsError
+from infra.runs.shared import bring, publish
+from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at
+from tests.unit.object_storage.conftest import Storage
+from tests.unit.object_storage.test_stored_run_configs import opened
+from tests.unit.runs.folders import runs, write_run
+
+
+def test_a_run_is_seen_by_others_with_its_cost_settings_and_losses(
+    storage: Storage, tmp_path: Path
+) -> None:
+    anna, ben = tmp_path / "anna", tmp_path / "ben"
+    folder = write_run(anna, "2", cluster=CLUSTER)
+    ended = actual_entry("2", "7.25", at(5), at(6))
+    store = opened(storage)
+    assert publish(store, folder, cluster=CLUSTER, job_id="2", actual=ended) == 5
+    assert publish(store, folder, cluster=CLUSTER, job_id="2", actual=ended) == 0
+    assert bring(store, ben, "local") == 5
+    assert bring(store, ben, "local") == 0
+    (seen,) = runs(ben)
+    assert seen.name.startswith("2@")
+    assert (seen.usd, seen.method, len(seen.losses)) == (Decimal("7.25"), "lora", 3)
+    # Whoever pulled it has it once, under its own name.
+    bring(store, anna, "local")
+    assert [run.name for run in runs(anna)] == ["2"]
+
+
+def test_a_run_without_a_record_is_not_shared(storage: Storage, tmp_path: Path) -> None:
+    store = opened(storage)
+    assert publish(store, tmp_path, cluster=CLUSTER, job_id="2", actual=None) == 0
+    assert bring(store, tmp_path / "other", "local") == 0
+
+
+def test_a_key_without_rights_is_refused_with_what_to_do(storage: Storage, tmp_path: Path) -> None:
+    with pytest.raises(JobsError, match="`pulumi up` renews the key"):
+        bring(opened(storage, "copies"), tmp_path, "local")
