@@ -56,6 +56,8 @@ VERBS = {
     "push": _Verb("infra.cli.push", "Bring data or a model to a declared place."),
     "pull": _Verb("infra.cli.pull", "Bring results, run record and log of a job here."),
     "ssh": _Verb("infra.cli.ssh", "Open a shell on the login node, or run one command."),
+    "shell": _Verb("infra.cli.shell", "Open a terminal, Jupyter or VS Code on a node with GPUs."),
+    "tensorboard": _Verb("infra.cli.tensorboard", "Show loss curves, through a tunnel."),
     "drain": _Verb("infra.cli.drain", "Keep new jobs off nodes, with a reason, and let them on."),
     "pause": _Verb("infra.cli.pause", "Take the workers out of a stack until it is resumed."),
     "resume": _Verb("infra.cli.resume", "Bring the workers of a paused stack back."),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infra.cli import context
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from infra.jobs.outputs import StackOutputs
 
 
 def command(
@@ -20,18 +24,31 @@ def command(
 ) -> None:
     """Open a shell on the login node, or run one command."""
     outputs = context.read(stack)
-    key = context.private_key(identity)
+    words = client_words(outputs, context.private_key(identity))
+    os.execv(words[0], [*words, *(remote or [])])  # noqa: S606
+
+
+def client_words(outputs: StackOutputs, key: Path, *, options: tuple[str, ...] = ()) -> list[str]:
+    """The ssh client with the login node as its target; `options` stand before it."""
     client = shutil.which("ssh")
     if client is None:
         raise CliError("ssh: not on PATH; install openssh-client, or use soperator status and logs")
-    known_hosts = context.state_root() / "ssh" / f"known_hosts_{stack}"
+    arguments = [client, "-F", "/dev/null", "-i", str(key), "-p", str(outputs.ssh_port)]
+    for name, value in login_options(outputs).items():
+        arguments += ["-o", f"{name}={value}"]
+    return [*arguments, *options, f"root@{outputs.login_ip}"]
+
+
+def login_options(outputs: StackOutputs) -> dict[str, str]:
+    """What makes ssh trust the pinned host key alone; the file that holds it is written."""
+    known_hosts = context.state_root() / "ssh" / f"known_hosts_{outputs.stack}"
     known_hosts.parent.mkdir(parents=True, exist_ok=True)
     kind, blob = outputs.login_host_key.split()[:2]
     known_hosts.write_text(
         f"[{outputs.login_ip}]:{outputs.ssh_port},{outputs.login_ip} {kind} {blob}\n",
         encoding="ascii",
     )
-    options = {
+    return {
         "IdentitiesOnly": "yes",
         "IdentityAgent": "none",
         "UserKnownHostsFile": str(known_hosts),
@@ -40,7 +57,3 @@ def command(
         "PasswordAuthentication": "no",
         "LogLevel": "ERROR",
     }
-    arguments = [client, "-F", "/dev/null", "-i", str(key), "-p", str(outputs.ssh_port)]
-    for name, value in options.items():
-        arguments += ["-o", f"{name}={value}"]
-    os.execv(client, [*arguments, f"root@{outputs.login_ip}", *(remote or [])])  # noqa: S606

@@ -108,6 +108,10 @@ class Connection:
             self._transport.close()
             raise self._lost(error) from error
 
+    def hold(self, command: str) -> paramiko.Channel:
+        """Starts `command` and returns its channel, standard input open."""
+        return self._open(command)
+
     def run(self, command: str, *, stdin: bytes = b"") -> Result:
         """Runs `command` in the user's shell and waits for its end."""
         return self.run_bytes(command, stdin=stdin)[0]

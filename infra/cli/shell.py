@@ -1,0 +1,191 @@
+"""`soperator shell`: GPUs for a person: a terminal, Jupyter Lab, or a node for VS Code."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli import context, interrupts, output
+from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from infra.jobs.outputs import StackOutputs
+    from infra.shell.ask import Ask
+    from infra.shell.guard import Guard
+    from stacks.spec import StackSpec
+
+
+def command(
+    stack: StackOption = DEFAULT_STACK,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="GPUs; one where the partition has any.")
+    ] = None,
+    cpus: Annotated[
+        int | None, typer.Option(min=1, help="CPUs; the share that goes with the GPUs.")
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option("--partition", "-p", help="Partition; Slurm's default one.")
+    ] = None,
+    hours: Annotated[float, typer.Option(help="Time limit; Slurm ends it then.")] = 2.0,
+    jupyter: Annotated[
+        bool, typer.Option("--jupyter", help="Jupyter Lab there, with a tunnel to it.")
+    ] = False,
+    vscode: Annotated[
+        bool, typer.Option("--vscode", help="Hold the node and write an ssh config that leads in.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait in the queue where nothing is free.")
+    ] = False,
+    identity: IdentityOption = None,
+) -> None:
+    """Open a terminal with GPUs on a worker; it ends with you, and says before what it costs."""
+    from infra.jobs.books import open_books
+    from infra.jobs.budget import check_together
+    from infra.shell import room, served
+    from infra.shell.ask import ask
+    from infra.shell.guard import Guard
+
+    if jupyter and vscode:
+        raise CliError("--jupyter --vscode: one session is one of them")
+    if not (jupyter or vscode or sys.stdin.isatty()):
+        raise CliError(
+            "standard input is no terminal: run this in one, or take --jupyter or --vscode; a "
+            "command without one: soperator ssh 'srun ...'"
+        )
+    spec = context.spec(stack)
+    books = open_books(spec, context.state_root(), output.note)
+    asked = ask(books.rates, gpus=gpus, cpus=cpus, partition=partition, hours=hours)
+    outputs = context.read(stack)
+    closing, code = ExitStack(), 0
+    with interrupts.as_interrupt():
+        try:
+            connection = closing.enter_context(context.connect(outputs, identity))
+            if jupyter:
+                served.check_installed(connection, spec, "jupyterlab", "jupyterlab")
+            check_together(
+                books,
+                connection,
+                f"a shell of {hours:g} hours",
+                asked.most_usd,
+                cluster=outputs.login_host_key,
+                now=datetime.now(UTC),
+                say=output.note,
+            )
+            found = room.look(connection, asked)
+            if not wait:
+                room.refuse_full(asked, found)
+            _say(asked, found.num_waiting)
+            token = secrets.token_urlsafe(24) if jupyter else ""
+            start = (
+                served.jupyter(asked, spec, outputs)
+                if jupyter
+                else served.held(asked)
+                if vscode
+                else ""
+            )
+            guard = Guard(connection, start=start, end=f"scancel --name={asked.name}", secret=token)
+            closing.callback(_end, guard, asked, stack)
+            if jupyter:
+                _jupyter(closing, guard, outputs, identity, token)
+            elif vscode:
+                _vscode(guard, outputs, identity)
+            else:
+                code = _terminal(asked, spec, outputs, identity)
+        finally:
+            with interrupts.ignored():
+                closing.close()
+    raise typer.Exit(code)
+
+
+def _say(asked: Ask, num_waiting: int) -> None:
+    from cost.layout import small_usd_text
+
+    price, most = asked.usd_per_hour, asked.most_usd
+    cost = (
+        "its price is not known"
+        if price is None or most is None
+        else f"{small_usd_text(price)} an hour, at most {small_usd_text(most)}"
+    )
+    output.note(
+        f"{asked.name}: {asked.gpus} GPUs, {asked.cpus} CPUs, {asked.memory_mib / 1024:,.0f} GiB "
+        f"in {asked.partition} for at most {asked.hours:.3g} h: {cost}; {num_waiting} jobs wait"
+    )
+
+
+def _end(guard: Guard, asked: Ask, stack: str) -> None:
+    from infra.shell.guard import SILENCE_S
+
+    if guard.close():
+        output.note(f"{asked.name} is told to end")
+        return
+    output.note(
+        f"{asked.name}: the login node did not say that it ended; it ends by itself within "
+        f"{SILENCE_S} s, or now: soperator ssh -s {stack} scancel --name={asked.name}"
+    )
+
+
+def _terminal(asked: Ask, spec: StackSpec, outputs: StackOutputs, identity: Path | None) -> int:
+    """The terminal until it is left; its exit status."""
+    from infra.cli.ssh import client_words
+    from infra.shell import served
+
+    inside = f"{served.environment(spec, outputs)}; exec bash -i"
+    remote = asked.srun("bash", "-c", inside, options=["--pty"])
+    options = ("-t", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
+    words = client_words(outputs, context.private_key(identity), options=options)
+    return subprocess.run([*words, remote], check=False).returncode
+
+
+def _jupyter(
+    closing: ExitStack,
+    guard: Guard,
+    outputs: StackOutputs,
+    identity: Path | None,
+    token: str,
+) -> None:
+    from infra.jobs.tunnel import Tunnel
+    from infra.shell import served
+
+    there = served.wait_for(guard, served.JUPYTER_READY, say=output.note)
+    login = outputs.endpoint(context.private_key(identity))
+    tunnel = Tunnel(login, there.host, there.port, say=output.note)
+    closing.callback(tunnel.close)
+    print(f"http://127.0.0.1:{tunnel.port}/lab?token={token}", flush=True)
+    output.note("Ctrl-C closes Jupyter, the tunnel and the session")
+    served.wait_for_end(guard)
+    raise CliError("the session ended: its time limit was reached, or Jupyter was shut down")
+
+
+def _vscode(guard: Guard, outputs: StackOutputs, identity: Path | None) -> None:
+    from infra.cli.ssh import login_options
+    from infra.shell import served
+    from infra.shell.ssh_config import ssh_config
+
+    there = served.wait_for(guard, None, say=output.note)
+    folder = context.state_root() / "ssh"
+    text = ssh_config(
+        outputs.stack,
+        there.host,
+        login_host=outputs.login_ip,
+        login_port=outputs.ssh_port,
+        key=context.private_key(identity).absolute(),
+        login_options=login_options(outputs),
+        node_known_hosts=folder / f"known_hosts_{outputs.stack}_nodes",
+    )
+    path = folder / f"config_{outputs.stack}"
+    path.write_text(text, encoding="utf-8")
+    print(text, flush=True)
+    output.note(
+        f"Put this line first into ~/.ssh/config once: Include {path.absolute()}; then in VS Code: "
+        f"Remote-SSH: Connect to Host: soperator-{outputs.stack}-shell. Ctrl-C ends the session"
+    )
+    served.wait_for_end(guard)
+    raise CliError("the session ended: its time limit was reached")

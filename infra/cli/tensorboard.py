@@ -1,0 +1,53 @@
+"""`soperator tensorboard [JOB]`: TensorBoard beside the event files, and a tunnel to it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from infra.cli import context, interrupts, output
+from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.errors import CliError
+
+
+def command(
+    job_id: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="Id of a training job; all without it.")
+    ] = None,
+    stack: StackOption = DEFAULT_STACK,
+    hours: Annotated[float, typer.Option(min=0.1, help="It ends then at the latest.")] = 8.0,
+    identity: IdentityOption = None,
+) -> None:
+    """Show loss curves in TensorBoard; it runs on the login node, takes no GPU, ends with you."""
+    from infra.jobs import slurm
+    from infra.jobs.tunnel import Tunnel
+    from infra.shell import served
+    from infra.shell.guard import Guard
+
+    spec = context.spec(stack)
+    outputs = context.read(stack)
+    folder = f"{outputs.places['logs']}/tensorboard"
+    if job_id is not None:
+        folder = f"{folder}/{slurm.job_id(job_id)}"
+    closing = ExitStack()
+    with interrupts.as_interrupt():
+        try:
+            connection = closing.enter_context(context.connect(outputs, identity))
+            served.check_folder(connection, folder, job_id)
+            served.check_installed(connection, spec, "tensorboard", "tensorboard")
+            start = served.tensorboard(spec, folder, hours)
+            guard = Guard(connection, start=start, end="kill -- -$!")
+            closing.callback(guard.close)
+            there = served.wait_for(guard, served.TENSORBOARD_READY, say=lambda _: None)
+            login = outputs.endpoint(context.private_key(identity))
+            tunnel = Tunnel(login, there.host, there.port, say=output.note)
+            closing.callback(tunnel.close)
+            print(f"http://127.0.0.1:{tunnel.port}/", flush=True)
+            output.note(f"{folder} on the login node; Ctrl-C closes it and the tunnel")
+            served.wait_for_end(guard)
+            raise CliError("TensorBoard ended by itself, or the connection was lost: run it again")
+        finally:
+            with interrupts.ignored():
+                closing.close()

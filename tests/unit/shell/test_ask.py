@@ -1,0 +1,96 @@
+"""A session asks for its share of a node, is priced by it, and refused where it cannot start."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from cost.run_rates import RunRates
+from infra.jobs.errors import JobsError
+from infra.shell.ask import Ask, ask
+from infra.shell.room import look, refuse_full
+from tests.unit.cost.run_stacks import l40s, rates_of
+from tests.unit.jobs.test_submit import Recorded
+
+PLAN = "srun: Job 12 to start at 2026-11-21T08:0{minute}:00 using 2 processors on nodes worker-0\n"
+
+
+@pytest.fixture
+def rates(public_key_file: Path) -> RunRates:
+    return rates_of(l40s())
+
+
+def a_gpu(rates: RunRates) -> Ask:
+    return ask(rates, gpus=1, cpus=None, partition=None, hours=2)
+
+
+def test_one_gpu_of_two_is_half_a_node_in_cpus_memory_and_dollars(rates: RunRates) -> None:
+    made = a_gpu(rates)
+    words = made.srun("bash", options=["--pty"]).split()
+    assert words[1].startswith("--job-name=shell-")
+    for option in ("--partition=train", "--cpus-per-task=32", "--gpus-per-node=1", "--time=120"):
+        assert option in words
+    assert words[-2:] == ["--pty", "bash"]
+    assert made.usd_per_hour == Decimal("4.5688") / 2
+    assert made.most_usd == Decimal("4.5688")
+
+
+def test_two_sessions_never_share_a_name(rates: RunRates) -> None:
+    assert a_gpu(rates).name != a_gpu(rates).name
+
+
+def test_without_a_number_it_is_one_gpu_where_there_are_any(rates: RunRates) -> None:
+    assert ask(rates, gpus=None, cpus=None, partition=None, hours=2).gpus == 1
+
+
+def test_cpus_alone_ask_for_no_gpu_and_pay_for_their_share(rates: RunRates) -> None:
+    made = ask(rates, gpus=0, cpus=16, partition=None, hours=0.5)
+    assert "gpus" not in made.srun("bash")
+    assert (made.memory_mib, made.minutes) == (16 * 2048, 30)
+    assert made.usd_per_hour == Decimal("4.5688") * 16 / 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gpus": 3}, "no node of partition train has 3 GPUs"),
+        ({"gpus": 1, "cpus": 65}, "has 1 GPUs and 65 vCPUs"),
+        ({"partition": "mian"}, "slurm.partitions: 'mian' is not declared"),
+        ({"hours": 0.0}, "--hours 0: not a time"),
+    ],
+)
+def test_what_no_node_could_give_is_refused(
+    rates: RunRates, changes: dict[str, object], words: str
+) -> None:
+    asked = {"gpus": 1, "cpus": None, "partition": None, "hours": 2.0, **changes}
+    with pytest.raises(JobsError, match=words):
+        ask(rates, **asked)  # type: ignore[arg-type]
+
+
+def test_a_free_partition_is_room_and_one_round_trip(rates: RunRates) -> None:
+    shell = Recorded(stdout="2026-11-21T08:00:00\n0\n", stderr=PLAN.format(minute=0))
+    found = look(shell, a_gpu(rates))
+    assert found.is_free
+    refuse_full(a_gpu(rates), found)
+    (command,) = shell.asked
+    assert "srun --job-name=" in command
+    assert command.endswith("--test-only true")
+
+
+def test_a_full_partition_is_refused_with_the_queue_and_the_start(rates: RunRates) -> None:
+    shell = Recorded(stdout="2026-11-21T08:00:00\n4\n", stderr=PLAN.format(minute=9))
+    with pytest.raises(
+        JobsError,
+        match="no 1 GPUs are free in partition train: 4 jobs wait there, and Slurm would start "
+        r"this at 2026-11-21T08:09:00 \(in 0:09:00\)",
+    ):
+        refuse_full(a_gpu(rates), look(shell, a_gpu(rates)))
+
+
+def test_what_slurm_would_never_start_is_told_in_its_words(rates: RunRates) -> None:
+    said = "srun: error: Unable to allocate resources: Requested time limit is invalid\n"
+    shell = Recorded(stdout="2026-11-21T08:00:00\n0\n", stderr=said, exit_code=1)
+    with pytest.raises(JobsError, match="Requested time limit is invalid"):
+        look(shell, a_gpu(rates))

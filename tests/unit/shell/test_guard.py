@@ -1,0 +1,91 @@
+"""What a guard holds ends with it: closed, gone silent, or by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.jobs.errors import JobsError
+from infra.shell import served
+from infra.shell.guard import Guard
+from tests.unit.shell.login import Login
+
+
+@pytest.fixture
+def login(tmp_path: Path) -> Iterator[Login]:
+    made = Login(tmp_path)
+    made.program("scancel", f'echo "$@" >> {tmp_path}/cancelled')
+    yield made
+    made.close()
+
+
+def cancelled(tmp_path: Path) -> str:
+    path = tmp_path / "cancelled"
+    return path.read_text() if path.exists() else ""
+
+
+def test_a_guard_that_closes_ends_the_job_by_its_name(login: Login, tmp_path: Path) -> None:
+    guard = Guard(login.as_connection(), end="scancel --name=shell-1")
+    assert guard.is_open
+    assert cancelled(tmp_path) == ""
+    assert guard.close()
+    assert cancelled(tmp_path) == "--name=shell-1\n"
+
+
+def test_a_guard_that_falls_silent_is_ended_by_the_login_node(login: Login, tmp_path: Path) -> None:
+    guard = Guard(login.as_connection(), end="scancel --name=shell-1", silence_s=1)
+    # The first beat comes after ten seconds: for one second this side is as good as gone.
+    assert login.channels[0].status_event.wait(60)
+    assert cancelled(tmp_path) == "--name=shell-1\n"
+    guard.close()
+
+
+def test_what_runs_in_the_background_ends_with_all_its_children(
+    login: Login, tmp_path: Path
+) -> None:
+    start = f"sleep 600 & echo child $!; wait; touch {tmp_path}/lived"
+    guard = Guard(login.as_connection(), start=start, end="kill -- -$!")
+    child = next(line for line in guard.lines() if line.startswith("child")).split()[1]
+    assert guard.close()
+    assert not Path(f"/proc/{child}").exists() or "Z" in _state(child)
+    assert not (tmp_path / "lived").exists()
+
+
+def _state(process: str) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_secret_is_in_no_argument(login: Login) -> None:
+    guard = Guard(
+        login.as_connection(), start='echo "got $SOPERATOR_SECRET"', end=":", secret="s3cret"
+    )
+    assert next(line for line in guard.lines() if line) == "got s3cret"
+    guard.close()
+    assert not [each for each in login.asked if "s3cret" in each]
+
+
+def test_an_endpoint_is_told_once_it_takes_requests(login: Login) -> None:
+    start = "echo loading; echo soperator-endpoint worker-0 8888; echo 'x is running at'; sleep 60"
+    guard = Guard(login.as_connection(), start=start, end="kill -- -$!")
+    said: list[str] = []
+    found = served.wait_for(guard, served.JUPYTER_READY, say=said.append)
+    assert (found.host, found.port) == ("worker-0", 8888)
+    assert said == ["loading"]
+    assert guard.close()
+
+
+def test_a_second_reader_goes_on_at_the_next_line(login: Login) -> None:
+    guard = Guard(login.as_connection(), start="printf 'one\\ntwo\\nthree\\n'", end=":")
+    assert next(line for line in guard.lines() if line) == "one"
+    assert next(line for line in guard.lines() if line) == "two"
+    guard.close()
+
+
+def test_what_ends_before_it_is_up_is_refused_with_its_last_words(login: Login) -> None:
+    start = "echo soperator-endpoint worker-0 8888; echo no module named jupyterlab; false"
+    guard = Guard(login.as_connection(), start=start, end=":")
+    with pytest.raises(JobsError, match="ended before it was up: no module named jupyterlab"):
+        served.wait_for(guard, served.JUPYTER_READY, say=lambda _: None)
+    guard.close()

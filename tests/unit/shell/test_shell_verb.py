@@ -1,0 +1,200 @@
+"""`soperator shell` and `soperator tensorboard` at the door: price first, and nothing left held."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from infra.cli.main import app
+from infra.jobs.outputs import StackOutputs
+from infra.jobs.ssh import Result as Ran
+from infra.shell.ssh_config import ssh_config
+from tests.unit.jobs.test_submit import OUTPUTS
+from tests.unit.shell.login import Login
+
+RUNNER = CliRunner()
+FREE = "srun: Job 12 to start at 2026-11-21T08:00:00 using 1 processors on nodes worker-0\n"
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJIySg local login"
+
+
+@pytest.fixture
+def login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path
+) -> Iterator[Login]:
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
+    made = Login(tmp_path)
+    made.program("scancel", f'echo "$@" >> {tmp_path}/cancelled')
+    made.answer("squeue", "--\n", "Slurm accounting storage is disabled\n", 0)
+    made.answers.insert(0, ("srun", _ran("2026-11-21T08:00:00\n0\n", FREE)))
+
+    def read(stack: str) -> StackOutputs:
+        return replace(OUTPUTS, login_host_key=KEY)
+
+    monkeypatch.setattr("infra.cli.context.read", read)
+    monkeypatch.setattr("infra.cli.context.connect", lambda *_: made)
+    yield made
+    made.close()
+
+
+def _ran(stdout: str, stderr: str, code: int = 0) -> Ran:
+    return Ran(command="", exit_code=code, stdout=stdout, stderr=stderr)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What the ssh client was told; it ends at once with status 3."""
+    told: list[list[str]] = []
+
+    def run(words: list[str], **_: object) -> SimpleNamespace:
+        told.append(words)
+        return SimpleNamespace(returncode=3)
+
+    monkeypatch.setattr("infra.cli.shell.subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(
+        "infra.cli.shell.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    )
+    return told
+
+
+def run(*words: str) -> Result:
+    return RUNNER.invoke(app, list(words))
+
+
+def test_a_terminal_says_its_price_runs_srun_with_a_pty_and_is_ended(
+    login: Login, terminal: list[list[str]], tmp_path: Path
+) -> None:
+    done = run("shell", "--gpus", "1", "--hours", "1.5")
+    assert done.exit_code == 3, done.output
+    assert "for at most 1.5 h: $2.28 an hour, at most $3.43; 0 jobs wait" in done.stderr
+    ((*client, remote),) = terminal
+    assert "-t" in client
+    assert client[-1] == "root@127.0.0.1"
+    assert remote.startswith("srun --job-name=shell-")
+    assert "--pty bash -c" in remote
+    assert "SOPERATOR_PLACE_RESULTS=" in remote
+    name = remote.split()[1].removeprefix("--job-name=")
+    assert (tmp_path / "cancelled").read_text() == f"--name={name}\n"
+    assert f"{name} is told to end" in done.stderr
+
+
+def test_a_full_partition_is_refused_before_anything_is_held(
+    login: Login, terminal: list[list[str]]
+) -> None:
+    later = FREE.replace("08:00:00", "09:00:00")
+    login.answers.insert(0, ("srun", _ran("2026-11-21T08:00:00\n2\n", later)))
+    done = run("shell")
+    assert done.exit_code == 1
+    assert "no 1 GPUs are free in partition main: 2 jobs wait there" in done.stderr
+    assert (terminal, login.channels) == ([], [])
+
+
+def test_a_session_over_the_budget_is_refused(login: Login, terminal: list[list[str]]) -> None:
+    done = run("shell", "--hours", "1000")
+    assert done.exit_code == 1
+    assert "a shell of 1000 hours" in done.stderr
+    assert (terminal, login.channels) == ([], [])
+
+
+def test_without_a_terminal_it_is_refused(login: Login) -> None:
+    done = run("shell")
+    assert done.exit_code == 1
+    assert "standard input is no terminal" in done.stderr
+
+
+def test_jupyter_that_is_not_installed_is_refused_with_the_command(login: Login) -> None:
+    login.answers.insert(0, ("jupyterlab", _ran("", "", 69)))
+    done = run("shell", "--jupyter")
+    assert done.exit_code == 1
+    assert "jupyterlab is not in /opt/soperator/venv of the cluster: soperator ssh" in done.stderr
+    assert login.channels == []
+
+
+def test_jupyter_is_reached_through_a_tunnel_with_a_token_and_ended(
+    login: Login, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login.program(
+        "srun", "echo soperator-endpoint worker-0 8888; echo Jupyter is running at; sleep 1"
+    )
+    opened: list[tuple[str, int]] = []
+
+    class Tunnel:
+        port = 40000
+
+        def __init__(self, login: object, host: str, port: int, *, say: object) -> None:
+            opened.append((host, port))
+
+        def close(self) -> None:
+            opened.append(("closed", 0))
+
+    monkeypatch.setattr("infra.jobs.tunnel.Tunnel", Tunnel)
+    done = run("shell", "--jupyter")
+    assert done.exit_code == 1
+    assert done.stdout.startswith("http://127.0.0.1:40000/lab?token=")
+    assert opened == [("worker-0", 8888), ("closed", 0)]
+    assert "the session ended" in done.stderr
+    assert (tmp_path / "cancelled").read_text().startswith("--name=shell-")
+
+
+def test_vs_code_gets_a_config_that_ssh_reads(login: Login, tmp_path: Path) -> None:
+    login.program("srun", "echo soperator-endpoint worker-1 22")
+    done = run("shell", "--vscode")
+    assert "Host soperator-local-shell\n  HostName worker-1" in done.stdout
+    path = tmp_path / "state" / "ssh" / "config_local"
+    assert f"Include {path}" in done.stderr
+    assert (tmp_path / "cancelled").exists()
+    client = shutil.which("ssh")
+    if client is None:
+        pytest.skip("no ssh client, which the project does not ship")
+    found = subprocess.run(
+        [client, "-G", "-F", path, "soperator-local-shell"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "hostname worker-1\n" in found
+    assert "proxyjump soperator-local\n" in found
+    assert "stricthostkeychecking accept-new\n" in found
+
+
+def test_a_path_with_a_space_is_one_word_of_the_config() -> None:
+    text = ssh_config(
+        "local",
+        "worker-0",
+        login_host="127.0.0.1",
+        login_port=30022,
+        key=Path("/home/a b/key"),
+        login_options={"UserKnownHostsFile": "/home/a b/known"},
+        node_known_hosts=Path("/home/a b/nodes"),
+    )
+    assert 'IdentityFile "/home/a b/key"' in text
+    assert 'UserKnownHostsFile "/home/a b/known"' in text
+
+
+def test_tensorboard_shows_the_events_of_a_job_on_the_login_node(
+    login: Login, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "infra.shell.served.tensorboard",
+        lambda spec, folder, hours: (
+            f"echo soperator-endpoint 127.0.0.1 6006; echo {folder}; echo '(Press CTRL+C to quit)'"
+        ),
+    )
+    tunnel = SimpleNamespace(port=40001, close=lambda: None)
+    monkeypatch.setattr("infra.jobs.tunnel.Tunnel", lambda *_, **__: tunnel)
+    done = run("tensorboard", "12")
+    assert done.stdout == "http://127.0.0.1:40001/\n", done.output
+    assert "/mnt/logs/tensorboard/12 on the login node" in done.stderr
+
+
+def test_a_job_without_events_is_refused(login: Login) -> None:
+    login.answers.insert(0, ("test -d", _ran("", "", 1)))
+    done = run("tensorboard", "12")
+    assert done.exit_code == 1
+    assert "/mnt/logs/tensorboard/12: job 12 has not written TensorBoard events" in done.stderr
