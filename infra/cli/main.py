@@ -61,6 +61,7 @@ VERBS = {
     "drain": _Verb("infra.cli.drain", "Keep new jobs off nodes, with a reason, and let them on."),
     "pause": _Verb("infra.cli.pause", "Take the workers out of a stack until it is resumed."),
     "resume": _Verb("infra.cli.resume", "Bring the workers of a paused stack back."),
+    "reap": _Verb("infra.cli.reap", "Pause a stack that is idle or past its declared end."),
     "backup": _Verb("infra.cli.backup", "Copy a stack's jail to object storage now."),
     "restore": _Verb(
         "infra.cli.restore", "List copies of a stack's jail, or bring one back, whole or a path."

@@ -40,6 +40,7 @@ def command(
 ) -> None:
     """List the jobs of a cluster, or show one; or how full its filesystems are."""
     outputs = context.read(stack)
+    _remind(stack)
     with context.connect(outputs, identity) as connection:
         while True:
             if watch and format is Format.TABLE:
@@ -52,6 +53,19 @@ def command(
                 return
             sys.stdout.flush()
             time.sleep(_EVERY_S)
+
+
+def _remind(stack: str) -> None:
+    """Say that the stack's declared end has passed or comes near."""
+    from stacks.lifetime import reminders
+    from stacks.load import StackError
+
+    try:
+        spec = context.spec(stack)
+    except StackError:
+        return  # the jobs of a stack can be looked at without its file
+    for line in reminders(spec, datetime.now(UTC)):
+        output.note(line)
 
 
 def _jobs(

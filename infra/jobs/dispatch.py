@@ -20,11 +20,13 @@ from cost.size.errors import SizeError
 from cost.size.plan import Plan
 from infra.jobs import budget, history, run_config, submit
 from infra.jobs.books import Books
+from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.plan import plan_lines, plan_of, refuse_unfit
 from infra.jobs.recipes import recipe_of
 from infra.jobs.slurm import Shell
 from infra.jobs.submit import Submission
+from stacks.lifetime import refusal
 from stacks.slurm_spec import JobSpec
 
 
@@ -51,8 +53,11 @@ def order(
 ) -> Order:
     """What the job is expected to take and the plan that it ships, both told; `files` is code.
 
-    Refuses a job that no memory holds, as its trainer would on the nodes.
+    Refuses a job of a stack that has ended, and one that no memory holds, as its trainer would.
     """
+    over = refusal(books.spec, datetime.now(UTC))
+    if over is not None:
+        raise JobsError(f"{over}; nothing was submitted")
     run = books.forecast(job, sets)
     for line in run_lines(run):
         say(line)

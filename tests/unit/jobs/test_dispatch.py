@@ -18,6 +18,7 @@ from infra.jobs.plan import VARIABLE
 from infra.jobs.submit import Submission
 from infra.render.archive import code_files
 from stacks.cost_spec import BudgetSpec
+from stacks.lifetime_spec import LifetimeSpec
 from stacks.load import STACKS_DIR
 from tests.unit.cost.run_stacks import job_of, l40s
 from tests.unit.jobs.test_submit import HASH, OUTPUTS, Recorded
@@ -58,6 +59,15 @@ def test_a_job_leaves_its_forecast_its_plan_and_its_history(tmp_path: Path) -> N
     assert isinstance(entry, ForecastEntry)
     assert (entry.job_id, entry.nodes_usd) == ("12", Decimal("36.550400"))
     assert begun == ["after 0 commands"]
+
+
+def test_a_job_of_a_stack_that_has_ended_is_refused_before_it_is_forecast(tmp_path: Path) -> None:
+    of = books(tmp_path, lifetime=LifetimeSpec(until="2026-01-01T00:00Z"))
+    shell, begun = Recorded(), list[str]()
+    with pytest.raises(JobsError, match=r"the stack ended on 2026-01-01 00:00 UTC.*nothing was"):
+        sent(of, shell, tmp_path, begun)
+    assert (shell.asked, begun) == ([], [])
+    assert of.ledger.read().entries == ()
 
 
 def test_a_job_that_the_budget_has_no_room_for_is_never_begun(tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""`soperator reap`: pauses a stack whose declared life is over; for cron and CI."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli import context, output
+from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.errors import CliError
+from infra.cli.output import Format
+from infra.cli.pause import switch
+from infra.local.state import CHECKOUT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from infra.reap.verdict import Verdict
+    from stacks.spec import StackSpec
+
+_WITHOUT_IDLE_H = 24
+"""How far back the reason looks where only an end is declared."""
+
+
+def command(
+    stack: StackOption = DEFAULT_STACK,
+    act: Annotated[
+        bool, typer.Option("--act", help="Pause it when due; else only say so.")
+    ] = False,
+    end_jobs: Annotated[
+        bool, typer.Option("--end-jobs", help="After its end, also when jobs run or wait.")
+    ] = False,
+    identity: IdentityOption = None,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+) -> None:
+    """Pause a stack that was idle for its declared hours, or whose declared end has passed."""
+    spec = context.spec(stack)
+    if spec.lifetime is None:
+        raise CliError(
+            f"{stack}: lifetime: not declared, so nothing says when the stack is to end; declare "
+            f"lifetime.idle_hours or lifetime.until in stacks/Pulumi.{stack}.yaml"
+        )
+    if spec.nodes.paused:
+        output.note(f"{stack}: is paused already")
+        return
+    found = _verdict(spec, identity, end_jobs=end_jobs)
+    acts = act and found.is_due
+    if format is Format.JSON:
+        output.print_json({"stack": stack, **asdict(found), "acts": acts})
+    else:
+        print(f"{stack}: {'due' if found.is_due else 'not due'}: {found.reason}")
+    if found.is_due and not act:
+        output.note(f"{stack}: nothing was done; --act pauses it")
+    if acts:
+        switch(stack, paused=True)
+        raise typer.Exit(_up(stack))
+
+
+def _verdict(spec: StackSpec, identity: Path | None, *, end_jobs: bool) -> Verdict:
+    from infra.reap.activity import activity
+    from infra.reap.verdict import verdict
+
+    assert spec.lifetime is not None
+    outputs = context.read(spec.name)
+    now = datetime.now(UTC)
+    with context.connect(outputs, identity) as connection:
+        seen = activity(
+            connection,
+            outputs.login_host_key,
+            now=now,
+            hours=spec.lifetime.idle_hours or _WITHOUT_IDLE_H,
+        )
+    return verdict(spec, seen, now, ends_jobs=end_jobs)
+
+
+def _up(stack: str) -> int:
+    """Exit status of the engine; what it prints is the user's."""
+    command = ["pulumi", "up", "--yes", "--non-interactive", "--stack", stack]
+    try:
+        return subprocess.run(command, cwd=CHECKOUT, env=context.environ(), check=False).returncode
+    except FileNotFoundError as error:
+        raise CliError("pulumi: not on PATH; run `make setup`") from error

@@ -1,0 +1,126 @@
+"""When a stack is due: after its idle hours, after its end, and never under a running job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from infra.jobs.errors import JobsError
+from infra.jobs.ssh import Result
+from infra.reap.activity import Activity, activity
+from infra.reap.verdict import Verdict, verdict
+from stacks.lifetime_spec import LifetimeSpec
+from stacks.load import load_stack
+from stacks.spec import StackSpec
+
+NOW = datetime(2026, 11, 21, 18, tzinfo=UTC)
+BOOT = (
+    "Configuration data as of 2026-11-21T18:00:00\nBOOT_TIME               = 2026-11-20T08:00:00\n"
+)
+SACCT = "{}|{}|{}|{}|{}|{}|{}|8|billing=8,cpu=8,gres/gpu=1,node=1|worker-0\n"
+
+
+@pytest.fixture
+def spec(public_key_file: object) -> StackSpec:
+    return load_stack("l40s-dev")
+
+
+class Slurm:
+    """Answers with rows of sacct, as Slurm prints them in UTC."""
+
+    def __init__(self, *rows: tuple[str, ...], boot: str = BOOT) -> None:
+        self.rows, self.boot = rows, boot
+        self.commands: list[str] = []
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        self.commands.append(command)
+        table = "".join(SACCT.format(*row) for row in self.rows)
+        text = self.boot if "scontrol show config" in command else f"--\n{table}"
+        return Result(command=command, exit_code=0, stdout=text, stderr="")
+
+
+def done(number: str, end: str, *, user: str = "root", partition: str = "main") -> tuple[str, ...]:
+    return (number, "finetune", user, partition, "COMPLETED", "2026-11-21T08:00:00", end)
+
+
+def seen(*rows: tuple[str, ...], boot: str = BOOT) -> Activity:
+    return activity(Slurm(*rows, boot=boot), "key", now=NOW, hours=24)
+
+
+def judged(
+    spec: StackSpec, lifetime: LifetimeSpec, found: Activity, *, ends_jobs: bool = False
+) -> Verdict:
+    return verdict(replace(spec, lifetime=lifetime), found, NOW, ends_jobs=ends_jobs)
+
+
+IDLE_SINCE_9 = Activity(unfinished=(), idle_since=NOW - timedelta(hours=9))
+BUSY = Activity(unfinished=("12 finetune",), idle_since=NOW - timedelta(days=9))
+OVER = LifetimeSpec(until="2026-11-21T17:00Z")
+
+
+def test_the_last_end_counts(spec: StackSpec) -> None:
+    found = seen(done("1", "2026-11-21T09:00:00"), done("2", "2026-11-21T10:30:00"))
+    assert found == Activity(unfinished=(), idle_since=datetime(2026, 11, 21, 10, 30, tzinfo=UTC))
+
+
+def test_jobs_of_checks_are_no_work() -> None:
+    """They run on schedules: the stack would never be idle."""
+    found = seen(
+        done("1", "2026-11-21T09:00:00"),
+        done("2", "2026-11-21T17:00:00", user="soperatorchecks"),
+        done("3", "2026-11-21T17:30:00", partition="hidden"),
+    )
+    assert found.idle_since == datetime(2026, 11, 21, 9, tzinfo=UTC)
+
+
+def test_a_cluster_that_was_just_made_or_resumed_is_not_idle_since_ever() -> None:
+    assert seen().idle_since == datetime(2026, 11, 20, 8, tzinfo=UTC)
+    late = BOOT.replace("11-20T08", "11-21T17")
+    found = seen(done("1", "2026-11-21T09:00:00"), boot=late)
+    assert found.idle_since == datetime(2026, 11, 21, 17, tzinfo=UTC)
+
+
+def test_a_job_that_runs_or_waits_is_unfinished() -> None:
+    running = ("5", "serve", "root", "main", "RUNNING", "2026-11-21T08:00:00", "Unknown")
+    waiting = ("6", "load", "root", "main", "PENDING", "Unknown", "Unknown")
+    assert seen(running, waiting).unfinished == ("5 serve", "6 load")
+
+
+def test_a_controller_that_does_not_say_when_it_started_is_an_error() -> None:
+    with pytest.raises(JobsError, match="no BOOT_TIME"):
+        seen(boot="nothing\n")
+
+
+def test_a_stack_is_due_after_its_idle_hours(spec: StackSpec) -> None:
+    assert judged(spec, LifetimeSpec(idle_hours=9), IDLE_SINCE_9).is_due
+    early = judged(spec, LifetimeSpec(idle_hours=10), IDLE_SINCE_9)
+    assert not early.is_due
+    assert "due in 60 min" in early.reason
+
+
+def test_a_running_job_keeps_a_stack(spec: StackSpec) -> None:
+    found = judged(spec, LifetimeSpec(idle_hours=1), BUSY, ends_jobs=True)
+    assert not found.is_due
+    assert "1 jobs run or wait: 12 finetune" in found.reason
+
+
+def test_an_end_that_passed_waits_for_jobs_unless_told(spec: StackSpec) -> None:
+    kept = judged(spec, OVER, BUSY)
+    assert not kept.is_due
+    assert "--end-jobs" in kept.reason
+    assert judged(spec, OVER, BUSY, ends_jobs=True).is_due
+
+
+def test_an_end_that_passed_needs_no_idle_hours(spec: StackSpec) -> None:
+    just = Activity(unfinished=(), idle_since=NOW)
+    assert judged(spec, OVER, just) == Verdict(
+        is_due=True, reason="its end, 2026-11-21 17:00 UTC, has passed"
+    )
+
+
+def test_an_end_to_come_alone_does_not_pause_an_idle_stack(spec: StackSpec) -> None:
+    found = judged(spec, LifetimeSpec(until="2026-12-24T17:00Z"), IDLE_SINCE_9)
+    assert not found.is_due
+    assert "idle_hours is not declared" in found.reason
