@@ -68,6 +68,9 @@ VERBS = {
     ),
     "destroy": _Verb("infra.cli.destroy", "Destroy a stack, also one whose kube cluster is gone."),
     "runs": _Verb("infra.cli.runs", "List runs, compare two, run one again, export them."),
+    "support-bundle": _Verb(
+        "infra.cli.support_bundle", "Gather what others need to help, in one file, without secrets."
+    ),
     "report": _Verb("infra.cli.report", "Write report.html from what is declared and measured."),
     "demo": _Verb("infra.cli.demo", "Run the main job on the local stack, end to end."),
     "adopt": _Verb(

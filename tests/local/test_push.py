@@ -1,22 +1,28 @@
-"""A push over the real SSH route, and a fetch by the login node from a stand-in hub."""
+"""The real SSH route: a push, a fetch from a stand-in hub, and what people and tools type there."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from infra.jobs import sync
+from infra.jobs import parse, slurm, sync
 from infra.jobs.errors import JobsError
 from infra.jobs.fetch import fetch
 from infra.jobs.push import destination, push
 from infra.jobs.ssh import Connection
 from infra.local.state import CHECKOUT
 from infra.render.archive import code_files
+from infra.support.cluster import Once, parts_of_cluster
+from infra.support.part import gather
 from tests.local.jobs_cluster import JobsCluster, running_cluster
+from tests.unit.test_runbooks import ON_NODES, SLURM, of
 from tests.workloads.stand_in_hub import StandIn, serving
 
 pytestmark = pytest.mark.local
@@ -86,3 +92,51 @@ def test_the_login_node_fetches_a_gated_model_with_a_token_that_no_process_shows
     assert SECRET.encode() not in said
     logs = [path for path in cluster.folder.rglob("*.log") if path.is_file()]
     assert all(SECRET.encode() not in path.read_bytes() for path in logs)
+
+
+def running_job(cluster: JobsCluster, connection: Connection) -> str:
+    """A job on both nodes that waits, with a log where logs are."""
+    log = f"{cluster.outputs.places['logs']}/%x_%j.out"
+    options = ["--nodes=2", "--job-name=waits", f"--output={log}", "--wrap", "echo up; sleep 600"]
+    made = connection.run(shlex.join(["sbatch", "--parsable", *options]))
+    job_id = parse.submitted_id(made.stdout)
+    deadline = time.monotonic() + 60
+    while slurm.find(connection, job_id).state != "RUNNING":
+        assert time.monotonic() < deadline, "the job did not start within a minute"
+        time.sleep(0.1)
+    return job_id
+
+
+def test_commands_of_the_runbooks_run_on_a_real_cluster(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    """All that need no GPU, no database and no priority plugin, which this cluster lacks."""
+    job_id = running_job(cluster, connection)
+    typed = [words for _, words in of(*SLURM, *ON_NODES) if words[0] not in {"sacct", "sprio"}]
+    lines = {
+        shlex.join(job_id if word == "12" else word.replace("=12", f"={job_id}") for word in words)
+        for words in typed
+        if not {"nvidia-smi", "ibstat", "ping"} & {*words}
+    }
+    # A job holds all memory of its nodes, so a new one waits for its end.
+    own = {line for line in lines if line.startswith("srun --nodes=")}
+    assert len(own) == 1
+    assert len(lines) > 6
+    failed = [done for line in lines - own if not (done := connection.run(line)).ok]
+    slurm.cancel(connection, [job_id])
+    failed += [done for line in own if not (done := connection.run(line)).ok]
+    assert not failed
+
+
+def test_the_cluster_part_of_a_support_bundle_is_there(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    slurm.cancel(connection, [running_job(cluster, connection)])
+    with ExitStack() as closing:
+        parts = parts_of_cluster(Once(closing, lambda _: (cluster.outputs, connection)))
+        found = {part.name: gather(part).text or "" for part in parts}
+    assert "worker-0" in found["slurm/nodes.txt"]
+    assert "SlurmctldPort" in found["slurm/config.txt"]
+    assert "/mnt/chkpt" in found["slurm/disks.txt"]
+    assert "up" in found["slurm/logs.txt"].splitlines()
+    assert all(found.values()), found

@@ -1,0 +1,82 @@
+"""`soperator support-bundle`: what others need to help, in one file, without secrets."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli import context, output
+from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.errors import CliError
+from infra.local.state import State
+
+if TYPE_CHECKING:
+    from infra.jobs.outputs import StackOutputs
+    from infra.jobs.slurm import Shell
+    from infra.support.part import Part
+
+_NOT_RUN = 69
+
+
+def command(
+    stack: StackOption = DEFAULT_STACK,
+    file: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")
+    ] = None,
+    emails: Annotated[
+        bool, typer.Option("--redact-emails", help="Take addresses of people out too.")
+    ] = False,
+    preview: Annotated[
+        bool, typer.Option("--preview/--no-preview", help="Ask the engine what `up` would do.")
+    ] = True,
+    identity: IdentityOption = None,
+) -> None:
+    """Gather state, logs and findings into one file; exit code 69 when a part is missing."""
+    from infra.support.bundle import write_bundle
+    from infra.support.known import known
+    from infra.support.redact import Redactor
+
+    now = datetime.now(UTC)
+    path = file or Path(f"support-{stack}-{now:%Y%m%dT%H%M%SZ}.tar.gz")
+    if path.exists():
+        raise CliError(f"--output {path}: is there already; name another file")
+    state, environ = State.from_environ(), context.environ()
+    redactor = Redactor(known(state, {**os.environ, **environ}), emails=emails)
+    with ExitStack() as closing:
+        parts = _parts(stack, state, environ, identity, closing, preview=preview)
+        try:
+            made = write_bundle(
+                parts, path, stack=stack, redactor=redactor, now=now, say=output.note
+            )
+        except OSError as error:
+            raise CliError(f"--output {path}: {error.strerror}; nothing was written") from error
+    print(made.index, end="")
+    print(path)
+    raise typer.Exit(_NOT_RUN if made.not_run else 0)
+
+
+def _parts(
+    stack: str,
+    state: State,
+    environ: dict[str, str],
+    identity: Path | None,
+    closing: ExitStack,
+    *,
+    preview: bool,
+) -> list[Part]:
+    from infra.support.cluster import Once, parts_of_cluster
+    from infra.support.here import parts_here
+    from infra.support.kube import parts_of_kube
+
+    def opened(closing: ExitStack) -> tuple[StackOutputs, Shell]:
+        outputs = context.read(stack)
+        return outputs, closing.enter_context(context.connect(outputs, identity))
+
+    parts = parts_here(stack, state, environ, preview=preview)
+    parts += parts_of_cluster(Once(closing, opened))
+    return [*parts, *parts_of_kube(context.spec(stack), lambda: context.kube_client(stack))]

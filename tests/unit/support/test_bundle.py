@@ -1,0 +1,278 @@
+"""A bundle: private, redacted, whole or not there, with a list; what is out of reach is NOT RUN."""
+
+from __future__ import annotations
+
+import stat
+import tarfile
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from infra.cli import context
+from infra.cli.main import app
+from infra.jobs.errors import JobsError
+from infra.jobs.outputs import StackOutputs
+from infra.jobs.ssh import Result as Answer
+from infra.support import here
+from infra.support.bundle import INDEX, write_bundle
+from infra.support.cluster import Once, parts_of_cluster
+from infra.support.kube import parts_of_kube
+from infra.support.part import NotRunError, Part, gather, output_of
+from infra.support.redact import MARK, Redactor
+from stacks.load import load_stack
+
+NOW = datetime(2026, 11, 21, 18, tzinfo=UTC)
+SECRET = "planted-secret-value"
+OUTPUTS = StackOutputs(
+    stack="local",
+    login_ip="127.0.0.1",
+    ssh_port=1,
+    login_host_key="ssh-ed25519 AAAA",
+    code_path="/home/code",
+    code_hash="h",
+    places={"logs": "/mnt/chkpt/logs", "results": "/mnt/chkpt/results"},
+    jobs={},
+)
+
+
+class Shell:
+    """Answers every command with the command, and a secret that a log might hold."""
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Answer:
+        text = f"{command}\nexport MY_KEY={SECRET}\n"
+        return Answer(command=command, exit_code=1, stdout=text, stderr="")
+
+
+class Kube:
+    """An API server with one event, one pod, and a Secret that nobody may ask for."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+
+    def version(self) -> str:
+        return "v1.33.0"
+
+    def list(self, version: str, kind: str) -> list[dict[str, Any]]:
+        self.asked.add(kind)
+        place = {"name": "worker-0", "namespace": "soperator"}
+        if kind == "Event":
+            about = {"kind": "Pod", **place}
+            event = {"metadata": place, "involvedObject": about, "reason": "BackOff"}
+            other = {"metadata": {"name": "x", "namespace": "theirs"}, "message": "not ours"}
+            return [event | {"message": "image\nis away", "type": "Warning"}, other]
+        if kind == "Pod":
+            waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+            container = {"name": "slurmd", "restartCount": 3, "state": waiting}
+            return [{"metadata": place, "status": {"containerStatuses": [container]}}]
+        data = {"spec": {"env": SECRET}, "status": {"phase": "Ready"}}
+        return [{"metadata": {**place, "managedFields": [SECRET]}, **data}]
+
+
+def part(name: str, text: str | Exception) -> Part:
+    def answer() -> str:
+        if isinstance(text, Exception):
+            raise text
+        return text
+
+    return Part(name=name, says="a part", gather=answer)
+
+
+def read(path: Path) -> dict[str, str]:
+    """Name in the bundle's folder -> text."""
+    with tarfile.open(path) as archive:
+        return {
+            each.name.partition("/")[2]: archive.extractfile(each).read().decode()  # type: ignore[union-attr]
+            for each in archive.getmembers()
+        }
+
+
+def written(tmp_path: Path, *parts: Part, redactor: Redactor | None = None) -> Path:
+    path = tmp_path / "support.tar.gz"
+    write_bundle(
+        parts,
+        path,
+        stack="local",
+        redactor=redactor or Redactor([SECRET]),
+        now=NOW,
+        say=lambda name: None,
+    )
+    return path
+
+
+def test_only_its_owner_can_read_the_file_and_what_is_in_it(tmp_path: Path) -> None:
+    path = written(tmp_path, part("a.txt", "text"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with tarfile.open(path) as archive:
+        assert {each.mode for each in archive.getmembers()} == {0o600}
+
+
+def test_no_part_nor_the_list_holds_a_planted_secret(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        part("a.txt", f"before {SECRET} after"),
+        part("b.txt", NotRunError(f"refused: token {SECRET}")),
+    )
+    texts = read(path)
+    assert not [name for name, text in texts.items() if SECRET in text]
+    assert texts["a.txt"] == f"before {MARK} after"
+    assert "redacted: 2 places" in texts[INDEX]
+
+
+def test_the_list_names_every_part_with_its_size_or_why_it_is_missing(tmp_path: Path) -> None:
+    texts = read(
+        written(tmp_path, part("a.txt", "12345"), part("b.txt", JobsError("nobody answers\nmore")))
+    )
+    assert texts.keys() == {INDEX, "a.txt"}
+    assert "5 bytes  a.txt: a part" in texts[INDEX]
+    assert "NOT RUN  b.txt: a part: nobody answers\n" in texts[INDEX]
+
+
+def test_a_part_that_is_too_long_keeps_its_end(tmp_path: Path) -> None:
+    text = read(written(tmp_path, part("a.txt", "x" * 2_000_001 + "END")))["a.txt"]
+    assert text.endswith("END")
+    assert text.startswith("... 4 characters before this are left out")
+
+
+def test_a_bundle_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "absent"
+    with pytest.raises(FileNotFoundError):
+        written(folder, part("a.txt", "text"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_defect_of_one_part_costs_that_part_alone() -> None:
+    found = gather(part("a.txt", ZeroDivisionError("a defect")))
+    assert (found.text, found.reason) == (None, "a defect")
+
+
+def test_a_command_that_fails_is_news_and_one_that_is_absent_is_not_run(tmp_path: Path) -> None:
+    text = output_of(["sh", "-c", "echo no; exit 3"], root=tmp_path, environ={}, timeout_s=60)
+    assert text == "no\n\nexit status 3\n"
+    with pytest.raises(NotRunError, match="levitate: not on PATH"):
+        output_of(["levitate"], root=tmp_path, environ={}, timeout_s=60)
+
+
+def test_a_command_without_an_end_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(NotRunError, match=r"no end within 0\.1 s"):
+        output_of(["sleep", "60"], root=tmp_path, environ={}, timeout_s=0.1)
+
+
+def test_every_part_of_a_cluster_runs_also_where_a_command_fails() -> None:
+    with ExitStack() as closing:
+        parts = parts_of_cluster(Once(closing, lambda _: (OUTPUTS, Shell())))
+        found = {each.name: each.gather() for each in parts}
+    assert "sinfo -N -l" in found["slurm/nodes.txt"]
+    assert "--starttime=now-1days" in found["slurm/accounting.txt"]
+    assert "/mnt/chkpt/logs/*.out" in found["slurm/logs.txt"]
+    assert found["slurm/queue.txt"].endswith("exit status 1\n")
+
+
+def test_a_login_node_that_does_not_answer_is_asked_once() -> None:
+    tries: list[int] = []
+
+    def opens(closing: ExitStack) -> tuple[StackOutputs, Shell]:
+        tries.append(1)
+        raise JobsError("login node: no answer")
+
+    with ExitStack() as closing:
+        found = [gather(each) for each in parts_of_cluster(Once(closing, opens))]
+    assert {each.reason for each in found} == {"login node: no answer"}
+    assert len(tries) == 1
+
+
+@pytest.mark.usefixtures("public_key_file")
+def test_of_kubernetes_no_secret_and_no_spec_is_taken() -> None:
+    kube = Kube()
+    parts = parts_of_kube(load_stack("local"), lambda: kube)  # type: ignore[arg-type,return-value]
+    found = {each.name: each.gather() for each in parts}
+    assert not kube.asked & {"Secret", "ConfigMap"}
+    assert not [name for name, text in found.items() if SECRET in text]
+    assert (
+        found["kube/events.txt"]
+        .strip()
+        .endswith("| Warning | Pod/soperator/worker-0 | BackOff | image is away")
+    )
+    assert "not ours" not in found["kube/events.txt"]
+    assert "slurmd: restarts 3, waiting CrashLoopBackOff" in found["kube/pods.txt"]
+    assert '"phase": "Ready"' in found["kube/nodesets.json"]
+
+
+def test_a_stack_file_goes_without_what_the_engine_encrypted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Pulumi.mine.yaml").write_text(
+        "config:\n  soperator-stack:prices: nebius\n  soperator-secrets:slack_webhook_url:\n"
+        "    secure: v1:abcdefgh:ijklmnop\nencryptionsalt: v1:abc=:v1:def\n"
+    )
+    monkeypatch.setattr(here, "STACKS_DIR", tmp_path)
+    text = here.stack_file("mine")
+    assert "prices: nebius" in text
+    assert "v1:" not in text
+    with pytest.raises(NotRunError, match="there is no such file"):
+        here.stack_file("absent")
+
+
+def test_resources_are_names_and_ids_alone() -> None:
+    state = (
+        '{"deployment": {"resources": [{"urn": "u", "id": "i", "inputs": {"a": "'
+        + SECRET
+        + '"}, "outputs": {"b": "x"}}]}}'
+    )
+    text = here.resources(lambda *words: f"warning: x\n{state}\nexit status 0\n", ())
+    assert '"urn": "u"' in text
+    assert SECRET not in text
+    with pytest.raises(NotRunError, match="pulumi stack export: error: no stack"):
+        here.resources(lambda *words: "error: no stack\nexit status 255\n", ())
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path) -> Path:
+    """A machine without a cluster, whose parts here are one file with a secret of the state."""
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "passphrase").write_text(f"{SECRET}\n")
+    monkeypatch.setenv("SOPERATOR_STATE", str(state))
+    monkeypatch.setattr(
+        "infra.support.here.parts_here",
+        lambda *words, **options: [part("a.txt", f"see {SECRET}")],
+    )
+
+    def nobody(*words: object) -> None:
+        raise JobsError("the stack is not up")
+
+    monkeypatch.setattr(context, "read", nobody)
+    monkeypatch.setattr(context, "kube_client", nobody)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["support-bundle", "--no-preview", *words])
+
+
+def test_without_a_cluster_the_rest_is_written_and_the_exit_code_tells(alone: Path) -> None:
+    done = run("-o", "mine.tar.gz")
+    assert done.exit_code == 69, done.output
+    texts = read(alone / "mine.tar.gz")
+    assert texts["a.txt"] == f"see {MARK}"
+    assert "NOT RUN  slurm/nodes.txt: nodes with their states: the stack is not up" in done.output
+    assert "NOT RUN  kube/events.txt" in done.output
+    assert SECRET not in done.output
+
+
+def test_a_file_that_is_there_is_not_written_over(alone: Path) -> None:
+    (alone / "mine.tar.gz").write_text("mine")
+    done = run("-o", "mine.tar.gz")
+    assert done.exit_code == 1
+    assert "is there already" in done.output
+    assert (alone / "mine.tar.gz").read_text() == "mine"
+
+
+def test_a_folder_that_is_absent_is_refused_in_one_line(alone: Path) -> None:
+    done = run("-o", "absent/mine.tar.gz")
+    assert done.exit_code == 1
+    assert "nothing was written" in done.output

@@ -1,0 +1,157 @@
+"""No secret of this machine leaves it in a support bundle, in any form in which tools print it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.local.state import State
+from infra.support.known import known
+from infra.support.redact import MARK, Redactor
+
+# Visible ASCII, as generated passwords, tokens and passphrases are.
+SECRETS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=12, max_size=60)
+AROUND = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=40)
+
+KEY = """-----BEGIN OPENSSH PRIVATE KEY-----
+b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAAAAAABAAAAMwAAAAtzc2gtZW
+QyNTUxOQAAACDnotakeyatallbutoftheformthatonehasAAAAJg=
+-----END OPENSSH PRIVATE KEY-----
+"""
+
+
+@given(secret=SECRETS, before=AROUND, after=AROUND)
+def test_a_known_secret_is_nowhere_in_any_form(secret: str, before: str, after: str) -> None:
+    coded = base64.b64encode((before + secret + after).encode()).decode()
+    forms = [secret, quote(secret, safe=""), json.dumps(secret)[1:-1]]
+    text = "\n".join([*(f"{before}{form}{after}" for form in forms), coded])
+    clean = Redactor([secret]).text(text)
+    assert not [form for form in forms if form in clean]
+    assert coded not in clean
+    assert base64.b64encode(secret.encode()).decode() not in clean
+
+
+@given(secrets=st.lists(SECRETS, min_size=2, max_size=4, unique=True))
+def test_a_secret_that_holds_another_goes_whole(secrets: list[str]) -> None:
+    joined = "".join(secrets)
+    clean = Redactor([*secrets, joined]).text(f"<{joined}>")
+    assert not [each for each in secrets if each in clean]
+
+
+@given(text=AROUND)
+def test_what_was_redacted_once_stays_as_it_is(text: str) -> None:
+    redactor = Redactor(["a-known-secret"])
+    once = redactor.text(f"{text} a-known-secret")
+    assert redactor.text(once) == once
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "hf_" + "a1B2" * 8,
+        "ghp_" + "a1B2" * 9,
+        "sk-" + "a1B2" * 10,
+        "xoxb-" + "1234567890-" + "abcdefghij",
+        "https://hooks.slack.com/services/T000/B000/abcdEFGH",
+        "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJtZSJ9.c2lnbmF0dXJl",
+        "ne1" + "CiQ0ZGVm" * 8 + ".abc",
+        "AKIA" + "ABCD1234" * 2,
+        "v1:N0kY582dBAI=:v1:uSrnmAmR7jyTys5q:J0Mgo1F+MePB5/F7XaWPiNLrk942gg==",
+        KEY.splitlines()[1],
+    ],
+)
+def test_what_looks_like_a_secret_goes_although_nobody_knows_it(secret: str) -> None:
+    text = KEY if secret in KEY else f"log: {secret} and on"
+    assert secret not in Redactor().text(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "password: hunter2",
+        "MARIADB_ROOT_PASSWORD=hunter2",
+        '"secret_access_key": "hunter2"',
+        "'api-key': 'hunter2'",
+        "AccountingStoragePass = hunter2",
+        "client-key-data: hunter2",
+        "Authorization: Bearer hunter2hunter2",
+        "https://user:hunter2@host/path",
+        "token=hunter2; next",
+        "passphrase: correct hunter2 battery",
+        'password: "cut hunter2',
+    ],
+)
+def test_what_is_called_a_secret_goes_and_its_name_stays(line: str) -> None:
+    clean = Redactor().text(line)
+    assert "hunter2" not in clean
+    assert MARK in clean
+    assert clean[:4] == line[:4]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train_tokens_per_s: 8573.1",
+        "num_output_tokens=12",
+        "state_is_drain: true; 3 jobs passed",
+        "12 finetune RUNNING worker-[0-1]",
+        'secretName: {"a": 1}'[:0] + "tokenizer: SmolLM2",
+        "sha256 " + "0123456789abcdef" * 4,
+    ],
+)
+def test_what_is_no_secret_stays(line: str) -> None:
+    assert Redactor().text(line) == line
+
+
+@pytest.mark.parametrize("piece", ["x", "x-", "a.b@", "password ", 'token: "', "://a:b", "eyJ"])
+def test_a_log_of_megabytes_is_read_in_one_go(piece: str) -> None:
+    """Patterns that look back at each letter took minutes for one line of 2 MB."""
+    Redactor(["a-known-secret"], emails=True).text(piece * (1_000_000 // len(piece)))
+
+
+def test_a_key_that_is_cut_off_goes_to_the_end() -> None:
+    clean = Redactor().text("before\n" + "\n".join(KEY.splitlines()[:2]))
+    assert clean == f"before\n{MARK}"
+
+
+def test_addresses_of_people_go_only_where_that_is_wanted() -> None:
+    line = "Author: Ann <ann@example.com>"
+    assert Redactor().text(line) == line
+    assert "ann@example.com" not in Redactor(emails=True).text(line)
+
+
+def test_every_secret_of_the_state_folder_and_the_environment_is_known(tmp_path: Path) -> None:
+    (tmp_path / "passphrase").write_text("correct horse battery\n")
+    (tmp_path / "ssh").mkdir()
+    (tmp_path / "ssh" / "id_ed25519").write_text(KEY)
+    (tmp_path / "ssh" / "id_ed25519.pub").write_text("ssh-ed25519 AAAAPUBLIC me\n")
+    cloud = tmp_path / "cloud" / "project-e00"
+    cloud.mkdir(parents=True)
+    (cloud / "keys.json").write_text(json.dumps({"s3": {"secret_key": "bucket-secret"}}))
+    (cloud / "environment").write_text("export AWS_SECRET_ACCESS_KEY='aws-secret-key'\n")
+    key_file = tmp_path / "api.key"
+    key_file.write_text("service-account-key\n")
+    found = known(
+        State(tmp_path),
+        {"HF_TOKEN": "hub-token", "NEBIUS_TOKEN_FILE": str(key_file), "HOME": "/home/me"},
+    )
+    text = " ".join(
+        [
+            "correct horse battery",
+            "bucket-secret",
+            "aws-secret-key",
+            "hub-token",
+            "service-account-key",
+            KEY.splitlines()[2],
+            "/home/me AAAAPUBLIC",
+        ]
+    )
+    clean = Redactor(found).text(text)
+    assert clean.endswith("/home/me AAAAPUBLIC")
+    assert set(clean.removesuffix("/home/me AAAAPUBLIC").split()) == {MARK}
