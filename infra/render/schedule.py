@@ -22,8 +22,8 @@ SLURM_LINE: Final = "ScronParameters=enable"
 _BEGIN: Final = "# soperator-stack begin: pulumi up writes these lines, do not edit"
 _END: Final = "# soperator-stack end"
 
-# Of the job that submits: options in its environment would be taken for those of the new job's
-# srun, which asks for its 64 MiB then. SLURM_CONF says where Slurm is.
+# sbatch hands down the variables of the job that submits, and srun reads them as options: srun(1),
+# "INPUT ENVIRONMENT VARIABLES". SLURM_CONF says where Slurm is.
 _CLEAN: Final = 'for name in ${!SLURM_@}; do [[ $name == SLURM_CONF ]] || unset "$name"; done'
 
 

@@ -260,7 +260,7 @@ def test_a_job_after_a_failed_one_is_cancelled_instead_of_waiting_for_ever(
 def test_a_schedule_submits_its_pipeline_from_inside_a_job(
     cluster: JobsCluster, connection: Connection
 ) -> None:
-    """Limits of the job that submits would be those of every srun of the submitted ones."""
+    """As scrontab runs it: a small job that submits the others, each after what it needs."""
     script = f"{cluster.outputs.code_path}/current/schedules/second"
     said = connection.run(f"cd /tmp && srun --ntasks=1 --cpus-per-task=1 --mem=64M bash {script}")
     assert said.ok, said.stderr

@@ -198,7 +198,7 @@ def _job(spec: StackSpec, name: str):
 def test_a_schedule_submits_what_the_job_needs_in_order_and_hands_down_no_limits(
     spec: StackSpec, tmp_path: Path
 ) -> None:
-    """The 64 MiB of the job that submits were those of every srun of the submitted one."""
+    """The 64 MiB of the job that submits are no option of the srun of a submitted one."""
     said, asked = run_schedule(spec, tmp_path)
     options = "--kill-on-invalid-dep=yes"
     assert asked == [
