@@ -66,6 +66,10 @@ class Spend:
     idle_node_hours: Decimal
     control_plane_usd: Decimal
     storage_usd: Decimal
+    extra_nodes_usd: Decimal
+    """Worker nodes beyond min_nodes while jobs were on them; part of what jobs cost."""
+    extra_disks_usd: Decimal
+    """Disks of those nodes; part of storage."""
     bill_usd: Decimal
     """The stack's bill over the period, with autoscaled nodes while jobs were on them."""
     is_lower_bound: bool
@@ -124,6 +128,8 @@ def spend(rates: RunRates, uses: Sequence[JobUse], *, since: datetime, until: da
         idle_node_hours=idle_hours,
         control_plane_usd=rates.control_plane_usd_per_hour * hours,
         storage_usd=rates.storage_usd_per_hour * hours + extra_disk_usd,
+        extra_nodes_usd=extra_usd,
+        extra_disks_usd=extra_disk_usd,
         bill_usd=rates.bill_usd_per_hour * hours + extra_usd + extra_disk_usd,
         is_lower_bound=rates.is_lower_bound or bool(foreign),
         foreign_nodes=foreign,

@@ -107,6 +107,7 @@ _REFUSALS = frozenset(
         "cost.advise_explain.UnknownCandidateError",
         "cost.record_reader.RunRecordError",
         "cost.ledger.LedgerError",
+        "cost.invoice.InvoiceError",
     }
 )
 

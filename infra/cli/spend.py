@@ -1,9 +1,12 @@
-"""`soperator spend`: what ran and what it cost, from accounting and the ledger."""
+"""`soperator spend`: what ran and what it cost, from accounting, the ledger, and an invoice."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +16,11 @@ from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.errors import CliError
 from infra.cli.output import note
 from infra.cli.output_file import OutputOption, put
+
+if TYPE_CHECKING:
+    from cost.invoice import Invoice
+
+_EXIT_CODES = {"PASS": 0, "FAIL": 1, "NOT RUN": 69}
 
 
 def command(
@@ -25,19 +33,35 @@ def command(
     ledger_only: Annotated[
         bool, typer.Option("--ledger", help="Ask no cluster: what the ledger knows, and no more.")
     ] = False,
+    invoice: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Billing export (FOCUS 1.2 CSV) to hold the bill against instead."
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OURS=THEIRS", help="With --invoice: another name of a column."),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(metavar="PERCENT", min=0, help="With --invoice: what agrees.")
+    ] = 2.0,
     identity: IdentityOption = None,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
     output: OutputOption = None,
 ) -> None:
-    """Show what ran on a stack and what it cost; idle nodes, control plane and storage too."""
+    """Show what ran on a stack and what it cost; with --invoice: PASS 0, FAIL 1, NOT RUN 69."""
     from cost.budget import month_of
     from cost.spend_table import render_spend
     from infra.jobs import spent
     from infra.jobs.books import open_books
 
     now = datetime.now(UTC)
-    first = month_of(now)[0] if since is None else moment("--since", since, now)
-    last = now if until is None else moment("--until", until, now)
+    billed = None if invoice is None else _read(invoice, column or ())
+    first = month_of(now)[0] if billed is None else billed.since
+    last = now if billed is None else min(now, billed.until)
+    first = first if since is None else moment("--since", since, now)
+    last = last if until is None else moment("--until", until, now)
     if last <= first:
         raise CliError(f"--until {last:%Y-%m-%dT%H:%M}: not after {first:%Y-%m-%dT%H:%M} (--since)")
     books = open_books(context.spec(stack), context.state_root(), note)
@@ -50,7 +74,31 @@ def command(
             report = spent.report_of_cluster(
                 books, connection, cluster=cluster, since=first, until=last, now=now
             )
-    put(render_spend(report, format), output)
+    if billed is None:
+        put(render_spend(report, format), output)
+        return
+    from cost.estimate import estimate
+    from cost.reconcile import reconcile
+    from cost.reconcile_table import render_reconciliation
+
+    found = reconcile(
+        estimate(books.spec, books.rates.book),
+        report.spend,
+        billed,
+        tolerance=Decimal(str(tolerance)) / 100,
+    )
+    put(render_reconciliation(found, format), output)
+    raise typer.Exit(_EXIT_CODES[found.verdict])
+
+
+def _read(path: Path, columns: Sequence[str]) -> Invoice:
+    """The export, its columns named as FOCUS does unless told otherwise."""
+    from cost.invoice import read_invoice
+
+    wrong = [each for each in columns if "=" not in each.strip("=")]
+    if wrong:
+        raise CliError(f"--column {wrong[0]}: not OURS=THEIRS; write BilledCost=Amount")
+    return read_invoice(path, dict(each.split("=", 1) for each in columns))
 
 
 def moment(option: str, text: str, now: datetime) -> datetime:
