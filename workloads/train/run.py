@@ -25,11 +25,11 @@ from workloads.train.plan import Plan, checked_plan, choose_strategy, read_plan
 from workloads.train.requirements import check_node
 from workloads.train.tasks import GENERATED, Task, is_generated, open_task
 
-
 if TYPE_CHECKING:
     from workloads.train.checkpoint import FolderCheckpoints
     from workloads.train.exporter import TrainMetrics
     from workloads.train.state import TrainState
+
 
 def main(job: Job) -> None:
     """Train, write the final weights and point `latest` at them."""
@@ -52,8 +52,8 @@ def main(job: Job) -> None:
             "which divides it; use strategy ddp"
         )
     if rank == 0:
-        _name_data(job, task)
         _keep_inputs(job, config, plan)
+        _name_data(job, task)
     run = Run(job=job, config=config, task=task, model_dir=model_dir, strategy=strategy, plan=plan)
     with world(cpu_threads=config.cpu_threads, timeout_s=config.checkpoint.timeout_s) as here:
         job.record.hardware = hardware.detect(hardware.device_name())
@@ -150,6 +150,9 @@ def _train(run: Run, here: World) -> None:
             job.record.artifacts["original_dir"] = str(original)
         curve_path = job.results_dir / "loss_curve.jsonl"
         first_step = state.progress.step
+        num_steps = num_train_steps(
+            config, num_rows=len(task.rows), rows_per_step=state.progress.rows_per_step
+        )
         trainer = Trainer(
             config=config,
             task=task,
@@ -159,9 +162,6 @@ def _train(run: Run, here: World) -> None:
                 end=config.epochs * len(task.rows) if config.epochs else None,
                 length=task.length,
             ),
-        num_steps = num_train_steps(
-            config, num_rows=len(task.rows), rows_per_step=state.progress.rows_per_step
-        )
             strategy=strategy,
             precision=precision,
             state=state,
@@ -171,6 +171,7 @@ def _train(run: Run, here: World) -> None:
             watchdog=watchdog,
             curve=LossCurve(curve_path, first_step=first_step) if here.is_main else None,
             events=_events(job) if here.is_main else None,
+            metrics=_metrics(state, num_steps, checkpoints) if here.is_main else None,
         )
         try:
             with _published(job, trainer.metrics):
@@ -181,19 +182,9 @@ def _train(run: Run, here: World) -> None:
                 recomputes=config.gradient_checkpointing, method=config.method
             )
     job.record.artifacts |= {"checkpoint_dir": str(folder.path), "loss_curve": str(curve_path)}
-            metrics=_metrics(state, num_steps, checkpoints) if here.is_main else None,
     finish(run, here, trainer, throughput, folder)
 
 
-def _model_config(model: Any) -> str:
-    base = model.get_base_model() if hasattr(model, "peft_config") else model
-    return base.config.to_json_string()
-
-
-def _events(job: Job) -> Any:
-    from workloads.train.tensorboard import EventWriter
-
-    logs = job.places.path("logs") if job.places.has("logs") else job.results_dir
 def _metrics(state: TrainState, num_steps: int, checkpoints: FolderCheckpoints) -> TrainMetrics:
     from workloads.train.exporter import TrainMetrics
 
@@ -213,6 +204,15 @@ def _published(job: Job, metrics: TrainMetrics | None) -> contextlib.AbstractCon
     return publish.Publisher(metrics.text, results_dir=job.results_dir, kind="train")
 
 
+def _model_config(model: Any) -> str:
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    return base.config.to_json_string()
+
+
+def _events(job: Job) -> Any:
+    from workloads.train.tensorboard import EventWriter
+
+    logs = job.places.path("logs") if job.places.has("logs") else job.results_dir
     writer = EventWriter(logs / "tensorboard" / job_id())
     job.record.artifacts["tensorboard"] = str(writer.path.parent)
     return writer
