@@ -4,7 +4,7 @@ from infra.crds.provider import TYPE as CUSTOM_RESOURCES
 from infra.crds.provider import CustomResourcesProvider
 from infra.keys.provider import KeysProvider
 from infra.plugins.dispatch import Dispatch
-from infra.plugins.provider import serve
+from infra.plugins.serve import serve
 from infra.teardown.provider import TYPE, TeardownProvider
 from infra.uploads.provider import TYPE as OBJECT
 from infra.uploads.provider import ObjectProvider

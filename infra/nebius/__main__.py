@@ -1,7 +1,7 @@
 """The plugin `nebius`, started by the engine: python -m infra.nebius."""
 
 from infra.nebius.provider import NebiusProvider
-from infra.plugins.provider import serve
+from infra.plugins.serve import serve
 
 VERSION = "0.1.0"
 

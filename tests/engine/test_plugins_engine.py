@@ -14,7 +14,8 @@ from infra.local.state import CHECKOUT, Cache
 pytestmark = pytest.mark.engine
 
 PLUGIN = """
-from infra.plugins.provider import UNKNOWN, Diff, Provider, ProviderError, Secret, compare, serve
+from infra.plugins.provider import UNKNOWN, Diff, Provider, ProviderError, Secret, compare
+from infra.plugins.serve import serve
 
 class Disks(Provider):
     def check(self, type_, old, new):

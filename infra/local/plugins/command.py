@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from infra.local.plugins import ssh
-from infra.plugins.provider import UNKNOWN, Archive, Asset, Provider, ProviderError, serve
+from infra.plugins.provider import UNKNOWN, Archive, Asset, Provider, ProviderError
+from infra.plugins.serve import serve
 
 REMOTE: Final = "command:remote:Command"
 COPY: Final = "command:remote:CopyToRemote"

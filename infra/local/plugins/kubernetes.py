@@ -18,7 +18,8 @@ from infra.kube.client import KubeClient, KubeError, UnreachableError
 from infra.kube.kubeconfig import KubeconfigError, read_kubeconfig
 from infra.local.plugins.kubernetes_objects import Objects
 from infra.local.plugins.kubernetes_release import Releases
-from infra.plugins.provider import UNKNOWN, Diff, Provider, ProviderError, serve
+from infra.plugins.provider import UNKNOWN, Diff, Provider, ProviderError
+from infra.plugins.serve import serve
 
 VERSION: Final = "4.34.2"
 """The official plugin's version whose contract this follows."""
