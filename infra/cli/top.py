@@ -31,14 +31,17 @@ def command(
     gate: Annotated[
         float, typer.Option(metavar="PERCENT", help="Mean utilisation that is enough.")
     ] = 80.0,
+    memory_gate: Annotated[
+        float, typer.Option(metavar="PERCENT", help="Memory in use that is enough, on every GPU.")
+    ] = 50.0,
     identity: IdentityOption = None,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
-    """Watch utilisation, memory, power and InfiniBand of a job; ends with a verdict on the gate."""
+    """Watch utilisation, memory, power and InfiniBand of a job; ends with verdicts on its gates."""
     from infra.jobs import slurm, top
 
     outputs = context.read(stack)
-    screen = top.Screen(gate_percent=gate)
+    screen = top.Screen(gate_percent=gate, memory_gate_percent=memory_gate)
     with context.connect(outputs, identity) as connection:
         job = slurm.find(connection, job_id)
         try:
@@ -55,14 +58,16 @@ def command(
             {
                 "verdict": screen.verdict,
                 "mean_utilization_percent": screen.mean_percent,
+                "memory_verdict": screen.memory_verdict,
+                "least_memory_percent": screen.memory_percent,
                 "nodes": [asdict(each) for each in screen.newest.values()],
             }
         )
     else:
         print(screen.verdict)
-    if screen.mean_percent is None:
-        raise typer.Exit(_NOT_RUN)
-    raise typer.Exit(0 if screen.mean_percent > gate else 1)
+        print(screen.memory_verdict)
+    passed = screen.passed
+    raise typer.Exit(_NOT_RUN if passed is None else 0 if passed else 1)
 
 
 def _show(screen: Screen) -> None:

@@ -24,6 +24,13 @@ class Gpu:
     power_w: float | None
     power_limit_w: float | None
 
+    @property
+    def memory_percent(self) -> float | None:
+        """Memory in use, in percent of the GPU's own; None where it does not tell."""
+        if self.memory_used_mib is None or not self.memory_mib:
+            return None
+        return 100 * self.memory_used_mib / self.memory_mib
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSample:
@@ -93,6 +100,19 @@ def mean_utilization(gpus: Iterable[Gpu]) -> float | None:
     """Mean over the GPUs that tell; None where none does."""
     told = [each.utilization_percent for each in gpus if each.utilization_percent is not None]
     return math.fsum(told) / len(told) if told else None
+
+
+def memory_percent(found: Iterable[NodeSample]) -> float | None:
+    """Memory in use on the GPU that used least of its own, at its fullest; None where none tells.
+
+    In percent of the GPU's memory.
+    """
+    fullest: dict[tuple[str, int], float] = {}
+    for gpu in (gpu for sample in found for gpu in sample.gpus):
+        if (used := gpu.memory_percent) is not None:
+            key = (gpu.node, gpu.index)
+            fullest[key] = max(used, fullest.get(key, 0.0))
+    return min(fullest.values(), default=None)
 
 
 def by_node(found: Iterable[NodeSample]) -> Mapping[str, NodeSample]:

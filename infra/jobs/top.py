@@ -26,6 +26,8 @@ from infra.jobs.ssh import Connection
 
 GATE_PERCENT: Final = 80.0
 """Seed 002: all GPUs busier than this."""
+MEMORY_GATE_PERCENT: Final = 50.0
+"""Ours, where seed 002 says "high": at half and below, twice the micro batch is sure to fit."""
 _POLL_S: Final = 0.5
 _HISTORY: Final = 60
 _BARS: Final = " .:-=+*#%@"
@@ -76,10 +78,13 @@ class Screen:
     """What is shown of the samples so far."""
 
     gate_percent: float = GATE_PERCENT
+    memory_gate_percent: float = MEMORY_GATE_PERCENT
     newest: dict[str, NodeSample] = field(default_factory=dict)
     rates: dict[str, tuple[float, float]] = field(default_factory=dict)
     history: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
     seen: list[float] = field(default_factory=list)
+    fullest: dict[tuple[str, int], float] = field(default_factory=dict)
+    """Most memory that each GPU had in use, in percent of its own."""
 
     def take(self, sample: NodeSample) -> None:
         """Adds a node's sample."""
@@ -87,6 +92,10 @@ class Screen:
         if before is not None and (rates := rates_gb_per_s(before, sample)) is not None:
             self.rates[sample.node] = rates
         self.newest[sample.node] = sample
+        for gpu in sample.gpus:
+            if (used := gpu.memory_percent) is not None:
+                key = (gpu.node, gpu.index)
+                self.fullest[key] = max(used, self.fullest.get(key, 0.0))
         mean = mean_utilization(self.gpus)
         if mean is not None:
             self.history.append(mean)
@@ -111,6 +120,35 @@ class Screen:
             return f"NOT RUN: {nodes} told of no GPU (nvidia-smi is not there, or sees none)"
         word = "PASS" if mean > self.gate_percent else "FAIL"
         return f"{word}: mean utilisation {mean:.1f} %, gate above {self.gate_percent:g} %"
+
+    @property
+    def memory_percent(self) -> float | None:
+        """Memory in use on the GPU that used least of its own, at its fullest; None: unknown."""
+        return min(self.fullest.values(), default=None)
+
+    @property
+    def memory_verdict(self) -> str:
+        """PASS, FAIL or NOT RUN against the gate on memory, with what to do."""
+        least = self.memory_percent
+        if least is None:
+            return "NOT RUN: no GPU told its memory"
+        gate = (
+            f"memory of the least used GPU {least:.1f} %, gate above {self.memory_gate_percent:g} %"
+        )
+        if least > self.memory_gate_percent:
+            return f"PASS: {gate}"
+        return f"FAIL: {gate}; raise train.micro_batch_size and lower gradient_accumulation as much"
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether every gate holds; None where one could not be told and none failed."""
+        gates = (
+            (self.mean_percent, self.gate_percent),
+            (self.memory_percent, self.memory_gate_percent),
+        )
+        if any(value is not None and value <= gate for value, gate in gates):
+            return False
+        return None if any(value is None for value, _ in gates) else True
 
     def rows(self) -> list[tuple[object, ...]]:
         """Node, GPU, utilisation, memory, power; then a row for each node with InfiniBand."""

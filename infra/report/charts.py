@@ -49,6 +49,38 @@ def loss_curve(points: Sequence[tuple[int, float]]) -> str:
     return svg.document(_WIDTH, _HEIGHT, label, parts)
 
 
+def busy_curve(moments: Sequence[tuple[float, float, float | None]]) -> str:
+    """Utilisation (heavy) and memory in use (thin) by minute, in percent; needs two moments."""
+    if len(moments) < 2:
+        return ""
+    last = max(minute for minute, _, _ in moments) or 1.0
+
+    def x(minute: float) -> float:
+        return _LEFT + minute / last * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(percent: float) -> float:
+        return _TOP + (100 - percent) / 100 * (_HEIGHT - _TOP - _BOTTOM)
+
+    parts: list[str] = []
+    for tick in (0, 20, 40, 60, 80, 100):
+        parts += [
+            svg.line(_LEFT, y(tick), _WIDTH - _RIGHT, y(tick), "grid"),
+            svg.text(_LEFT - 10, y(tick) + 4, f"{tick}", "tick", "end"),
+        ]
+    for tick in nice_ticks(0, last, 8):
+        if tick <= last:
+            parts.append(svg.text(x(tick), _HEIGHT - _BOTTOM + 20, f"{tick:g}", "tick", "middle"))
+    axis = "minute of the job; percent"
+    parts.append(svg.text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 4, axis, "tick", "middle"))
+    used = [(x(minute), y(memory)) for minute, _, memory in moments if memory is not None]
+    if len(used) > 1:
+        parts.append(svg.path(used, "curve-raw"))
+    parts.append(svg.path([(x(minute), y(busy)) for minute, busy, _ in moments], "curve"))
+    mean = math.fsum(busy for _, busy, _ in moments) / len(moments)
+    label = f"GPU utilisation over {last:.0f} minutes, {mean:.1f} percent in the mean"
+    return svg.document(_WIDTH, _HEIGHT, label, parts)
+
+
 def smooth(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """Exponential moving average, without the pull towards zero at the start."""
     total = weight = 0.0

@@ -5,7 +5,6 @@ Owns reading `<state>/runs/<stack>/`. A file there that cannot be read is named 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +16,9 @@ from cost.bill import Bill
 from cost.bill import bill as make_bill
 from cost.run_record import RunRecord, load_run_records
 from cost.unit_costs import UnitCosts, unit_costs
+from infra.jobs.records import losses, read_object
 from infra.prices.book import price_book
+from infra.report.training import GpuUse, gpu_use
 from stacks.spec import StackSpec
 
 _MODELS = ("base_model", "finetuned_model")
@@ -39,6 +40,8 @@ class Report:
     training: RunRecord | None
     losses: tuple[tuple[int, float], ...]
     """(step, loss) of `training`, steps from 1."""
+    gpus: GpuUse | None
+    """What the GPUs of `training` did; None without it."""
     evaluation_run: RunRecord | None
     evaluation: Mapping[str, Any] | None
     """Its result in the shape of seed 000: base_model, finetuned_model, comparison."""
@@ -57,9 +60,10 @@ def collect(spec: StackSpec, state: Path) -> Report:
         bill=bill,
         assumed=unit_costs(spec, bill.estimate, ()),
         records=records,
-        details={each.path: plain_object(Path(each.path)) for each in records},
+        details={each.path: read_object(Path(each.path)) for each in records},
         training=training,
-        losses=_losses(Path(training.path).parent) if training else (),
+        losses=losses(Path(training.path).parent) if training else (),
+        gpus=gpu_use(Path(training.path).parent) if training else None,
         evaluation_run=evaluation_run,
         evaluation=evaluation_of(Path(evaluation_run.path).parent) if evaluation_run else None,
         problems=problems,
@@ -81,38 +85,10 @@ def _last(records: tuple[RunRecord, ...], kind: str) -> RunRecord | None:
     return passed[-1] if passed else None
 
 
-def _losses(folder: Path) -> tuple[tuple[int, float], ...]:
-    """Points of loss_curve.jsonl; a line cut by a kill is skipped."""
-    points = []
-    for line in _text(folder / "loss_curve.jsonl").splitlines():
-        try:
-            value = json.loads(line)
-            points.append((int(value["step"]) + 1, float(value["loss"])))
-        except (ValueError, TypeError, KeyError):
-            continue
-    return tuple(points)
-
-
 def evaluation_of(folder: Path) -> Mapping[str, Any] | None:
     """The result file of an evaluation, known by its shape."""
     for path in sorted(folder.glob("*.json")):
-        value = plain_object(path)
+        value = read_object(path)
         if all(isinstance(value.get(name), Mapping) for name in _MODELS):
             return value
     return None
-
-
-def plain_object(path: Path) -> Mapping[str, Any]:
-    """The JSON object in a file; empty where there is none."""
-    try:
-        value = json.loads(_text(path))
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

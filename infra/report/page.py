@@ -20,6 +20,7 @@ from infra.report.collect import Report, last_finished, total_seconds
 from infra.report.loop import close_loop
 from infra.report.loop_table import loop_html
 from infra.report.quality import SIGNIFICANT_P, evaluation_rows, samples
+from infra.report.training import Row, speeds, summary
 from infra.report.words import cents, duration, number, price, signed, usd
 
 _FOLDER = Path(__file__).parent
@@ -63,6 +64,9 @@ def render(report: Report) -> str:
         ],
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 (our own file)
         architecture=Markup(architecture.draw(report.spec)),  # noqa: S704 (escaped in svg.py)
+        training_rows=training_rows(report),
+        busy_chart=Markup(busy_chart(report)),  # noqa: S704 (numbers only)
+        speed_rows=speed_rows(report),
         loss_chart=Markup(charts.loss_curve(report.losses)),  # noqa: S704 (numbers only)
         loop=Markup(loop_html(loop)),  # noqa: S704 (escaped in cost/layout.py and cost/charts.py)
         metrics=metrics,
@@ -84,6 +88,35 @@ def render(report: Report) -> str:
 def part_html(part: Part) -> str:
     """Tables and notes of one subject of the bill, as `soperator cost --format html` has them."""
     return lay_out(Document(heading=None, tables=part.tables, notes=part.notes), Format.HTML)
+
+
+def training_rows(report: Report) -> tuple[Row, ...]:
+    """The summary of the last training; nothing without one."""
+    if report.training is None or report.gpus is None:
+        return ()
+    return summary(report.training, report.gpus, report.records)
+
+
+def busy_chart(report: Report) -> str:
+    """Utilisation and memory of the last training's GPUs over its time; empty without samples."""
+    moments = () if report.gpus is None else report.gpus.moments
+    return charts.busy_curve(
+        [(each.minute, each.utilization_percent, each.memory_percent) for each in moments]
+    )
+
+
+def speed_rows(report: Report) -> list[dict[str, Any]]:
+    """Throughput of every training run, with the width of its bar."""
+    found = speeds(report.records)
+    largest = max((float(speed) for _, speed in found), default=0.0)
+    return [
+        {
+            "record": record,
+            "speed": speed,
+            "width": charts.bar_width(float(speed), largest),
+        }
+        for record, speed in found
+    ]
 
 
 def _heading(line: CostComponent) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from tests.workloads.test_train_parts import scalars_of
 from workloads.common.exit_codes import ExitCode
+from workloads.train.summary import headline
 
 
 def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
@@ -41,16 +42,38 @@ def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
     summary = (results / "train_12_summary.txt").read_text()
     for words in ("gate: PASS", "PASS    final/", "NOT RUN tokens/s/GPU", "last_loss"):
         assert words in summary
+    data = Path(record["artifacts"]["data_file"])
+    assert record["data_hash"] == hashlib.sha256(data.read_bytes()).hexdigest()
     (events,) = (results / "tensorboard" / "12").iterdir()
     steps = [step for step, tag, _ in scalars_of(events) if tag == "train/loss"]
     assert steps == [1, 2, 3, 4]
-    metrics = record["metrics"]
-    for share in ("padding_positions", "checkpoint_time", "data_wait_time", "recompute_flops"):
-        assert 0 <= metrics[f"{share}_percent"] <= 100
     exported = (results / "metrics.prom").read_text()
     assert record["artifacts"]["metrics"] == str(results / "metrics.prom")
     assert "train_step 4.0\n" in exported
+    metrics = record["metrics"]
+    for share in ("padding_positions", "checkpoint_time", "data_wait_time", "recompute_flops"):
+        assert 0 <= metrics[f"{share}_percent"] <= 100
     assert 0 < metrics["num_useful_tokens"] <= metrics["num_computed_positions"]
+    assert 0 < metrics["median_train_step_s"] <= metrics["p99_train_step_s"]
+    assert metrics["p99_train_step_s"] < metrics["train_time_s"]
+
+
+def test_the_summary_leads_with_time_throughput_and_memory() -> None:
+    measured = {
+        "train_time_s": 90.0,
+        "train_tokens_per_s": 4000.0,
+        "train_tokens_per_s_per_gpu": 500.0,
+        "peak_gpu_memory_gib": 61.0,
+    }
+    assert headline(measured) == [
+        "training time  90.0 s",
+        "throughput     4,000.0 tokens/s, 500.0 a rank",
+        "GPU memory     61.0 GiB a GPU",
+    ]
+    assert headline({"train_time_s": 90.0})[1:] == [
+        "throughput     NOT RUN: fewer than two steps were trained",
+        "GPU memory     NOT RUN: this job had no GPU",
+    ]
 
 
 def test_a_record_names_the_stored_config_that_the_run_had(

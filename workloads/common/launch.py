@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from workloads.common import gpu_log
 from workloads.common.exit_codes import RESTARTABLE, ExitCode, exit_code_of, reason_of
 from workloads.common.log import log
 
@@ -84,7 +85,8 @@ def agent_class() -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run torchrun with `arguments`; return the exit status of the first failed rank, or 0."""
-    status = _run(arguments)
+    with gpu_log.sampled():
+        status = _run(arguments)
     exit_file = os.environ.get(EXIT_FILE)
     if status and exit_file:
         # The first node that fails says why; the others fail because of it.

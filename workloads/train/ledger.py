@@ -41,6 +41,7 @@ class Ledger:
         shares: dict[str, float | int] = {
             f"{use}_time_percent": 100 * seconds / wall_s for use, seconds in self.seconds.items()
         }
+        shares["train_time_s"] = wall_s
         shares["recompute_flops_percent"] = 100 * 2 / (passes + 2) if recomputes else 0.0
         if self.num_positions:
             shares["padding_positions_percent"] = 100 * (1 - self.num_tokens / self.num_positions)

@@ -7,9 +7,11 @@ this process (which pays for warm-up) to the end of the last; checkpoint stalls 
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from workloads.common.hardware import peak_bf16_flops
 
@@ -64,6 +66,8 @@ class Throughput:
     num_positions: int = 0
     started_s: float | None = None
     ended_s: float = 0.0
+    steps_s: list[float] = field(default_factory=list)
+    """Seconds of each step, stalls for checkpoints included."""
     losses: list[float] = field(default_factory=list)
     stalls_s: list[float] = field(default_factory=list)
     """Seconds that training stood still for each checkpoint."""
@@ -75,6 +79,7 @@ class Throughput:
         if self.started_s is None:
             self.started_s = now
             return
+        self.steps_s.append(now - (self.ended_s or self.started_s))
         self.num_steps += 1
         self.num_tokens += result.num_tokens
         self.num_positions += result.num_positions
@@ -91,6 +96,8 @@ class Throughput:
             "train_tokens_per_s": tokens_per_s,
             "train_tokens_per_s_per_gpu": tokens_per_s / world_size,
             "train_step_s": (self.ended_s - self.started_s) / self.num_steps,
+            "median_train_step_s": median(self.steps_s),
+            "p99_train_step_s": sorted(self.steps_s)[math.ceil(0.99 * self.num_steps) - 1],
             "padding_percent": 100 * (1 - self.num_tokens / self.num_positions),
         }
         peak = peak_bf16_flops(device_name)

@@ -15,7 +15,7 @@ import pytest
 
 from infra.jobs import top
 from infra.jobs.errors import JobsError
-from infra.jobs.gpu_samples import mean_utilization, rates_gb_per_s, samples
+from infra.jobs.gpu_samples import mean_utilization, memory_percent, rates_gb_per_s, samples
 from infra.jobs.parse import Job
 from infra.jobs.ssh import Connection
 from infra.local.state import CHECKOUT
@@ -123,6 +123,36 @@ def test_what_the_script_prints_is_what_is_read(stand_in: dict[str, str]) -> Non
     assert len(found) == 2
     assert [gpu.utilization_percent for gpu in found[0].gpus] == [90, 60]
     assert found[1].at_s >= found[0].at_s
+
+
+def test_memory_is_judged_by_the_gpu_that_uses_least() -> None:
+    screen = top.Screen(memory_gate_percent=50)
+    assert screen.memory_verdict == "NOT RUN: no GPU told its memory"
+    first, second = samples(
+        """\
+gpu,worker-0,0,90,60000,80000,600.0,700.0
+gpu,worker-0,1,90,40000,80000,600.0,700.0
+end,worker-0,1.0
+gpu,worker-0,0,90,10000,80000,600.0,700.0
+gpu,worker-0,1,90,44000,80000,600.0,700.0
+end,worker-0,2.0
+""".splitlines()
+    )
+    screen.take(first)
+    assert screen.memory_verdict.startswith("FAIL: memory of the least used GPU 50.0 %")
+    assert screen.passed is False
+    screen.take(second)
+    assert screen.memory_verdict.startswith("PASS: memory of the least used GPU 55.0 %")
+    assert screen.passed is True
+    assert memory_percent([first, second]) == 55.0
+
+
+def test_a_gate_that_cannot_be_told_passes_nothing_and_hides_no_failure() -> None:
+    silent = "gpu,worker-0,0,{busy},[N/A],[N/A],600.0,700.0\nend,worker-0,1.0"
+    for busy, passed in ((90, None), (10, False)):
+        screen = top.Screen()
+        screen.take(next(samples(silent.format(busy=busy).splitlines())))
+        assert screen.passed is passed
 
 
 def test_samples_of_nodes_may_be_mixed() -> None:
