@@ -96,7 +96,7 @@ SEARCH = SearchSpec(
 
 def release(spec: StackSpec) -> dict[str, bytes]:
     """What `pulumi up` would deliver, with the probe as the only workload."""
-    launcher = [CHECKOUT / "workloads" / "common" / f"{name}.py" for name in _LAUNCHER]
+    launcher = (CHECKOUT / "workloads" / "common").glob("*.py")
     files = {path.relative_to(CHECKOUT).as_posix(): path.read_bytes() for path in launcher}
     files |= {"workloads/__init__.py": b"", "workloads/probe.py": PROBE.encode()}
     files |= {f"jobs/{job.name}": render_sbatch(spec, job).encode() for job in spec.jobs}
@@ -104,9 +104,6 @@ def release(spec: StackSpec) -> dict[str, bytes]:
     # Without its scrontab, which the Slurm of this machine has no command for.
     job = next(job for job in spec.jobs if job.schedule is not None)
     return files | {f"schedules/{job.name}": schedule_script(spec, job).encode()}
-
-
-_LAUNCHER = ("__init__", "launch", "supervise", "exit_codes", "log")
 
 
 @pytest.fixture(scope="module")
