@@ -56,7 +56,9 @@ def test_the_preview_shows_the_bill_line_by_line_to_its_total(preview: Preview, 
     text = (GOLDEN_DIR / "cost" / f"{stack}.txt").read_text()
     bill = text.partition("\n\nCost per chat")[0].strip("\n")
     assert re.search(r"^Total +.*[0-9,]+\.[0-9]{2}$", bill, re.MULTILINE)
-    assert bill in "\n".join(preview(stack).messages("info"))
+    shown = "\n".join(preview(stack).messages("info"))
+    assert bill in shown
+    assert "\nIf you forget it: $" in shown
 
 
 @pytest.mark.parametrize("stack", stack_names())
