@@ -227,7 +227,7 @@ def test_a_missing_python_environment_ends_the_job_with_78_and_says_what_to_do(
     submission = submit.submit(connection, cluster.outputs, "probe", code_hash=hash_files(files))
     status, log = finish(connection, submission)
     assert status == 78
-    assert "/opt/none/bin/python is missing: make this Python environment" in log
+    assert "/opt/none/bin/python is missing: run soperator venv --stack " in log
 
 
 def test_code_that_is_not_on_the_cluster_is_refused_and_nothing_is_queued(
