@@ -36,7 +36,7 @@ VERBS = {
     ),
     "spend": _Verb("infra.cli.spend", "Show what ran on a stack and what it cost."),
     "venv": _Verb("infra.cli.venv", "Make the jobs' Python environment on shared storage."),
-    "submit": _Verb("infra.cli.submit", "Submit a declared job."),
+    "submit": _Verb("infra.cli.submit", "Submit a declared job, its pipeline, or a search."),
     "manifest": _Verb("infra.cli.manifest", "Print a declared job as a Kubernetes Job."),
     "serve": _Verb("infra.cli.serve", "Serve a model as a job; --open: talk to it in the browser."),
     "load": _Verb("infra.cli.load", "Put a server under load: curve, latencies, operating point."),

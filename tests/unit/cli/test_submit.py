@@ -37,6 +37,7 @@ class Cluster:
         self.asked: list[str] = []
         self.sent: list[str] = []
         self.results = ""
+        self.queue = ""
 
     def __enter__(self) -> Cluster:
         return self
@@ -58,7 +59,7 @@ class Cluster:
         elif command == "bash -s":
             text = self.results
         elif "squeue" in command:
-            text = "--\n"
+            text = f"{self.queue}--\n"
         return Ran(command=command, exit_code=0, stdout=text, stderr="")
 
 
@@ -218,6 +219,31 @@ def test_the_leaderboard_ranks_and_gives_the_words_of_the_best(cluster: Cluster)
     assert "submitted again by: soperator submit lr -s local" in done.stderr
     plain = json.loads(run("leaderboard", "lr", "--format", "json").stdout)
     assert [row["rank"] for row in plain["trials"]] == [1, None]
+
+
+def test_a_cancelled_job_takes_along_what_waits_for_its_success(cluster: Cluster) -> None:
+    run("submit", "finetune", "--pipeline")
+    times = "0:00|2026-11-21T05:00:00|N/A"
+    cluster.queue = (
+        f"12|prepare-data|PENDING|{times}|(null)|(Resources)\n"
+        f"13|finetune|PENDING|{times}|afterok:12(unfulfilled)|(Dependency)\n"
+        f"14|other|PENDING|{times}|(null)|(Resources)\n"
+    )
+    done = run("cancel", "12")
+    assert done.exit_code == 0, done.output
+    assert "scancel 12 13" in cluster.asked
+    assert "finetune (13) waits for its success and is ended with it" in done.stderr
+
+
+def test_the_list_of_jobs_names_what_one_waits_for(cluster: Cluster) -> None:
+    times = "0:00|2026-11-21T05:00:00|N/A"
+    cluster.queue = (
+        f"12|prepare-data|RUNNING|{times}|(null)|worker-0\n"
+        f"13|finetune|PENDING|{times}|afterok:12(unfulfilled)|(Dependency)\n"
+    )
+    done = run("status", "--mine")
+    assert "waits until prepare-data (12) succeeded; if it fails, this one is" in done.stdout
+    assert any(command.startswith("squeue --me ") for command in cluster.asked)
 
 
 def test_a_search_that_is_not_declared_is_refused_with_the_nearest_name(cluster: Cluster) -> None:
