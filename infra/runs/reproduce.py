@@ -25,9 +25,11 @@ _GONE_EXIT: Final = 66
 
 
 def job_of(run: Run, spec: StackSpec) -> JobSpec:
-    """The declared job that the run was of."""
+    """The declared job that the run was of; that of its search, for a trial."""
+    searched = {search.name: search.job for search in spec.searches}
+    wanted = searched.get(run.record.job or "", run.record.job)
     for job in spec.jobs:
-        if job.name == run.record.job:
+        if job.name == wanted:
             return job
     have = ", ".join(sorted(job.name for job in spec.jobs)) or "none"
     raise JobsError(

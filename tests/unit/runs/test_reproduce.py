@@ -20,6 +20,7 @@ from infra.render.archive import code_files, hash_files
 from infra.runs import reproduce as again
 from infra.runs.run import Run
 from stacks.load import STACKS_DIR, load_stack
+from stacks.search_spec import SearchSpec
 from tests.unit.cost.run_stacks import job_of
 from tests.unit.jobs.test_submit import OUTPUTS, Recorded
 from tests.unit.runs.folders import COMMIT, DATA_HASH, runs, write_run
@@ -59,6 +60,18 @@ def test_the_settings_are_what_the_run_had_otherwise(
     made = with_settings(recipe_of(job, files), sets)
     assert run.recipe is not None
     assert made == {**run.recipe, "train": {**run.recipe["train"], "resume": "never"}}
+
+
+def test_a_trial_of_a_search_is_run_again_as_the_searchs_job(
+    state: Path, files: Mapping[str, bytes]
+) -> None:
+    run = ran(state, files)
+    trial = replace(run, record=replace(run.record, job="lr"))
+    search = SearchSpec(name="lr", job="finetune", metric="last_loss")
+    spec = replace(load_stack("local"), searches=(search,))
+    assert again.job_of(trial, spec).name == "finetune"
+    with pytest.raises(JobsError, match="declares no job 'lr' any more"):
+        again.job_of(trial, load_stack("local"))
 
 
 def test_a_text_that_looks_like_json_stays_text(state: Path, files: Mapping[str, bytes]) -> None:
