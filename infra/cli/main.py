@@ -89,7 +89,7 @@ _REFUSALS = frozenset(
         "infra.init.errors.InitError",
         "infra.jobs.errors.JobsError",
         "infra.restore.errors.RestoreError",
-        "infra.kube.client.KubeError",
+        "infra.kube.errors.KubeError",
         "infra.kube.kubeconfig.KubeconfigError",
         "infra.local.errors.LocalError",
         "infra.nebius.sdk.EndpointError",

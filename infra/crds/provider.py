@@ -11,7 +11,8 @@ from typing import Any, Final
 from infra.crds.apply import LostVersionError, apply_crds, digests, missing
 from infra.crds.chart import crds_of
 from infra.crds.pull import ChartError
-from infra.kube.client import KubeClient, KubeError, UnreachableError
+from infra.kube.client import KubeClient
+from infra.kube.errors import KubeError, UnreachableError
 from infra.kube.kubeconfig import KubeconfigError, read_kubeconfig
 from infra.plugins.provider import UNKNOWN, Failure, Provider, ProviderError, text_failures
 

@@ -11,50 +11,22 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import urlencode
 
-import urllib3
-
+from infra.kube.connection import Connection
+from infra.kube.describe import Object, describe, finalizers, summary
+from infra.kube.errors import (
+    CancelledError,
+    KubeError,
+    StuckError,
+    WaitTimeoutError,
+)
 from infra.kube.kubeconfig import Access
 
-Object = dict[str, Any]
-
 FIELD_MANAGER: Final = "pulumi"
-_CONNECT_TIMEOUT_S: Final = 5.0
-_REQUEST_TIMEOUT_S: Final = 30.0
-_READINESS_TIMEOUT_S: Final = 2.0
-_MAX_CONNECTIONS: Final = 16
-_RETRIES: Final = urllib3.Retry(total=1, connect=0, redirect=0, other=0, allowed_methods=None)
-"""A connection that the server closed while idle is tried again; every request is idempotent."""
 _POLL_S: Final = 0.25
 _STUCK_S: Final = 3.0
 _QUIET_S: Final = 5.0
 """A wait that ends sooner is no news."""
-
-
-class KubeError(Exception):
-    """The API server refused a request; one line."""
-
-    def __init__(self, message: str, *, status: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
-        """HTTP status; 0 where there was no answer."""
-
-
-class UnreachableError(KubeError):
-    """There is no answer from the API server."""
-
-
-class CancelledError(KubeError):
-    """The user interrupted a wait."""
-
-
-class WaitTimeoutError(KubeError):
-    """An object did not become ready in time."""
-
-
-class StuckError(KubeError):
-    """An object says that it will not become ready."""
 
 
 class KubeClient:
@@ -62,40 +34,23 @@ class KubeClient:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        # A pool of this one host: no proxy of the environment is ever asked.
-        self._http = urllib3.connection_from_url(
-            access.server,
-            maxsize=_MAX_CONNECTIONS,
-            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_REQUEST_TIMEOUT_S),
-            **({"ssl_context": access.ssl_context()} if access.server[:6] == "https:" else {}),
-        )
+        self._connection = Connection(access)
         self._kinds: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        self._connection.close()
 
     def version(self) -> str:
         """The API server's version; raises UnreachableError where there is none."""
-        return self._request("GET", "/version")["gitVersion"]
+        return self._connection.request("GET", "/version")["gitVersion"]
 
     def is_ready(self) -> bool:
         """Whether the API server calls itself ready and can read what it stored."""
         # /readyz stays green for a moment after the store is gone: ask for something stored.
         paths = ("/readyz", "/api/v1/namespaces/default")
-        try:
-            return all(self._is_ok(path) for path in paths)
-        except urllib3.exceptions.HTTPError:
-            return False
-
-    def _is_ok(self, path: str) -> bool:
-        headers = {"Authorization": f"Bearer {self._access.token()}"}
-        timeout = _READINESS_TIMEOUT_S
-        return (
-            self._http.request("GET", path, headers=headers, timeout=timeout, retries=False).status
-            == 200
-        )
+        return all(self._connection.is_ok(path) for path in paths)
 
     def apply(
         self, target: Object, *, dry_run: bool = False, field_manager: str = FIELD_MANAGER
@@ -104,7 +59,7 @@ class KubeClient:
         params = {"fieldManager": field_manager, "force": "true", "fieldValidation": "Strict"}
         if dry_run:
             params["dryRun"] = "All"
-        return self._request(
+        return self._connection.request(
             "PATCH",
             self.path(target),
             params=params,
@@ -116,7 +71,7 @@ class KubeClient:
     def apply_status(self, target: Object, *, field_manager: str = FIELD_MANAGER) -> Object:
         """Server-side apply of the status subresource."""
         params = {"fieldManager": field_manager, "force": "true"}
-        return self._request(
+        return self._connection.request(
             "PATCH",
             self.path(target) + "/status",
             params=params,
@@ -128,7 +83,7 @@ class KubeClient:
     def get(self, target: Object) -> Object | None:
         """The live object of the same kind and name, or None."""
         try:
-            return self._request("GET", self.path(target), subject=describe(target))
+            return self._connection.request("GET", self.path(target), subject=describe(target))
         except KubeError as error:
             if error.status == 404:
                 return None
@@ -143,14 +98,16 @@ class KubeClient:
             probe["metadata"]["namespace"] = namespace
         params = {"labelSelector": label} if label else {}
         path = self._collection(probe, everywhere=namespace is None)
-        found = self._request("GET", path, params=params)
+        found = self._connection.request("GET", path, params=params)
         return [{"apiVersion": api_version, "kind": kind, **item} for item in found["items"]]
 
     def delete(self, target: Object) -> bool:
         """Ask for the object's end; False if it is gone already."""
         body = json.dumps({"propagationPolicy": "Background"}).encode()
         try:
-            self._request("DELETE", self.path(target), body=body, subject=describe(target))
+            self._connection.request(
+                "DELETE", self.path(target), body=body, subject=describe(target)
+            )
         except KubeError as error:
             if error.status == 404:
                 return False
@@ -159,7 +116,7 @@ class KubeClient:
 
     def merge_patch(self, target: Object, patch: Object, *, subresource: str = "") -> Object:
         """JSON merge patch of the object, or of one of its subresources."""
-        return self._request(
+        return self._connection.request(
             "PATCH",
             self.path(target) + (f"/{subresource}" if subresource else ""),
             body=json.dumps(patch).encode(),
@@ -174,7 +131,7 @@ class KubeClient:
         freed = {**namespace, "metadata": metadata, "spec": {"finalizers": []}}
         body = json.dumps(freed).encode()
         try:
-            self._request("PUT", self.path(namespace) + "/finalize", body=body)
+            self._connection.request("PUT", self.path(namespace) + "/finalize", body=body)
         except KubeError as error:
             if error.status != 404:
                 raise
@@ -235,7 +192,7 @@ class KubeClient:
             if event.is_set():
                 raise CancelledError(f"{describe(target)}: interrupted while waiting for its end")
             if time.monotonic() >= deadline:
-                held = ", ".join(_finalizers(live)) or "none"
+                held = ", ".join(finalizers(live)) or "none"
                 raise WaitTimeoutError(
                     f"{describe(target)}: waited {timeout_s:g} s for its end; finalizers: {held}"
                 )
@@ -243,11 +200,11 @@ class KubeClient:
 
     def namespaced_kinds(self) -> list[tuple[str, str]]:
         """(apiVersion, kind) of everything that can be listed and deleted in a namespace."""
-        groups = self._request("GET", "/apis")["groups"]
+        groups = self._connection.request("GET", "/apis")["groups"]
         versions = ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]
         found = []
         for version in versions:
-            for kind in self._request("GET", _group_path(version))["resources"]:
+            for kind in self._connection.request("GET", _group_path(version))["resources"]:
                 deletable = {"list", "delete"} <= set(kind["verbs"])
                 if kind["namespaced"] and deletable and "/" not in kind["name"]:
                     found.append((version, kind["kind"]))
@@ -281,7 +238,7 @@ class KubeClient:
         if found is not None:
             return found
         try:
-            resources = self._request("GET", _group_path(api_version))["resources"]
+            resources = self._connection.request("GET", _group_path(api_version))["resources"]
         except KubeError as error:
             if error.status != 404:
                 raise
@@ -297,81 +254,6 @@ class KubeClient:
             )
         return kinds[f"{api_version}/{kind}"]
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: dict[str, str] | None = None,
-        body: bytes | None = None,
-        content_type: str = "application/json",
-        subject: str = "",
-    ) -> Any:
-        response = self._send(method, path, params or {}, body, content_type)
-        if response.status >= 400:
-            message = _message(response)
-            raise KubeError(f"{subject}: {message}" if subject else message, status=response.status)
-        return response.json()
-
-    def _send(
-        self,
-        method: str,
-        path: str,
-        params: dict[str, str],
-        body: bytes | None,
-        content_type: str = "application/json",
-    ) -> urllib3.BaseHTTPResponse:
-        headers = {"Content-Type": content_type, "Accept": "application/json"}
-        if token := self._access.token():
-            headers["Authorization"] = f"Bearer {token}"
-        try:
-            url = f"{path}?{urlencode(params)}" if params else path
-            return self._http.request(method, url, body=body, headers=headers, retries=_RETRIES)
-        except urllib3.exceptions.HTTPError as error:
-            raise UnreachableError(f"{self._access.server}: no answer: {_reason(error)}") from error
-
-
-def describe(target: Object) -> str:
-    """Kind and name for a person: `NodeSet soperator/worker`."""
-    metadata = target.get("metadata", {})
-    place = f"{metadata['namespace']}/" if metadata.get("namespace") else ""
-    return f"{target['kind']} {place}{metadata.get('name', '?')}"
-
-
-def summary(live: Object | None) -> str:
-    """What the status of an object says, in one line."""
-    if live is None:
-        return "it does not exist"
-    status = live.get("status", {})
-    conditions = [
-        f"{c['type']}={c['status']}" + (f" ({c['message']})" if c.get("message") else "")
-        for c in (status.get("conditions") or [])
-        if c.get("status") != "True"
-    ]
-    phase = status.get("phase")
-    parts = [f"phase {phase!r}" if phase else "no phase yet", *conditions]
-    return "; ".join(parts)
-
-
-def _finalizers(live: Object) -> list[str]:
-    metadata = live["metadata"].get("finalizers", [])
-    return metadata + live.get("spec", {}).get("finalizers", [])
-
 
 def _group_path(api_version: str) -> str:
     return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
-
-
-def _message(response: urllib3.BaseHTTPResponse) -> str:
-    """The API server's own words, on one line."""
-    try:
-        text = response.json()["message"]
-    except (ValueError, KeyError):
-        text = response.data.decode(errors="replace") or f"HTTP {response.status}"
-    return " ".join(text.split())
-
-
-def _reason(error: urllib3.exceptions.HTTPError) -> str:
-    """The cause that helps, without the pool and the URL around it."""
-    cause = getattr(error, "reason", None) or error
-    return str(cause).rpartition("): ")[2] or type(cause).__name__

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from infra.kube.client import KubeClient, WaitTimeoutError
+from infra.kube.client import KubeClient
+from infra.kube.errors import WaitTimeoutError
 from infra.restore.errors import RestoreError
 
 _LONGEST_S: Final = 48 * 3600.0

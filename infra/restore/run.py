@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from infra.kube.client import KubeClient, KubeError
+from infra.kube.client import KubeClient
+from infra.kube.errors import KubeError
 from infra.render import restore as render
 from infra.render.backup import CLAIM, SECRET
 from infra.restore.end import await_end

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from infra.kube.client import KubeClient, KubeError, Object, WaitTimeoutError, describe
+from infra.kube.client import KubeClient, Object
+from infra.kube.describe import describe
+from infra.kube.errors import KubeError, WaitTimeoutError
 
 CSI_DRIVER: Final = "compute.csi.nebius.com"
 """Driver whose volumes are Nebius disks (storage classes `compute-csi-*` of mk8s)."""

@@ -10,7 +10,8 @@ import hashlib
 from functools import cached_property
 from typing import Any, Final
 
-from infra.kube.client import KubeClient, KubeError, UnreachableError
+from infra.kube.client import KubeClient
+from infra.kube.errors import KubeError, UnreachableError
 from infra.kube.kubeconfig import KubeconfigError, read_kubeconfig
 from infra.nebius.api import Api, UnfinishedError
 from infra.nebius.errors import ApiError, explain

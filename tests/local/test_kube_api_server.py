@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from infra.accept import kube_job
-from infra.kube.client import KubeClient, KubeError
+from infra.kube.client import KubeClient
+from infra.kube.errors import KubeError
 from infra.kube.kubeconfig import Access
 from infra.local import process
 from infra.local.errors import LocalError

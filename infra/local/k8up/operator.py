@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from infra.kube.client import KubeClient, KubeError
+from infra.kube.client import KubeClient
+from infra.kube.errors import KubeError
 from infra.local.k8up import cron, runs
 from infra.local.k8up.claims import claim_folder
 from infra.local.k8up.runs import Outcome, Runner, Work

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from infra.kube.client import KubeClient, KubeError, UnreachableError
+from infra.kube.client import KubeClient
+from infra.kube.errors import KubeError, UnreachableError
 from infra.kube.kubeconfig import KubeconfigError, read_kubeconfig
 from infra.local.plugins.kubernetes_objects import Objects
 from infra.local.plugins.kubernetes_release import Releases

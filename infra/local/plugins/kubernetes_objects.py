@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
-from infra.kube.client import CancelledError, KubeClient, KubeError, WaitTimeoutError
+from infra.kube.client import KubeClient
+from infra.kube.errors import CancelledError, KubeError, WaitTimeoutError
 from infra.local.plugins.kubernetes_namespace import finish_namespace
 from infra.local.plugins.kubernetes_wait import timeout_of, waits_of
 from infra.plugins.provider import (

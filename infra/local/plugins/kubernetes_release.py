@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from infra.kube.client import CancelledError, KubeClient, StuckError, WaitTimeoutError
+from infra.kube.client import KubeClient
+from infra.kube.errors import CancelledError, StuckError, WaitTimeoutError
 from infra.local.kube.charts.release import RECORDED_LABEL, Object, Release
 from infra.local.kube.charts.render import CRDS_CHART, Rendered, render
 from infra.local.kube.charts.values import ChartError

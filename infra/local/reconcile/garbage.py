@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from infra.kube.client import KubeClient, KubeError
+from infra.kube.client import KubeClient
+from infra.kube.errors import KubeError
 from infra.local.reconcile.snapshot import Object, Snapshot, name_of
 from infra.local.reconcile.volumes import bound_volume
 

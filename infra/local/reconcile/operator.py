@@ -13,19 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from infra.kube.client import KubeClient, KubeError
+from infra.kube.client import KubeClient
+from infra.kube.errors import KubeError
 from infra.local.reconcile import power
 from infra.local.reconcile.garbage import bind_claims, end_namespaces, release_deleted
 from infra.local.reconcile.jail_files import write_jail_files
-from infra.local.reconcile.plan import (
-    DATABASE,
-    DATABASE_POD,
-    ClusterPlan,
-    NodeSetPlan,
-    Plan,
-    PodPlan,
-    make_plan,
-)
+from infra.local.reconcile.plan import DATABASE_POD, ClusterPlan, NodeSetPlan, Plan, PodPlan
+from infra.local.reconcile.planner import DATABASE, make_plan
 from infra.local.reconcile.snapshot import Object, Snapshot
 from infra.local.reconcile.status import (
     cluster_status,

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from infra.kube import client as kube_client
-from infra.kube.client import KubeClient, StuckError
+from infra.kube.client import KubeClient
+from infra.kube.errors import StuckError, WaitTimeoutError
 from infra.kube.kubeconfig import Access
 from infra.local import ports
 from infra.local.plugins.kubernetes_wait import readiness_of
@@ -75,5 +76,5 @@ def test_a_wait_ends_at_once_when_a_stranger_holds_the_port(
 
 
 def test_a_wait_for_anything_else_goes_on_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(kube_client.WaitTimeoutError, match="munge"):
+    with pytest.raises(WaitTimeoutError, match="munge"):
         wait_for(monkeypatch, live("Missing", "waits for munge"))

@@ -11,7 +11,8 @@ from infra.local.plugins.kubernetes_wait import readiness_of
 from infra.local.reconcile.configuration import slurm_settings
 from infra.local.reconcile.jail_files import write_jail_files
 from infra.local.reconcile.nodes import NodeGroup, grown
-from infra.local.reconcile.plan import Plan, make_plan
+from infra.local.reconcile.plan import Plan
+from infra.local.reconcile.planner import make_plan
 from infra.local.reconcile.power import abandoned, power_states
 from infra.local.reconcile.snapshot import Snapshot
 from infra.local.reconcile.status import nodeset_status

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.kube.client import WaitTimeoutError
+from infra.kube.errors import WaitTimeoutError
 from infra.plugins.dispatch import Dispatch
 from infra.plugins.provider import UNKNOWN, Provider, ProviderError
 from infra.teardown.objects import CSI_DRIVER, Cleaner, Limits
