@@ -175,7 +175,10 @@ def export(
         raise CliError(f"{stack}: no such run is here; soperator pull ID brings one")
     number = mlflow_store.export(found, stack, folder)
     print(folder)
-    output.note(f"{number} runs: mlflow ui --backend-store-uri {folder.resolve().as_uri()}")
+    output.note(
+        f"{number} runs: MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri "
+        f"{folder.resolve().as_uri()}"
+    )
 
 
 def _runs(stack: str, *, shared: bool) -> Sequence[Run]:

@@ -1,7 +1,8 @@
-"""Runs as a folder that MLflow reads: `mlflow ui --backend-store-uri FOLDER`, without mlflow here.
+"""Runs as a folder that MLflow reads, written without mlflow.
 
 Owns the layout of MLflow's file store, read from mlflow/store/tracking/file_store.py of
-github.com/mlflow/mlflow at 001cc178 (2026-11-21):
+github.com/mlflow/mlflow at 001cc178 (2026-11-21); MLflow 3.17.2 read it back on that day. Newer
+ones want MLFLOW_ALLOW_FILE_STORE=true for it, or `mlflow migrate-filestore` into a database.
     <experiment id>/meta.yaml
     <experiment id>/<run id>/meta.yaml, params/<name>, tags/<name>, artifacts/
     <experiment id>/<run id>/metrics/<name>: lines of `milliseconds value step`

@@ -67,8 +67,9 @@ def environment(spec: StackSpec, outputs: StackOutputs) -> str:
         },
     }
     values = " ".join(f"{name}={shlex.quote(value)}" for name, value in exports.items())
+    # The release of now: the link leads elsewhere after the next `pulumi up`.
     return (
-        f"cd {shlex.quote(f'{outputs.code_path}/current')} && "
+        f"cd $(readlink -f {shlex.quote(f'{outputs.code_path}/current')}) && "
         f"export {values} PYTHONPATH=$PWD PATH={shlex.quote(f'{spec.python_env_path}/bin')}:$PATH"
     )
 

@@ -24,6 +24,7 @@ from infra.accept.result import STAGES
 from infra.cli import context
 from infra.cli.errors import CliError
 from infra.cli.main import app
+from infra.cli.ssh import client_words
 from infra.demo import attempt, chain
 from infra.demo.runner import Runner
 from infra.jobs import history, logs, pull, search, slurm, submit, sync
@@ -41,6 +42,9 @@ from infra.render.archive import code_files, hash_files
 from infra.render.sbatch import render_sbatch
 from infra.render.schedule import schedule_script
 from infra.render.search import render_search
+from infra.shell import room, served
+from infra.shell.ask import ask
+from infra.shell.guard import Guard
 from stacks.cost_spec import BudgetSpec, RunForecastSpec
 from stacks.search_spec import AxisSpec, Goal, SearchSpec, TrialSpec
 from stacks.slurm_spec import ACCEPT_MODULE, JobSpec
@@ -486,6 +490,46 @@ def test_a_submission_is_forecast_held_to_the_budget_and_settled(
     )
     assert first.job_id in [row.job.use.job_id for row in report.rows]
     assert report.notes[0].startswith("Accounting is off on this cluster")
+
+
+def test_a_session_is_planned_entered_and_gone_with_its_guard(
+    cluster: JobsCluster, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real srun: two sessions take every GPU, the third is told to wait, and all of it ends."""
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
+    rates = open_books(cluster.spec, tmp_path, print).rates
+    asks = [ask(rates, gpus=2, cpus=None, partition=None, hours=0.1) for _ in range(3)]
+    held: list[Guard] = []
+    try:
+        for asked in asks[:2]:
+            assert room.look(connection, asked).is_free
+            end = f"scancel --name={asked.name}"
+            held.append(Guard(connection, start=served.held(asked), end=end))
+            found = served.wait_for(held[-1], None, say=print)
+            assert found.host.startswith("worker-")
+        with pytest.raises(JobsError, match="no 2 GPUs are free in partition main: 0 jobs wait"):
+            room.refuse_full(asks[2], room.look(connection, asks[2]))
+        assert all(guard.close() for guard in held)
+    finally:
+        for guard in held:
+            guard.close()
+    names = {asked.name for asked in asks}
+    deadline = time.monotonic() + 60
+    while [
+        job for job in slurm.recent(connection, days=1) if job.name in names and not job.finished
+    ]:
+        assert time.monotonic() < deadline, "a session is still held"
+        time.sleep(0.1)
+    asked = ask(rates, gpus=1, cpus=None, partition=None, hours=0.1)
+    inside = (
+        f"{served.environment(cluster.spec, cluster.outputs)}; echo on $SLURMD_NODENAME in $PWD"
+    )
+    remote = asked.srun("bash", "-c", inside, options=["--pty"])
+    words = client_words(cluster.outputs, cluster.identity, options=("-tt",))
+    done = subprocess.run(
+        [*words, remote], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert re.search(r"on worker-\d in .*/releases/", done.stdout), done
 
 
 def test_a_quick_acceptance_of_both_nodes_is_certified(
