@@ -14,12 +14,15 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Final
 
+from infra.cli.context import DEFAULT_STACK
 from infra.local.state import CHECKOUT, State
 from infra.support.part import NotRunError, Part, output_of
 from stacks.load import STACKS_DIR
 
 _QUICK_S: Final = 60.0
 _PREVIEW_S: Final = 180.0
+_PLAIN: Final = ("--non-interactive", "--color=never")
+_OK: Final = "\nexit status 0\n"
 _TAIL_BYTES: Final = 64 * 1024
 _NUM_LOGS: Final = 20
 _NUM_RUNS: Final = 5
@@ -37,7 +40,9 @@ def parts_here(
     def own(*words: str) -> str:
         return ran(sys.executable, "-m", "infra.cli.main", *words)
 
-    target = ("--stack", stack, "--non-interactive", "--color=never")
+    def stack_says(*words: str) -> str:
+        return succeeded(ran("pulumi", "stack", *words, "--stack", stack, *_PLAIN))
+
     parts = [
         _part(
             "versions.txt", "programs and packages", lambda: versions() + ran("pulumi", "version")
@@ -47,26 +52,23 @@ def parts_here(
         _part("stack.yaml", "stack file without secrets", lambda: stack_file(stack)),
         _part("doctor.txt", "tools, rules, project", lambda: own("doctor", "--stack", stack)),
         _part("cost.txt", "bill", lambda: own("cost", "--stack", stack)),
-        _part(
-            "outputs.json", "outputs", lambda: ran("pulumi", "stack", "output", "--json", *target)
-        ),
-        _part("resources.json", "resources by URN and id", lambda: resources(ran, target)),
-        _part(
-            "history.txt",
-            "updates of the stack",
-            lambda: ran("pulumi", "stack", "history", *target),
-        ),
+        _part("outputs.json", "outputs", lambda: stack_says("output", "--json")),
+        _part("resources.json", "resources by URN and id", lambda: resources(stack_says("export"))),
+        _part("history.txt", "updates of the stack", lambda: stack_says("history")),
         _part("runs.txt", "newest submissions and records", lambda: runs(state.runs(stack))),
-        _part("local.txt", "parts of the embedded cloud", lambda: own("local", "status")),
-        _part("local_logs.txt", "ends of its logs", lambda: tails(state.local)),
         _part("demo_logs.txt", "ends of the demo's output", lambda: tails(state.root / "demo")),
     ]
+    if stack == DEFAULT_STACK:
+        parts += [
+            _part("local.txt", "parts of the embedded cloud", lambda: own("local", "status")),
+            _part("local_logs.txt", "ends of its logs", lambda: tails(state.local)),
+        ]
     if preview:
         parts.append(
             _part(
                 "preview.txt",
                 "what `pulumi up` would do",
-                lambda: ran("pulumi", "preview", *target, timeout_s=_PREVIEW_S),
+                lambda: ran("pulumi", "preview", "--stack", stack, *_PLAIN, timeout_s=_PREVIEW_S),
             )
         )
     return parts
@@ -88,14 +90,18 @@ def stack_file(stack: str) -> str:
     return "".join(f"{line}\n" for line in lines if not _HIDDEN_LINE.match(line))
 
 
-def resources(ran: Any, target: tuple[str, ...]) -> str:
+def succeeded(text: str) -> str:
+    """What the engine said; a stack that it does not have is no part."""
+    said = text.removesuffix(_OK)
+    if said == text:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        raise NotRunError(next((line for line in lines if line.startswith("error:")), lines[0]))
+    return said
+
+
+def resources(text: str) -> str:
     """What the state holds, by name: inputs and outputs stay here, secrets are among them."""
-    text = ran("pulumi", "stack", "export", *target)
-    start, end = text.find("{"), text.rfind("}")
-    try:
-        deployment = json.loads(text[start : end + 1])["deployment"]
-    except (ValueError, KeyError) as error:
-        raise NotRunError(f"pulumi stack export: {_last_line(text)}") from error
+    deployment = json.loads(text[text.index("{") : text.rindex("}") + 1])["deployment"]
     found = [
         {name: each[name] for name in ("urn", "id", "created", "modified") if name in each}
         for each in deployment.get("resources", [])
@@ -107,7 +113,7 @@ def resources(ran: Any, target: tuple[str, ...]) -> str:
 def runs(folder: Path) -> str:
     """Submissions and run records of the newest jobs, and the end of the ledger."""
     if not folder.is_dir():
-        raise NotRunError("nothing was submitted from this checkout")
+        return "nothing was submitted from this checkout\n"
     found = sorted(folder.glob("*/*.json"), key=lambda path: path.stat().st_mtime)
     names = {"submission.json", "run_record.json"}
     newest = [path for path in found if path.name in names][-2 * _NUM_RUNS :]
@@ -122,7 +128,7 @@ def tails(folder: Path) -> str:
         if path.suffix in {".log", ".out", ".txt"} and path.is_file() and not path.is_symlink()
     ]
     if not logs:
-        raise NotRunError("there are no logs")
+        return "there are no logs\n"
     newest = sorted(logs, key=lambda path: path.stat().st_mtime)[-_NUM_LOGS:]
     return _joined(newest, folder)
 
@@ -135,11 +141,6 @@ def _tail(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         return file.read().decode(errors="replace")
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line and not line.startswith("exit status")]
-    return lines[-1].strip() if lines else "no output"
 
 
 def _part(name: str, says: str, gather: Any) -> Part:

@@ -17,7 +17,6 @@ from infra.cli.main import app
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.ssh import Result as Answer
-from infra.support import here
 from infra.support.bundle import INDEX, write_bundle
 from infra.support.cluster import Once, parts_of_cluster
 from infra.support.kube import parts_of_kube
@@ -199,34 +198,6 @@ def test_of_kubernetes_no_secret_and_no_spec_is_taken() -> None:
     assert "not ours" not in found["kube/events.txt"]
     assert "slurmd: restarts 3, waiting CrashLoopBackOff" in found["kube/pods.txt"]
     assert '"phase": "Ready"' in found["kube/nodesets.json"]
-
-
-def test_a_stack_file_goes_without_what_the_engine_encrypted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "Pulumi.mine.yaml").write_text(
-        "config:\n  soperator-stack:prices: nebius\n  soperator-secrets:slack_webhook_url:\n"
-        "    secure: v1:abcdefgh:ijklmnop\nencryptionsalt: v1:abc=:v1:def\n"
-    )
-    monkeypatch.setattr(here, "STACKS_DIR", tmp_path)
-    text = here.stack_file("mine")
-    assert "prices: nebius" in text
-    assert "v1:" not in text
-    with pytest.raises(NotRunError, match="there is no such file"):
-        here.stack_file("absent")
-
-
-def test_resources_are_names_and_ids_alone() -> None:
-    state = (
-        '{"deployment": {"resources": [{"urn": "u", "id": "i", "inputs": {"a": "'
-        + SECRET
-        + '"}, "outputs": {"b": "x"}}]}}'
-    )
-    text = here.resources(lambda *words: f"warning: x\n{state}\nexit status 0\n", ())
-    assert '"urn": "u"' in text
-    assert SECRET not in text
-    with pytest.raises(NotRunError, match="pulumi stack export: error: no stack"):
-        here.resources(lambda *words: "error: no stack\nexit status 255\n", ())
 
 
 @pytest.fixture
