@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from infra.cli.errors import CliError
 from infra.cli.output import Format
 
 if TYPE_CHECKING:
+    from infra.jobs.dispatch import Order
     from stacks.slurm_spec import JobSpec
     from stacks.spec import StackSpec
 
@@ -92,7 +94,11 @@ def command(
                 *budget.budget_lines(books, made.order.run, now),
             ):
                 output.note(line)
-            print(submit.dry_run(connection, outputs, job, sets=sets or (), after=after), end="")
+            text = submit.dry_run(connection, outputs, job, sets=sets or (), after=after)
+            if format is Format.JSON:
+                output.print_json(_shown(text, made.order))
+            else:
+                print(text, end="")
             return
         sent = None
         if wanted.ends and not again and after is None:
@@ -115,6 +121,18 @@ def command(
     if is_earlier:
         output.note(f"{job}: nothing was submitted; --again submits it once more")
     output.note(f"{job} is job {sent.job_id}; log: soperator logs {sent.job_id} -s {stack}")
+
+
+def _shown(text: str, order: Order) -> dict[str, object]:
+    """Job file, configuration and plan of a submission that is not made."""
+    from cost.runs import plain_run
+
+    return {
+        "script": text,
+        "config": None if order.config is None else json.loads(order.config),
+        "forecast": plain_run(order.run),
+        "plan": order.plan and order.plan.to_json(),
+    }
 
 
 def declared(spec: StackSpec, name: str) -> JobSpec:

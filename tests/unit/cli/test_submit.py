@@ -109,6 +109,15 @@ def test_a_dry_run_of_a_pipeline_queues_nothing(cluster: Cluster) -> None:
     assert cluster.sent == []
 
 
+def test_a_dry_run_as_json_shows_job_file_configuration_and_sharding(cluster: Cluster) -> None:
+    words = ("--dry-run", "--format", "json", "--set", "train.max_steps=8")
+    found = json.loads(run("submit", "finetune", *words).stdout)
+    assert "# sbatch --parsable jobs/finetune --set train.max_steps=8" in found["script"]
+    assert found["config"]["train"]["max_steps"] == 8
+    assert found["plan"]["strategy"] == "ddp"
+    assert cluster.sent == []
+
+
 def test_everything_that_is_wrong_with_a_pipeline_is_said_at_once(cluster: Cluster) -> None:
     sets = ("prepare-data:data.x=1", "finetune:train.x=1")
     done = run("submit", "finetune", "--pipeline", *(w for s in sets for w in ("--set", s)))

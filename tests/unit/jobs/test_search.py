@@ -74,7 +74,13 @@ def books(state: Path, **changes: object) -> Books:
     return open_books(l40s(**changes), state, print)
 
 
-def sent(of: Books, cluster: Cluster, state: Path, **changes: Any) -> Submission:
+def sent(
+    of: Books,
+    cluster: Cluster,
+    state: Path,
+    store: dict[str, str] | None = None,
+    **changes: Any,
+) -> Submission:
     files = code_files(STACKS_DIR.parent, of.spec)
     return dispatch_search(
         order_search(of, replace(SEARCH, **changes), files),
@@ -85,6 +91,7 @@ def sent(of: Books, cluster: Cluster, state: Path, **changes: Any) -> Submission
         code_hash=HASH,
         git_revision=None,
         say=lambda _line: None,
+        store=store,
     )
 
 
@@ -107,6 +114,24 @@ def test_a_search_is_one_sbatch_with_a_plan_for_each_task(tmp_path: Path) -> Non
     (entry,) = of.ledger.read().entries
     assert isinstance(entry, ForecastEntry)
     assert entry.nodes_usd == Decimal("109.651200")
+
+
+@pytest.mark.usefixtures("public_key_file")
+def test_each_task_names_the_config_of_its_own_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[float] = []
+
+    def keep(_store: object, _recipe: str, content: bytes) -> str:
+        kept.append(json.loads(content)["train"]["learning_rate"])
+        return f"bucket/{len(kept)}"
+
+    monkeypatch.setattr("infra.jobs.run_config.keep", keep)
+    cluster = Cluster()
+    sent(books(tmp_path), cluster, tmp_path, store={"bucket": "b"})
+    assert kept == [1e-5, 2e-5, 4e-5]
+    for number in range(3):
+        assert f"SOPERATOR_RUN_CONFIG_{number}=bucket/{number + 1}" in cluster.asked[0]
 
 
 @pytest.mark.usefixtures("public_key_file")
