@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,8 +14,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from infra.render.monitoring.exported import EXPORTED
+from tests.ports import free_ports
 from workloads.common import publish
+from workloads.common.exit_codes import WorkloadError
 from workloads.common.publish import Publisher
+from workloads.serve import vllm_server
 from workloads.serve.generation import Load
 from workloads.serve.gpu import GpuUse
 from workloads.serve.metrics import ServeMetrics
@@ -128,11 +133,13 @@ def test_the_last_values_are_written_and_sent_with_the_jobs_labels(
     store: Store, tmp_path: Path
 ) -> None:
     """Of a job that is shorter than the interval, too."""
-    with Publisher(lambda: b"train_step 4.0\n", results_dir=tmp_path, kind="train"):
+    step = iter(range(3, 9))
+    read = lambda: b"train_step %d.0\n" % next(step)  # noqa: E731
+    with Publisher(read, results_dir=tmp_path, kind="train"):
         pass
     assert (tmp_path / "metrics.prom").read_bytes() == b"train_step 4.0\n"
-    ((path, body),) = store.sent
-    assert body == b"train_step 4.0\n"
+    (_, first), (path, last) = store.sent
+    assert (first, last) == (b"train_step 3.0\n", b"train_step 4.0\n")
     assert parse_qs(urlsplit(path).query) == {
         "extra_label": ["stack=prod", "job_name=finetune", "job_id=12"]
     }
@@ -150,6 +157,61 @@ def test_a_store_that_refuses_is_told_once_and_ends_nothing(
     told = [line for line in (printed.out + printed.err).splitlines() if "not sent" in line]
     assert len(told) == 1
     assert "answers 503" in told[0]
+
+
+def test_what_has_nothing_to_say_keeps_what_was_said(store: Store, tmp_path: Path) -> None:
+    """vLLM's page after the end of vLLM."""
+    pages = iter([b"x 1\n", None])
+    publisher = Publisher(lambda: next(pages), results_dir=tmp_path, kind="serve")
+    publisher.publish()
+    publisher.publish()
+    assert (tmp_path / "metrics.prom").read_bytes() == b"x 1\n"
+    assert len(store.sent) == 1
+
+
+VLLM = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"vllm:num_requests_running 1.0\\n")
+        self.server.is_over = self.path == "/metrics"
+    def log_message(self, *words): ...
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+server.is_over = False
+while not server.is_over:
+    server.handle_request()
+"""
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Handlers of this process as they were: the server takes them over."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
+def test_the_page_of_vllm_is_published_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in that ends when its page was read: an end that nobody asked for is an error."""
+    monkeypatch.delenv(publish.URL_VARIABLE, raising=False)
+    (port,) = free_ports(1)
+    ready: list[int] = []
+    words = [sys.executable, "-c", VLLM, str(port)]
+    with pytest.raises(WorkloadError, match="vLLM ended with 0"):
+        vllm_server.run(words, port, None, lambda: ready.append(1), results_dir=tmp_path)
+    assert ready == [1]
+    assert (tmp_path / "metrics.prom").read_bytes() == b"vllm:num_requests_running 1.0\n"
+
+
+def test_vllms_metrics_in_the_list_are_read_nowhere_else_than_on_its_page() -> None:
+    assert all(name.startswith("vllm:") for name in listed("vllm"))
 
 
 def test_a_store_that_is_gone_ends_nothing(

@@ -29,16 +29,17 @@ _TIMEOUT_S = 5
 
 
 class Publisher:
-    """Writes and sends what `read` returns, every `every_s` seconds and once at the end."""
+    """Writes and sends what `read` returns at once, every `every_s` seconds, and at the end."""
 
     def __init__(
         self,
-        read: Callable[[], bytes],
+        read: Callable[[], bytes | None],
         *,
         results_dir: Path,
         kind: str,
         every_s: float = EVERY_S,
     ) -> None:
+        """`read`: Prometheus text; None where there is nothing to say now."""
         self._read = read
         self._path = results_dir / FILE_NAME
         self._every_s = every_s
@@ -61,6 +62,7 @@ class Publisher:
         self._thread.join()
 
     def _run(self) -> None:
+        self.publish()
         while not self._is_over.wait(self._every_s):
             self.publish()
         self.publish()
@@ -68,6 +70,8 @@ class Publisher:
     def publish(self) -> None:
         """Write and send once; what goes wrong is told once and the job goes on."""
         text = self._read()
+        if text is None:
+            return
         try:
             atomic.write_text(self._path, text.decode())
         except OSError as error:

@@ -122,7 +122,7 @@ def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
             log(staged.text)
         folder = staged.path if staged is not None else weights.model_dir
         words = vllm_server.command(config, weights, folder, port)
-        vllm_server.run(words, config, port, key, ready)
+        vllm_server.run(words, port, key, ready, results_dir=job.results_dir)
         return
     from workloads.serve.serving import serve
 

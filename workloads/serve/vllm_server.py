@@ -21,6 +21,7 @@ from pathlib import Path
 
 from workloads.common.exit_codes import ConfigError, PreemptedError, WorkloadError
 from workloads.common.log import log
+from workloads.common.publish import Publisher
 from workloads.serve.config import ServeConfig
 from workloads.serve.weights import Weights
 
@@ -99,9 +100,14 @@ def _lora_rank(adapter_dir: Path) -> int:
 
 
 def run(
-    words: list[str], config: ServeConfig, port: int, key: str | None, ready: Callable[[], None]
+    words: list[str],
+    port: int,
+    key: str | None,
+    ready: Callable[[], None],
+    *,
+    results_dir: Path,
 ) -> None:
-    """Run vLLM until a signal ends it; an end that nobody asked for is an error."""
+    """Run vLLM until a signal ends it, its metrics published; an unasked end is an error."""
     environment = {**os.environ, **({"VLLM_API_KEY": key} if key else {})}
     process = subprocess.Popen(words, env=environment)
     asked: list[str] = []
@@ -116,12 +122,22 @@ def run(
         time.sleep(_POLL_S)
     if process.poll() is None:
         ready()
-    status = process.wait()
+    with Publisher(lambda: metrics_page(port), results_dir=results_dir, kind="serve"):
+        status = process.wait()
     if not asked:
         raise WorkloadError(f"vLLM ended with {status}; see its lines above")
     log(f"vLLM ended with {status} after {asked[0]}")
     if status not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
         raise PreemptedError(f"stopped by {asked[0]}; vLLM ended with {status}")
+
+
+def metrics_page(port: int) -> bytes | None:
+    """Return vLLM's own page of metrics; None where it does not answer."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as answer:
+            return answer.read()
+    except (urllib.error.URLError, OSError):
+        return None
 
 
 def _answers(port: int) -> bool:

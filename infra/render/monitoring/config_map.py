@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from cost.burn import Burn
 from infra.render.monitoring.cost_dashboard import cost_dashboard
-from infra.render.monitoring.dashboards import gpu_dashboard, serve_dashboard, train_dashboard
+from infra.render.monitoring.dashboards import gpu_dashboard, train_dashboard
 from infra.render.monitoring.objects import NAME
 from infra.render.monitoring.panels import Dashboard
+from infra.render.monitoring.serve_dashboard import serve_dashboard
 from infra.render.values.observability import MONITORING
 
 CONFIG_MAP: Final = f"{NAME}-dashboards"

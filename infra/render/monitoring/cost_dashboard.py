@@ -20,7 +20,10 @@ def cost_dashboard(burn: Burn) -> Dashboard:
     """What the stack costs now, for what, and where that leads."""
     says = f"US dollars without tax, {burn.prices}."
     trained = "sum(rate(train_tokens_total[15m])) * 3600 / 1e6"
-    written = "sum(rate(serve_output_tokens_total[15m])) * 3600 / 1e6"
+    written = (
+        "(sum(rate(serve_output_tokens_total[15m])) or vector(0)) * 3600 / 1e6 "
+        "+ (sum(rate(vllm:generation_tokens_total[15m])) or vector(0)) * 3600 / 1e6"
+    )
     idle = f'sum({STATE_USD}{{state_base!~"ALLOCATED|MIXED"}})'
     numbers = [
         ("Now, an hour", STACK_USD),
@@ -80,7 +83,7 @@ def cost_dashboard(burn: Burn) -> Dashboard:
                 says=f"{says} All jobs together: exact while one kind of job runs.",
                 asks=(
                     (f"{JOBS_USD} / ({trained} > 0)", "trained"),
-                    (f"{JOBS_USD} / ({written} > 0)", "written"),
+                    (f"{JOBS_USD} / (({written}) > 0)", "written"),
                 ),
             ),
             Panel(

@@ -1,4 +1,4 @@
-"""The dashboards of what runs on a stack: GPUs, training, serving. Pure.
+"""The dashboards of GPUs and of what trains on them. Pure.
 
 Owns which question each panel asks; metrics.tsv says who answers it.
 """
@@ -26,13 +26,15 @@ def gpu_dashboard() -> Dashboard:
         title="Stack: GPUs",
         variables=(("job", "label_values(DCGM_FI_DEV_GPU_UTIL, hpc_job)"),),
         panels=(
-            _share("Use", f"avg by (hpc_job) (DCGM_FI_DEV_GPU_UTIL{{{_GPU_JOB}}})", job),
-            _share(
+            share_panel("Use", f"avg by (hpc_job) (DCGM_FI_DEV_GPU_UTIL{{{_GPU_JOB}}})", job),
+            share_panel(
                 "Use of each GPU", f"DCGM_FI_DEV_GPU_UTIL{{{_GPU_JOB}}}", "{{Hostname}} {{gpu}}"
             ),
-            _share("Tensor cores active", f"100 * {tensor}", job),
-            _share("Memory bandwidth in use", f"100 * {memory}", job),
-            _share("Memory in use", f"100 * {used} / ({used} + {free})", "{{Hostname}} {{gpu}}"),
+            share_panel("Tensor cores active", f"100 * {tensor}", job),
+            share_panel("Memory bandwidth in use", f"100 * {memory}", job),
+            share_panel(
+                "Memory in use", f"100 * {used} / ({used} + {free})", "{{Hostname}} {{gpu}}"
+            ),
             Panel(
                 title="Power",
                 unit="watt",
@@ -78,7 +80,7 @@ def train_dashboard() -> Dashboard:
         title="Stack: training",
         variables=(("job", "label_values(train_step, job_id)"),),
         panels=(
-            _share("Progress", f"100 * train_step{{{_OWN}}} / train_steps{{{_OWN}}}", _OF_RUN),
+            share_panel("Progress", f"100 * train_step{{{_OWN}}} / train_steps{{{_OWN}}}", _OF_RUN),
             Panel(title="Loss", unit="short", asks=((f"train_loss{{{_OWN}}}", _OF_RUN),)),
             Panel(title="Tokens a second", unit="short", asks=((tokens, _OF_RUN),)),
             Panel(
@@ -86,13 +88,13 @@ def train_dashboard() -> Dashboard:
                 unit="short",
                 asks=((f"{tokens} / train_ranks{{{_OWN}}}", _OF_RUN),),
             ),
-            _share(
+            share_panel(
                 "Time that nothing trained",
                 f"100 * rate({wait}{{{_OWN}}}[5m])",
                 f"{_OF_RUN} waits for rows",
                 (f"100 * rate({stall}{{{_OWN}}}[5m])", f"{_OF_RUN} saves"),
             ),
-            _share("Padding", f"100 * (1 - {tokens} / {positions})", _OF_RUN),
+            share_panel("Padding", f"100 * (1 - {tokens} / {positions})", _OF_RUN),
             _age("Since the last step", "train_last_step_timestamp_seconds"),
             _age("Age of the newest checkpoint", "train_last_checkpoint_timestamp_seconds"),
             Panel(
@@ -109,77 +111,10 @@ def train_dashboard() -> Dashboard:
     )
 
 
-def serve_dashboard() -> Dashboard:
-    """Requests, waits, tokens and memory of servers."""
-    model = "job_id, model"
-    return Dashboard(
-        uid=f"{NAME}-serve",
-        title="Stack: serving",
-        variables=(("job", "label_values(serve_running_requests, job_id)"),),
-        panels=(
-            Panel(
-                title="Requests a second",
-                unit="reqps",
-                asks=(
-                    (
-                        f"sum by ({model}, outcome) (rate(serve_requests_total{{{_OWN}}}[5m]))",
-                        "{{model}} {{outcome}}",
-                    ),
-                ),
-            ),
-            Panel(
-                title="Tokens a second",
-                unit="short",
-                asks=(
-                    (_token_rate("output", model), "{{model}} written"),
-                    (_token_rate("prompt", model), "{{model}} read"),
-                ),
-            ),
-            _quantiles("Time to first token", "serve_time_to_first_token_seconds_bucket"),
-            _quantiles("Time per output token", "serve_time_per_output_token_seconds_bucket"),
-            Panel(
-                title="Requests",
-                unit="short",
-                asks=(
-                    (f"serve_running_requests{{{_OWN}}}", f"{_OF_RUN} running"),
-                    (f"serve_waiting_requests{{{_OWN}}}", f"{_OF_RUN} waiting"),
-                ),
-            ),
-            _share(
-                "KV cache in use",
-                f"100 * serve_kv_cache_used_tokens{{{_OWN}}} / serve_kv_cache_tokens{{{_OWN}}}",
-                _OF_RUN,
-            ),
-            _share("GPU in use", f"100 * serve_gpu_utilization_ratio{{{_OWN}}}", _OF_RUN),
-            _share(
-                "GPU memory in use",
-                f"100 * serve_gpu_memory_used_bytes{{{_OWN}}} "
-                f"/ serve_gpu_memory_total_bytes{{{_OWN}}}",
-                _OF_RUN,
-            ),
-        ),
-    )
-
-
-def _share(title: str, expression: str, legend: str, *more: tuple[str, str]) -> Panel:
+def share_panel(title: str, expression: str, legend: str, *more: tuple[str, str]) -> Panel:
+    """A graph of percent."""
     return Panel(title=title, unit="percent", most=100, asks=((expression, legend), *more))
 
 
 def _age(title: str, metric: str) -> Panel:
     return Panel(title=title, unit="s", asks=((f"time() - {metric}{{{_OWN}}}", _OF_RUN),))
-
-
-def _token_rate(name: str, labels: str) -> str:
-    return f"sum by ({labels}) (rate(serve_{name}_tokens_total{{{_OWN}}}[5m]))"
-
-
-def _quantiles(title: str, bucket: str) -> Panel:
-    rate = f"sum by (model, le) (rate({bucket}{{{_OWN}}}[5m]))"
-    return Panel(
-        title=title,
-        unit="s",
-        asks=tuple(
-            (f"histogram_quantile({share}, {rate})", f"{{{{model}}}} p{100 * share:g}")
-            for share in (0.5, 0.99)
-        ),
-    )

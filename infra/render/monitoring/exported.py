@@ -16,6 +16,7 @@ SOURCES: Final[Mapping[str, str]] = MappingProxyType(
         "read 2026-11-21",
         "train": "workloads/train/exporter.py",
         "serve": "workloads/serve/metrics.py and gpu.py",
+        "vllm": "https://docs.vllm.ai/en/stable/usage/metrics/, read 2026-11-21",
         "records": "infra/render/monitoring/records.py",
         "vmalert": "https://docs.victoriametrics.com/victoriametrics/vmalert/, alerts state on "
         "restarts, read 2026-11-21",

@@ -24,6 +24,7 @@ from stacks.spec import StackSpec
 from tests.unit.monitoring.conftest import BURN
 
 CHECKOUT = Path(__file__).parents[3]
+NAMED = re.compile(r'__name__=~"([^"]+)"')
 _WORDS = {"by", "on", "and", "or", "unless", "group_left", "offset", "bool", "without", "ignoring"}
 
 
@@ -35,17 +36,18 @@ def questions() -> list[str]:
         found += [target["expr"] for panel in content["panels"] for target in panel["targets"]]
         for variable in content["templating"]["list"]:
             if "definition" in variable:
-                found.append(variable["definition"].removeprefix("label_values(").split(",")[0])
+                found.append(variable["definition"].removeprefix("label_values(").rsplit(",", 1)[0])
     return found
 
 
 def metrics_in(expression: str) -> set[str]:
     """Names of metrics: words that are no function, no label, no keyword and no number."""
+    named = {name for names in NAMED.findall(expression) for name in names.split("|")}
     text = re.sub(r'"[^"]*"', "", expression)
     text = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", text)
     text = re.sub(r"\b(by|on|without|ignoring|group_left)\s*\([^)]*\)", " ", text)
     words = re.findall(r"(?<![\w.:])([A-Za-z_][\w:]*)(?!\w)(\s*\()?", text)
-    return {word for word, call in words if not call and word not in _WORDS}
+    return named | {word for word, call in words if not call and word not in _WORDS}
 
 
 def rules(spec: StackSpec, burn: Burn = BURN) -> Iterator[dict[str, Any]]:
