@@ -359,12 +359,12 @@ def test_an_adapter_of_dora_is_not_given_to_vllm(
 
 
 def test_an_engine_program_that_ends_by_itself_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     words = [sys.executable, "-c", "raise SystemExit(3)"]
     with pytest.raises(WorkloadError, match="vLLM ended with 3"):
-        vllm_server.run(words, serve_config(), 1, None, lambda: None)
+        vllm_server.run(words, 1, None, lambda: None, results_dir=tmp_path)
 
 
 def test_percentiles_of_two_answers_are_not_below_their_median() -> None:
