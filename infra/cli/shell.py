@@ -18,6 +18,7 @@ from infra.cli.errors import CliError
 
 if TYPE_CHECKING:
     from infra.jobs.outputs import StackOutputs
+    from infra.jobs.ssh import Connection
     from infra.shell.ask import Ask
     from infra.shell.guard import Guard
     from stacks.spec import StackSpec
@@ -69,7 +70,7 @@ def command(
         try:
             connection = closing.enter_context(context.connect(outputs, identity))
             if jupyter:
-                served.check_installed(connection, spec, "jupyterlab", "jupyterlab")
+                served.check_installed(connection, spec, outputs, "jupyterlab")
             check_together(
                 books,
                 connection,
@@ -94,7 +95,7 @@ def command(
             guard = Guard(connection, start=start, end=f"scancel --name={asked.name}", secret=token)
             closing.callback(_end, guard, asked, stack)
             if jupyter:
-                _jupyter(closing, guard, outputs, identity, token)
+                _jupyter(closing, connection, guard, outputs, identity, token)
             elif vscode:
                 _vscode(guard, outputs, identity)
             else:
@@ -146,6 +147,7 @@ def _terminal(asked: Ask, spec: StackSpec, outputs: StackOutputs, identity: Path
 
 def _jupyter(
     closing: ExitStack,
+    connection: Connection,
     guard: Guard,
     outputs: StackOutputs,
     identity: Path | None,
@@ -155,6 +157,7 @@ def _jupyter(
     from infra.shell import served
 
     there = served.wait_for(guard, served.JUPYTER_READY, say=output.note)
+    served.wait_until_open(connection, there)
     login = outputs.endpoint(context.private_key(identity))
     tunnel = Tunnel(login, there.host, there.port, say=output.note)
     closing.callback(tunnel.close)

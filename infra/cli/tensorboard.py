@@ -36,11 +36,12 @@ def command(
         try:
             connection = closing.enter_context(context.connect(outputs, identity))
             served.check_folder(connection, folder, job_id)
-            served.check_installed(connection, spec, "tensorboard", "tensorboard")
+            served.check_installed(connection, spec, outputs, "tensorboard")
             start = served.tensorboard(spec, folder, hours)
             guard = Guard(connection, start=start, end="kill -- -$!")
             closing.callback(guard.close)
             there = served.wait_for(guard, served.TENSORBOARD_READY, say=lambda _: None)
+            served.wait_until_open(connection, there)
             login = outputs.endpoint(context.private_key(identity))
             tunnel = Tunnel(login, there.host, there.port, say=output.note)
             closing.callback(tunnel.close)

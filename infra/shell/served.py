@@ -6,6 +6,7 @@ Owns their command lines, whether they are installed, and how their port is foun
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -19,9 +20,10 @@ from stacks.spec import StackSpec
 
 _MARK: Final = "soperator-endpoint"
 _FREE_PORT: Final = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
-_ABSENT_EXIT: Final = 69
-_NO_FOLDER_EXIT: Final = 66
+_INSTALL: Final = "workloads/monitoring/install_tools.sh"
 _LAST_LINES: Final = 5
+_OPEN_S: Final = 60.0
+_LOOK_EVERY_S: Final = 0.5
 JUPYTER_READY: Final = "is running at"
 TENSORBOARD_READY: Final = "Press CTRL+C to quit"
 
@@ -34,27 +36,22 @@ class Endpoint:
     port: int
 
 
-def check_installed(shell: Shell, spec: StackSpec, module: str, package: str) -> None:
-    """Refuses where the cluster's Python environment lacks a package."""
+def check_installed(shell: Shell, spec: StackSpec, outputs: StackOutputs, module: str) -> None:
+    """Refuses where the cluster lacks a package, with the command that brings it."""
     python = _python(spec)
-    result = shell.run(
-        f"test -x {python} || exit {_NO_FOLDER_EXIT}; "
-        f"{python} -c 'import importlib.util as u, sys; "
-        f'sys.exit({_ABSENT_EXIT} if u.find_spec("{module}") is None else 0)\''
-    )
-    if result.ok:
+    found = f"import importlib.util as u, sys; sys.exit(u.find_spec('{module}') is None)"
+    if shell.run(f"test -x {python} && {python} -c {shlex.quote(found)}").ok:
         return
-    if result.exit_code == _NO_FOLDER_EXIT:
-        raise JobsError(
-            f"{spec.python_env_path}: no Python environment on the cluster yet; docs/jobs.md says "
-            "how it is made"
-        )
-    if result.exit_code == _ABSENT_EXIT:
-        raise JobsError(
-            f"{package} is not in {spec.python_env_path} of the cluster: "
-            f"soperator ssh -s {spec.name} '{spec.python_env_path}/bin/pip install {package}'"
-        )
-    raise JobsError(f"{spec.python_env_path}: {result.stderr.strip() or 'python does not start'}")
+    script = f"{outputs.code_path}/current/{_INSTALL}"
+    raise JobsError(
+        f"{module} is not in {tools_path(spec)} of the cluster: soperator ssh -s {spec.name} "
+        f"'bash {script} {spec.python_env_path}'"
+    )
+
+
+def tools_path(spec: StackSpec) -> str:
+    """The environment of Jupyter and TensorBoard, beside that of the jobs and on top of it."""
+    return f"{spec.python_env_path}-tools"
 
 
 def environment(spec: StackSpec, outputs: StackOutputs) -> str:
@@ -76,13 +73,14 @@ def environment(spec: StackSpec, outputs: StackOutputs) -> str:
 
 def jupyter(asked: Ask, spec: StackSpec, outputs: StackOutputs) -> str:
     """The command that starts Jupyter Lab in the session; its token is the guard's secret."""
+    python = _python(spec)
     # It listens on the node's address: the login node reaches no loopback of another machine.
     script = (
         # In the home folder: what is saved in a release is gone with it.
         f"{environment(spec, outputs)} && export JUPYTER_TOKEN=$SOPERATOR_SECRET && cd && "
-        f"port=$(python -c {shlex.quote(_FREE_PORT)}) && "
+        f"port=$({python} -c {shlex.quote(_FREE_PORT)}) && "
         f'echo {_MARK} "${{SLURMD_NODENAME:-$(hostname)}}" "$port" && '
-        "exec python -m jupyterlab --no-browser --allow-root --ip=0.0.0.0 "
+        f"exec {python} -m jupyterlab --no-browser --allow-root --ip=0.0.0.0 "
         '--port="$port" --ServerApp.port_retries=0 --ServerApp.allow_remote_access=True'
     )
     return asked.srun("bash", "-c", script, options=["--unbuffered"])
@@ -138,6 +136,19 @@ def wait_for(guard: Guard, ready: str | None, *, say: Callable[[str], None]) -> 
     raise JobsError(f"it ended before it was up: {'; '.join(last) or 'it printed nothing'}")
 
 
+def wait_until_open(shell: Shell, there: Endpoint, *, patience_s: float = _OPEN_S) -> None:
+    """Returns once the login node can connect: a server says that it runs before it listens."""
+    probe = f"timeout 5 bash -c 'exec 3<>/dev/tcp/{there.host}/{there.port}'"
+    give_up_at = time.monotonic() + patience_s
+    while not shell.run(probe).ok:
+        if time.monotonic() >= give_up_at:
+            raise JobsError(
+                f"{there.host}:{there.port}: runs, but the login node cannot connect to it for "
+                f"{patience_s:g} s: does a firewall or network policy stand between nodes?"
+            )
+        time.sleep(_LOOK_EVERY_S)
+
+
 def wait_for_end(guard: Guard) -> None:
     """Returns when what the guard holds has ended, or its connection is lost."""
     for line in guard.lines():
@@ -146,4 +157,4 @@ def wait_for_end(guard: Guard) -> None:
 
 
 def _python(spec: StackSpec) -> str:
-    return shlex.quote(f"{spec.python_env_path}/bin/python")
+    return shlex.quote(f"{tools_path(spec)}/bin/python")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from infra.jobs.errors import JobsError
+from infra.jobs.ssh import Result
 from infra.shell import served
 from infra.shell.guard import Guard
 from tests.unit.shell.login import Login
@@ -19,6 +21,20 @@ def login(tmp_path: Path) -> Iterator[Login]:
     made.program("scancel", f'echo "$@" >> {tmp_path}/cancelled')
     yield made
     made.close()
+
+
+class Opening:
+    """A login node that gives these answers, and then connects."""
+
+    def __init__(self, before: list[Result]) -> None:
+        self._before = before
+        self.tries = 0
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        self.tries += 1
+        if self._before:
+            return self._before.pop()
+        return Result(command=command, exit_code=0, stdout="", stderr="")
 
 
 def cancelled(tmp_path: Path) -> str:
@@ -49,12 +65,19 @@ def test_what_runs_in_the_background_ends_with_all_its_children(
     guard = Guard(login.as_connection(), start=start, end="kill -- -$!")
     child = next(line for line in guard.lines() if line.startswith("child")).split()[1]
     assert guard.close()
-    assert not Path(f"/proc/{child}").exists() or "Z" in _state(child)
+    give_up_at = time.monotonic() + 60
+    while not _is_gone(child):
+        assert time.monotonic() < give_up_at, "the child lives on"
+        time.sleep(0.02)
     assert not (tmp_path / "lived").exists()
 
 
-def _state(process: str) -> str:
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+def _is_gone(process: str) -> bool:
+    """Whether the process has ended; one that nobody waited for yet has."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_a_secret_is_in_no_argument(login: Login) -> None:
@@ -81,6 +104,19 @@ def test_a_second_reader_goes_on_at_the_next_line(login: Login) -> None:
     assert next(line for line in guard.lines() if line) == "one"
     assert next(line for line in guard.lines() if line) == "two"
     guard.close()
+
+
+def test_a_port_that_nobody_reaches_is_told_and_one_that_opens_late_is_waited_for(
+    login: Login,
+) -> None:
+    there = served.Endpoint(host="worker-0", port=8888)
+    shut = Result(command="", exit_code=1, stdout="", stderr="")
+    opening = Opening([shut, shut])
+    served.wait_until_open(opening, there)
+    assert opening.tries == 3
+    login.answer("/dev/tcp/worker-0/8888", code=1)
+    with pytest.raises(JobsError, match="worker-0:8888: runs, but the login node cannot connect"):
+        served.wait_until_open(login, there, patience_s=0)
 
 
 def test_what_ends_before_it_is_up_is_refused_with_its_last_words(login: Login) -> None:

@@ -109,10 +109,13 @@ def test_without_a_terminal_it_is_refused(login: Login) -> None:
 
 
 def test_jupyter_that_is_not_installed_is_refused_with_the_command(login: Login) -> None:
-    login.answers.insert(0, ("jupyterlab", _ran("", "", 69)))
+    login.answers.insert(0, ("jupyterlab", _ran("", "", 1)))
     done = run("shell", "--jupyter")
     assert done.exit_code == 1
-    assert "jupyterlab is not in /opt/soperator/venv of the cluster: soperator ssh" in done.stderr
+    assert (
+        "jupyterlab is not in /opt/soperator/venv-tools of the cluster: soperator ssh -s local "
+        "'bash /home/shared/code/current/workloads/monitoring/install_tools.sh "
+    ) in done.stderr
     assert login.channels == []
 
 
