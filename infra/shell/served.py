@@ -95,9 +95,10 @@ def held(asked: Ask) -> str:
 def tensorboard(spec: StackSpec, folder: str, hours: float) -> str:
     """The command that shows the event files of a folder on the login node's own loopback."""
     python = _python(spec)
+    # --foreground: else `timeout` takes a process group of its own, which the guard's end misses.
     return (
         f"port=$({python} -c {shlex.quote(_FREE_PORT)}); echo {_MARK} 127.0.0.1 $port; "
-        f"timeout {round(hours * 3600)} {python} -m tensorboard.main "
+        f"timeout --foreground {round(hours * 3600)} {python} -m tensorboard.main "
         f"--logdir {shlex.quote(folder)} --host 127.0.0.1 --port $port"
     )
 

@@ -12,6 +12,7 @@ from infra.jobs.errors import JobsError
 from infra.jobs.ssh import Result
 from infra.shell import served
 from infra.shell.guard import Guard
+from stacks.load import load_stack
 from tests.unit.shell.login import Login
 
 
@@ -70,6 +71,23 @@ def test_what_runs_in_the_background_ends_with_all_its_children(
         assert time.monotonic() < give_up_at, "the child lives on"
         time.sleep(0.02)
     assert not (tmp_path / "lived").exists()
+
+
+def test_tensorboard_ends_with_its_guard(login: Login, public_key_file: Path) -> None:
+    """Its command as it is, with a Python of the test's own: nothing stays on the login node."""
+    spec = load_stack("local")
+    login.program(
+        "python", 'case "$*" in *-c*) echo 6006;; *) echo child $$; exec sleep 600;; esac'
+    )
+    start = served.tensorboard(spec, "/mnt/logs/tensorboard", 1)
+    start = start.replace(f"{served.tools_path(spec)}/bin/python", "python")
+    guard = Guard(login.as_connection(), start=start, end="kill -- -$!")
+    child = next(line for line in guard.lines() if line.startswith("child")).split()[1]
+    assert guard.close()
+    give_up_at = time.monotonic() + 60
+    while not _is_gone(child):
+        assert time.monotonic() < give_up_at, "TensorBoard lives on"
+        time.sleep(0.02)
 
 
 def _is_gone(process: str) -> bool:
