@@ -43,6 +43,9 @@ VERBS = {
     "accept": _Verb(
         "infra.cli.accept", "Hold a cluster against its limits; make or check its certificate."
     ),
+    "accept-hosts": _Verb(
+        "infra.cli.accept_hosts", "Run the acceptance by torchrun over SSH, where no Slurm is."
+    ),
     "compare-runs": _Verb(
         "infra.cli.compare_runs", "Compare two results: bare metal, Slurm, Kubernetes."
     ),

@@ -1,0 +1,109 @@
+"""`soperator accept-hosts`: the acceptance by torchrun over SSH, where no Slurm is."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infra.accept.plain_hosts import DEFAULT_PORT
+from infra.accept.result import Profile
+from infra.cli import context, output
+from infra.cli.accept import EXIT_CODES
+from infra.cli.context import DEFAULT_STACK, StackOption
+
+
+def command(
+    hosts: Annotated[
+        list[str],
+        typer.Argument(metavar="HOST...", help="As ssh takes them; the first holds rank 0."),
+    ],
+    stack: StackOption = DEFAULT_STACK,
+    profile: Annotated[
+        Profile, typer.Option(help="quick: short; full: with a long soak.")
+    ] = Profile.QUICK,
+    stages: Annotated[
+        str | None, typer.Option(metavar="NAME,NAME", help="Only these stages; all by default.")
+    ] = None,
+    python: Annotated[str, typer.Option(help="Python with torch, on every host.")] = "python3",
+    folder: Annotated[
+        str, typer.Option(help="Folder on every host for code, scratch files and results.")
+    ] = "/var/tmp/soperator-accept",  # noqa: S108
+    master_address: Annotated[
+        str | None,
+        typer.Option(help="The first host's address for the others; by default its name."),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(help="The first host's port, where its ranks wait for the others.")
+    ] = DEFAULT_PORT,
+    ssh_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="ssh's configuration; by default yours.")
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."
+        ),
+    ] = None,
+) -> None:
+    """Run the stack's acceptance on machines of its worker's kind; prints the result's path.
+
+    Ends as the result does: 0 for PASS, 1 for FAIL, 69 for NOT RUN.
+    """
+    import sys
+
+    from infra.accept import plain_hosts, result, run
+    from infra.accept.errors import AcceptError
+    from infra.render.archive import hash_files, pack
+    from infra.render.job_nodes import hardware_environment, nodesets_of
+
+    if len(set(hosts)) != len(hosts):
+        raise AcceptError(f"HOST: {' '.join(hosts)}: a host is named twice; its GPUs are one")
+    spec = context.spec(stack)
+    job = run.accept_job(spec)
+    worker = nodesets_of(spec, job)[0]
+    run_id = f"hosts-{datetime.now(UTC):%Y%m%dt%H%M%S}"
+    names = ", ".join(f'"{stage}"' for stage in run.chosen_stages(stages))
+    own = (f"accept.profile={profile}", f"accept.stages=[{names}]")
+    # A host's folders are its own: any other place would be measured as one that is shared.
+    changes = (*own, 'accept.storage.places=["scratch"]', *(sets or ()))
+    where = plain_hosts.PlainHosts(
+        hosts=tuple(hosts),
+        python=python,
+        folder=folder,
+        master_address=master_address or hosts[0].rpartition("@")[2],
+        ssh=("ssh",) if ssh_config is None else ("ssh", "-F", str(ssh_config)),
+    )
+    files = context.local_code(stack)
+    ranks = plain_hosts.Ranks(
+        run_id=run_id,
+        code=f"code-{hash_files(files)}",
+        per_host=max(1, job.gpus_per_node),
+        port=port,
+        arguments=(
+            *("--recipe", job.recipe),
+            *(word for change in changes for word in ("--set", change)),
+        ),
+        environment={
+            "SOPERATOR_STACK": spec.name,
+            "SOPERATOR_CODE_HASH": hash_files(files),
+            "SOPERATOR_GIT_REVISION": context.git_revision() or "",
+            **hardware_environment(worker, job),
+            **job.environment,
+        },
+    )
+
+    def write(line: bytes) -> None:
+        sys.stderr.buffer.write(line)
+        sys.stderr.buffer.flush()
+
+    text = plain_hosts.run(where, ranks, pack(files), write=write, say=output.note)
+    path = plain_hosts.result_file(context.state_root() / "accept" / stack / run_id, text)
+    print(path)
+    output.note(
+        f"certificate: soperator accept --stack {stack} --result {path}; against another route: "
+        f"soperator compare-runs {path} OTHER"
+    )
+    raise typer.Exit(EXIT_CODES[result.read(path).outcome])
