@@ -147,6 +147,11 @@ def reproduce(
             for line in budget.budget_lines(made.books, made.order.run, datetime.now(UTC)):
                 output.note(line)
             print(submitting.dry_run(connection, outputs, job.name, sets=sets), end="")
+            if outputs.code_hash != run.code_hash:
+                output.note(
+                    f"the script above is of the cluster's code, {outputs.code_hash}: --sync sends "
+                    f"{run.code_hash} first"
+                )
             output.note(f"nothing was submitted: soperator runs reproduce {name} --submit does it")
             return
         sent = made.submit(connection, outputs, sync=sync, force=force)

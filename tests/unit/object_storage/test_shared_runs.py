@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from infra.cli import pull as verb
 from infra.jobs.errors import JobsError
 from infra.runs.shared import bring, publish
 from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at
+from tests.unit.jobs.test_submit import OUTPUTS
 from tests.unit.object_storage.conftest import Storage
 from tests.unit.object_storage.test_stored_run_configs import opened
 from tests.unit.runs.folders import runs, write_run
@@ -32,6 +34,24 @@ def test_a_run_is_seen_by_others_with_its_cost_settings_and_losses(
     # Whoever pulled it has it once, under its own name.
     bring(store, anna, "local")
     assert [run.name for run in runs(anna)] == ["2"]
+
+
+def test_a_pull_shares_the_run_and_a_bucket_that_refuses_costs_no_result(
+    storage: Storage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "anna"))
+    write_run(tmp_path / "anna", "2", cluster=OUTPUTS.login_host_key)
+    keys = iter([None, opened(storage, "copies"), opened(storage)])
+    monkeypatch.setattr("infra.cli.context.run_config_store", lambda _: next(keys))
+    for said in ("", "job 2: others do not see it: job 2: its record is not in the bucket", ""):
+        verb._share(OUTPUTS, "local", "2")
+        told = capsys.readouterr().err
+        assert told.startswith(said)
+        assert bool(told) == bool(said)
+    assert bring(opened(storage), tmp_path / "ben", "local") == 4
 
 
 def test_a_run_without_a_record_is_not_shared(storage: Storage, tmp_path: Path) -> None:
