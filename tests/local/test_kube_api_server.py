@@ -6,10 +6,14 @@ import os
 import signal
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cost.burn import burn
+from cost.estimate import estimate
+from cost.price_book import PriceBook
 from infra.accept import kube_job
 from infra.kube.client import KubeClient
 from infra.kube.errors import KubeError
@@ -20,7 +24,11 @@ from infra.local.kube import api_server
 from infra.local.kube.crd import install_crds, load_crds
 from infra.render.kube_job import pytorch_job, service_and_job
 from infra.render.kube_training import training_pods
+from infra.render.monitoring.config_map import config_map
+from infra.render.monitoring.objects import custom_resources
+from infra.render.values.observability import MONITORING
 from stacks.load import load_stack
+from stacks.soperator_spec import Observability
 from tests.local.kube_server import config_in, running_cluster
 
 pytestmark = pytest.mark.local
@@ -124,6 +132,30 @@ def test_a_training_job_is_one_that_kubernetes_takes(cluster, tmp_path):
     with pytest.raises(KubeError, match="volumeMount"):
         client.apply(pod)
     for each in objects:
+        client.delete(each)
+
+
+def test_the_rules_of_a_watched_stack_are_taken_by_kubernetes(cluster, tmp_path):
+    """So that a stack with observability comes up here too, where no operator evaluates them."""
+    key = tmp_path / "id.pub"
+    key.write_text(f"ssh-ed25519 {'A' * 68} a\n")
+    spec = load_stack("h100-prod", environ={"SOPERATOR_SSH_PUBLIC_KEY_FILE": str(key)})
+    watched = replace(
+        spec,
+        soperator=replace(spec.soperator, observability=Observability.SMALL, slack_notifier=True),
+    )
+    book = PriceBook.load(spec.prices)
+    costs = burn(watched, estimate(watched, book), book)
+    client = KubeClient(cluster.access())
+    client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": MONITORING}})
+    pages = {"apiVersion": "v1", "kind": "ConfigMap", **config_map(costs)}
+    rules = custom_resources(watched, costs)
+    for each in (pages, *rules):
+        assert client.apply(each)["metadata"]["namespace"] == MONITORING
+    rules[0]["spec"]["groups"][0]["rules"][0]["fro"] = "1m"
+    with pytest.raises(KubeError, match="fro"):
+        client.apply(rules[0])
+    for each in (pages, *rules):
         client.delete(each)
 
 
