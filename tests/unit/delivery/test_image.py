@@ -150,7 +150,8 @@ def test_the_entry_point_runs_the_benchmark_on_every_gpu_by_torchrun(
     words = start("benchmark", "--mode", "distributed")
     assert words[0] == "torchrun"
     assert {"--nnodes=2", "--node-rank=0", "--nproc-per-node=2", "--master-addr=node-0"} <= {*words}
-    assert words[-3:] == ["workloads/accept/benchmark.py", "--mode", "distributed"]
+    assert words[-5:-2] == ["workloads/accept/benchmark.py", "--config", "accept_gpu"]
+    assert words[-2:] == ["--mode", "distributed"], "what is typed comes last, and wins"
 
 
 def test_the_entry_point_runs_any_other_program_as_it_is(programs: Path) -> None:

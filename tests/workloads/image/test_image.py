@@ -20,6 +20,7 @@ from workloads.accept import benchmark
 
 ROOT = Path(workloads.__file__).resolve().parents[1]
 LOCK = ROOT / "requirements-workloads.lock"
+LOCAL = ("--local-addr", "127.0.0.1")
 _TWO_RANKS = """
 import torch
 import torch.distributed as dist
@@ -46,7 +47,8 @@ def test_every_kind_of_job_can_be_imported(module: str) -> None:
 
 def test_torchrun_starts_ranks_that_hear_each_other(tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(_TWO_RANKS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    # By address: a container may not know its own name.
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", *LOCAL]
     done = subprocess.run(
         [*torchrun, "--nproc-per-node=2", tmp_path / "ranks.py"],
         capture_output=True,
