@@ -17,6 +17,7 @@ from cost.part import Amount, Inputs, Part, PartMaker
 from cost.pipelines import pipelines_part
 from cost.policy import policy_part, policy_problems
 from cost.price_book import PriceBook
+from cost.reservations import reservations_part
 from cost.run_record import RunRecord
 from cost.runs import runs
 from cost.schedules import schedules_part
@@ -30,6 +31,7 @@ from stacks.spec import StackSpec
 PARTS: Final[tuple[PartMaker, ...]] = (
     break_even_part,
     runs,
+    reservations_part,
     pipelines_part,
     searches_part,
     schedules_part,
