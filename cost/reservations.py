@@ -66,8 +66,9 @@ def _reservations(inputs: Inputs, rates: RunRates) -> Iterable[Reservation]:
     for worker in inputs.spec.nodes.workers:
         on_demand = rates.billed_as(worker, Billing.ON_DEMAND)
         reserved = rates.billed_as(worker, Billing.RESERVED)
-        known = not isinstance(on_demand, str) and not isinstance(reserved, str)
-        if num_gpus(worker) and known and on_demand > 0:
+        if isinstance(on_demand, str) or isinstance(reserved, str):
+            continue
+        if num_gpus(worker) and on_demand > 0:
             yield Reservation(
                 worker=worker, on_demand_usd_per_hour=on_demand, reserved_usd_per_hour=reserved
             )
