@@ -148,7 +148,7 @@ def declare(
     spec: StackSpec,
     build_folder: Path,
     *,
-    slack_webhook_url: Callable[[], Any] = lambda: None,
+    slack_webhook_url: Callable[[], Any] = lambda: pulumi.Output.secret("HIDDEN webhook"),
     rolls_in_stages: bool = False,
 ) -> Recorder:
     """Runs the whole stack against a fresh recorder; secrets are made inside its run."""

@@ -97,4 +97,4 @@ def test_a_notifier_without_its_webhook_is_a_defect_of_the_program(
 ) -> None:
     """__main__ refuses it with what to type."""
     with pytest.raises(AssertionError, match="the program refuses a notifier without it"):
-        declare(watched(load, tells=True), tmp_path)
+        declare(watched(load, tells=True), tmp_path, slack_webhook_url=lambda: None)
