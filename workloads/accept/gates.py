@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.common.exit_codes import ConfigError
-from workloads.common.recipe import parse, read_mapping
+from workloads.common.recipe import parse, read_mapping, require
 
 FILE = Path(__file__).with_name("gates.yaml")
 SCHEMA_VERSION = 1
@@ -76,8 +76,7 @@ class Gate:
 
     def __post_init__(self) -> None:
         limits = [each for each in (self.at_least, self.at_most, self.wire) if each is not None]
-        if len(limits) != 1:
-            raise ValueError("at_least: give exactly one of at_least, at_most and wire")
+        require(len(limits) == 1, "at_least: give exactly one of at_least, at_most and wire")
 
     def counts(self, conditions: Mapping[str, Any]) -> bool:
         """Whether the row speaks of a measurement under these conditions."""
