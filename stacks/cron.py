@@ -1,7 +1,8 @@
 """When a schedule of cron is due: parse(text) -> Cron; its next times and how often it comes. Pure.
 
-Five fields or a word, as crontab(5) and Slurm's scrontab read them. Owns no time zone: times are
-those of the clock that reads the schedule.
+Five fields or a word, as Slurm's scrontab reads them (src/scrontab/parse.c and src/common/cron.c of
+Slurm 25.11), which is less than crontab(5); what the two read differently is refused. Owns no time
+zone: times are those of the clock that reads the schedule.
 """
 
 from __future__ import annotations
@@ -27,13 +28,7 @@ _MONTHS: Final = (
     *("JAN", "FEB", "MAR", "APR", "MAY", "JUN"),
     *("JUL", "AUG", "SEP", "OCT", "NOV", "DEC"),
 )
-_FIELDS: Final = (
-    ("minute", 0, 59, ()),
-    ("hour", 0, 23, ()),
-    ("day of month", 1, 31, ()),
-    ("month", 1, 12, tuple(enumerate(_MONTHS, 1))),
-    ("day of week", 0, 7, tuple(enumerate(_DAYS))),
-)
+_MOST_DIGITS: Final = 4
 _HOURS_PER_MONTH: Final = 730
 # Any four years in a row have one leap day: what never comes in them never comes.
 _FIRST_DAY: Final = date(2026, 1, 1)
@@ -42,6 +37,29 @@ _NUM_DAYS: Final = 4 * 365 + 1
 
 class CronError(ValueError):
     """A text that is no schedule, with what is wrong and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Field:
+    """One of the five fields."""
+
+    name: str
+    first: int
+    last: int
+    longest_step: int
+    first_step: int
+    """Where Slurm counts steps from."""
+    names: tuple[str, ...] = ()
+    """Of its numbers, from 0 for a weekday and from 1 for a month."""
+
+
+_FIELDS: Final = (
+    _Field(name="minute", first=0, last=59, longest_step=60, first_step=0),
+    _Field(name="hour", first=0, last=23, longest_step=24, first_step=0),
+    _Field(name="day of month", first=1, last=31, longest_step=31, first_step=1),
+    _Field(name="month", first=1, last=12, longest_step=12, first_step=1, names=_MONTHS),
+    _Field(name="day of week", first=0, last=7, longest_step=7, first_step=1, names=_DAYS),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +73,7 @@ class Cron:
     weekdays: frozenset[int]
     """0 is Sunday."""
     either_day: bool
-    """Whether a day of the month or one of the week is enough: both are given (crontab(5))."""
+    """Whether a day of the month or one of the week is enough: both are given."""
 
     def on(self, day: date) -> bool:
         """Whether it comes on this day."""
@@ -109,17 +127,24 @@ def parse(text: str) -> Cron:
             f"'{text}' is no schedule; give five fields of cron (minute, hour, day of month, "
             f"month, day of week), such as '0 2 * * 1-5', or {', '.join(WORDS)}"
         )
-    minutes, hours, days, months, weekdays = (
-        _numbers(field, name, first, last, {word: number for number, word in names}, text)
-        for field, (name, first, last, names) in zip(fields, _FIELDS, strict=True)
-    )
+    found: list[frozenset[int]] = []
+    problems: list[str] = []
+    for text_of, field in zip(fields, _FIELDS, strict=True):
+        try:
+            found.append(_numbers(text_of, field))
+        except CronError as error:
+            problems.append(str(error))
+    if problems:
+        raise CronError(f"'{text}': {'; '.join(problems)}")
+    minutes, hours, days, months, weekdays = found
     return Cron(
         minutes=minutes,
         hours=hours,
         days=days,
         months=months,
         weekdays=frozenset(number % 7 for number in weekdays),
-        either_day=not fields[2].startswith("*") and not fields[4].startswith("*"),
+        # A step makes of the star a restriction: Slurm has the flag of the bare one only.
+        either_day="*" not in (fields[2], fields[4]),
     )
 
 
@@ -128,30 +153,38 @@ def _enough(cron: Cron) -> int:
     return min(len(cron.hours) * len(cron.minutes) * 14 + 1, 3_000)
 
 
-def _numbers(
-    field: str, name: str, first: int, last: int, names: Mapping[str, int], text: str
-) -> frozenset[int]:
+def _numbers(text: str, field: _Field) -> frozenset[int]:
+    span, slash, step_text = text.partition("/")
+    if span.upper() in field.names and not slash:
+        return frozenset({field.names.index(span.upper()) + field.first})
     found: set[int] = set()
-    for part in field.split(","):
-        span, slash, step_text = part.partition("/")
-        low, dash, high = span.partition("-")
-        start = first if span == "*" else _number(low, names)
-        end = start
-        if span == "*":
-            end = last
-        elif dash:
-            end = _number(high, names)
-        elif slash:
-            end = last
-        step = _number(step_text, {}) if slash else 1
-        if start is None or end is None or not step or not first <= start <= end <= last:
-            allowed = f"{first} to {last}" + (f", {', '.join(names)}" if names else "")
-            raise CronError(f"'{text}': '{part}' is no {name}; cron takes {allowed}")
-        found.update(range(start, end + 1, step))
-    return frozenset(found)
+    for part in (f"{field.first}-{field.last}",) if span == "*" else span.split(","):
+        low, dash, high = part.partition("-")
+        start, end = _number(low), _number(high if dash else low)
+        if start is None or end is None or not field.first <= start <= end <= field.last:
+            names = ", ".join(field.names)
+            also = f", or one of {names}; lists and ranges are of numbers" if names else ""
+            raise CronError(
+                f"'{part}' is no {field.name}; Slurm takes {field.first} to {field.last}{also}"
+            )
+        found.update(range(start, end + 1))
+    if not slash:
+        return frozenset(found)
+    step = _number(step_text)
+    if step is None or not 2 <= step <= field.longest_step or "," in span or len(found) == 1:
+        raise CronError(
+            f"'{text}' is no step of a {field.name}; Slurm takes 2 to {field.longest_step}, after "
+            "'*' or one range"
+        )
+    counted = found.intersection(range(field.first_step, field.last + 1, step))
+    if counted != set(range(min(found), max(found) + 1, step)):
+        raise CronError(
+            f"'{text}' is another {field.name} for Slurm, which counts steps from "
+            f"{field.first_step}, than for cron; list the numbers"
+        )
+    return frozenset(counted)
 
 
-def _number(text: str, names: Mapping[str, int]) -> int | None:
-    if text.isascii() and text.isdecimal():
-        return int(text)
-    return names.get(text.upper())
+def _number(text: str) -> int | None:
+    is_plain = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    return int(text) if is_plain else None

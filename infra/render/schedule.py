@@ -81,7 +81,7 @@ def scrontab_lines(spec: StackSpec, scheduled: list[JobSpec]) -> str:
         )
         script = shlex.quote(f"{spec.code_path}/current/{FOLDER}/{job.name}")
         lines += [f"#SCRON {option}" for option in options]
-        lines.append(f"{job.schedule} /bin/bash {script}")
+        lines.append(f"{' '.join((job.schedule or '').split())} /bin/bash {script}")
     return "\n".join([*lines, _END]) + "\n"
 
 

@@ -155,7 +155,7 @@ ERRORS: list[tuple[Change, str, str]] = [
     (lambda c: c["jobs"][1].update(after=["prepare", "prep"]), "jobs[1].after", "'prep' is not a job"),
     (lambda c: c["jobs"][1].update(after=["prepare", "prepare"]), "jobs[1].after", "'prepare' is named twice"),
     (lambda c: c["jobs"][1].update(schedule="0 2 * *"), "jobs[1].schedule", "give five fields of cron"),
-    (lambda c: c["jobs"][1].update(schedule="60 2 * * *"), "jobs[1].schedule", "'60' is no minute; cron takes 0 to 59"),
+    (lambda c: c["jobs"][1].update(schedule="60 2 * * *"), "jobs[1].schedule", "'60' is no minute; Slurm takes 0 to 59"),
     (lambda c: c["jobs"][1].update(schedule="0 2 30 feb *"), "jobs[1].schedule", "never comes"),
     (lambda c: (c["jobs"][1].update(schedule="@daily"), c["slurm"].update(config_lines=["ScronParameters=enable"])),
      "slurm.config_lines[0]", "take it out"),

@@ -1,4 +1,4 @@
-"""A schedule is read as crontab(5) says; its times and its number a month follow from it."""
+"""A schedule is read as by Slurm's scrontab; its times and its number a month follow from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ def times(text: str, count: int = 3) -> list[str]:
         ("30 18 * * *", ["Sun 11-22 18:30", "Mon 11-23 18:30", "Tue 11-24 18:30"]),
         ("0 0 1,15 * *", ["Tue 12-01 00:00", "Tue 12-15 00:00", "Fri 01-01 00:00"]),
         ("0 0 23 * sun", ["Sun 11-22 00:00", "Mon 11-23 00:00", "Sun 11-29 00:00"]),
-        ("5/25 0 * JAN SAT", ["Sat 01-02 00:05", "Sat 01-02 00:30", "Sat 01-02 00:55"]),
+        ("10,35 0 * JAN SAT", ["Sat 01-02 00:10", "Sat 01-02 00:35", "Sat 01-09 00:10"]),
+        ("0 8-20/4 * * *", ["Sat 11-21 20:00", "Sun 11-22 08:00", "Sun 11-22 12:00"]),
+        # A step is a restriction for Slurm, so that one of the two days is enough.
+        ("0 0 */15 * 2", ["Tue 11-24 00:00", "Tue 12-01 00:00", "Tue 12-08 00:00"]),
+        ("0 0 */10 * 4", ["Thu 11-26 00:00", "Tue 12-01 00:00", "Thu 12-03 00:00"]),
         ("0 12 29 2 *", ["Tue 02-29 12:00"]),
         ("@weekly", ["Sun 11-22 00:00", "Sun 11-29 00:00", "Sun 12-06 00:00"]),
     ],
@@ -72,13 +76,22 @@ def test_the_shortest_gap_is_found(text: str, gap: timedelta) -> None:
         ("daily", "give five fields of cron"),
         ("@often", "give five fields of cron"),
         ("0 2 * * * *", "give five fields of cron"),
-        ("60 * * * *", "'60' is no minute; cron takes 0 to 59"),
+        ("60 * * * *", "'60' is no minute; Slurm takes 0 to 59"),
         ("* 24 * * *", "'24' is no hour"),
-        ("* * 0 * *", "'0' is no day of month; cron takes 1 to 31"),
-        ("* * * foo *", "'foo' is no month; cron takes 1 to 12, JAN"),
-        ("* * * * 8", "'8' is no day of week; cron takes 0 to 7, SUN"),
+        ("* * 0 * *", "'0' is no day of month; Slurm takes 1 to 31"),
+        ("* * * foo *", "'foo' is no month; Slurm takes 1 to 12, or one of JAN"),
+        ("* * * * 8", "'8' is no day of week; Slurm takes 0 to 7, or one of SUN"),
         ("5-2 * * * *", "'5-2' is no minute"),
-        ("*/0 * * * *", "'*/0' is no minute"),
+        ("*/0 * * * *", "'*/0' is no step of a minute; Slurm takes 2 to 60"),
+        ("*/1 * * * *", "'*/1' is no step of a minute"),
+        ("5/25 * * * *", "after '*' or one range"),
+        ("1,10-20/2 * * * *", "after '*' or one range"),
+        ("0 9-17/2 * * *", "which counts steps from 0, than for cron; list the numbers"),
+        ("0 0 * * */2", "which counts steps from 1, than for cron"),
+        ("0 0 * * mon-fri", "'mon-fri' is no day of week"),
+        ("0 0 * jan,jul *", "lists and ranges are of numbers"),
+        ("60 24 * * *", "'60' is no minute; Slurm takes 0 to 59; '24' is no hour"),
+        (f"{'9' * 5000} * * * *", "is no minute"),
         ("-5 * * * *", "'-5' is no minute"),
         ("1,,2 * * * *", "'' is no minute"),
         ("\u0665 * * * *", "is no minute"),
