@@ -32,7 +32,7 @@ from stacks.spec import StackSpec
 _FAIL = 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }'
 _PYTHON = r"""
 [[ -x $SOPERATOR_PYTHON ]] ||
-  fail "$SOPERATOR_PYTHON is missing: run soperator venv --stack $SOPERATOR_STACK, then submit again"
+  fail "$SOPERATOR_PYTHON is missing: run soperator venv --stack $SOPERATOR_STACK, submit again"
 """.strip("\n")
 _CHECK = r"""
 for path in "$@"; do
