@@ -92,16 +92,31 @@ def install_lines() -> str:
     anew when it is written, so one that is right already is left alone.
     """
     ours = f"current/{FOLDER}/{SCRONTAB}"
+    names = "sed -n 's/^#SCRON --job-name=//p'"
     return f"""
 if [ -e {ours} ] || [ -e .scheduled ]; then
   command -v scrontab >/dev/null || {{
     echo "this login node has no scrontab, which jobs[].schedule needs: take schedule out" >&2
     exit 1
   }}
-  touch .scheduled
+  if [ -e {ours} ]; then {names} {ours} >> .scheduled; fi
   # It ends with 1 where nobody wrote a line yet, and lines must outlive any other failure of it.
   if was=$(scrontab -l 2>.scheduled.new); then :; else
-    case "$was" in "no crontab for "*) was= ;; *) cat .scheduled.new >&2; exit 1 ;; esac
+    case "$was$(cat .scheduled.new)" in
+      "no crontab for "*) was= ;;
+      *"scrontab is disabled"*)
+        if [ -e {ours} ]; then
+          echo "Slurm has not read {SLURM_LINE} yet: run it again in a few minutes" >&2
+          exit 1
+        fi
+        # The setting went with the last schedule: what it made is ended, no line comes again.
+        if [ -s .scheduled ]; then
+          squeue --me --noheader --format=%A --name="$(paste -sd , .scheduled)" |
+            xargs -r scancel --cron
+        fi
+        was= ;;
+      *) cat .scheduled.new >&2; exit 1 ;;
+    esac
   fi
   printf '%s\\n' "$was" | sed '/^{_BEGIN}$/,/^{_END}$/d' | sed '/./,$!d' > .scheduled.new
   [ ! -e {ours} ] || cat {ours} >> .scheduled.new
@@ -109,7 +124,7 @@ if [ -e {ours} ] || [ -e .scheduled ]; then
     if [ -s .scheduled.new ]; then scrontab .scheduled.new; else scrontab -r; fi
   fi
   rm -f .scheduled.new
-  [ -e {ours} ] || rm -f .scheduled
+  if [ -e {ours} ]; then {names} {ours} > .scheduled; else rm -f .scheduled; fi
 fi
 """.strip()
 
