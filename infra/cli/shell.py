@@ -92,7 +92,7 @@ def command(
                 if vscode
                 else ""
             )
-            guard = Guard(connection, start=start, end=f"scancel --name={asked.name}", secret=token)
+            guard = Guard(connection, start=start, end=served.end(asked), secret=token)
             closing.callback(_end, guard, asked, stack)
             if jupyter:
                 _jupyter(closing, connection, guard, outputs, identity, token)

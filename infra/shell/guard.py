@@ -25,9 +25,10 @@ _PATIENCE_S: Final = 15.0
 _POLL_S: Final = 0.5
 _CHUNK_BYTES: Final = 1 << 16
 ENDED: Final = "soperator-ended"
-# The first line may be a secret: in no argument, no file and no log. `start` reads no beat, as what
-# runs in the background has no standard input of its own.
+# The first line may be a secret: in no argument, no file and no log.
 # Job control gives what runs in the background a process group of its own, so that all of it ends.
+# It also lets it read the standard input: srun would take the beats, and a session that lives would
+# be taken for gone.
 _SCRIPT: Final = """
 set -m
 IFS= read -r SOPERATOR_SECRET; export SOPERATOR_SECRET
@@ -35,7 +36,7 @@ IFS= read -r SOPERATOR_SECRET; export SOPERATOR_SECRET
 while IFS= read -r -t {silence_s} _; do :; done
 {end}
 """
-_STARTED: Final = "{{ {command}; echo {ended} $?; }} 2>&1 &"
+_STARTED: Final = "{{ {command}; echo {ended} $?; }} </dev/null 2>&1 &"
 
 
 class Guard:

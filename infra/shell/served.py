@@ -86,6 +86,12 @@ def jupyter(asked: Ask, spec: StackSpec, outputs: StackOutputs) -> str:
     return asked.srun("bash", "-c", script, options=["--unbuffered"])
 
 
+def end(asked: Ask) -> str:
+    """The command that ends the session, and before it an srun of the guard's `start`."""
+    # An srun that has not asked yet would get its node after the scancel, and hold it.
+    return f"kill -- -$! 2>/dev/null; scancel --name={asked.name}"
+
+
 def held(asked: Ask) -> str:
     """The command that holds the session for others to enter, and tells its node."""
     script = f'echo {_MARK} "${{SLURMD_NODENAME:-$(hostname)}}" 22 && exec sleep infinity'

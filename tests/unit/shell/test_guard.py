@@ -11,8 +11,10 @@ import pytest
 from infra.jobs.errors import JobsError
 from infra.jobs.ssh import Result
 from infra.shell import served
+from infra.shell.ask import ask
 from infra.shell.guard import Guard
 from stacks.load import load_stack
+from tests.unit.cost.run_stacks import l40s, rates_of
 from tests.unit.shell.login import Login
 
 
@@ -71,6 +73,29 @@ def test_what_runs_in_the_background_ends_with_all_its_children(
         assert time.monotonic() < give_up_at, "the child lives on"
         time.sleep(0.02)
     assert not (tmp_path / "lived").exists()
+
+
+def test_what_runs_in_the_background_takes_no_beat(login: Login) -> None:
+    """srun reads what it can: beats that it takes would be missing, and the session ended."""
+    guard = Guard(login.as_connection(), start="readlink /proc/self/fd/0", end=":")
+    assert next(line for line in guard.lines() if line) == "/dev/null"
+    guard.close()
+
+
+def test_an_srun_that_has_not_asked_yet_gets_nothing_once_its_guard_closed(
+    login: Login, tmp_path: Path, public_key_file: Path
+) -> None:
+    """As one that is slow to start: it would ask after the scancel, and hold GPUs for nobody."""
+    login.program("srun", f"echo $$ > {tmp_path}/srun; echo starts; exec sleep 600")
+    asked = ask(rates_of(l40s()), gpus=1, cpus=None, partition=None, hours=1)
+    guard = Guard(login.as_connection(), start=served.held(asked), end=served.end(asked))
+    assert next(line for line in guard.lines() if line) == "starts"
+    assert guard.close()
+    srun, give_up_at = (tmp_path / "srun").read_text().strip(), time.monotonic() + 60
+    while not _is_gone(srun):
+        assert time.monotonic() < give_up_at, "srun lives on"
+        time.sleep(0.02)
+    assert cancelled(tmp_path) == f"--name={asked.name}\n"
 
 
 def test_tensorboard_ends_with_its_guard(login: Login, public_key_file: Path) -> None:
