@@ -44,6 +44,9 @@ def read_submission(path: Path) -> Submission | None:
     """The submission in the file; a damaged one is as good as none."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return Submission(**{**values, "sets": tuple(values["sets"])})
-    except (OSError, ValueError, TypeError, KeyError):
+        found = Submission(**{**values, "sets": tuple(values["sets"])})
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
+    texts = (found.stack, found.job, found.job_id, found.cluster, found.submitted_at)
+    whole = all(isinstance(each, str) for each in texts) and found.job_id.isdecimal()
+    return found if whole else None

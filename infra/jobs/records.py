@@ -41,7 +41,8 @@ def losses(folder: Path) -> tuple[tuple[int, float], ...]:
         try:
             value = json.loads(line)
             points.append((int(value["step"]) + 1, float(value["loss"])))
-        except (ValueError, TypeError, KeyError):
+        # Infinite steps, numbers beyond a float, and nests as deep as no writer of ours makes.
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             continue
     return tuple(points)
 
@@ -50,7 +51,7 @@ def read_object(path: Path) -> Mapping[str, Any]:
     """The JSON object in a file; empty where there is none."""
     try:
         value = json.loads(read_text(path))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -6,6 +6,7 @@ Owns which values are compared and the unit that each is told in. Reads no file.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -112,7 +113,7 @@ def plain(found: RunDiff) -> dict[str, object]:
             "verdict": found.losses.verdict.value,
             "detail": found.losses.detail,
             "num_steps": found.losses.num_steps,
-            "largest_share": found.losses.largest_share,
+            "largest_share": _finite(found.losses.largest_share),
         },
         "notes": list(found.notes),
     }
@@ -216,6 +217,11 @@ def _notes(first: Run, second: Run) -> Iterator[str]:
         yield (
             f"cost of {first.name} is by {first.usd_from}, of {second.name} by {second.usd_from}"
         )
+
+
+def _finite(value: float | None) -> float | None:
+    """The number; None for one that JSON does not know."""
+    return None if value is None or not math.isfinite(value) else value
 
 
 def _text(value: object) -> str | None:

@@ -6,6 +6,7 @@ in which a GPU adds numbers is not the same everywhere, so a difference up to th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -34,7 +35,10 @@ class Agreement:
     detail: str
     num_steps: int
     largest_share: float | None
-    """The largest difference at a step, as a part of the first run's loss there."""
+    """The largest difference at a step, as a part of the first run's loss there.
+
+    None where no step is in common, infinite where one loss is no number and the other is.
+    """
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.detail}"
@@ -56,7 +60,7 @@ def agreement(first: Curve, second: Curve, tolerance: float = TOLERANCE) -> Agre
     largest = max(shares.values())
     only = len(before.keys() ^ after.keys())
     said = f"{len(steps)} train steps" + (f" in common, {only} in one run only" if only else "")
-    if all(before[step] == after[step] for step in steps):
+    if not any(shares.values()):
         verdict, detail = Verdict.EQUAL, f"losses of {said} are equal to the last bit"
     elif largest <= tolerance:
         verdict = Verdict.AGREE
@@ -66,12 +70,16 @@ def agreement(first: Curve, second: Curve, tolerance: float = TOLERANCE) -> Agre
         step = next(step for step in steps if shares[step] > tolerance)
         detail = (
             f"losses of {said}: at step {step} {before[step]:.6g} and {after[step]:.6g}, more than "
-            f"{100 * tolerance:g} % apart; at most {100 * largest:.3g} %"
+            f"{100 * tolerance:g} % apart"
+            + (f"; at most {100 * largest:.3g} %" if math.isfinite(largest) else "")
         )
     return Agreement(verdict=verdict, detail=detail, num_steps=len(steps), largest_share=largest)
 
 
 def _share(before: float, after: float) -> float:
-    if before == after:
+    if before == after or (math.isnan(before) and math.isnan(after)):
         return 0.0
-    return abs(after - before) / abs(before) if before else float("inf")
+    if not before or not (math.isfinite(before) and math.isfinite(after)):
+        return math.inf
+    # The smallest number that is not 0, where the division would give 0: they are not equal.
+    return abs(after - before) / abs(before) or math.ulp(0.0)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -30,6 +31,10 @@ _META: Final = "meta.yaml"
 _MARK: Final = "soperator.stack"
 _LONGEST_PARAM: Final = 6000
 """MLflow refuses a longer one (mlflow/utils/validation.py, MAX_PARAM_VAL_LENGTH)."""
+_NO_NAME: Final = re.compile(r"[^A-Za-z0-9_.\-: ]")
+"""What no name may hold (mlflow/utils/validation.py), and `/`, which MLflow reads as a folder."""
+_LONGEST_NAME: Final = 250
+"""MLflow refuses a longer one (MAX_ENTITY_KEY_LENGTH)."""
 # RunStatus of mlflow/protos/service.proto.
 _STATUS: Final = {"PASS": 3, "FAIL": 4, "NOT_RUN": 5}
 _SOURCE_LOCAL: Final = 4
@@ -160,7 +165,13 @@ def _metrics(run: Run) -> dict[str, str]:
 def _write_texts(folder: Path, texts: Mapping[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / _file_name(name)).write_text(text, encoding="utf-8")
+
+
+def _file_name(name: str) -> str:
+    """A name that MLflow takes and that stays in its folder, whoever wrote the record."""
+    plain = _NO_NAME.sub("_", name)[:_LONGEST_NAME]
+    return plain if plain.strip(". ") else f"_{plain}"[:_LONGEST_NAME]
 
 
 def _write_yaml(path: Path, values: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ bucket is that of run configs: a record and the recipe that it names lie in one 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -21,9 +22,12 @@ from infra.uploads.client import Place, StorageError
 PREFIX: Final = "records"
 _RECORD: Final = "run_record.json"
 _FILES: Final = (RECIPE, LOSS_CURVE, history.SUBMISSION, "load.json")
+_BROUGHT: Final = (*_FILES, ACTUAL, _RECORD)
 _MOST_BYTES: Final = 32 * 2**20
 """A loss curve of 200,000 steps; a larger file stays on the cluster."""
 _CLUSTER_DIGITS: Final = 8
+_NAME: Final = re.compile(rf"[0-9]+-[0-9a-f]{{{_CLUSTER_DIGITS}}}")
+"""Whoever wrote the key: it stays in its folder, and is of `shared_name`."""
 
 
 def shared_name(cluster: str, job_id: str) -> str:
@@ -76,7 +80,9 @@ def bring(store: Mapping[str, str], state: Path, stack: str) -> int:
         listed = Place(key=f"{PREFIX}/", **store).below()
         for key, size in sorted(listed, key=lambda each: each[0].endswith(_RECORD)):
             parts = key.split("/")
-            if len(parts) != 3 or not _is_plain(parts[1]) or not _is_plain(parts[2]):
+            if len(parts) != 3 or not _NAME.fullmatch(parts[1]) or parts[2] not in _BROUGHT:
+                continue
+            if size > _MOST_BYTES:
                 continue
             path = root / parts[1] / parts[2]
             if path.is_file() and path.stat().st_size == size:
@@ -96,8 +102,3 @@ def bring(store: Mapping[str, str], state: Path, stack: str) -> int:
     except OSError as error:
         raise JobsError(f"{root}: {error.strerror or error}; mend it and ask again") from error
     return brought
-
-
-def _is_plain(name: str) -> bool:
-    """Whether the name stays in its folder, whoever wrote the key."""
-    return bool(name) and not name.startswith(".") and "\\" not in name and "\0" not in name

@@ -10,6 +10,7 @@ import pytest
 from infra.cli import pull as verb
 from infra.jobs.errors import JobsError
 from infra.runs.shared import bring, publish
+from infra.uploads.client import Place
 from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at
 from tests.unit.jobs.test_submit import OUTPUTS
 from tests.unit.object_storage.conftest import Storage
@@ -34,6 +35,23 @@ def test_a_run_is_seen_by_others_with_its_cost_settings_and_losses(
     # Whoever pulled it has it once, under its own name.
     bring(store, anna, "local")
     assert [run.name for run in runs(anna)] == ["2"]
+
+
+def test_only_small_files_of_a_run_are_brought_whatever_lies_in_the_bucket(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(storage)
+    monkeypatch.setattr("infra.runs.shared._MOST_BYTES", 10)
+    for name in (
+        "2-0123abcd/load.json",
+        "2-0123abcd/recipe.json.exe",
+        "2/load.json",
+    ):
+        Place(key=f"records/{name}", **store).write(b"0123456789")
+    Place(key="records/3-0123abcd/load.json", **store).write(b"0123456789+")
+    assert bring(store, tmp_path / "ben", "local") == 1
+    (came,) = (path for path in (tmp_path / "ben").rglob("*") if path.is_file())
+    assert came.parent.name == "2-0123abcd"
 
 
 def test_a_pull_shares_the_run_and_a_bucket_that_refuses_costs_no_result(

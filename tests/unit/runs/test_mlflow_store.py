@@ -85,3 +85,26 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path) ->
     with pytest.raises(JobsError, match="holds thesis, which is no experiment of MLflow"):
         export(runs(tmp_path), "local", tmp_path / "home")
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["thesis"]
+
+
+def test_names_of_a_record_write_nothing_beside_the_export(tmp_path: Path) -> None:
+    """A record of others may name its metrics and settings as it likes."""
+    outside = tmp_path / "outside"
+    names = (
+        f"{outside}",
+        "../../../../outside",
+        "..",
+        ".",
+        "a/b",
+        "long" * 100,
+        "with\x1b[2Jcolour",
+    )
+    recipe = {"train": {"method": "lora"}, **dict.fromkeys(names, 1)}
+    metrics = dict.fromkeys(names, 1.0)
+    write_run(tmp_path / "state", "2", recipe=recipe, metrics=metrics, losses=())
+    (tmp_path / "mlruns").mkdir()
+    assert export(runs(tmp_path / "state"), "local", tmp_path / "mlruns") == 1
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["mlruns", "state"]
+    run = read_store(tmp_path / "mlruns")["finetune-2"]
+    assert len(run["metrics"]) == len(names)
+    assert {"_..", "_.", "a_b", "with__2Jcolour"} <= run["metrics"].keys()

@@ -138,6 +138,55 @@ def test_losses_agree_to_the_bit_within_the_tolerance_or_not() -> None:
     assert agreement([], curve).verdict is Verdict.NOT_RUN
 
 
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"),
+    [
+        (2.0, NAN, Verdict.DIFFER),
+        (NAN, 2.0, Verdict.DIFFER),
+        (2.0, INF, Verdict.DIFFER),
+        (INF, 2.0, Verdict.DIFFER),
+        (INF, -INF, Verdict.DIFFER),
+        (0.0, 1.0, Verdict.DIFFER),
+        (NAN, NAN, Verdict.EQUAL),
+        (INF, INF, Verdict.EQUAL),
+        (1e300, 1e300 * (1 + 1e-15), Verdict.AGREE),
+    ],
+)
+def test_a_loss_that_is_no_number_agrees_with_nothing_but_itself(
+    first: float, second: float, verdict: Verdict
+) -> None:
+    found = agreement([(1, 1.0), (2, first)], [(1, 1.0), (2, second)])
+    assert found.verdict is verdict, found
+
+
+def test_a_diff_of_a_loss_that_is_no_number_is_json(state: Path) -> None:
+    write_run(state, "2")
+    write_run(state, "3", losses=(2.0, NAN, 1.0))
+    done = RUNNER.invoke(app, ["runs", "diff", "2", "3", "--format", "json"])
+    found = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert (found["losses"]["verdict"], found["losses"]["largest_share"]) == ("DIFFER", None)
+
+
+def test_a_damaged_file_beside_a_record_costs_no_other_run(state: Path) -> None:
+    folder = write_run(state, "2", cluster=CLUSTER)
+    write_run(state, "3")
+    deep = "[" * 100_000
+    for name in ("recipe.json", "submission.json"):
+        (folder / name).write_text(deep)
+    lines = ('{"step": Infinity, "loss": 1}', f'{{"step": 1, "loss": {10**400}}}', deep)
+    (folder / "loss_curve.jsonl").write_text("\n".join([*lines, '{"step": 4, "loss": 0.5}']))
+    two, three = runs(state)
+    assert (two.recipe, two.submission, two.losses) == (None, None, ((5, 0.5),))
+    assert len(three.losses) == 3
+    odd = {"stack": "local", "job": "x", "job_id": "x", "code_hash": "", "sets": [], "after": None}
+    odd |= {"log_path": "", "submitted_at": "", "cluster": ["no", "text"]}
+    (folder / "submission.json").write_text(json.dumps(odd))
+    assert runs(state)[0].submission is None
+
+
 def test_a_step_that_only_one_run_has_is_told_and_not_compared() -> None:
     found = agreement([(1, 2.0), (2, 1.0)], [(1, 2.0)])
     assert (found.verdict, found.num_steps) == (Verdict.EQUAL, 1)
