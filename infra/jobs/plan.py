@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any
 
 from cost.forecast import Forecast, UnknownRun
@@ -64,14 +63,20 @@ def refuse_unfit(plan: Plan, recipe: Mapping[str, Any]) -> None:
 
 def path_on_cluster(code_path: str, content: bytes) -> str:
     """Where the file lies; another plan has another name, so no waiting job loses its own."""
-    return f"{code_path}/{FOLDER}/{hashlib.sha256(content).hexdigest()[:16]}.json"
+    return f"{code_path}/{FOLDER}/{_name(content)}"
 
 
-def install_script(path: str, size_bytes: int) -> str:
-    """Shell words that write so many bytes of standard input to `path`, whole or not at all."""
-    folder, target = shlex.quote(str(PurePosixPath(path).parent)), shlex.quote(path)
-    whole = f'[ "$(stat -c %s {target}.$$)" = {size_bytes} ]'
-    return (
-        f"mkdir -p {folder} && head -c {size_bytes} > {target}.$$ && {whole} && "
-        f"mv -f {target}.$$ {target}"
+def install_script(code_path: str, contents: Sequence[bytes]) -> str:
+    """Shell words that write standard input to these plans' paths, each whole or not at all."""
+    folder = shlex.quote(f"{code_path}/{FOLDER}")
+    # Short for each plan: a search has hundreds, and all of it is one argument of a shell.
+    put = (
+        f'put() {{ head -c "$1" > {folder}/"$2".$$ && [ "$(stat -c %s {folder}/"$2".$$)" = "$1" ] '
+        f'&& mv -f {folder}/"$2".$$ {folder}/"$2"; }}'
     )
+    each = "".join(f" && put {len(content)} {_name(content)}" for content in contents)
+    return f"{put}; mkdir -p {folder}{each}"
+
+
+def _name(content: bytes) -> str:
+    return f"{hashlib.sha256(content).hexdigest()[:16]}.json"

@@ -19,6 +19,8 @@ from infra.jobs.outputs import StackOutputs
 from infra.jobs.slurm import Shell, dependency, refused, sbatch_command
 
 _STALE_EXIT = 75
+_MOST_BYTES = 128 * 1024 - 1
+"""sshd gives the command to a shell as one argument: execve(2), MAX_ARG_STRLEN with its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +75,17 @@ def submit(
     export = [f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else []
     own = {"": TaskFiles(plan=plan, run_config=run_config)}
     own |= {f"_{number}": files for number, files in (tasks or {}).items()}
-    files: dict[str, bytes] = {}
+    installed: dict[bytes, None] = {}
     for suffix, each in own.items():
         if each.run_config:
             export.append(f"{run_configs.VARIABLE}{suffix}={each.run_config}")
         if each.plan is not None:
             path = plans.path_on_cluster(outputs.code_path, each.plan)
             export.append(f"{plans.VARIABLE}{suffix}={path}")
-            files[path] = each.plan
-    install = "".join(
-        f"{plans.install_script(path, len(content))} && " for path, content in files.items()
-    )
+            installed[each.plan] = None
+    install = ""
+    if installed:
+        install = f"{plans.install_script(outputs.code_path, tuple(installed))} && "
     sbatch = sbatch_command(
         f"jobs/{job}",
         job_args(sets),
@@ -92,12 +94,18 @@ def submit(
         nodes=nodes,
         array=array,
     )
-    result = shell.run(
+    command = (
         f"cd {shlex.quote(outputs.code_path)} && release=$(readlink current) && "
         f'if [ "${{release##*/}}" != {code_hash} ]; then echo "${{release##*/}}"; '
-        f"exit {_STALE_EXIT}; fi; {install}exec {sbatch}",
-        stdin=b"".join(files.values()),
+        f"cat > /dev/null; exit {_STALE_EXIT}; fi; {install}exec {sbatch}"
     )
+    if len(command.encode()) > _MOST_BYTES:
+        raise JobsError(
+            f"{job}: {len(own) - 1} tasks make a command of {len(command.encode()):,} bytes, and "
+            f"the login node takes {_MOST_BYTES:,}; nothing was submitted: declare two searches "
+            "with fewer trials each"
+        )
+    result = shell.run(command, stdin=b"".join(installed))
     if result.exit_code == _STALE_EXIT:
         # With the deployed code back in the checkout, `pulumi up` sees no change to make.
         up = f"run `pulumi up --stack {outputs.stack}`, or "

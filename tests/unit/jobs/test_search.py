@@ -18,11 +18,12 @@ from infra.jobs.errors import JobsError
 from infra.jobs.leaderboard import leaderboard
 from infra.jobs.search import dispatch_search, left, order_search
 from infra.jobs.ssh import Result
-from infra.jobs.submit import Submission
+from infra.jobs.submit import Submission, TaskFiles, submit
 from infra.jobs.trials import TaskState, TrialRun, runs_of, states_of
 from infra.render.archive import code_files
 from stacks.cost_spec import BudgetSpec
 from stacks.load import STACKS_DIR
+from stacks.rules.searches import TRIALS_MOST
 from stacks.search_spec import AxisSpec, Goal, SearchSpec
 from tests.unit.cost.run_stacks import l40s
 from tests.unit.jobs.test_submit import HASH, OUTPUTS
@@ -114,6 +115,30 @@ def test_a_search_is_one_sbatch_with_a_plan_for_each_task(tmp_path: Path) -> Non
     (entry,) = of.ledger.read().entries
     assert isinstance(entry, ForecastEntry)
     assert entry.nodes_usd == Decimal("109.651200")
+
+
+def many(number: int, bucket: str) -> dict[int, TaskFiles]:
+    """Tasks of which each has a plan and a config of its own."""
+    config = f"{bucket}/runs/finance_qwen3_14b/0123456789abcdef.json"
+    return {each: TaskFiles(plan=b"%d" % each, run_config=config) for each in range(number)}
+
+
+def test_the_largest_search_is_one_argument_of_a_shell() -> None:
+    """execve(2), MAX_ARG_STRLEN."""
+    cluster = Cluster()
+    tasks = many(TRIALS_MOST, "soperator-h100-prod-configs-0123456789ab")
+    submit(cluster, WITH_SEARCH, "lr", code_hash=HASH, tasks=tasks)
+    assert len(cluster.asked[-1].encode()) < 128 * 1024
+    assert cluster.stdin[-1] == b"".join(b"%d" % number for number in range(TRIALS_MOST))
+
+
+def test_a_command_that_no_shell_takes_is_refused_before_it_is_sent() -> None:
+    cluster = Cluster()
+    with pytest.raises(
+        JobsError, match=r"500 tasks .* nothing was submitted: declare two searches"
+    ):
+        submit(cluster, WITH_SEARCH, "lr", code_hash=HASH, tasks=many(TRIALS_MOST, "b" * 200))
+    assert cluster.asked == []
 
 
 @pytest.mark.usefixtures("public_key_file")

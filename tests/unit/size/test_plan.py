@@ -265,8 +265,7 @@ def test_the_file_is_written_whole_under_the_hash_of_its_bytes(tmp_path: Path) -
     path = path_on_cluster(str(tmp_path / "co de"), content)
     assert path != path_on_cluster(str(tmp_path / "co de"), content + b" ")
     for _ in range(2):
-        subprocess.run(
-            ["bash", "-c", install_script(path, len(content))], input=content, check=True
-        )
+        script = install_script(str(tmp_path / "co de"), [content])
+        subprocess.run(["bash", "-c", script], input=content, check=True)
     assert Path(path).read_bytes() == content
     assert [each.name for each in Path(path).parent.iterdir()] == [Path(path).name]
