@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -201,6 +202,35 @@ def test_examples_longer_than_a_row_are_refused_before_training(places: Path, ru
     code, record = run("train", "train.sequence_length=900")
     assert code == ExitCode.BAD_DATA
     assert "longer than train.sequence_length 900" in record["reason"]
+
+
+def test_tokens_that_another_tokenizer_made_are_refused_before_training(
+    places: Path, run: Any, model_dir: Path
+) -> None:
+    """A run on them ends well and has learned noise: nothing later can tell."""
+    run("prepare-data")
+    other = shutil.copytree(model_dir, places / "other")
+    config = other / "tokenizer_config.json"
+    config.write_text(config.read_text().replace("}", " }", 1))
+    code, record = run("train", f"model={other}")
+    assert code == ExitCode.BAD_DATA
+    assert f"another tokenizer than that of {other}: tokenizer_config.json" in record["reason"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_token_ids_above_the_models_vocabulary_are_refused_before_training(
+    places: Path, run: Any, model_dir: Path, nested: bool
+) -> None:
+    """On a GPU they are an assert of the device: exit 77, and advice to drain the node."""
+    run("prepare-data")
+    other = shutil.copytree(model_dir, places / "other")
+    config = json.loads((other / "config.json").read_text()) | {"vocab_size": 100}
+    if nested:  # as models of text and images have it
+        config = {"text_config": config}
+    (other / "config.json").write_text(json.dumps(config))
+    code, record = run("train", f"model={other}")
+    assert code == ExitCode.BAD_DATA
+    assert f"{other} knows the ids 0 to 99" in record["reason"]
 
 
 def test_full_training_in_bf16_runs_and_writes_a_model(places: Path, run: Any) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.common import atomic, tool_calls
-from workloads.common.exit_codes import ExitCode, WorkloadError
+from workloads.common.exit_codes import DataError, ExitCode, WorkloadError
 from workloads.common.log import log
 from workloads.data.files import sha256
 
@@ -38,10 +38,10 @@ class Step:
     def is_current(self) -> bool:
         """Whether an earlier run made just this, and nothing has changed since; says which."""
         try:
-            old = json.loads(self.path.read_text(encoding="utf-8"))
+            old = read_manifest(self.path)
         except FileNotFoundError:
             return False
-        except ValueError:
+        except DataError:
             log(f"{self.path}: is not a manifest; making it anew")
             return False
         changed = [name for name, value in self._made_from.items() if old.get(name) != value]
@@ -96,7 +96,14 @@ class Step:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return a manifest's fields."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path}: is not a manifest: {error}; run prepare-data again") from error
+    if not isinstance(fields, dict):
+        got = type(fields).__name__
+        raise DataError(f"{path}: is not a manifest: got {got}; run prepare-data again")
+    return fields
 
 
 def _plain(config: Any) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.common.exit_codes import ConfigError, DataError
+from workloads.data.check_tokens import check_tokens
 from workloads.data.packing import Batch, Pack, collate, pack
 from workloads.data.token_rows import IGNORED, TokenRows, read_parquet
 from workloads.train.config import TrainConfig
@@ -28,6 +29,7 @@ class CausalLm:
         self._config, self.model_dir = config, model_dir
         self.data_file: Path | None = dataset / "tokens_train.parquet"
         examples = read_parquet(self.data_file)
+        check_tokens(self.data_file, examples, model_dir=model_dir)
         fits = examples.lengths <= config.sequence_length
         self.num_dropped = len(examples) - int(fits.sum())
         if self.num_dropped and config.overlong == "refuse":
