@@ -8,7 +8,7 @@ zone: times are those of the clock that reads the schedule.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -86,9 +86,8 @@ class Cron:
         """Whether the minute is one of its own."""
         return moment.minute in self.minutes and moment.hour in self.hours and self.on(moment)
 
-    def next_times(self, after: datetime, count: int) -> tuple[datetime, ...]:
-        """So many next minutes; fewer where it does not come so often in four years."""
-        found: list[datetime] = []
+    def times(self, after: datetime) -> Iterator[datetime]:
+        """Its minutes after this moment, for four years."""
         midnight = after.replace(hour=0, minute=0, second=0, microsecond=0)
         for offset in range(_NUM_DAYS + 1):
             day = midnight + timedelta(days=offset)
@@ -98,10 +97,11 @@ class Cron:
                 for minute in sorted(self.minutes):
                     moment = day + timedelta(hours=hour, minutes=minute)
                     if moment > after:
-                        found.append(moment)
-                    if len(found) == count:
-                        return tuple(found)
-        return tuple(found)
+                        yield moment
+
+    def next_times(self, after: datetime, count: int) -> tuple[datetime, ...]:
+        """So many next minutes; fewer where it does not come so often in four years."""
+        return tuple(itertools.islice(self.times(after), count))
 
     @property
     def times_per_month(self) -> Decimal:

@@ -99,15 +99,13 @@ def _shifts(spec: StackSpec, name: str, jobs: list[JobSpec]) -> PartitionShifts:
 def _windows(job: JobSpec) -> Iterator[tuple[datetime, datetime]]:
     """From each time of the job to its limit, inside the weeks; a run keeps the next one out."""
     limit = timedelta(seconds=slurm_seconds(job.time_limit) or 0)
-    minute = timedelta(minutes=1)
     over = _BEFORE
-    moment = _BEFORE - minute
-    cron = parse(job.schedule or "")
-    while True:
-        found = cron.next_times(max(moment, over - minute), 1)
-        if not found or found[0] >= _END:
+    for moment in parse(job.schedule or "").times(_BEFORE - timedelta(minutes=1)):
+        if moment >= _END:
             return
-        moment, over = found[0], found[0] + limit
+        if moment < over:
+            continue
+        over = moment + limit
         if over > _START:
             yield max(moment, _START), min(over, _END)
 

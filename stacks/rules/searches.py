@@ -64,6 +64,13 @@ def _check_job(search: SearchSpec, jobs: dict[str, JobSpec], path: str, findings
 
 
 def _check_count(search: SearchSpec, path: str, findings: Findings) -> bool:
+    for index, axis in enumerate(search.grid):
+        if not axis.values:
+            findings.error(
+                f"{path}.grid[{index}].values",
+                f"'{axis.key}' has no value, so the grid has no trial; name some, or take it out",
+                rule="searches.axis-empty",
+            )
     combined = math.prod(len(axis.values) for axis in search.grid) if search.grid else 0
     count = combined + len(search.trials)
     if 2 <= count <= TRIALS_MOST:

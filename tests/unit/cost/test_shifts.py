@@ -83,6 +83,16 @@ def test_a_run_that_is_not_over_keeps_the_next_one_out() -> None:
     assert found.shifts[0].hours_per_week == 168
 
 
+def test_a_schedule_of_every_minute_is_counted_too() -> None:
+    """40,320 runs in four weeks: nothing is looked for from midnight on for each of them."""
+    spec = day_and_night()
+    always = replace(job_of(spec), schedule="* * * * *", time_limit="00:00:30")
+    (found,) = partition_shifts(
+        replace(spec, jobs=tuple(always if job.name == "finetune" else job for job in spec.jobs))
+    )
+    assert found.shifts[0].hours_per_week == 84
+
+
 def test_weekday_shifts_leave_the_weekend_free() -> None:
     spec = day_and_night()
     jobs = tuple(

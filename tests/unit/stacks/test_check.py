@@ -171,6 +171,8 @@ ERRORS: list[tuple[Change, str, str]] = [
      "searches[0]", "913,517,247,483,640,899 trials"),
     (lambda c: search(c, grid=[{"key": "a", "values": ["1", "2"]}, {"key": "a", "values": ["3"]}]),
      "searches[0].grid", "'a' is there twice"),
+    (lambda c: search(c, grid=[{"key": "a", "values": []}], trials=[{"settings": ["a=1"]}, {"settings": ["a=2"]}]),
+     "searches[0].grid[0].values", "'a' has no value"),
     (lambda c: search(c, grid=[{"key": "a b", "values": ["1", "2"]}]), "searches[0].grid[0].key", "is no setting"),
     (lambda c: search(c, trials=[{"settings": ["lr"]}]), "searches[0].trials[0].settings", "'lr' is not key=value"),
     (lambda c: search(c, trials=[{"settings": ["train.learning_rate=1e-5"]}]), "searches[0]", "is 2 trials"),
