@@ -305,14 +305,3 @@ def test_the_plan_is_printed_without_torch(
     )
     result = subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
     assert result.returncode == 0
-
-
-def test_a_plan_without_dollars_prints_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    assert describe.main(["--recipe", "qwen2_7b_full_4xh200", "--plan"]) == 0
-    told = capsys.readouterr().out
-    assert "strategy    fsdp" in told
-    assert f"{VARIABLE} is not set" in told
-    assert "$" not in told

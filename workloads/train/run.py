@@ -10,12 +10,14 @@ import contextlib
 import hashlib
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.common import hardware, publish
 from workloads.common.dist import World, environment_rank, world
 from workloads.common.exit_codes import ConfigError
 from workloads.common.job import Job, section_of
+from workloads.common.places import Places
 from workloads.common.record import job_id
 from workloads.data.files import sha256
 from workloads.train import plan as plans
@@ -38,8 +40,7 @@ def main(job: Job) -> None:
         raise section_of(job.recipe, "train")
     # Paths first: a missing one is told before torch is imported and a GPU is taken.
     model, places = job.recipe.model, job.places
-    model_dir = None if is_generated(model) else places.model_dir(model)
-    dataset = None if config.dataset == GENERATED else places.data_path(config.dataset)
+    model_dir, dataset = find_inputs(model, config, places)
     places.path("chkpt")
     rank, _, world_size = environment_rank()
     plan = checked_plan(read_plan(), model=model, config=config, world_size=world_size)
@@ -58,6 +59,13 @@ def main(job: Job) -> None:
     with world(cpu_threads=config.cpu_threads, timeout_s=config.checkpoint.timeout_s) as here:
         job.record.hardware = hardware.detect(hardware.device_name())
         _train(run, here)
+
+
+def find_inputs(model: str, config: TrainConfig, places: Places) -> tuple[Path | None, Path | None]:
+    """Return the folders of model and data set; None for what is made here."""
+    model_dir = None if is_generated(model) else places.model_dir(model)
+    dataset = None if config.dataset == GENERATED else places.data_path(config.dataset)
+    return model_dir, dataset
 
 
 def fingerprint(config: TrainConfig, model: str, task: Task) -> str:
