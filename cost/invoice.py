@@ -11,13 +11,15 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 import tarfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 NEEDED: Final = ("BilledCost", "BillingCurrency", "ChargePeriodStart", "ChargePeriodEnd")
 NAMES: Final = (
@@ -28,11 +30,16 @@ NAMES: Final = (
     "ResourceType",
 )
 """What says which product a row is of; one of these must be there."""
-OTHERS: Final = ("ChargeCategory", "ListCost")
+OTHERS: Final = ("ChargeCategory", "ListCost", "SubAccountId")
 COLUMNS: Final = (*NEEDED, *NAMES, *OTHERS)
 USAGE: Final = frozenset({"Usage", "Purchase"})
-"""ChargeCategory of what is sold; the others are Tax, Credit and Adjustment."""
-_MOST_BYTES: Final = 2**30
+"""ChargeCategory of what is sold."""
+CATEGORIES: Final = (*sorted(USAGE, reverse=True), "Tax", "Credit", "Adjustment")
+_AMOUNT: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
+_MOST_DIGITS: Final = 15
+"""Of an amount, before its point."""
+_MOST_BYTES: Final = 2**28
+"""Of an export, unpacked: a month of three hundred resources by the hour, a kilobyte a row."""
 _MOST_PROBLEMS: Final = 5
 
 
@@ -52,6 +59,8 @@ class InvoiceLine:
     category: str
     names: tuple[str, ...]
     """Service, description, meter and resource type, as far as they are given."""
+    account: str
+    """What the provider bills it to, such as a project; empty where the export does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +69,28 @@ class Invoice:
 
     file: str
     lines: tuple[InvoiceLine, ...]
+    num_repeated: int
+    """Rows that are the same as an earlier one in every column, also of another file."""
+
+    @property
+    def sold(self) -> tuple[InvoiceLine, ...]:
+        """Rows of what is sold: a tax may be of a month of which nothing else is here."""
+        return tuple(line for line in self.lines if line.category in USAGE)
 
     @property
     def since(self) -> datetime:
-        """Start of the first row."""
-        return min(line.started_at for line in self.lines)
+        """Start of the first row of what is sold; of any, where none is."""
+        return min(line.started_at for line in self.sold or self.lines)
 
     @property
     def until(self) -> datetime:
-        """End of the last row."""
-        return max(line.ended_at for line in self.lines)
+        """End of the last row of what is sold; of any, where none is."""
+        return max(line.ended_at for line in self.sold or self.lines)
+
+    @property
+    def accounts(self) -> tuple[str, ...]:
+        """What its rows are billed to, each once."""
+        return tuple(sorted({line.account for line in self.lines if line.account}))
 
 
 def read_invoice(path: Path, columns: Mapping[str, str] | None = None) -> Invoice:
@@ -82,26 +103,36 @@ def read_invoice(path: Path, columns: Mapping[str, str] | None = None) -> Invoic
         raise InvoiceError(f"--column {unknown[0]}: not one of {', '.join(COLUMNS)}")
     lines: list[InvoiceLine] = []
     problems: list[str] = []
-    for name, text in _texts(path):
-        _read(name, text, columns or {}, lines, problems)
+    seen: set[int] = set()
+    num_rows = 0
+    for name, content in _files(path):
+        num_rows += _read(name, content, columns or {}, lines, problems, seen)
     if problems:
         more = len(problems) - _MOST_PROBLEMS
         said = problems[:_MOST_PROBLEMS] + ([f"{path}: and {more} more"] if more > 0 else [])
         raise InvoiceError("\n".join(said))
     if not lines:
         raise InvoiceError(f"{path}: has no row; export the period again")
-    return Invoice(file=str(path), lines=tuple(lines))
+    return Invoice(file=str(path), lines=tuple(lines), num_repeated=num_rows - len(seen))
 
 
 def _read(
     name: str,
-    text: str,
+    content: bytes,
     columns: Mapping[str, str],
     lines: list[InvoiceLine],
     problems: list[str],
-) -> None:
-    rows = csv.DictReader(io.StringIO(text))
-    given = set(rows.fieldnames or ())
+    seen: set[int],
+) -> int:
+    """Adds the rows of one file; how many they are."""
+    text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
+    rows = csv.reader(text, strict=True)
+    try:
+        headings = [each.strip() for each in next(rows, list[str]())]
+    except (csv.Error, UnicodeDecodeError) as error:
+        problems.append(f"{name}:1: {error}; export it again")
+        return 0
+    given = set(headings)
     theirs = {ours: columns.get(ours, ours) for ours in COLUMNS}
     missing = [ours for ours in NEEDED if theirs[ours] not in given]
     if not any(theirs[ours] in given for ours in NAMES):
@@ -111,12 +142,32 @@ def _read(
             f"{name}: no column {', '.join(missing)} (has: {', '.join(sorted(given)) or 'none'}); "
             "give an export in FOCUS 1.2, or name the columns with --column BilledCost=THEIRS"
         )
-        return
-    for number, row in enumerate(rows, start=2):
-        try:
-            lines.append(_line({ours: (row.get(theirs[ours]) or "").strip() for ours in COLUMNS}))
-        except ValueError as error:
-            problems.append(f"{name}:{number}: {error}")
+        return 0
+    twice = sorted(each for each in theirs.values() if headings.count(each) > 1)
+    if twice:
+        problems.append(f"{name}: column {twice[0]} is there twice; which one counts is not known")
+        return 0
+    places = {ours: headings.index(their) for ours, their in theirs.items() if their in given}
+    num_rows = 0
+    try:
+        for row in rows:
+            if not row:
+                continue
+            num_rows += 1
+            seen.add(hash(tuple(row)))
+            try:
+                if len(row) != len(headings):
+                    raise ValueError(
+                        f"has {len(row)} fields where the first line has {len(headings)}: a row "
+                        "that was cut, or an amount with an unquoted comma"
+                    )
+                values = {ours: row[place].strip() for ours, place in places.items()}
+                lines.append(_line({**dict.fromkeys(COLUMNS, ""), **values}))
+            except ValueError as error:
+                problems.append(f"{name}:{rows.line_num}: {error}")
+    except (csv.Error, UnicodeDecodeError) as error:
+        problems.append(f"{name}:{rows.line_num}: {error}; export it again")
+    return num_rows
 
 
 def _line(values: Mapping[str, str]) -> InvoiceLine:
@@ -133,33 +184,44 @@ def _line(values: Mapping[str, str]) -> InvoiceLine:
         ended_at=ended_at,
         billed_usd=_money("BilledCost", values),
         list_usd=_money("ListCost", values) if values["ListCost"] else None,
-        category=values["ChargeCategory"] or "Usage",
+        category=_category(values["ChargeCategory"]),
         names=tuple(values[name] for name in NAMES if values[name]),
+        account=values["SubAccountId"],
     )
+
+
+def _category(text: str) -> str:
+    for known in CATEGORIES:
+        if known.casefold() == (text or "Usage").casefold():
+            return known
+    raise ValueError(f"ChargeCategory: got {text!r}, expected one of {', '.join(CATEGORIES)}")
 
 
 def _time(name: str, values: Mapping[str, str]) -> datetime:
     try:
         found = datetime.fromisoformat(values[name])
-    except ValueError:
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise ValueError(
             f"{name}: got {values[name]!r}, expected a time such as 2026-11-01T00:00:00Z"
         ) from None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 
 def _money(name: str, values: Mapping[str, str]) -> Decimal:
-    try:
+    # Decimal also takes `1_000`, other digits than ours and NaN, which no bill means.
+    if _AMOUNT.fullmatch(values[name]):
         amount = Decimal(values[name])
-    except InvalidOperation:
-        raise ValueError(f"{name}: got {values[name]!r}, expected an amount such as 1.35") from None
-    if not amount.is_finite():
-        raise ValueError(f"{name}: got {values[name]!r}, expected an amount such as 1.35")
-    return amount
+        if not amount or -_MOST_DIGITS * 2 < amount.adjusted() < _MOST_DIGITS:
+            return amount
+    raise ValueError(
+        f"{name}: got {values[name][:40]!r}, expected an amount such as 1.35, without separators "
+        "of thousands"
+    )
 
 
-def _texts(path: Path) -> Iterator[tuple[str, str]]:
-    """(name, text) of every CSV file in the export."""
+def _files(path: Path) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of every CSV file in the export."""
+    left = _MOST_BYTES
     try:
         if path.name.endswith((".tar.gz", ".tgz", ".tar")):
             with tarfile.open(path) as archive:
@@ -167,13 +229,26 @@ def _texts(path: Path) -> Iterator[tuple[str, str]]:
                     if member.isfile() and member.name.endswith((".csv", ".csv.gz")):
                         content = archive.extractfile(member)
                         assert content is not None, "it is a file"
-                        yield f"{path}:{member.name}", _text(content.read(_MOST_BYTES), member.name)
+                        found = _content(content, member.name, left, path)
+                        left -= len(found)
+                        yield f"{path}:{member.name}", found
         else:
-            yield str(path), _text(path.read_bytes(), path.name)
-    except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError) as error:
+            with path.open("rb") as content:
+                yield str(path), _content(content, path.name, left, path)
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise InvoiceError(f"{path}: cannot be read: {error}") from error
 
 
-def _text(content: bytes, name: str) -> str:
-    plain = gzip.decompress(content) if name.endswith(".gz") else content
-    return plain.decode("utf-8-sig")
+def _content(source: IO[bytes], name: str, most: int, path: Path) -> bytes:
+    """The bytes, unpacked; never more of them in memory than an export may have."""
+    if name.endswith(".gz"):
+        with gzip.open(source) as unpacked:
+            found = unpacked.read(most + 1)
+    else:
+        found = source.read(most + 1)
+    if len(found) > most:
+        raise InvoiceError(
+            f"{path}: has more than {_MOST_BYTES // 2**20} MiB of rows; export a shorter period, "
+            "of this project only"
+        )
+    return found

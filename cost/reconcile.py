@@ -105,7 +105,7 @@ class Reconciliation:
     """Tax, credits and adjustments, by ChargeCategory: our figures know none."""
     notes: tuple[str, ...]
     is_covered: bool
-    """Whether the export reaches over the whole period."""
+    """Whether the export reaches over the whole period, with rows of what is sold."""
 
     @property
     def ours_usd(self) -> Decimal:
@@ -134,6 +134,7 @@ def reconcile(
     inside, cut = _inside(invoice, spend)
     sold = [line for line in inside if line.category in USAGE]
     theirs, listed = _sums(sold)
+    at_edge, _ = _sums([line for line in cut if line.category in USAGE])
     ours, unpriced = _ours(estimate, spend)
     beside: dict[str, Decimal] = defaultdict(Decimal)
     for line in inside:
@@ -146,22 +147,34 @@ def reconcile(
             f"The export reaches from {invoice.since:%Y-%m-%d %H:%M} to "
             f"{invoice.until:%Y-%m-%d %H:%M} UTC, not over the whole period: nothing is told by it."
         )
+    if not sold:
+        notes.append("No row of what is sold lies inside the period: nothing is told by it.")
     if cut:
-        notes.append(f"{cut} rows lie across the edge of the period and are left out.")
+        notes.append(f"{len(cut)} rows lie across the edge of the period and are left out.")
+    if invoice.num_repeated:
+        notes.append(
+            f"{invoice.num_repeated} rows are there more than once, the same in every column, and "
+            "counted each time: was a file put into the export twice?"
+        )
+    if len(invoice.accounts) > 1:
+        notes.append(
+            f"The export holds {len(invoice.accounts)} accounts or projects by its SubAccountId: "
+            "export the stack's own."
+        )
     return Reconciliation(
         stack_name=spend.stack_name,
         file=invoice.file,
         since=spend.since,
         until=spend.until,
         rows=tuple(
-            _row(product, ours[product], theirs[product], listed[product],
+            _row(product, ours[product], theirs[product], at_edge[product], listed[product],
                  unpriced[product], tolerance)
             for product in Product
             if ours[product] or theirs[product] or unpriced[product]
         ),
         beside_usd=dict(sorted(beside.items())),
         notes=tuple(notes),
-        is_covered=covered,
+        is_covered=covered and bool(sold),
     )  # fmt: skip
 
 
@@ -199,17 +212,21 @@ def _ours(
     return usd, unpriced
 
 
-def _inside(invoice: Invoice, spend: Spend) -> tuple[tuple[InvoiceLine, ...], int]:
-    """Rows of the period, and how many lie across its edge."""
+def _inside(
+    invoice: Invoice, spend: Spend
+) -> tuple[tuple[InvoiceLine, ...], tuple[InvoiceLine, ...]]:
+    """Rows of the period, and those that lie across its edge."""
     touching = [
         line
         for line in invoice.lines
         if line.started_at < spend.until and line.ended_at > spend.since
     ]
-    inside = [
-        line for line in touching if line.started_at >= spend.since and line.ended_at <= spend.until
-    ]
-    return tuple(inside), len(touching) - len(inside)
+    inside: list[InvoiceLine] = []
+    cut: list[InvoiceLine] = []
+    for line in touching:
+        whole = line.started_at >= spend.since and line.ended_at <= spend.until
+        (inside if whole else cut).append(line)
+    return tuple(inside), tuple(cut)
 
 
 def _sums(
@@ -232,6 +249,7 @@ def _row(
     product: Product,
     ours: Decimal,
     theirs: Decimal,
+    at_edge: Decimal,
     listed: Decimal | None,
     unpriced: Sequence[str],
     tolerance: Decimal,
@@ -244,11 +262,17 @@ def _row(
     elif unpriced:
         verdict = Verdict.NOT_RUN
         why = f"no price here for {', '.join(unpriced)}: declare one in contract_prices"
+    elif _may_agree(ours, theirs, at_edge, tolerance):
+        verdict = Verdict.NOT_RUN
+        why = (
+            f"rows of {at_edge:,.2f} USD lie across the edge of the period, and a part of them "
+            "would agree: choose --since and --until where rows begin and end"
+        )
     elif not theirs:
         why = "nothing was billed: it was not up, or is billed under a name that is not known here"
     elif not ours:
         why = "the stack declares none: something else of the project, or a stack that is gone"
-    elif listed is not None and _agree(ours, listed, tolerance):
+    elif listed and _agree(ours, listed, tolerance):
         why = (
             f"at list prices it is {listed:,.2f} USD, as here: a discount of "
             f"{100 * (listed - theirs) / listed:.1f} %, which contract_prices can declare"
@@ -264,6 +288,12 @@ def _row(
             "prices are higher than here (soperator prices --refresh)"
         )
     return ProductRow(product=product, ours_usd=ours, theirs_usd=theirs, verdict=verdict, why=why)
+
+
+def _may_agree(ours: Decimal, theirs: Decimal, at_edge: Decimal, tolerance: Decimal) -> bool:
+    """Whether a part of what lies across the edge makes the amounts agree."""
+    least, most = sorted((theirs, theirs + at_edge))
+    return bool(at_edge) and (least < ours < most or _agree(ours, theirs + at_edge, tolerance))
 
 
 def _agree(ours: Decimal, theirs: Decimal, tolerance: Decimal) -> bool:

@@ -90,11 +90,13 @@ def diff(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Compare two runs: settings, code, data, results, cost, and whether their losses agree."""
+    from infra.cli.spend import close
     from infra.runs import diff as differ
     from infra.runs.run import find_run
 
+    share = float(close("--tolerance", tolerance))
     runs = _runs(stack, shared=shared)
-    found = differ.diff(find_run(runs, first), find_run(runs, second), tolerance=tolerance / 100)
+    found = differ.diff(find_run(runs, first), find_run(runs, second), tolerance=share)
     if format is Format.JSON:
         output.print_json(differ.plain(found))
         return

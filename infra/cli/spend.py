@@ -56,6 +56,7 @@ def command(
     from infra.jobs import spent
     from infra.jobs.books import open_books
 
+    share = close("--tolerance", tolerance)
     now = datetime.now(UTC)
     billed = None if invoice is None else _read(invoice, column or ())
     first = month_of(now)[0] if billed is None else billed.since
@@ -85,7 +86,7 @@ def command(
         estimate(books.spec, books.rates.book),
         report.spend,
         billed,
-        tolerance=Decimal(str(tolerance)) / 100,
+        tolerance=share,
     )
     put(render_reconciliation(found, format), output)
     raise typer.Exit(_EXIT_CODES[found.verdict])
@@ -101,15 +102,22 @@ def _read(path: Path, columns: Sequence[str]) -> Invoice:
     return read_invoice(path, dict(each.split("=", 1) for each in columns))
 
 
+def close(option: str, percent: float) -> Decimal:
+    """The percentage as a part; one within which anything agrees is refused."""
+    if not 0 <= percent < 100:
+        raise CliError(f"{option} {percent:g}: not from 0 to below 100, where anything agrees")
+    return Decimal(str(percent)) / 100
+
+
 def moment(option: str, text: str, now: datetime) -> datetime:
     """The time in UTC; one that is no time, or in the future, is refused."""
     try:
         found = datetime.fromisoformat(text)
-    except ValueError as error:
+        found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
         raise CliError(
             f"{option} {text}: not a time; write 2026-11-01 or 2026-11-01T08:00"
         ) from error
-    found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     if found > now:
         raise CliError(
             f"{option} {text}: in the future (now is {now:%Y-%m-%dT%H:%M} UTC); spend is what ran, "

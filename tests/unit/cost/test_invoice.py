@@ -22,6 +22,7 @@ from cost.spend import Spend, spend
 from infra.cli.main import app
 from tests.unit.cost.run_stacks import at, l40s, rates_of, use
 
+Ours = tuple[Estimate, Spend]
 SINCE, UNTIL = at(0, day=1), at(0, day=2)
 HEADER = (
     "BilledCost,BillingCurrency,ChargeCategory,ChargePeriodStart,ChargePeriodEnd,ServiceName,"
@@ -172,7 +173,7 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvoiceError) as refused:
         read_invoice(path)
     lines = str(refused.value).splitlines()
-    assert lines[0] == f"{path}:2: BilledCost: got 'x', expected an amount such as 1.35"
+    assert lines[0].startswith(f"{path}:2: BilledCost: got 'x', expected an amount such as 1.35,")
     assert "BillingCurrency: got 'EUR', expected USD" in lines[1]
     assert "ChargePeriodStart: got" in lines[2]
     assert "got 'NaN'" in lines[3]
