@@ -32,7 +32,7 @@ def run(
 ) -> None:
     """Submits the trials that are left, or shows the sbatch and what all of them cost."""
     from cost.searches import plain_search, search_line
-    from infra.jobs import budget, search, submit
+    from infra.jobs import budget, recipes, search, submit
     from infra.jobs import sync as code
     from infra.jobs.books import open_books
     from infra.jobs.earlier import Earlier
@@ -40,7 +40,8 @@ def run(
     from infra.render.search import array_option
 
     submit.job_args(sets)
-    _refuse_wrong(spec, wanted, sets)
+    job = next(each for each in spec.jobs if each.name == wanted.job)
+    recipes.refuse_wrong_trials(context.CHECKOUT, job, sets, wanted.settings)
     books = open_books(spec, context.state_root(), output.note)
     files = context.local_code(spec.name)
     whole = search.order_search(books, wanted, files, sets)
@@ -104,24 +105,3 @@ def run(
         f"{wanted.name} is array {sent.job_id}; ranks as trials end: soperator leaderboard "
         f"{wanted.name} -s {spec.name}"
     )
-
-
-def _refuse_wrong(spec: StackSpec, wanted: SearchSpec, sets: Sequence[str]) -> None:
-    """Refuses every setting that the job would refuse: one question for each value of the grid."""
-    from infra.jobs import recipes
-    from infra.jobs.errors import JobsError
-
-    job = next(each for each in spec.jobs if each.name == wanted.job)
-    problems: dict[str, None] = {}
-    asked: set[tuple[str, ...]] = set()
-    for settings in wanted.settings:
-        for one in ((*sets, setting) for setting in settings):
-            if one in asked:
-                continue
-            asked.add(one)
-            try:
-                recipes.refuse_wrong(context.CHECKOUT, job, one)
-            except JobsError as error:
-                problems.setdefault(str(error))
-    if problems:
-        raise JobsError("\n".join(problems))

@@ -30,17 +30,40 @@ def refuse_wrong(root: Path, job: JobSpec, sets: Sequence[str] = ()) -> None:
 
     The workload's own code says it, in a process of its own: it is not imported here.
     """
+    done = _ask(root, job, sets)
+    if done.returncode != 0:
+        raise JobsError(f"{job.name}: {_lines(done)[-1]}; nothing was submitted")
+
+
+def refuse_wrong_trials(
+    root: Path, job: JobSpec, sets: Sequence[str], trials: Sequence[Sequence[str]]
+) -> None:
+    """Refuses every trial that the job would refuse: each with all of its settings together."""
+    done = _ask(root, job, sets, trials)
+    if done.returncode != 0:
+        told = "\n".join(f"{job.name}: {line}" for line in _lines(done))
+        raise JobsError(f"{told}; nothing was submitted")
+
+
+def _ask(
+    root: Path, job: JobSpec, sets: Sequence[str], trials: Sequence[Sequence[str]] | None = None
+) -> subprocess.CompletedProcess[str]:
     settings = [f"--set={each}" for each in (*_declared_settings(job), *sets)]
-    done = subprocess.run(
-        [sys.executable, "-m", "workloads.recipes", job.recipe, *settings],
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "workloads.recipes", job.recipe, *settings),
+            *(["--trials"] if trials is not None else []),
+        ],
         cwd=root,
+        input=json.dumps(trials),
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"exit {done.returncode}, no message"]
-        raise JobsError(f"{job.name}: {lines[-1]}; nothing was submitted")
+
+
+def _lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return done.stderr.strip().splitlines() or [f"exit {done.returncode}, no message"]
 
 
 def with_settings(recipe: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from infra.jobs.submit import Submission
 from infra.render.archive import code_files, hash_files
 from stacks.cost_spec import BudgetSpec, RunForecastSpec
 from stacks.load import STACKS_DIR, load_stack
-from stacks.search_spec import AxisSpec, SearchSpec
+from stacks.search_spec import AxisSpec, SearchSpec, TrialSpec
 from stacks.spec import StackSpec
 from tests.unit.jobs.test_submit import OUTPUTS
 
@@ -181,6 +181,23 @@ def test_a_setting_that_the_job_does_not_know_is_refused_for_every_trial_at_once
     assert "train.x" in done.stderr
     assert "train.y" in done.stderr
     assert cluster.sent == []
+
+
+def test_a_trial_is_refused_or_taken_with_all_of_its_settings_together(
+    cluster: Cluster, spec: StackSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """qlora takes no fp32, so its trials are right only where they change that as well."""
+    wrong = TrialSpec(settings=("train.method=qlora", "train.dtype=fp32"))
+    good = TrialSpec(settings=("train.dtype=bf16", "train.method=qlora"))
+    for trials, code in (((wrong, good), 1), ((good,), 0)):
+        of = replace(SEARCH, trials=trials)
+        monkeypatch.setattr(
+            "infra.cli.context.spec", lambda _, of=of: replace(spec, searches=(of,))
+        )
+        done = run("submit", "lr", "--set", "train.dtype=fp32")
+        assert done.exit_code == code, done.output
+        assert ("trial 2 (train.method=qlora train.dtype=fp32): " in done.stderr) == bool(code)
+    assert len(cluster.sent) == 1
 
 
 def remembered(state: Path, spec: StackSpec) -> None:
