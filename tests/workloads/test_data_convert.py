@@ -136,6 +136,33 @@ def test_an_openai_call_whose_arguments_are_cut_short_is_refused() -> None:
         from_row(openai_row('{"a": '), "messages", at="x:1")
 
 
+def test_white_space_around_an_answer_is_left_out() -> None:
+    """In front it shares a token with the prompt's newline, which stops all of prepare-data."""
+    row = {
+        "messages": [
+            {"role": "user", "content": "  q\n"},
+            {"role": "assistant", "content": "\n\n  foo \n"},
+        ]
+    }
+    chat = from_row(row, "messages", at="x:1")
+    assert [message["content"] for message in chat.messages] == ["  q\n", "foo"]
+
+
+def test_a_chat_that_opens_with_the_assistant_is_a_reject_and_the_others_go_on(
+    tmp_path: Path,
+) -> None:
+    """A template renders no prompt of no message, so no tokenizer could tell what is learned."""
+    path, out = tmp_path / "rows.jsonl", tmp_path / "chats.jsonl"
+    good = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    rows = [{"messages": [{"role": "assistant", "content": "Hello!"}, *good]}, {"messages": good}]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert main([str(path), str(out)]) == 0
+    assert len(read_jsonl(out)) == 1
+    (reject,) = [json.loads(line) for line in (tmp_path / "chats.rejects.jsonl").open()]
+    assert reject["at"] == "rows.jsonl:1"
+    assert reject["reason"].startswith("messages[0].role is assistant")
+
+
 def write_rows(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
     """Writes `rows` as one file of `kind`; returns its path."""
     path = folder / f"rows.{kind}"

@@ -181,6 +181,12 @@ def test_a_template_that_refuses_a_role_says_which() -> None:
         render(tokenizer, messages_of([("q", "a")]))
 
 
+def test_a_chat_without_a_prompt_is_refused_and_not_a_failure_of_the_library() -> None:
+    greeting = [{"role": "assistant", "content": "Hello!"}, *messages_of([("q", "a")])]
+    with pytest.raises(DataError, match="empty conversation"):
+        ChatRenderer(make_tokenizer(), {}).render([greeting])
+
+
 def write(path: Path, chats: list[list[dict[str, str]]]) -> Path:
     """Writes chats as JSON lines."""
     lines = [

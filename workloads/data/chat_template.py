@@ -53,7 +53,7 @@ def _apply(tokenizer: Any, messages: Messages, **template: Any) -> str:
         return tokenizer.apply_chat_template(
             [dict(message) for message in messages], tokenize=False, **template
         )
-    except TemplateError as error:
+    except (TemplateError, ValueError) as error:
         roles = ", ".join(message["role"] for message in messages)
         raise DataError(f"the chat template refuses the roles {roles}: {error}") from error
 
@@ -161,7 +161,7 @@ class ChatRenderer:
                 tokenize=False,
                 **self._template,
             )
-        except TemplateError:  # one of them; the slow way says which
+        except (TemplateError, ValueError):  # one of them; the slow way says which
             return [""] * len(chats)
         return texts
 

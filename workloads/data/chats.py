@@ -55,7 +55,7 @@ class Chat:
 
 
 def check_messages(messages: Any, *, at: str) -> tuple[Mapping[str, str], ...]:
-    """Return `messages` in our form: known roles, text content, at least one assistant turn."""
+    """Return `messages` in our form: known roles, text content, an assistant turn, not as first."""
     if not isinstance(messages, (list, tuple)) or not messages:
         raise DataError(f"{at}: 'messages' is {_short(messages)}, expected a list of messages")
     checked: list[Mapping[str, str]] = []
@@ -73,6 +73,11 @@ def check_messages(messages: Any, *, at: str) -> tuple[Mapping[str, str], ...]:
     if all(message["role"] != "assistant" for message in checked):
         raise DataError(
             f"{at}: no assistant turn in {len(checked)} messages, so there is nothing to learn"
+        )
+    if checked[0]["role"] == "assistant":
+        raise DataError(
+            f"{at}: messages[0].role is assistant, but nothing before it asks for an answer; "
+            "start with a system or user message"
         )
     return tuple(checked)
 

@@ -31,7 +31,7 @@ def from_row(row: Any, format: str, *, at: str, keep: Sequence[str] = ()) -> Cha
     missing = [name for name in keep if name not in row]
     if missing:
         raise DataError(f"{at}: has no column {', '.join(missing)} (data.source.keep)")
-    checked = check_messages(messages, at=at)
+    checked = _stripped(check_messages(messages, at=at))
     return Chat(
         id=str(row["id"]) if row.get("id") is not None else at,
         messages=checked,
@@ -53,6 +53,19 @@ def _columns(row: Mapping[str, Any], *, at: str) -> list[dict[str, Any]]:
         for role in ("system", "user", "assistant")
         if row.get(role)
     ]
+
+
+def _stripped(messages: Sequence[Mapping[str, str]]) -> tuple[Mapping[str, str], ...]:
+    """Return `messages` with the assistant's turns bare of white space around them.
+
+    A newline in front would share a token with the one that ends the generation prompt.
+    """
+    return tuple(
+        {**message, "content": message["content"].strip()}
+        if message["role"] == "assistant"
+        else message
+        for message in messages
+    )
 
 
 def _plain(value: Any) -> Any:
