@@ -63,6 +63,12 @@ class ReadyJob:
             queued=queued,
         )
 
+    def remember(self, outputs: StackOutputs, sent: Submission) -> None:
+        """Put an earlier submission of it into the ledger that was cut off before it was there."""
+        from infra.jobs import budget, dispatch
+
+        budget.remember_forecast(self.books, dispatch.asking(self.order.run, outputs), sent)
+
     def earlier(self, connection: Connection, outputs: StackOutputs) -> Earlier:
         """What was submitted before with this checkout's code."""
         from infra.jobs.earlier import Earlier

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli import context, output, submission, submit_pipeline, submit_search
+from infra.cli import context, interrupts, output, submission, submit_pipeline, submit_search
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.errors import CliError
 from infra.cli.output import Format
@@ -106,7 +106,10 @@ def command(
             sent = earlier.counting(job, sets or (), earlier.newest(wanted.after))
         is_earlier = sent is not None
         if sent is None:
-            sent = made.submit(connection, outputs, sync=sync, force=force, after=after)
+            with interrupts.held():
+                sent = made.submit(connection, outputs, sync=sync, force=force, after=after)
+        else:
+            made.remember(outputs, sent)
     if format is Format.JSON:
         output.print_json(
             {

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.cli import context, output, submission
+from infra.cli import context, interrupts, output, submission
 from infra.cli.output import Format
 
 if TYPE_CHECKING:
@@ -85,10 +85,14 @@ def run(
             )
 
         def send(job: JobSpec, after: str | None) -> Submission:
-            return made[job.name].submit(
-                connection, outputs, sync=options.sync, force=options.force, after=after
-            )
+            with interrupts.held():
+                return made[job.name].submit(
+                    connection, outputs, sync=options.sync, force=options.force, after=after
+                )
 
+        for name, found in counts.items():
+            if found is not None:
+                made[name].remember(outputs, found)
         sent = pipeline.submit_pipeline(jobs, counts, earlier, send, after=options.after)
     _print(sent, cost, options, spec.name)
 

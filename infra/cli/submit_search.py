@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.cli import context, output
+from infra.cli import context, interrupts, output
 from infra.cli.output import Format
 from infra.cli.submit_pipeline import Options
 
@@ -84,19 +84,20 @@ def run(
             return
         if options.sync:
             code.send(connection, outputs.code_path, files)
-        sent = search.dispatch_search(
-            ordered,
-            books,
-            connection,
-            outputs,
-            state=context.state_root(),
-            code_hash=earlier.code_hash,
-            git_revision=context.git_revision(),
-            say=output.note,
-            after=options.after,
-            force=options.force,
-            store=context.run_config_store(outputs),
-        )
+        with interrupts.held():
+            sent = search.dispatch_search(
+                ordered,
+                books,
+                connection,
+                outputs,
+                state=context.state_root(),
+                code_hash=earlier.code_hash,
+                git_revision=context.git_revision(),
+                say=output.note,
+                after=options.after,
+                force=options.force,
+                store=context.run_config_store(outputs),
+            )
     if options.format is Format.JSON:
         output.print_json({**asdict(sent), **plain_search(ordered.cost)})
         return
