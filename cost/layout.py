@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from cost.rounding import rounded
+from cost.visible import visible
 
 WIDTH: Final = 108
 UNKNOWN: Final = "unknown"
@@ -70,7 +71,7 @@ def _text(document: Document) -> str:
         lines += [*textwrap.wrap(table.title, WIDTH), *_text_table(table), ""]
     for note in document.notes:
         lines += textwrap.wrap(note, WIDTH, initial_indent="- ", subsequent_indent="  ")
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return "\n".join(visible(line.rstrip()) for line in lines) + "\n"
 
 
 def _text_table(table: Table) -> list[str]:
@@ -126,7 +127,7 @@ def _markdown(document: Document) -> str:
             "",
         ]
     lines += [f"- {note}" for note in document.notes]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(visible, lines)) + "\n"
 
 
 def _html(document: Document) -> str:

@@ -143,8 +143,10 @@ class LazyGroup(TyperGroup):
         except Exception as error:
             if not is_refusal(error):
                 raise
+            from cost.visible import visible
+
             for line in str(error).splitlines():
-                print(f"soperator: {line}", file=sys.stderr)
+                print(f"soperator: {visible(line)}", file=sys.stderr)
             raise typer.Exit(1) from error
 
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
+from cost.visible import visible
+
 
 class Format(StrEnum):
     """How a command prints its result."""
@@ -31,9 +33,9 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def note(text: str) -> None:
-    """A line about what is going on, on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """Lines about what is going on, on standard error."""
+    print("\n".join(map(visible, text.split("\n"))), file=sys.stderr, flush=True)
 
 
 def _text(value: object) -> str:
-    return "-" if value is None else str(value)
+    return "-" if value is None else visible(str(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from typing import Annotated
 
@@ -26,6 +27,8 @@ def command(
     from infra.shell import served
     from infra.shell.guard import Guard
 
+    if not math.isfinite(hours):
+        raise CliError(f"--hours {hours:g}: not a time; give hours such as 8 or 0.5")
     spec = context.spec(stack)
     outputs = context.read(stack)
     folder = f"{outputs.places['logs']}/tensorboard"

@@ -196,6 +196,13 @@ def test_tensorboard_shows_the_events_of_a_job_on_the_login_node(
     assert "/mnt/logs/tensorboard/12 on the login node" in done.stderr
 
 
+def test_hours_without_end_are_refused(login: Login) -> None:
+    for words in (("tensorboard",), ("shell", "--vscode")):
+        done = run(*words, "--hours", "inf")
+        assert done.exit_code == 1
+        assert "--hours inf: not a time" in done.stderr
+
+
 def test_a_job_without_events_is_refused(login: Login) -> None:
     login.answers.insert(0, ("test -d", _ran("", "", 1)))
     done = run("tensorboard", "12")
