@@ -127,8 +127,46 @@ def test_a_restart_for_nodes_that_came_or_went_resumes_too(
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     run = run_in(tmp_path, resume="requeue")
     assert run.checkpoints.load(run.state)
+    monkeypatch.delenv("SOPERATOR_STARTS")
     fresh = run_in(tmp_path, resume="never")
     assert not fresh.checkpoints.load(fresh.state)
+
+
+@pytest.mark.parametrize("began_with", ["never", "checkpoint-1"])
+def test_a_restart_goes_on_from_its_own_whatever_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began_with: str
+) -> None:
+    """A job that is preempted would begin again with each restart, and never end."""
+    other = saved(tmp_path / "other", 1).checkpoints.folder.path
+    resume = began_with if began_with == "never" else str(other / began_with)
+    saved(tmp_path, 2, 4)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    run = run_in(tmp_path, resume=resume)
+    assert run.checkpoints.load(run.state)
+    assert run.state.progress.step == 4
+    assert run.checkpoints.folder.path == tmp_path / "proof" / "run"
+
+
+def test_a_damaged_later_one_does_not_push_out_what_is_saved_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was ranked among the last, so that each new one was removed after "saved"."""
+    folder = saved(tmp_path, 2, 4, 6).checkpoints.folder.path
+    for step in (4, 6):
+        shard = folder / f"checkpoint-{step}" / "__0_0.distcp"
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    run = run_in(tmp_path, resume="requeue", keep=2, keep_best=False)
+    assert run.checkpoints.load(run.state)
+    for step in (3, 5):
+        run.train(step)
+        run.checkpoints.save(run.state, step)
+        run.checkpoints.wait()
+        assert f"checkpoint-{step}" in names(tmp_path)
+    good = [each.path.name for each in candidates([folder]) if each.problem() is None]
+    assert good == ["checkpoint-5", "checkpoint-3"]
 
 
 def test_a_sharded_one_of_another_size_is_refused_where_the_recipe_wants_that(

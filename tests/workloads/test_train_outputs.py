@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import torch
 
 from tests.workloads.test_train_parts import scalars_of
 from workloads.common.exit_codes import ExitCode
+from workloads.common.job import run_job
+from workloads.train import metrics
 from workloads.train.summary import headline
 
 
@@ -138,3 +142,58 @@ def test_padding_never_carries_a_loss(
     (alone, few), (together, many) = rows
     assert many > few, "four rows in one batch are padded"
     assert abs(alone - together) < 1e-5
+
+
+def run_bert(capsys: pytest.CaptureFixture[str], *sets: str) -> tuple[int, dict[str, Any]]:
+    """Returns exit code and record of the tiny classifier."""
+    from workloads.train.__main__ import main
+
+    capsys.readouterr()
+    code = run_job("train", main, ["--recipe=bert_full_1xcpu", *(f"--set={each}" for each in sets)])
+    return int(code), json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_a_run_that_failed_its_gate_fails_it_again_when_it_is_started_again(
+    places: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left to train then: the loss is that of the last checkpoint."""
+    options = ("train.max_steps=4", 'train.gate={"max_loss": 0.001}')
+    code, first = run_bert(capsys, *options)
+    assert code == ExitCode.FAILED
+    assert not (places / "chkpt" / "latest").exists(), "what failed is not the one to serve"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    code, second = run_bert(capsys, *options)
+    assert code == ExitCode.FAILED, second["reason"]
+    assert second["metrics"]["last_loss"] == pytest.approx(first["metrics"]["last_loss"])
+    code, _ = run_bert(capsys, "train.max_steps=4", 'train.gate={"max_loss": 99}')
+    assert code == 0
+    assert (places / "chkpt" / "latest").read_text().strip() == "finetune/12/final"
+
+
+def test_a_disk_that_is_full_for_a_while_costs_lines_and_not_the_run(
+    places: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = metrics.LossCurve.append
+
+    def without_room(curve: metrics.LossCurve, result: metrics.StepResult) -> None:
+        if result.step in (1, 2):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(curve, result)
+
+    monkeypatch.setattr(metrics.LossCurve, "append", without_room)
+    code, record = run_bert(capsys, "train.max_steps=5", "train.gate=null")
+    assert (code, record["outcome"]) == (0, "PASS")
+    curve = (places / "results" / "12" / "loss_curve.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in curve] == [0, 3, 4]
+
+
+def test_a_record_that_cannot_be_kept_is_printed_all_the_same(
+    places: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("workloads.common.record.atomic.write_text", full)
+    code, record = run_bert(capsys, "train.max_steps=2", "train.dataset=missing")
+    assert code == ExitCode.FAILED, "its files cannot be written either"
+    assert record["outcome"] == "FAIL"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import struct
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +15,13 @@ import transformers
 from torch import nn
 
 from tests.workloads.test_data import example_of
+from workloads.common.exit_codes import ExitCode
 from workloads.data.packing import collate, pack
 from workloads.train import attention, gate
 from workloads.train.config import GateConfig, TrainConfig
 from workloads.train.ledger import Ledger
 from workloads.train.loss import IGNORED, chunked_loss, summed_loss
+from workloads.train.metrics import LossCurve, StepResult
 from workloads.train.model import AssistantLoss
 from workloads.train.optimizer import AdamW, build_optimizer
 from workloads.train.schedule import learning_rate_factor
@@ -234,6 +238,46 @@ def test_the_gate_tells_pass_fail_and_not_run_apart(tmp_path: Path) -> None:
     assert {each.name: each.outcome for each in found}["final/"] == "FAIL"
     with pytest.raises(gate.GateError, match="holds no weights"):
         gate.refuse_failed(found)
+
+
+def test_a_bound_that_nobody_measured_is_no_pass(tmp_path: Path) -> None:
+    (tmp_path / "adapter_model.safetensors").touch()
+    config = GateConfig(max_loss=0.5, min_tokens_per_s_per_gpu=2000)
+
+    def judged(*, is_gpu: bool, **metrics: float) -> tuple[gate.Criterion, ...]:
+        return gate.judge(config, final=tmp_path, metrics=metrics, is_gpu=is_gpu)
+
+    on_gpu = judged(is_gpu=True, last_loss=0.4)
+    assert gate.verdict(on_gpu) == "NOT RUN"
+    with pytest.raises(gate.GateNotRunError, match="tokens/s/GPU not measured") as refused:
+        gate.refuse_failed(on_gpu)
+    assert refused.value.exit_code is ExitCode.NOT_RUN
+    # Declared for GPUs: a CPU has nothing to judge.
+    gate.refuse_failed(judged(is_gpu=False, last_loss=0.4))
+    assert gate.verdict(judged(is_gpu=True, last_loss=0.6)) == "FAIL"
+
+
+def test_a_line_of_the_curve_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    """What a full disk cuts would be one line with the next step's."""
+    curve = LossCurve(tmp_path / "curve.jsonl", first_step=0)
+    result = StepResult(
+        step=0, loss=1.0, grad_norm=1.0, learning_rate=0.1,
+        num_tokens=8, num_positions=8, num_label_tokens=4,
+    )  # fmt: skip
+    curve.append(result)
+    whole = curve.path.read_bytes()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 10, before[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            curve.append(result)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert curve.path.read_bytes() == whole
+    curve.append(result)
+    assert curve.path.read_bytes() == whole * 2
 
 
 def test_the_ledger_counts_padding_recompute_and_time() -> None:

@@ -101,7 +101,11 @@ def run_job(
     except Exception as error:
         code = _fail(record, error, exit_code_of(error))
     if is_main or (code is not ExitCode.OK and record.is_missing(results_dir)):
-        record.finish(results_dir)
+        try:
+            record.finish(results_dir)
+        except OSError as error:
+            log(f"the run record is not written: {error}; its line is printed above")
+            code = exit_code_of(error) if code is ExitCode.OK else code
     return code
 
 

@@ -135,10 +135,10 @@ class RunRecord:
             return True
 
     def finish(self, results_dir: Path | None) -> None:
-        """Write the record to `results_dir` (None: no such place) and print it as one line."""
+        """Print the record as one line and write it to `results_dir` (None: no such place)."""
         line = json.dumps(self.to_json())
-        if results_dir is not None:
-            atomic.write_text(results_dir / FILE_NAME, line + "\n")
         sys.stderr.flush()
         sys.stdout.write(line + "\n")  # one write: other ranks share this log
         sys.stdout.flush()
+        if results_dir is not None:
+            atomic.write_text(results_dir / FILE_NAME, line + "\n")

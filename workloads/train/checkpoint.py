@@ -80,6 +80,8 @@ class FolderCheckpoints:
         nobody else uses; None makes one, which every rank of the job calls.
         """
         self.num_failed_saves = 0
+        self.resumed_loss: float | None = None
+        """Loss of the step that the checkpoint was saved after, where this process loaded one."""
         self.last_commit_s: float | None = None
         """Unix time of the newest commit of this process; rank 0 alone knows it."""
         self._world, self._config, self._keep_last = world, config, keep_last
@@ -136,6 +138,7 @@ class FolderCheckpoints:
             raise DataError(f"{chosen.path}: cannot be read: {_cause(error)}") from error
         restore(state, values)
         state.progress = replace(saved, world_size=self._world.world_size)
+        self.resumed_loss = chosen.read_marker().loss
         self._last_elastic = saved.step if chosen.kind is ELASTIC else 0
         how = "" if is_same_size else f", saved at world size {saved.world_size}"
         log(f"resumed from {chosen.path} at step {saved.step}{how}")
@@ -215,8 +218,13 @@ class FolderCheckpoints:
     def _committed(self, target: Path, kind: Kind) -> None:
         log(f"saved {target}")
         self.last_commit_s = time.time()
+        self._choice.damaged.discard(target)
         for removed in remove_old(
-            target.parent, kind, keep_last=self._keep_last, keep_best=self._config.keep_best
+            target,
+            kind,
+            keep_last=self._keep_last,
+            keep_best=self._config.keep_best,
+            damaged=self._choice.damaged,
         ):
             log(f"removed {removed}: older than the last {self._keep_last}")
 

@@ -6,6 +6,8 @@ Every rank calls every method at the same point.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from workloads.common.exit_codes import ConfigError
 from workloads.common.log import log
 from workloads.train import run_folder
@@ -21,6 +23,8 @@ class Choice:
     def __init__(self, folder: RunFolder, ranks: Ranks, config: CheckpointConfig) -> None:
         self.folder = folder
         """The run's folder; another one after `choose` where the run goes on in that of before."""
+        self.damaged: set[Path] = set()
+        """What could not be loaded: no run may count on it."""
         self._ranks, self._config = ranks, config
 
     def choose(self, fingerprint: str) -> Candidate | None:
@@ -30,19 +34,21 @@ class Choice:
         listed = self._ranks.agree(
             lambda: self.folder.candidates(restarted=restarted, fingerprint=fingerprint)
         )
-        is_explicit = self.folder.is_explicit
         left_out: list[Candidate] = []
         for found in listed:
+            is_named = self.folder.is_explicit and found.path == Path(resume)
             reason = self._problem(found)
+            if reason is not None:
+                self.damaged.add(found.path)
             if reason is None and self._is_other_size(found):
-                if is_explicit:
+                if is_named:
                     raise self._refusal(found)
                 left_out.append(found)
                 reason = "another world size, and train.checkpoint.same_world_size_only is set"
             if reason is None:
                 self._take_folder(found, restarted=restarted)
                 return found
-            if is_explicit:
+            if is_named:
                 raise ConfigError(
                     f"train.resume {resume}: {reason}; name a committed checkpoint folder"
                 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -137,11 +137,19 @@ def move_aside(path: Path) -> Path:
     return aside
 
 
-def remove_old(folder: Path, kind: Kind, *, keep_last: int, keep_best: bool) -> list[Path]:
-    """Remove committed checkpoints beyond the last and the best; uncommitted ones stay."""
+def remove_old(
+    newest: Path, kind: Kind, *, keep_last: int, keep_best: bool, damaged: Collection[Path] = ()
+) -> list[Path]:
+    """Remove committed checkpoints beyond the last and the best, `newest` being the last.
+
+    Those of later steps stay: the run came back from before them, as they could not be loaded.
+    Uncommitted and `damaged` ones stay too, and count for nothing.
+    """
+    step = kind.step_of(newest.name)
+    assert step is not None, newest
     committed: list[tuple[Candidate, Marker]] = []
-    for each in candidates([folder]):
-        if each.kind is kind:
+    for each in candidates([newest.parent]):
+        if each.kind is kind and each.step <= step and each.path not in damaged:
             try:
                 committed.append((each, each.read_marker()))
             except ValueError:

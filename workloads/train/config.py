@@ -115,8 +115,8 @@ class TrainConfig:
     """Committed checkpoints of this run that stay."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     resume: str = "requeue"
-    """requeue: continue when Slurm or torchrun restarted this job. auto: also from the newest
-    earlier run of the job. never. Else a checkpoint folder."""
+    """Where a first start begins. requeue, never: at step 0. auto: with the newest earlier run of
+    the job. Else a checkpoint folder. A restarted job goes on from what it saved itself."""
     overlong: Literal["drop", "cut", "refuse"] = "refuse"
     """What happens to a conversation longer than sequence_length; what is dropped or cut counts."""
     strategy: Literal["auto", "ddp", "fsdp", "offload"] = "auto"

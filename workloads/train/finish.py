@@ -44,6 +44,9 @@ def finish(
             "first_loss": throughput.losses[0],
             "last_loss": throughput.losses[-1],
         }
+    elif trainer.checkpoints.resumed_loss is not None:
+        # The last step was trained before a restart: its loss is the checkpoint's.
+        job.record.metrics["last_loss"] = trainer.checkpoints.resumed_loss
     if throughput.stalls_s:
         job.record.metrics["checkpoint_stall_s"] = fmean(throughput.stalls_s)
     if here.device.type == "cuda":
@@ -70,7 +73,6 @@ def _write(
             folder.path, model_dir=run.model_dir, adapter=folder.final, config=config
         )
         job.record.artifacts["merged_dir"] = str(merged)
-    run_folder.publish(folder)
     log(f"final {'adapter' if config.has_adapters else 'model'} in {folder.final}")
     found: tuple[gate.Criterion, ...] = ()
     if config.gate is not None:
@@ -82,6 +84,10 @@ def _write(
         )
         for each in found:
             log(f"gate: {each}")
+    if gate.verdict(found) == "FAIL":
+        log(f"{run_folder.LATEST} stays as it is: nobody evaluates or serves what failed its gate")
+    else:
+        run_folder.publish(folder)
     text = summary.summary_text(
         job=job_id(),
         recipe=job.recipe.name,

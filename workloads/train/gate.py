@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from workloads.common.exit_codes import WorkloadError
+from workloads.common.exit_codes import NotRunError, WorkloadError
 from workloads.train.config import GateConfig
 
 Outcome = Literal["PASS", "FAIL", "NOT RUN"]
@@ -20,6 +20,10 @@ class GateError(WorkloadError):
     """The run ended well and missed a bound that its recipe declares."""
 
 
+class GateNotRunError(NotRunError):
+    """The run ended well, and nobody knows whether it keeps a bound that its recipe declares."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criterion:
     """One line of the gate."""
@@ -27,6 +31,8 @@ class Criterion:
     name: str
     outcome: Outcome
     detail: str
+    is_needed: bool = True
+    """False where this hardware has nothing to judge."""
 
     def __str__(self) -> str:
         return f"{self.outcome:7} {self.name}: {self.detail}"
@@ -57,7 +63,9 @@ def judge(
                 above=gate.min_tokens_per_s_per_gpu,
             )
             if is_gpu
-            else Criterion(name=name, outcome="NOT RUN", detail="this job had no GPU")
+            else Criterion(
+                name=name, outcome="NOT RUN", detail="this job had no GPU", is_needed=False
+            )
         )
     return tuple(found)
 
@@ -76,10 +84,19 @@ def _bound(
     )
 
 
+def verdict(found: Sequence[Criterion]) -> Outcome:
+    """Return the outcome of all criteria together."""
+    outcomes = {each.outcome for each in found if each.is_needed}
+    return "FAIL" if "FAIL" in outcomes else "NOT RUN" if "NOT RUN" in outcomes else "PASS"
+
+
 def refuse_failed(found: Sequence[Criterion]) -> None:
-    """Raise GateError when a criterion failed."""
-    failed = [f"{each.name} {each.detail}" for each in found if each.outcome == "FAIL"]
-    if failed:
-        raise GateError(
-            f"gate: {'; '.join(failed)}; the model is saved, the bounds are in train.gate"
-        )
+    """Raise GateError when a criterion failed, GateNotRunError when one was not measured."""
+    outcome = verdict(found)
+    if outcome == "PASS":
+        return
+    said = [
+        f"{each.name} {each.detail}" for each in found if each.outcome == outcome and each.is_needed
+    ]
+    error = GateError if outcome == "FAIL" else GateNotRunError
+    raise error(f"gate: {'; '.join(said)}; the model is saved, the bounds are in train.gate")

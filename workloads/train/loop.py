@@ -55,6 +55,8 @@ class Trainer:
     """On rank 0 only."""
     watchdog: Watchdog
     ledger: Ledger = field(default_factory=Ledger)
+    has_lost_figures: bool = False
+    """Whether the last step's figures could not be written."""
 
     def run(self) -> Throughput:
         """Train to the last step; a stop request saves and raises PreemptedError."""
@@ -178,22 +180,33 @@ class Trainer:
         )
 
     def _report(self, result: StepResult) -> None:
-        if self.curve:
-            self.curve.append(result)
+        self._note(result)
         if self.metrics:
             self.metrics.ended_step(result)
-        if self.events:
-            self.events.add(
-                result.step + 1,
-                {
-                    "train/loss": result.loss,
-                    "train/grad_norm": result.grad_norm,
-                    "train/learning_rate": result.learning_rate,
-                    "train/useful_tokens": float(result.num_tokens),
-                },
-            )
         log(
             f"step {result.step + 1}/{self.num_steps} loss {result.loss:.4f} "
             f"grad norm {result.grad_norm:.3f} lr {result.learning_rate:.2e} "
             f"tokens {result.num_tokens}"
         )
+
+    def _note(self, result: StepResult) -> None:
+        """Write the step's figures; a disk that is full costs their lines, not the run."""
+        try:
+            if self.curve:
+                self.curve.append(result)
+            if self.events:
+                self.events.add(
+                    result.step + 1,
+                    {
+                        "train/loss": result.loss,
+                        "train/grad_norm": result.grad_norm,
+                        "train/learning_rate": result.learning_rate,
+                        "train/useful_tokens": float(result.num_tokens),
+                    },
+                )
+        except OSError as error:
+            if not self.has_lost_figures:
+                log(f"figures of step {result.step + 1} are not written: {error}; the run goes on")
+            self.has_lost_figures = True
+        else:
+            self.has_lost_figures = False

@@ -6,8 +6,10 @@ this process (which pays for warm-up) to the end of the last; checkpoint stalls 
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,9 +54,16 @@ class LossCurve:
         path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def append(self, result: StepResult) -> None:
-        """Add one step."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(result.to_line() + "\n")
+        """Add one step, or nothing of it where the disk has no room for all of it."""
+        line = f"{result.to_line()}\n".encode()
+        with self.path.open("ab", buffering=0) as file:
+            end = file.tell()
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            except OSError:
+                file.truncate(end)
+                raise
 
 
 @dataclass(slots=True)

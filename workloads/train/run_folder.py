@@ -55,7 +55,11 @@ class RunFolder:
         return self.resume not in WAYS
 
     def candidates(self, *, restarted: bool, fingerprint: str) -> list[Candidate]:
-        """Return what the run may start from, the best first; good or not is not judged here."""
+        """Return what the run may start from, the best first; good or not is not judged here.
+
+        After a restart that is what it saved itself, whatever it started from at first.
+        """
+        own = self._of_run(self._last_own()) if restarted else []
         if self.is_explicit:
             named = candidate(Path(self.resume))
             if named is None:
@@ -63,13 +67,10 @@ class RunFolder:
                     f"train.resume: '{self.resume}' is none of {', '.join(WAYS)} and no folder "
                     "checkpoint-N or elastic-checkpoint-N; write one of these"
                 )
-            return [named]
-        if self.resume == "never" or (self.resume == "requeue" and not restarted):
-            return []
-        own = self._of_run(self._last_own())
-        if self.resume == "requeue":
+            return [*own, named]
+        if self.resume in ("never", "requeue"):
             return own
-        everything = own if restarted else []
+        everything = own
         for run in self._runs():
             everything = everything + [each for each in self._of_run(run) if each not in everything]
         same = [each for each in everything if _fingerprint(each) in (fingerprint, None)]

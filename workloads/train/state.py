@@ -45,6 +45,9 @@ class TrainState:
 class Checkpoints(Protocol):
     """Saves and restores a TrainState; every rank calls every method at the same point."""
 
+    resumed_loss: float | None
+    """Loss of the last step before the checkpoint that was loaded; None where none was."""
+
     def due(self, step: int) -> bool:
         """Whether the loop must save after `step` beyond its own schedule."""
         ...

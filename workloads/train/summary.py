@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from workloads.train.gate import Criterion
+from workloads.train.gate import Criterion, verdict
 
 
 def summary_text(
@@ -32,8 +32,7 @@ def summary_text(
         *(f"{name:16} {path}" for name, path in sorted(artifacts.items())),
     ]
     if gate:
-        verdict = "FAIL" if any(each.outcome == "FAIL" for each in gate) else "PASS"
-        lines += ["", f"gate: {verdict}", *(f"  {each}" for each in gate)]
+        lines += ["", f"gate: {verdict(gate)}", *(f"  {each}" for each in gate)]
     return "\n".join(lines) + "\n"
 
 
