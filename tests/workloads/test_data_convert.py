@@ -239,12 +239,91 @@ def test_a_csv_row_with_a_field_too_many_is_a_reject(tmp_path: Path) -> None:
     )
 
 
+DEEP = "[" * 200_000 + "]" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (DEEP, "is not JSON: maximum recursion depth"),
+        (json.dumps({"messages": DEEP}), "messages is text that is not JSON: maximum recursion"),
+        ('{"messages": [{"role": "assistant", "tool_calls": 5}]}', "tool_calls is int, expected a"),
+        (
+            '{"messages": [{"role": "assistant", "content": 5, "function_call": {"name": "f"}}]}',
+            "messages[0].content is int, expected text",
+        ),
+        *(
+            (json.dumps(openai_row(arguments)), "messages[2]: tool call cannot be read")
+            for arguments in ("{'a': {1}}", "{'a': b'x'}", "{(1, 2): 3}", "{[]: 3}", "-" * 9000)
+        ),
+    ],
+    ids=["deep", "deep text", "calls", "content", "set", "bytes", "tuple", "list", "minus"],
+)
+def test_a_row_that_python_cannot_read_is_a_reject_and_the_others_go_on(
+    line: str, reason: str, tmp_path: Path
+) -> None:
+    path, out = tmp_path / "rows.jsonl", tmp_path / "chats.jsonl"
+    path.write_text(f"{line}\n{json.dumps(openai_row('{}'))}\n")
+    assert main([str(path), str(out)]) == 0
+    assert len(read_jsonl(out)) == 1
+    (reject,) = [json.loads(line) for line in (tmp_path / "chats.rejects.jsonl").open()]
+    assert reject["at"] == "rows.jsonl:1"
+    assert reason in reject["reason"]
+
+
+def test_a_glaive_call_nested_too_deeply_is_a_reject(tmp_path: Path) -> None:
+    path, out = tmp_path / "rows.jsonl", tmp_path / "chats.jsonl"
+    rows = [glaive(f"<functioncall> {call}") for call in (DEEP, '{"name": "rate"}')]
+    rows[1]["system"] += f' {{"a": {DEEP}}}'
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert main([str(path), str(out), "--format", "glaive"]) == 0
+    (reject,) = [json.loads(line) for line in (tmp_path / "chats.rejects.jsonl").open()]
+    assert reject["reason"].startswith("function call cannot be read")
+
+
+def test_a_csv_row_with_a_stray_quote_is_a_reject_that_names_its_lines(tmp_path: Path) -> None:
+    path, out = tmp_path / "rows.csv", tmp_path / "chats.jsonl"
+    path.write_text('user,assistant\nq1,a\n"q\n2"x,a\nq3,a\n')
+    options = [str(out), "--format", "system_user_assistant"]
+    assert main([str(path), *options]) == 0
+    assert [chat.messages[0]["content"] for chat in read_jsonl(out)] == ["q1", "q3"]
+    (reject,) = [json.loads(line) for line in (tmp_path / "chats.rejects.jsonl").open()]
+    assert (reject["at"], reject["row"]) == ("rows.csv:4", '"q\n2"x,a')
+    assert reject["reason"].startswith("lines 3 to 4: is not CSV")
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "parquet"])
+def test_a_row_that_is_not_unicode_is_a_reject_and_the_others_go_on(
+    kind: str, tmp_path: Path
+) -> None:
+    rows = [GOOD, {**GOOD, "user": "caf\u00e9"}]
+    path = write_rows(tmp_path, kind, rows)
+    if kind == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        users = pa.Array.from_buffers(
+            pa.string(), 2, pa.array([b"q", b"caf\xe9"], pa.binary()).buffers()
+        )
+        pq.write_table(pa.table({"user": users, "assistant": ["a", "a"]}), path)
+    else:
+        text = json.dumps(rows, ensure_ascii=False) if kind == "json" else path.read_text()
+        path.write_bytes(text.encode("latin-1"))
+    out = tmp_path / "chats.jsonl"
+    assert main([str(path), str(out), "--format", "system_user_assistant"]) == 0
+    assert [chat.messages[0]["content"] for chat in read_jsonl(out)] == ["q"]
+    assert len((tmp_path / "chats.rejects.jsonl").read_text().splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
         ("rows.parquet", "no parquet", "cannot be read as parquet"),
         ("rows.json", '{"a": 1}', "holds one array of rows, this one starts with '{'"),
         ("rows.json", "[1, 2", "the file ends inside the array"),
+        ("rows.json", f"[{DEEP}]", "is not JSON that can be read: maximum recursion depth"),
+        ("rows.csv", 'user\nq\n"open\nq\n', ":3: a quote of this row is never closed"),
+        ("rows.csv", '"user"x\nq\n', ":1: the header cannot be read as CSV"),
         ("rows.json", "[1 2]", "is not followed by a comma or a bracket"),
         ("rows.txt", "x", "expected one kind of .parquet, .jsonl, .json, .csv"),
         ("rows.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n',

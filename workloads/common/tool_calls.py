@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+UNREADABLE = (ValueError, TypeError, RecursionError, MemoryError)
+"""What Python's readers raise for text that is wrong, or nested too deeply for them."""
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 GLAIVE_OPEN = "<functioncall>"
 
@@ -73,7 +75,7 @@ def _first_object(text: str) -> Any:
     """Return the JSON object that `text` starts with; None when there is none."""
     try:
         return json.JSONDecoder(strict=False).raw_decode(text)[0]
-    except ValueError:
+    except UNREADABLE:
         return _glaive_object(text)
 
 
@@ -87,7 +89,7 @@ def _glaive_object(text: str) -> Any:
         return None
     try:
         call = json.loads(text[: opening.start()].rstrip().rstrip(",") + "}")
-    except ValueError:
+    except UNREADABLE:
         return None
     # As it stands first: JSON's own \\' (a backslash before an apostrophe) must not be unescaped.
     tail = text[opening.end() :]
@@ -96,7 +98,7 @@ def _glaive_object(text: str) -> Any:
         # for the closing quote would stop at an apostrophe inside a value.
         try:
             arguments, end = json.JSONDecoder(strict=False).raw_decode(inner.lstrip())
-        except ValueError:
+        except UNREADABLE:
             continue
         if inner.lstrip()[end:].lstrip().startswith("'"):
             return {**call, "arguments": arguments} if isinstance(call, dict) else None
@@ -121,8 +123,10 @@ def _quoted_arguments(text: str) -> Any:
         return {}
     try:
         return json.loads(text, strict=False)
-    except ValueError:
+    except UNREADABLE:
         try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError):
+            value = ast.literal_eval(text)
+            json.dumps(value)  # a set or bytes are no JSON, and a call is written as JSON
+        except (*UNREADABLE, SyntaxError):
             return None
+        return value

@@ -97,7 +97,7 @@ def parse_line(line: str | bytes, *, at: str) -> Chat:
     """Return the chat in one JSON line; only `messages` is required."""
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{at}: is not JSON: {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"{at}: is {_short(row)}, expected an object with 'messages'")

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, get_args
 from workloads.common.atomic import new_file
 from workloads.common.exit_codes import DataError
 from workloads.common.log import log
+from workloads.common.tool_calls import UNREADABLE
 from workloads.data import bfcl
 from workloads.data.chats import Chat
 from workloads.data.config import Format, SourceConfig, from_options
@@ -57,9 +58,9 @@ def convert(source: SourceConfig, path: Path, chats: BinaryIO, rejects: BinaryIO
             )
             chats.write(chat.to_line())
             num_chats += 1
-        except DataError as error:
+        except (DataError, *UNREADABLE) as error:
             num_rejected += 1
-            reason = str(error).removeprefix(f"{at}: ")
+            reason = _reason(error).removeprefix(f"{at}: ")
             first = first or f"{at}: {reason}"
             if num_rejected <= _REPORTED:
                 log(f"rejected {at}: {reason}")
@@ -76,8 +77,16 @@ def _rows(source: SourceConfig, path: Path) -> Iterator[tuple[str, Any]]:
     return raw_rows(source.kind, path)
 
 
+def _reason(error: BaseException) -> str:
+    """Return why a row is none; the class too where Python has said it."""
+    return str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+
+
 def _reject(at: str, reason: str, row: Any) -> bytes:
-    text = row.text if isinstance(row, BadRow) else json.dumps(row, default=str)
+    try:
+        text = row.text if isinstance(row, BadRow) else json.dumps(row, default=str)
+    except UNREADABLE as error:
+        text = f"<{type(row).__name__} that cannot be written: {_reason(error)}>"
     entry = {"at": at, "reason": reason, "row": text[:_ROW_CHARS]}
     return json.dumps(entry, ensure_ascii=False).encode(errors="replace") + b"\n"
 

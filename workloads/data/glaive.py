@@ -56,7 +56,7 @@ def _functions(system: str) -> list[Mapping[str, Any]]:
     while position >= 0:
         try:
             value, end = decoder.raw_decode(system, position)
-        except ValueError:
+        except (ValueError, RecursionError):
             return found
         if isinstance(value, dict) and isinstance(value.get("name"), str):
             found.append(value)

@@ -38,9 +38,13 @@ def _message(message: Any, *, at: str) -> dict[str, Any]:
         raise DataError(f"{at} is {type(message).__name__}, expected a mapping")
     role, content = message.get("role"), _content(message.get("content"), at=at)
     calls = message.get("tool_calls") or ()
+    if not isinstance(calls, (list, tuple)):
+        raise DataError(f"{at}.tool_calls is {type(calls).__name__}, expected a list")
     if message.get("function_call"):  # the API's form before November 2023
         calls = [{"function": message["function_call"]}]
     if calls:
+        if content is not None and not isinstance(content, str):
+            raise DataError(f"{at}.content is {type(content).__name__}, expected text")
         content = "\n".join([content or "", *(_call(call, at=at) for call in calls)]).strip()
     names = {"developer": "system", "function": "tool"}
     return {"role": names.get(role, role) if isinstance(role, str) else role, "content": content}
@@ -81,5 +85,5 @@ def _value(value: Any, *, at: str) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{at} is text that is not JSON: {error}") from error

@@ -20,6 +20,12 @@ from workloads.data.files import files_of
 ENDINGS = {"parquet": ".parquet", "jsonl": ".jsonl", "json": ".json", "csv": ".csv"}
 _READ_CHARS = 1 << 20
 _PARQUET_ROWS = 256
+_NO_VALUE = (ValueError, OverflowError)
+"""Text that is not UTF-8, a time that Python has no date for."""
+_NEVER_CLOSED = "unexpected end of data"
+"""csv's own words at the end of a file inside quotes; all rows behind them would be one reject."""
+_KEEP_BYTES = "surrogateescape"
+"""What is not UTF-8 stays recognisable, so that its row alone is refused when it is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ def _jsonl(file: Path) -> Iterator[tuple[int, Any]]:
                 continue
             try:
                 yield number, json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 yield number, BadRow(_text(line), f"is not JSON: {error}")
 
 
@@ -81,18 +87,33 @@ def _parquet(file: Path) -> Iterator[tuple[int, Any]]:
     try:
         with pq.ParquetFile(file) as table:
             for batch in table.iter_batches(batch_size=_PARQUET_ROWS, use_threads=False):
-                for row in batch.to_pylist():
+                for row in _batch_rows(batch):
                     number += 1
                     yield number, row
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{file}: cannot be read as parquet: {error}") from error
 
 
+def _batch_rows(batch: Any) -> Iterator[Any]:
+    """Yield the rows of a batch; one by one where a value has no Python form, to name the row."""
+    try:
+        yield from batch.to_pylist()
+        return
+    except _NO_VALUE:
+        pass  # nothing was yielded yet: to_pylist makes all rows first
+    for index in range(batch.num_rows):
+        try:
+            row = batch.slice(index, 1).to_pylist()[0]
+        except _NO_VALUE as error:
+            row = BadRow("", f"has a value that cannot be read: {error}")
+        yield row
+
+
 def _json(file: Path) -> Iterator[tuple[int, Any]]:
     """Rows of one JSON array; only what is not decoded yet stays in memory."""
     decoder = json.JSONDecoder()
     number = 0
-    with file.open(encoding="utf-8") as source:
+    with file.open(encoding="utf-8", errors=_KEEP_BYTES) as source:
         buffer = _skip(source, "").lstrip("\ufeff")
         if not buffer.startswith("["):
             raise DataError(
@@ -121,6 +142,8 @@ def _next_value(
             if end < len(buffer):  # a number at the end of the buffer may go on
                 return row, buffer[end:]
             reason: Exception | str = "the file ends inside the array"
+        except RecursionError as error:
+            raise DataError(f"{at}: is not JSON that can be read: {error}") from error
         except ValueError as error:
             reason = error
         # Twice as much each time, so that one very long row is not decoded again and again.
@@ -141,21 +164,46 @@ def _skip(source: TextIO, buffer: str) -> str:
 
 def _csv(file: Path) -> Iterator[tuple[int, Any]]:
     csv.field_size_limit(sys.maxsize)
-    with file.open(encoding="utf-8-sig", newline="") as source:
-        rows = csv.DictReader(source, strict=True)
-        try:
-            for row in rows:
-                if None in row or None in row.values():
-                    num_columns = len(rows.fieldnames or ())
-                    text = ",".join(str(value) for value in row.values())
-                    yield (
-                        rows.line_num,
-                        BadRow(text, f"does not have the {num_columns} fields of the header"),
-                    )
-                else:
-                    yield rows.line_num, row
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{file}:{rows.line_num}: cannot be read as CSV: {error}") from error
+    with file.open(encoding="utf-8-sig", errors=_KEEP_BYTES, newline="") as source:
+        lines: list[str] = []  # of the row that is read now
+        rows = csv.DictReader(_remembered(source, lines), strict=True)
+        num_columns = _num_columns(rows, file)
+        while True:
+            lines.clear()
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                number = rows.reader.line_num
+                first = number - len(lines) + 1
+                if str(error) == _NEVER_CLOSED:
+                    raise DataError(
+                        f"{file}:{first}: a quote of this row is never closed; write quotes inside "
+                        "a quoted field twice"
+                    ) from error
+                where = "" if first == number else f"lines {first} to {number}: "
+                yield number, BadRow("".join(lines).rstrip("\r\n"), f"{where}is not CSV: {error}")
+                continue
+            if None in row or None in row.values():
+                text = ",".join(str(value) for value in row.values())
+                reason = f"does not have the {num_columns} fields of the header"
+                yield rows.line_num, BadRow(text, reason)
+            else:
+                yield rows.line_num, row
+
+
+def _remembered(source: TextIO, lines: list[str]) -> Iterator[str]:
+    for line in source:
+        lines.append(line)
+        yield line
+
+
+def _num_columns(rows: csv.DictReader[str], file: Path) -> int:
+    try:
+        return len(rows.fieldnames or ())
+    except csv.Error as error:
+        raise DataError(f"{file}:1: the header cannot be read as CSV: {error}") from error
 
 
 def _text(line: bytes) -> str:
