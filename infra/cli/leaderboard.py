@@ -65,6 +65,7 @@ def declared(spec: StackSpec, name: str) -> SearchSpec:
 
 def _print(board: Board, spec: StackSpec) -> None:
     from cost.layout import small_usd_text
+    from infra.jobs.leaderboard import NO_METRIC
 
     search = board.search
     if spec.bill_heading is not None:
@@ -89,7 +90,13 @@ def _print(board: Board, spec: StackSpec) -> None:
     if board.best is not None:
         sets = " ".join(f"--set {shlex.quote(each)}" for each in board.best.settings)
         output.note(f"the best ({search.goal} {search.metric}) for the job itself: {sets}")
-    if any(row.state != "PASS" for row in board.rows):
+    states = {row.state for row in board.rows}
+    if NO_METRIC in states:
+        output.note(
+            f"{NO_METRIC}: {search.metric} is no finite number in a record that passed; name a "
+            f"metric of it in searches.{search.name}.metric"
+        )
+    if states - {"PASS", NO_METRIC}:
         output.note(
             f"what did not pass is submitted again by: soperator submit {search.name} -s "
             f"{spec.name}"

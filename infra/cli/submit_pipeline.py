@@ -45,7 +45,7 @@ def run(
     identity: Path | None,
 ) -> None:
     """Submits the pipeline that ends with `last`, or shows every sbatch of it."""
-    from cost.pipelines import pipeline_cost, pipeline_line
+    from cost.pipelines import pipeline_cost, pipeline_line, plain_pipeline
     from cost.schedules import schedule_lines
     from infra.jobs import budget, pipeline, submit
     from stacks.pipeline import pipeline as jobs_of
@@ -71,7 +71,11 @@ def run(
         if options.dry_run:
             for line in budget.lines_together(books, what, usd, now):
                 output.note(line)
-            print(pipeline.dry_run(jobs, by_job, counts, earlier, after=options.after), end="")
+            text = pipeline.dry_run(jobs, by_job, counts, earlier, after=options.after)
+            if options.format is Format.JSON:
+                output.print_json({"script": text, **plain_pipeline(cost)})
+            else:
+                print(text, end="")
             return
         if not options.force:
             budget.check_together(

@@ -61,7 +61,12 @@ def run(
                 done = len(whole.numbers) - len(numbers)
                 output.note(f"{wanted.name}: {done} trials are done or on their way")
                 if not numbers:
-                    output.note(f"nothing is left: soperator leaderboard {wanted.name}; --again")
+                    output.note(
+                        f"nothing is left: soperator leaderboard {wanted.name} -s {spec.name} "
+                        "ranks them; --again submits all once more"
+                    )
+                    if options.format is Format.JSON:
+                        output.print_json({"job_id": None, **plain_search(whole.cost)})
                     return
                 ordered = search.order_search(books, wanted, files, sets, numbers)
                 output.note(search_line(ordered.cost))
@@ -69,17 +74,13 @@ def run(
             for line in budget.budget_lines(books, ordered.cost.run, datetime.now(UTC)):
                 output.note(line)
             array = array_option(wanted, ordered.numbers)
-            print(
-                submit.dry_run(
-                    connection,
-                    outputs,
-                    wanted.name,
-                    sets=sets,
-                    after=options.after,
-                    array=array,
-                ),
-                end="",
+            text = submit.dry_run(
+                connection, outputs, wanted.name, sets=sets, after=options.after, array=array
             )
+            if options.format is Format.JSON:
+                output.print_json({"script": text, **plain_search(ordered.cost)})
+            else:
+                print(text, end="")
             search.refuse_over(ordered)
             return
         if options.sync:

@@ -258,6 +258,29 @@ def test_only_trials_that_did_not_pass_are_sent_again(
     assert "lr: 1 trials are done or on their way" in done.stderr
 
 
+def test_what_a_program_reads_of_a_dry_run_and_of_a_search_that_is_done_is_json(
+    cluster: Cluster, spec: StackSpec, tmp_path: Path
+) -> None:
+    for words in (("lr",), ("finetune", "--pipeline")):
+        shown = json.loads(run("submit", *words, "--dry-run", "--format", "json").stdout)
+        assert "sbatch --parsable" in shown["script"]
+    remembered(tmp_path, spec)
+    for job_id, settings in zip(("13", "14"), SEARCH.settings, strict=True):
+        cluster.results += trial(job_id, settings, {"outcome": "PASS"})
+    done = run("submit", "lr", "--format", "json")
+    assert (json.loads(done.stdout)["job_id"], cluster.sent) == (None, [])
+
+
+def test_a_metric_that_no_record_has_is_told_apart_from_a_trial_to_submit_again(
+    cluster: Cluster,
+) -> None:
+    for job_id, settings in zip(("13", "14"), SEARCH.settings, strict=True):
+        cluster.results += trial(job_id, settings, {"outcome": "PASS", "metrics": {}})
+    done = run("leaderboard", "lr")
+    assert "name a metric of it in searches.lr.metric" in done.stderr
+    assert "submitted again by" not in done.stderr
+
+
 def trial(job_id: str, settings: tuple[str, ...], record: dict[str, object]) -> str:
     mark = {"search": "lr", "array": "12", "trial": 0, "settings": settings}
     return f"{job_id}\n{json.dumps(mark)}\n{json.dumps(record)}\n"
