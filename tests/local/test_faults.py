@@ -44,7 +44,7 @@ from workloads.train.signals import stop_request
 here_file = Path(os.environ["SOPERATOR_PLACE_CHKPT"], os.environ["SLURM_JOB_ID"])
 code = ExitCode.OK
 try:
-    with stop_request() as stop, world(cpu_threads=1, timeout_s=30) as here:
+    with stop_request() as stop, world(cpu_threads=1, timeout_s=30) as here, stop.deferred():
         os.write(1, (json.dumps({"pid": os.getpid(), "rank": here.rank}) + "\\n").encode())
         part = proof_run.Part(world=here, files=None)
         run = proof_run.make_run(part, "ddp", here_file, resume="requeue", stop=stop, keep=3,

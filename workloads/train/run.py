@@ -25,6 +25,7 @@ from workloads.train.config import RESUMABLE, TrainConfig
 from workloads.train.given import Run
 from workloads.train.plan import Plan, checked_plan, choose_strategy, read_plan
 from workloads.train.requirements import check_node
+from workloads.train.signals import StopRequest, stop_request
 from workloads.train.tasks import GENERATED, Task, is_generated, open_task
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ def main(job: Job) -> None:
     config = job.recipe.train
     if config is None:
         raise section_of(job.recipe, "train")
+    # From here on a signal has its code and record: reading data and weights can take minutes.
+    with stop_request() as stop:
+        _prepare_and_train(job, config, stop)
+
+
+def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None:
     # Paths first: a missing one is told before torch is imported and a GPU is taken.
     model, places = job.recipe.model, job.places
     model_dir, dataset = find_inputs(model, config, places)
@@ -58,7 +65,7 @@ def main(job: Job) -> None:
     run = Run(job=job, config=config, task=task, model_dir=model_dir, strategy=strategy, plan=plan)
     with world(cpu_threads=config.cpu_threads, timeout_s=config.checkpoint.timeout_s) as here:
         job.record.hardware = hardware.detect(hardware.device_name())
-        _train(run, here)
+        _train(run, here, stop)
 
 
 def find_inputs(model: str, config: TrainConfig, places: Places) -> tuple[Path | None, Path | None]:
@@ -99,7 +106,7 @@ def _name_data(job: Job, task: Task) -> None:
         job.record.data_hash = sha256(task.data_file)
 
 
-def _train(run: Run, here: World) -> None:
+def _train(run: Run, here: World, stop: StopRequest) -> None:
     import torch
 
     from workloads.train.build import build_strategy, say_what_is_trained, settle_buckets
@@ -113,7 +120,6 @@ def _train(run: Run, here: World) -> None:
     from workloads.train.order import Stream
     from workloads.train.precision import build_precision
     from workloads.train.run_folder import run_folder
-    from workloads.train.signals import stop_request
     from workloads.train.state import Progress, TrainState
 
     config, task, job = run.config, run.task, run.job
@@ -140,7 +146,7 @@ def _train(run: Run, here: World) -> None:
         ),
     )
     timeout_s = config.checkpoint.timeout_s
-    with stop_request() as stop, Watchdog(timeout_s, fail=job.fail) as watchdog:
+    with Watchdog(timeout_s, fail=job.fail) as watchdog:
         checkpoints = FolderCheckpoints(
             folder=run_folder(job.places, resume=config.resume),
             world=here,
@@ -182,7 +188,7 @@ def _train(run: Run, here: World) -> None:
             metrics=_metrics(state, num_steps, checkpoints) if here.is_main else None,
         )
         try:
-            with _published(job, trainer.metrics):
+            with _published(job, trainer.metrics), stop.deferred():
                 throughput = trainer.run()
         finally:
             # Also of a run that is stopped or fails: it has used its time.
