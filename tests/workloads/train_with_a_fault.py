@@ -1,0 +1,37 @@
+"""The job train; in its second step rank 1 meets the fault that TRAIN_FAULT names."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workloads.common.job import end, run_job
+from workloads.train.precision import Precision
+from workloads.train.run import main
+
+_backward = Precision.backward
+_steps = 0
+
+
+def backward_with_a_fault(self: Precision, loss: Any) -> None:
+    """Do what the step does; on rank 1, fail in the second one."""
+    global _steps
+    _steps += 1
+    if (os.environ["RANK"], _steps) == ("1", 2):
+        if os.environ["TRAIN_FAULT"] == "out of memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        # In one piece, so that who waits for the file reads a whole number.
+        written = Path(os.environ["SOPERATOR_PLACE_RESULTS"], "stopped.partial")
+        written.write_text(str(os.getpid()), encoding="ascii")
+        written.rename(written.with_suffix(".pid"))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    _backward(self, loss)
+
+
+if __name__ == "__main__":
+    Precision.backward = backward_with_a_fault  # type: ignore[method-assign]
+    end(run_job("train", main))
