@@ -36,7 +36,10 @@ def command(
         typer.Option(help="The first host's address for the others; by default its name."),
     ] = None,
     port: Annotated[
-        int, typer.Option(help="The first host's port, where its ranks wait for the others.")
+        int,
+        typer.Option(
+            min=1, max=65535, help="The first host's port, where its ranks wait for the others."
+        ),
     ] = DEFAULT_PORT,
     ssh_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="ssh's configuration; by default yours.")
@@ -58,9 +61,16 @@ def command(
     from infra.accept.errors import AcceptError
     from infra.render.archive import hash_files, pack
     from infra.render.job_nodes import hardware_environment, nodesets_of
+    from stacks.rules.naming import path_problem
 
+    problems: list[str] = []
     if len(set(hosts)) != len(hosts):
-        raise AcceptError(f"HOST: {' '.join(hosts)}: a host is named twice; its GPUs are one")
+        problems.append(f"HOST: {' '.join(hosts)}: a host is named twice; name each once")
+    # The ranks run in another folder of it, where a relative one would be another one.
+    if (problem := path_problem(folder)) is not None:
+        problems.append(f"--folder: {problem}")
+    if problems:
+        raise AcceptError("\n".join(problems))
     spec = context.spec(stack)
     job = run.accept_job(spec)
     worker = nodesets_of(spec, job)[0]
