@@ -7,6 +7,7 @@ own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -31,6 +32,7 @@ _SPEEDS: Final = {
     "train": "train_tokens_per_s",
     "load": "operating_output_tokens_per_s",
 }
+_COMMIT: Final = re.compile(r"[0-9a-f]{7,64}")
 _ANY_SPEED: Final = "output_tokens_per_s"
 
 
@@ -115,6 +117,9 @@ def read_runs(
         for problem in problems:
             say(f"damaged run record, left out: {problem}")
         for record in records:
+            if is_shared and not Path(record.path).parent.name.startswith(f"{record.job_id}-"):
+                say(f"damaged run record, left out: {record.path}: job_id: is not of its folder")
+                continue
             run = _run(record, is_shared, ended, rates)
             # The same run pulled by us and by others is one run, and ours.
             found.setdefault((record.job_id, record.started_at), run)
@@ -156,7 +161,7 @@ def _run(
         folder=folder,
         record=record,
         code_hash=_text(detail, "code_hash"),
-        git_revision=_text(detail, "git_revision"),
+        git_revision=_commit(_text(detail, "git_revision")),
         data_hash=_text(detail, "data_hash"),
         data_file=_text(artifacts, "data_file"),
         reason=_text(detail, "reason"),
@@ -201,6 +206,11 @@ def _text(values: object, key: str) -> str | None:
     """The text under the key; None where there is none."""
     found = values.get(key) if isinstance(values, Mapping) else None
     return found if isinstance(found, str) and found else None
+
+
+def _commit(text: str | None) -> str | None:
+    """The commit; None for what is none, and what git would take for an option."""
+    return text if text is not None and _COMMIT.fullmatch(text) else None
 
 
 def _texts(value: object) -> Mapping[str, str]:

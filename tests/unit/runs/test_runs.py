@@ -16,7 +16,7 @@ from infra.jobs.errors import JobsError
 from infra.runs import listing
 from infra.runs.diff import diff, unit
 from infra.runs.losses import Verdict, agreement
-from infra.runs.run import find_run
+from infra.runs.run import SHARED, find_run
 from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at, l40s, rates_of
 from tests.unit.runs.folders import RECIPE, runs, write_run
 
@@ -185,6 +185,24 @@ def test_a_damaged_file_beside_a_record_costs_no_other_run(state: Path) -> None:
     odd |= {"log_path": "", "submitted_at": "", "cluster": ["no", "text"]}
     (folder / "submission.json").write_text(json.dumps(odd))
     assert runs(state)[0].submission is None
+
+
+def test_a_record_of_others_that_says_another_id_or_commit_is_not_believed(state: Path) -> None:
+    """Both stand in commands that people copy, and in what git is asked."""
+    for folder, job_id in (("2-0123abcd", "5"), ("3-0123abcd", "3")):
+        made = write_run(state / "others", job_id, git_revision="--output=x")
+        made.rename(parent(state) / folder)
+    said: list[str] = []
+    (three,) = runs(state, say=said.append)
+    assert (three.name, three.git_revision) == ("3@0123abcd", None)
+    assert [line for line in said if "2-0123abcd" in line and "is not of its folder" in line]
+
+
+def parent(state: Path) -> Path:
+    """Where runs of others lie."""
+    path = state / "runs" / "local" / SHARED
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def test_a_step_that_only_one_run_has_is_told_and_not_compared() -> None:
