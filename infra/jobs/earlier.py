@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.jobs import history, slurm
-from infra.jobs.errors import JobsError
+from infra.jobs.errors import UnknownJobError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.parse import Job
 from infra.jobs.slurm import Shell
@@ -47,8 +47,8 @@ class Earlier:
             if (each.job, each.code_hash, each.sets) == (job, self.code_hash, tuple(sets)):
                 try:
                     known = slurm.find(self.shell, each.job_id)
-                except JobsError:
-                    continue
+                except UnknownJobError:
+                    continue  # any other failure says nothing of the job: it may run
                 if known.name == job:
                     yield each, known
 

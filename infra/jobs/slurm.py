@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from infra.jobs import parse
-from infra.jobs.errors import JobsError
+from infra.jobs.errors import JobsError, UnknownJobError
 from infra.jobs.parse import Job
 from infra.jobs.ssh import Result
 
@@ -71,7 +71,9 @@ def find(shell: Shell, wanted: str) -> Job:
         if jobs:
             return next((job for job in reversed(jobs) if job.id == number), jobs[-1])
     if result.ok or _GONE in result.stderr:
-        raise JobsError(f"job {number}: Slurm knows no such job; `soperator status` lists them")
+        raise UnknownJobError(
+            f"job {number}: Slurm knows no such job; `soperator status` lists them"
+        )
     raise refused("scontrol show job", result)
 
 

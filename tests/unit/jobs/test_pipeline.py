@@ -181,3 +181,23 @@ def test_settings_go_to_the_job_that_they_name() -> None:
 def test_every_setting_of_no_job_is_refused_at_once() -> None:
     with pytest.raises(JobsError, match=r"--set a=1 tuen:a=1 tune:a: .*\(prepare, tune, base, end"):
         settings_by_job(["a=1", "tuen:a=1", "tune:a", "tune:a=1"], JOBS, "end")
+
+
+@dataclass
+class Answers(Queue):
+    """Slurm whose every answer about a job is this error."""
+
+    stderr: str = ""
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        return Result(command=command, exit_code=1, stdout="", stderr=f"{self.stderr}\n")
+
+
+def test_a_controller_that_does_not_answer_lets_nothing_be_submitted_twice(tmp_path: Path) -> None:
+    queue = Queue(state=tmp_path)
+    queue.send(JOBS[0], None)
+    gone = Answers(state=tmp_path, stderr="slurm_load_jobs error: Invalid job id specified")
+    assert gone.earlier.counting("prepare", ()) is None
+    busy = Answers(state=tmp_path, stderr="Unable to contact slurm controller")
+    with pytest.raises(JobsError, match="Unable to contact slurm controller"):
+        busy.earlier.counting("prepare", ())
