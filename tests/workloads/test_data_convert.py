@@ -374,6 +374,16 @@ def test_a_second_run_over_unchanged_rows_does_nothing_and_says_so(
     assert len(read_jsonl(out)) == 1
 
 
+def test_a_row_of_bfcl_ends_where_its_line_ends(tmp_path: Path) -> None:
+    """Not at U+2028 or U+0085, which JSON may hold as they are."""
+    asked = [[{"role": "user", "content": "One\u2028two\u0085three"}]]
+    row = {"id": "irrelevance_0", "question": asked, "function": [{"name": "f", "parameters": {}}]}
+    path = tmp_path / "BFCL_v4_irrelevance.json"
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\r\n\n", encoding="utf-8")
+    (chat,) = bfcl.read(tmp_path, ("irrelevance",))
+    assert chat.messages[1]["content"] == asked[0][0]["content"]
+
+
 def test_a_bfcl_row_of_several_calls_asks_for_all_of_them(tmp_path: Path) -> None:
     """Live rows also hold plain values where others hold lists of allowed ones."""
     functions = [{"name": name, "parameters": {"required": ["x"]}} for name in ("f", "g")]

@@ -133,6 +133,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise DataError(f"{path}: missing; take the data folder of bfcl-eval 2026.3.23")
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+        # Not splitlines(): JSON may hold U+2028 and U+0085 as they are, and they end no line of it.
+        lines = path.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines if line.strip()]
     except ValueError as error:
         raise DataError(f"{path}: is not JSON lines: {error}") from error

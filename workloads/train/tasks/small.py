@@ -234,11 +234,14 @@ def _read_images(path: Path) -> list[Row]:
 
 def _json_lines(path: Path) -> list[tuple[int, Any]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        # Not splitlines(): JSON may hold U+2028 and U+0085 as they are, and they end no line of it.
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
     rows: list[tuple[int, Any]] = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             rows.append((number, json.loads(line)))
         except ValueError as error:
