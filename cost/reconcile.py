@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -84,7 +84,7 @@ class ProductRow:
     theirs_usd: Decimal
     verdict: Verdict
     why: str
-    """Empty where they agree."""
+    """Empty where they agree, and where the export tells nothing of the period."""
 
     @property
     def difference_usd(self) -> Decimal:
@@ -104,8 +104,6 @@ class Reconciliation:
     beside_usd: Mapping[str, Decimal]
     """Tax, credits and adjustments, by ChargeCategory: our figures know none."""
     notes: tuple[str, ...]
-    is_covered: bool
-    """Whether the export reaches over the whole period, with rows of what is sold."""
 
     @property
     def ours_usd(self) -> Decimal:
@@ -119,12 +117,11 @@ class Reconciliation:
 
     @property
     def verdict(self) -> Verdict:
-        """FAIL where a product fails; NOT RUN where one could not be told, or rows are missing."""
+        """FAIL where a product fails; NOT RUN where one could not be told, or none is there."""
         found = {row.verdict for row in self.rows}
-        if Verdict.FAIL in found and self.is_covered:
+        if Verdict.FAIL in found:
             return Verdict.FAIL
-        whole = self.is_covered and found <= {Verdict.PASS} and bool(self.rows)
-        return Verdict.PASS if whole else Verdict.NOT_RUN
+        return Verdict.PASS if found == {Verdict.PASS} else Verdict.NOT_RUN
 
 
 def reconcile(
@@ -161,21 +158,23 @@ def reconcile(
             f"The export holds {len(invoice.accounts)} accounts or projects by its SubAccountId: "
             "export the stack's own."
         )
+    rows = [
+        _row(product, ours[product], theirs[product], at_edge[product], listed[product],
+             unpriced[product], tolerance)
+        for product in Product
+        if ours[product] or theirs[product] or unpriced[product]
+    ]  # fmt: skip
+    if not covered or not sold:
+        rows = [replace(each, verdict=Verdict.NOT_RUN, why="") for each in rows]
     return Reconciliation(
         stack_name=spend.stack_name,
         file=invoice.file,
         since=spend.since,
         until=spend.until,
-        rows=tuple(
-            _row(product, ours[product], theirs[product], at_edge[product], listed[product],
-                 unpriced[product], tolerance)
-            for product in Product
-            if ours[product] or theirs[product] or unpriced[product]
-        ),
+        rows=tuple(rows),
         beside_usd=dict(sorted(beside.items())),
         notes=tuple(notes),
-        is_covered=covered and bool(sold),
-    )  # fmt: skip
+    )
 
 
 def product_of(names: Iterable[str]) -> Product:

@@ -142,6 +142,7 @@ def test_an_export_of_half_the_period_is_not_run(
     found = held(ours, read_invoice(written(tmp_path, row("9", "Compute", "GPU", hours=12))))
     assert found.verdict is Verdict.NOT_RUN
     assert "not over the whole period" in found.notes[0]
+    assert {each.verdict for each in found.rows} == {Verdict.NOT_RUN}
 
 
 @pytest.mark.parametrize(
