@@ -184,7 +184,10 @@ def _vscode(guard: Guard, outputs: StackOutputs, identity: Path | None) -> None:
         node_known_hosts=folder / f"known_hosts_{outputs.stack}_nodes",
     )
     path = folder / f"config_{outputs.stack}"
-    path.write_text(text, encoding="utf-8")
+    # Every ssh of the user reads it once it is included: never half of it.
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
     print(text, flush=True)
     output.note(
         f"Put this line first into ~/.ssh/config once: Include {path.absolute()}; then in VS Code: "

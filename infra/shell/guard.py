@@ -16,6 +16,7 @@ from typing import Final
 
 import paramiko
 
+from infra.jobs.errors import JobsError
 from infra.jobs.ssh import Connection
 
 SILENCE_S: Final = 60
@@ -25,13 +26,14 @@ _PATIENCE_S: Final = 15.0
 _POLL_S: Final = 0.5
 _CHUNK_BYTES: Final = 1 << 16
 ENDED: Final = "soperator-ended"
-# The first line may be a secret: in no argument, no file and no log.
+# The first line may be a secret: in no argument, no file and no log. Without it nothing is started.
 # Job control gives what runs in the background a process group of its own, so that all of it ends.
 # It also lets it read the standard input: srun would take the beats, and a session that lives would
 # be taken for gone.
 _SCRIPT: Final = """
 set -m
-IFS= read -r SOPERATOR_SECRET; export SOPERATOR_SECRET
+IFS= read -r SOPERATOR_SECRET || exit 1
+export SOPERATOR_SECRET
 {start}
 while IFS= read -r -t {silence_s} _; do :; done
 {end}
@@ -58,7 +60,14 @@ class Guard:
         started = _STARTED.format(command=start, ended=ENDED) if start else ""
         script = _SCRIPT.format(start=started, end=end, silence_s=silence_s)
         self._channel = connection.hold(f"bash -c {shlex.quote(script)}")
-        self._channel.sendall(f"{secret}\n".encode())
+        try:
+            self._channel.sendall(f"{secret}\n".encode())
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            self._channel.close()
+            raise JobsError(
+                "the connection to the login node was lost before anything was started; nothing is "
+                "held: run this again"
+            ) from error
         self._over = threading.Event()
         self._held = b""
         self._lines: deque[str] = deque()

@@ -129,7 +129,7 @@ def wait_for(guard: Guard, ready: str | None, *, say: Callable[[str], None]) -> 
     last: list[str] = []
     for line in guard.lines():
         words = line.split()
-        if words[:1] == [_MARK] and len(words) == 3:
+        if words[:1] == [_MARK] and len(words) == 3 and words[2].isdecimal():
             found = Endpoint(host=words[1], port=int(words[2]))
             if ready is None:
                 return found

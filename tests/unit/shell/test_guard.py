@@ -15,7 +15,7 @@ from infra.shell.ask import ask
 from infra.shell.guard import Guard
 from stacks.load import load_stack
 from tests.unit.cost.run_stacks import l40s, rates_of
-from tests.unit.shell.login import Login
+from tests.unit.shell.login import Channel, Login
 
 
 @pytest.fixture
@@ -130,6 +130,20 @@ def test_a_secret_is_in_no_argument(login: Login) -> None:
     assert next(line for line in guard.lines() if line) == "got s3cret"
     guard.close()
     assert not [each for each in login.asked if "s3cret" in each]
+
+
+def test_a_connection_that_is_lost_at_once_starts_nothing(
+    login: Login, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(channel: Channel, data: bytes) -> None:
+        channel.shutdown_write()
+        raise OSError("Socket is closed")
+
+    monkeypatch.setattr(Channel, "sendall", lost)
+    with pytest.raises(JobsError, match="lost before anything was started; nothing is held"):
+        Guard(login.as_connection(), start=f"touch {tmp_path}/started", end="wait $!")
+    assert login.channels[0].status_event.wait(60)
+    assert not (tmp_path / "started").exists()
 
 
 def test_an_endpoint_is_told_once_it_takes_requests(login: Login) -> None:
