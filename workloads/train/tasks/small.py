@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,25 +95,32 @@ class SmallTask:
 
         tokenizer = load_tokenizer(self.model_dir)
         rows: list[Row] = []
+        limit, overlong = self._config.sequence_length, self._config.overlong
         for number, values in _json_lines(path):
             try:
-                if self._config.task == "text_classification":
-                    source, target = values["text"], (int(values["label"]),)
-                else:
-                    source, target = values["source"], tuple(tokenizer(values["target"]).input_ids)
+                row = self._row(tokenizer, values)
+                if max(len(row.inputs), len(row.labels)) > limit:
+                    self.num_dropped += 1
+                    if overlong != "cut":
+                        continue
+                    # By the tokenizer, which keeps the tokens that end a text.
+                    row = self._row(tokenizer, values, truncation=True, max_length=limit)
             except (KeyError, TypeError, ValueError) as error:
                 raise DataError(f"{path}:{number}: {error!r}; see docs/training.md") from error
-            ids = tuple(tokenizer(source).input_ids)
-            if max(len(ids), len(target)) > self._config.sequence_length:
-                self.num_dropped += 1
-                continue
-            rows.append(Row(inputs=ids, labels=target))
+            rows.append(row)
         if self.num_dropped and self._config.overlong == "refuse":
             raise DataError(
                 f"{path}: {self.num_dropped} rows are longer than train.sequence_length "
                 f"{self._config.sequence_length}; raise it, or set train.overlong=drop"
             )
         return rows
+
+    def _row(self, tokenizer: Any, values: Any, **options: Any) -> Row:
+        if self._config.task == "text_classification":
+            source, target = values["text"], (_class(values["label"]),)
+        else:
+            source, target = values["source"], tokenizer(values["target"], **options).input_ids
+        return Row(inputs=tuple(tokenizer(source, **options).input_ids), labels=tuple(target))
 
     def length(self, row: Row) -> int:
         """Return the tokens of a row; 1 for an image."""
@@ -219,17 +227,28 @@ def _read_images(path: Path) -> list[Row]:
     try:
         with np.load(path, allow_pickle=False) as file:
             pixels, labels = file["pixel_values"], file["labels"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: cannot be read as images: {error}") from error
     if pixels.ndim != 4 or labels.shape != pixels.shape[:1]:
         raise DataError(
             f"{path}: got pixel_values {pixels.shape} and labels {labels.shape}, expected (rows, "
             "channels, height, width) and (rows,)"
         )
-    return [
-        Row(inputs=image.astype(np.float32), labels=(int(label),))
-        for image, label in zip(pixels, labels, strict=True)
-    ]
+    try:
+        return [
+            Row(inputs=image.astype(np.float32), labels=(_class(label.item()),))
+            for image, label in zip(pixels, labels, strict=True)
+        ]
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _class(label: Any) -> int:
+    """Return the number of a class; ValueError for what counts none."""
+    number = int(label)
+    if number < 0 or (isinstance(label, float) and number != label):
+        raise ValueError(f"label: got {label!r}, expected a whole number from 0")
+    return number
 
 
 def _json_lines(path: Path) -> list[tuple[int, Any]]:
