@@ -15,6 +15,7 @@ from typing import Final
 from cost.layout import UNKNOWN, Table, small_usd_text
 from cost.part import Inputs, Part
 from cost.pipelines import PipelineCost, pipeline_cost
+from cost.price import HOURS_PER_MONTH
 from cost.run_rates import run_rates
 from cost.summary import money, number
 from stacks.cron import parse
@@ -34,19 +35,29 @@ class ScheduleCost:
     @property
     def most_usd(self) -> Decimal | None:
         """US dollars a month of all nodes, every job up to its time limit."""
-        usd = self.once.most_usd
-        return None if usd is None else usd * self.times_per_month
+        if self.once.most_usd is None:
+            return None
+        steps = self.once.steps
+        usd = [(step.most_usd or Decimal(0)) * self._times(step.most_hours) for step in steps]
+        return sum(usd, Decimal(0))
 
     @property
     def forecast_usd(self) -> Decimal | None:
         """US dollars a month of the jobs that are forecast."""
-        usd = self.once.forecast_usd
-        return None if usd is None else usd * self.times_per_month
+        if self.once.forecast_usd is None:
+            return None
+        runs = self.once.forecasts
+        usd = [(run.nodes_usd or Decimal(0)) * self._times(run.hours) for run in runs]
+        return sum(usd, Decimal(0))
 
     @property
     def most_hours(self) -> Decimal:
         """Hours a month that it may hold its nodes."""
-        return self.once.most_hours * self.times_per_month
+        return min(self.once.most_hours * self.times_per_month, HOURS_PER_MONTH)
+
+    def _times(self, hours: Decimal) -> Decimal:
+        """Times a month that one job can come: it keeps the next one out while it is not over."""
+        return min(self.times_per_month, HOURS_PER_MONTH / hours) if hours else self.times_per_month
 
 
 def schedule_cost(once: PipelineCost) -> ScheduleCost | None:
@@ -111,7 +122,8 @@ def _part(found: Sequence[ScheduleCost]) -> Part:
         notes=(
             (
                 "Schedules: nodes that stand anyway are in the bill already; this is which part of "
-                "them the schedules take, and what nodes that come and go with jobs cost."
+                "them the schedules take, and what nodes that come and go with jobs cost. A run "
+                "that is not over keeps the next one out: no job counts for more than a month."
             ),
         ),
         plain={"schedules": [_plain(cost) for cost in found]},

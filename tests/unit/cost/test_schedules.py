@@ -38,7 +38,18 @@ def test_a_daily_training_costs_a_month_of_days_with_what_it_needs() -> None:
     times = Decimal(730) / 24
     assert found.most_usd == NODE_USD * (2 + 4 * 24) * times
     assert found.forecast_usd == NODE_USD * 4 * 2 * times
-    assert found.most_hours == 26 * times
+    assert found.most_hours == 730  # 26 h a day are more than there are
+
+
+def test_a_training_that_is_submitted_again_at_its_end_costs_a_month_of_its_nodes_at_most() -> None:
+    """Its schedule comes 4,380 times a month, and a run of 24 hours leaves most of them out."""
+    found = schedule_cost(once(scheduled("*/10 * * * *")))
+    assert found is not None
+    month = NODE_USD * 730
+    assert found.most_usd is not None
+    assert found.forecast_usd is not None
+    assert abs(found.most_usd - 5 * month) < Decimal("0.001")  # one node prepares, four train
+    assert abs(found.forecast_usd - 4 * month) < Decimal("0.001")
 
 
 def test_the_dry_run_names_the_next_three_times_and_the_month() -> None:
