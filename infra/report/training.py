@@ -18,6 +18,7 @@ from typing import Final
 from cost.run_record import RunRecord
 from infra.jobs.errors import JobsError
 from infra.jobs.gpu_samples import (
+    Gpu,
     NodeSample,
     mean_utilization,
     memory_percent,
@@ -55,6 +56,8 @@ class GpuUse:
     received_gb_per_s: float | None
     """A node's mean through InfiniBand; None without a port."""
     sent_gb_per_s: float | None
+    num_nodes: int
+    """Nodes with a GPU that told its utilisation or memory."""
     problem: str | None = None
 
     @property
@@ -91,6 +94,7 @@ def gpu_use(folder: Path) -> GpuUse:
         least_memory_percent=memory_percent(found),
         received_gb_per_s=received,
         sent_gb_per_s=sent,
+        num_nodes=len({gpu.node for each in found for gpu in each.gpus if _tells(gpu)}),
         problem=problem,
     )
 
@@ -99,6 +103,7 @@ def summary(run: RunRecord, use: GpuUse, records: Sequence[RunRecord]) -> tuple[
     """Time, throughput, memory, InfiniBand, storage and latency of the run, gates judged."""
     metrics = run.metrics
     device = run.hardware.device if run.hardware else "unknown device"
+    missing = _missing(use, run.hardware.num_nodes if run.hardware else 1)
     return (
         Row(
             name="Training time",
@@ -109,8 +114,9 @@ def summary(run: RunRecord, use: GpuUse, records: Sequence[RunRecord]) -> tuple[
         _throughput(run, records),
         _figure("Model FLOP utilisation", metrics.get("useful_token_mfu_percent"), " %",
                 f"of the dense bf16 peak; {device} is not in its table"),
-        _gated("GPU utilisation", use.mean_percent, GATE_PERCENT, use, "mean over the run"),
-        _gated("GPU memory", use.least_memory_percent, MEMORY_GATE_PERCENT, use,
+        _gated("GPU utilisation", use.mean_percent, GATE_PERCENT, missing,
+               "mean over the run"),
+        _gated("GPU memory", use.least_memory_percent, MEMORY_GATE_PERCENT, missing,
                _memory_note(metrics)),
         _infiniband(use),
         _figure("Storage: checkpoint", metrics.get("checkpoint_stall_s"), " s",
@@ -172,9 +178,22 @@ def _throughput(run: RunRecord, records: Sequence[RunRecord]) -> Row:
     )
 
 
-def _gated(name: str, value: float | None, gate: float, use: GpuUse, note: str) -> Row:
+def _missing(use: GpuUse, num_nodes: int) -> str | None:
+    """Why its samples do not tell of the whole run; None where they do."""
+    if use.problem is not None or not use.num_nodes:
+        return use.problem or _NO_GPU
+    if use.num_nodes < num_nodes:
+        return f"only {use.num_nodes} of {num_nodes} nodes told"
+    return None
+
+
+def _gated(name: str, value: float | None, gate: float, missing: str | None, note: str) -> Row:
     if value is None:
-        return Row(name=name, value="-", verdict=_NOT_RUN, note=use.problem or _NO_GPU)
+        return Row(name=name, value="-", verdict=_NOT_RUN, note=missing or _NO_GPU)
+    if missing is not None:
+        # A part of a run passes and fails no gate: what is not there may be the rest of it.
+        shown = f"{value:.1f} %"
+        return Row(name=name, value=shown, verdict=_NOT_RUN, note=f"{note}; {missing}")
     return Row(
         name=name,
         value=f"{value:.1f} %",
@@ -261,6 +280,10 @@ def _mean_rates(found: Sequence[NodeSample]) -> tuple[float | None, float | None
         return None, None
     received = math.fsum(rate[0] for rate in rates) / len(rates)
     return received, math.fsum(rate[1] for rate in rates) / len(rates)
+
+
+def _tells(gpu: Gpu) -> bool:
+    return gpu.utilization_percent is not None or gpu.memory_percent is not None
 
 
 def _at(sample: NodeSample) -> float:

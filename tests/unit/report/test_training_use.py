@@ -78,9 +78,10 @@ def test_two_nodes_are_one_curve_and_a_cut_line_is_left_out(state: Path) -> None
 
 def test_the_gates_pass_and_fail_by_their_figures(state: Path) -> None:
     folder = trained(state)
-    (folder / "gpu_worker-0.csv").write_text(
-        sample("worker-0", 100.0, 90, 40000, 0) + sample("worker-0", 110.0, 80, 40000, 0)
-    )
+    for node in ("worker-0", "worker-1"):
+        (folder / f"gpu_{node}.csv").write_text(
+            sample(node, 100.0, 90, 40000, 0) + sample(node, 110.0, 80, 40000, 0)
+        )
     found = rows(state)
     assert (found["GPU utilisation"].value, found["GPU utilisation"].verdict) == ("85.0 %", "PASS")
     memory = found["GPU memory"]
@@ -89,6 +90,20 @@ def test_the_gates_pass_and_fail_by_their_figures(state: Path) -> None:
     assert found["Training time"].value == "1 min 30 s"
     assert found["Step"].value == "1.25 s, 2.50 s at the 99th percentile"
     assert found["Storage: checkpoint"].value == "2 s"
+
+
+def test_a_part_of_the_nodes_or_of_a_file_passes_no_gate(state: Path) -> None:
+    folder = trained(state)
+    (folder / "gpu_worker-0.csv").write_text(sample("worker-0", 100.0, 99, 70000, 0))
+    for name in ("GPU utilisation", "GPU memory"):
+        row = rows(state)[name]
+        assert row.verdict == "NOT RUN"
+        assert row.note.endswith("; only 1 of 2 nodes told")
+    torn = "gpu,worker-1,0,9gpu,worker-1,0,99,70000,80000,600.0,700.0\n"
+    (folder / "gpu_worker-1.csv").write_text(sample("worker-1", 100.0, 99, 70000, 0) + torn)
+    row = rows(state)["GPU utilisation"]
+    assert (row.value, row.verdict) == ("99.0 %", "NOT RUN")
+    assert "gpu_worker-1.csv: worker-1: check_gpu_util.sh printed" in row.note
 
 
 def test_throughput_is_held_against_the_fastest_run_of_its_kind(state: Path) -> None:
