@@ -68,6 +68,18 @@ def test_keys_of_transformers_are_read_as_ours(tmp_path: Path) -> None:
     assert (config.dtype, config.checkpoint_every, config.liger) == ("fp16", 300, "off")
 
 
+@pytest.mark.parametrize("other", [{}, {"fp16": False}])
+def test_no_type_of_16_bits_is_fp32_as_transformers_has_it(
+    tmp_path: Path, other: dict[str, bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {**BASE, "bf16": False, **other}
+    assert create_training_arguments(write(tmp_path, values)).dtype == "fp32"
+    assert "train.bf16=false -> train.dtype='fp32'" in capsys.readouterr().err
+    assert create_training_arguments(write(tmp_path, {**values, "dtype": "fp16"})).dtype == "fp16"
+    with pytest.raises(ConfigError, match=r"bf16: got false, but .*dtype is 'bf16'"):
+        create_training_arguments(write(tmp_path, {**values, "dtype": "bf16"}))
+
+
 def test_the_ddp_backend_is_that_of_the_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

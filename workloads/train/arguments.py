@@ -31,6 +31,8 @@ HF_NAMES = {
 }
 """Keys of transformers.TrainingArguments and trl.SFTConfig that have another name here."""
 
+KINDS = ("bf16", "fp16")
+"""Keys of transformers that say a type by true and false."""
 BACKENDS = ("nccl", "gloo")
 """What transformers' `ddp_backend` may say; which one it is follows from the device."""
 
@@ -55,9 +57,17 @@ def translate(mapping: Any, *, at: str, folder: Path) -> Any:
     if not isinstance(mapping, Mapping):
         return mapping
     values = dict(mapping)
-    for kind in ("bf16", "fp16"):
-        if isinstance(values.get(kind), bool) and values.pop(kind):
+    asked = {kind: values.pop(kind) for kind in KINDS if isinstance(values.get(kind), bool)}
+    for kind, wanted in asked.items():
+        if wanted:
             _put(values, "dtype", kind, at=at, source=kind)
+    if asked.get("bf16") is False and not asked.get("fp16"):
+        # transformers then trains in fp32, where our default is bf16.
+        if values.setdefault("dtype", "fp32") == "bf16":
+            raise ConfigError(
+                f"{at}.bf16: got false, but {at}.dtype is 'bf16'; give one of the two"
+            )
+        log(f"train.bf16=false -> train.dtype={values['dtype']!r}")
     for name, ours in HF_NAMES.items():
         if name in values:
             value = values.pop(name)
