@@ -60,7 +60,7 @@ def submit_pipeline(
     *,
     after: str | None = None,
 ) -> tuple[Sent, ...]:
-    """Every job that is left, in order; those that need no other one wait for `after`."""
+    """Every job that is left, in order; those that need none of them wait for `after` as well."""
     chosen: dict[str, Sent] = {}
     for job in jobs:
         found = counts[job.name]
@@ -68,8 +68,9 @@ def submit_pipeline(
             chosen[job.name] = Sent(submission=found, is_earlier=True)
             continue
         needed = [chosen[name].submission for name in job.after if name in chosen]
-        waits = earlier.still_needed(needed) if needed else after
-        chosen[job.name] = Sent(submission=send(job, waits), is_earlier=False)
+        waits = [earlier.still_needed(needed), after if _is_first(job, counts) else None]
+        ids = ":".join(each for each in waits if each is not None)
+        chosen[job.name] = Sent(submission=send(job, ids or None), is_earlier=False)
     return tuple(chosen.values())
 
 
@@ -89,13 +90,14 @@ def dry_run(
             texts.append(f"# {job.name}: job {found.job_id} counts; it is not submitted again\n")
             continue
         ids = [_id_of(name, counts[name]) for name in job.after if name in counts]
+        ids += [after] if after is not None and _is_first(job, counts) else []
         texts.append(
             submit.dry_run(
                 earlier.shell,
                 earlier.outputs,
                 job.name,
                 sets=sets.get(job.name, ()),
-                after=":".join(ids) or after,
+                after=":".join(ids) or None,
             )
         )
     return "\n".join(texts)
@@ -121,6 +123,11 @@ def settings_by_job(
             f"({', '.join(names)}); write for example --set {names[-1]}:KEY=VALUE"
         )
     return found
+
+
+def _is_first(job: JobSpec, counts: Counted) -> bool:
+    """Whether nothing that it needs is submitted with it."""
+    return all(counts[name] is not None for name in job.after if name in counts)
 
 
 def _id_of(name: str, made: Submission | None) -> str:

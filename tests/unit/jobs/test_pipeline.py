@@ -97,6 +97,19 @@ def test_each_job_waits_for_all_that_it_needs(queue: Queue) -> None:
     assert submitted(queue) == [("prepare", None), ("tune", "1"), ("base", "1"), ("end", "2:3")]
 
 
+def test_what_is_left_waits_for_another_job_though_what_it_needs_counts(queue: Queue) -> None:
+    submitted(queue)
+    queue.set_all("COMPLETED", "1")
+    queue.set_all("CANCELLED", "2", "3", "4")
+    queue.sent.clear()
+    counts = counted(JOBS, {}, queue.earlier)
+    shown = dry_run(JOBS, {}, counts, queue.earlier, after="99")
+    assert "--dependency=afterok:1:99" in shown
+    assert "--dependency=afterok:$TUNE:$BASE'" in shown
+    submit_pipeline(JOBS, counts, queue.earlier, queue.send, after="99")
+    assert queue.sent == [("tune", "99"), ("base", "99"), ("end", "5:6")]
+
+
 def test_a_second_submission_sends_nothing_while_the_first_is_on_its_way(queue: Queue) -> None:
     submitted(queue)
     queue.set_all("RUNNING", "1")
