@@ -126,7 +126,7 @@ def reproduce(
     from dataclasses import replace
     from datetime import UTC, datetime
 
-    from infra.cli import submission
+    from infra.cli import interrupts, submission
     from infra.jobs import budget, history
     from infra.jobs import submit as submitting
     from infra.render.archive import hash_files
@@ -156,9 +156,11 @@ def reproduce(
                 )
             output.note(f"nothing was submitted: soperator runs reproduce {name} --submit does it")
             return
-        sent = made.submit(connection, outputs, sync=sync, force=force)
-        history.remember(context.state_root(), replace(sent, reproduces=run.name))
-    print(sent.job_id)
+        # Once it is queued it is written down and named, also where Ctrl-C came in between.
+        with interrupts.held():
+            sent = made.submit(connection, outputs, sync=sync, force=force)
+            history.remember(context.state_root(), replace(sent, reproduces=run.name))
+            print(sent.job_id, flush=True)
     output.note(
         f"{job.name} is job {sent.job_id}; once it ended: soperator pull {sent.job_id} -s {stack} "
         f"&& soperator runs diff {run.name} {sent.job_id} -s {stack}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -203,5 +204,27 @@ def test_the_verb_shows_first_and_submits_when_told(
     assert "soperator runs diff 2 12" in done.stderr
     (sent,) = [each for each in cluster.asked if "exec sbatch" in each]
     assert "--set train.seed=11" in sent
+    kept = json.loads((state / "runs" / "local" / "12" / "submission.json").read_text())
+    assert kept["reproduces"] == "2"
+
+
+def test_ctrl_c_while_it_is_submitted_loses_neither_its_id_nor_what_it_repeats(
+    state: Path, files: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran(state, files, "train.seed=11")
+    cluster = Cluster()
+    answer = cluster.run
+
+    def interrupted(command: str, *, stdin: bytes = b"") -> Result:
+        if "exec sbatch" in command:
+            signal.raise_signal(signal.SIGINT)
+        return answer(command, stdin=stdin)
+
+    monkeypatch.setattr(cluster, "run", interrupted)
+    read = replace(OUTPUTS, code_hash=hash_files(files))
+    monkeypatch.setattr("infra.cli.context.read", lambda _: read)
+    monkeypatch.setattr("infra.cli.context.connect", lambda *_: cluster)
+    done = RUNNER.invoke(app, ["runs", "reproduce", "2", "--submit"])
+    assert (done.exit_code, done.stdout) == (130, "12\n"), done.output
     kept = json.loads((state / "runs" / "local" / "12" / "submission.json").read_text())
     assert kept["reproduces"] == "2"
