@@ -16,6 +16,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 
+from infra.render.job_checks import check_script, name_inputs, refuse_inputs
 from infra.render.job_metrics import metrics_environment
 from infra.render.job_mounts import CONTAINER_PYTHON, container_options, mounts_of
 from infra.render.job_nodes import (
@@ -28,25 +29,6 @@ from infra.render.job_nodes import (
 from stacks.node_spec import WorkerSpec
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
-
-_FAIL = 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }'
-_PYTHON = r"""
-[[ -x $SOPERATOR_PYTHON ]] ||
-  fail "$SOPERATOR_PYTHON is missing: run soperator venv --stack $SOPERATOR_STACK, submit again"
-""".strip("\n")
-_CHECK = r"""
-for path in "$@"; do
-  mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
-done
-for path in "$SOPERATOR_PLACE_DATA" "$SOPERATOR_PLACE_MODEL"; do
-  [[ -z $path || -r $path ]] || fail "$path cannot be read: bring data and models there first"
-done
-for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
-  [[ -z $path || -w $path ]] || fail "$path cannot be written: check its owner and mode"
-done
-[[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
-  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"
-""".strip("\n")
 
 # Read on the node: `exec`, so that signals of Slurm reach torchrun and no shell dies of them.
 # last_call_timeout: how long ranks that could start with fewer nodes wait for more.
@@ -106,8 +88,9 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         "# Every node must see the same environment and mounts before ranks wait for each other.",
         # --overlap, as the next step asks for the same CPUs: where slurmctld hears later of this
         # one's end, srun 22.05 waits for a signal that gets lost, and then SlurmctldTimeout: 2 min.
-        f"srun --overlap {_srun(job, task_cpus)} bash -c {_quote(_check(job))} check "
+        f"srun --overlap {_srun(job, task_cpus)} bash -c {_quote(check_script(job))} check "
         f"{_words(mounts)}".rstrip(),
+        *refuse_inputs(job),
         "",
         *(
             _distributed(job, ranks_per_node, task_cpus, container)
@@ -205,7 +188,7 @@ def _mark(spec: StackSpec, job: JobSpec) -> list[str]:
             "export SOPERATOR_SHARED_MARK=$SOPERATOR_PLACE_CHKPT/.seen_by_all_$SLURM_JOB_ID",
             'touch "$SOPERATOR_SHARED_MARK"',
         ]
-    return lines
+    return [*lines, *name_inputs(job)]
 
 
 def _place(spec: StackSpec, name: str) -> str:
@@ -266,12 +249,6 @@ def _distributed(job: JobSpec, ranks_per_node: int, task_cpus: int, container: s
         ),
         f"srun {_nodes(job, task_cpus)} {options} bash -c {_quote(_LAUNCH)} launch {_module(job)}",
     ]
-
-
-def _check(job: JobSpec) -> str:
-    """The checks before launch; whether an image has its Python is known in the image only."""
-    parts = (_FAIL, _PYTHON, _CHECK) if job.container is None else (_FAIL, _CHECK)
-    return "\n".join(parts)
 
 
 def _plain(job: JobSpec, task_cpus: int, container: str) -> list[str]:

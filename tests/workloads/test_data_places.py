@@ -1,4 +1,4 @@
-"""The whole pipeline: the sample that ships, its manifest, a killed run, and a path of one node."""
+"""The whole pipeline: the sample that ships, its manifest, and a killed run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from typing import Any
 
 import pytest
 
-from tests.workloads.conftest import EXCERPT, Run
+from tests.workloads.conftest import Run
 from workloads.common.exit_codes import ExitCode
-from workloads.data import check_shared, dataset_convert, dataset_split, dataset_tokenize
+from workloads.data import dataset_convert, dataset_split, dataset_tokenize
 from workloads.data.chats import read_jsonl
 from workloads.data.finance_sample import COLUMNS, NUM_ROWS, SAMPLE, TOPICS, rows
 from workloads.data.token_rows import read_parquet
 
 CHECKOUT = Path(__file__).parents[2]
-LOOKING = '#!/bin/sh\necho "$@" >> {log}\nfor i in {nodes}; do {node}; done\n'
 
 
 def test_the_sample_that_ships_is_what_its_program_makes() -> None:
@@ -153,47 +152,6 @@ def test_what_a_killed_job_left_is_removed_a_day_later(places: Path, run: Run) -
     assert run("prepare-data")[0] == 0
     assert not left.exists()
     assert young.exists(), "another job may be writing it"
-
-
-def fake_srun(folder: Path, monkeypatch: pytest.MonkeyPatch, *, num_blind: int) -> Path:
-    """Puts an srun on PATH whose nodes see the path, but for `num_blind` of them."""
-    (folder / "bin").mkdir()
-    srun = folder / "bin" / "srun"
-    nodes = " ".join(map(str, range(num_blind))) or '""'
-    node = "echo worker-$i" if num_blind else ":"
-    srun.write_text(LOOKING.format(log=folder / "asked", nodes=nodes, node=node))
-    srun.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "4")
-    return folder / "asked"
-
-
-def test_a_path_that_two_of_four_nodes_do_not_see_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake_srun(tmp_path, monkeypatch, num_blind=2)
-    data = tmp_path / "data"
-    data.mkdir()
-    assert check_shared.main([str(data)]) == ExitCode.BAD_DATA
-    told = capsys.readouterr().err
-    assert "is not shared: 2 of 4 nodes do not see it (worker-0, worker-1)" in told
-    assert not list(data.iterdir()), "the mark is gone"
-
-
-def test_a_shared_path_is_asked_of_every_node_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = fake_srun(tmp_path, monkeypatch, num_blind=0)
-    assert check_shared.main([str(EXCERPT)]) == 0
-    assert "--nodes=4 --ntasks=4 --ntasks-per-node=1" in asked.read_text()
-    assert "the same on 4 nodes" in capsys.readouterr().err
-
-
-def test_a_path_that_is_not_there_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert check_shared.main([str(tmp_path / "none")]) == ExitCode.BAD_DATA
-    assert "is no folder on" in capsys.readouterr().err
 
 
 def test_memory_does_not_grow_with_the_size_of_the_rows(tmp_path: Path) -> None:

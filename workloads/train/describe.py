@@ -21,8 +21,9 @@ from workloads.common.model_catalog import find
 from workloads.common.places import Places
 from workloads.recipes import Recipe, load_recipe
 from workloads.train.config import TrainConfig
+from workloads.train.inputs import find_inputs
 from workloads.train.plan import VARIABLE, Plan, checked_plan, choose_strategy, read_plan
-from workloads.train.run import find_inputs, num_train_steps
+from workloads.train.run import num_train_steps
 from workloads.train.tasks import open_task
 
 FLAG = "--plan"

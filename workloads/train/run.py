@@ -10,23 +10,22 @@ import contextlib
 import hashlib
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.common import hardware, publish
 from workloads.common.dist import World, environment_rank, world
 from workloads.common.exit_codes import ConfigError
 from workloads.common.job import Job, section_of
-from workloads.common.places import Places
 from workloads.common.record import job_id
 from workloads.data.files import sha256
 from workloads.train import plan as plans
 from workloads.train.config import RESUMABLE, TrainConfig
 from workloads.train.given import Run
+from workloads.train.inputs import find_inputs, refuse_other_rows
 from workloads.train.plan import Plan, checked_plan, choose_strategy, read_plan
 from workloads.train.requirements import check_node
 from workloads.train.signals import StopRequest, stop_request
-from workloads.train.tasks import GENERATED, Task, is_generated, open_task
+from workloads.train.tasks import Task, open_task
 
 if TYPE_CHECKING:
     from workloads.train.checkpoint import FolderCheckpoints
@@ -65,14 +64,8 @@ def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None
     run = Run(job=job, config=config, task=task, model_dir=model_dir, strategy=strategy, plan=plan)
     with world(cpu_threads=config.cpu_threads, timeout_s=config.checkpoint.timeout_s) as here:
         job.record.hardware = hardware.detect(hardware.device_name())
+        refuse_other_rows(here, task.digest)
         _train(run, here, stop)
-
-
-def find_inputs(model: str, config: TrainConfig, places: Places) -> tuple[Path | None, Path | None]:
-    """Return the folders of model and data set; None for what is made here."""
-    model_dir = None if is_generated(model) else places.model_dir(model)
-    dataset = None if config.dataset == GENERATED else places.data_path(config.dataset)
-    return model_dir, dataset
 
 
 def fingerprint(config: TrainConfig, model: str, task: Task) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from infra.render.archive import code_files, hash_files, pack
+from infra.render.job_checks import check_script, name_inputs, refuse_inputs
 from infra.render.sbatch import RenderError, chat_profile, render_sbatch
 from stacks.load import STACKS_DIR, load_stack, stack_names
 from stacks.slurm_spec import JobSpec, PartitionSpec
@@ -165,6 +168,52 @@ def test_memory_goes_with_the_gpus_that_a_job_asks_for(spec: StackSpec) -> None:
 def test_every_node_must_see_the_first_nodes_checkpoints(spec: StackSpec) -> None:
     assert 'touch "$SOPERATOR_SHARED_MARK"' in render_sbatch(spec, JOB)
     assert "touch" not in render_sbatch(spec, replace(JOB, nodes=1))
+
+
+def test_a_node_that_reads_another_data_set_or_model_is_refused_before_ranks_start(
+    tmp_path: Path,
+) -> None:
+    """The places were looked at and not what the recipe names in them: ranks met without it."""
+    data, model = tmp_path / "data" / "sets", tmp_path / "model" / "tiny"
+    for path, text in ((data / "manifest.json", "{}"), (model / "config.json", "{}")):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    (tmp_path / "recipe.json").write_text(
+        '{"model": "tiny", "train": {"dataset": "none", "max_steps": 1, "learning_rate": 0.1}}'
+    )
+    job = replace(JOB, recipe=str(tmp_path / "recipe.json"), args=("--set", "train.dataset=sets"))
+    environment = {
+        **os.environ,
+        **{f"SOPERATOR_PLACE_{name}": str(tmp_path / name.lower()) for name in ("DATA", "MODEL")},
+        "SOPERATOR_PYTHON": sys.executable,
+        "SOPERATOR_JOB": "train",
+    }
+
+    def run(script: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", script],
+            cwd=CHECKOUT,
+            env={**environment, **more},
+            capture_output=True,
+            text=True,
+        )
+
+    first = "\n".join([*name_inputs(job), 'echo "$inputs$SOPERATOR_INPUTS"'])
+    inputs = run(first).stdout.strip()
+    assert inputs.startswith('0{"')
+    here = {"SOPERATOR_INPUTS": inputs.removeprefix("0")}
+    assert run(check_script(job), **here).returncode == 0
+    (model / "config.json").write_text('{"a": 1}')
+    (data / "manifest.json").unlink()
+    data.rmdir()
+    refused = run(check_script(job), **here)
+    assert refused.returncode == 65
+    assert f"{model} on " in refused.stderr
+    assert "has other files than on the first node" in refused.stderr
+    assert f"{data} is not on " in refused.stderr
+    told = run(f"{first}; {refuse_inputs(job)[0]}")
+    assert told.returncode == 65
+    assert "data 'sets' was not found" in told.stderr
 
 
 def test_a_training_job_has_a_log_by_its_number(spec: StackSpec) -> None:

@@ -36,6 +36,11 @@ mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SO
 ln -sfn training-with-original_$SLURM_JOB_ID.out /mnt/shared/logs/train_$SLURM_JOB_ID.log
 export SOPERATOR_SHARED_MARK=$SOPERATOR_PLACE_CHKPT/.seen_by_all_$SLURM_JOB_ID
 touch "$SOPERATOR_SHARED_MARK"
+# The model and the data that the recipe names: every node must read the same.
+inputs=0
+SOPERATOR_INPUTS=$("$SOPERATOR_PYTHON" -m workloads.train.inputs \
+  --recipe qwen2_7b_lora_original_16xh100 "$@") || inputs=$?
+export SOPERATOR_INPUTS
 # Every node must see the same environment and mounts before ranks wait for each other.
 srun --overlap --ntasks=2 --ntasks-per-node=1 --cpus-per-task=128 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
 [[ -x $SOPERATOR_PYTHON ]] ||
@@ -50,7 +55,9 @@ for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
   [[ -z $path || -w $path ]] || fail "$path cannot be written: check its owner and mode"
 done
 [[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
-  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"' check /home /mnt/inference /mnt/memory /mnt/shared /mnt/training
+  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"
+[[ -z $SOPERATOR_INPUTS ]] || exec "$SOPERATOR_PYTHON" -m workloads.train.inputs' check /home /mnt/inference /mnt/memory /mnt/shared /mnt/training
+(( inputs == 0 )) || exit $inputs
 
 rm -f "${SOPERATOR_SHARED_MARK:-}"
 read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

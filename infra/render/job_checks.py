@@ -1,0 +1,62 @@
+"""What a job's script checks on every node before ranks wait for each other. Pure.
+
+Owns the text of the checks: environment, mounts, places, and that all nodes see the same folders.
+What makes a model or a data set the same: workloads/train/inputs.py.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from stacks.slurm_spec import JobSpec
+
+_FAIL = 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }'
+_PYTHON = r"""
+[[ -x $SOPERATOR_PYTHON ]] ||
+  fail "$SOPERATOR_PYTHON is missing: run soperator venv --stack $SOPERATOR_STACK, submit again"
+""".strip("\n")
+_CHECK = r"""
+for path in "$@"; do
+  mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
+done
+for path in "$SOPERATOR_PLACE_DATA" "$SOPERATOR_PLACE_MODEL"; do
+  [[ -z $path || -r $path ]] || fail "$path cannot be read: bring data and models there first"
+done
+for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
+  [[ -z $path || -w $path ]] || fail "$path cannot be written: check its owner and mode"
+done
+[[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
+  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"
+""".strip("\n")
+
+_INPUTS = '[[ -z $SOPERATOR_INPUTS ]] || exec "$SOPERATOR_PYTHON" -m workloads.train.inputs'
+
+
+def check_script(job: JobSpec) -> str:
+    """The checks of a node; whether an image has its Python is known in the image only."""
+    python = (_PYTHON,) if job.container is None else ()
+    inputs = (_INPUTS,) if compares_inputs(job) else ()
+    return "\n".join((_FAIL, *python, _CHECK, *inputs))
+
+
+def compares_inputs(job: JobSpec) -> bool:
+    """Whether nodes are asked what they read; in an image its ranks compare their rows only."""
+    return job.module == "workloads.train" and job.nodes > 1 and job.container is None
+
+
+def name_inputs(job: JobSpec) -> list[str]:
+    """Lines for the first node that say what the recipe's model and data are there."""
+    if not compares_inputs(job):
+        return []
+    return [
+        "# The model and the data that the recipe names: every node must read the same.",
+        "inputs=0",
+        'SOPERATOR_INPUTS=$("$SOPERATOR_PYTHON" -m workloads.train.inputs \\',
+        f'  {shlex.join(["--recipe", job.recipe, *job.args])} "$@") || inputs=$?',
+        "export SOPERATOR_INPUTS",
+    ]
+
+
+def refuse_inputs(job: JobSpec) -> list[str]:
+    """The line after the checks, as a mount or an environment that is missing says more."""
+    return ["(( inputs == 0 )) || exit $inputs"] if compares_inputs(job) else []
