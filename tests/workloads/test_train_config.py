@@ -184,6 +184,41 @@ def test_offload_and_optimizer_of_deepspeed_are_mapped() -> None:
     }
 
 
+def test_sections_of_deepspeed_without_values_are_none() -> None:
+    nothing = {"optimizer": {"params": None}, "scheduler": {"type": "WarmupLR", "params": None}}
+    zero = {"zero_optimization": {"stage": 3, "offload_param": None}}
+    values = map_deepspeed({**nothing, **zero}, at="ds").values
+    assert values == {"schedule": "constant", "strategy": "fsdp"}
+
+
+def test_every_value_of_deepspeed_is_printed() -> None:
+    config = {
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}},
+        "fp16": {"enabled": "auto", "loss_scale": 0},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.8, 0.9], "eps": 1e-6}},
+        "scheduler": {
+            "type": "WarmupLR", "params": {"warmup_num_steps": "auto", "warmup_min_lr": 0},
+        },
+        "activation_checkpointing": {"partition_activations": True},
+        "flops_profiler": {"enabled": True},
+    }  # fmt: skip
+    told = "\n".join(map_deepspeed(config, at="ds").lines)
+    for words in (
+        "zero_optimization.offload_param.pin_memory=True: no counterpart, left out",
+        "fp16.enabled='auto': the recipe's dtype stays",
+        "fp16.loss_scale=0: ",
+        "optimizer.type='AdamW': AdamW trains",
+        "optimizer.params.lr='auto': the recipe's value stays",
+        "optimizer.params.betas=[0.8, 0.9]: AdamW runs with torch's own default, left out",
+        "optimizer.params.eps=1e-06: ",
+        "scheduler.params.warmup_num_steps='auto': the recipe's value stays",
+        "scheduler.params.warmup_min_lr=0: ",
+        "activation_checkpointing={'partition_activations': True}: no counterpart, left out",
+        "flops_profiler={'enabled': True}: no counterpart, left out",
+    ):
+        assert words in told
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -192,6 +227,12 @@ def test_offload_and_optimizer_of_deepspeed_are_mapped() -> None:
         ({"bf16": True}, "ds.bf16: got True, expected a mapping"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "enable one of them"),
         ({"optimizer": {"type": "Lion"}}, "ds.optimizer.type: got 'Lion'"),
+        ({"optimizer": {"params": [1]}}, "ds.optimizer.params: got [1], expected a mapping"),
+        ({"scheduler": {"type": ["WarmupLR"]}}, "ds.scheduler.type: got ['WarmupLR']"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": "cpu"}},
+            "ds.zero_optimization.offload_param: got 'cpu', expected a mapping",
+        ),
     ],
 )
 def test_what_deepspeed_cannot_say_here_is_refused(config: dict[str, Any], message: str) -> None:

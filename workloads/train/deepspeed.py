@@ -20,13 +20,25 @@ _VALUES = {
 }
 _OPTIMIZER = {"lr": "learning_rate", "weight_decay": "weight_decay"}
 _SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-_OWN_BUFFERS = (
-    "steps_per_print",
-    "wall_clock_breakdown",
-    "train_batch_size",
-    "zero_allow_untested_optimizer",
+_LEFT_OUT = (
+    "activation_checkpointing",
+    "aio",
+    "autotuning",
+    "comms_logger",
     "communication_data_type",
+    "dump_state",
+    "flops_profiler",
+    "gradient_predivide_factor",
+    "memory_breakdown",
+    "prescale_gradients",
+    "steps_per_print",
+    "tensorboard",
+    "train_batch_size",
+    "wall_clock_breakdown",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
 )
+"""Keys of its buffers, logs and profilers, by its docs/_pages/config-json.md and constants.py."""
 _SECTIONS = ("zero_optimization", "bf16", "fp16", "optimizer", "scheduler")
 
 
@@ -42,12 +54,23 @@ class Mapped:
         self.values[key] = ours
         self.lines.append(f"deepspeed {source}={value!r} -> train.{key}={ours!r}")
 
+    def take(self, source: str, value: Any, key: str) -> None:
+        """Take over one value as it is; `auto` leaves the recipe's."""
+        if value == "auto":
+            self.lines.append(f"deepspeed {source}='auto': the recipe's value stays")
+        else:
+            self.put(source, value, key, value)
+
+    def leave(self, source: str, value: Any, why: str = "no counterpart") -> None:
+        """Say that one value has no effect."""
+        self.lines.append(f"deepspeed {source}={value!r}: {why}, left out")
+
 
 def map_deepspeed(config: Mapping[str, Any], *, at: str) -> Mapped:
     """Return what a DeepSpeed config says in our keys; ConfigError for what has no meaning here."""
     mapped = Mapped()
     problems: list[str] = []
-    known = (*_VALUES, *_SECTIONS, *_OWN_BUFFERS)
+    known = (*_VALUES, *_SECTIONS, *_LEFT_OUT)
     for key, value in config.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
@@ -56,12 +79,9 @@ def map_deepspeed(config: Mapping[str, Any], *, at: str) -> Mapped:
         elif key in _SECTIONS and not isinstance(value, Mapping):
             problems.append(f"{at}.{key}: got {value!r}, expected a mapping")
         elif key in _VALUES:
-            if value == "auto":
-                mapped.lines.append(f"deepspeed {key}='auto': the recipe's value stays")
-            else:
-                mapped.put(key, value, _VALUES[key], value)
-        elif key in _OWN_BUFFERS:
-            mapped.lines.append(f"deepspeed {key}={value!r}: no counterpart, left out")
+            mapped.take(key, value, _VALUES[key])
+        elif key in _LEFT_OUT:
+            mapped.leave(key, value)
     if not problems:
         _zero(config.get("zero_optimization", {}), mapped, at, problems)
         _types(config, mapped, at, problems)
@@ -79,10 +99,13 @@ def _zero(zero: Mapping[str, Any], mapped: Mapped, at: str, problems: list[str])
             "(DDP); stages 1 and 2 divide only a part"
         )
         return
-    devices = {
-        name: (zero.get(name) or {}).get("device", "none")
-        for name in ("offload_param", "offload_optimizer")
-    }
+    devices: dict[str, Any] = {}
+    for name in ("offload_param", "offload_optimizer"):
+        section = _mapping(zero, name, f"{at}.zero_optimization", problems)
+        devices[name] = section.get("device", "none")
+        for key, value in section.items():
+            if key != "device":
+                mapped.leave(f"zero_optimization.{name}.{key}", value)
     wrong = [name for name, device in devices.items() if device not in ("none", "cpu")]
     for name in wrong:
         problems.append(
@@ -93,17 +116,22 @@ def _zero(zero: Mapping[str, Any], mapped: Mapped, at: str, problems: list[str])
     mapped.put("zero_optimization.stage", stage, "strategy", strategy)
     for name, value in zero.items():
         if name not in ("stage", *devices):
-            mapped.lines.append(
-                f"deepspeed zero_optimization.{name}={value!r}: FSDP2 does this by itself, left out"
-            )
+            mapped.leave(f"zero_optimization.{name}", value, "FSDP2 does this by itself")
 
 
 def _types(config: Mapping[str, Any], mapped: Mapped, at: str, problems: list[str]) -> None:
-    on = [kind for kind in ("bf16", "fp16") if config.get(kind, {}).get("enabled", False) is True]
+    kinds = ("bf16", "fp16")
+    on = [kind for kind in kinds if config.get(kind, {}).get("enabled", False) is True]
     if len(on) == 2:
         problems.append(f"{at}.fp16.enabled: got true with bf16.enabled true; enable one of them")
     elif on:
         mapped.put(f"{on[0]}.enabled", True, "dtype", on[0])
+    for kind in kinds:
+        for key, value in config.get(kind, {}).items():
+            if key != "enabled":
+                mapped.leave(f"{kind}.{key}", value, "torch's own mixed precision has it")
+            elif kind not in on:
+                mapped.leave(f"{kind}.{key}", value, "the recipe's dtype stays")
 
 
 def _optimizer(config: Mapping[str, Any], mapped: Mapped, at: str, problems: list[str]) -> None:
@@ -111,17 +139,40 @@ def _optimizer(config: Mapping[str, Any], mapped: Mapped, at: str, problems: lis
     kind = optimizer.get("type", "AdamW")
     if kind not in ("AdamW", "Adam"):
         problems.append(f"{at}.optimizer.type: got {kind!r}, expected AdamW")
-    for name, value in optimizer.get("params", {}).items():
-        if name in _OPTIMIZER and value != "auto":
-            mapped.put(f"optimizer.params.{name}", value, _OPTIMIZER[name], value)
+    if "type" in optimizer:
+        mapped.lines.append(f"deepspeed optimizer.type={kind!r}: AdamW trains")
+    for name, value in _mapping(optimizer, "params", f"{at}.optimizer", problems).items():
+        source = f"optimizer.params.{name}"
+        if name in _OPTIMIZER:
+            mapped.take(source, value, _OPTIMIZER[name])
+        else:
+            mapped.leave(source, value, "AdamW runs with torch's own default")
     scheduler = config.get("scheduler", {})
     kind = scheduler.get("type")
-    if kind is not None and kind not in _SCHEDULERS:
+    if kind is None:
+        return
+    if kind not in list(_SCHEDULERS):
         problems.append(
             f"{at}.scheduler.type: got {kind!r}, expected one of {', '.join(_SCHEDULERS)}"
         )
-    elif kind is not None:
-        mapped.put("scheduler.type", kind, "schedule", _SCHEDULERS[kind])
-        steps = scheduler.get("params", {}).get("warmup_num_steps", "auto")
-        if steps != "auto":
-            mapped.put("scheduler.params.warmup_num_steps", steps, "warmup_steps", steps)
+        return
+    mapped.put("scheduler.type", kind, "schedule", _SCHEDULERS[kind])
+    for name, value in _mapping(scheduler, "params", f"{at}.scheduler", problems).items():
+        source = f"scheduler.params.{name}"
+        if name == "warmup_num_steps":
+            mapped.take(source, value, "warmup_steps")
+        else:
+            mapped.leave(source, value, "the recipe's schedule has it")
+
+
+def _mapping(
+    section: Mapping[str, Any], key: str, at: str, problems: list[str]
+) -> Mapping[str, Any]:
+    """Return the mapping at `key`; an empty one where there is none, or where it is wrong."""
+    value = section.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        problems.append(f"{at}.{key}: got {value!r}, expected a mapping")
+        return {}
+    return value
