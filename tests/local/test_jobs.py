@@ -503,7 +503,7 @@ def test_a_session_is_planned_entered_and_gone_with_its_guard(
     try:
         for asked in asks[:2]:
             assert room.look(connection, asked).is_free
-            end = f"scancel --name={asked.name}"
+            end = served.end(asked)
             held.append(Guard(connection, start=served.held(asked), end=end))
             found = served.wait_for(held[-1], None, say=print)
             assert found.host.startswith("worker-")
