@@ -32,6 +32,10 @@ def test_a_run_is_seen_by_others_with_its_cost_settings_and_losses(
     (seen,) = runs(ben)
     assert seen.name.startswith("2@")
     assert (seen.usd, seen.method, len(seen.losses)) == (Decimal("7.25"), "lora", 3)
+    later = actual_entry("2", "8.25", at(5), at(6))
+    assert publish(store, folder, cluster=CLUSTER, job_id="2", actual=later) == 1
+    assert bring(store, ben, "local") == 1, "as long as before, and not the same"
+    assert runs(ben)[0].usd == Decimal("8.25")
     # Whoever pulled it has it once, under its own name.
     bring(store, anna, "local")
     assert [run.name for run in runs(anna)] == ["2"]
