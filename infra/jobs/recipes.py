@@ -86,11 +86,15 @@ def with_settings(recipe: Mapping[str, Any], sets: Sequence[str]) -> dict[str, A
 
 def _declared_settings(job: JobSpec) -> Iterator[str]:
     """Settings among the arguments that the stack gives the job."""
-    for word, after in zip(job.args, job.args[1:], strict=False):
-        if word == "--set":
-            yield after
-        elif word == "--resume":
-            yield f"train.resume={after}"
+    words = iter(job.args)
+    for word in words:
+        flag, equals, text = word.partition("=")
+        if flag not in ("--set", "--resume"):
+            continue
+        if not equals:
+            text = next(words, None)
+        if text is not None:  # else the job itself says that its last argument lacks a value
+            yield text if flag == "--set" else f"train.resume={text}"
 
 
 def _read(job: JobSpec, files: Mapping[str, bytes]) -> Mapping[str, Any]:
