@@ -228,6 +228,14 @@ def test_rows_that_cannot_be_read_are_kept_apart_with_line_and_reason(tmp_path: 
     assert "text after" in rejects[4]["reason"]
 
 
+def test_keep_may_stand_there_once_for_each_column(tmp_path: Path) -> None:
+    path, out = tmp_path / "rows.jsonl", tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({**GOOD, "a": 1, "b": 2, "c": 3}))
+    keep = ["--keep", "a", "--keep", "b", "c"]
+    assert main([str(path), str(out), "--format", "system_user_assistant", *keep]) == 0
+    assert dict(read_jsonl(out)[0].columns) == {"a": 1, "b": 2, "c": 3}
+
+
 def test_a_csv_row_with_a_field_too_many_is_a_reject(tmp_path: Path) -> None:
     path, out = tmp_path / "rows.csv", tmp_path / "chats.jsonl"
     path.write_text("user,assistant\nq,a\nq,a,b\n")

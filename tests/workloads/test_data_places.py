@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -69,6 +70,47 @@ def test_prepare_data_does_nothing_the_second_time_and_something_when_settings_c
     code, _ = run("prepare-data", "data.seed=1")
     assert code == 0
     assert (places / "data/prepared/manifest.json").stat().st_mtime_ns != made
+
+
+def test_a_manifest_that_is_none_is_made_anew(places: Path, run: Run) -> None:
+    assert run("prepare-data")[0] == 0
+    path = places / "data/prepared/manifest.json"
+    whole = path.read_text()
+    for damaged in ("[]", "{", ""):
+        path.write_text(damaged)
+        assert run("prepare-data")[0] == 0
+        assert path.read_text() == whole
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_filesystem_is_told_with_what_to_do_and_leaves_what_was_there(
+    code: int, places: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("prepare-data")[0] == 0
+    path = places / "data/prepared/manifest.json"
+    whole = path.read_text()
+
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("workloads.data.__main__.tokenize_file", full)
+    exit_code, record = run("prepare-data", "data.seed=1")
+    assert exit_code == ExitCode.FAILED
+    assert f"{path.parent}: no space is left ({os.strerror(code)}); free some" in record["reason"]
+    assert path.read_text() == whole
+    assert not list((places / "data").glob(".prepared*"))
+
+
+def test_a_command_on_a_full_filesystem_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(dataset_convert, "convert", full)
+    assert dataset_convert.main([str(SAMPLE), str(tmp_path / "chats.jsonl")]) == ExitCode.FAILED
+    assert "no space is left" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_prepare_data_runs_the_sample_by_a_recipe(places: Path, run: Run) -> None:

@@ -21,6 +21,7 @@ from workloads.data.config import DataConfig
 from workloads.data.dataset_convert import convert, source_files
 from workloads.data.dataset_split import split_file, split_names
 from workloads.data.dataset_tokenize import tokenize_file, tokenizer_files
+from workloads.data.files import told_when_full
 from workloads.data.manifest import Step, read_manifest
 from workloads.data.raw_rows import kind_of
 from workloads.data.token_worker import TokenizeConfig
@@ -57,7 +58,7 @@ def main(job: Job) -> None:
     if not step.is_current():
         check_tokenizer(load_tokenizer(model_dir))
         _remove_leftovers(output)
-        with atomic.new_directory(output, replace=True) as folder:
+        with told_when_full(output), atomic.new_directory(output, replace=True) as folder:
             _prepare(config, step, source, model_dir, folder)
     manifest = read_manifest(output / MANIFEST)
     job.record.metrics |= manifest["counts"]

@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("output", type=Path, help="JSON lines to write")
     parser.add_argument("--kind", choices=[*ENDINGS, "bfcl"], help="default: by the ending")
     parser.add_argument("--format", choices=get_args(Format), default="messages")
-    parser.add_argument("--keep", nargs="*", default=[], metavar="COLUMN")
+    parser.add_argument("--keep", nargs="*", action="extend", default=[], metavar="COLUMN")
     parser.add_argument("--limit", type=int, help="first rows only")
     options = parser.parse_args(arguments)
     return command(lambda: _run(options))

@@ -18,7 +18,7 @@ from typing import Any
 from workloads.common import atomic, tool_calls
 from workloads.common.exit_codes import DataError, ExitCode, WorkloadError
 from workloads.common.log import log
-from workloads.data.files import sha256
+from workloads.data.files import sha256, told_when_full
 
 FORMAT = 1
 _DATA_DIR = Path(__file__).parent
@@ -139,7 +139,8 @@ def _code() -> str:
 def command(run: Callable[[], None]) -> int:
     """Run a command of the pipeline; return its exit status and tell a refusal in one line."""
     try:
-        run()
+        with told_when_full():
+            run()
     except WorkloadError as error:
         log(f"{error.exit_code.name} (exit {int(error.exit_code)}): {error}")
         return int(error.exit_code)
