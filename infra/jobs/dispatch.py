@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from getpass import getuser
 from pathlib import Path
+from typing import Any
 
 from cost.forecast import Forecast, UnknownRun
 from cost.runs import run_lines
@@ -23,6 +24,7 @@ from infra.jobs.books import Books
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.plan import plan_lines, plan_of, refuse_unfit
+from infra.jobs.prepared_data import prepared_data
 from infra.jobs.recipes import recipe_of
 from infra.jobs.slurm import Shell
 from infra.jobs.submit import Submission
@@ -39,8 +41,13 @@ class Order:
     run: Forecast | UnknownRun
     plan: Plan | None
     """None: the job does not train, or cannot be planned."""
-    config: bytes | None
-    """What the run is configured by; None: its recipe cannot be read here."""
+    recipe: Mapping[str, Any]
+    """With the settings in it; empty: it cannot be read here."""
+
+    @property
+    def config(self) -> bytes | None:
+        """What the run is configured by; None: its recipe cannot be read here."""
+        return run_config.config_text(self.recipe) if self.recipe else None
 
 
 def order(
@@ -71,7 +78,7 @@ def order(
         say(line)
     if plan is not None:
         refuse_unfit(plan, recipe_of(job, files, sets))
-    return Order(job=job, sets=tuple(sets), run=run, plan=plan, config=_config(job, files, sets))
+    return Order(job=job, sets=tuple(sets), run=run, plan=plan, recipe=_recipe(job, files, sets))
 
 
 def dispatch(
@@ -114,6 +121,7 @@ def dispatch(
             plan=ordered.plan and ordered.plan.to_bytes(),
             run_config=kept,
             nodes=nodes,
+            reads=prepared_data(ordered.job, ordered.recipe, outputs.places),
         )
         queued(submission.job_id)
         history.remember(state, submission)
@@ -137,11 +145,11 @@ def asking(
     )
 
 
-def _config(job: JobSpec, files: Mapping[str, bytes], sets: Sequence[str]) -> bytes | None:
+def _recipe(job: JobSpec, files: Mapping[str, bytes], sets: Sequence[str]) -> dict[str, Any]:
     try:
-        return run_config.config_text(recipe_of(job, files, sets))
+        return recipe_of(job, files, sets)
     except SizeError:
-        return None  # the job itself refuses it, with the key that is wrong
+        return {}  # the job itself refuses it, with the key that is wrong
 
 
 def _user() -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
 
-from infra.jobs import parse
+from infra.jobs import parse, prepared_data
 from infra.jobs import plan as plans
 from infra.jobs import run_config as run_configs
 from infra.jobs.errors import JobsError
@@ -65,11 +65,13 @@ def submit(
     nodes: Sequence[str] = (),
     tasks: Mapping[int, TaskFiles] | None = None,
     array: str | None = None,
+    reads: tuple[str, ...] = (),
 ) -> Submission:
     """Submits `job` if the cluster runs exactly the code `code_hash`; one round trip.
 
     `run_config`: bucket and key of what it is configured by; `nodes`: what it must run on;
     `tasks`: the same by number of an array's task, and `array`: which of them; None: all.
+    `reads`: paths of which one must be there, unless it waits for a job that may make it.
     """
     check_job(outputs, job)
     export = [f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else []
@@ -94,10 +96,11 @@ def submit(
         nodes=nodes,
         array=array,
     )
+    needs = prepared_data.refuse_script(reads if after is None else (), outputs.places)
     command = (
         f"cd {shlex.quote(outputs.code_path)} && release=$(readlink current) && "
         f'if [ "${{release##*/}}" != {code_hash} ]; then echo "${{release##*/}}"; '
-        f"cat > /dev/null; exit {_STALE_EXIT}; fi; {install}exec {sbatch}"
+        f"cat > /dev/null; exit {_STALE_EXIT}; fi; {needs}{install}exec {sbatch}"
     )
     if len(command.encode()) > _MOST_BYTES:
         raise JobsError(
@@ -113,6 +116,8 @@ def submit(
             f"{job}: the cluster has code {result.stdout.strip()}, this checkout is {code_hash}; "
             f"{'' if code_hash == outputs.code_hash else up}submit with --sync to send it now"
         )
+    if needs and result.exit_code == prepared_data.EXIT:
+        raise JobsError(prepared_data.refusal(job, reads))
     if not result.ok:
         raise refused(f"{job}: sbatch", result)
     number = parse.submitted_id(result.stdout)

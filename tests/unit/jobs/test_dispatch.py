@@ -61,6 +61,18 @@ def test_a_job_leaves_its_forecast_its_plan_and_its_history(tmp_path: Path) -> N
     assert begun == ["after 0 commands"]
 
 
+def test_the_data_of_the_job_is_looked_for_before_it_is_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = {**OUTPUTS.places, "data": "/mnt/data"}
+    monkeypatch.setitem(globals(), "OUTPUTS", replace(OUTPUTS, places=places))
+    of, shell = books(tmp_path), Recorded(exit_code=66)
+    with pytest.raises(JobsError, match=r"finetune: /mnt/data/\S+/tokens_train.parquet is not on"):
+        sent(of, shell, tmp_path, [])
+    assert "[ ! -s /mnt/data/" in shell.asked[-1]
+    assert history.submissions(tmp_path, "local") == ()
+
+
 def test_a_job_of_a_stack_that_has_ended_is_refused_before_it_is_forecast(tmp_path: Path) -> None:
     of = books(tmp_path, lifetime=LifetimeSpec(until="2026-01-01T00:00Z"))
     shell, begun = Recorded(), list[str]()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import subprocess
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infra.jobs import history, slurm, submit
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs, outputs_from
+from infra.jobs.prepared_data import prepared_data, refuse_script
 from infra.jobs.ssh import Result
+from stacks.slurm_spec import JobSpec
 
 OUTPUTS = StackOutputs(
     stack="local",
@@ -152,3 +156,52 @@ def test_a_damaged_submission_is_as_good_as_none(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "submission.json").write_text('{"stack": "local"')
     assert history.submissions(tmp_path, "local") == ()
+
+
+def test_a_job_whose_data_is_not_there_is_refused_before_it_waits_for_a_gpu(
+    tmp_path: Path,
+) -> None:
+    """One look over the connection that there is; a login node without the place cannot tell."""
+    root = tmp_path / "data"
+    here = replace(OUTPUTS, places={**OUTPUTS.places, "data": str(root)})
+    job = JobSpec(name="finetune", module="workloads.train", recipe="r")
+    reads = prepared_data(job, {"train": {"dataset": "prepared/x"}}, here.places)
+    path = root / "prepared" / "x" / "tokens_train.parquet"
+    assert reads[0] == str(path)
+
+    def looked() -> int:
+        return subprocess.run(["sh", "-c", refuse_script(reads, here.places)], input=b"").returncode
+
+    assert looked() == 0, "there is no such place here"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert looked() == 66
+    path.write_bytes(b"PAR1")
+    assert looked() == 0
+    shell = Recorded(exit_code=66)
+    with pytest.raises(JobsError, match=rf"finetune: {path} is not on the cluster, or is empty"):
+        submit.submit(shell, here, "finetune", code_hash=HASH, reads=reads)
+    assert len(shell.asked) == 1
+    assert refuse_script(reads, here.places) in shell.asked[0]
+    submit.submit(Recorded(), here, "finetune", code_hash=HASH, reads=reads, after="11")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "container", "first"),
+    [
+        ({"train": {"dataset": "{place:data}/x"}}, None, ["/d/x/tokens_train.parquet"]),
+        ({"train": {"dataset": "x", "task": "text_to_text"}}, None, ["/d/x"]),
+        ({"train": {"dataset": "x"}}, "team/image:1", []),
+        ({"train": {"dataset": "{place:scratch}/x"}}, None, []),
+        ({"train": {"dataset": "generated"}}, None, []),
+        ({"evaluate": {"dataset": "x"}}, None, []),
+        ({}, None, []),
+    ],
+)
+def test_only_what_the_login_node_can_see_is_asked_for(
+    recipe: dict[str, Any], container: str | None, first: list[str]
+) -> None:
+    job = JobSpec(name="finetune", module="workloads.train", recipe="r", container=container)
+    assert list(prepared_data(job, recipe, {"data": "/d"})[:1]) == first
+    server = replace(job, module="workloads.serve")
+    assert prepared_data(server, recipe, {"data": "/d"}) == ()
