@@ -80,6 +80,32 @@ def test_no_type_of_16_bits_is_fp32_as_transformers_has_it(
         create_training_arguments(write(tmp_path, {**values, "dtype": "bf16"}))
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"checkpoint_every": 300, "checkpoint_every_epochs": 5},
+            "train.checkpoint_every=300 has no effect: checkpoints are saved every 5 epochs",
+        ),
+        (
+            {"warmup_steps": 1000, "max_steps": 5},
+            "train.warmup_steps=1000 is more than train.max_steps=5: the learning rate ends at 0.005",
+        ),
+        ({"checkpoint_every_epochs": 5}, ""),
+        ({"warmup_steps": 5, "max_steps": 5}, ""),
+    ],
+    ids=["both intervals", "all warm-up", "one interval", "warm-up to the end"],
+)
+def test_a_setting_that_another_one_takes_the_effect_of_is_told(
+    changes: dict[str, int], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not refused: a few steps of a recipe with a long warm-up are how it is tried."""
+    create_training_arguments(write(tmp_path, {**BASE, **changes}))
+    err = capsys.readouterr().err
+    assert told in err
+    assert bool(err) == bool(told)
+
+
 def test_the_ddp_backend_is_that_of_the_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +145,8 @@ def test_two_names_of_one_key_that_disagree_are_refused(tmp_path: Path) -> None:
             "loss_chunk_tokens: has no meaning with task text_to_text",
         ),
         ({"gate": {"max_loss": 0}}, "gate.max_loss: got 0"),
+        ({"learning_rate": float("inf")}, "learning_rate: got inf, expected a finite number"),
+        ({"weight_decay": float("inf")}, "weight_decay: got inf, expected a finite number"),
         ({"checkpoint": {"elastic_evry": 1}}, "did you mean 'elastic_every'?"),
     ],
 )

@@ -108,7 +108,27 @@ def translate(mapping: Any, *, at: str, folder: Path) -> Any:
                     log(f"train.{key}={values[key]!r} wins over DeepSpeed's {value!r}")
                 else:
                     values[key] = value
+    for line in without_effect(values):
+        log(line)
     return values
+
+
+def without_effect(values: Mapping[str, Any]) -> list[str]:
+    """Return a line for each setting of a section `train` that another one takes the effect of."""
+    lines: list[str] = []
+    every, epochs = values.get("checkpoint_every"), values.get("checkpoint_every_epochs")
+    if every is not None and epochs is not None:
+        lines.append(
+            f"train.checkpoint_every={every!r} has no effect: checkpoints are saved every "
+            f"{epochs!r} epochs (train.checkpoint_every_epochs)"
+        )
+    warmup, steps = values.get("warmup_steps"), values.get("max_steps")
+    if isinstance(warmup, int) and isinstance(steps, int) and warmup > steps > 0:
+        lines.append(
+            f"train.warmup_steps={warmup} is more than train.max_steps={steps}: the learning rate "
+            f"ends at {steps / warmup:.2g} of train.learning_rate"
+        )
+    return lines
 
 
 def _put(values: dict[str, Any], key: str, value: Any, *, at: str, source: str) -> None:

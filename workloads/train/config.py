@@ -6,6 +6,7 @@ Owns every key, its default and the mixes that no hardware could run. What depen
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -110,7 +111,7 @@ class TrainConfig:
     checkpoint_every: int = 100
     """Train steps between checkpoints; 0 keeps only those that a signal asks for."""
     checkpoint_every_epochs: int | None = None
-    """Epochs between checkpoints, instead of checkpoint_every."""
+    """Epochs between checkpoints, instead of checkpoint_every, which then has no effect."""
     keep_last: int = 2
     """Committed checkpoints of this run that stay."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -137,6 +138,9 @@ class TrainConfig:
         for name in ("warmup_steps", "weight_decay", "checkpoint_every"):
             value = getattr(self, name)
             require(value >= 0, f"{name}: got {value}, expected >= 0")
+        for name in ("learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            require(value != math.inf, f"{name}: got {value}, expected a finite number")
         require(self.learning_rate > 0, f"learning_rate: got {self.learning_rate}, expected > 0")
         require(self.max_grad_norm > 0, f"max_grad_norm: got {self.max_grad_norm}, expected > 0")
         require(
