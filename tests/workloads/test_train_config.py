@@ -89,7 +89,7 @@ def test_no_type_of_16_bits_is_fp32_as_transformers_has_it(
         ),
         (
             {"warmup_steps": 1000, "max_steps": 5},
-            "train.warmup_steps=1000 is more than train.max_steps=5: the learning rate ends at 0.005",
+            "train.warmup_steps=1000 is more than train.max_steps=5: the learning rate ends at 0.0",
         ),
         ({"checkpoint_every_epochs": 5}, ""),
         ({"warmup_steps": 5, "max_steps": 5}, ""),
