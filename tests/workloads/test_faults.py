@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from workloads.common.exit_codes import ExitCode, HungError, exit_code_of, reason_of
-from workloads.common.launch import may_restart
+from workloads.common.launch import cause_of, may_restart
 from workloads.common.supervise import Job, Supervisor
 from workloads.train.faults import Watchdog
 
@@ -56,6 +56,23 @@ def test_only_what_may_not_come_again_is_tried_again() -> None:
     again = {ExitCode.DISTRIBUTED, ExitCode.DATA_LOADER, ExitCode.HUNG, ExitCode.DEVICE}
     assert {code for code in ExitCode if may_restart(code)} == again
     assert may_restart(-signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("status", "ends", "cause"),
+    [
+        (71, {0: 71, 1: 70}, 1),
+        (71, {0: 71, 1: 71}, None),
+        (71, {0: 71, 1: 75, 2: 0}, None),
+        (71, {0: 71, 1: -signal.SIGTERM}, None),
+        (76, {0: 76, 1: 70}, None),
+    ],
+)
+def test_a_rank_that_lost_its_peers_is_not_the_cause_where_one_of_them_is(
+    status: int, ends: dict[int, int], cause: int | None
+) -> None:
+    """Out of memory on rank 1 was started again, as rank 0 was seen to end first."""
+    assert cause_of(status, ends) == cause
 
 
 def test_a_step_that_stands_ends_the_rank_with_what_it_was_doing(

@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,6 +33,19 @@ def _as_sigterm(number: int, frame: FrameType | None) -> None:
 def may_restart(status: int) -> bool:
     """Whether ranks that ended with `status` (negative: by that signal) are worth a new start."""
     return status < 0 or status in RESTARTABLE
+
+
+def cause_of(status: int, ends: Mapping[int, int]) -> int | None:
+    """Return the rank of this node that explains why another one lost its peers; None: no rank.
+
+    A rank's connections close before its status can be read: who waits for it may be seen first.
+    """
+    if status != ExitCode.DISTRIBUTED:
+        return None
+    effects = (0, ExitCode.DISTRIBUTED, ExitCode.PREEMPTED)
+    # Negative: the end of a rank that did not stop when it was told to.
+    causes = [rank for rank, end in sorted(ends.items()) if end > 0 and end not in effects]
+    return causes[0] if causes else None
 
 
 def agent_class() -> Any:
@@ -60,6 +73,12 @@ def agent_class() -> Any:
             if result.state is not WorkerState.FAILED:
                 return result
             first = min(result.failures.values(), key=lambda failure: failure.timestamp)
+            ends = {rank: failure.exitcode for rank, failure in result.failures.items()}
+            cause = cause_of(first.exitcode, ends)
+            if cause is not None:
+                # Of it alone, as torchrun names the one that was seen first.
+                first = result.failures[cause]
+                result.failures = {cause: first}
             status = int(first.exitcode)
             is_dynamic = worker_group.spec.rdzv_handler.get_backend() != "static"
             if status == ExitCode.PREEMPTED and is_dynamic:
