@@ -180,6 +180,13 @@ def _mark(spec: StackSpec, job: JobSpec) -> list[str]:
     """Folders of the places, the log's second name, and a file that every node must see."""
     used = [name for name in _CHECKED_PLACES if name in spec.storage.places]
     lines = [f"mkdir -p {' '.join(f'$SOPERATOR_PLACE_{name.upper()}' for name in used)}"]
+    # Slurm counts from 1 again on a new cluster, while results outlive clusters.
+    lines += [
+        "run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID",
+        "if [[ ${SLURM_RESTART_COUNT:-0} = 0 && -e $run/run_record.json ]]; then",
+        '  mv -T "$run" "$run.of-another-cluster-$(date -u +%Y%m%dT%H%M%SZ)"',
+        "fi",
+    ]
     if job.module == "workloads.train":
         log = f"{_place(spec, 'logs')}/train_$SLURM_JOB_ID.log"
         lines.append(f"ln -sfn {job.name}_$SLURM_JOB_ID.out {log}")
@@ -240,7 +247,6 @@ def _distributed(job: JobSpec, ranks_per_node: int, task_cpus: int, container: s
                 "SOPERATOR_SAVE_S": str(job.save_s),
             }
         ),
-        "run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID",
         "export SOPERATOR_EXIT_FILE=$run/.first_exit_status SOPERATOR_NODES_FILE=$run/.nodes",
         "# Passes signals on, requeues what has saved, and lets the job have lost nodes back.",
         (

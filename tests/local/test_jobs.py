@@ -492,6 +492,14 @@ def test_a_submission_is_forecast_held_to_the_budget_and_settled(
     assert report.notes[0].startswith("Accounting is off on this cluster")
 
 
+def wait_until_nothing_runs(connection: Connection) -> None:
+    """Returns once every job of the cluster has ended."""
+    deadline = time.monotonic() + 60
+    while left := [job for job in slurm.recent(connection, days=1) if not job.finished]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
 def test_a_session_is_planned_entered_and_gone_with_its_guard(
     cluster: JobsCluster, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -500,6 +508,7 @@ def test_a_session_is_planned_entered_and_gone_with_its_guard(
     rates = open_books(cluster.spec, tmp_path, print).rates
     asks = [ask(rates, gpus=2, cpus=None, partition=None, hours=0.1) for _ in range(3)]
     held: list[Guard] = []
+    wait_until_nothing_runs(connection)  # the test before leaves a job to its end
     try:
         for asked in asks[:2]:
             assert room.look(connection, asked).is_free
@@ -513,13 +522,7 @@ def test_a_session_is_planned_entered_and_gone_with_its_guard(
     finally:
         for guard in held:
             guard.close()
-    names = {asked.name for asked in asks}
-    deadline = time.monotonic() + 60
-    while [
-        job for job in slurm.recent(connection, days=1) if job.name in names and not job.finished
-    ]:
-        assert time.monotonic() < deadline, "a session is still held"
-        time.sleep(0.1)
+    wait_until_nothing_runs(connection)
     asked = ask(rates, gpus=1, cpus=None, partition=None, hours=0.1)
     inside = (
         f"{served.environment(cluster.spec, cluster.outputs)}; echo on $SLURMD_NODENAME in $PWD"

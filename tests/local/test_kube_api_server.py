@@ -197,6 +197,8 @@ def test_installing_the_kinds_again_changes_nothing(cluster):
 def test_a_port_in_use_is_named_with_the_setting_that_moves_it(tmp_path, taken):
     config = config_in(tmp_path)
     with socket.socket() as other:
+        # As servers do: what is left of an earlier test's connections is no hindrance.
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", getattr(config, taken)))
         other.listen()
         port = getattr(config, taken)

@@ -304,3 +304,25 @@ def test_a_load_test_knows_the_chat_and_leaves_its_node_memory_for_the_server(
     assert chat_profile(spec)["context_tokens"] == spec.chat.context_tokens
     assert "#SBATCH --mem=8192M" in text
     assert text.rstrip().endswith('"$SOPERATOR_PYTHON" -m workloads.load --recipe r "$@"')
+
+
+def test_results_of_another_clusters_job_are_not_written_over(
+    spec: StackSpec, tmp_path: Path
+) -> None:
+    """Slurm counts from 1 again on a new cluster; a requeued job goes on in its own folder."""
+    text = render_sbatch(spec, spec.jobs[0])
+    start = text.index("run=$SOPERATOR_PLACE_RESULTS")
+    lines = text[start : text.index("\nfi\n", start) + 4]
+    record = tmp_path / "12" / "run_record.json"
+
+    def begin(**environment: str) -> list[str]:
+        record.parent.mkdir(exist_ok=True)
+        record.write_text("earlier")
+        known = {"SOPERATOR_PLACE_RESULTS": str(tmp_path), "SLURM_JOB_ID": "12", **environment}
+        subprocess.run(["bash", "-euc", lines], env={**os.environ, **known}, check=True)
+        return sorted(path.name for path in tmp_path.iterdir())
+
+    assert begin(SLURM_RESTART_COUNT="1") == ["12"]
+    (kept,) = begin()
+    assert kept.startswith("12.of-another-cluster-")
+    assert (tmp_path / kept / "run_record.json").read_text() == "earlier"

@@ -33,6 +33,10 @@ export SOPERATOR_PLATFORM=gpu-h100-sxm SOPERATOR_PRESET=8gpu-128vcpu-1600gb NCCL
 export OMP_NUM_THREADS=16
 
 mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SOPERATOR_PLACE_RESULTS
+run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID
+if [[ ${SLURM_RESTART_COUNT:-0} = 0 && -e $run/run_record.json ]]; then
+  mv -T "$run" "$run.of-another-cluster-$(date -u +%Y%m%dT%H%M%SZ)"
+fi
 export SOPERATOR_SHARED_MARK=$SOPERATOR_PLACE_CHKPT/.seen_by_all_$SLURM_JOB_ID
 touch "$SOPERATOR_SHARED_MARK"
 # Every node must see the same environment and mounts before ranks wait for each other.
@@ -57,7 +61,6 @@ read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 MASTER_PORT=$("$SOPERATOR_PYTHON" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
 export MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE=8
 export SOPERATOR_MIN_NODES=2 SOPERATOR_MAX_NODES=2 SOPERATOR_RESTARTS=0 SOPERATOR_SAVE_S=120
-run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID
 export SOPERATOR_EXIT_FILE=$run/.first_exit_status SOPERATOR_NODES_FILE=$run/.nodes
 # Passes signals on, requeues what has saved, and lets the job have lost nodes back.
 exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes=2 --save-s=120 -- \

@@ -30,6 +30,10 @@ export SOPERATOR_PLATFORM=gpu-l40s-d SOPERATOR_PRESET=2gpu-64vcpu-384gb
 export OMP_NUM_THREADS=32
 
 mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SOPERATOR_PLACE_RESULTS
+run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID
+if [[ ${SLURM_RESTART_COUNT:-0} = 0 && -e $run/run_record.json ]]; then
+  mv -T "$run" "$run.of-another-cluster-$(date -u +%Y%m%dT%H%M%SZ)"
+fi
 # Every node must see the same environment and mounts before ranks wait for each other.
 srun --overlap --ntasks=1 --ntasks-per-node=1 --cpus-per-task=32 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
 [[ -x $SOPERATOR_PYTHON ]] ||
