@@ -313,16 +313,17 @@ def test_results_of_another_clusters_job_are_not_written_over(
     text = render_sbatch(spec, spec.jobs[0])
     start = text.index("run=$SOPERATOR_PLACE_RESULTS")
     lines = text[start : text.index("\nfi\n", start) + 4]
-    record = tmp_path / "12" / "run_record.json"
+    results = tmp_path / "results"
+    record = results / "12" / "run_record.json"
 
     def begin(**environment: str) -> list[str]:
-        record.parent.mkdir(exist_ok=True)
+        record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text("earlier")
-        known = {"SOPERATOR_PLACE_RESULTS": str(tmp_path), "SLURM_JOB_ID": "12", **environment}
+        known = {"SOPERATOR_PLACE_RESULTS": str(results), "SLURM_JOB_ID": "12", **environment}
         subprocess.run(["bash", "-euc", lines], env={**os.environ, **known}, check=True)
-        return sorted(path.name for path in tmp_path.iterdir())
+        return sorted(path.name for path in results.iterdir())
 
     assert begin(SLURM_RESTART_COUNT="1") == ["12"]
     (kept,) = begin()
     assert kept.startswith("12.of-another-cluster-")
-    assert (tmp_path / kept / "run_record.json").read_text() == "earlier"
+    assert (results / kept / "run_record.json").read_text() == "earlier"
