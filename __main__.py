@@ -81,7 +81,8 @@ def main() -> None:
     if spec.soperator.slack_notifier and webhook is None:
         raise pulumi.RunError(
             f"{spec.name}.soperator.slack_notifier: no webhook to tell; set it with "
-            f"'pulumi config set --secret {SECRETS}:{SLACK_WEBHOOK} https://hooks.slack.com/...'"
+            f"'pulumi config set --secret {SECRETS}:{SLACK_WEBHOOK} --stack {spec.name}', which "
+            "asks for it"
         )
     stack = Stack(
         spec,

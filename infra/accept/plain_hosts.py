@@ -33,9 +33,10 @@ mkdir -p {folder}/results {folder}/scratch
 cd {folder}
 if [ ! -d {code} ]; then
   part=$(mktemp -d code.XXXXXX)
+  trap 'rm -rf "$part"' EXIT
   tar -xz --no-same-owner -C "$part"
   chmod 755 "$part"
-  mv -T "$part" {code} 2> /dev/null || rm -rf "$part"
+  mv -T "$part" {code} 2> /dev/null || true
 fi
 """
 # Standard input is open as long as somebody waits here; its end is the end of the ranks.

@@ -54,5 +54,5 @@ def command(
     )
     objects = [kube_job.pytorch_job(pods)] if pytorchjob else kube_job.service_and_job(pods)
     put(kube_job.to_yaml(objects), file)
-    for line in kube_job.how_to_run(spec, pods):
+    for line in kube_job.how_to_run(spec, pods, file=None if file is None else str(file)):
         output.note(line)

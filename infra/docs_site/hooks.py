@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 
 from infra.docs_site import links
 from infra.docs_site.cli_page import cli_page
@@ -62,7 +62,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         # One that is not there stays unknown to mkdocs, which names page and link.
         if (ROOT / path).is_file():
             content = (ROOT / path).read_bytes()
-            files.append(File.generated(config, links.site_path(path), content=content))
+            # Tables are excluded as pages; one that a page links to is wanted.
+            copied = File.generated(
+                config,
+                links.site_path(path),
+                content=content,
+                inclusion=InclusionLevel.INCLUDED,
+            )
+            files.append(copied)
     return files
 
 

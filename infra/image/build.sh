@@ -35,7 +35,9 @@ image=${registry:+${registry,,}/}$name
 
 commit=$(git rev-parse --short=12 HEAD)
 tags=("sha-$commit")
-dirty=$(git status --porcelain)
+# What goes into the image, and what makes it; a stack file of your own is none of it.
+dirty=$(git status --porcelain -- Dockerfile .dockerignore infra/image infra/setup/bootstrap.lock \
+  requirements-workloads.lock workloads tests/workloads/image)
 if [[ -n $dirty ]]; then
   tags=("sha-$commit-dirty")
 else
@@ -56,7 +58,14 @@ case $verb in
   push)
     [[ -z $dirty ]] || stop "the tree has changes; commit them, build, test, then push"
     [[ -n $registry ]] || stop "push needs --stack with a registry, or --registry HOST/PATH"
-    for tag in "${tags[@]}"; do "${DOCKER:-docker}" push "$image:$tag"; done
+    for tag in "${tags[@]}"; do
+      # Stacks pin these names: what is there stays what it is.
+      if [[ $tag != latest ]] && "${DOCKER:-docker}" manifest inspect "$image:$tag" > /dev/null 2>&1; then
+        echo "$image:$tag is there already, and is left as it is" >&2
+        continue
+      fi
+      "${DOCKER:-docker}" push "$image:$tag"
+    done
     # enroot divides the registry from the path by '#'.
     echo "jobs[].container: ${image/\//#}:sha-$commit"
     ;;

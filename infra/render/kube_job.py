@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from infra.render import names
 from infra.render.job_nodes import RenderError
+from infra.render.values import nodesets
 from stacks.catalog import find_preset
 from stacks.node_capacity import GIB, node_capacity
 from stacks.node_spec import WorkerSpec
@@ -61,7 +63,7 @@ def check(spec: StackSpec, pods: Pods) -> None:
 
 def service_and_job(pods: Pods) -> list[dict[str, Any]]:
     """The service by which pods resolve `NAME-0.NAME`, and a Job whose pods have an index."""
-    labels = {"app.kubernetes.io/name": pods.name}
+    labels = _labels(pods)
     meta = {"name": pods.name, "namespace": pods.namespace, "labels": labels}
     service = {
         "apiVersion": "v1",
@@ -105,7 +107,7 @@ def pytorch_job(pods: Pods) -> dict[str, Any]:
     RANK of a pod is its number in every release of the operator, MASTER_ADDR and MASTER_PORT are
     the first one's: kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go (1417bbc).
     """
-    labels = {"app.kubernetes.io/name": pods.name}
+    labels = _labels(pods)
     pod = _pod(pods, _OPERATORS_CONTAINER, 'NODE_RANK="$RANK"', {})
 
     def replicas(count: int) -> dict[str, Any]:
@@ -130,17 +132,18 @@ def to_yaml(objects: list[dict[str, Any]]) -> str:
     return "---\n".join(json.dumps(each, indent=2) + "\n" for each in objects)
 
 
-def how_to_run(spec: StackSpec, pods: Pods, *reads: str) -> list[str]:
+def how_to_run(spec: StackSpec, pods: Pods, *reads: str, file: str | None = None) -> list[str]:
     """What to type, with the GPUs freed first: every pod of slurmd holds all GPUs of its node.
 
-    `reads` are lines that fetch a result before the objects are deleted.
+    `reads` are lines that fetch a result before the objects are deleted; `file` has the objects.
     """
     slurm, worker = spec.cluster.namespace, pods.worker
     nodes = " ".join(f"{worker.name}-{index}" for index in range(worker.max_nodes))
     kubectl = f"kubectl -n {pods.namespace}"
     label = f"app.kubernetes.io/name={pods.name}"
+    file = shlex.quote(file or f"{pods.name}.yaml")
 
-    def replicas(count: int) -> str:
+    def scale(count: int) -> str:
         patch = json.dumps({"spec": {"replicas": count}})
         return f"  kubectl -n {slurm} patch nodeset {worker.name} --type merge -p '{patch}'"
 
@@ -150,17 +153,21 @@ def how_to_run(spec: StackSpec, pods: Pods, *reads: str) -> list[str]:
             "their node group counts them. Bring the pods back after:"
         ),
         f"  soperator drain {nodes} --reason 'a Kubernetes Job' --wait --stack {spec.name}",
-        replicas(0),
-        f"  kubectl apply -f {pods.name}.yaml && {kubectl} get pods -w -l {label}",
+        scale(0),
+        f"  kubectl apply -f {file} && {kubectl} get pods -w -l {label}",
         (
             f"  {kubectl} logs -f -l {label} --all-containers --prefix "
             f"--max-log-requests={pods.nodes}"
         ),
         *(f"  {kubectl} {line}" for line in reads),
-        f"  kubectl delete -f {pods.name}.yaml",
-        replicas(worker.min_nodes),
+        f"  kubectl delete -f {file}",
+        scale(nodesets.replicas(worker)["replicas"]),
         f"  soperator drain {nodes} --undo --stack {spec.name}",
     ]
+
+
+def _labels(pods: Pods) -> dict[str, str]:
+    return {"app.kubernetes.io/name": pods.name}
 
 
 def _deadline(pods: Pods) -> dict[str, int]:
@@ -196,6 +203,17 @@ def _pod(pods: Pods, container_name: str, rank: str, address: Mapping[str, str])
     return {
         "restartPolicy": "Never",
         "nodeSelector": {names.NODESET_NAME_LABEL: worker.name},
+        # A pod a node, also where a node has room for two.
+        "affinity": {
+            "podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "topologyKey": "kubernetes.io/hostname",
+                        "labelSelector": {"matchLabels": _labels(pods)},
+                    }
+                ]
+            }
+        },
         "tolerations": [{"key": names.GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}],
         "containers": [container],
         "volumes": [{"name": name, **source} for name, source in pods.volumes.items()],

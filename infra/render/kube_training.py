@@ -50,6 +50,11 @@ def training_pods(
             f"{spec.name}: jobs.{job.name}.container: missing; declare it or give --image, with "
             "this code and torch in it (infra/image/build.sh)"
         )
+    if chosen.endswith(".sqsh"):
+        raise RenderError(
+            f"{spec.name}: jobs.{job.name}.container: {chosen} is a file of enroot, which "
+            "Kubernetes cannot pull; give --image with an image of a registry"
+        )
     worker = nodesets_of(spec, job)[0]
     name = name or job.name
     ranks = max(1, job.gpus_per_node)

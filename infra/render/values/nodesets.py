@@ -72,7 +72,7 @@ def _nodeset(spec: StackSpec, worker: WorkerSpec, nfs_address: Any) -> dict[str,
     values: dict[str, Any] = {
         "name": worker.name,
         "annotations": {names.CLUSTER_REF: spec.cluster.slurm_cluster_name},
-        **_replicas(worker),
+        **replicas(worker),
         # hostUsers: false on privileged workers breaks enroot.
         "enableHostUserNamespace": True,
         "priorityClass": "soperator-worker-high-priority",
@@ -121,7 +121,8 @@ def _for_shell(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _replicas(worker: WorkerSpec) -> dict[str, Any]:
+def replicas(worker: WorkerSpec) -> dict[str, Any]:
+    """How many pods of slurmd the nodeset has, as its chart counts them."""
     if not is_elastic(worker):
         return {"replicas": worker.min_nodes}
     # The chart makes one of zero replicas; of an elastic set it counts the most.

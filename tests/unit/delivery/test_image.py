@@ -21,6 +21,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     for name in ("docker", "torchrun"):
         program(folder / name, 'echo "$(basename "$0") $*"')
+    program(folder / "docker", '[ "$1" != manifest ] || exit 1\necho docker "$@"')  # nothing there
     program(folder / "pulumi", 'echo "cr.eu-north1.nebius.cloud/e00Registry"')
     program(folder / "python", "echo 2")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -100,6 +101,14 @@ def test_the_push_goes_to_the_registry_of_the_stack(checkout: Path, programs: Pa
     assert lines[-1] == f"jobs[].container: {container}"
 
 
+def test_a_tag_that_stacks_pin_is_not_pushed_over(checkout: Path, programs: Path) -> None:
+    program(programs / "docker", 'case "$*" in manifest*sha-*) exit 0 ;; esac\necho docker "$@"')
+    done = build(checkout, "push", "--registry", "ghcr.io/org")
+    image = "ghcr.io/org/soperator-jobs"
+    assert done.stdout.splitlines()[0] == f"docker push {image}:latest"
+    assert f"{image}:{sha(checkout)} is there already" in done.stderr
+
+
 def test_a_stack_without_a_registry_is_told_how_to_declare_one(
     checkout: Path, programs: Path
 ) -> None:
@@ -112,7 +121,11 @@ def test_a_stack_without_a_registry_is_told_how_to_declare_one(
 def test_a_tree_with_changes_is_built_under_its_own_name_and_never_pushed(
     checkout: Path, programs: Path
 ) -> None:
-    (checkout / "note").write_text("mine")
+    (checkout / "stacks").mkdir()
+    (checkout / "stacks" / "Pulumi.own.yaml").write_text("of no image")
+    assert build(checkout, "tags").stdout.split()[0] == f"soperator-jobs:{sha(checkout)}"
+    (checkout / "workloads").mkdir()
+    (checkout / "workloads" / "mine.py").write_text("")
     assert build(checkout, "tags").stdout.split() == [f"soperator-jobs:{sha(checkout)}-dirty"]
     done = build(checkout, "push", "--registry", "ghcr.io/org")
     assert (done.returncode, done.stdout) == (1, "")

@@ -174,6 +174,27 @@ def test_the_image_is_the_jobs_own_unless_another_is_named(spec: StackSpec) -> N
     assert training_pods(spec, job, image=IMAGE).image == IMAGE
     with pytest.raises(RenderError, match=r"jobs\.finetune\.container: missing"):
         training_pods(spec, job_of(spec))
+    file = replace(job_of(spec), container="/mnt/shared/images/jobs.sqsh")
+    with pytest.raises(RenderError, match=r"jobs\.sqsh is a file of enroot"):
+        training_pods(spec, file)
+    assert training_pods(spec, file, image=IMAGE).image == IMAGE
+
+
+def test_an_elastic_nodeset_gets_all_its_pods_back(spec: StackSpec) -> None:
+    """The chart counts the most of an elastic set; one of fewer would lose nodes for good."""
+    worker = replace(spec.nodes.workers[0], min_nodes=0, max_nodes=2)
+    elastic = replace(spec, nodes=replace(spec.nodes, workers=(worker,)))
+    pods = training_pods(elastic, job_of(elastic), image=IMAGE)
+    lines = kube_job.how_to_run(elastic, pods, file="my job.yaml")
+    patches = [line for line in lines if "patch nodeset" in line]
+    assert [
+        '{"spec": {"replicas": 0}}' in patches[0],
+        '{"spec": {"replicas": 2}}' in patches[1],
+    ] == [
+        True,
+        True,
+    ]
+    assert sum("-f 'my job.yaml'" in line for line in lines) == 2
 
 
 @pytest.mark.parametrize(
