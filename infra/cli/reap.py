@@ -45,6 +45,11 @@ def command(
             f"lifetime.idle_hours or lifetime.until in stacks/Pulumi.{stack}.yaml"
         )
     if spec.nodes.paused:
+        if act and not _is_deployed(stack):
+            raise CliError(
+                f"{stack}: its file says paused, but that is not what is deployed, and machines "
+                f"may be paid on; see what runs there, then: pulumi up --stack {stack}"
+            )
         output.note(f"{stack}: is paused already")
         return
     found = _verdict(spec, identity, end_jobs=end_jobs)
@@ -56,8 +61,8 @@ def command(
     if found.is_due and not act:
         output.note(f"{stack}: nothing was done; --act pauses it")
     if acts:
-        switch(stack, paused=True)
-        raise typer.Exit(_up(stack))
+        _check_deployed(stack)
+        raise typer.Exit(_pause(stack))
 
 
 def _verdict(spec: StackSpec, identity: Path | None, *, end_jobs: bool) -> Verdict:
@@ -77,10 +82,49 @@ def _verdict(spec: StackSpec, identity: Path | None, *, end_jobs: bool) -> Verdi
     return verdict(spec, seen, now, ends_jobs=end_jobs)
 
 
-def _up(stack: str) -> int:
-    """Exit status of the engine; what it prints is the user's."""
-    command = ["pulumi", "up", "--yes", "--non-interactive", "--stack", stack]
+def _check_deployed(stack: str) -> None:
+    """Refuses a checkout whose `pulumi up` would do more than pause: nobody looks at it."""
+    if not _is_deployed(stack):
+        raise CliError(
+            f"{stack}: nothing was paused: this checkout is not what is deployed, and `pulumi up` "
+            "would apply all of it; bring the checkout up to date, or deploy it, then run this "
+            f"again: pulumi preview --stack {stack}"
+        )
+
+
+def _is_deployed(stack: str) -> bool:
+    """Whether `pulumi up` would change nothing; what it would change is told."""
+    done = _pulumi("preview", "--expect-no-changes", "--non-interactive", stack=stack, quiet=True)
+    if done.returncode:
+        output.note(f"{done.stdout}{done.stderr}".strip())
+    return done.returncode == 0
+
+
+def _pause(stack: str) -> int:
+    """Exit status of the engine; when it fails, the file says again what it said before."""
+    code = 1
+    switch(stack, paused=True)
     try:
-        return subprocess.run(command, cwd=CHECKOUT, env=context.environ(), check=False).returncode
+        code = _pulumi("up", "--yes", "--non-interactive", stack=stack).returncode
+    finally:
+        if code:
+            # Else the next run would take the stack for paused, and its nodes were paid on.
+            switch(stack, paused=False)
+            output.note(f"{stack}: pulumi up failed, so the file says running again; see above why")
+    return code
+
+
+def _pulumi(*words: str, stack: str, quiet: bool = False) -> subprocess.CompletedProcess[str]:
+    """What the engine did; unless `quiet`, what it prints is the user's."""
+    command = ["pulumi", *words, "--stack", stack]
+    try:
+        return subprocess.run(
+            command,
+            cwd=CHECKOUT,
+            env=context.environ(),
+            check=False,
+            capture_output=quiet,
+            text=True,
+        )
     except FileNotFoundError as error:
         raise CliError("pulumi: not on PATH; run `make setup`") from error
