@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from infra.reap.verdict import Verdict
     from stacks.spec import StackSpec
 
-_WITHOUT_IDLE_H = 24
-"""How far back the reason looks where only an end is declared."""
-
 
 def command(
     stack: StackOption = DEFAULT_STACK,
@@ -68,6 +65,8 @@ def command(
 def _verdict(spec: StackSpec, identity: Path | None, *, end_jobs: bool) -> Verdict:
     from infra.reap.activity import activity
     from infra.reap.verdict import verdict
+    from infra.render.schedule import placeholders
+    from stacks.lifetime import refusal
 
     assert spec.lifetime is not None
     outputs = context.read(spec.name)
@@ -77,7 +76,9 @@ def _verdict(spec: StackSpec, identity: Path | None, *, end_jobs: bool) -> Verdi
             connection,
             outputs.login_host_key,
             now=now,
-            hours=spec.lifetime.idle_hours or _WITHOUT_IDLE_H,
+            # After the end it no longer matters since when nothing runs.
+            hours=None if refusal(spec, now) else spec.lifetime.idle_hours,
+            placeholders=placeholders(spec),
         )
     return verdict(spec, seen, now, ends_jobs=end_jobs)
 

@@ -31,6 +31,8 @@ class Accounted:
     """Jobs of one cluster by id, and whether their history is kept there."""
 
     uses: tuple[JobUse, ...]
+    queued: tuple[JobUse, ...] = ()
+    """Jobs that run or wait now, also those that were never eligible and are in no period."""
     has_accounting: bool
 
 
@@ -75,8 +77,13 @@ def uses(
     in_queue = squeue_rows(queued)
     rows = sacct_rows(accounted) if has_accounting else in_queue
     # Accounting may be late by seconds; the queue knows best what is not over.
-    active = {row.job_id for row in in_queue if row.state in ACTIVE_STATES}
-    return Accounted(uses=_joined(rows, active, cluster), has_accounting=has_accounting)
+    queued_rows = [row for row in in_queue if row.state in ACTIVE_STATES]
+    active = {row.job_id for row in queued_rows}
+    return Accounted(
+        uses=_joined(rows, active, cluster),
+        queued=_joined(queued_rows, active, cluster),
+        has_accounting=has_accounting,
+    )
 
 
 def sacct_rows(output: str) -> tuple[_Row, ...]:

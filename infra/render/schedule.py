@@ -32,6 +32,15 @@ def has_schedules(spec: StackSpec) -> bool:
     return any(job.schedule is not None for job in spec.jobs)
 
 
+def placeholders(spec: StackSpec) -> frozenset[str]:
+    """Names of the jobs by which Slurm's queue holds the next time of every schedule."""
+    return frozenset(_placeholder(job) for job in spec.jobs if job.schedule is not None)
+
+
+def _placeholder(job: JobSpec) -> str:
+    return f"schedule-{job.name}"
+
+
 def schedule_files(spec: StackSpec) -> dict[str, str]:
     """Path in the release -> text; nothing where no job is scheduled."""
     scheduled = [job for job in spec.jobs if job.schedule is not None]
@@ -70,7 +79,7 @@ def scrontab_lines(spec: StackSpec, scheduled: list[JobSpec]) -> str:
     lines = [_BEGIN]
     for job in scheduled:
         options = (
-            f"--job-name=schedule-{job.name}",
+            f"--job-name={_placeholder(job)}",
             f"--partition={job.partition}",
             "--ntasks=1",
             "--cpus-per-task=1",

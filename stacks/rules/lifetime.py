@@ -44,3 +44,11 @@ def check_lifetime(spec: StackSpec, findings: Findings) -> None:
             "declare lifetime.until alone",
             rule="lifetime.idle-unseen",
         )
+    for index, job in enumerate(spec.jobs):
+        if job.schedule is not None:
+            findings.error(
+                f"jobs[{index}].schedule",
+                "an idle stack is paused (lifetime.idle_hours), and then no schedule runs any "
+                "more; take idle_hours out and declare lifetime.until, or take the schedule out",
+                rule="lifetime.idle-schedule",
+            )

@@ -36,6 +36,15 @@ def test_times_are_asked_for_in_utc_whatever_the_cluster_s_zone_is() -> None:
     assert command.endswith("--jobs=4,6")
 
 
+def test_the_queue_tells_what_is_not_over_also_what_never_became_eligible() -> None:
+    queued = asked(Recorded(stdout=OUTPUT)).queued
+    assert [(job.job_id, job.state) for job in queued] == [
+        ("1", "PENDING"),
+        ("5", "RUNNING"),
+        ("6", "PENDING"),
+    ]
+
+
 def test_a_finished_job_has_its_user_partition_nodes_and_times() -> None:
     job = JOBS["3"]
     assert (job.user, job.partition, job.state, job.is_finished) == (

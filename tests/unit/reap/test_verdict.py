@@ -28,25 +28,42 @@ def spec(public_key_file: object) -> StackSpec:
 
 
 class Slurm:
-    """Answers with rows of sacct, as Slurm prints them in UTC."""
+    """Answers with rows of sacct and of squeue, as Slurm prints them in UTC."""
 
-    def __init__(self, *rows: tuple[str, ...], boot: str = BOOT) -> None:
-        self.rows, self.boot = rows, boot
-        self.commands: list[str] = []
+    def __init__(
+        self,
+        *rows: tuple[str, ...],
+        queue: tuple[str, ...] = (),
+        boot: str = BOOT,
+        stderr: str = "",
+    ) -> None:
+        self.rows, self.queue, self.boot, self.stderr = rows, queue, boot, stderr
 
     def run(self, command: str, *, stdin: bytes = b"") -> Result:
-        self.commands.append(command)
         table = "".join(SACCT.format(*row) for row in self.rows)
-        text = self.boot if "scontrol show config" in command else f"--\n{table}"
-        return Result(command=command, exit_code=0, stdout=text, stderr="")
+        queued = "".join(f"{row}\n" for row in self.queue)
+        text = self.boot if "scontrol show config" in command else f"{queued}--\n{table}"
+        failed = int(bool(self.stderr) and "sacct" in command)
+        return Result(command=command, exit_code=failed, stdout=text, stderr=self.stderr)
 
 
 def done(number: str, end: str, *, user: str = "root", partition: str = "main") -> tuple[str, ...]:
     return (number, "finetune", user, partition, "COMPLETED", "2026-11-21T08:00:00", end)
 
 
-def seen(*rows: tuple[str, ...], boot: str = BOOT) -> Activity:
-    return activity(Slurm(*rows, boot=boot), "key", now=NOW, hours=24)
+def queued(number: str, name: str, state: str, *, user: str = "root") -> str:
+    return f"{number}|{user}|main|{state}|N/A|N/A|8|N/A||{name}"
+
+
+def seen(
+    *rows: tuple[str, ...],
+    queue: tuple[str, ...] = (),
+    boot: str = BOOT,
+    stderr: str = "",
+    hours: int | None = 24,
+) -> Activity:
+    slurm = Slurm(*rows, queue=queue, boot=boot, stderr=stderr)
+    return activity(slurm, "key", now=NOW, hours=hours, placeholders={"schedule-train"})
 
 
 def judged(
@@ -83,9 +100,32 @@ def test_a_cluster_that_was_just_made_or_resumed_is_not_idle_since_ever() -> Non
 
 
 def test_a_job_that_runs_or_waits_is_unfinished() -> None:
-    running = ("5", "serve", "root", "main", "RUNNING", "2026-11-21T08:00:00", "Unknown")
-    waiting = ("6", "load", "root", "main", "PENDING", "Unknown", "Unknown")
-    assert seen(running, waiting).unfinished == ("5 serve", "6 load")
+    """Also one that is held: accounting has it in no period, as it was never eligible."""
+    queue = (
+        queued("5", "serve", "RUNNING"),
+        queued("6", "load", "PENDING"),
+        queued("7", "check", "RUNNING", user="soperatorchecks"),
+        queued("8", "old", "COMPLETED"),
+    )
+    assert seen(queue=queue).unfinished == ("5 serve", "6 load")
+
+
+def test_a_job_that_accounting_lost_the_end_of_keeps_no_stack() -> None:
+    runaway = ("5", "serve", "root", "main", "RUNNING", "2026-11-21T08:00:00", "Unknown")
+    assert seen(runaway).unfinished == ()
+
+
+def test_the_next_time_of_a_schedule_is_no_work_but_its_run_is() -> None:
+    assert seen(queue=(queued("5", "schedule-train", "PENDING"),)).unfinished == ()
+    running = seen(queue=(queued("5", "schedule-train", "RUNNING"),))
+    assert running.unfinished == ("5 schedule-train",)
+
+
+def test_without_accounting_nothing_is_idle() -> None:
+    off = "Slurm accounting storage is disabled\n"
+    with pytest.raises(JobsError, match="nobody knows when the last job ended"):
+        seen(stderr=off)
+    assert seen(queue=(queued("5", "serve", "RUNNING"),), stderr=off, hours=None).unfinished
 
 
 def test_a_controller_that_does_not_say_when_it_started_is_an_error() -> None:

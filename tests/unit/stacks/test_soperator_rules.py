@@ -112,6 +112,11 @@ SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
         "lifetime.idle_hours",
         "slurm.accounting is off",
     ),
+    (
+        lambda c: (lifetime(idle_hours=8)(c), c["jobs"][0].update(schedule="0 2 * * *")),
+        "jobs[0].schedule",
+        "then no schedule runs any more",
+    ),
     (file(path="etc/motd"), "soperator.jail_files[0].path", "not absolute"),
     (file(mode="rw-r--r--"), "soperator.jail_files[0].mode", "octal"),
     (file(path="/etc/slurm/slurm.conf"), "soperator.jail_files[0].path", "Soperator writes"),
