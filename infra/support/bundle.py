@@ -75,7 +75,9 @@ def write_bundle(
 def _cut(text: str) -> str:
     if len(text) <= _LONGEST:
         return text
-    return f"... {len(text) - _LONGEST} characters before this are left out\n{text[-_LONGEST:]}"
+    # Of a line without its begin nobody can say whether it was called a secret.
+    kept = text[-_LONGEST:].partition("\n")[2]
+    return f"... {len(text) - len(kept)} characters before this are left out\n{kept}"
 
 
 def _index(done: Iterable[Gathered], texts: dict[str, bytes], *, stack: str, now: datetime) -> str:

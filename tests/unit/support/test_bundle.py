@@ -130,10 +130,12 @@ def test_the_list_names_every_part_with_its_size_or_why_it_is_missing(tmp_path: 
     assert "NOT RUN  b.txt: a part: nobody answers\n" in texts[INDEX]
 
 
-def test_a_part_that_is_too_long_keeps_its_end(tmp_path: Path) -> None:
-    text = read(written(tmp_path, part("a.txt", "x" * 2_000_001 + "END")))["a.txt"]
-    assert text.endswith("END")
-    assert text.startswith("... 4 characters before this are left out")
+def test_a_part_that_is_too_long_keeps_its_end_from_a_whole_line(tmp_path: Path) -> None:
+    """Else the value of a name that is cut off would stay."""
+    text = f"password: {'x' * 20}\n" + "y" * 1_999_990 + "\nEND"
+    text = read(written(tmp_path, part("a.txt", text)))["a.txt"]
+    assert text.startswith("... 31 characters before this are left out\nyyy")
+    assert text.endswith("\nEND")
 
 
 def test_a_bundle_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
