@@ -16,41 +16,97 @@ from urllib.parse import quote
 MARK: Final = "[REDACTED]"
 _SHORTEST: Final = 6
 """Shorter values are words: taking them out would take the text apart."""
+_QUOTE: Final = r"(?:\\{0,8}[\"'])?"
+"""A quote or none, also as it stands in JSON within JSON."""
 _NAME: Final = (
-    r"(?:pass(?:word|wd|phrase)|secret|token(?!s|iz)|api[-_]?key|private[-_]?key|access[-_]?key"
-    r"|client[-_]?key[-_]?data|webhook|credential|ciphertext|encryptionsalt|authorization"
-    r"|storagepass|secure)"
+    r"(?:pass(?:word|wd|phrase)|pwd|secret|token(?!s|iz)|api[-_]?key|private[-_]?key"
+    r"|access[-_]?key|client[-_]?key[-_]?data|webhook|credential|ciphertext|encryptionsalt"
+    r"|authorization|storagepass|secure"
+    rf"|tokens(?={_QUOTE}[ \t]*[:=](?![ \t]*{_QUOTE}[\d.,_]+[kKMGT%]?(?:[\s/,;)}}\]\"']|\Z))))"
 )
 """Words that the name of a secret has; counts of text tokens are none."""
+_NAMED_WORD: Final = rf"[\w.-]{{0,80}}{_NAME}[\w.-]{{0,80}}"
 _SHAPES: Final = tuple(
     re.compile(pattern, re.DOTALL)
     for pattern in (
         # PEM and OpenSSH keys, also cut off in the middle, also with \n written out.
         r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)",
+        # "-----BEGIN" in base64, on one line or on many.
+        r"LS0tLS1CRUdJTi[A-Za-z0-9+/=]{20,}(?:\n[ \t]*[A-Za-z0-9+/=]+[ \t]*(?=\n|\Z))*",
         r"\bAGE-SECRET-KEY-1[A-Z0-9]{20,}",
-        # JSON web tokens, tokens of Nebius, Hugging Face, GitHub, OpenAI, Slack, AWS's key ids.
+        # JSON web tokens, tokens of Nebius, Hugging Face, GitHub, GitLab, OpenAI, Slack, AWS's ids.
         r"\beyJ[\w-]{8,}\.[\w-]{8,}\.?[\w-]*",
         r"\bne1[\w-]{30,}(?:\.[\w-]+)*",
         r"\bhf_[A-Za-z0-9]{20,}",
         r"\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}",
+        r"\bglpat-[\w.-]{16,}",
         r"\bsk-[\w-]{20,}",
-        r"\bxox[abeoprs]-[\w-]{10,}",
+        r"\bx(?:ox[abeoprs]|app)-[\w-]{10,}",
         r"https://hooks\.slack\.com/[^\s\"'<>]+",
         r"\b(?:AKIA|ASIA|NAKI)[A-Z0-9]{12,}",
         # What Pulumi encrypts: useless without the passphrase, and nobody's business.
         r"\bv1:[A-Za-z0-9+/=]{8,}(?::[A-Za-z0-9+/=]+)+",
     )
 )
-# Each starts at the border of a word and has an end: a log of megabytes is read in one go.
-_ADDRESS: Final = re.compile(r"(?<=://)[^\s/:@]{1,256}:[^\s/@]{1,256}(?=@)")
-"""user:password of an address."""
-_HEADER: Final = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9+/=._~-]{8,}")
-_NAMED: Final = re.compile(
-    rf"(?i)((?<![\w.-])[\w.-]{{0,80}}{_NAME}[\w.-]{{0,80}}[\"']?[ \t]*[:=][ \t]*)"
-    r"(?!\[REDACTED\])"
-    r"(\"(?:[^\"\\\n]|\\.){0,4096}\"|'[^'\n]{0,4096}'|[\"']?[^\s{\[|>,;\"'][^\n,;}\]]*)",
+# A key whose begin is cut off is looked for from its end: forwards, each line of letters would
+# start one, and a log of such lines would take hours.
+_KEY_END: Final = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----")
+_KEY_BACKWARDS: Final = re.compile(
+    r"(?:[ \t]*(?:\n|n\\)(?:r\\)?[ \t\r]*(?:[A-Za-z0-9+/=](?!\\))+)*"
 )
-"""`password: x`, `TOKEN=x`, `"secret": "x"`: the name stays; without quotes the line goes."""
+_LONGEST_KEY: Final = 20_000
+"""Characters; RSA of 16384 bits has 12,700."""
+_VALUE: Final = (
+    r"(?!\[REDACTED\])(?:"
+    r"(?P<escape>\\{1,8})[\"'][^\n]{0,4096}?(?<!\\)(?P=escape)[\"']"
+    r"|\"(?:[^\"\\\n]|\\.){0,4096}\""
+    r"|'(?:[^'\\\n]|\\.|''){0,4096}'"
+    r"|\[[^\]\n]{0,4096}\]?"
+    r"|[\"']?(?:[^\s{\[|>,;\"']|[|>](?![-+\d]{0,2}[ \t]*(?:[\n#]|\Z)))"
+    r"[^\n,;}\]]*(?:[,;}\]](?=[^\s,;}\]\"'])[^\n,;}\]]*)*)"
+)
+"""In quotes, a list, or to the end of the line; a comma before more letters is part of it."""
+_WORD: Final = r"(?!\[REDACTED\])(?:\"[^\"\n]{0,4096}\"|'[^'\n]{0,4096}'|[^\s\"',\]]+)"
+# Each starts at the border of a word and has an end: a log of megabytes is read in one go.
+# What is in `kept` stays: the name of what went.
+_CALLED: Final = tuple(
+    re.compile(rf"(?im){pattern}")
+    for pattern in (
+        # user:password of an address, a password alone, a token alone.
+        (
+            r"(?<=://)[^\s/:@\"']{0,256}:[^\s\"']{1,256}(?=@)"
+            r"|(?<=://)(?!\[REDACTED\]@)[^\s/:@\"']{8,256}(?=@)"
+        ),
+        r"(?P<kept>\b(?:bearer|basic)\s+)[A-Za-z0-9+/=._~-]{8,}",
+        # `password: |`, `>-`, `[` or nothing, and the value on the lines below, further in.
+        (
+            r"(?P<kept>^(?P<indent>[ \t]{0,200})(?:-[ \t]+)?"
+            rf"[\"']?{_NAMED_WORD}[\"']?[ \t]*:[ \t]*"
+            r"(?:[|>][-+\d]{0,2}|\[)?[ \t]*(?:#[^\n]*)?\n(?:[ \t]*\n){0,3}"
+            r"(?P=indent)(?:[ \t]+(?=\S)|(?=-[ \t])))"
+            r"\S[^\n]*(?:\n(?:[ \t]*\n){0,3}(?P=indent)(?:[ \t]+\S|-[ \t])[^\n]*)*"
+        ),
+        # `password: x`, `TOKEN=x`, `"secret": "x"`.
+        rf"(?P<kept>(?<![\w.-]){_NAMED_WORD}{_QUOTE}[ \t]*[:=][=>]?[ \t]*){_VALUE}",
+        # {"name": "DB_PASSWORD", "value": "x"}, on one line or on two.
+        (
+            rf"(?P<kept>\b(?:name|key){_QUOTE}[ \t]*[:=][ \t]*{_QUOTE}{_NAMED_WORD}{_QUOTE}[ \t]*,?"
+            rf"\s{{0,200}}{_QUOTE}value{_QUOTE}[ \t]*[:=][ \t]*){_VALUE}"
+        ),
+        # `--token x`, also as a list of words.
+        (
+            rf"(?P<kept>(?<![\w-])--?[\w-]{{0,40}}{_NAME}[\w-]{{0,40}}"
+            rf"(?:{_QUOTE}[ \t]*,\s{{0,200}}|{_QUOTE}\n[ \t]*-[ \t]+|[ \t]+)){_WORD}"
+        ),
+        # `ENV HF_TOKEN x` of an image, `setenv`; a .netrc.
+        (
+            rf"(?P<kept>\b(?:env|arg|setenv)[ \t]+\w{{0,80}}{_NAME}\w{{0,80}}[ \t]+)"
+            r"(?!\[REDACTED\])\S[^\n]*"
+        ),
+        rf"(?P<kept>\b(?:machine|login|account|default)[ \t]+\S{{1,256}}\s+password[ \t]+){_WORD}",
+        rf"(?P<kept>^[ \t]*password[ \t]+){_WORD}(?=[ \t]*$)",
+    )
+)
 _EMAIL: Final = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}\b")
 
 
@@ -72,19 +128,30 @@ class Redactor:
             text = self._taken(self._known, text)
         for shape in _SHAPES:
             text = self._taken(shape, text)
-        text = self._taken(_ADDRESS, text)
-        text = self._taken(_HEADER, text, keep=True)
-        text = self._taken(_NAMED, text, keep=True)
+        text = self._without_ends(text)
+        for called in _CALLED:
+            text = self._taken(called, text)
         return self._taken(_EMAIL, text) if self._emails else text
 
-    def _taken(self, pattern: re.Pattern[str], text: str, *, keep: bool = False) -> str:
-        """The text without what matches; `keep` leaves the first group."""
-        replacement = rf"\1 {MARK}" if keep and pattern is _HEADER else MARK
-        if keep and pattern is _NAMED:
-            replacement = rf"\1{MARK}"
+    def _taken(self, pattern: re.Pattern[str], text: str) -> str:
+        """The text without what matches, but for its group `kept`."""
+        replacement = rf"\g<kept>{MARK}" if "kept" in pattern.groupindex else MARK
         text, count = pattern.subn(replacement, text)
         self.num_redacted += count
         return text
+
+    def _without_ends(self, text: str) -> str:
+        """The text without keys whose begin is not in it."""
+        pieces: list[str] = []
+        last = 0
+        for end in _KEY_END.finditer(text):
+            before = text[max(last, end.start() - _LONGEST_KEY) : end.start()][::-1]
+            found = _KEY_BACKWARDS.match(before)
+            length = 0 if found is None else found.end()
+            pieces += [text[last : end.start() - length], MARK]
+            last = end.end()
+            self.num_redacted += 1
+        return "".join([*pieces, text[last:]])
 
 
 def _forms(secret: str) -> set[str]:

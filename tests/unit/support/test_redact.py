@@ -58,6 +58,9 @@ def test_what_was_redacted_once_stays_as_it_is(text: str) -> None:
         "ghp_" + "a1B2" * 9,
         "sk-" + "a1B2" * 10,
         "xoxb-" + "1234567890-" + "abcdefghij",
+        "xapp-1-" + "A1B2C3D4E5-" + "abcdefghij",
+        "glpat-" + "a1B2" * 5,
+        base64.b64encode(("-----BEGIN " + "PRIVATE KEY-----\nab").encode() * 3).decode(),
         "https://hooks.slack.com/services/T000/B000/abcdEFGH",
         "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJtZSJ9.c2lnbmF0dXJl",
         "ne1" + "CiQ0ZGVm" * 8 + ".abc",
@@ -85,6 +88,32 @@ def test_what_looks_like_a_secret_goes_although_nobody_knows_it(secret: str) -> 
         "token=hunter2; next",
         "passphrase: correct hunter2 battery",
         'password: "cut hunter2',
+        "token: |\n  hunter2\n  hunter2",
+        "token: >-\n\n  hunter2",
+        "  - token:\n      hunter2",
+        "tokens:\n- abc\n- hunter2",
+        '"tokens": [\n  "hunter2"\n]',
+        "tokens: hunter2",
+        "password: [hunter2]",
+        "password: abc,hunter2",
+        "password: 'it''s hunter2'",
+        "'password': 'it\\'s hunter2'",
+        "password=|hunter2",
+        r"""{\"password\": \"hun\\\"ter, hunter2\"}""",
+        '{"name":"DB_PASSWORD","value":"hunter2"}',
+        "- name: DB_PASSWORD\n  value: hunter2",
+        "Server=x;Pwd=hunter2",
+        "'password' => 'hunter2'",
+        "run --token hunter2 on",
+        'run --token "a hunter2"',
+        '["--api-key","hunter2"]',
+        "args:\n- --api-key\n- hunter2",
+        "ENV HF_TOKEN hunter2",
+        "machine h login u password hunter2",
+        "machine h\nlogin u\npassword hunter2",
+        "redis://:hunter2@host",
+        "https://u:p@ss/hunter2@host",
+        "https://hunter2hunter2@host",
     ],
 )
 def test_what_is_called_a_secret_goes_and_its_name_stays(line: str) -> None:
@@ -103,13 +132,27 @@ def test_what_is_called_a_secret_goes_and_its_name_stays(line: str) -> None:
         "12 finetune RUNNING worker-[0-1]",
         'secretName: {"a": 1}'[:0] + "tokenizer: SmolLM2",
         "sha256 " + "0123456789abcdef" * 4,
+        "output_tokens: 1.5M; tokens=12/s",
+        '{"tokens": 12, "b": 1}',
+        "--max-tokens 12 --tokenizer SmolLM2",
+        "ssh://git@github.com/org/repository",
+        "the token expired; a password is asked for",
+        "token:\nnext: line",
     ],
 )
 def test_what_is_no_secret_stays(line: str) -> None:
     assert Redactor().text(line) == line
 
 
-@pytest.mark.parametrize("piece", ["x", "x-", "a.b@", "password ", 'token: "', "://a:b", "eyJ"])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *("x", "x-", "a.b@", "password ", 'token: "', "://a:b", "eyJ", " ", "\n", "://", "\\"),
+        *("abcdefgh\n", "-----END " + "PRIVATE KEY-----", "ab\n-----END " + "PRIVATE KEY-----"),
+        *("--token ", "token:\n ", "token: |\n\n", 'token: \\"', "name: token value: "),
+        *("login a password ", "ENV ", "LS0tLS1CRUdJTi" + "a" * 20 + "\n", "token: ,", "tokens: 1"),
+    ],
+)
 def test_a_log_of_megabytes_is_read_in_one_go(piece: str) -> None:
     """Patterns that look back at each letter took minutes for one line of 2 MB."""
     Redactor(["a-known-secret"], emails=True).text(piece * (1_000_000 // len(piece)))
@@ -118,6 +161,43 @@ def test_a_log_of_megabytes_is_read_in_one_go(piece: str) -> None:
 def test_a_key_that_is_cut_off_goes_to_the_end() -> None:
     clean = Redactor().text("before\n" + "\n".join(KEY.splitlines()[:2]))
     assert clean == f"before\n{MARK}"
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\\n"])
+def test_a_key_whose_begin_is_cut_off_goes_from_there(newline: str) -> None:
+    end = newline.join(KEY.splitlines()[1:])
+    for cut in (0, 30, len(KEY.splitlines()[1]) - 2):
+        clean = Redactor().text(f"a line.{newline}{end[cut:]}\nafter")
+        assert clean == f"a line.{newline}{MARK}\nafter"
+    assert Redactor().text(f"a certificate: x\n{end}").startswith("a certificate: ")
+
+
+def secret_forms(secret: str) -> list[str]:
+    """How files and command lines write a secret that they name."""
+    quoted = json.dumps(secret)
+    return [
+        f"password: {secret}",
+        f"TOKEN={secret}",
+        f"token: |\n  {secret}",
+        f"token:\n  - {secret}",
+        json.dumps({"password": secret}),
+        json.dumps(json.dumps({"password": secret})),
+        json.dumps({"name": "API_KEY", "value": secret}),
+        json.dumps(["--api-key", secret]),
+        "password: '" + secret.replace("'", "''") + "'",
+        f"password: {quoted}",
+        f"run --token {secret}",
+        f"ENV HF_TOKEN {secret}",
+        f"machine h login u password {secret}",
+        f"https://u:{secret}@h",
+    ]
+
+
+@given(secret=st.from_regex(r"[a-z][A-Za-z0-9,;./+=_@-]{10,30}[a-z]", fullmatch=True))
+def test_what_is_planted_under_the_name_of_a_secret_goes_in_every_form(secret: str) -> None:
+    secret = secret.replace(";;", ";").replace(",,", ",")
+    left = [form for form in secret_forms(secret) if secret in Redactor().text(form)]
+    assert not left
 
 
 def test_addresses_of_people_go_only_where_that_is_wanted() -> None:
