@@ -65,10 +65,13 @@ def parts_here(
         ]
     if preview:
         parts.append(
-            _part(
-                "preview.txt",
-                "what `pulumi up` would do",
-                lambda: ran("pulumi", "preview", "--stack", stack, *_PLAIN, timeout_s=_PREVIEW_S),
+            Part(
+                name="preview.txt",
+                says="what `pulumi up` would do",
+                gather=lambda: ran(
+                    "pulumi", "preview", "--stack", stack, *_PLAIN, timeout_s=_PREVIEW_S
+                ),
+                limit_s=_PREVIEW_S + _QUICK_S,
             )
         )
     return parts

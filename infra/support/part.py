@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ class Part:
     """What it is, for the list."""
     gather: Callable[[], str]
     """Its text; NotRunError where it cannot be had."""
+    limit_s: float = 120.0
+    """Seconds; a filesystem or a machine that hangs does not hold the other parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +39,22 @@ class Gathered:
 
 def gather(part: Part) -> Gathered:
     """The part, whatever goes wrong with it: the others are worth more then."""
-    try:
-        return Gathered(part=part, text=part.gather())
-    except Exception as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        return Gathered(part=part, text=None, reason=lines[0])
+    found: list[Gathered] = []
+
+    def answer() -> None:
+        try:
+            found.append(Gathered(part=part, text=part.gather()))
+        except Exception as error:
+            lines = str(error).splitlines() or [type(error).__name__]
+            found.append(Gathered(part=part, text=None, reason=lines[0]))
+
+    # What hangs in a read cannot be ended; as a daemon it does not keep the program.
+    thread = threading.Thread(target=answer, name=part.name, daemon=True)
+    thread.start()
+    thread.join(part.limit_s)
+    if found:
+        return found[0]
+    return Gathered(part=part, text=None, reason=f"no end within {part.limit_s:g} s")
 
 
 def output_of(

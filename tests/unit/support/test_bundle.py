@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import tarfile
+import threading
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -148,6 +149,19 @@ def test_a_bundle_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 def test_a_defect_of_one_part_costs_that_part_alone() -> None:
     found = gather(part("a.txt", ZeroDivisionError("a defect")))
     assert (found.text, found.reason) == (None, "a defect")
+
+
+def test_a_part_that_hangs_is_not_run_and_holds_nothing() -> None:
+    """`df` of a mount whose server is away never comes back."""
+    released = threading.Event()
+
+    def hang() -> str:
+        released.wait(60)
+        return "late"
+
+    found = gather(Part(name="a.txt", says="a part", gather=hang, limit_s=0.05))
+    released.set()
+    assert (found.text, found.reason) == (None, "no end within 0.05 s")
 
 
 def test_a_command_that_fails_is_news_and_one_that_is_absent_is_not_run(tmp_path: Path) -> None:
