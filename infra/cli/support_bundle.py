@@ -79,4 +79,5 @@ def _parts(
 
     parts = parts_here(stack, state, environ, preview=preview)
     parts += parts_of_cluster(Once(closing, opened))
-    return [*parts, *parts_of_kube(context.spec(stack), lambda: context.kube_client(stack))]
+    kube = parts_of_kube(lambda: context.spec(stack), lambda: context.kube_client(stack))
+    return [*parts, *kube]

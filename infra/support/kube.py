@@ -32,20 +32,22 @@ _STATUS: Final = (
 )
 
 
-def parts_of_kube(spec: StackSpec, client: Callable[[], KubeClient]) -> list[Part]:
-    """What the API server says of the objects of this stack."""
-    ours = {spec.cluster.namespace, MONITORING, LOGS}
+def parts_of_kube(spec: Callable[[], StackSpec], client: Callable[[], KubeClient]) -> list[Part]:
+    """What the API server says of the objects of this stack; an invalid stack file costs two."""
 
-    def is_ours(each: Object) -> bool:
-        namespace = each["metadata"].get("namespace", "")
-        return namespace in ours or namespace.endswith("-system")
+    def ours(kind: str) -> list[Object]:
+        names = {spec().cluster.namespace, MONITORING, LOGS}
+        return [
+            each
+            for each in client().list("v1", kind)
+            if (name := each["metadata"].get("namespace", "")) in names or name.endswith("-system")
+        ]
 
     def events() -> str:
-        found = [each for each in client().list("v1", "Event") if is_ours(each)]
-        return _lines(sorted((_event(each) for each in found), key=lambda line: line[0]))
+        return _lines(sorted((_event(each) for each in ours("Event")), key=lambda line: line[0]))
 
     def pods() -> str:
-        return _lines(_pod(each) for each in client().list("v1", "Pod") if is_ours(each))
+        return _lines(_pod(each) for each in ours("Pod"))
 
     def statuses(version: str, kind: str) -> Callable[[], str]:
         return lambda: json.dumps(

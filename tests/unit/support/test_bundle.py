@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from infra.cli import context
+from infra.cli.errors import CliError
 from infra.cli.main import app
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
@@ -202,7 +203,7 @@ def test_a_login_node_that_does_not_answer_is_asked_once() -> None:
 @pytest.mark.usefixtures("public_key_file")
 def test_of_kubernetes_no_secret_and_no_spec_is_taken() -> None:
     kube = Kube()
-    parts = parts_of_kube(load_stack("local"), lambda: kube)  # type: ignore[arg-type,return-value]
+    parts = parts_of_kube(lambda: load_stack("local"), lambda: kube)  # type: ignore[arg-type,return-value]
     found = {each.name: each.gather() for each in parts}
     assert not kube.asked & {"Secret", "ConfigMap"}
     assert not [name for name, text in found.items() if SECRET in text]
@@ -249,6 +250,21 @@ def test_without_a_cluster_the_rest_is_written_and_the_exit_code_tells(alone: Pa
     assert "NOT RUN  slurm/nodes.txt: nodes with their states: the stack is not up" in done.output
     assert "NOT RUN  kube/events.txt" in done.output
     assert SECRET not in done.output
+
+
+def test_an_invalid_stack_file_costs_its_parts_alone(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks for help often has just that."""
+
+    def refuse(stack: str) -> None:
+        raise CliError("stacks/Pulumi.local.yaml: nodes: not a list")
+
+    monkeypatch.setattr(context, "spec", refuse)
+    done = run("-o", "mine.tar.gz")
+    assert done.exit_code == 69, done.output
+    assert (alone / "mine.tar.gz").is_file()
+    assert "NOT RUN  kube/pods.txt: pods and why they wait: stacks/Pulumi.local" in done.output
 
 
 def test_a_file_that_is_there_is_not_written_over(alone: Path) -> None:
