@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +19,8 @@ from infra.local.state import CHECKOUT
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from infra.jobs.outputs import StackOutputs
+    from infra.jobs.slurm import Shell
     from infra.reap.verdict import Verdict
     from stacks.spec import StackSpec
 
@@ -49,7 +51,9 @@ def command(
             )
         output.note(f"{stack}: is paused already")
         return
-    found = _verdict(spec, identity, end_jobs=end_jobs)
+    outputs = context.read(stack)
+    with context.connect(outputs, identity) as connection:
+        found = _verdict(spec, outputs, connection, end_jobs=end_jobs)
     acts = act and found.is_due
     if format is Format.JSON:
         output.print_json({"stack": stack, **asdict(found), "acts": acts})
@@ -59,28 +63,78 @@ def command(
         output.note(f"{stack}: nothing was done; --act pauses it")
     if acts:
         _check_deployed(stack)
-        raise typer.Exit(_pause(stack))
+        raise typer.Exit(_pause_idle(spec, outputs, identity, end_jobs=end_jobs))
 
 
-def _verdict(spec: StackSpec, identity: Path | None, *, end_jobs: bool) -> Verdict:
+def _verdict(spec: StackSpec, outputs: StackOutputs, shell: Shell, *, end_jobs: bool) -> Verdict:
+    """What Slurm and Kubernetes say of the stack now; one that is silent is an error."""
     from infra.reap.activity import activity
+    from infra.reap.kube_activity import kube_activity
     from infra.reap.verdict import verdict
     from infra.render.schedule import placeholders
     from stacks.lifetime import refusal
 
     assert spec.lifetime is not None
-    outputs = context.read(spec.name)
     now = datetime.now(UTC)
+    seen = activity(
+        shell,
+        outputs.login_host_key,
+        now=now,
+        # After the end it no longer matters since when nothing runs.
+        hours=None if refusal(spec, now) else spec.lifetime.idle_hours,
+        placeholders=placeholders(spec),
+    )
+    client = context.kube_client(spec.name)
+    try:
+        workers = {worker.name for worker in spec.nodes.workers}
+        beside = kube_activity(client, spec.cluster.namespace, workers)
+    finally:
+        client.close()
+    both = replace(
+        seen,
+        unfinished=(*seen.unfinished, *beside.unfinished),
+        idle_since=max([seen.idle_since, *beside.ended_at]),
+    )
+    return verdict(spec, both, now, ends_jobs=end_jobs)
+
+
+def _pause_idle(
+    spec: StackSpec, outputs: StackOutputs, identity: Path | None, *, end_jobs: bool
+) -> int:
+    """Exit status; new jobs are kept off, and what came since the verdict keeps the stack."""
+    from infra.reap.hold import hold
+
     with context.connect(outputs, identity) as connection:
-        seen = activity(
-            connection,
-            outputs.login_host_key,
-            now=now,
-            # After the end it no longer matters since when nothing runs.
-            hours=None if refusal(spec, now) else spec.lifetime.idle_hours,
-            placeholders=placeholders(spec),
+        held = hold(connection)
+        is_paused = False
+        try:
+            again = _verdict(spec, outputs, connection, end_jobs=end_jobs)
+            if not again.is_due:
+                output.note(f"{spec.name}: no longer due, so not paused: {again.reason}")
+                return 0
+            code = _pause(spec.name)
+            is_paused = code == 0
+            return code
+        finally:
+            if not is_paused:
+                _release(spec.name, outputs, identity, held)
+
+
+def _release(
+    stack: str, outputs: StackOutputs, identity: Path | None, held: tuple[str, ...]
+) -> None:
+    """On a connection of its own: the engine may have run for long."""
+    from infra.jobs.errors import JobsError
+    from infra.reap.hold import how_to_release, release
+
+    try:
+        with context.connect(outputs, identity) as connection:
+            release(connection, held)
+    except JobsError as error:
+        output.note(
+            f"{stack}: partitions {', '.join(held)} still take no jobs ({error}); let them: "
+            f"{how_to_release(stack, held)}"
         )
-    return verdict(spec, seen, now, ends_jobs=end_jobs)
 
 
 def _check_deployed(stack: str) -> None:

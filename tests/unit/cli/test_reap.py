@@ -4,21 +4,52 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+import infra.reap.activity
 import stacks.load
 from infra.cli import context, reap
 from infra.cli.main import app
+from infra.jobs.ssh import Result as SshResult
+from infra.reap.activity import Activity
 from infra.reap.verdict import Verdict
 from stacks.load import STACKS_DIR, load_stack
 
 LIFETIME = "  soperator-stack:lifetime: {idle_hours: 8}\n"
 PREVIEW = "preview --expect-no-changes --non-interactive --stack l40s-dev"
 UP = "up --yes --non-interactive --stack l40s-dev"
+PARTITIONS = (
+    "PartitionName=main AllowGroups=ALL Default=YES State=UP TotalCPUs=16\n"
+    "PartitionName=night AllowGroups=ALL Default=NO State=DOWN TotalCPUs=16\n"
+)
+"""As Slurm 25.11 prints them, shortened."""
+HOLD, RELEASE = (f"scontrol update PartitionName=main State={it}" for it in ("DRAIN", "UP"))
 DUE = Verdict(is_due=True, reason="no job since yesterday")
+
+
+class Login:
+    """A login node of two partitions; writes the changes of them beside the engine's calls."""
+
+    def __init__(self, called: Path) -> None:
+        self.called = called
+
+    def __enter__(self) -> Login:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def run(self, command: str, *, stdin: bytes = b"") -> SshResult:
+        if command.startswith("scontrol update"):
+            with self.called.open("a", encoding="utf-8") as file:
+                file.write(f"{command}\n")
+        return SshResult(command=command, exit_code=0, stdout=PARTITIONS, stderr="")
 
 
 @pytest.fixture
@@ -39,6 +70,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Pat
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("PATH", f"{engine.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(context, "environ", lambda: dict(os.environ))
+    monkeypatch.setattr(context, "read", lambda name: None)
+    monkeypatch.setattr(context, "connect", lambda outputs, identity: Login(tmp_path / "called"))
     monkeypatch.setattr(stacks.load, "STACKS_DIR", found)
     monkeypatch.setattr(
         stacks.load,
@@ -52,8 +85,14 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(app, ["reap", "--stack", "l40s-dev", *words])
 
 
-def judged(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
-    monkeypatch.setattr(reap, "_verdict", lambda spec, identity, end_jobs: verdict)
+def judged(monkeypatch: pytest.MonkeyPatch, *verdicts: Verdict) -> None:
+    """The verdicts, one after the other; the last one stays."""
+    left = list(verdicts)
+    monkeypatch.setattr(
+        reap,
+        "_verdict",
+        lambda spec, outputs, shell, end_jobs: left.pop(0) if len(left) > 1 else left[0],
+    )
 
 
 def called(folder: Path) -> list[str]:
@@ -83,7 +122,19 @@ def test_told_to_act_it_pauses_the_file_and_runs_the_engine(
     done = run("--act")
     assert done.exit_code == 0, done.output
     assert is_paused(folder)
-    assert called(folder) == [PREVIEW, UP]
+    assert called(folder) == [PREVIEW, HOLD, UP]
+
+
+def test_a_job_that_came_since_the_verdict_keeps_the_stack(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No job starts between the second look and the end of its nodes: the partitions are held."""
+    judged(monkeypatch, DUE, Verdict(is_due=False, reason="1 jobs run or wait: 13 load"))
+    done = run("--act")
+    assert done.exit_code == 0
+    assert "no longer due, so not paused: 1 jobs run or wait: 13 load" in done.output
+    assert not is_paused(folder)
+    assert called(folder) == [PREVIEW, HOLD, RELEASE]
 
 
 def test_an_engine_that_fails_is_the_exit_code_and_the_next_run_tries_again(
@@ -93,6 +144,7 @@ def test_an_engine_that_fails_is_the_exit_code_and_the_next_run_tries_again(
     monkeypatch.setenv("ENGINE_STATUS", "255")
     assert run("--act").exit_code == 255
     assert not is_paused(folder)
+    assert called(folder) == [PREVIEW, HOLD, UP, RELEASE]
     monkeypatch.setenv("ENGINE_STATUS", "0")
     assert run("--act").exit_code == 0
     assert is_paused(folder)
@@ -138,7 +190,7 @@ def test_a_file_that_says_paused_is_not_believed_while_the_engine_sees_changes(
     done = run("--act")
     assert done.exit_code == 1
     assert "that is not what is deployed" in done.output
-    assert called(folder) == [PREVIEW, UP, PREVIEW]
+    assert called(folder) == [PREVIEW, HOLD, UP, PREVIEW]
 
 
 def test_a_stack_without_a_lifetime_is_refused_with_what_to_declare(folder: Path) -> None:
@@ -157,3 +209,28 @@ def test_the_verdict_is_there_for_programs(folder: Path, monkeypatch: pytest.Mon
         "reason": "no job since yesterday",
         "acts": False,
     }
+
+
+def test_work_that_only_kubernetes_knows_keeps_the_stack(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Job runs on nodes that were drained in Slurm for it, where nothing ran for long."""
+    since = datetime.now(UTC) - timedelta(days=1)
+    idle = Activity(unfinished=(), idle_since=since)
+    monkeypatch.setattr(infra.reap.activity, "activity", lambda *words, **options: idle)
+    monkeypatch.setattr(context, "read", lambda name: SimpleNamespace(login_host_key="key"))
+    pods: list[dict[str, Any]] = []
+    client = SimpleNamespace(
+        list=lambda version, kind: pods if kind == "Pod" else [], close=lambda: None
+    )
+    monkeypatch.setattr(context, "kube_client", lambda name: client)
+    assert "l40s-dev: due" in run().output
+    asks = {"limits": {"nvidia.com/gpu": "1"}}
+    pods.append(
+        {
+            "metadata": {"name": "finetune-0", "namespace": "soperator"},
+            "spec": {"containers": [{"resources": asks}]},
+            "status": {"phase": "Running"},
+        }
+    )
+    assert "not due: 1 jobs run or wait: Pod soperator/finetune-0" in run().output
