@@ -12,7 +12,10 @@ from typing import Any, Final
 
 from infra.local.state import State
 
-_WORDS: Final = ("TOKEN", "PASSPHRASE", "PASSWORD", "SECRET", "API_KEY", "ACCESS_KEY", "WEBHOOK")
+_WORDS: Final = (
+    *("TOKEN", "PASSPHRASE", "PASSWORD", "SECRET", "API_KEY", "ACCESS_KEY", "KEY_FILE"),
+    *("CREDENTIAL", "WEBHOOK"),
+)
 _FILES_OF: Final = ("_FILE", "_PATH")
 _LONGEST_BYTES: Final = 64 * 1024
 
@@ -23,21 +26,24 @@ def known(state: State, environ: Mapping[str, str]) -> set[str]:
     files = [state.passphrase, *_private_keys(state.root / "ssh")]
     cloud = state.root / "cloud"
     if cloud.is_dir():
-        files += [path for path in cloud.rglob("*") if path.is_file()]
+        # What the engine keeps there has its secrets encrypted: its lines are names and ids.
+        files += [
+            path
+            for path in cloud.rglob("*")
+            if path.is_file() and path.relative_to(cloud).parts[1:2] != ("pulumi",)
+        ]
     for path in files:
-        text = _read(path)
-        found.add(text)
-        found |= set(_leaves(text))
+        found |= set(_secrets_of(_read(path)))
     return {each for each in found if each.strip()}
 
 
 def _environment(environ: Mapping[str, str]) -> Iterator[str]:
     for name, value in environ.items():
-        if not any(word in name.upper() for word in _WORDS):
+        if "PUBLIC" in name.upper() or not any(word in name.upper() for word in _WORDS):
             continue
-        if name.upper().endswith(_FILES_OF):
-            yield _read(Path(value))
-        else:
+        if name.upper().endswith(_FILES_OF) or value.startswith("/"):
+            yield from _secrets_of(_read(Path(value)))
+        if not name.upper().endswith(_FILES_OF):
             yield value
 
 
@@ -54,11 +60,16 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _leaves(text: str) -> Iterator[str]:
-    """Secret values of a JSON file or of lines `NAME=value`, whatever holds them."""
+def _secrets_of(text: str) -> Iterator[str]:
+    """Secret values of a JSON file; any other whole, and the values of its lines `NAME=value`."""
     try:
-        yield from _named(json.loads(text))
+        found = json.loads(text)
     except ValueError:
+        found = None
+    if isinstance(found, dict | list):
+        yield from _named(found)
+    else:
+        yield text
         for line in text.splitlines():
             name, equals, value = line.removeprefix("export ").partition("=")
             if equals and any(word in name.upper() for word in (*_WORDS, "KEY")):

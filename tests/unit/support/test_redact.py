@@ -217,9 +217,19 @@ def test_every_secret_of_the_state_folder_and_the_environment_is_known(tmp_path:
     (cloud / "environment").write_text("export AWS_SECRET_ACCESS_KEY='aws-secret-key'\n")
     key_file = tmp_path / "api.key"
     key_file.write_text("service-account-key\n")
+    service, google = tmp_path / "service.pem", tmp_path / "google.json"
+    service.write_text("nebius-service-key\n")
+    google.write_text(json.dumps({"private_key": "google-private", "type": "service"}, indent=1))
     found = known(
         State(tmp_path),
-        {"HF_TOKEN": "hub-token", "NEBIUS_TOKEN_FILE": str(key_file), "HOME": "/home/me"},
+        {
+            "HF_TOKEN": "hub-token",
+            "NEBIUS_TOKEN_FILE": str(key_file),
+            "SOPERATOR_NEBIUS_KEY_FILE": str(service),
+            "GOOGLE_APPLICATION_CREDENTIALS": str(google),
+            "SOPERATOR_SSH_PUBLIC_KEY_FILE": str(tmp_path / "ssh" / "id_ed25519.pub"),
+            "HOME": "/home/me",
+        },
     )
     text = " ".join(
         [
@@ -228,6 +238,8 @@ def test_every_secret_of_the_state_folder_and_the_environment_is_known(tmp_path:
             "aws-secret-key",
             "hub-token",
             "service-account-key",
+            "nebius-service-key",
+            "google-private",
             KEY.splitlines()[2],
             "/home/me AAAAPUBLIC",
         ]
@@ -235,3 +247,14 @@ def test_every_secret_of_the_state_folder_and_the_environment_is_known(tmp_path:
     clean = Redactor(found).text(text)
     assert clean.endswith("/home/me AAAAPUBLIC")
     assert set(clean.removesuffix("/home/me AAAAPUBLIC").split()) == {MARK}
+
+
+def test_what_the_engine_keeps_beside_the_secrets_takes_no_names_out(tmp_path: Path) -> None:
+    """With `init --backend file` the states are there: each line of them was a secret."""
+    states = tmp_path / "cloud" / "project-e00" / "pulumi" / ".pulumi" / "stacks"
+    states.mkdir(parents=True)
+    (states / "prod.json").write_text('{\n "secret": "computeinstance-e00abc"\n}')
+    (states / "prod.yaml").write_text("id: computefilesystem-e00abc\n")
+    keys = {"bucket": "soperator-states", "secret_key": "bucket-secret"}
+    (tmp_path / "cloud" / "project-e00" / "keys.json").write_text(json.dumps(keys, indent=1))
+    assert known(State(tmp_path), {}) == {"bucket-secret"}
