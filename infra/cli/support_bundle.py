@@ -45,6 +45,8 @@ def command(
     path = file or Path(f"support-{stack}-{now:%Y%m%dT%H%M%SZ}.tar.gz")
     if path.exists():
         raise CliError(f"--output {path}: is there already; name another file")
+    if not path.parent.is_dir():
+        raise CliError(f"--output {path}: no folder {path.parent}; make it; nothing was written")
     state, environ = State.from_environ(), context.environ()
     redactor = Redactor(known(state, {**os.environ, **environ}), emails=emails)
     with ExitStack() as closing:

@@ -65,11 +65,22 @@ def write_bundle(
                 entry = tarfile.TarInfo(f"{folder}/{name}")
                 entry.size, entry.mode, entry.mtime = len(data), 0o600, int(now.timestamp())
                 archive.addfile(entry, io.BytesIO(data))
-        temporary.replace(path)
+        _place(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     missing = tuple(each for each in done if each.text is None)
     return Bundle(path=path, index=index, not_run=missing)
+
+
+def _place(temporary: Path, path: Path) -> None:
+    """Give the file its name; FileExistsError where another has it by now."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A filesystem without second names.
+        temporary.replace(path)
 
 
 def _cut(text: str) -> str:

@@ -147,6 +147,29 @@ def test_a_bundle_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_that_another_made_meanwhile_stays(tmp_path: Path) -> None:
+    path = tmp_path / "support.tar.gz"
+
+    def make() -> str:
+        path.write_text("theirs")
+        return "text"
+
+    with pytest.raises(FileExistsError):
+        written(tmp_path, Part(name="a.txt", says="a part", gather=make))
+    assert path.read_text() == "theirs"
+    assert [each.name for each in tmp_path.iterdir()] == ["support.tar.gz"]
+
+
+def test_a_filesystem_without_second_names_gets_the_bundle_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*words: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("infra.support.bundle.os.link", refuse)
+    assert "a.txt" in read(written(tmp_path, part("a.txt", "text")))
+
+
 def test_a_defect_of_one_part_costs_that_part_alone() -> None:
     found = gather(part("a.txt", ZeroDivisionError("a defect")))
     assert (found.text, found.reason) == (None, "a defect")
@@ -275,7 +298,8 @@ def test_a_file_that_is_there_is_not_written_over(alone: Path) -> None:
     assert (alone / "mine.tar.gz").read_text() == "mine"
 
 
-def test_a_folder_that_is_absent_is_refused_in_one_line(alone: Path) -> None:
+def test_a_folder_that_is_absent_is_refused_before_anything_is_gathered(alone: Path) -> None:
     done = run("-o", "absent/mine.tar.gz")
     assert done.exit_code == 1
-    assert "nothing was written" in done.output
+    assert "no folder absent; make it; nothing was written" in done.output
+    assert "a.txt" not in done.output
