@@ -11,12 +11,13 @@ _SOON: Final = timedelta(days=3)
 
 
 def parse_end(text: str) -> datetime | None:
-    """The time in UTC; None for a text that is none. A time without a zone is UTC."""
+    """The time in UTC; None for a text that is no time of a day in a zone."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    # A day alone would end at its first minute, and a time without a zone hours off.
+    return None if found.tzinfo is None else found.astimezone(UTC)
 
 
 def end_of(spec: StackSpec) -> datetime | None:

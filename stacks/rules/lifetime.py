@@ -26,7 +26,7 @@ def check_lifetime(spec: StackSpec, findings: Findings) -> None:
     if lifetime.until is not None and parse_end(lifetime.until) is None:
         findings.error(
             "lifetime.until",
-            f"'{lifetime.until}' is not a time; write 2026-12-24T18:00Z",
+            f"'{lifetime.until}' is no time with its zone; write 2026-12-24T18:00Z",
             rule="lifetime.until",
         )
     if lifetime.idle_hours is None:

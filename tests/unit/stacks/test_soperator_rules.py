@@ -106,6 +106,8 @@ SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
     (alerts(drained_minutes=1441), "soperator.alerts.drained_minutes", "between 1 and 1440"),
     (lifetime(), "lifetime", "neither until nor idle_hours"),
     (lifetime(until="tomorrow"), "lifetime.until", "write 2026-12-24T18:00Z"),
+    (lifetime(until="2026-12-24"), "lifetime.until", "write 2026-12-24T18:00Z"),
+    (lifetime(until="2026-12-24T18:00"), "lifetime.until", "write 2026-12-24T18:00Z"),
     (lifetime(idle_hours=721), "lifetime.idle_hours", "721 is more than 720"),
     (
         lambda c: (lifetime(idle_hours=8)(c), c["slurm"].update(accounting=False)),
