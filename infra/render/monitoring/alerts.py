@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from cost.burn import Burn
 from cost.price import HOURS_PER_MONTH
-from infra.render.monitoring.records import BUDGET_USD, JOBS_USD, STATE_USD
+from infra.render.monitoring.records import BUDGET_USD, JOBS_USD, STATE_USD, usd_of_a_day
 from stacks.soperator_spec import AlertsSpec
 from stacks.spec import StackSpec
 
@@ -90,7 +90,7 @@ def _budget(burn: Burn) -> dict[str, Any]:
     assert burn.budget_usd_per_month is not None
     return _alert(
         "SoperatorBudgetBurn",
-        f"avg_over_time({JOBS_USD}[1d]) * {HOURS_PER_MONTH} > on () max({BUDGET_USD})",
+        f"{usd_of_a_day(JOBS_USD)} * {HOURS_PER_MONTH} / 24 > on () max({BUDGET_USD})",
         minutes=60,
         summary="Jobs cost more than the budget allows",
         description="At the pace of the last day, jobs cost ${{ $value | "

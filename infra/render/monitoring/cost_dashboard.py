@@ -13,6 +13,7 @@ from infra.render.monitoring.records import (
     NODE_USD,
     STACK_USD,
     STATE_USD,
+    usd_of_a_day,
 )
 
 
@@ -29,13 +30,13 @@ def cost_dashboard(burn: Burn) -> Dashboard:
         ("Now, an hour", STACK_USD),
         ("A month at this pace", f"{STACK_USD} * {HOURS_PER_MONTH}"),
         ("Nodes without jobs, an hour", idle),
-        ("Last 24 hours", f"avg_over_time({STACK_USD}[1d]) * 24"),
+        ("Last 24 hours, as far as seen", usd_of_a_day(STACK_USD)),
     ]
     if burn.budget_usd_per_month is not None:
         numbers += [
             (
                 "Jobs a month at the pace of a day",
-                f"avg_over_time({JOBS_USD}[1d]) * {HOURS_PER_MONTH}",
+                f"{usd_of_a_day(JOBS_USD)} * {HOURS_PER_MONTH} / 24",
             ),
             ("Budget of jobs a month", BUDGET_USD),
         ]

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from cost.burn import Burn
 from infra.render.monitoring.alerts import alerts
-from infra.render.monitoring.records import records
+from infra.render.monitoring.records import INTERVAL_S, records
 from infra.render.resources import requests_and_limits
 from infra.render.values.observability import METRICS_ADDRESS, MONITORING
 from stacks.node_capacity import Amounts
@@ -22,8 +22,7 @@ LABELS: Final = {"app.kubernetes.io/part-of": NAME}
 WEBHOOK_SECRET: Final = f"{NAME}-slack"
 WEBHOOK_KEY: Final = "url"
 _PORT: Final = "9093"
-_INTERVAL: Final = "30s"
-"""As often as Soperator's exporter asks Slurm."""
+_INTERVAL: Final = f"{INTERVAL_S}s"
 _SMALL: Final = Amounts(cpu_m=50, memory_mib=128, ephemeral_mib=0)
 _MESSAGE: Final = (
     "{{ range .Alerts }}*{{ .Annotations.summary }}*\n{{ .Annotations.description }}\n"

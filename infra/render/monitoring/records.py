@@ -16,6 +16,8 @@ BUDGET_USD: Final = "soperator:budget_usd_per_month"
 STATE_USD: Final = "soperator:node_state_usd_per_hour"
 JOBS_USD: Final = "soperator:jobs_usd_per_hour"
 STACK_USD: Final = "soperator:stack_usd_per_hour"
+INTERVAL_S: Final = 30
+"""As often as Soperator's exporter asks Slurm."""
 
 # A cloud node that is powered down is listed by Slurm and costs nothing.
 _PAID: Final = 'slurm_node_info{state_is_powered_down!="true"}'
@@ -45,6 +47,12 @@ def records(burn: Burn) -> list[dict[str, Any]]:
         _record(JOBS_USD, f"(sum({STATE_USD}{{{_BUSY}}}) or vector(0)) {_SEEN}"),
         _record(STACK_USD, f"((sum({STATE_USD}) or vector(0)) + max({AROUND_USD})) {_SEEN}"),
     ]
+
+
+def usd_of_a_day(record: str) -> str:
+    """PromQL of the US dollars that were seen to be spent in the last day."""
+    # An average would take the hours that are not there, of a pause, for hours as the others.
+    return f"sum_over_time({record}[1d]) / {3600 // INTERVAL_S}"
 
 
 def _constant(name: str, usd: Decimal, **labels: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from infra.render.monitoring.objects import rule_groups
+from infra.render.monitoring.records import INTERVAL_S, STACK_USD, usd_of_a_day
 from stacks.spec import StackSpec
 from tests.unit.monitoring.conftest import BURN
 from tests.unit.monitoring.test_dashboards import questions
@@ -35,7 +36,7 @@ def run(tool: str, folder: Path, spec: StackSpec, *cases: dict[str, Any]) -> Non
     (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
     tests = {
         "rule_files": ["rules.yaml"],
-        "evaluation_interval": "1m",
+        "evaluation_interval": f"{INTERVAL_S}s",
         "group_eval_order": [group["name"] for group in groups],
         "tests": [{"interval": "1m", **case} for case in cases],
     }
@@ -168,7 +169,7 @@ def test_a_drained_node_is_told_with_slurms_reason(
 def test_jobs_that_will_break_the_budget_are_told(
     promtool: str, tmp_path: Path, watched: StackSpec
 ) -> None:
-    """Of $36 an hour a node, 5,000 a month is one node for 19 % of the time."""
+    """Of $36 an hour a node, 5,000 a month is 4.6 hours of one a day: two for 2.3, and an hour."""
     alert = 'count(ALERTS{alertname="SoperatorBudgetBurn",alertstate="firing"})'
     busy = [series(node(n, "ALLOCATED"), "1x300") for n in (0, 1)]
     idle = [series(node(n, "IDLE"), "1x300") for n in (0, 1)]
@@ -176,7 +177,10 @@ def test_jobs_that_will_break_the_budget_are_told(
         promtool,
         tmp_path,
         watched,
-        {"input_series": busy, "promql_expr_test": [asked(alert, "90m", ("{}", 1))]},
+        {
+            "input_series": busy,
+            "promql_expr_test": [asked(alert, "190m"), asked(alert, "210m", ("{}", 1))],
+        },
         {"input_series": idle, "promql_expr_test": [asked(alert, "90m")]},
     )
 
@@ -222,6 +226,21 @@ def test_what_nodes_cost_follows_what_they_do(
                 ),
                 asked("soperator:jobs_usd_per_hour", "10m", ("soperator:jobs_usd_per_hour", 72)),
             ],
+        },
+    )
+
+
+def test_a_day_costs_the_hours_that_were_seen(
+    promtool: str, tmp_path: Path, watched: StackSpec
+) -> None:
+    """Two hours of one idle node, then a pause without a series: 2 x ($36 + $2.60)."""
+    run(
+        promtool,
+        tmp_path,
+        watched,
+        {
+            "input_series": [series(node(0, "IDLE"), "1x119 stale")],
+            "promql_expr_test": [asked(f"{usd_of_a_day(STACK_USD)}", "8h", ("{}", 77.2))],
         },
     )
 
