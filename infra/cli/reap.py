@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
 
     from infra.jobs.outputs import StackOutputs
     from infra.jobs.slurm import Shell
+    from infra.reap.activity import Activity
     from infra.reap.verdict import Verdict
     from stacks.spec import StackSpec
+
+_MARGIN_S = 60
+"""For a job's end after it saved."""
 
 
 def command(
@@ -51,9 +56,7 @@ def command(
             )
         output.note(f"{stack}: is paused already")
         return
-    outputs = context.read(stack)
-    with context.connect(outputs, identity) as connection:
-        found = _verdict(spec, outputs, connection, end_jobs=end_jobs)
+    outputs, found = _first_look(spec, identity, end_jobs=end_jobs)
     acts = act and found.is_due
     if format is Format.JSON:
         output.print_json({"stack": stack, **asdict(found), "acts": acts})
@@ -63,25 +66,56 @@ def command(
         output.note(f"{stack}: nothing was done; --act pauses it")
     if acts:
         _check_deployed(stack)
+        if outputs is None:
+            raise typer.Exit(_pause(stack))
         raise typer.Exit(_pause_idle(spec, outputs, identity, end_jobs=end_jobs))
 
 
+def _first_look(
+    spec: StackSpec, identity: Path | None, *, end_jobs: bool
+) -> tuple[StackOutputs | None, Verdict]:
+    """The verdict, and the outputs of a stack whose login node answers."""
+    from infra.jobs.errors import JobsError
+    from infra.reap.verdict import Verdict
+
+    with ExitStack() as closing:
+        try:
+            outputs = context.read(spec.name)
+            connection = closing.enter_context(context.connect(outputs, identity))
+        except JobsError as error:
+            if not (end_jobs and _is_over(spec)):
+                raise
+            reason = f"its end has passed, and nobody can see what runs there: {error}"
+            return None, Verdict(is_due=True, reason=reason)
+        return outputs, _verdict(spec, outputs, connection, end_jobs=end_jobs)
+
+
+def _is_over(spec: StackSpec) -> bool:
+    from stacks.lifetime import refusal
+
+    return refusal(spec, datetime.now(UTC)) is not None
+
+
 def _verdict(spec: StackSpec, outputs: StackOutputs, shell: Shell, *, end_jobs: bool) -> Verdict:
+    from infra.reap.verdict import verdict
+
+    seen = _seen(spec, outputs, shell)
+    return verdict(spec, seen, datetime.now(UTC), ends_jobs=end_jobs)
+
+
+def _seen(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> Activity:
     """What Slurm and Kubernetes say of the stack now; one that is silent is an error."""
     from infra.reap.activity import activity
     from infra.reap.kube_activity import kube_activity
-    from infra.reap.verdict import verdict
     from infra.render.schedule import placeholders
-    from stacks.lifetime import refusal
 
     assert spec.lifetime is not None
-    now = datetime.now(UTC)
     seen = activity(
         shell,
         outputs.login_host_key,
-        now=now,
+        now=datetime.now(UTC),
         # After the end it no longer matters since when nothing runs.
-        hours=None if refusal(spec, now) else spec.lifetime.idle_hours,
+        hours=None if _is_over(spec) else spec.lifetime.idle_hours,
         placeholders=placeholders(spec),
     )
     client = context.kube_client(spec.name)
@@ -90,12 +124,11 @@ def _verdict(spec: StackSpec, outputs: StackOutputs, shell: Shell, *, end_jobs: 
         beside = kube_activity(client, spec.cluster.namespace, workers)
     finally:
         client.close()
-    both = replace(
+    return replace(
         seen,
         unfinished=(*seen.unfinished, *beside.unfinished),
         idle_since=max([seen.idle_since, *beside.ended_at]),
     )
-    return verdict(spec, both, now, ends_jobs=end_jobs)
 
 
 def _pause_idle(
@@ -112,12 +145,25 @@ def _pause_idle(
             if not again.is_due:
                 output.note(f"{spec.name}: no longer due, so not paused: {again.reason}")
                 return 0
+            if end_jobs and _is_over(spec):
+                _end_jobs(spec, outputs, connection)
             code = _pause(spec.name)
             is_paused = code == 0
             return code
         finally:
             if not is_paused:
                 _release(spec.name, outputs, identity, held)
+
+
+def _end_jobs(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> None:
+    from infra.reap.ending import end_jobs
+
+    end_jobs(
+        shell,
+        lambda: _seen(spec, outputs, shell).job_ids,
+        save_s=max((job.save_s for job in spec.jobs), default=0) + _MARGIN_S,
+        say=lambda text: output.note(f"{spec.name}: {text}"),
+    )
 
 
 def _release(

@@ -29,6 +29,8 @@ class Activity:
 
     unfinished: tuple[str, ...]
     """Jobs that run or wait, as `12 finetune`."""
+    job_ids: tuple[str, ...] = ()
+    """Those of them that Slurm has."""
     idle_since: datetime
     """End of the last job, or the start of the controller where that is later or knows of none."""
 
@@ -62,6 +64,7 @@ def activity(
     ends = [run.ended_at for use in work for run in use.runs if run.ended_at is not None]
     return Activity(
         unfinished=tuple(f"{use.job_id} {use.name}" for use in unfinished),
+        job_ids=tuple(use.job_id for use in unfinished),
         idle_since=max([_started_at(shell), *ends]),
     )
 

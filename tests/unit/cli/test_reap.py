@@ -13,9 +13,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import infra.reap.activity
+import infra.reap.ending
 import stacks.load
 from infra.cli import context, reap
 from infra.cli.main import app
+from infra.jobs.errors import JobsError
 from infra.jobs.ssh import Result as SshResult
 from infra.reap.activity import Activity
 from infra.reap.verdict import Verdict
@@ -70,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Pat
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("PATH", f"{engine.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(context, "environ", lambda: dict(os.environ))
-    monkeypatch.setattr(context, "read", lambda name: None)
+    monkeypatch.setattr(context, "read", lambda name: SimpleNamespace())
     monkeypatch.setattr(context, "connect", lambda outputs, identity: Login(tmp_path / "called"))
     monkeypatch.setattr(stacks.load, "STACKS_DIR", found)
     monkeypatch.setattr(
@@ -234,3 +236,38 @@ def test_work_that_only_kubernetes_knows_keeps_the_stack(
         }
     )
     assert "not due: 1 jobs run or wait: Pod soperator/finetune-0" in run().output
+
+
+def test_after_the_end_a_silent_stack_is_paused_only_when_told_that_jobs_may_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(name: str) -> None:
+        raise JobsError("nobody answers")
+
+    monkeypatch.setattr(context, "read", silent)
+    assert run("--act", "--end-jobs").exit_code == 1, "it has no end"
+    over(folder)
+    kept = run("--act")
+    assert kept.exit_code == 1
+    assert "nobody answers" in kept.output
+    assert not is_paused(folder)
+    assert run("--act", "--end-jobs").exit_code == 0
+    assert called(folder) == [PREVIEW, UP]
+
+
+def test_jobs_save_and_end_before_the_engine_takes_their_nodes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over(folder)
+    judged(monkeypatch, DUE)
+    left = [("12",), ("12",), ()]
+    monkeypatch.setattr(reap, "_seen", lambda *_: SimpleNamespace(job_ids=left.pop(0)))
+    monkeypatch.setattr(infra.reap.ending.end_jobs, "__kwdefaults__", {"pause": lambda s: None})
+    assert run("--act", "--end-jobs").exit_code == 0
+    stays = "scontrol update JobId=12 Requeue=0"
+    assert called(folder) == [PREVIEW, HOLD, stays, UP]
+
+
+def over(folder: Path) -> None:
+    path = folder / "Pulumi.l40s-dev.yaml"
+    path.write_text(path.read_text().replace("{idle_hours: 8}", '{until: "2026-01-01T00:00Z"}'))
