@@ -9,11 +9,13 @@ from typing import Any, Final
 
 from cost.burn import Burn
 from cost.price import HOURS_PER_MONTH
-from infra.render.monitoring.records import BUDGET_USD, JOBS_USD, STATE_USD, usd_of_a_day
+from infra.render.monitoring.records import BUDGET_USD, JOBS_USD, PAID_NODES, usd_of_a_day
 from stacks.soperator_spec import AlertsSpec
 from stacks.spec import StackSpec
 
 _RUNBOOKS: Final = "docs/runbooks"
+_CHECKS: Final = "soperatorchecks"
+"""User whose jobs Soperator's active checks are."""
 _JOB: Final = "{{ $labels.job_name }} {{ $labels.job_id }}"
 
 
@@ -101,13 +103,14 @@ def _budget(burn: Burn) -> dict[str, Any]:
 
 
 def _idle(hours: int, burn: Burn) -> dict[str, Any]:
+    """Checks of nodes are no work: with `checks: full` they run several times a day."""
     return _alert(
         "SoperatorNodesIdle",
-        f'{STATE_USD}{{state_base="IDLE"}} > 0 unless on () {JOBS_USD} > 0',
+        f'{PAID_NODES} unless on () slurm_job_info{{job_state="RUNNING",user_name!="{_CHECKS}"}}',
         minutes=hours * 60,
         summary="No job has run for longer than lifetime.idle_hours",
-        description=f"Nodes of {{{{ $labels.nodeset }}}} have been idle for {hours} h at "
-        f'${{{{ $value | printf "%.2f" }}}} an hour ({burn.prices}). '
+        description=f"{{{{ $value }}}} nodes of {{{{ $labels.nodeset }}}} are there, and nothing "
+        f"but checks has run for {hours} h: {_rates(burn)}. "
         "`soperator reap --act` pauses the stack.",
         runbook="paid-and-idle.md",
     )

@@ -21,9 +21,11 @@ INTERVAL_S: Final = 30
 
 # A cloud node that is powered down is listed by Slurm and costs nothing.
 _PAID: Final = 'slurm_node_info{state_is_powered_down!="true"}'
+_OF_NODESET: Final = f'(label_replace({_PAID}, "nodeset", "$1", "node_name", "(.+)-[0-9]+")))'
+PAID_NODES: Final = f"count by (nodeset) (group by (node_name, nodeset) {_OF_NODESET}"
+"""Nodes that cost money by their nodeset, priced or not."""
 _NODES: Final = (
-    "count by (nodeset, state_base) (group by (node_name, nodeset, state_base) "
-    f'(label_replace({_PAID}, "nodeset", "$1", "node_name", "(.+)-[0-9]+")))'
+    "count by (nodeset, state_base) (group by (node_name, nodeset, state_base) " + _OF_NODESET
 )
 # Without the Slurm exporter nothing is known, which is not the same as no cost.
 _SEEN: Final = "and on () (count(slurm_node_info) > 0)"

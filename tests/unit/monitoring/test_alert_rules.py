@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from cost.burn import Burn
 from infra.render.monitoring.objects import rule_groups
 from infra.render.monitoring.records import INTERVAL_S, STACK_USD, usd_of_a_day
 from stacks.spec import StackSpec
@@ -26,13 +28,19 @@ def node(number: int, state: str, drain: str = "false", reason: str = "") -> str
     return "slurm_node_info{" + NODE.format(number, state, drain, reason) + "}"
 
 
+def job(user: str) -> str:
+    return f'slurm_job_info{{job_id="7",job_state="RUNNING",user_name="{user}"}}'
+
+
 def series(name: str, values: str) -> dict[str, str]:
     return {"series": name, "values": values}
 
 
-def run(tool: str, folder: Path, spec: StackSpec, *cases: dict[str, Any]) -> None:
+def run(
+    tool: str, folder: Path, spec: StackSpec, *cases: dict[str, Any], burn: Burn = BURN
+) -> None:
     """Hold the stack's rules against recorded series; what differs is the failure's text."""
-    groups = rule_groups(spec, BURN)
+    groups = rule_groups(spec, burn)
     (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
     tests = {
         "rule_files": ["rules.yaml"],
@@ -190,7 +198,15 @@ def test_nodes_without_any_job_are_told_after_the_declared_hours(
 ) -> None:
     alert = 'count by (nodeset) (ALERTS{alertname="SoperatorNodesIdle",alertstate="firing"})'
     idle = [series(node(n, "IDLE"), "1x300") for n in (0, 1)]
-    half = [series(node(0, "IDLE"), "1x300"), series(node(1, "MIXED"), "1x300")]
+    # Each hour all nodes are held for five minutes.
+    taken = " ".join(["1x54 stale _x4"] * 5)
+    held = " ".join(["_x55 1x4"] * 5)
+    checked = [
+        series(node(0, "IDLE"), taken),
+        series(node(0, "ALLOCATED"), held),
+        series(job("soperatorchecks"), held),
+    ]
+    half = [*idle, series(job("ann"), "1x300")]
     told = ('{nodeset="worker"}', 1.0)
     run(
         promtool,
@@ -200,8 +216,12 @@ def test_nodes_without_any_job_are_told_after_the_declared_hours(
             "input_series": idle,
             "promql_expr_test": [asked(alert, "230m"), asked(alert, "250m", told)],
         },
+        {"input_series": checked, "promql_expr_test": [asked(alert, "250m", told)]},
         {"input_series": half, "promql_expr_test": [asked(alert, "250m")]},
     )
+    unpriced = {"input_series": idle, "promql_expr_test": [asked(alert, "250m", told)]}
+    unknown = replace(BURN, node_usd_per_hour={"worker": None})
+    run(promtool, tmp_path, watched, unpriced, burn=unknown)
 
 
 def test_what_nodes_cost_follows_what_they_do(
@@ -240,7 +260,7 @@ def test_a_day_costs_the_hours_that_were_seen(
         watched,
         {
             "input_series": [series(node(0, "IDLE"), "1x119 stale")],
-            "promql_expr_test": [asked(f"{usd_of_a_day(STACK_USD)}", "8h", ("{}", 77.2))],
+            "promql_expr_test": [asked(usd_of_a_day(STACK_USD), "8h", ("{}", 77.2))],
         },
     )
 
