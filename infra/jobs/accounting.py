@@ -66,7 +66,8 @@ def uses(
     asked = [f"{command} --starttime={_slurm_time(since)} --endtime={_slurm_time(until)}"]
     if ids:
         asked.append(f"{command} --jobs={','.join(slurm.job_id(each) for each in ids)}")
-    queue = f"squeue --noheader --states=all --format={shlex.quote(SQUEUE_FORMAT)}"
+    # --all: also jobs in partitions that are hidden from others.
+    queue = f"squeue --all --noheader --states=all --format={shlex.quote(SQUEUE_FORMAT)}"
     result = shell.run(f"export TZ=UTC0; {queue} && echo {_SEPARATOR} && {' && '.join(asked)}")
     queued, separator, accounted = result.stdout.rpartition(f"{_SEPARATOR}\n")
     has_accounting = _OFF not in result.stderr

@@ -58,7 +58,8 @@ def activity(
     unfinished = [
         use
         for use in known.queued
-        if _is_work(use) and not (use.name in placeholders and use.state == "PENDING")
+        # Of the checks' partition only their own: who else is there has a node at work.
+        if use.user != _CHECKS_USER and not (use.name in placeholders and use.state == "PENDING")
     ]
     work = filter(_is_work, known.uses)
     ends = [run.ended_at for use in work for run in use.runs if run.ended_at is not None]

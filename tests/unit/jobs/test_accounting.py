@@ -31,7 +31,7 @@ def test_times_are_asked_for_in_utc_whatever_the_cluster_s_zone_is() -> None:
     shell = Recorded(stdout=OUTPUT)
     asked(shell, "4", "6")
     (command,) = shell.asked
-    assert command.startswith("export TZ=UTC0; squeue ")
+    assert command.startswith("export TZ=UTC0; squeue --all ")
     assert "--starttime=2026-11-01T08:31:00 --endtime=2026-11-21T08:31:00" in command
     assert command.endswith("--jobs=4,6")
 

@@ -106,8 +106,9 @@ def test_a_job_that_runs_or_waits_is_unfinished() -> None:
         queued("6", "load", "PENDING"),
         queued("7", "check", "RUNNING", user="soperatorchecks"),
         queued("8", "old", "COMPLETED"),
+        queued("9", "probe", "RUNNING").replace("|main|", "|hidden|"),
     )
-    assert seen(queue=queue).unfinished == ("5 serve", "6 load")
+    assert seen(queue=queue).unfinished == ("5 serve", "6 load", "9 probe")
 
 
 def test_a_job_that_accounting_lost_the_end_of_keeps_no_stack() -> None:
