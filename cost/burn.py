@@ -32,6 +32,11 @@ class Burn:
     """Day of the oldest price in use; None where no price is known."""
 
     @property
+    def unpriced_nodesets(self) -> tuple[str, ...]:
+        """Nodesets whose price is not known; a sum without them is a least."""
+        return tuple(name for name, usd in self.node_usd_per_hour.items() if usd is None)
+
+    @property
     def prices(self) -> str:
         """Where the amounts come from, in words."""
         day = "" if self.price_date is None else f" of {self.price_date}"

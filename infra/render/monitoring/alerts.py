@@ -90,12 +90,13 @@ def _drained(limits: AlertsSpec, burn: Burn) -> dict[str, Any]:
 def _budget(burn: Burn) -> dict[str, Any]:
     """The pace of one day: metrics are kept for a week, so a month cannot be summed up."""
     assert burn.budget_usd_per_month is not None
+    least = "at least " if burn.unpriced_nodesets else ""
     return _alert(
         "SoperatorBudgetBurn",
         f"{usd_of_a_day(JOBS_USD)} * {HOURS_PER_MONTH} / 24 > on () max({BUDGET_USD})",
         minutes=60,
         summary="Jobs cost more than the budget allows",
-        description="At the pace of the last day, jobs cost ${{ $value | "
+        description=f"At the pace of the last day, jobs cost {least}${{{{ $value | "
         f'printf "%.2f" }}}} a month; the budget is ${burn.budget_usd_per_month:,.2f} '
         f"({burn.prices}). `soperator spend` says what is spent.",
         runbook="paid-and-idle.md",

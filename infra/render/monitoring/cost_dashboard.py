@@ -20,6 +20,10 @@ from infra.render.monitoring.records import (
 def cost_dashboard(burn: Burn) -> Dashboard:
     """What the stack costs now, for what, and where that leads."""
     says = f"US dollars without tax, {burn.prices}."
+    least = ""
+    if burn.unpriced_nodesets:
+        least = " (at least)"
+        says += f" Without nodes of {', '.join(burn.unpriced_nodesets)}: no price is known."
     trained = "sum(rate(train_tokens_total[15m])) * 3600 / 1e6"
     written = (
         "(sum(rate(serve_output_tokens_total[15m])) or vector(0)) * 3600 / 1e6 "
@@ -46,7 +50,7 @@ def cost_dashboard(burn: Burn) -> Dashboard:
         panels=(
             *(
                 Panel(
-                    title=title,
+                    title=title if expression == BUDGET_USD else f"{title}{least}",
                     unit="currencyUSD",
                     kind="stat",
                     says=says,
@@ -57,7 +61,7 @@ def cost_dashboard(burn: Burn) -> Dashboard:
                 for title, expression in numbers
             ),
             Panel(
-                title="US dollars an hour",
+                title=f"US dollars an hour{least}",
                 unit="currencyUSD",
                 stacked=True,
                 says=f"{says} A node that a job holds in part counts whole.",
@@ -79,7 +83,7 @@ def cost_dashboard(burn: Burn) -> Dashboard:
                 ),
             ),
             Panel(
-                title="US dollars for a million tokens, of what jobs hold",
+                title=f"US dollars for a million tokens, of what jobs hold{least}",
                 unit="currencyUSD",
                 says=f"{says} All jobs together: exact while one kind of job runs.",
                 asks=(

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from cost.burn import Burn
 from infra.render.job_metrics import metrics_environment
 from infra.render.monitoring.config_map import config_map, dashboards
+from infra.render.monitoring.cost_dashboard import cost_dashboard
 from infra.render.monitoring.exported import EXPORTED, SOURCES, read_metrics
 from infra.render.monitoring.objects import custom_resources, rule_groups
 from infra.render.values.notifier import notifier_values
@@ -120,6 +122,23 @@ def test_a_price_that_is_not_known_is_no_price_of_zero(watched: StackSpec) -> No
     made = list(rules(watched, unknown))
     assert not [each for each in made if each.get("record") == "soperator:node_usd_per_hour"]
     assert "costs an unknown amount an hour" in str(made)
+
+
+def test_sums_without_a_price_that_is_not_known_say_at_least(watched: StackSpec) -> None:
+    unknown = replace(BURN, node_usd_per_hour={"worker": None, "small": Decimal(2)})
+    panels = cost_dashboard(unknown).panels
+    summed = [each for each in panels if each.title.endswith("(at least)")]
+    assert [each.title for each in panels[:6]] == [
+        "Now, an hour (at least)",
+        "A month at this pace (at least)",
+        "Nodes without jobs, an hour (at least)",
+        "Last 24 hours, as far as seen (at least)",
+        "Jobs a month at the pace of a day (at least)",
+        "Budget of jobs a month",
+    ]
+    assert all("Without nodes of worker: no price is known." in each.says for each in summed)
+    assert "jobs cost at least $" in str(list(rules(watched, unknown)))
+    assert "at least" not in str(cost_dashboard(BURN)) + str(list(rules(watched)))
 
 
 def test_alerts_of_budget_and_idleness_need_their_declaration(watched: StackSpec) -> None:
