@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,7 @@ from infra.cli.pause import switch
 from infra.local.state import CHECKOUT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from infra.jobs.outputs import StackOutputs
@@ -48,6 +50,31 @@ def command(
             f"{stack}: lifetime: not declared, so nothing says when the stack is to end; declare "
             f"lifetime.idle_hours or lifetime.until in stacks/Pulumi.{stack}.yaml"
         )
+    with _only_one(stack, act):
+        _look_and_act(stack, act, end_jobs, identity, format)
+
+
+@contextmanager
+def _only_one(stack: str, act: bool) -> Iterator[None]:
+    """Refuses a second run that acts: cron starts the next one while the engine still works."""
+    if not act:
+        yield
+        return
+    path = context.state_root() / f"reap-{stack}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CliError(f"{stack}: another `soperator reap --act` is at work; wait") from error
+        yield
+
+
+def _look_and_act(
+    stack: str, act: bool, end_jobs: bool, identity: Path | None, format: Format
+) -> None:
+    # Read under the lock: the run before may have paused it.
+    spec = context.spec(stack)
     if spec.nodes.paused:
         if act and not _is_deployed(stack):
             raise CliError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from datetime import UTC, datetime, timedelta
@@ -193,6 +194,19 @@ def test_a_file_that_says_paused_is_not_believed_while_the_engine_sees_changes(
     assert done.exit_code == 1
     assert "that is not what is deployed" in done.output
     assert called(folder) == [PREVIEW, HOLD, UP, PREVIEW]
+
+
+def test_a_second_run_leaves_the_first_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its failing engine would take back what the first one just did."""
+    judged(monkeypatch, DUE)
+    state = folder.parent / "state"
+    state.mkdir()
+    with (state / "reap-l40s-dev.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = run("--act")
+    assert done.exit_code == 1
+    assert "another `soperator reap --act` is at work" in done.output
+    assert not (folder.parent / "called").exists()
 
 
 def test_a_stack_without_a_lifetime_is_refused_with_what_to_declare(folder: Path) -> None:
