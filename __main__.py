@@ -69,7 +69,7 @@ def main() -> None:
         pulumi.log.warn(warning)
     taken = since.rollout.slurm_nodes
     running = told(spec.name, deployed, taken, user_key(STATE)) if taken else ""
-    costs = forgotten(spec, book, found.estimate.hourly_low_usd)
+    costs = forgotten(spec, book, found.estimate)
     ends = "\n".join(forgotten_lines(spec, costs, now))
     pulumi.log.info(f"\n{render(found)}\n{ends}\n{since.render()}{running}\n{in_short(asked)}")
 

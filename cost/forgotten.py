@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
+from cost.estimate import Estimate
 from cost.layout import usd_text
 from cost.pause import pause_saving
 from cost.price import HOURS_PER_MONTH
@@ -33,14 +34,15 @@ class Forgotten:
     """Whether a line has no price."""
 
 
-def forgotten(spec: StackSpec, book: PriceBook, usd_per_hour: Decimal) -> Forgotten:
-    """What the stack costs as it stands at `usd_per_hour`, and paused."""
+def forgotten(spec: StackSpec, book: PriceBook, found: Estimate) -> Forgotten:
+    """What the stack costs as it stands by its bill `found`, and paused."""
+    usd_per_hour = found.hourly_low_usd
     saving = pause_saving(spec, book)
     paused = usd_per_hour if spec.nodes.paused else usd_per_hour - saving.low_usd_per_hour
     return Forgotten(
         usd_per_hour=usd_per_hour,
         paused_usd_per_hour=paused,
-        is_lower_bound=saving.is_lower_bound,
+        is_lower_bound=found.is_lower_bound,
     )
 
 
@@ -61,13 +63,13 @@ def forgotten_lines(spec: StackSpec, found: Forgotten, now: datetime) -> tuple[s
         usd = usd_text(found.usd_per_hour * lifetime.idle_hours)
         lines.append(
             f"  `soperator reap` pauses it after {lifetime.idle_hours} h without a job: "
-            f"{usd} at most for those"
+            f"{least}{usd} at min_nodes for those"
         )
     if end is not None:
         left = Decimal(max(timedelta(0), end - now) // timedelta(hours=1))
         usd = usd_text(found.usd_per_hour * left)
         lines.append(
-            f"  lifetime.until {end:%Y-%m-%d %H:%M} UTC: {usd} until then, no job after it"
+            f"  lifetime.until {end:%Y-%m-%d %H:%M} UTC: {least}{usd} until then, no job after it"
         )
     return tuple(lines)
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("public_key_file")
 
 def lines_of(spec: StackSpec) -> tuple[str, ...]:
     book = PriceBook.load(spec.prices)
-    found = forgotten(spec, book, estimate(spec, book).hourly_low_usd)
+    found = forgotten(spec, book, estimate(spec, book))
     return forgotten_lines(spec, found, NOW)
 
 
@@ -40,7 +40,7 @@ def test_a_month_of_forgetting_is_the_bill_of_a_month(name: str) -> None:
     spec = load_stack(name)
     book = PriceBook.load(spec.prices)
     total = estimate(spec, book)
-    found = forgotten(spec, book, total.hourly_low_usd)
+    found = forgotten(spec, book, total)
     assert abs(found.usd_per_hour * 730 - total.monthly_low_usd) < Decimal("0.01")
     assert Decimal(0) < found.paused_usd_per_hour <= found.usd_per_hour
 
@@ -56,4 +56,21 @@ def test_what_ends_it_is_priced() -> None:
     lifetime = LifetimeSpec(idle_hours=8, until="2026-11-23T18:00Z")
     _, _, idle, end = lines_of(replace(load_stack("h100-prod"), lifetime=lifetime))
     assert "after 8 h without a job: $596." in idle
+    assert idle.endswith(" at min_nodes for those")
     assert "lifetime.until 2026-11-23 18:00 UTC: $3,580." in end
+
+
+def test_a_line_without_a_price_makes_every_amount_a_least() -> None:
+    """Also one of storage, which no worker has."""
+    lifetime = LifetimeSpec(idle_hours=8, until="2026-11-23T18:00Z")
+    spec = replace(load_stack("h100-prod"), lifetime=lifetime)
+    book = PriceBook.load(spec.prices)
+    bill = estimate(spec, book)
+    storage = next(line for line in bill.components if line.nodeset is None)
+    unpriced = replace(storage, unknown="no source has it")
+    found = forgotten(spec, book, replace(bill, components=(*bill.components, unpriced)))
+    first, paused, idle, end = forgotten_lines(spec, found, NOW)
+    assert first.startswith("If you forget it: at least $")
+    assert paused.startswith("  paused: at least $")
+    assert "without a job: at least $596." in idle
+    assert "UTC: at least $3,580." in end
