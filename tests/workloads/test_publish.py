@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import signal
 import sys
 import threading
@@ -167,6 +168,45 @@ def test_what_has_nothing_to_say_keeps_what_was_said(store: Store, tmp_path: Pat
     publisher.publish()
     assert (tmp_path / "metrics.prom").read_bytes() == b"x 1\n"
     assert len(store.sent) == 1
+
+
+def test_a_page_that_breaks_off_is_told_once_and_the_next_one_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(publish.URL_VARIABLE, raising=False)
+    pages: Iterator[bytes | Exception] = iter(
+        [http.client.IncompleteRead(b"x"), http.client.BadStatusLine("y"), b"x 1\n"]
+    )
+
+    def read() -> bytes:
+        page = next(pages)
+        if isinstance(page, Exception):
+            raise page
+        return page
+
+    publisher = Publisher(read, results_dir=tmp_path, kind="serve")
+    for _ in range(3):
+        publisher.publish()
+    printed = capfd.readouterr()
+    assert (printed.out + printed.err).count("metrics are not read: IncompleteRead") == 1
+    assert (tmp_path / "metrics.prom").read_bytes() == b"x 1\n"
+
+
+def test_a_filesystem_that_hangs_does_not_hold_the_end_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(publish, "_END_S", 0.05)
+    released = threading.Event()
+
+    def hang() -> None:
+        released.wait(60)
+
+    with Publisher(hang, results_dir=tmp_path, kind="train"):
+        pass
+    printed = capfd.readouterr()
+    assert not released.is_set()
+    released.set()
+    assert "metrics are not ended: no end within 0.05 s" in printed.out + printed.err
 
 
 VLLM = """

@@ -26,6 +26,8 @@ URL_VARIABLE = "SOPERATOR_METRICS_URL"
 EVERY_S = 15.0
 """As often as Soperator's chart scrapes GPUs (helm/soperator-dcgm-exporter, 2026-11-21)."""
 _TIMEOUT_S = 5
+_END_S = 15.0
+"""Two sends that get no answer, and the time to read and write."""
 
 
 class Publisher:
@@ -59,7 +61,10 @@ class Publisher:
         trace: TracebackType | None,
     ) -> None:
         self._is_over.set()
-        self._thread.join()
+        # A filesystem that hangs must not hold a job that failed or gives its nodes back.
+        self._thread.join(timeout=_END_S)
+        if self._thread.is_alive():
+            self._tell("ended", f"no end within {_END_S:g} s")
 
     def _run(self) -> None:
         self.publish()
@@ -69,7 +74,12 @@ class Publisher:
 
     def publish(self) -> None:
         """Write and send once; what goes wrong is told once and the job goes on."""
-        text = self._read()
+        try:
+            text = self._read()
+        except Exception as error:
+            # A page that breaks off once must not end the metrics of all hours after it.
+            self._tell("read", f"{type(error).__name__}: {error}")
+            return
         if text is None:
             return
         try:
