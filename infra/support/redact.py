@@ -63,10 +63,10 @@ _VALUE: Final = (
     r"|'(?:[^'\\\n]|\\.|''){0,4096}'"
     r"|\[[^\]\n]{0,4096}\]?"
     r"|[\"']?(?:[^\s{\[|>,;\"']|[|>](?![-+\d]{0,2}[ \t]*(?:[\n#]|\Z)))"
-    r"[^\n,;}\]]*(?:[,;}\]](?=[^\s,;}\]\"'])[^\n,;}\]]*)*)"
+    r"[^\n,;}\]]*(?:[,;}\]]+(?=[^\s,;}\]\"'])[^\n,;}\]]*)*)"
 )
 """In quotes, a list, or to the end of the line; a comma before more letters is part of it."""
-_WORD: Final = r"(?!\[REDACTED\])(?:\"[^\"\n]{0,4096}\"|'[^'\n]{0,4096}'|[^\s\"',\]]+)"
+_WORD: Final = r"(?!\[REDACTED\])(?:\"[^\"\n]{0,4096}\"|'[^'\n]{0,4096}'|\S+)"
 # Each starts at the border of a word and has an end: a log of megabytes is read in one go.
 # What is in `kept` stays: the name of what went.
 _CALLED: Final = tuple(
