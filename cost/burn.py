@@ -24,6 +24,8 @@ class Burn:
     """One worker node of each nodeset, without its disks; None is a price that is not known."""
     around_usd_per_hour: Decimal
     """Every other node, disks, filesystems and addresses."""
+    is_lower_bound: bool
+    """Whether a line of the bill has no price."""
     budget_usd_per_month: Decimal | None
     """What the stack declares for its jobs; None without a budget."""
     book: str
@@ -49,6 +51,7 @@ def burn(spec: StackSpec, estimate: Estimate, book: PriceBook) -> Burn:
     return Burn(
         node_usd_per_hour=rates.node_usd_per_hour,
         around_usd_per_hour=rates.control_plane_usd_per_hour + rates.storage_usd_per_hour,
+        is_lower_bound=rates.is_lower_bound,
         budget_usd_per_month=None if spec.budget is None else spec.budget.usd_per_month,
         book=estimate.book_name,
         price_date=estimate.price_date,

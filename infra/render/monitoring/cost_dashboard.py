@@ -20,10 +20,11 @@ from infra.render.monitoring.records import (
 def cost_dashboard(burn: Burn) -> Dashboard:
     """What the stack costs now, for what, and where that leads."""
     says = f"US dollars without tax, {burn.prices}."
-    least = ""
+    least = " (at least)" if burn.is_lower_bound else ""
     if burn.unpriced_nodesets:
-        least = " (at least)"
         says += f" Without nodes of {', '.join(burn.unpriced_nodesets)}: no price is known."
+    elif burn.is_lower_bound:
+        says += " Without lines of the bill that have no price: `soperator cost` lists them."
     trained = "sum(rate(train_tokens_total[15m])) * 3600 / 1e6"
     written = (
         "(sum(rate(serve_output_tokens_total[15m])) or vector(0)) * 3600 / 1e6 "

@@ -19,6 +19,7 @@ from stacks.spec import StackSpec
 BURN = Burn(
     node_usd_per_hour={"worker": Decimal("36.00")},
     around_usd_per_hour=Decimal("2.60"),
+    is_lower_bound=False,
     budget_usd_per_month=Decimal(5000),
     book="nebius",
     price_date=date(2026, 9, 15),

@@ -125,7 +125,8 @@ def test_a_price_that_is_not_known_is_no_price_of_zero(watched: StackSpec) -> No
 
 
 def test_sums_without_a_price_that_is_not_known_say_at_least(watched: StackSpec) -> None:
-    unknown = replace(BURN, node_usd_per_hour={"worker": None, "small": Decimal(2)})
+    rates = {"worker": None, "small": Decimal(2)}
+    unknown = replace(BURN, is_lower_bound=True, node_usd_per_hour=rates)
     panels = cost_dashboard(unknown).panels
     summed = [each for each in panels if each.title.endswith("(at least)")]
     assert [each.title for each in panels[:6]] == [
@@ -137,6 +138,9 @@ def test_sums_without_a_price_that_is_not_known_say_at_least(watched: StackSpec)
         "Budget of jobs a month",
     ]
     assert all("Without nodes of worker: no price is known." in each.says for each in summed)
+    storage = cost_dashboard(replace(BURN, is_lower_bound=True)).panels[0]
+    assert storage.title == "Now, an hour (at least)"
+    assert "`soperator cost` lists them" in storage.says
     assert "jobs cost at least $" in str(list(rules(watched, unknown)))
     assert "at least" not in str(cost_dashboard(BURN)) + str(list(rules(watched)))
 
