@@ -107,6 +107,7 @@ def wait_until_up(
                 # The file may be of the life before a requeue, until the new server removes it.
                 address = read_address(connection, outputs, job_id)
                 if address is not None and _answers(connection, address):
+                    log.read(connection, job, say)  # its last lines came since
                     return address
         except ConnectionLostError as error:
             say(f"{error}; trying again")

@@ -178,7 +178,7 @@ def test_ctrl_c_closes_page_tunnel_and_the_job_that_was_submitted_for_it(
     assert len(key) >= 32, "the server made one"
     assert not [line for line in _command_lines() if key in line]
     assert "serve is job " in said
-    assert "serving tiny with transformers" in said, "lines of the log are shown while it loads"
+    assert "is no RAM disk" in said, "lines of the log are shown while it loads"
     job_id = said.split("serve is job ")[1].split()[0]
 
     command.send_signal(signal.SIGINT)
