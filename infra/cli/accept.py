@@ -12,14 +12,12 @@ from infra.accept.result import Profile
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.output import Format
+from infra.cli.verdict import exit_code
 
 if TYPE_CHECKING:
     from infra.accept.result import Result
     from infra.jobs.submit import Submission
     from stacks.spec import StackSpec
-
-EXIT_CODES = {"PASS": 0, "FAIL": 1, "NOT_RUN": 69}
-"""The job's own: NOT RUN is no success."""
 
 
 def command(
@@ -78,7 +76,7 @@ def command(
         values = certificate.verify(verify, public)
         _print(values, format)
         output.note(f"{verify}: the signature is right; made {values['made_at']}")
-        raise typer.Exit(EXIT_CODES[values["outcome"]])
+        raise typer.Exit(exit_code(values["outcome"]))
     spec = context.spec(stack)
     if results:
         found: Result | None = merge([read(path) for path in results], {})
@@ -99,7 +97,7 @@ def command(
     files = certificate.write(values, where, context.private_key(identity))
     _print(values, format)
     output.note(f"certificate: {files.html}; check it: soperator accept --verify {files.html}")
-    raise typer.Exit(EXIT_CODES[found.outcome])
+    raise typer.Exit(exit_code(found.outcome))
 
 
 def _run(

@@ -11,8 +11,8 @@ import typer
 from infra.accept.plain_hosts import DEFAULT_PORT
 from infra.accept.result import Profile
 from infra.cli import context, output
-from infra.cli.accept import EXIT_CODES
 from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.verdict import exit_code
 
 
 def command(
@@ -116,4 +116,4 @@ def command(
         f"certificate: soperator accept --stack {stack} --result {path}; against another route: "
         f"soperator compare-runs {path} OTHER"
     )
-    raise typer.Exit(EXIT_CODES[result.read(path).outcome])
+    raise typer.Exit(exit_code(result.read(path).outcome))

@@ -12,12 +12,11 @@ from infra.cli.context import DEFAULT_STACK, StackOption
 from infra.cli.errors import CliError
 from infra.cli.output import Format
 from infra.cli.output_file import OutputOption, put
+from infra.cli.verdict import exit_code
 
 if TYPE_CHECKING:
     from stacks.node_spec import WorkerSpec
     from stacks.spec import StackSpec
-
-_EXIT_CODES = {"PASS": 0, "FAIL": 1, "NOT_RUN": 69}
 
 
 def command(
@@ -62,7 +61,7 @@ def command(
         output.print_table(compare_page.HEADERS, compare_page.rows(found))
         for line in compare_page.notes(found):
             print(line)
-    raise typer.Exit(_EXIT_CODES[found.outcome])
+    raise typer.Exit(exit_code(found.outcome))
 
 
 def _kube_job(

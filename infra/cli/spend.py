@@ -16,11 +16,10 @@ from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.errors import CliError
 from infra.cli.output import note
 from infra.cli.output_file import OutputOption, put
+from infra.cli.verdict import exit_code
 
 if TYPE_CHECKING:
     from cost.invoice import Invoice
-
-_EXIT_CODES = {"PASS": 0, "FAIL": 1, "NOT RUN": 69}
 
 
 def command(
@@ -89,7 +88,7 @@ def command(
         tolerance=share,
     )
     put(render_reconciliation(found, format), output)
-    raise typer.Exit(_EXIT_CODES[found.verdict])
+    raise typer.Exit(exit_code(found.verdict))
 
 
 def _read(path: Path, columns: Sequence[str]) -> Invoice:

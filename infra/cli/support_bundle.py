@@ -13,14 +13,13 @@ import typer
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.errors import CliError
+from infra.cli.verdict import NOT_RUN
 from infra.local.state import State
 
 if TYPE_CHECKING:
     from infra.jobs.outputs import StackOutputs
     from infra.jobs.slurm import Shell
     from infra.support.part import Part
-
-_NOT_RUN = 69
 
 
 def command(
@@ -59,7 +58,7 @@ def command(
             raise CliError(f"--output {path}: {error.strerror}; nothing was written") from error
     print(made.index, end="")
     print(path)
-    raise typer.Exit(_NOT_RUN if made.not_run else 0)
+    raise typer.Exit(NOT_RUN if made.not_run else 0)
 
 
 def _parts(

@@ -11,12 +11,12 @@ import typer
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.output import Format
+from infra.cli.verdict import NOT_RUN
 
 if TYPE_CHECKING:
     from infra.jobs.top import Screen
 
 _CLEAR = "\x1b[2J\x1b[H"
-_NOT_RUN = 69
 
 
 def command(
@@ -67,7 +67,7 @@ def command(
         print(screen.verdict)
         print(screen.memory_verdict)
     passed = screen.passed
-    raise typer.Exit(_NOT_RUN if passed is None else 0 if passed else 1)
+    raise typer.Exit(NOT_RUN if passed is None else 0 if passed else 1)
 
 
 def _show(screen: Screen) -> None:

@@ -57,6 +57,7 @@ def test_the_table_of_verbs_has_a_module_for_each_and_each_module_a_verb() -> No
         "submission",
         "submit_pipeline",
         "submit_search",
+        "verdict",
     }
     modules = {f"infra.cli.{path.stem}" for path in folder.glob("*.py")} - {
         f"infra.cli.{name}" for name in shared
