@@ -15,7 +15,8 @@ from stacks.spec import StackSpec
 
 TRIALS_MOST: Final = 500
 """The sbatch line names two files a task, and a command of Linux holds 128 KiB (execve(2)); Slurm's
-own limit is 1,000 (slurm.conf(5), MaxArraySize)."""
+own limit is 1,000 (slurm.conf(5), MaxArraySize), or what `slurm.config_lines` makes of it."""
+_ARRAY_SIZE: Final = re.compile(r"(?i)\s*MaxArraySize\s*=\s*(\d+)")
 _KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _METRIC: Final = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -44,6 +45,29 @@ def check_searches(spec: StackSpec, findings: Findings) -> None:
         # Counted first: a grid is made of products, and a slip makes millions.
         if _check_count(search, path, findings):
             _check_settings(search, path, findings)
+            _check_array(spec, search, findings)
+
+
+def _check_array(spec: StackSpec, search: SearchSpec, findings: Findings) -> None:
+    """Slurm refuses the whole array where a task reaches MaxArraySize; tasks count from 0."""
+    given = [
+        (index, int(found[1]))
+        for index, line in enumerate(spec.slurm.config_lines)
+        if (found := _ARRAY_SIZE.match(line)) is not None
+    ]
+    if not given:
+        return
+    # Of a name that slurm.conf has twice, Slurm takes the last.
+    index, most = given[-1]
+    count = len(search.settings)
+    if count > most:
+        findings.error(
+            f"slurm.config_lines[{index}]",
+            f"MaxArraySize={most}: search '{search.name}' is an array of {count} trials; give "
+            f"{count} or more, take the line out (Soperator's own is 1024), or declare fewer "
+            "trials",
+            rule="searches.array-size",
+        )
 
 
 def _check_job(search: SearchSpec, jobs: dict[str, JobSpec], path: str, findings: Findings) -> None:

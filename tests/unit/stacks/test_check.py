@@ -176,6 +176,8 @@ ERRORS: list[tuple[Change, str, str]] = [
     (lambda c: search(c, grid=[{"key": "a b", "values": ["1", "2"]}]), "searches[0].grid[0].key", "is no setting"),
     (lambda c: search(c, trials=[{"settings": ["lr"]}]), "searches[0].trials[0].settings", "'lr' is not key=value"),
     (lambda c: search(c, trials=[{"settings": ["train.learning_rate=1e-5"]}]), "searches[0]", "is 2 trials"),
+    (lambda c: (search(c), c["slurm"].update(config_lines=["maxarraysize = 9", "MaxArraySize=1"])),
+     "slurm.config_lines[1]", "search 'lr' is an array of 2 trials; give 2 or more"),
     (lambda c: c["chat"].update(serving_nodeset="w"), "chat.serving_nodeset", "has: worker"),
     (lambda c: c["chat"].update(output_tokens=9000), "chat.output_tokens", "do not fit"),
 ]  # fmt: skip
