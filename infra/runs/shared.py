@@ -7,6 +7,7 @@ bucket is that of run configs: a record and the recipe that it names lie in one 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ PREFIX: Final = "records"
 _RECORD: Final = "run_record.json"
 _FILES: Final = (RECIPE, LOSS_CURVE, history.SUBMISSION, "load.json")
 _BROUGHT: Final = (*_FILES, ACTUAL, _RECORD)
+_TAGS: Final = ".tags.json"
 _MOST_BYTES: Final = 32 * 2**20
 """A loss curve of 200,000 steps; a larger file stays on the cluster."""
 _CLUSTER_DIGITS: Final = 8
@@ -78,25 +80,26 @@ def bring(store: Mapping[str, str], state: Path, stack: str) -> int:
     brought = 0
     try:
         listed = Place(key=f"{PREFIX}/", **store).below()
-        for key, size in sorted(listed, key=lambda each: each[0].endswith(_RECORD)):
-            parts = key.split("/")
+        for found in sorted(listed, key=lambda each: each.key.endswith(_RECORD)):
+            parts = found.key.split("/")
             if len(parts) != 3 or not _NAME.fullmatch(parts[1]) or parts[2] not in _BROUGHT:
                 continue
-            if size > _MOST_BYTES:
+            if found.size_bytes > _MOST_BYTES:
                 continue
-            path = root / parts[1] / parts[2]
-            here = path.is_file() and path.stat().st_size == size
-            # What a run cost changes with accounting, and an amount may be as long as another.
-            if here and parts[2] != ACTUAL:
+            folder, name = root / parts[1], parts[2]
+            # A record of equal length may be another one: the store's tag tells.
+            tags = _tags(folder)
+            here = (folder / name).read_bytes() if (folder / name).is_file() else None
+            is_whole = here is not None and len(here) == found.size_bytes
+            if is_whole and found.etag is not None and tags.get(name) == found.etag:
                 continue
-            content = Place(key=key, **store).read()
-            if content is None or (here and path.read_bytes() == content):
+            content = Place(key=found.key, **store).read()
+            if content is None:
                 continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f".{path.name}.part")
-            part.write_bytes(content)
-            part.replace(path)
-            brought += 1
+            if content != here:
+                _put(folder / name, content)
+                brought += 1
+            _put(folder / _TAGS, json.dumps({**tags, name: found.etag}).encode())
     except StorageError as error:
         raise JobsError(
             f"{stack}: the runs of others were not brought: {error}; `pulumi up` renews the key"
@@ -104,3 +107,20 @@ def bring(store: Mapping[str, str], state: Path, stack: str) -> int:
     except OSError as error:
         raise JobsError(f"{root}: {error.strerror or error}; mend it and ask again") from error
     return brought
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Writes the file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def _tags(folder: Path) -> dict[str, object]:
+    """File name -> tag of the object that it was brought from; a damaged file is as none."""
+    try:
+        found = json.loads((folder / _TAGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

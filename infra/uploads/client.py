@@ -28,6 +28,16 @@ class DeniedError(StorageError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One object as a listing shows it."""
+
+    key: str
+    size_bytes: int
+    etag: str | None
+    """Another one with each write of the object; None: the store gives none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """One object and the key that opens its bucket."""
 
@@ -55,8 +65,8 @@ class Place:
         except BaseError as error:
             raise self._refused(error) from error
 
-    def below(self) -> tuple[tuple[str, int], ...]:
-        """(key, bytes) of every object whose key starts with this one."""
+    def below(self) -> tuple[Listed, ...]:
+        """Every object whose key starts with this one, by key."""
         import obstore
         from obstore.exceptions import BaseError
 
@@ -66,7 +76,15 @@ class Place:
             raise StorageError(f"{self}: there is no bucket {self.bucket!r}") from error
         except BaseError as error:
             raise self._refused(error) from error
-        return tuple(sorted((each["path"], each["size"]) for each in found))
+        listed = (
+            Listed(
+                key=each["path"],
+                size_bytes=each["size"],
+                etag=(each["e_tag"] or "").strip('"') or None,
+            )
+            for each in found
+        )
+        return tuple(sorted(listed, key=lambda each: each.key))
 
     def write(self, content: bytes) -> None:
         """Makes the object, or writes over it."""

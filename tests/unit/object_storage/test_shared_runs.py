@@ -9,7 +9,8 @@ import pytest
 
 from infra.cli import pull as verb
 from infra.jobs.errors import JobsError
-from infra.runs.shared import bring, publish
+from infra.runs.run import SHARED
+from infra.runs.shared import bring, publish, shared_name
 from infra.uploads.client import Place
 from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at
 from tests.unit.jobs.test_submit import OUTPUTS
@@ -41,6 +42,31 @@ def test_a_run_is_seen_by_others_with_its_cost_settings_and_losses(
     assert [run.name for run in runs(anna)] == ["2"]
 
 
+def test_a_record_that_changed_within_its_length_is_brought_and_one_that_did_not_is_not_read(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, ben = opened(storage), tmp_path / "ben"
+    folder = write_run(tmp_path / "anna", "2", cluster=CLUSTER)
+    publish(store, folder, cluster=CLUSTER, job_id="2", actual=None)
+    bring(store, ben, "local")
+    record = folder / "run_record.json"
+    record.write_text(record.read_text().replace("400.0", "500.0"))
+    assert publish(store, folder, cluster=CLUSTER, job_id="2", actual=None) == 1
+    read: list[str] = []
+    whole = Place.read
+
+    def counted(place: Place) -> bytes | None:
+        read.append(place.key.rpartition("/")[2])
+        return whole(place)
+
+    monkeypatch.setattr(Place, "read", counted)
+    assert bring(store, ben, "local") == 1
+    assert read == ["run_record.json"]
+    (ben / "runs" / "local" / SHARED / shared_name(CLUSTER, "2") / ".tags.json").write_text("{")
+    assert (bring(store, ben, "local"), len(read)) == (0, 5), "damaged: looked at, not written"
+    assert runs(ben)[0].record.metrics["train_tokens_per_s"] == 500
+
+
 def test_only_small_files_of_a_run_are_brought_whatever_lies_in_the_bucket(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,7 +80,7 @@ def test_only_small_files_of_a_run_are_brought_whatever_lies_in_the_bucket(
         Place(key=f"records/{name}", **store).write(b"0123456789")
     Place(key="records/3-0123abcd/load.json", **store).write(b"0123456789+")
     assert bring(store, tmp_path / "ben", "local") == 1
-    (came,) = (path for path in (tmp_path / "ben").rglob("*") if path.is_file())
+    (came,) = (path for path in (tmp_path / "ben").rglob("[!.]*") if path.is_file())
     assert came.parent.name == "2-0123abcd"
 
 
