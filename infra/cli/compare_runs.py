@@ -12,7 +12,7 @@ from infra.cli.context import DEFAULT_STACK, StackOption
 from infra.cli.errors import CliError
 from infra.cli.output import Format
 from infra.cli.output_file import OutputOption, put
-from infra.cli.verdict import exit_code
+from infra.cli.verdict import comparing, exit_code
 
 if TYPE_CHECKING:
     from stacks.node_spec import WorkerSpec
@@ -42,7 +42,7 @@ def command(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
     file: OutputOption = None,
 ) -> None:
-    """Compare two results: overhead in percent with its interval; 0 PASS, 1 FAIL, 69 NOT RUN."""
+    """Compare two results: overhead with its interval; 0 PASS, 1 FAIL, 69 NOT RUN, 2 trouble."""
     if kube_job:
         _kube_job(context.spec(stack), nodeset, image, nodes, name, file)
         return
@@ -50,9 +50,12 @@ def command(
     from infra.accept.compare import compare
     from infra.accept.throughput import read_run
 
-    if files is None or len(files) != 2:
-        raise CliError("compare-runs: give two result files, the one that counts as 100 % first")
-    found = compare(read_run(files[0]), read_run(files[1]), limit_percent=limit)
+    with comparing():
+        if files is None or len(files) != 2:
+            raise CliError(
+                "compare-runs: give two result files, the one that counts as 100 % first"
+            )
+        found = compare(read_run(files[0]), read_run(files[1]), limit_percent=limit)
     if file is not None:
         put(compare_page.html(found), file)
     if format is Format.JSON:

@@ -143,11 +143,16 @@ class LazyGroup(TyperGroup):
         except Exception as error:
             if not is_refusal(error):
                 raise
-            from cost.visible import visible
-
-            for line in str(error).splitlines():
-                print(f"soperator: {visible(line)}", file=sys.stderr)
+            say_refusal(error)
             raise typer.Exit(1) from error
+
+
+def say_refusal(error: BaseException) -> None:
+    """Each problem in a line on standard error."""
+    from cost.visible import visible
+
+    for line in str(error).splitlines():
+        print(f"soperator: {visible(line)}", file=sys.stderr)
 
 
 def is_refusal(error: BaseException) -> bool:

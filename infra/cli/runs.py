@@ -12,6 +12,7 @@ from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.errors import CliError
 from infra.cli.output import Format
+from infra.cli.verdict import comparing, exit_code
 
 if TYPE_CHECKING:
     from infra.runs.run import Run
@@ -89,21 +90,23 @@ def diff(
     shared: SharedOption = False,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
-    """Compare two runs: settings, code, data, results, cost, and whether their losses agree."""
+    """Compare two runs; ends 0 where their losses agree, 1 DIFFER, 69 NOT RUN, 2 for trouble."""
     from infra.cli.spend import close
     from infra.runs import diff as differ
     from infra.runs.run import find_run
 
-    share = float(close("--tolerance", tolerance))
-    runs = _runs(stack, shared=shared)
-    found = differ.diff(find_run(runs, first), find_run(runs, second), tolerance=share)
+    with comparing():
+        share = float(close("--tolerance", tolerance))
+        runs = _runs(stack, shared=shared)
+        found = differ.diff(find_run(runs, first), find_run(runs, second), tolerance=share)
     if format is Format.JSON:
         output.print_json(differ.plain(found))
-        return
-    output.print_table(differ.HEADERS, differ.rows(found))
-    print(f"losses: {found.losses}")
-    for line in found.notes:
-        output.note(line)
+    else:
+        output.print_table(differ.HEADERS, differ.rows(found))
+        print(f"losses: {found.losses}")
+        for line in found.notes:
+            output.note(line)
+    raise typer.Exit(exit_code(found.losses.verdict))
 
 
 @app.command()

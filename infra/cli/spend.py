@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -16,7 +17,7 @@ from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.errors import CliError
 from infra.cli.output import note
 from infra.cli.output_file import OutputOption, put
-from infra.cli.verdict import exit_code
+from infra.cli.verdict import comparing, exit_code
 
 if TYPE_CHECKING:
     from cost.invoice import Invoice
@@ -49,46 +50,50 @@ def command(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
     output: OutputOption = None,
 ) -> None:
-    """Show what ran on a stack and what it cost; with --invoice: PASS 0, FAIL 1, NOT RUN 69."""
+    """Show what ran and what it cost; with --invoice: PASS 0, FAIL 1, NOT RUN 69, trouble 2."""
     from cost.budget import month_of
     from cost.spend_table import render_spend
     from infra.jobs import spent
     from infra.jobs.books import open_books
 
-    share = close("--tolerance", tolerance)
-    now = datetime.now(UTC)
-    billed = None if invoice is None else _read(invoice, column or ())
-    first = month_of(now)[0] if billed is None else billed.since
-    last = now if billed is None else min(now, billed.until)
-    first = first if since is None else moment("--since", since, now)
-    last = last if until is None else moment("--until", until, now)
-    if last <= first:
-        raise CliError(f"--until {last:%Y-%m-%dT%H:%M}: not after {first:%Y-%m-%dT%H:%M} (--since)")
-    books = open_books(context.spec(stack), context.state_root(), note)
-    if ledger_only:
-        report = spent.report_of_ledger(books, since=first, until=last, now=now)
-    else:
-        outputs = context.read(stack)
-        cluster = outputs.login_host_key
-        with context.connect(outputs, identity) as connection:
-            report = spent.report_of_cluster(
-                books, connection, cluster=cluster, since=first, until=last, now=now
+    # Beside an invoice, 1 says that the bill differs from it.
+    with nullcontext() if invoice is None else comparing():
+        share = close("--tolerance", tolerance)
+        now = datetime.now(UTC)
+        billed = None if invoice is None else _read(invoice, column or ())
+        first = month_of(now)[0] if billed is None else billed.since
+        last = now if billed is None else min(now, billed.until)
+        first = first if since is None else moment("--since", since, now)
+        last = last if until is None else moment("--until", until, now)
+        if last <= first:
+            raise CliError(
+                f"--until {last:%Y-%m-%dT%H:%M}: not after {first:%Y-%m-%dT%H:%M} (--since)"
             )
-    if billed is None:
-        put(render_spend(report, format), output)
-        return
-    from cost.estimate import estimate
-    from cost.reconcile import reconcile
-    from cost.reconcile_table import render_reconciliation
+        books = open_books(context.spec(stack), context.state_root(), note)
+        if ledger_only:
+            report = spent.report_of_ledger(books, since=first, until=last, now=now)
+        else:
+            outputs = context.read(stack)
+            cluster = outputs.login_host_key
+            with context.connect(outputs, identity) as connection:
+                report = spent.report_of_cluster(
+                    books, connection, cluster=cluster, since=first, until=last, now=now
+                )
+        if billed is None:
+            put(render_spend(report, format), output)
+            return
+        from cost.estimate import estimate
+        from cost.reconcile import reconcile
+        from cost.reconcile_table import render_reconciliation
 
-    found = reconcile(
-        estimate(books.spec, books.rates.book),
-        report.spend,
-        billed,
-        tolerance=share,
-    )
-    put(render_reconciliation(found, format), output)
-    raise typer.Exit(exit_code(found.verdict))
+        found = reconcile(
+            estimate(books.spec, books.rates.book),
+            report.spend,
+            billed,
+            tolerance=share,
+        )
+        put(render_reconciliation(found, format), output)
+        raise typer.Exit(exit_code(found.verdict))
 
 
 def _read(path: Path, columns: Sequence[str]) -> Invoice:

@@ -157,3 +157,10 @@ def test_the_command_prints_the_table_writes_the_page_and_ends_with_the_outcome(
     done = CliRunner().invoke(app, strict)
     assert done.exit_code == 1
     assert json.loads(done.stdout)["outcome"] == "FAIL"
+
+
+def test_a_comparison_that_could_not_be_made_is_told_from_one_that_failed(tmp_path: Path) -> None:
+    damaged = tmp_path / "x.json"
+    damaged.write_text("{")
+    for files in ([str(BARE)], [str(BARE), str(damaged)]):
+        assert CliRunner().invoke(app, ["compare-runs", *files]).exit_code == 2

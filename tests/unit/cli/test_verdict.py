@@ -8,7 +8,16 @@ from infra.cli.verdict import exit_code
 
 
 @pytest.mark.parametrize(
-    ("verdict", "status"), [("PASS", 0), ("FAIL", 1), ("NOT RUN", 69), ("NOT_RUN", 69)]
+    ("verdict", "status"),
+    [
+        ("PASS", 0),
+        ("EQUAL", 0),
+        ("AGREE", 0),
+        ("FAIL", 1),
+        ("DIFFER", 1),
+        ("NOT RUN", 69),
+        ("NOT_RUN", 69),
+    ],
 )
 def test_a_verdict_ends_with_its_own_status(verdict: str, status: int) -> None:
     assert exit_code(verdict) == status

@@ -83,7 +83,7 @@ def test_the_list_as_json_names_units_and_settings(state: Path) -> None:
 def test_a_run_that_is_not_here_is_refused_with_those_that_are(state: Path) -> None:
     write_run(state, "2")
     done = RUNNER.invoke(app, ["runs", "diff", "2", "7"])
-    assert done.exit_code == 1
+    assert done.exit_code == 2, "1 would say that they differ"
     assert "run '7': not here (newest: 2); bring it with soperator pull 7" in done.stderr
 
 
@@ -160,6 +160,26 @@ def test_a_loss_that_is_no_number_agrees_with_nothing_but_itself(
 ) -> None:
     found = agreement([(1, 1.0), (2, first)], [(1, 1.0), (2, second)])
     assert found.verdict is verdict, found
+
+
+@pytest.mark.parametrize(
+    ("losses", "status", "word"),
+    [
+        ((2.0, 1.5, 1.25), 0, "EQUAL"),
+        ((2.0, 1.5, 1.251), 0, "AGREE"),
+        ((2.0, 1.5, 1.5), 1, "DIFFER"),
+        ((), 69, "NOT RUN"),
+    ],
+)
+@pytest.mark.parametrize("format", ["table", "json"])
+def test_a_diff_ends_with_the_status_of_its_losses(
+    losses: tuple[float, ...], status: int, word: str, format: str, state: Path
+) -> None:
+    write_run(state, "2")
+    write_run(state, "3", losses=losses)
+    done = RUNNER.invoke(app, ["runs", "diff", "2", "3", "--format", format])
+    assert done.exit_code == status, done.output
+    assert word in done.stdout
 
 
 def test_a_diff_of_a_loss_that_is_no_number_is_json(state: Path) -> None:
