@@ -26,6 +26,10 @@ def command(
     name: Annotated[
         str | None, typer.Option(help="Of the objects and the run; the job's by default.")
     ] = None,
+    nodeset: Annotated[
+        str | None,
+        typer.Option(help="Whose nodes; by default the first that has enough."),
+    ] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,6 +53,7 @@ def command(
         declared,
         image=image,
         name=name,
+        nodeset=nodeset,
         settings=job_args(sets or ()),
         operator=pytorchjob,
     )

@@ -32,12 +32,14 @@ def training_pods(
     *,
     image: str | None = None,
     name: str | None = None,
+    nodeset: str | None = None,
     settings: Sequence[str] = (),
     operator: bool = False,
 ) -> Pods:
     """The pods of `job`, one a node; `operator` is for a PyTorchJob, which brings the address.
 
-    `settings` are further words of the module, such as `--set train.max_steps=8`.
+    `settings` are further words of the module, such as `--set train.max_steps=8`. All pods are on
+    one nodeset: `nodeset`, by default the first of the job's partition that has nodes enough.
     """
     if job.is_server:
         raise RenderError(
@@ -55,7 +57,7 @@ def training_pods(
             f"{spec.name}: jobs.{job.name}.container: {chosen} is a file of enroot, which "
             "Kubernetes cannot pull; give --image with an image of a registry"
         )
-    worker = nodesets_of(spec, job)[0]
+    worker = _worker(spec, job, nodeset)
     name = name or job.name
     ranks = max(1, job.gpus_per_node)
     volumes, mounts = _places(spec, worker)
@@ -84,6 +86,23 @@ def training_pods(
     )
     check(spec, pods)
     return pods
+
+
+def _worker(spec: StackSpec, job: JobSpec, nodeset: str | None) -> WorkerSpec:
+    fitting = nodesets_of(spec, job)
+    have = ", ".join(f"{each.name} has {each.max_nodes} nodes" for each in fitting)
+    if nodeset is not None and nodeset not in {each.name for each in fitting}:
+        raise RenderError(
+            f"{spec.name}: --nodeset {nodeset}: not one of the job's partition with GPUs enough "
+            f"({have})"
+        )
+    for worker in fitting:
+        if nodeset in (None, worker.name) and job.nodes <= worker.max_nodes:
+            return worker
+    raise RenderError(
+        f"{spec.name}: jobs.{job.name}.nodes: {job.nodes}, and pods of one job are on one nodeset "
+        f"({have}); name another with --nodeset, or submit it to Slurm"
+    )
 
 
 def _sorted_places(spec: StackSpec) -> list[tuple[str, str]]:

@@ -197,11 +197,30 @@ def test_an_elastic_nodeset_gets_all_its_pods_back(spec: StackSpec) -> None:
     assert sum("-f 'my job.yaml'" in line for line in lines) == 2
 
 
+def test_the_pods_are_on_the_first_nodeset_with_nodes_enough_or_on_the_named_one(
+    spec: StackSpec,
+) -> None:
+    """The first one was taken, and a job of two nodes refused although the second set has them."""
+    small, big = (
+        replace(spec.nodes.workers[0], name=name, min_nodes=count, max_nodes=count)
+        for name, count in (("small", 1), ("big", 2))
+    )
+    both = replace(spec, nodes=replace(spec.nodes, workers=(small, big)))
+    one = replace(job_of(both), nodes=1)
+    assert training_pods(both, job_of(both), image=IMAGE).worker.name == "big"
+    assert training_pods(both, one, image=IMAGE).worker.name == "small"
+    assert training_pods(both, one, image=IMAGE, nodeset="big").worker.name == "big"
+    with pytest.raises(RenderError, match=r"small has 1 nodes, big has 2 nodes"):
+        training_pods(both, replace(one, nodes=3), image=IMAGE)
+    with pytest.raises(RenderError, match=r"--nodeset other: not one of the job's partition"):
+        training_pods(both, one, image=IMAGE, nodeset="other")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"module": "workloads.serve"}, "serves until it is stopped"),
-        ({"nodes": 3}, "--nodes 3: h100-prod has 2 nodes of worker"),
+        ({"nodes": 3}, r"jobs\.finetune\.nodes: 3, and .* one nodeset \(worker has 2 nodes\)"),
         ({"name": "Fine_tune"}, "--name Fine_tune: use a-z"),
         ({"gpus_per_node": 9}, "9 is more than a node has"),
     ],
