@@ -414,3 +414,11 @@ def test_a_bfcl_row_of_several_calls_asks_for_all_of_them(tmp_path: Path) -> Non
         ToolCall(name="g", arguments={"x": 4}),
     ]
     assert chat.possible_answer is None
+
+
+def test_a_long_field_of_csv_is_read_and_leaves_the_process_its_own_limit(tmp_path: Path) -> None:
+    long = "x" * 200_000
+    (tmp_path / "rows.csv").write_text(f"a,b\n1,{long}\n")
+    limit = csv.field_size_limit()
+    assert [row for _, row in raw_rows("csv", tmp_path / "rows.csv")] == [{"a": "1", "b": long}]
+    assert csv.field_size_limit() == limit

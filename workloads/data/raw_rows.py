@@ -10,6 +10,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -163,8 +164,7 @@ def _skip(source: TextIO, buffer: str) -> str:
 
 
 def _csv(file: Path) -> Iterator[tuple[int, Any]]:
-    csv.field_size_limit(sys.maxsize)
-    with file.open(encoding="utf-8-sig", errors=_KEEP_BYTES, newline="") as source:
+    with _long_fields(), file.open(encoding="utf-8-sig", errors=_KEEP_BYTES, newline="") as source:
         lines: list[str] = []  # of the row that is read now
         rows = csv.DictReader(_remembered(source, lines), strict=True)
         num_columns = _num_columns(rows, file)
@@ -191,6 +191,16 @@ def _csv(file: Path) -> Iterator[tuple[int, Any]]:
                 yield rows.line_num, BadRow(text, reason)
             else:
                 yield rows.line_num, row
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Lets a field be of any length; the limit is one of the process, so it is put back."""
+    before = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _remembered(source: TextIO, lines: list[str]) -> Iterator[str]:
