@@ -22,6 +22,7 @@ import tempfile
 import time
 from datetime import UTC, datetime
 from importlib import metadata
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ def packing(folder: Path) -> dict[str, Any]:
     source = folder / "bfcl.jsonl"
     source.write_bytes(b"".join(chat.to_line() for chat in bfcl.read(BFCL, BFCL_CATEGORIES)))
     config = TokenizeConfig(max_tokens=_SEQUENCE_LENGTH)
-    tokenize_file(source, folder / "bfcl.parquet", model_dir=MODEL, config=config)
+    tokenize_file(source, folder / "bfcl.parquet", BytesIO(), model_dir=MODEL, config=config)
     return {
         "packing_sequence_length": _SEQUENCE_LENGTH,
         "packing_percent_bfcl": _filled(read_parquet(folder / "bfcl.parquet")),

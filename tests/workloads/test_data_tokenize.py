@@ -40,6 +40,10 @@ DEFAULT_SYSTEM = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nHelp.<|im_end|>\n{% endif %}"
     + CHAT_TEMPLATE
 )
+REFUSES_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    + CHAT_TEMPLATE
+)
 # Earlier assistant turns lose their <think> block once another user turn follows, as in Qwen3.
 REWRITING = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
@@ -202,9 +206,10 @@ def tokenize(source: Path, model_dir: Path, **values: Any) -> tuple[TokenRows, A
     num_workers = values.pop("num_workers", 0)
     config = TokenizeConfig(**{"max_tokens": 512, **values})
     output = source.with_suffix(f".{num_workers}.parquet")
-    done = tokenize_file(
-        source, output, model_dir=model_dir, config=config, num_workers=num_workers
-    )
+    with source.with_suffix(".rejects").open("wb") as rejected:
+        done = tokenize_file(
+            source, output, rejected, model_dir=model_dir, config=config, num_workers=num_workers
+        )
     return read_parquet(output), done
 
 
@@ -269,10 +274,49 @@ def test_an_overlong_chat_is_dropped_cut_or_refused_as_declared(
         tokenize(path, model_dir, max_tokens=limit, overlong="refuse")
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_chat_that_the_template_refuses_is_a_reject_with_its_line_and_reason(
+    num_workers: int, tmp_path: Path
+) -> None:
+    model_dir = tmp_path / "model"
+    make_tokenizer(REFUSES_SYSTEM).save_pretrained(model_dir)
+    chats = [messages_of([("q", f"a{i}")]) for i in range(1200)]
+    good = write(tmp_path / "good.jsonl", chats)
+    lines = good.read_text().splitlines(keepends=True)
+    refused = json.dumps({"id": "x", "messages": messages_of([("q", "a")], "Be brief.")})
+    all_lines = [*lines[:3], f"{refused}\n", *lines[3:], "{cut\n"]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(all_lines))
+    expected, _ = tokenize(good, model_dir)
+    rows, done = tokenize(path, model_dir, num_workers=num_workers)
+    assert rows.digest == expected.digest
+    assert (done.num_chats, done.num_refused) == (1200, 2)
+    found = [json.loads(line) for line in path.with_suffix(".rejects").read_text().splitlines()]
+    assert [each["at"] for each in found] == ["chats.jsonl:4", "chats.jsonl:1202"]
+    assert found[0]["row"] == refused
+    assert found[0]["reason"].endswith("refuses the roles system, user: no system role")
+    assert found[1]["reason"].startswith("is not JSON")
+
+
+def test_a_block_of_refused_chats_alone_costs_no_other_block(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    bad = '{"messages": []}\n'
+    good = json.dumps({"id": "c", "messages": messages_of([("q", "a")])}) + "\n"
+    path = tmp_path / "chats.jsonl"
+    path.write_text(bad * 512 + good)
+    rows, done = tokenize(path, model_dir)
+    assert (len(rows), done.num_chats, done.num_refused) == (1, 1, 512)
+
+
 @pytest.mark.parametrize(
     ("chats", "reason"),
     [
         ([], "has no chat; the split is empty"),
+        (
+            [[{"role": "user", "content": "q"}]],
+            "no usable chat, 1 rejected; the first: chats.jsonl:1: no assistant turn",
+        ),
         ([messages_of([("q", "a" * 50)])], "no conversation of 1 fits data.max_tokens 20"),
     ],
 )

@@ -24,6 +24,7 @@ from workloads.data.dataset_tokenize import tokenize_file, tokenizer_files
 from workloads.data.files import told_when_full
 from workloads.data.manifest import Step, read_manifest
 from workloads.data.raw_rows import kind_of
+from workloads.data.rejects import rejects_path
 from workloads.data.token_worker import TokenizeConfig
 
 MANIFEST = "manifest.json"
@@ -97,23 +98,22 @@ def _prepare(config: DataConfig, step: Step, source: Path, model_dir: Path, fold
     )
     outputs = [chats, rejects, *sides]
     for name, part in zip(("train", "test"), sides, strict=True):
-        outputs.append(folder / f"tokens_{name}.parquet")
-        done = tokenize_file(
-            part,
-            outputs[-1],
-            model_dir=model_dir,
-            config=TokenizeConfig(
-                max_tokens=config.max_tokens,
-                overlong=config.overlong,
-                chat_template_kwargs=dict(config.chat_template_kwargs),
-            ),
-        )
+        tokens = folder / f"tokens_{name}.parquet"
+        outputs += [tokens, rejects_path(tokens)]
+        with new_file(outputs[-1]) as rejected:
+            done = tokenize_file(
+                part,
+                tokens,
+                rejected,
+                model_dir=model_dir,
+                config=TokenizeConfig(
+                    max_tokens=config.max_tokens,
+                    overlong=config.overlong,
+                    chat_template_kwargs=dict(config.chat_template_kwargs),
+                ),
+            )
         counts |= done.counts(name)
-        log(
-            f"{name}: {done.num_examples} examples, {done.num_tokens} tokens, "
-            f"{done.num_assistant_tokens} of the assistant, {done.num_dropped} dropped, "
-            f"{done.num_cut} cut"
-        )
+        log(f"{name}: {done}")
     step.finish(outputs, counts)
 
 

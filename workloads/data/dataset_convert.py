@@ -1,13 +1,12 @@
 """Raw rows to chats, one JSON object a line; rows that cannot be read go to a file of rejects.
 
-Owns the stream: one row in memory. A reject is {"at": "file:line", "reason", "row"}.
+Owns the stream: one row in memory.
 Usage: python -m workloads.data.dataset_convert rows.parquet chats.jsonl [--format glaive]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,9 +25,7 @@ from workloads.data.files import files_of
 from workloads.data.formats import from_row
 from workloads.data.manifest import Step, command
 from workloads.data.raw_rows import ENDINGS, BadRow, kind_of, raw_rows
-
-_ROW_CHARS = 2000
-_REPORTED = 5
+from workloads.data.rejects import Rejects, reason_of, rejects_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +40,13 @@ class Converted:
         return {"num_chats": self.num_chats, "num_rejected": self.num_rejected}
 
 
-def convert(source: SourceConfig, path: Path, chats: BinaryIO, rejects: BinaryIO) -> Converted:
+def convert(source: SourceConfig, path: Path, chats: BinaryIO, rejected: BinaryIO) -> Converted:
     """Write the chats of `path` and its rejects, in the rows' order; no usable row is an error."""
-    num_chats = num_rejected = 0
-    first: str | None = None
+    num_chats, rejects = 0, Rejects(rejected)
     for at, row in islice(_rows(source, path), source.limit):
         try:
             if isinstance(row, BadRow):
-                raise DataError(f"{at}: {row.reason}")
+                raise DataError(row.reason)
             chat = (
                 row
                 if isinstance(row, Chat)
@@ -59,36 +55,16 @@ def convert(source: SourceConfig, path: Path, chats: BinaryIO, rejects: BinaryIO
             chats.write(chat.to_line())
             num_chats += 1
         except (DataError, *UNREADABLE) as error:
-            num_rejected += 1
-            reason = _reason(error).removeprefix(f"{at}: ")
-            first = first or f"{at}: {reason}"
-            if num_rejected <= _REPORTED:
-                log(f"rejected {at}: {reason}")
-            rejects.write(_reject(at, reason, row))
+            rejects.add(at, reason_of(error), row.text if isinstance(row, BadRow) else row)
     if not num_chats:
-        told = f"; the first: {first}" if first else ""
-        raise DataError(f"{path}: no usable row, {num_rejected} rejected{told}")
-    return Converted(num_chats=num_chats, num_rejected=num_rejected)
+        raise DataError(f"{path}: no usable row, {rejects.told()}")
+    return Converted(num_chats=num_chats, num_rejected=rejects.num)
 
 
 def _rows(source: SourceConfig, path: Path) -> Iterator[tuple[str, Any]]:
     if source.kind == "bfcl":
         return ((chat.id, chat) for chat in bfcl.read(path, source.categories))
     return raw_rows(source.kind, path)
-
-
-def _reason(error: BaseException) -> str:
-    """Return why a row is none; the class too where Python has said it."""
-    return str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
-
-
-def _reject(at: str, reason: str, row: Any) -> bytes:
-    try:
-        text = row.text if isinstance(row, BadRow) else json.dumps(row, default=str)
-    except UNREADABLE as error:
-        text = f"<{type(row).__name__} that cannot be written: {_reason(error)}>"
-    entry = {"at": at, "reason": reason, "row": text[:_ROW_CHARS]}
-    return json.dumps(entry, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def source_files(source: SourceConfig, path: Path) -> list[Path]:
@@ -123,7 +99,7 @@ def _run(options: argparse.Namespace) -> None:
         keep=tuple(options.keep),
         limit=options.limit,
     )
-    rejects = options.output.with_suffix(".rejects.jsonl")
+    rejects = rejects_path(options.output)
     step = Step(
         name="convert",
         path=options.output.with_name(f"{options.output.name}.manifest.json"),

@@ -18,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import get_args
+from typing import BinaryIO, get_args
 
 from workloads.common.atomic import new_file
 from workloads.common.exit_codes import DataError, WorkloadError
@@ -27,6 +27,7 @@ from workloads.common.models import load_tokenizer
 from workloads.data import token_worker
 from workloads.data.config import Overlong, from_options
 from workloads.data.manifest import Step, command
+from workloads.data.rejects import Rejects, rejects_path
 from workloads.data.token_rows import Writer
 from workloads.data.token_worker import Block, Task, TokenizeConfig, TokenWorker
 
@@ -56,6 +57,8 @@ class Tokenized:
     """Longer than the limit."""
     num_cut: int = 0
     """Cut to the limit."""
+    num_refused: int = 0
+    """Lines of which no chat was made."""
 
     def add(self, block: Block) -> None:
         """Count a block."""
@@ -65,6 +68,7 @@ class Tokenized:
         self.num_assistant_tokens += int(block.rows.learned.sum())
         self.num_dropped += block.num_dropped
         self.num_cut += block.num_cut
+        self.num_refused += len(block.refused)
 
     def counts(self, side: str = "") -> dict[str, int]:
         """Return the numbers for a manifest and a run record."""
@@ -75,18 +79,27 @@ class Tokenized:
             f"num_{name}assistant_tokens": self.num_assistant_tokens,
             f"num_{name}dropped": self.num_dropped,
             f"num_{name}cut": self.num_cut,
+            f"num_{name}refused": self.num_refused,
         }
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_examples} examples of {self.num_chats} chats, {self.num_tokens} tokens, "
+            f"{self.num_assistant_tokens} of the assistant, {self.num_dropped} dropped, "
+            f"{self.num_cut} cut, {self.num_refused} refused"
+        )
 
 
 def tokenize_file(
     source: Path,
     output: Path,
+    rejected: BinaryIO,
     *,
     model_dir: Path,
     config: TokenizeConfig,
     num_workers: int | None = None,
 ) -> Tokenized:
-    """Write `output`, in a folder that exists; no row at all is an error.
+    """Write `output`, in a folder that exists, and rejects; no row at all is an error.
 
     Without `num_workers` there is one for each CPU that this process may use, or none for a small
     file.
@@ -97,7 +110,7 @@ def tokenize_file(
     if num_workers is None:
         cpus = len(os.sched_getaffinity(0))
         num_workers = min(cpus, len(tasks) // _BLOCKS_A_WORKER)
-    done = Tokenized()
+    done, rejects = Tokenized(), Rejects(rejected)
     with Writer(output) as writer:
         blocks = (
             _blocks_here(tasks, model_dir, config)
@@ -107,6 +120,10 @@ def tokenize_file(
         for block in blocks:
             writer.write(block.rows)
             done.add(block)
+            for each in block.refused:
+                rejects.add(each.at, each.reason, each.line)
+    if not done.num_chats:
+        raise DataError(f"{source}: no usable chat, {rejects.told()}")
     if not done.num_examples:
         raise DataError(
             f"{source}: no conversation of {done.num_chats} fits "
@@ -222,20 +239,18 @@ def _run(options: argparse.Namespace) -> None:
     )
     if step.is_current():
         return
-    with new_file(output) as file:
+    rejects = rejects_path(output)
+    with new_file(output) as file, new_file(rejects) as rejected:
         done = tokenize_file(
             options.source,
             Path(file.name),
+            rejected,
             model_dir=options.model,
             config=config,
             num_workers=options.num_workers,
         )
-    step.finish([output], {"num_chats": done.num_chats, **done.counts()})
-    log(
-        f"{output}: {done.num_examples} examples of {done.num_chats} chats, {done.num_tokens} "
-        f"tokens, {done.num_assistant_tokens} of the assistant, {done.num_dropped} dropped, "
-        f"{done.num_cut} cut"
-    )
+    step.finish([output, rejects], {"num_chats": done.num_chats, **done.counts()})
+    log(f"{output}: {done}; why each was refused: {rejects.name}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ loaded the tokenizer already, so its memory is shared and a worker starts in mil
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,16 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A line whose chat has no token rows: one that cannot be read, or the template refuses."""
+
+    at: str
+    """file:line."""
+    reason: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """Token rows of one task and what happened to them."""
 
@@ -54,6 +64,7 @@ class Block:
     num_chats: int
     num_dropped: int
     num_cut: int
+    refused: tuple[Refused, ...]
 
 
 class TokenWorker:
@@ -70,25 +81,40 @@ class TokenWorker:
         with task.path.open("rb") as file:
             file.seek(task.offset)
             lines = file.read(task.size_bytes).splitlines()
-        chats = [
-            parse_line(line, at=f"{task.path.name}:{number}")
+        numbered = {
+            f"{task.path.name}:{number}": line
             for number, line in enumerate(lines, start=task.first_line)
             if line.strip()
-        ]
+        }
+        refused: tuple[Refused, ...] = ()
         try:
-            rows, owners = self._encode(chats)
+            rows, owners = self._encode([parse_line(line, at=at) for at, line in numbered.items()])
         except DataError:
-            for chat in chats:  # again, one by one, to name the chat
-                try:
-                    self._encode([chat])
-                except DataError as error:
-                    raise DataError(f"chat {chat.id}: {error}") from error
-            raise
+            refused = tuple(self._refused(numbered))
+            for each in refused:
+                del numbered[each.at]
+            rows, owners = self._encode([parse_line(line, at=at) for at, line in numbered.items()])
         rows, num_dropped, num_cut = self._limit(rows, owners)
-        return Block(rows=rows, num_chats=len(chats), num_dropped=num_dropped, num_cut=num_cut)
+        return Block(
+            rows=rows,
+            num_chats=len(numbered),
+            num_dropped=num_dropped,
+            num_cut=num_cut,
+            refused=refused,
+        )
+
+    def _refused(self, numbered: Mapping[str, bytes]) -> Iterator[Refused]:
+        """Yield the lines that have no rows, each tried alone."""
+        for at, line in numbered.items():
+            try:
+                self._encode([parse_line(line, at=at)])
+            except DataError as error:
+                yield Refused(at=at, reason=str(error), line=line.decode(errors="replace"))
 
     def _encode(self, chats: list[Chat]) -> tuple[TokenRows, list[str]]:
         """Return the token rows of `chats`, and the id of each row's chat."""
+        if not chats:
+            return TokenRows.of([]), []
         rendered = self._renderer.render([chat.messages for chat in chats])
         owners = [chat.id for chat, pieces in zip(chats, rendered, strict=True) for _ in pieces]
         return encode(self._tokenizer, [piece for pieces in rendered for piece in pieces]), owners
