@@ -3,7 +3,9 @@
 #   infra/image/build.sh tags|build|push [--stack S | --registry HOST/PATH] [--name NAME]
 # tags: sha-<commit> always, v* where the commit has such a tag, latest on main. A tree with changes
 # is built as sha-<commit>-dirty and never pushed: no other machine could make that image again.
-# push sends what was built, and tested by its tag in between. DOCKER names another docker.
+# A commit has one image: build gets it from the registry where it is, so that a version is what main
+# tested and stacks run, under one more name. push sends what was built, and tested by its tag in
+# between. DOCKER names another docker.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -46,13 +48,21 @@ else
   [[ ${GITHUB_REF_NAME:-$(git branch --show-current)} != main ]] || tags+=(latest)
 fi
 
+docker() { command "${DOCKER:-docker}" "$@"; }
+is_there() { docker manifest inspect "$image:$1" > /dev/null 2>&1; }
+
 case $verb in
   tags) printf "$image:%s\n" "${tags[@]}" ;;
   build)
-    options=()
-    for tag in "${tags[@]}"; do options+=(--tag "$image:$tag"); done
-    "${DOCKER:-docker}" buildx build --load --build-arg "REVISION=$(git rev-parse HEAD)" \
-      "${options[@]}" .
+    if [[ -z $dirty && -n $registry ]] && is_there "${tags[0]}"; then
+      echo "$image:${tags[0]} is there already, and is not built anew" >&2
+      docker pull "$image:${tags[0]}" >&2
+      for tag in "${tags[@]:1}"; do docker tag "$image:${tags[0]}" "$image:$tag"; done
+    else
+      options=()
+      for tag in "${tags[@]}"; do options+=(--tag "$image:$tag"); done
+      docker buildx build --load --build-arg "REVISION=$(git rev-parse HEAD)" "${options[@]}" .
+    fi
     printf "$image:%s\n" "${tags[@]}"
     ;;
   push)
@@ -60,11 +70,14 @@ case $verb in
     [[ -n $registry ]] || stop "push needs --stack with a registry, or --registry HOST/PATH"
     for tag in "${tags[@]}"; do
       # Stacks pin these names: what is there stays what it is.
-      if [[ $tag != latest ]] && "${DOCKER:-docker}" manifest inspect "$image:$tag" > /dev/null 2>&1; then
+      if [[ $tag != latest ]] && is_there "$tag"; then
         echo "$image:$tag is there already, and is left as it is" >&2
-        continue
+      elif [[ $tag = "${tags[0]}" ]]; then
+        docker push "$image:$tag"
+      else
+        # In the registry, from the commit's image: the same bytes under another name.
+        docker buildx imagetools create --tag "$image:$tag" "$image:${tags[0]}"
       fi
-      "${DOCKER:-docker}" push "$image:$tag"
     done
     # enroot divides the registry from the path by '#'.
     echo "jobs[].container: ${image/\//#}:sha-$commit"

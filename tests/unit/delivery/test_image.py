@@ -96,7 +96,8 @@ def test_a_build_names_every_tag_and_the_revision(checkout: Path, programs: Path
 def test_the_push_goes_to_the_registry_of_the_stack(checkout: Path, programs: Path) -> None:
     lines = build(checkout, "push", "--stack", "own").stdout.splitlines()
     image = "cr.eu-north1.nebius.cloud/e00registry/soperator-jobs"
-    assert lines[:-1] == [f"docker push {image}:{tag}" for tag in (sha(checkout), "latest")]
+    named = f"docker buildx imagetools create --tag {image}:latest {image}:{sha(checkout)}"
+    assert lines[:-1] == [f"docker push {image}:{sha(checkout)}", named]
     container = f"cr.eu-north1.nebius.cloud#e00registry/soperator-jobs:{sha(checkout)}"
     assert lines[-1] == f"jobs[].container: {container}"
 
@@ -105,8 +106,28 @@ def test_a_tag_that_stacks_pin_is_not_pushed_over(checkout: Path, programs: Path
     program(programs / "docker", 'case "$*" in manifest*sha-*) exit 0 ;; esac\necho docker "$@"')
     done = build(checkout, "push", "--registry", "ghcr.io/org")
     image = "ghcr.io/org/soperator-jobs"
-    assert done.stdout.splitlines()[0] == f"docker push {image}:latest"
+    named = f"docker buildx imagetools create --tag {image}:latest {image}:{sha(checkout)}"
+    assert done.stdout.splitlines()[0] == named
     assert f"{image}:{sha(checkout)} is there already" in done.stderr
+
+
+def test_a_version_is_the_image_that_its_commit_has_already(checkout: Path, programs: Path) -> None:
+    """It was built anew, so a release was another image than the one that main had tested."""
+    git(checkout, "tag", "v1.2.0")
+    git(checkout, "checkout", "--quiet", "--detach")
+    program(programs / "docker", 'case "$*" in manifest*v1*) exit 1 ;; esac\necho docker "$@"')
+    image = "ghcr.io/org/soperator-jobs"
+    commits = f"{image}:{sha(checkout)}"
+    done = build(checkout, "build", "--registry", "ghcr.io/org")
+    assert f"docker pull {commits}" in done.stderr
+    assert done.stdout.splitlines() == [
+        f"docker tag {commits} {image}:v1.2.0",
+        commits,
+        f"{image}:v1.2.0",
+    ]
+    done = build(checkout, "push", "--registry", "ghcr.io/org")
+    named = f"docker buildx imagetools create --tag {image}:v1.2.0 {commits}"
+    assert done.stdout.splitlines()[:-1] == [named]
 
 
 def test_a_stack_without_a_registry_is_told_how_to_declare_one(
