@@ -296,7 +296,7 @@ def test_both_inference_jobs_feed_compare_models(
     places: Path, run: Any, recipe_file: Path, tmp_path: Path
 ) -> None:
     from workloads.common.job import run_job
-    from workloads.evaluate import inference_original, inference_trained
+    from workloads.evaluate import compare_job, inference_original, inference_trained
 
     assert run("prepare-data")[0] == 0
     assert run("train")[0] == 0
@@ -326,3 +326,14 @@ def test_both_inference_jobs_feed_compare_models(
         *("--original-results", str(results / "trained")),
     ]
     assert main([*swapped, "--output", str(output)]) == ExitCode.BAD_DATA
+
+    assert run_job("compare", compare_job.main, ["--recipe", str(recipe_file)]) == ExitCode.OK
+    (record_file,) = results.glob("*/run_record.json")
+    record = json.loads(record_file.read_text())
+    assert record["metrics"]["num_rows"] == 3
+    assert record["metrics"]["perplexity_improvement_percent"] > 0
+    compared = json.loads(Path(record["artifacts"]["comparison_report"]).read_text())
+    assert compared["perplexity"] == report["perplexity"], "with the recipe's own sampling"
+    assert Path(record["artifacts"]["comparison_page"]).read_text().startswith("<!")
+    (results / "trained" / "header.json").unlink()
+    assert run_job("compare", compare_job.main, ["--recipe", str(recipe_file)]) == ExitCode.BAD_DATA
