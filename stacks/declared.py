@@ -1,7 +1,8 @@
 """Declared leaf values by config key, as the user writes both: declared_values(spec).
 
     nodes.workers[worker].nodes -> "5"
-Entries of a list go by their name, not their place. Secrets and key lines are not among them.
+Entries of a list go by their name; by their place where none of their keys names them. Secrets and
+key lines are not among them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final, cast
 from stacks.node_spec import NodeUserSpec
 from stacks.spec import StackSpec
 
-_NAMES: Final = ("name", "sku", "scenario", "job", "mount_path", "path")
+_NAMES: Final = ("name", "sku", "scenario", "job", "mount_path", "path", "key")
 """What an entry of a list is called by, first of these that it has."""
 _COUNTS: Final = ("min_nodes", "max_nodes")
 _MARKS: Final = re.compile(r"[.\[\]]")
@@ -68,9 +69,10 @@ def _collect(key: str, value: object, found: dict[str, str], own_name: str | Non
     elif isinstance(value, tuple):
         items = cast("tuple[object, ...]", value)
         if items and _names(type(items[0])):
-            for item in items:
+            for place, item in enumerate(items):
                 name = _name_key(type(item))
-                _collect(f"{key}[{getattr(item, name)}]", item, found, name)
+                called = place if name is None else getattr(item, name)
+                _collect(f"{key}[{called}]", item, found, name)
         elif items:
             found[key] = ", ".join(map(str, items))
     else:
@@ -96,6 +98,6 @@ def _names(cls: type) -> tuple[str, ...]:
 
 
 @cache
-def _name_key(cls: type) -> str:
+def _name_key(cls: type) -> str | None:
     names = _names(cls)
-    return next(name for name in _NAMES if name in names)
+    return next((name for name in _NAMES if name in names), None)

@@ -14,6 +14,7 @@ from stacks.declared import declared_values, parents_of
 from stacks.load import load_stack
 from stacks.nfs_spec import DataDisksSpec, NfsSpec
 from stacks.node_spec import BootDiskSpec
+from stacks.search_spec import AxisSpec, SearchSpec, TrialSpec
 from stacks.spec import StackSpec
 from stacks.storage_spec import DiskType, FilesystemType, StorageSpec, SubmountSpec
 
@@ -243,3 +244,24 @@ def test_another_type_of_kept_disks_is_told_to_be_refused(keeping: StackSpec):
 def test_larger_disks_and_another_machine_lose_nothing(spec: StackSpec):
     disks = replace(NFS.data_disks, size_gib=186)
     assert served(spec, replace(NFS, data_disks=disks, preset="16vcpu-64gb")) == []
+
+
+def test_the_values_of_a_search_go_by_setting_and_its_trials_by_their_place(spec: StackSpec):
+    """No key of a trial names it: the program of a stack with a search ended in StopIteration."""
+    search = SearchSpec(
+        name="lr",
+        job="finetune",
+        metric="last_loss",
+        grid=(AxisSpec(key="train.learning_rate", values=("1e-4", "2e-4")),),
+        trials=(TrialSpec(settings=("lora.rank=8",)), TrialSpec(settings=("lora.rank=64",))),
+    )
+    found = declared_values(replace(spec, searches=(search,)))
+    assert {key: value for key, value in found.items() if key.startswith("searches[")} == {
+        "searches[lr].job": "finetune",
+        "searches[lr].metric": "last_loss",
+        "searches[lr].goal": "lowest",
+        "searches[lr].grid[train.learning_rate].values": "1e-4, 2e-4",
+        "searches[lr].trials[0].settings": "lora.rank=8",
+        "searches[lr].trials[1].settings": "lora.rank=64",
+        "searches[lr].at_once": "1",
+    }
