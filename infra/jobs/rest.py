@@ -30,7 +30,7 @@ def rest_lines(job: Job, submissions: Sequence[Submission], cluster: str) -> tup
         return ()
     lines: list[str] = []
     own = made[job.id]
-    if job.state == "CANCELLED" and own.after:
+    if job.state == "CANCELLED" and own.after and job.where is None:  # no node: it never started
         needed = [
             f"{made[each].job} ({each})" if each in made else f"job {each}"
             for each in own.after.split(":")

@@ -83,6 +83,11 @@ def test_a_cancelled_job_points_at_the_one_that_it_needed() -> None:
     assert line.startswith("it was to start once tune (12) and prepare (11) succeeded")
 
 
+def test_a_job_that_was_cancelled_while_it_ran_had_what_it_needed() -> None:
+    ran = Job(id="13", name="end", state="CANCELLED", where="worker-0")
+    assert rest_lines(ran, MADE, "K") == ()
+
+
 def test_a_job_that_succeeded_or_of_another_cluster_has_nothing_to_say() -> None:
     done = Job(id="11", name="prepare", state="COMPLETED", exit_code=0)
     assert rest_lines(done, MADE, "K") == ()
