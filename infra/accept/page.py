@@ -16,6 +16,8 @@ from infra.accept.result import STAGES
 _FOLDER = Path(__file__).parent
 _FIRST = ("FAIL", "NOT_RUN", "PASS")
 """What a reader looks for first."""
+_FACTORS = "2(n-1)/n (all_reduce), (n-1)/n (all_gather, reduce_scatter) or 1 (send_recv)"
+"""workloads/accept/bus.py has them; nothing of it is imported here."""
 _REPORT_STYLE = _FOLDER.parent / "report" / "page.css"
 
 
@@ -54,6 +56,9 @@ def render(values: Mapping[str, Any]) -> str:
             outcome: sum(check["outcome"] == outcome for check in values["checks"])
             for outcome in ("PASS", "FAIL", "NOT_RUN")
         },
+        collectives=measured.get("collectives", []),
+        factors=_FACTORS,
+        wires=measured.get("wires", []),
         storage=measured.get("storage", []),
         points=measured.get("training", {}).get("points", []),
         compute=measured.get("compute", []),

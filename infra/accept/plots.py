@@ -21,7 +21,8 @@ def bandwidth(rows: Sequence[Mapping[str, Any]]) -> str:
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         where = row["nodes"][0] if row["scope"] == "node" else f"{len(row['nodes'])} nodes"
-        key = f"{row['op']}, {where}"
+        by = "" if row["source"] == "torch" else f", {row['source']}"
+        key = f"{row['op']}, {where}{by}"
         lines.setdefault(key, []).append((float(row["bytes"]), float(row["busbw_gb_per_s"])))
     lines = {key: sorted(points) for key, points in lines.items() if len(points) > 1}
     if not lines:

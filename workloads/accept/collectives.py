@@ -1,23 +1,16 @@
 """The sweep: all-reduce, all-gather, reduce-scatter and send-receive by message size.
 
 Times torch's collectives (NCCL on GPUs, gloo on CPU) inside each node and over all, and checks the
-values that arrive. Where the programs of nccl-tests are there, one node's are run too. Owns no
-formula (bus.py).
+values that arrive. Owns no formula (bus.py) and no program of others (programs.py).
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-from workloads.accept import nccl_tests
 from workloads.accept.bus import BUS_FACTORS, Transfer, arithmetic_trouble, transfer
 from workloads.accept.config import CollectivesConfig
 from workloads.accept.gates import Gates
@@ -28,8 +21,6 @@ from workloads.common.dist import World
 _ITEM_BYTES = 4
 _NVLS_OVER = 4
 """NVLS reduces in the NVSwitch from five GPUs of a node on (measured by stas00, see gates.yaml)."""
-PROGRAMS_TIMEOUT_S = 1800
-"""Of all programs of nccl-tests together."""
 Row = dict[str, Any]
 """A transfer as plain values, with its scope, node count and nodes."""
 
@@ -169,50 +160,6 @@ def _count(tensor: Any, value: float, *, clear: bool = False) -> int:
     if clear:
         tensor.zero_()
     return wrong
-
-
-def run_programs(folder: Path, gpus: int, sizes_mb: Sequence[int]) -> list[Transfer]:
-    """Return what the programs of nccl-tests in `folder` say of the GPUs of this node.
-
-    Each size is a run of its own: steps by a factor would miss the largest one.
-    """
-    found: list[Transfer] = []
-    end = time.monotonic() + PROGRAMS_TIMEOUT_S
-    for op, name in nccl_tests.PROGRAMS.items():
-        path = shutil.which(name, path=str(folder))
-        if path is None:
-            raise nccl_tests.NcclTestsError(f"{folder / name}: not there; build nccl-tests there")
-        for size_mb in sizes_mb:
-            size = str(nccl_tests.aligned(size_mb * 10**6, gpus))
-            words = [path, "-b", size, "-e", size, "-g", str(gpus)]
-            try:
-                done = subprocess.run(
-                    words,
-                    capture_output=True,
-                    text=True,
-                    timeout=max(0.0, end - time.monotonic()),
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                raise nccl_tests.NcclTestsError(
-                    f"{path}: the programs did not end in {PROGRAMS_TIMEOUT_S} s; run it by hand, "
-                    "or leave accept.collectives.nccl_tests out"
-                ) from None
-            found += nccl_tests.parse(done.stdout + done.stderr, op=op, ranks=gpus)
-    return found
-
-
-def waiting_room(world: World) -> World:
-    """Return the same ranks over gloo: who waits there keeps no GPU busy, as NCCL's waits do."""
-    import torch
-    import torch.distributed as dist
-
-    if not world.is_distributed:
-        return world
-    if world.device.type == "cuda":
-        torch.cuda.empty_cache()  # the programs are other processes, and need the memory
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * PROGRAMS_TIMEOUT_S))
-    return replace(world, device=torch.device("cpu"), group=group)
 
 
 def judge(rows: Sequence[Row], gates: Gates, way: str | None) -> list[Check]:

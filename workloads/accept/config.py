@@ -7,6 +7,9 @@ from typing import Literal
 
 from workloads.common.recipe import require
 
+ON_PATH = "PATH"
+"""In the place of a folder of programs: whatever PATH has; what is not there is left out."""
+
 StageName = Literal[
     "readiness", "connectivity", "collectives", "compute", "storage", "training", "soak"
 ]
@@ -22,6 +25,14 @@ STAGES: tuple[StageName, ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectivityConfig:
+    """What passes between nodes beside messages of ranks."""
+
+    perftest: str | None = None
+    """Folder with ib_write_bw, or PATH; None: no port is measured by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectivesConfig:
     """The sweep of message sizes."""
 
@@ -30,7 +41,8 @@ class CollectivesConfig:
     iterations: int = 20
     warmup: int = 5
     nccl_tests: str | None = None
-    """Folder with all_reduce_perf and its kin; None: only torch's collectives are timed."""
+    """Folder with all_reduce_perf and its kin, or PATH: those of the node's PATH, where they are;
+    None: only torch's collectives are timed."""
 
     def __post_init__(self) -> None:
         require(bool(self.sizes_mb) and min(self.sizes_mb) > 0, "sizes_mb: expected sizes > 0")
@@ -136,6 +148,7 @@ class AcceptConfig:
     """File of further limits, in the form of gates.yaml; its rows win."""
     soak_s: float = 1800
     """Seconds of training and all-reduce in the stage `soak`."""
+    connectivity: ConnectivityConfig = field(default_factory=ConnectivityConfig)
     collectives: CollectivesConfig = field(default_factory=CollectivesConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
@@ -154,15 +167,20 @@ QUICK_FILE_MB = 1024
 def profiled(config: AcceptConfig) -> AcceptConfig:
     """Return the config as its profile runs it: `quick` soaks a minute and repeats less.
 
-    Message sizes stay: a limit speaks of a size.
+    Message sizes stay: a limit speaks of a size. nccl-tests take minutes: quick runs them only from
+    a folder that somebody named.
     """
     if config.profile == "full":
         return config
+    programs = config.collectives.nccl_tests
     return replace(
         config,
         soak_s=min(config.soak_s, QUICK_SOAK_S),
         collectives=replace(
-            config.collectives, iterations=min(config.collectives.iterations, 10), warmup=2
+            config.collectives,
+            iterations=min(config.collectives.iterations, 10),
+            warmup=2,
+            nccl_tests=None if programs == ON_PATH else programs,
         ),
         storage=replace(
             config.storage,

@@ -30,6 +30,9 @@ _ROW = re.compile(
 )
 
 
+_TABLE_HEAD: Final = "out-of-place"
+
+
 class NcclTestsError(WorkloadError):
     """Output without a table, or one that was cut short."""
 
@@ -48,6 +51,11 @@ def parse(text: str, *, op: str, ranks: int) -> tuple[Transfer, ...]:
     if not rows:
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
         raise NcclTestsError(f"{PROGRAMS[op]}: no row of results; its last line: {last.strip()}")
+    if len(tables := [line for line in text.splitlines() if _TABLE_HEAD in line]) > 1:
+        raise NcclTestsError(
+            f"{PROGRAMS[op]}: {len(tables)} tables of {ranks} ranks: each process measured alone, "
+            "as without MPI; build nccl-tests with MPI=1"
+        )
     if "Avg bus bandwidth" not in text:
         raise NcclTestsError(
             f"{PROGRAMS[op]}: {len(rows)} rows and no 'Avg bus bandwidth': it ended before the last"

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.accept import collectives, compute, connectivity, readiness, storage
-from workloads.accept.config import AcceptConfig, profiled
+from workloads.accept import collectives, compute, connectivity, programs, readiness, storage, wires
+from workloads.accept.config import ON_PATH, AcceptConfig, profiled
 from workloads.accept.gates import gates_for
+from workloads.accept.nccl_tests import NcclTestsError
 from workloads.accept.nodes import device_of, gather_nodes
 from workloads.accept.outcome import not_run
 from workloads.accept.readiness import NodeFacts
@@ -55,6 +56,26 @@ class Suite:
         self.report.checks += connectivity.judge(
             pairs, self.report.nodes, self.world.world_size, self.report.gates
         )
+        perftest = self.config.connectivity.perftest
+        if perftest is not None and self.config.device == "gpu" and len(self.report.nodes) > 1:
+            self._wires(perftest)
+
+    def _wires(self, perftest: str) -> None:
+        self.facts = self.facts or self._ask_nodes()
+        folder = self._programs(perftest, wires.PROGRAM, at="accept.connectivity.perftest")
+        devices = wires.devices_of(self.facts)
+        # A node without the program would leave the others waiting for its server.
+        folders = self.world.gather(
+            folder if folder and (folder / wires.PROGRAM).is_file() else None
+        )
+        if None in folders and perftest != ON_PATH:
+            why = f"{folder}/{wires.PROGRAM} is not on every node"
+            self.report.checks.append(not_run("connectivity.wires", why, subject="all ports"))
+        if folder is None or None in folders or not devices:
+            return
+        found = wires.measure(self.world, self.report.nodes, devices, folder)
+        self.report.measurements["wires"] = [wire.to_json() for wire in found]
+        self.report.checks += wires.judge(found, self.report.gates)
 
     def collectives(self) -> None:
         """The sweep of message sizes."""
@@ -62,19 +83,52 @@ class Suite:
         rows = collectives.sweep(self.world, nodes, config) if self.world.is_distributed else []
         gpus = len(nodes[0].ranks)
         if config.nccl_tests is not None and self.config.device == "gpu":
-            found: list[Any] = []
-            room = collectives.waiting_room(self.world)
-            if self.world.is_main:
-                folder = self.places.expand(config.nccl_tests, at="accept.collectives.nccl_tests")
-                transfers = collectives.run_programs(folder, gpus, config.sizes_mb)
-                found = [
-                    {**each.to_json(), "scope": "node", "nodes": [nodes[0].name]}
-                    for each in transfers
-                ]
-            rows += room.broadcast(found)
+            room = programs.waiting_room(self.world)
+            said = self._nccl_tests(config.nccl_tests, gpus) if self.world.is_main else None
+            found, whys = room.broadcast(said)
+            rows += found
+            self.report.checks += [
+                not_run("collectives.nccl_tests", why, subject=where) for where, why in whys.items()
+            ]
         self.report.measurements["collectives"] = rows
         way = collectives.algorithm(gpus) if self.report.backend == "nccl" else None
         self.report.checks += collectives.judge(rows, self.report.gates, way)
+
+    def _nccl_tests(self, named: str, gpus: int) -> tuple[list[Any], dict[str, str]]:
+        """Rows of the first node and of all nodes, and why there are none."""
+        nodes = [node.name for node in self.report.nodes]
+        folder = self._programs(named, "all_reduce_perf", at="accept.collectives.nccl_tests")
+        if folder is None:
+            return [], {}
+        rows: list[Any] = []
+        whys: dict[str, str] = {}
+        sizes = self.config.collectives.sizes_mb
+        for names in [nodes[:1], nodes][: len(nodes)]:
+            several = len(names) > 1
+            where = f"{len(names)} nodes" if several else names[0]
+            launcher = programs.over_nodes(len(names), gpus) if several else []
+            if launcher is None:
+                whys[where] = "srun starts them over nodes, and this is no job of Slurm"
+                continue
+            try:
+                found = programs.run_nccl_tests(
+                    folder, gpus, sizes, nodes=len(names), launcher=launcher
+                )
+            except NcclTestsError as error:
+                whys[where] = str(error)
+                continue
+            scope = "cluster" if several else "node"
+            rows += [{**each.to_json(), "scope": scope, "nodes": names} for each in found]
+        return rows, whys
+
+    def _programs(self, named: str, program: str, *, at: str) -> Path | None:
+        """The folder of programs that the recipe names; None where PATH is asked and has none."""
+        if named != ON_PATH:
+            return self.places.expand(named, at=at)
+        folder = programs.on_path(program)
+        if folder is None:
+            log(f"{at}: {program} is not on PATH, and is left out")
+        return folder
 
     def compute(self) -> None:
         """Each GPU alone, all at once."""

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from workloads.accept import collectives
 from workloads.accept.bus import BUS_FACTORS, arithmetic_trouble, transfer
-from workloads.accept.collectives import algorithm, elements_of, judge, run_programs
+from workloads.accept.collectives import algorithm, elements_of, judge
 from workloads.accept.gates import gates_for
-from workloads.accept.nccl_tests import PROGRAMS, NcclTestsError, parse
+from workloads.accept.nccl_tests import NcclTestsError, parse
 
 GB_8 = 8 * 10**9
 RECORDED = Path(__file__).parent / "recorded"
@@ -164,33 +163,3 @@ def test_values_that_nobody_looked_at_are_not_run() -> None:
         (values, _) = judge(rows, gates, None)
         assert (values.id, values.outcome) == ("collectives.values", outcome)
         assert values.subject == f"{len(rows) - 1} of {len(rows)} rows"
-
-
-_PROGRAM = """#!/bin/sh
-[ "$2" = "$4" ] || exit 9
-echo "$2 $(($2 / 4)) float sum -1 100.0 1.0 1.75 0 100.0 1.0 1.75 0"
-echo '# Avg bus bandwidth'
-"""
-
-
-def test_nccl_tests_measures_the_sizes_that_limits_speak_of(tmp_path: Path) -> None:
-    for name in PROGRAMS.values():
-        (tmp_path / name).write_text(_PROGRAM)
-        (tmp_path / name).chmod(0o755)
-    rows = run_programs(tmp_path, 7, (1, 8000))
-    assert {row.op for row in rows} == set(PROGRAMS)
-    for op in PROGRAMS:
-        small, large = [row.bytes for row in rows if row.op == op]
-        assert 0 <= large - GB_8 < 16 * 7
-        assert small % (16 * 7) == large % (16 * 7) == 0
-
-
-def test_a_program_that_hangs_ends_the_stage_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in PROGRAMS.values():
-        (tmp_path / name).write_text("#!/bin/sh\nexec sleep 600\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setattr(collectives, "PROGRAMS_TIMEOUT_S", 0)
-    with pytest.raises(NcclTestsError, match="the programs did not end in 0 s"):
-        run_programs(tmp_path, 8, (1,))

@@ -115,6 +115,23 @@ def test_the_page_has_date_nodes_ranks_memory_workload_and_sources(
     assert json.loads(files.json.read_text())["outcome"] == "FAIL"
 
 
+def test_the_page_has_every_message_with_algbw_busbw_and_the_formula(
+    key: Path, tmp_path: Path
+) -> None:
+    """The sweep was a curve of busbw alone: nobody could recompute it from the page."""
+    values = _content()
+    wire = {"device": "mlx5_0", "one": "worker-0", "other": "worker-1", "error": None}
+    rows = values["measurements"]["collectives"]
+    values["measurements"]["wires"] = [{**wire, "gbit_per_s": 387.61}]
+    values["measurements"]["collectives"] = [*rows, {**rows[-1], "source": "nccl-tests"}]
+    page = certificate.write(values, tmp_path / "c", key).html.read_text()
+    assert "busbw is algbw times 2(n-1)/n (all_reduce)" in page
+    # 8 GB at a busbw of 430 over 16 ranks: algbw is 430 / 1.875.
+    assert "<td>8,000</td><td>34.88</td><td>229.3</td><td>430</td><td>0</td>" in page
+    assert "<td>all_reduce</td><td>nccl-tests</td><td>2 nodes</td><td>16</td>" in page
+    assert "<td>mlx5_0</td><td>worker-0</td><td>worker-1</td><td>387.6</td>" in page
+
+
 def test_foreign_text_is_escaped_everywhere(key: Path, tmp_path: Path) -> None:
     files = certificate.write(_content(HOSTILE), tmp_path / "c", key)
     assert "<script>alert" not in files.html.read_text()
