@@ -67,8 +67,9 @@ _PLAIN: Final = {
     OutcomeClass.NODE_FAIL: (
         "a node went away",
         (
-            "it is queued again by itself where jobs[].restarts allows; soperator drain NODE keeps "
-            "jobs off a node that fails twice"
+            "a declared job is queued again by itself; where soperator status shows it no more: "
+            "soperator submit {name} -s {stack}; soperator drain NODE -s {stack} keeps jobs off a "
+            "node that fails twice"
         ),
     ),
     OutcomeClass.TIMEOUT: (
@@ -79,7 +80,7 @@ _PLAIN: Final = {
         ),
     ),
     OutcomeClass.PREEMPTED: (
-        "it was asked to stop, and its state is saved",
+        "it was asked to stop, by a preemption or shortly before its time limit, and saved",
         "nothing where it is queued again; else submit it with --set train.resume=auto",
     ),
     OutcomeClass.CANCELLED: ("somebody cancelled it", "soperator submit {name} -s {stack}"),
@@ -88,7 +89,7 @@ FAILURES: Final = {
     1: ("an error that has no code of its own", "the traceback is in soperator logs {id}"),
     2: (
         "recipe, override or environment are wrong",
-        "the last line of the log names the key, what came and what is allowed",
+        "the log's line with (exit 2) names the key, what came and what is allowed",
     ),
     65: ("rows, tokenizer, model or checkpoint cannot be used", "the log names the file"),
     69: ("a package that it needs is not there; nothing was measured", "the log names it"),

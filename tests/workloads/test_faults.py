@@ -155,6 +155,36 @@ def test_only_a_saved_job_that_slurm_did_not_end_goes_back_into_the_queue(
             signal.signal(number, handler)
 
 
+# Signals its supervisor once that listens, and ends as srun does where no rank takes the signal.
+_SIGNALLED_STEP = """
+import os, re, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(int(sys.argv[1])))
+listens = 1 << signal.SIGUSR1 - 1
+while True:
+    caught = re.search(r"SigCgt:\\s*(\\w+)", open(f"/proc/{os.getppid()}/status").read())
+    if int(caught[1], 16) & listens:
+        break
+    time.sleep(0.01)
+os.kill(os.getppid(), signal.SIGUSR1)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("status", [10, 138])
+def test_a_signal_before_a_rank_can_take_it_is_no_failure(tmp_path: Path, status: int) -> None:
+    """A node that is taken back in the first seconds ended the job as FAILED, signal 10."""
+    made, job = supervisor(tmp_path, 0, answers())
+    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
+    (tmp_path / "step.py").write_text(_SIGNALLED_STEP)
+    made.command = [sys.executable, str(tmp_path / "step.py"), str(status)]
+    try:
+        assert made.run() == 75
+        assert job.requeued == 1
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(
     ("used", "nodes", "grows"),
     [

@@ -26,6 +26,8 @@ from workloads.common.log import log
 MAX_REQUEUES = 100
 """A job that never gets further than its start must not circle in the queue for ever."""
 _LIMIT_SLACK_S = 60
+_ENDED_BY_IT = frozenset({signal.SIGUSR1, 128 + signal.SIGUSR1})
+"""What srun says of tasks that SIGUSR1 ended: 22.05 the signal's number alone."""
 _POLL_S = 0.2
 _TIMES_SEEN = 2
 
@@ -145,13 +147,16 @@ class Supervisor:
         if status and self.exit_file is not None and self.exit_file.is_file():
             # srun has the highest status of all nodes; the first one says why the job failed.
             status = int(self.exit_file.read_text(encoding="utf-8").strip() or status)
+        if self.is_stopping and status in _ENDED_BY_IT:
+            log("the signal came before a rank could take it: there is nothing to save")
+            status = int(ExitCode.PREEMPTED)
         if status != ExitCode.PREEMPTED:
             return status
         reason = self._why_not_again()
         if reason is not None:
-            log(f"saved; {reason}")
+            log(f"stopped; {reason}")
             return status
-        log("saved; back into the queue")
+        log("stopped; back into the queue")
         if not self.job.requeue():
             log("Slurm refused the requeue: submit the job again with --resume auto")
         return status
