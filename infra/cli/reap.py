@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import subprocess
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -105,10 +105,10 @@ def _first_look(
     from infra.jobs.errors import JobsError
     from infra.reap.verdict import Verdict
 
-    with ExitStack() as closing:
+    with ExitStack() as stack:
         try:
             outputs = context.read(spec.name)
-            connection = closing.enter_context(context.connect(outputs, identity))
+            connection = stack.enter_context(context.connect(outputs, identity))
         except JobsError as error:
             if not (end_jobs and _is_over(spec)):
                 raise
@@ -145,12 +145,8 @@ def _seen(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> Activity:
         hours=None if _is_over(spec) else spec.lifetime.idle_hours,
         placeholders=placeholders(spec),
     )
-    client = context.kube_client(spec.name)
-    try:
-        workers = {worker.name for worker in spec.nodes.workers}
-        beside = kube_activity(client, spec.cluster.namespace, workers)
-    finally:
-        client.close()
+    with closing(context.kube_client(spec.name)) as client:
+        beside = kube_activity(client, spec.cluster.namespace, _workers(spec))
     return replace(
         seen,
         unfinished=(*seen.unfinished, *beside.unfinished),
@@ -158,16 +154,24 @@ def _seen(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> Activity:
     )
 
 
+def _workers(spec: StackSpec) -> set[str]:
+    return {worker.name for worker in spec.nodes.workers}
+
+
 def _pause_idle(
     spec: StackSpec, outputs: StackOutputs, identity: Path | None, *, end_jobs: bool
 ) -> int:
-    """Exit status; new jobs are kept off, and what came since the verdict keeps the stack."""
+    """Exit status; new work is kept off, and what came since the verdict keeps the stack."""
+    from infra.reap.cordon import cordon
     from infra.reap.hold import hold
 
     with context.connect(outputs, identity) as connection:
         held = hold(connection)
+        cordoned: tuple[str, ...] = ()
         is_paused = False
         try:
+            with closing(context.kube_client(spec.name)) as client:
+                cordoned = cordon(client, _workers(spec))
             again = _verdict(spec, outputs, connection, end_jobs=end_jobs)
             if not again.is_due:
                 output.note(f"{spec.name}: no longer due, so not paused: {again.reason}")
@@ -179,6 +183,7 @@ def _pause_idle(
             return code
         finally:
             if not is_paused:
+                _uncordon(spec.name, cordoned)
                 _release(spec.name, outputs, identity, held)
 
 
@@ -191,6 +196,22 @@ def _end_jobs(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> None:
         save_s=max((job.save_s for job in spec.jobs), default=0) + _MARGIN_S,
         say=lambda text: output.note(f"{spec.name}: {text}"),
     )
+
+
+def _uncordon(stack: str, nodes: tuple[str, ...]) -> None:
+    from infra.kube.errors import KubeError
+    from infra.reap.cordon import uncordon
+
+    if not nodes:
+        return
+    try:
+        with closing(context.kube_client(stack)) as client:
+            uncordon(client, nodes)
+    except KubeError as error:
+        output.note(
+            f"{stack}: nodes {', '.join(nodes)} still take no pods ({error}); let them: "
+            f"kubectl uncordon {' '.join(nodes)}"
+        )
 
 
 def _release(

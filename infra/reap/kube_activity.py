@@ -35,11 +35,7 @@ class KubeActivity:
 
 def kube_activity(client: Lists, slurm_namespace: str, workers: Collection[str]) -> KubeActivity:
     """What works, or waits to work, on the worker sets outside Slurm."""
-    nodes = {
-        each["metadata"]["name"]
-        for each in client.list("v1", "Node")
-        if each["metadata"].get("labels", {}).get(names.NODESET_NAME_LABEL) in workers
-    }
+    nodes = {each["metadata"]["name"] for each in worker_nodes(client, workers)}
     unfinished: list[str] = []
     ended: list[datetime] = []
     for job in client.list("batch/v1", "Job"):
@@ -63,6 +59,15 @@ def kube_activity(client: Lists, slurm_namespace: str, workers: Collection[str])
             unfinished.append(_named("Pod", pod))
         ended.extend(_ends(pod))
     return KubeActivity(unfinished=tuple(unfinished), ended_at=tuple(ended))
+
+
+def worker_nodes(client: Lists, workers: Collection[str]) -> list[dict[str, Any]]:
+    """The nodes of these worker sets."""
+    return [
+        each
+        for each in client.list("v1", "Node")
+        if each["metadata"].get("labels", {}).get(names.NODESET_NAME_LABEL) in workers
+    ]
 
 
 def _wants_worker(spec: dict[str, Any], workers: Collection[str]) -> bool:

@@ -22,6 +22,7 @@ from infra.jobs.errors import JobsError
 from infra.jobs.ssh import Result as SshResult
 from infra.reap.activity import Activity
 from infra.reap.verdict import Verdict
+from infra.render import names
 from stacks.load import STACKS_DIR, load_stack
 
 LIFETIME = "  soperator-stack:lifetime: {idle_hours: 8}\n"
@@ -75,6 +76,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Pat
     monkeypatch.setattr(context, "environ", lambda: dict(os.environ))
     monkeypatch.setattr(context, "read", lambda name: SimpleNamespace())
     monkeypatch.setattr(context, "connect", lambda outputs, identity: Login(tmp_path / "called"))
+    nothing = SimpleNamespace(list=lambda version, kind: [], close=lambda: None)
+    monkeypatch.setattr(context, "kube_client", lambda name: nothing)
     monkeypatch.setattr(stacks.load, "STACKS_DIR", found)
     monkeypatch.setattr(
         stacks.load,
@@ -138,6 +141,47 @@ def test_a_job_that_came_since_the_verdict_keeps_the_stack(
     assert "no longer due, so not paused: 1 jobs run or wait: 13 load" in done.output
     assert not is_paused(folder)
     assert called(folder) == [PREVIEW, HOLD, RELEASE]
+
+
+class Nodes:
+    """Two worker nodes, one of them cordoned by somebody; writes beside the engine's calls."""
+
+    def __init__(self, called: Path) -> None:
+        self.called = called
+
+    def list(self, version: str, kind: str) -> list[dict[str, Any]]:
+        labels = {names.NODESET_NAME_LABEL: "worker"}
+        of_others = {"metadata": {"name": "system-a", "labels": {}}, "spec": {}}
+        closed = {"metadata": {"name": "node-b", "labels": labels}, "spec": {"unschedulable": True}}
+        return [{"metadata": {"name": "node-a", "labels": labels}, "spec": {}}, closed, of_others]
+
+    def merge_patch(self, target: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+        word = "cordon" if patch["spec"]["unschedulable"] else "uncordon"
+        with self.called.open("a", encoding="utf-8") as file:
+            file.write(f"{word} {target['metadata']['name']}\n")
+        return target
+
+    def close(self) -> None:
+        pass
+
+
+def test_no_pod_starts_on_a_node_that_is_about_to_go(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Job that was applied while the engine worked started, and lost its nodes."""
+    judged(monkeypatch, DUE)
+    monkeypatch.setattr(context, "kube_client", lambda name: Nodes(folder.parent / "called"))
+    assert run("--act").exit_code == 0
+    assert called(folder) == [PREVIEW, HOLD, "cordon node-a", UP]
+
+
+def test_nodes_that_stay_take_pods_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged(monkeypatch, DUE)
+    monkeypatch.setattr(context, "kube_client", lambda name: Nodes(folder.parent / "called"))
+    monkeypatch.setenv("ENGINE_STATUS", "255")
+    assert run("--act").exit_code == 255
+    kept = [PREVIEW, HOLD, "cordon node-a", UP, "uncordon node-a", RELEASE]
+    assert called(folder) == kept
 
 
 def test_an_engine_that_fails_is_the_exit_code_and_the_next_run_tries_again(
