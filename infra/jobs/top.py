@@ -21,6 +21,7 @@ from infra.jobs.gpu_samples import (
     rates_gb_per_s,
     samples,
 )
+from infra.jobs.hostlist import expand
 from infra.jobs.parse import Job
 from infra.jobs.ssh import Connection
 
@@ -43,11 +44,15 @@ def watch(
             f"job {job.id} {job.name} is {job.state}: only a running job has GPUs to look at"
         )
     # --overlap: the step shares what the job's own steps hold. --mem=0: it asks for none of it.
+    # Without both numbers a step with one task a node is on the first node alone (Slurm 22.05).
+    num_nodes = len(expand(job.where or ""))
     step = shlex.join(
         [
             "srun",
             f"--jobid={job.id}",
             "--overlap",
+            f"--nodes={num_nodes}",
+            f"--ntasks={num_nodes}",
             "--ntasks-per-node=1",
             "--mem=0",
             "--unbuffered",

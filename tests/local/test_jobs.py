@@ -27,7 +27,7 @@ from infra.cli.main import app
 from infra.cli.ssh import client_words
 from infra.demo import attempt, chain
 from infra.demo.runner import Runner
-from infra.jobs import history, logs, pull, search, slurm, submit, sync
+from infra.jobs import history, logs, pull, search, slurm, submit, sync, top
 from infra.jobs.books import open_books
 from infra.jobs.budget import Asking, submit_within_budget
 from infra.jobs.earlier import Earlier
@@ -102,6 +102,8 @@ def release(spec: StackSpec) -> dict[str, bytes]:
     """What `pulumi up` would deliver, with the probe as the only workload."""
     launcher = (CHECKOUT / "workloads" / "common").glob("*.py")
     files = {path.relative_to(CHECKOUT).as_posix(): path.read_bytes() for path in launcher}
+    sampler = "workloads/monitoring/check_gpu_util.sh"
+    files[sampler] = (CHECKOUT / sampler).read_bytes()
     files |= {"workloads/__init__.py": b"", "workloads/probe.py": PROBE.encode()}
     files |= {f"jobs/{job.name}": render_sbatch(spec, job).encode() for job in spec.jobs}
     files |= {f"jobs/{each.name}": render_search(spec, each).encode() for each in spec.searches}
@@ -188,8 +190,18 @@ def test_a_job_sees_its_places_its_code_and_its_settings(
 def test_four_ranks_on_two_nodes_have_four_numbers_and_one_master(
     cluster: JobsCluster, connection: Connection
 ) -> None:
-    """`$SLURM_NODEID` expanded on the batch host made every node rank 0 and hung the job."""
-    status, log = finish(connection, start(cluster, connection, "ranks"))
+    """`$SLURM_NODEID` expanded on the batch host made every node rank 0 and hung the job.
+
+    While it runs `top` samples both: without its number of nodes srun started on the first alone.
+    """
+    submission = start(cluster, connection, "ranks", "sleep=10")
+    deadline = time.monotonic() + 60
+    while (job := slurm.find(connection, submission.job_id)).state != "RUNNING":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    sampled = top.watch(connection, cluster.outputs.code_path, job, every_s=1, count=1)
+    assert {each.node for each in sampled} == {"worker-0", "worker-1"}
+    status, log = finish(connection, submission)
     seen = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     assert status == 0
     assert {(each["rank"], each["node"]) for each in seen} == {

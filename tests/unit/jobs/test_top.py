@@ -21,7 +21,7 @@ from infra.jobs.ssh import Connection
 from infra.local.state import CHECKOUT
 
 SCRIPT = CHECKOUT / "workloads" / "monitoring" / "check_gpu_util.sh"
-RUNNING = Job(id="12", name="finetune", state="RUNNING")
+RUNNING = Job(id="12", name="finetune", state="RUNNING", where="worker-[0-1]")
 RAW = """\
 gpu,worker-0,0,91,61000,81559,612.31,700.00
 gpu,worker-1,0,70,[N/A],81559,[NotSupported],700.00
@@ -206,7 +206,7 @@ def test_a_screen_shows_the_newest_of_every_node_and_judges_the_mean() -> None:
     login = Login(*(bytes([each]) for each in RAW.encode()))
     screen = watch(login)
     assert login.command == (
-        "srun --jobid=12 --overlap --ntasks-per-node=1 --mem=0 --unbuffered "
+        "srun --jobid=12 --overlap --nodes=2 --ntasks=2 --ntasks-per-node=1 --mem=0 --unbuffered "
         "bash /code/current/workloads/monitoring/check_gpu_util.sh --raw 2 0 2>&1"
     )
     assert screen.rows() == [
