@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.accept.result import Profile
-from infra.cli import context, output
+from infra.cli import context, output, submission
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.output import Format
 from infra.cli.verdict import exit_code
@@ -135,19 +135,21 @@ def _run(
         store = context.run_config_store(outputs)
 
         def send(batch: run.Batch, nodes: tuple[str, ...]) -> Submission:
-            return dispatch.dispatch(
-                dispatch.order(books, job, files, batch.sets, say=output.note),
-                books,
-                connection,
-                outputs,
-                state=context.state_root(),
-                code_hash=hash_files(files),
-                git_revision=context.git_revision(),
-                say=output.note,
-                force=force,
-                store=store,
-                nodes=nodes,
-            )
+            with submission.alone(connection, outputs):
+                sent = dispatch.dispatch(
+                    dispatch.order(books, job, files, batch.sets, say=output.note),
+                    books,
+                    connection,
+                    outputs,
+                    state=context.state_root(),
+                    code_hash=hash_files(files),
+                    git_revision=context.git_revision(),
+                    say=output.note,
+                    force=force,
+                    store=store,
+                    nodes=nodes,
+                )
+            return sent.submission
 
         return run.collect(
             connection,

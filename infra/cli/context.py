@@ -70,10 +70,13 @@ def kube_client(stack: str) -> KubeClient:
 
 
 def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:
-    """A connection to the stack's login node."""
+    """A connection to the stack's login node; jobs of submissions cut off are put back first."""
+    from infra.jobs import recovery
     from infra.jobs.ssh import Connection
 
-    return Connection(outputs.endpoint(private_key(identity)))
+    connection = Connection(outputs.endpoint(private_key(identity)))
+    recovery.put_back(state_root(), connection, outputs, note)
+    return connection
 
 
 def private_key(identity: Path | None) -> Path:

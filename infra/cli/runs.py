@@ -116,6 +116,9 @@ def reproduce(
     submit: Annotated[
         bool, typer.Option("--submit", help="Submit it; without it only what would be is shown.")
     ] = False,
+    once_more: Annotated[
+        bool, typer.Option("--again", help="Submit what is done or on its way once more.")
+    ] = False,
     sync: Annotated[
         bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
     ] = False,
@@ -126,11 +129,10 @@ def reproduce(
     identity: IdentityOption = None,
 ) -> None:
     """Submit a run's recipe, settings, seed and code once more; shows it first."""
-    from dataclasses import replace
     from datetime import UTC, datetime
 
     from infra.cli import interrupts, submission
-    from infra.jobs import budget, history
+    from infra.jobs import budget
     from infra.jobs import submit as submitting
     from infra.render.archive import hash_files
     from infra.runs import reproduce as again
@@ -159,14 +161,32 @@ def reproduce(
                 )
             output.note(f"nothing was submitted: soperator runs reproduce {name} --submit does it")
             return
-        # Once it is queued it is written down and named, also where Ctrl-C came in between.
-        with interrupts.held():
-            sent = made.submit(connection, outputs, sync=sync, force=force)
-            history.remember(context.state_root(), replace(sent, reproduces=run.name))
-            print(sent.job_id, flush=True)
+        with submission.alone(connection, outputs):
+            found = None
+            if not once_more:
+                found = made.earlier(connection, outputs).counting(
+                    job.name,
+                    sets,
+                    done_counts=job.ends,
+                    fits=lambda each: each.reproduces == run.name,
+                )
+            # Once it is queued it is written down and named, also where Ctrl-C came in between.
+            with interrupts.held():
+                if found is None:
+                    found = made.submit(
+                        connection,
+                        outputs,
+                        sync=sync,
+                        force=force,
+                        once=not once_more,
+                        reproduces=run.name,
+                    ).submission
+                else:
+                    output.note(f"{job.name}: nothing was submitted; --again submits it once more")
+                print(found.job_id, flush=True)
     output.note(
-        f"{job.name} is job {sent.job_id}; once it ended: soperator pull {sent.job_id} -s {stack} "
-        f"&& soperator runs diff {run.name} {sent.job_id} -s {stack}"
+        f"{job.name} is job {found.job_id}; once it ended: soperator pull {found.job_id} "
+        f"-s {stack} && soperator runs diff {run.name} {found.job_id} -s {stack}"
     )
 
 

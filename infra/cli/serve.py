@@ -76,13 +76,21 @@ def command(
             connection = closing.enter_context(context.connect(outputs, identity))
             own = _OwnJob(connection, stack, is_kept=keep)
             closing.callback(own.end)
-            job_id = _found(connection, wanted.name, sets or ())
-            if job_id is None:
-                made = submission.ready(spec, wanted, sets or ())
-                with interrupts.held():
-                    sent = made.submit(connection, outputs, sync=sync, force=force, queued=own.take)
-                job_id = sent.job_id
-                output.note(f"{wanted.name} is job {job_id}")
+            with submission.alone(connection, outputs):
+                job_id = _found(connection, wanted.name, sets or ())
+                if job_id is None:
+                    made = submission.ready(spec, wanted, sets or ())
+                    with interrupts.held():
+                        sent = made.submit(
+                            connection,
+                            outputs,
+                            sync=sync,
+                            force=force,
+                            once=True,
+                            queued=own.take,
+                        )
+                    job_id = sent.submission.job_id
+                    output.note(f"{wanted.name} is job {job_id}")
             address = server.wait_until_up(connection, outputs, job_id, say=output.note)
             output.note(f"job {job_id} serves {' and '.join(address.models)} at {address}")
             if page_port is None:

@@ -5,7 +5,8 @@ Owns what is read of this checkout for it. Order, budget and history are infra/j
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from infra.jobs.dispatch import Order
     from infra.jobs.earlier import Earlier
     from infra.jobs.outputs import StackOutputs
+    from infra.jobs.sending import Sent
     from infra.jobs.ssh import Connection
-    from infra.jobs.submit import Submission
     from stacks.slurm_spec import JobSpec
     from stacks.spec import StackSpec
 
@@ -39,9 +40,14 @@ class ReadyJob:
         sync: bool,
         force: bool,
         after: str | None = None,
+        once: bool = False,
+        reproduces: str | None = None,
         queued: Callable[[str], None] = lambda _: None,
-    ) -> Submission:
-        """The submission; `queued` has its id first, as what writes it down may fail."""
+    ) -> Sent:
+        """The submission; `queued` has a new id first, as what writes it down may fail.
+
+        To be called in `alone`. `once`: not beside a job of equal inputs that runs or waits.
+        """
         from infra.jobs import dispatch
         from infra.jobs import sync as code
         from infra.render.archive import hash_files
@@ -60,14 +66,10 @@ class ReadyJob:
             after=after,
             force=force,
             store=context.run_config_store(outputs),
+            once=once,
+            reproduces=reproduces,
             queued=queued,
         )
-
-    def remember(self, outputs: StackOutputs, sent: Submission) -> None:
-        """Put an earlier submission of it into the ledger that was cut off before it was there."""
-        from infra.jobs import budget, dispatch
-
-        budget.remember_forecast(self.books, dispatch.asking(self.order.run, outputs), sent)
 
     def earlier(self, connection: Connection, outputs: StackOutputs) -> Earlier:
         """What was submitted before with this checkout's code."""
@@ -81,6 +83,15 @@ class ReadyJob:
             code_hash=hash_files(self.files),
             say=output.note,
         )
+
+
+@contextmanager
+def alone(connection: Connection, outputs: StackOutputs) -> Generator[None]:
+    """No other command of this state folder submits to the stack in the block."""
+    from infra.jobs import recovery
+
+    with recovery.alone(context.state_root(), connection, outputs, output.note):
+        yield
 
 
 def ready(spec: StackSpec, job: JobSpec, sets: Sequence[str]) -> ReadyJob:

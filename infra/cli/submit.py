@@ -100,30 +100,44 @@ def command(
             else:
                 print(text, end="")
             return
-        sent = None
-        if wanted.ends and not again and after is None:
-            earlier = made.earlier(connection, outputs)
-            sent = earlier.counting(job, sets or (), earlier.newest(wanted.after))
-        is_earlier = sent is not None
-        if sent is None:
-            with interrupts.held():
-                sent = made.submit(connection, outputs, sync=sync, force=force, after=after)
-        else:
-            made.remember(outputs, sent)
+        with submission.alone(connection, outputs):
+            found = None
+            if not again:
+                earlier = made.earlier(connection, outputs)
+                found = earlier.counting(
+                    job,
+                    sets or (),
+                    earlier.newest(wanted.after),
+                    done_counts=wanted.ends,
+                    fits=lambda each: after is None or each.after == after,
+                )
+            if found is None:
+                with interrupts.held():
+                    sent = made.submit(
+                        connection,
+                        outputs,
+                        sync=sync,
+                        force=force,
+                        after=after,
+                        once=not again and after is None,
+                    )
+                found, is_earlier = sent.submission, sent.is_earlier
+            else:
+                is_earlier = True
     if format is Format.JSON:
         output.print_json(
             {
-                **asdict(sent),
+                **asdict(found),
                 "is_earlier": is_earlier,
                 "forecast": plain_run(made.order.run),
                 "plan": made.order.plan and made.order.plan.to_json(),
             }
         )
         return
-    print(sent.job_id)
+    print(found.job_id)
     if is_earlier:
         output.note(f"{job}: nothing was submitted; --again submits it once more")
-    output.note(f"{job} is job {sent.job_id}; log: soperator logs {sent.job_id} -s {stack}")
+    output.note(f"{job} is job {found.job_id}; log: soperator logs {found.job_id} -s {stack}")
 
 
 def _shown(text: str, order: Order) -> dict[str, object]:

@@ -6,6 +6,7 @@ Owns what is printed of it. The order and what is left out are infra/jobs/pipeli
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +18,7 @@ from infra.cli.output import Format
 if TYPE_CHECKING:
     from cost.pipelines import PipelineCost
     from infra.jobs.outputs import StackOutputs
-    from infra.jobs.pipeline import Sent
-    from infra.jobs.submit import Submission
+    from infra.jobs.sending import Sent
     from stacks.slurm_spec import JobSpec
     from stacks.spec import StackSpec
 
@@ -61,7 +61,10 @@ def run(
     output.note(pipeline_line(cost))
     for line in schedule_lines(cost, datetime.now(UTC)):
         output.note(line)
-    with context.connect(outputs, identity) as connection:
+    with (
+        context.connect(outputs, identity) as connection,
+        nullcontext() if options.dry_run else submission.alone(connection, outputs),
+    ):
         earlier = first.earlier(connection, outputs)
         counts = pipeline.counted(jobs, by_job, earlier, again=options.again)
         left = replace(
@@ -88,15 +91,17 @@ def run(
                 say=output.note,
             )
 
-        def send(job: JobSpec, after: str | None) -> Submission:
+        def send(job: JobSpec, after: str | None) -> Sent:
             with interrupts.held():
                 return made[job.name].submit(
-                    connection, outputs, sync=options.sync, force=options.force, after=after
+                    connection,
+                    outputs,
+                    sync=options.sync,
+                    force=options.force,
+                    after=after,
+                    once=not options.again and options.after is None,
                 )
 
-        for name, found in counts.items():
-            if found is not None:
-                made[name].remember(outputs, found)
         sent = pipeline.submit_pipeline(jobs, counts, earlier, send, after=options.after)
     _print(sent, cost, options, spec.name)
 

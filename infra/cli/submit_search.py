@@ -6,12 +6,13 @@ Owns what is printed of it. What is left and what is sent are infra/jobs/search.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.cli import context, interrupts, output
+from infra.cli import context, interrupts, output, submission
 from infra.cli.output import Format
 from infra.cli.submit_pipeline import Options
 
@@ -46,7 +47,10 @@ def run(
     files = context.local_code(spec.name)
     whole = search.order_search(books, wanted, files, sets)
     output.note(search_line(whole.cost))
-    with context.connect(outputs, identity) as connection:
+    with (
+        context.connect(outputs, identity) as connection,
+        nullcontext() if options.dry_run else submission.alone(connection, outputs),
+    ):
         earlier = Earlier(
             shell=connection,
             outputs=outputs,
@@ -98,12 +102,15 @@ def run(
                 after=options.after,
                 force=options.force,
                 store=context.run_config_store(outputs),
+                once=not options.again and options.after is None,
             )
+    made = sent.submission
     if options.format is Format.JSON:
-        output.print_json({**asdict(sent), **plain_search(ordered.cost)})
+        values = {**asdict(made), "is_earlier": sent.is_earlier}
+        output.print_json({**values, **plain_search(ordered.cost)})
         return
-    print(sent.job_id)
+    print(made.job_id)
     output.note(
-        f"{wanted.name} is array {sent.job_id}; ranks as trials end: soperator leaderboard "
+        f"{wanted.name} is array {made.job_id}; ranks as trials end: soperator leaderboard "
         f"{wanted.name} -s {spec.name}"
     )

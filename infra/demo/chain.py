@@ -16,19 +16,19 @@ from stacks.spec import StackSpec
 
 def run(runner: Runner, settings: Mapping[str, tuple[str, ...]]) -> dict[str, Step]:
     """Every such job to its end, by name; the first failure ends it. Settings are by job."""
-    runner.adopt()
     chosen: dict[str, Submission] = {}
     reused: set[str] = set()
-    for job in in_order(runner.spec):
-        sets = settings.get(job.name, ())
-        needed = [chosen[name] for name in job.after if name in chosen]
-        earlier = runner.earlier.counting(job.name, sets, needed)
-        if earlier is not None:
-            reused.add(job.name)
-            chosen[job.name] = earlier
-        else:
-            after = runner.earlier.still_needed(needed)
-            chosen[job.name] = runner.submit(job, sets, after)
+    with runner.alone():
+        for job in in_order(runner.spec):
+            sets = settings.get(job.name, ())
+            needed = [chosen[name] for name in job.after if name in chosen]
+            earlier = runner.earlier.counting(job.name, sets, needed)
+            if earlier is not None:
+                reused.add(job.name)
+                chosen[job.name] = earlier
+            else:
+                after = runner.earlier.still_needed(needed)
+                chosen[job.name] = runner.submit(job, sets, after)
     return {name: runner.finish(each, reused=name in reused) for name, each in chosen.items()}
 
 

@@ -6,19 +6,16 @@ When an earlier job counts is infra/jobs/earlier.py's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cost.size.plan import TRAIN_MODULE
 from infra.cli.errors import CliError
-from infra.demo import attempt
-from infra.demo.attempt import Attempt
 from infra.demo.tail import Tail
-from infra.jobs import history, logs, pull, slurm
+from infra.jobs import logs, pull, recovery, slurm
 from infra.jobs.books import Books, open_books
-from infra.jobs.budget import remember_forecast
-from infra.jobs.dispatch import asking, dispatch, order
+from infra.jobs.dispatch import dispatch, order
 from infra.jobs.earlier import Earlier
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
@@ -30,7 +27,6 @@ from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
 
 _LAST_LINES = 15
-_RECENT_DAYS = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,25 +69,15 @@ class Runner:
             say=self.say,
         )
 
-    def adopt(self) -> None:
-        """Writes down the job whose submission was killed before its id came back."""
-        begun = attempt.left(self.state)
-        if begun is not None and begun.submission.cluster == self.outputs.login_host_key:
-            known = (each.job_id for each in self.earlier.submissions())
-            job = attempt.made(begun, slurm.recent(self.connection, days=_RECENT_DAYS), known)
-            if job is not None:
-                log_path = self.outputs.log_path(job.name, job.id)
-                found = replace(begun.submission, job_id=job.id, log_path=log_path)
-                history.remember(self.state, found)
-                self._forecast(found)
-                self.say(f"{job.name}: job {job.id} was submitted by a run that was killed")
-        attempt.end(self.state)
+    def alone(self) -> AbstractContextManager[None]:
+        """Nothing else submits in it, and the job of a run that was killed is written down."""
+        return recovery.alone(self.state, self.connection, self.outputs, self.say)
 
     def submit(self, job: JobSpec, sets: tuple[str, ...], after: str | None = None) -> Submission:
-        """Submits the job; a run that is killed meanwhile finds it again by `adopt`."""
+        """Submits the job, in `alone`."""
         # Nobody declares how many tokens a job reads that does not train: no forecast, no line.
         say = self.say if job.module == TRAIN_MODULE else lambda _line: None
-        submission = dispatch(
+        sent = dispatch(
             order(self._books, job, self.files, sets, say=say),
             self._books,
             self.connection,
@@ -101,28 +87,10 @@ class Runner:
             git_revision=self.git_revision,
             say=say,
             after=after,
-            begin=lambda: attempt.begin(self.state, self.attempt(job.name, sets, after)),
         )
-        attempt.end(self.state)
         waits = f", after job {after}" if after else ""
-        self.say(f"{job.name}: submitted as job {submission.job_id}{waits}")
-        return submission
-
-    def attempt(self, job: str, sets: tuple[str, ...], after: str | None) -> Attempt:
-        """What is about to be submitted, and the newest job before it."""
-        planned = Submission(
-            stack=self.outputs.stack,
-            job=job,
-            job_id="",
-            code_hash=self.code_hash,
-            sets=sets,
-            after=after,
-            log_path="",
-            submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            cluster=self.outputs.login_host_key,
-        )
-        jobs = slurm.recent(self.connection, days=_RECENT_DAYS)
-        return Attempt(submission=planned, newest_id=attempt.newest(jobs))
+        self.say(f"{job.name}: submitted as job {sent.submission.job_id}{waits}")
+        return sent.submission
 
     def finish(self, submission: Submission, *, reused: bool) -> Step:
         """Follows the job to its end and pulls what it left; a failed job is an error."""
@@ -160,10 +128,3 @@ class Runner:
             return f"{ended} before it wrote a log; {job.where or 'Slurm gives no reason'}"
         shown = [line for line in lines if not line.startswith('{"schema')][-_LAST_LINES:]
         return "\n".join([f"{ended}; its log is {folder / 'job.log'}, its last lines:", *shown])
-
-    def _forecast(self, found: Submission) -> None:
-        """The found job's line of the ledger; one that is no longer declared has no forecast."""
-        declared = next((job for job in self.spec.jobs if job.name == found.job), None)
-        if declared is not None:
-            run = self._books.forecast(declared, found.sets)
-            remember_forecast(self._books, asking(run, self.outputs), found)

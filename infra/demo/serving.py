@@ -63,10 +63,11 @@ def serve_and_load(
     )
     _end_another(runner, mark)
     load_settings = settings.get(load.name, ())
-    earlier = _earlier(runner, server, load, mark, load_settings)
-    if earlier is None:
-        server_mark.write(runner.state, mark)
-    serving = earlier[0] if earlier is not None else runner.submit(server, mark.sets)
+    with runner.alone():
+        earlier = _earlier(runner, server, load, mark, load_settings)
+        if earlier is None:
+            server_mark.write(runner.state, mark)
+        serving = earlier[0] if earlier is not None else runner.submit(server, mark.sets)
     try:
         # One that has ended was measured.
         is_measured = earlier is not None and earlier[1].finished
@@ -128,8 +129,10 @@ def _earlier(
 
 def _load(runner: Runner, load: JobSpec, sets: tuple[str, ...]) -> Step:
     """The load test at its end; one that an earlier run submitted counts."""
-    earlier = runner.earlier.counting(load.name, sets)
-    return runner.finish(earlier or runner.submit(load, sets), reused=earlier is not None)
+    with runner.alone():
+        earlier = runner.earlier.counting(load.name, sets)
+        found = earlier or runner.submit(load, sets)
+    return runner.finish(found, reused=earlier is not None)
 
 
 def _load_sets(runner: Runner, server: Job, load_settings: tuple[str, ...]) -> tuple[str, ...]:

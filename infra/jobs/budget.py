@@ -7,7 +7,7 @@ submissions at once cannot both take the same rest. Amounts are cost/budget.py's
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 
@@ -20,6 +20,8 @@ from infra.jobs.errors import JobsError
 from infra.jobs.settle import plain, settle_from
 from infra.jobs.slurm import Shell
 from infra.jobs.submit import Submission
+
+Entries = tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,32 +45,37 @@ def submit_within_budget(
     submit: Callable[[], Submission],
     *,
     say: Callable[[str], None],
+    begin: Callable[[Entries], None] = lambda _entries: None,
 ) -> Submission:
-    """The submission that `submit` makes; refused where the forecast is more than what is left."""
+    """The submission that `submit` makes; refused where the forecast is more than what is left.
+
+    `begin` runs after every refusal, with what the ledger gets once the job has its number.
+    """
     with books.ledger.locked() as ledger:
         over = None
         if books.spec.budget is not None:
             over = _look(books, ledger, shell, asking, say)
-        submission = submit()
-        entries: list[Entry] = [_forecast_entry(asking, submission)]
+        entries: Entries = (_forecast_entry(asking),)
         if over is not None:
-            entries.append(_override_entry(asking, submission, over))
+            entries = (*entries, _override_entry(asking, over))
+        begin(entries)
+        submission = submit()
         try:
-            ledger.append(*entries)
+            write_down(ledger, entries, submission.job_id)
         except LedgerError as error:
             raise JobsError(
                 f"{error}; job {submission.job_id} is submitted but not in the ledger: make room, "
-                f"and `soperator spend --stack {submission.stack}` finds it once it ended"
+                f"and the next command of {submission.stack} puts it there"
             ) from error
     return submission
 
 
-def remember_forecast(books: Books, asking: Asking, submission: Submission) -> None:
-    """Writes down the forecast of a job whose submission was cut off before it did."""
-    with books.ledger.locked() as ledger:
-        key = (submission.cluster, submission.job_id)
-        if key not in forecasts(ledger.read().entries):
-            ledger.append(_forecast_entry(asking, submission))
+def write_down(ledger: OpenLedger, entries: Entries, job_id: str) -> None:
+    """Adds the entries of a submission under its number, once."""
+    named = tuple(replace(entry, job_id=job_id) for entry in entries)
+    known = forecasts(ledger.read().entries)
+    if not any((entry.cluster, job_id) in known for entry in named):
+        ledger.append(*named)
 
 
 def budget_lines(books: Books, run: Forecast | UnknownRun, now: datetime) -> tuple[str, ...]:
@@ -157,13 +164,13 @@ def _refusal(run: Forecast | UnknownRun, month: MonthBudget) -> str | None:
     return month.refusal(run.job, run.nodes_usd)
 
 
-def _forecast_entry(asking: Asking, submission: Submission) -> ForecastEntry:
+def _forecast_entry(asking: Asking) -> ForecastEntry:
     run = asking.run
     is_known = isinstance(run, Forecast)
     return ForecastEntry(
         at=asking.now,
         job=run.job,
-        job_id=submission.job_id,
+        job_id="",
         cluster=asking.cluster,
         num_nodes=run.num_nodes,
         hours=plain(run.hours) if is_known else None,
@@ -172,14 +179,14 @@ def _forecast_entry(asking: Asking, submission: Submission) -> ForecastEntry:
     )
 
 
-def _override_entry(asking: Asking, submission: Submission, month: MonthBudget) -> OverrideEntry:
+def _override_entry(asking: Asking, month: MonthBudget) -> OverrideEntry:
     run = asking.run
     assert isinstance(run, Forecast)
     assert run.nodes_usd is not None
     return OverrideEntry(
         at=asking.now,
         job=run.job,
-        job_id=submission.job_id,
+        job_id="",
         cluster=asking.cluster,
         user=asking.user,
         forecast_usd=plain(run.nodes_usd),

@@ -1,7 +1,8 @@
 """Submits a declared job the one way there is: forecast, plan, budget, sbatch, history, ledger.
 
 `soperator submit` and the demo both come here, so that no job escapes the budget or its plan.
-Owns that order and what is said of it. What each step does is in the module of its name.
+Owns that order and what is said of it. What each step does is in the module of its name; callers
+hold the lock of recovery.py.
     dispatch(order(books, job, files, sets, say=say), books, connection, outputs, ...)
 """
 
@@ -19,13 +20,15 @@ from cost.forecast import Forecast, UnknownRun
 from cost.runs import run_lines
 from cost.size.errors import SizeError
 from cost.size.plan import Plan
-from infra.jobs import budget, history, run_config, submit
+from infra.jobs import budget, run_config, submit
 from infra.jobs.books import Books
 from infra.jobs.errors import JobsError
+from infra.jobs.mark import new_mark
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.plan import plan_lines, plan_of, refuse_unfit
 from infra.jobs.prepared_data import prepared_data
 from infra.jobs.recipes import recipe_of
+from infra.jobs.sending import Sent, plan_submission, send
 from infra.jobs.slurm import Shell
 from infra.jobs.submit import Submission
 from stacks.lifetime import refusal
@@ -95,22 +98,26 @@ def dispatch(
     force: bool = False,
     store: Mapping[str, str] | None = None,
     nodes: Sequence[str] = (),
-    begin: Callable[[], None] = lambda: None,
+    once: bool = False,
+    reproduces: str | None = None,
     queued: Callable[[str], None] = lambda _: None,
-) -> Submission:
+) -> Sent:
     """The submission, written down here and in the ledger; refused where the budget has no room.
 
-    `begin` runs after every refusal and right before sbatch, `queued` with the id right after it.
-    `store`: where run configs are kept; `nodes`: what it must run on.
+    `store`: where run configs are kept; `nodes`: what it must run on; `once`: not beside a job of
+    equal inputs that runs or waits. `queued` gets the id of a new job right after sbatch.
     """
+    mark = new_mark(ordered.job.name, code_hash, ordered.sets, reproduces=reproduces)
+    planned = plan_submission(
+        outputs, ordered.job.name, code_hash, ordered.sets, after, mark, reproduces=reproduces
+    )
 
-    def send() -> Submission:
+    def submit_now() -> Submission:
         kept = None
         if store is not None and ordered.config is not None:
             kept = run_config.keep(store, ordered.job.recipe, ordered.config)
             say(f"config: {kept}")
-        begin()
-        submission = submit.submit(
+        return submit.submit(
             shell,
             outputs,
             ordered.job.name,
@@ -122,13 +129,13 @@ def dispatch(
             run_config=kept,
             nodes=nodes,
             reads=prepared_data(ordered.job, ordered.recipe, outputs.places),
+            mark=mark,
+            once=once,
         )
-        queued(submission.job_id)
-        history.remember(state, submission)
-        return submission
 
-    return budget.submit_within_budget(
-        books, shell, asking(ordered.run, outputs, force=force), send, say=say
+    asked = asking(ordered.run, outputs, force=force)
+    return send(
+        books, shell, outputs, asked, planned, submit_now, state=state, say=say, queued=queued
     )
 
 

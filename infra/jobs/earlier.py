@@ -59,14 +59,16 @@ class Earlier:
         needed: Sequence[Submission] = (),
         *,
         done_counts: bool = True,
+        fits: Callable[[Submission], bool] = lambda _: True,
     ) -> Submission | None:
         """The newest submission that counts, and a line that says so.
 
-        `done_counts`: False for a job that runs for its own sake, such as a server.
+        `done_counts`: False for a job that runs for its own sake, such as a server. `fits`: what
+        else it must have been asked for.
         """
         oldest = max((int(each.job_id) for each in needed), default=0)
         for each, known in self.alike(job, sets):
-            if int(each.job_id) < oldest:
+            if int(each.job_id) < oldest or not fits(each):
                 continue
             if not known.finished:
                 self.say(f"{job}: job {each.job_id} of an earlier run is {known.state}")

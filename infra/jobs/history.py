@@ -10,6 +10,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+from infra.jobs.errors import JobsError
 from infra.jobs.submit import Submission
 
 SUBMISSION = "submission.json"
@@ -20,14 +21,25 @@ def run_folder(state: Path, stack: str, job_id: str) -> Path:
     return state / "runs" / stack / job_id
 
 
-def remember(state: Path, submission: Submission) -> None:
-    """Writes the submission down whole; drops the run of a former cluster that had its id."""
+def remember(state: Path, submission: Submission, *, is_new: bool = True) -> None:
+    """Writes the submission down whole; drops the run of a former cluster that had its id.
+
+    `is_new`: False for a job that was found, of which results may have been pulled.
+    """
     folder = run_folder(state, submission.stack, submission.job_id)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    former = read_submission(folder / SUBMISSION)
+    if is_new or (former is not None and former.cluster != submission.cluster):
+        shutil.rmtree(folder, ignore_errors=True)
     part = folder / f".{SUBMISSION}.part"
-    part.write_text(json.dumps(asdict(submission), indent=2) + "\n", encoding="utf-8")
-    part.replace(folder / SUBMISSION)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(asdict(submission), indent=2) + "\n", encoding="utf-8")
+        part.replace(folder / SUBMISSION)
+    except OSError as error:
+        raise JobsError(
+            f"{folder}: {error.strerror or error}; job {submission.job_id} is submitted but not "
+            "written down here: make room, and the next command writes it down"
+        ) from error
 
 
 def submissions(state: Path, stack: str) -> tuple[Submission, ...]:

@@ -7,25 +7,15 @@ needs succeeded, and cancels it when one did not.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from infra.jobs import submit
 from infra.jobs.earlier import Earlier
 from infra.jobs.errors import JobsError
+from infra.jobs.sending import Sent
 from infra.jobs.submit import Submission
 from stacks.slurm_spec import JobSpec
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """One job of a pipeline."""
-
-    submission: Submission
-    is_earlier: bool
-    """Whether it had been submitted before."""
-
-
-Send = Callable[[JobSpec, str | None], Submission]
+Send = Callable[[JobSpec, str | None], Sent]
 """Submits one job after these ids, as Slurm takes them."""
 
 
@@ -70,7 +60,7 @@ def submit_pipeline(
         needed = [chosen[name].submission for name in job.after if name in chosen]
         waits = [earlier.still_needed(needed), after if _is_first(job, counts) else None]
         ids = ":".join(each for each in waits if each is not None)
-        chosen[job.name] = Sent(submission=send(job, ids or None), is_earlier=False)
+        chosen[job.name] = send(job, ids or None)
     return tuple(chosen.values())
 
 

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cost.searches import SearchCost, search_cost
-from infra.jobs import budget, dispatch, history, run_config, submit
+from infra.jobs import dispatch, run_config, submit
 from infra.jobs.books import Books
 from infra.jobs.dispatch import Order, asking
 from infra.jobs.earlier import Earlier
 from infra.jobs.errors import JobsError
+from infra.jobs.mark import new_mark
 from infra.jobs.outputs import StackOutputs
+from infra.jobs.sending import Sent, plan_submission, send
 from infra.jobs.slurm import Shell
 from infra.jobs.submit import Submission, TaskFiles
 from infra.jobs.trials import runs_of, states_of
@@ -113,19 +115,22 @@ def dispatch_search(
     after: str | None = None,
     force: bool = False,
     store: Mapping[str, str] | None = None,
-) -> Submission:
+    once: bool = False,
+) -> Sent:
     """The submission of the array, written down here and in the ledger as one forecast."""
     refuse_over(ordered)
-    search = ordered.search
+    search, array = ordered.search, array_option(ordered.search, ordered.numbers)
+    mark = new_mark(search.name, code_hash, ordered.sets, array=array)
+    planned = plan_submission(outputs, search.name, code_hash, ordered.sets, after, mark)
 
-    def send() -> Submission:
+    def submit_now() -> Submission:
         tasks = {
             number: TaskFiles(
                 plan=order.plan and order.plan.to_bytes(), run_config=_kept(order, store)
             )
             for number, order in ordered.orders.items()
         }
-        submission = submit.submit(
+        return submit.submit(
             shell,
             outputs,
             search.name,
@@ -134,13 +139,13 @@ def dispatch_search(
             after=after,
             git_revision=git_revision,
             tasks=tasks,
-            array=array_option(search, ordered.numbers),
+            array=array,
+            mark=mark,
+            once=once,
         )
-        history.remember(state, submission)
-        return submission
 
     asked = asking(ordered.cost.run, outputs, force=force)
-    return budget.submit_within_budget(books, shell, asked, send, say=say)
+    return send(books, shell, outputs, asked, planned, submit_now, state=state, say=say)
 
 
 def _kept(order: Order, store: Mapping[str, str] | None) -> str | None:

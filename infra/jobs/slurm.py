@@ -32,6 +32,7 @@ def sbatch_command(
     export: Sequence[str] = (),
     nodes: Sequence[str] = (),
     array: str | None = None,
+    comment: str | None = None,
     test_only: bool = False,
 ) -> str:
     """The shell command that submits `script`; `args` go to the job's module.
@@ -46,6 +47,8 @@ def sbatch_command(
         options.append(f"--nodelist={','.join(nodes)}")
     if array is not None:
         options.append(f"--array={array}")
+    if comment is not None:
+        options.append(f"--comment={comment}")
     if export:
         options.append(f"--export={','.join(['ALL', *export])}")
     return shlex.join(["sbatch", *options, script, *args])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
 
+from infra.jobs import mark as marks
 from infra.jobs import parse, prepared_data
 from infra.jobs import plan as plans
 from infra.jobs import run_config as run_configs
@@ -41,6 +42,21 @@ class Submission:
     """Host key of the login node: job ids start again at 1 on a cluster that was made anew."""
     reproduces: str | None = None
     """The run that it repeats; None for a run of its own."""
+    mark: str | None = None
+    """Comment of the job in Slurm, by mark.py; None: it was submitted without one."""
+
+
+class NotSubmittedError(JobsError):
+    """Refused before sbatch ran: no job came of it."""
+
+
+class AlreadyQueuedError(JobsError):
+    """A job of equal inputs runs or waits, whoever submitted it: nothing was submitted."""
+
+    def __init__(self, job: str, job_id: str, mark: str) -> None:
+        super().__init__(f"{job}: job {job_id} of the same code and settings runs or waits")
+        self.job_id = job_id
+        self.mark = mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +82,15 @@ def submit(
     tasks: Mapping[int, TaskFiles] | None = None,
     array: str | None = None,
     reads: tuple[str, ...] = (),
+    mark: str | None = None,
+    once: bool = False,
 ) -> Submission:
     """Submits `job` if the cluster runs exactly the code `code_hash`; one round trip.
 
     `run_config`: bucket and key of what it is configured by; `nodes`: what it must run on;
     `tasks`: the same by number of an array's task, and `array`: which of them; None: all.
     `reads`: paths of which one must be there, unless it waits for a job that may make it.
+    `mark`: its comment; with `once`, a job of equal inputs that runs or waits is raised instead.
     """
     check_job(outputs, job)
     export = [f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else []
@@ -95,15 +114,17 @@ def submit(
         export=export,
         nodes=nodes,
         array=array,
+        comment=mark,
     )
+    turn = "" if mark is None else marks.turn_script(outputs.code_path, mark, once=once)
     needs = prepared_data.refuse_script(reads if after is None else (), outputs.places)
     command = (
         f"cd {shlex.quote(outputs.code_path)} && release=$(readlink current) && "
         f'if [ "${{release##*/}}" != {code_hash} ]; then echo "${{release##*/}}"; '
-        f"cat > /dev/null; exit {_STALE_EXIT}; fi; {needs}{install}exec {sbatch}"
+        f"cat > /dev/null; exit {_STALE_EXIT}; fi; {needs}{turn}{install}exec {sbatch}"
     )
     if len(command.encode()) > _MOST_BYTES:
-        raise JobsError(
+        raise NotSubmittedError(
             f"{job}: {len(own) - 1} tasks make a command of {len(command.encode()):,} bytes, and "
             f"the login node takes {_MOST_BYTES:,}; nothing was submitted: declare two searches "
             "with fewer trials each"
@@ -112,12 +133,17 @@ def submit(
     if result.exit_code == _STALE_EXIT:
         # With the deployed code back in the checkout, `pulumi up` sees no change to make.
         up = f"run `pulumi up --stack {outputs.stack}`, or "
-        raise JobsError(
+        raise NotSubmittedError(
             f"{job}: the cluster has code {result.stdout.strip()}, this checkout is {code_hash}; "
             f"{'' if code_hash == outputs.code_hash else up}submit with --sync to send it now"
         )
     if needs and result.exit_code == prepared_data.EXIT:
-        raise JobsError(prepared_data.refusal(job, reads))
+        raise NotSubmittedError(prepared_data.refusal(job, reads))
+    if mark is not None and result.exit_code == marks.QUEUED_EXIT:
+        number, _, comment = result.stdout.strip().partition("|")
+        raise AlreadyQueuedError(job, number, comment)
+    if mark is not None and result.exit_code == marks.BUSY_EXIT:
+        raise NotSubmittedError(f"{job}: {result.stderr.strip()}; nothing was submitted: try again")
     if not result.ok:
         raise refused(f"{job}: sbatch", result)
     number = parse.submitted_id(result.stdout)
@@ -131,6 +157,7 @@ def submit(
         log_path=outputs.log_path(job, number),
         submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
         cluster=outputs.login_host_key,
+        mark=mark,
     )
 
 

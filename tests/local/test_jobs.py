@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -25,14 +26,15 @@ from infra.cli import context
 from infra.cli.errors import CliError
 from infra.cli.main import app
 from infra.cli.ssh import client_words
-from infra.demo import attempt, chain
+from infra.demo import chain
 from infra.demo.runner import Runner
-from infra.jobs import history, logs, pull, search, slurm, submit, sync, top
+from infra.jobs import attempt, history, logs, pull, search, slurm, submit, sync, top
 from infra.jobs.books import open_books
 from infra.jobs.budget import Asking, submit_within_budget
 from infra.jobs.earlier import Earlier
 from infra.jobs.errors import JobsError
 from infra.jobs.leaderboard import leaderboard, usd_by_job
+from infra.jobs.mark import new_mark
 from infra.jobs.spent import note_actual, report_of_cluster
 from infra.jobs.ssh import Connection, ConnectionLostError
 from infra.jobs.trials import runs_of, states_of
@@ -321,7 +323,7 @@ def test_a_search_runs_each_trial_with_its_settings_and_ranks_them(
         (2, ("score=1",), "PASS"),
         (None, ("score=3", "exit=3"), "FAIL"),
     ]
-    assert {run.array_id for run in runs} == {made.job_id}
+    assert {run.array_id for run in runs} == {made.submission.job_id}
     assert search.left(SEARCH, earlier, ()) == (2,)
     usd = usd_by_job(
         books,
@@ -432,19 +434,60 @@ def test_a_chain_that_runs_again_uses_finished_jobs_and_repeats_changed_ones(
 
 
 def test_a_job_whose_number_never_came_back_is_found_again(
-    cluster: JobsCluster, connection: Connection, tmp_path: Path
+    cluster: JobsCluster, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is killed after sbatch and before the answer must not submit the job twice."""
     spec = replace(cluster.spec, jobs=cluster.spec.jobs[:1])
-    digest = hash_files(release(cluster.spec))
     said: list[str] = []
     runner = demo_runner(cluster, connection, tmp_path, spec, said)
-    attempt.begin(tmp_path, runner.attempt("probe", (), None))
-    made = submit.submit(connection, cluster.outputs, "probe", code_hash=digest)
+    made: list[submit.Submission] = []
+
+    class Killed(BaseException):
+        """Nothing after it runs."""
+
+    def killed(*given: Any, **named: Any) -> submit.Submission:
+        made.append(submit_now(*given, **named))
+        raise Killed
+
+    submit_now = submit.submit
+    with monkeypatch.context() as patch:
+        patch.setattr(submit, "submit", killed)
+        with pytest.raises(Killed), runner.alone():
+            runner.submit(spec.jobs[0], ())
+    assert history.submissions(tmp_path, "jobs") == ()
     step = chain.run(runner, {})["probe"]
-    assert (step.job.id, step.reused) == (made.job_id, True)
-    assert said[0] == f"probe: job {made.job_id} was submitted by a run that was killed"
-    assert attempt.left(tmp_path) is None
+    assert (step.job.id, step.reused) == (made[0].job_id, True)
+    cut_off = f"probe: job {made[0].job_id} was submitted by a command that was cut off"
+    assert said[0].startswith(cut_off)
+    assert attempt.left(tmp_path, "jobs") == ()
+
+
+def test_a_job_of_another_machine_that_waits_is_taken_and_one_that_ended_is_not(
+    cluster: JobsCluster, connection: Connection, tmp_path: Path
+) -> None:
+    digest, sets = hash_files(release(cluster.spec)), ("sleep=60",)
+
+    def ask() -> submit.Submission:
+        return submit.submit(
+            connection,
+            cluster.outputs,
+            "probe",
+            code_hash=digest,
+            sets=sets,
+            mark=new_mark("probe", digest, sets),
+            once=True,
+        )
+
+    first = ask()
+    with pytest.raises(submit.AlreadyQueuedError) as same:
+        ask()
+    assert (same.value.job_id, same.value.mark) == (first.job_id, first.mark)
+    slurm.cancel(connection, [first.job_id])
+    finish(connection, first)
+    second = ask()
+    assert second.job_id != first.job_id
+    slurm.cancel(connection, [second.job_id])
+    finish(connection, second)
 
 
 def test_a_failed_job_ends_the_chain_with_its_last_words(

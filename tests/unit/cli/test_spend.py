@@ -47,7 +47,7 @@ class Cluster:
         if "--test-only" in command:
             said = "sbatch: Job 12 to start at 2026-11-21T08:00:00"
             return Ran(command=command, exit_code=0, stdout=SCRIPT, stderr=said)
-        if "squeue" in command:
+        if "squeue" in command and "exec sbatch" not in command:
             off = "Slurm accounting storage is disabled\n"
             return Ran(command=command, exit_code=1, stdout="--\n", stderr=off)
         return Ran(command=command, exit_code=0, stdout="12\n", stderr="")

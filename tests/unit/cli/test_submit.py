@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from cost.budget import forecasts
-from cost.ledger import FILE_NAME, Ledger
 from infra.cli.main import app
 from infra.jobs import history
 from infra.jobs.ssh import Result as Ran
@@ -151,20 +149,6 @@ def test_the_same_job_twice_is_one_submission_until_asked_for_again(cluster: Clu
     other = run("submit", "finetune", "--set", "train.max_steps=8")
     assert other.stdout == "13\n"
     assert run("submit", "finetune", "--again").stdout == "14\n"
-
-
-@pytest.mark.parametrize("words", [(), ("--pipeline",)])
-def test_a_submission_that_was_killed_before_the_ledger_had_it_is_written_there_by_the_next(
-    words: tuple[str, ...], cluster: Cluster, tmp_path: Path
-) -> None:
-    ledger = Ledger(tmp_path / "runs" / "local" / FILE_NAME)
-    run("submit", "finetune", *words)
-    written = forecasts(ledger.read().entries).keys()
-    assert written
-    ledger.path.unlink()
-    for _ in range(2):
-        assert run("submit", "finetune", *words).exit_code == 0
-    assert [(each.cluster, each.job_id) for each in ledger.read().entries] == list(written)
 
 
 def test_ctrl_c_waits_until_the_job_is_written_down(

@@ -21,6 +21,7 @@ from infra.jobs import history, logs, pull, slurm
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.parse import Job
+from infra.jobs.sending import Sent
 from infra.jobs.ssh import Result
 from infra.jobs.submit import Submission
 from stacks.load import load_stack
@@ -123,9 +124,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     def order(_books: object, job: Any, _files: object, sets: tuple[str, ...], **_: Any) -> Any:
         return job.name, sets
 
-    def dispatch(ordered: Any, *_: Any, code_hash: str, begin: Any, **__: Any) -> Submission:
-        begin()
-        return played.add(*ordered, code_hash)
+    def dispatch(ordered: Any, *_: Any, code_hash: str, **__: Any) -> Sent:
+        return Sent(submission=played.add(*ordered, code_hash), is_earlier=False)
 
     monkeypatch.setattr("infra.demo.runner.order", order)
     monkeypatch.setattr("infra.demo.runner.dispatch", dispatch)

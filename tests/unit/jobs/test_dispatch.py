@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from cost.ledger_entries import ForecastEntry
-from infra.jobs import history
+from infra.jobs import attempt, history
 from infra.jobs.books import Books, open_books
-from infra.jobs.budget import remember_forecast
-from infra.jobs.dispatch import asking, dispatch, order
+from infra.jobs.dispatch import dispatch, order
 from infra.jobs.errors import JobsError
 from infra.jobs.plan import VARIABLE
 from infra.jobs.submit import Submission
@@ -30,11 +29,11 @@ def books(state: Path, **changes: object) -> Books:
     return open_books(l40s(**changes), state, print)
 
 
-def sent(of: Books, shell: Recorded, state: Path, begun: list[str]) -> tuple[Submission, list[str]]:
+def sent(of: Books, shell: Recorded, state: Path) -> tuple[Submission, list[str]]:
     """`finetune` of seed 000 (forecast 36.5504 USD) and what was said."""
     said: list[str] = []
     files = code_files(STACKS_DIR.parent, of.spec)
-    submission = dispatch(
+    made = dispatch(
         order(of, job_of(of.spec), files, say=said.append),
         of,
         shell,
@@ -43,14 +42,14 @@ def sent(of: Books, shell: Recorded, state: Path, begun: list[str]) -> tuple[Sub
         code_hash=HASH,
         git_revision=None,
         say=said.append,
-        begin=lambda: begun.append(f"after {len(shell.asked)} commands"),
     )
-    return submission, said
+    assert not made.is_earlier
+    return made.submission, said
 
 
 def test_a_job_leaves_its_forecast_its_plan_and_its_history(tmp_path: Path) -> None:
-    of, shell, begun = books(tmp_path), Recorded(), list[str]()
-    submission, said = sent(of, shell, tmp_path, begun)
+    of, shell = books(tmp_path), Recorded()
+    submission, said = sent(of, shell, tmp_path)
     assert said[0].startswith("Forecast of finetune: 2.00 h on 4 x 2gpu-64vcpu-384gb, $36.55")
     assert any(line.startswith("plan: ") for line in said)
     assert f"{VARIABLE}=" in shell.asked[-1]
@@ -58,7 +57,6 @@ def test_a_job_leaves_its_forecast_its_plan_and_its_history(tmp_path: Path) -> N
     (entry,) = of.ledger.read().entries
     assert isinstance(entry, ForecastEntry)
     assert (entry.job_id, entry.nodes_usd) == ("12", Decimal("36.550400"))
-    assert begun == ["after 0 commands"]
 
 
 def test_the_data_of_the_job_is_looked_for_before_it_is_queued(
@@ -68,26 +66,25 @@ def test_the_data_of_the_job_is_looked_for_before_it_is_queued(
     monkeypatch.setitem(globals(), "OUTPUTS", replace(OUTPUTS, places=places))
     of, shell = books(tmp_path), Recorded(exit_code=66)
     with pytest.raises(JobsError, match=r"finetune: /mnt/data/\S+/tokens_train.parquet is not on"):
-        sent(of, shell, tmp_path, [])
+        sent(of, shell, tmp_path)
     assert "[ ! -s /mnt/data/" in shell.asked[-1]
     assert history.submissions(tmp_path, "local") == ()
 
 
 def test_a_job_of_a_stack_that_has_ended_is_refused_before_it_is_forecast(tmp_path: Path) -> None:
     of = books(tmp_path, lifetime=LifetimeSpec(until="2026-01-01T00:00Z"))
-    shell, begun = Recorded(), list[str]()
+    shell = Recorded()
     with pytest.raises(JobsError, match=r"the stack ended on 2026-01-01 00:00 UTC.*nothing was"):
-        sent(of, shell, tmp_path, begun)
-    assert (shell.asked, begun) == ([], [])
+        sent(of, shell, tmp_path)
+    assert shell.asked == []
     assert of.ledger.read().entries == ()
 
 
 def test_a_job_that_the_budget_has_no_room_for_is_never_begun(tmp_path: Path) -> None:
     of = books(tmp_path, budget=BudgetSpec(usd_per_month=Decimal(36)))
-    begun: list[str] = []
     with pytest.raises(JobsError, match=r"36\.55"):
-        sent(of, Recorded(stdout="--\n"), tmp_path, begun)
-    assert begun == []
+        sent(of, Recorded(stdout="--\n"), tmp_path)
+    assert attempt.left(tmp_path, "local") == ()
     assert history.submissions(tmp_path, "local") == ()
     assert of.ledger.read().entries == ()
 
@@ -100,12 +97,3 @@ def test_a_run_that_no_memory_holds_is_refused_with_what_it_needs(tmp_path: Path
     with pytest.raises(JobsError, match=r"does not fit .*needs .* GiB.*nothing was submitted"):
         order(of, job, files, [*sets, "train.strategy=auto"], say=said.append)
     assert order(of, job, files, [*sets, "train.strategy=ddp"], say=said.append).plan is not None
-
-
-def test_a_forecast_that_was_cut_off_is_written_down_once(tmp_path: Path) -> None:
-    of = books(tmp_path)
-    submission, _ = sent(of, Recorded(), tmp_path, [])
-    asked = asking(of.forecast(job_of(of.spec)), OUTPUTS)
-    remember_forecast(of, asked, submission)
-    remember_forecast(of, asked, replace(submission, job_id="13"))
-    assert [entry.job_id for entry in of.ledger.read().entries] == ["12", "13"]

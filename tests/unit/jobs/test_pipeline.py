@@ -12,6 +12,7 @@ from infra.jobs import history
 from infra.jobs.earlier import Earlier
 from infra.jobs.errors import JobsError
 from infra.jobs.pipeline import counted, dry_run, settings_by_job, submit_pipeline
+from infra.jobs.sending import Sent
 from infra.jobs.ssh import Result
 from infra.jobs.submit import Submission
 from stacks.slurm_spec import JobSpec
@@ -48,7 +49,7 @@ class Queue:
             text = "#!/bin/bash\n"
         return Result(command=command, exit_code=code, stdout=text, stderr="planned: 05:00\n")
 
-    def send(self, wanted: JobSpec, after: str | None) -> Submission:
+    def send(self, wanted: JobSpec, after: str | None) -> Sent:
         number = str(len(self.states) + 1)
         self.states[number] = (wanted.name, "PENDING")
         self.sent.append((wanted.name, after))
@@ -64,7 +65,7 @@ class Queue:
             cluster=OUTPUTS.login_host_key,
         )
         history.remember(self.state, made)
-        return made
+        return Sent(submission=made, is_earlier=False)
 
     def set_all(self, state: str, *ids: str) -> None:
         for number in ids or tuple(self.states):

@@ -82,6 +82,7 @@ def sent(
     store: dict[str, str] | None = None,
     **changes: Any,
 ) -> Submission:
+    """The array; what else a search changes is in `changes`."""
     files = code_files(STACKS_DIR.parent, of.spec)
     return dispatch_search(
         order_search(of, replace(SEARCH, **changes), files),
@@ -93,7 +94,7 @@ def sent(
         git_revision=None,
         say=lambda _line: None,
         store=store,
-    )
+    ).submission
 
 
 def earlier(cluster: Cluster, state: Path) -> Earlier:

@@ -23,6 +23,7 @@ from infra.runs.run import Run
 from stacks.load import STACKS_DIR, load_stack
 from stacks.search_spec import SearchSpec
 from tests.unit.cost.run_stacks import job_of
+from tests.unit.jobs.login_node import LoginNode
 from tests.unit.jobs.test_submit import OUTPUTS, Recorded
 from tests.unit.runs.folders import COMMIT, DATA_HASH, runs, write_run
 
@@ -174,7 +175,7 @@ class Cluster:
         said = "12\n"
         if "sha256sum" in command:
             said = f"{DATA_HASH}  /mnt/data\n"
-        elif "squeue" in command:
+        elif "squeue" in command and "exec sbatch" not in command:
             said = "--\n"
         elif "--test-only" in command:
             said = "#!/bin/bash\n"
@@ -206,6 +207,39 @@ def test_the_verb_shows_first_and_submits_when_told(
     assert "--set train.seed=11" in sent
     kept = json.loads((state / "runs" / "local" / "12" / "submission.json").read_text())
     assert kept["reproduces"] == "2"
+
+
+def test_a_run_is_reproduced_once_until_asked_for_again(
+    state: Path, files: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran(state, files, "train.seed=11")
+    node = LoginNode(state / "node")
+    outputs = node.outputs(hash_files(files))
+    monkeypatch.setattr(again, "check_data", lambda *_: None)
+    monkeypatch.setattr("infra.cli.context.read", lambda _stack: outputs)
+    monkeypatch.setattr("infra.cli.context.connect", lambda *_: node)
+    words = ["runs", "reproduce", "2", "--submit"]
+    first, second = RUNNER.invoke(app, words), RUNNER.invoke(app, words)
+    assert (first.stdout, second.stdout) == ("12\n", "12\n"), second.output
+    assert "nothing was submitted; --again submits it once more" in second.stderr
+    assert RUNNER.invoke(app, [*words, "--again"]).stdout == "13\n"
+    kept = json.loads((state / "runs" / "local" / "13" / "submission.json").read_text())
+    assert kept["reproduces"] == "2"
+
+
+def test_a_run_of_the_same_settings_is_no_repetition_of_another(
+    state: Path, files: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Job 12 was submitted for its own sake with what run 2 had: 2 is still to be repeated."""
+    ran(state, files, "train.seed=11")
+    node = LoginNode(state / "node")
+    outputs = node.outputs(hash_files(files))
+    monkeypatch.setattr(again, "check_data", lambda *_: None)
+    monkeypatch.setattr("infra.cli.context.read", lambda _stack: outputs)
+    monkeypatch.setattr("infra.cli.context.connect", lambda *_: node)
+    sets = ["--set", "train.seed=11", "--set", "train.resume=never"]
+    assert RUNNER.invoke(app, ["submit", "finetune", *sets]).stdout == "12\n"
+    assert RUNNER.invoke(app, ["runs", "reproduce", "2", "--submit"]).stdout == "13\n"
 
 
 def test_ctrl_c_while_it_is_submitted_loses_neither_its_id_nor_what_it_repeats(

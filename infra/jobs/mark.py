@@ -1,0 +1,62 @@
+"""The comment of a job that was submitted here, by which it is found though its id was never seen.
+
+`soperator:INPUTS:NONCE`: equal inputs have an equal beginning, and each sbatch another end. Owns
+that text and the shell words that let one submission at a time through on the login node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import shlex
+from collections.abc import Sequence
+from typing import Final
+
+_PREFIX: Final = "soperator"
+_INPUT_DIGITS: Final = 16
+_NONCE_BYTES: Final = 6
+_LOCK: Final = ".submit.lock"
+"""In the code folder, which all login nodes share."""
+_WAIT_S: Final = 60
+BUSY_EXIT: Final = 74
+QUEUED_EXIT: Final = 76
+"""What ends the shell where a job of equal inputs runs or waits: its id and comment are printed."""
+
+
+def new_mark(
+    job: str,
+    code_hash: str,
+    sets: Sequence[str],
+    *,
+    array: str | None = None,
+    reproduces: str | None = None,
+) -> str:
+    """The comment of one sbatch of these inputs."""
+    inputs = json.dumps([job, code_hash, list(sets), array, reproduces])
+    digest = hashlib.sha256(inputs.encode()).hexdigest()[:_INPUT_DIGITS]
+    return f"{_PREFIX}:{digest}:{secrets.token_hex(_NONCE_BYTES)}"
+
+
+def lock_script(code_path: str) -> str:
+    """Shell words that hold the login node's lock until the shell ends, or fail after a minute."""
+    return f"exec 9>>{shlex.quote(f'{code_path}/{_LOCK}')} && flock -w {_WAIT_S} 9"
+
+
+def turn_script(code_path: str, mark: str, *, once: bool) -> str:
+    """Shell words before sbatch: hold the lock, and with `once` end at a job of equal inputs."""
+    # What is on standard input is read before an end: else the sender takes it for a lost line.
+    drop = "cat > /dev/null"
+    said = f"another submission holds {code_path}/{_LOCK}, or it cannot be written"
+    lock = (
+        f"{{ {lock_script(code_path)}; }} || "
+        f"{{ {drop}; echo {shlex.quote(said)} >&2; exit {BUSY_EXIT}; }}; "
+    )
+    if not once:
+        return lock
+    inputs = f"|{mark.rpartition(':')[0]}:"
+    return (
+        f"{lock}queued=$(squeue --all --noheader --format='%F|%k') || {{ {drop}; exit 1; }}; "
+        f"if same=$(printf '%s\\n' \"$queued\" | grep -m1 -F {shlex.quote(inputs)}); then "
+        f"{drop}; printf '%s\\n' \"$same\"; exit {QUEUED_EXIT}; fi; "
+    )

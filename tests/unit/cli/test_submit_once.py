@@ -1,0 +1,237 @@
+"""A job that was submitted is never lost and never doubled, whatever cuts a command off."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cost.budget import forecasts
+from cost.ledger import FILE_NAME, Ledger, OpenLedger
+from infra.cli.main import app
+from infra.jobs import attempt, history, recovery
+from infra.jobs.outputs import StackOutputs
+from infra.render.archive import code_files, hash_files
+from stacks.load import STACKS_DIR, load_stack
+from tests.unit.cli.test_submit import SEARCH
+from tests.unit.jobs.login_node import LOST, Killed, LoginNode
+
+VERBS = [
+    pytest.param(("submit", "finetune"), ["finetune"], id="submit"),
+    pytest.param(("submit", "finetune", "--pipeline"), ["prepare-data", "finetune"], id="pipeline"),
+    pytest.param(("submit", "lr"), ["lr"], id="search"),
+]
+
+
+class Machine:
+    """A user's machine: a state folder, and the login node that it enters."""
+
+    def __init__(self, state: Path, patch: pytest.MonkeyPatch) -> None:
+        self.state = state
+        self._patch = patch
+
+    def run(self, *words: str) -> Result:
+        self._patch.setenv("SOPERATOR_STATE", str(self.state))
+        return CliRunner().invoke(app, list(words))
+
+    def known(self) -> list[str]:
+        """Ids in the history."""
+        return sorted(each.job_id for each in history.submissions(self.state, "local"))
+
+    def booked(self) -> list[str]:
+        """Ids with a forecast in the ledger."""
+        ledger = Ledger(self.state / "runs" / "local" / FILE_NAME)
+        return sorted(job_id for _, job_id in forecasts(ledger.read().entries))
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path) -> LoginNode:
+    spec = replace(load_stack("local"), searches=(SEARCH,))
+    made = LoginNode(tmp_path / "node")
+    outputs = made.outputs(hash_files(code_files(STACKS_DIR.parent, spec)), "lr", "serve")
+    monkeypatch.setattr("infra.cli.context.read", lambda _stack: outputs)
+    monkeypatch.setattr("infra.jobs.ssh.Connection", lambda _endpoint: made)
+    monkeypatch.setattr("infra.cli.context.spec", lambda _stack: spec)
+    return made
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path / "here", monkeypatch)
+
+
+def other(machine: Machine, tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "there", machine._patch)
+
+
+@pytest.mark.parametrize("cut", [LOST, Killed])
+@pytest.mark.parametrize(("words", "names"), VERBS)
+def test_a_job_whose_number_never_came_back_is_found_by_the_next_submission(
+    words: tuple[str, ...],
+    names: list[str],
+    cut: type[BaseException],
+    node: LoginNode,
+    machine: Machine,
+) -> None:
+    node.cut = cut
+    node.at = lambda command: fail_once(node, "squeue --all --noheader --states=all", command)
+    if cut is Killed:
+        with pytest.raises(Killed):
+            machine.run(*words)
+    else:
+        assert machine.run(*words).exit_code == 1
+    assert (len(node.queue), machine.known()) == (1, [])
+    node.at = lambda _command: None
+    done = machine.run(*words)
+    assert done.exit_code == 0, done.output
+    said = f"{names[0]}: job 12 was submitted by a command that was cut off; it is written down"
+    assert said in done.stderr
+    assert node.names() == names
+    ids = [str(12 + index) for index in range(len(names))]
+    assert (machine.known(), machine.booked()) == (ids, ids)
+    assert attempt.left(machine.state, "local") == ()
+
+
+def fail_once(node: LoginNode, start: str, command: str) -> None:
+    """Nobody answers the question that follows a lost answer."""
+    if start in command:
+        raise LOST("the connection was lost")
+
+
+@pytest.mark.parametrize(("words", "names"), VERBS)
+def test_a_submission_that_was_killed_before_the_ledger_had_it_is_put_there_by_any_command(
+    words: tuple[str, ...],
+    names: list[str],
+    node: LoginNode,
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def killed(_ledger: object, *entries: object) -> None:
+        if entries:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenLedger, "append", killed)
+        with pytest.raises(Killed):
+            machine.run(*words)
+    assert (machine.known(), machine.booked()) == (["12"], [])
+    done = machine.run("status")
+    assert done.exit_code == 0, done.output
+    assert (machine.known(), machine.booked()) == (["12"], ["12"])
+    assert f"{names[0]}: job 12 was submitted by a command that was cut off" in done.stderr
+    assert "cut off" not in machine.run("status").stderr
+
+
+def test_an_sbatch_that_times_out_after_the_job_is_queued_is_a_submission(
+    node: LoginNode, machine: Machine
+) -> None:
+    node.put("times_out")
+    done = machine.run("submit", "finetune")
+    assert (done.exit_code, done.stdout) == (0, "12\n"), done.output
+    assert "job 12 came of it all the same" in done.stderr
+    assert "Socket timed out" in done.stderr
+    assert (machine.known(), machine.booked()) == (["12"], ["12"])
+
+
+def test_what_sbatch_refused_leaves_nothing_to_look_for(node: LoginNode, machine: Machine) -> None:
+    node.put("refuses", "sbatch: error: invalid partition specified: main\n")
+    done = machine.run("submit", "finetune")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "invalid partition" in done.stderr
+    assert attempt.left(machine.state, "local") == ()
+    assert (machine.known(), machine.booked()) == ([], [])
+
+
+@pytest.mark.parametrize(("words", "names"), VERBS)
+def test_two_machines_submit_the_same_inputs_once(
+    words: tuple[str, ...], names: list[str], node: LoginNode, machine: Machine, tmp_path: Path
+) -> None:
+    second = other(machine, tmp_path)
+    assert machine.run(*words).exit_code == 0
+    done = second.run(*words)
+    assert done.exit_code == 0, done.output
+    assert "of the same code and settings runs or waits; it is taken" in done.stderr
+    assert node.names() == names
+    assert (second.known(), second.booked()) == (machine.known(), machine.booked())
+    assert not (node.folder / "was_not_locked").exists(), "sbatch ran outside the lock"
+    second.run(*words, "--again")
+    assert len(node.names()) == 2 * len(names)
+
+
+def test_other_settings_code_or_an_ended_job_of_another_machine_are_submitted(
+    node: LoginNode, machine: Machine, tmp_path: Path
+) -> None:
+    second = other(machine, tmp_path)
+    machine.run("submit", "finetune")
+    assert second.run("submit", "finetune", "--set", "train.max_steps=8").stdout == "13\n"
+    # squeue shows no ended job.
+    (node.folder / "queue").write_text("")
+    assert second.run("submit", "finetune").stdout == "12\n"
+
+
+@pytest.mark.parametrize(("words", "names"), VERBS)
+def test_the_look_for_an_earlier_job_and_the_sbatch_are_one_step_for_other_terminals(
+    words: tuple[str, ...], names: list[str], node: LoginNode, machine: Machine
+) -> None:
+    machine.run(*words)
+    node.asked.clear()
+    held: list[bool] = []
+    node.at = lambda _command: held.append(is_locked(machine.state))
+    machine.run(*words)
+    machine.run(*words, "--again")
+    assert held
+    assert all(held), node.asked
+
+
+def is_locked(state: Path) -> bool:
+    descriptor = os.open(state / "runs" / "local" / ".submit.lock", os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def test_a_second_terminal_waits_for_the_first_and_says_so(
+    node: LoginNode, machine: Machine
+) -> None:
+    order: list[str] = []
+    waits = threading.Event()
+    outputs: StackOutputs = node.outputs("abc")
+
+    def second() -> None:
+        say: Callable[[str], Any] = lambda line: (order.append(line), waits.set())  # noqa: E731
+        with recovery.alone(machine.state, node, outputs, say):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with recovery.alone(machine.state, node, outputs, order.append):
+        thread.start()
+        assert waits.wait(60)
+        order.append("first")
+    thread.join(60)
+    said = "another submission to local is on its way from here; waiting for it"
+    assert order == [said, "first", "second"]
+
+
+def test_a_server_is_submitted_once_while_it_waits(node: LoginNode, machine: Machine) -> None:
+    assert machine.run("submit", "serve").stdout == "12\n"
+    assert machine.run("submit", "serve").stdout == "12\n"
+    assert machine.run("submit", "serve", "--again").stdout == "13\n"
+
+
+def test_the_same_wait_for_the_same_job_is_one_submission(
+    node: LoginNode, machine: Machine
+) -> None:
+    machine.run("submit", "prepare-data")
+    for after, number in (("12", "13"), ("12", "13"), ("13", "14")):
+        assert machine.run("submit", "finetune", "--after", after).stdout == f"{number}\n"

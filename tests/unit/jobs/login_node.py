@@ -1,0 +1,141 @@
+"""A login node of files: a real shell runs what is sent, over an sbatch and a squeue of its own.
+
+Owns those two programs. That Slurm itself does the same is proved in tests/local.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from infra.jobs.outputs import StackOutputs
+from infra.jobs.ssh import ConnectionLostError, Result
+from infra.jobs.submit import Submission
+from tests.unit.jobs.test_submit import OUTPUTS
+
+# Jobs are lines `id|name|state|comment`.
+_SBATCH = """
+for word in "$@"; do case $word in
+  --test-only) echo "to start" >&2; exit ;;
+  --comment=*) comment=${word#--comment=} ;;
+  jobs/*) name=${word#jobs/} ;;
+esac; done
+flock -n "$CODE/.submit.lock" true && touch "$NODE/was_not_locked"
+[ ! -e "$NODE/refuses" ] || { cat "$NODE/refuses" >&2; exit 1; }
+number=$((12 + $(wc -l < "$NODE/queue")))
+echo "$number|$name|PENDING|$comment" >> "$NODE/queue"
+[ ! -e "$NODE/times_out" ] || { echo "Socket timed out on send/recv operation" >&2; exit 1; }
+echo "$number"
+"""
+_SQUEUE = """
+case "$*" in
+  *%F\\|%k*) awk -F'|' '{print $1 "|" $4}' "$NODE/queue" ;;
+  *%A\\|%j*) awk -F'|' '{print $1 "|" $2 "|" $3 "|0:00|N/A|N/A|(null)|(None)"}' "$NODE/queue" ;;
+esac
+"""
+_SCONTROL = """
+awk -F'|' -v id="$4" '$1 == id {print "JobId=" $1 " JobName=" $2 " JobState=" $3 \
+" Reason=None ExitCode=0:0"; found = 1} END {exit !found}' "$NODE/queue" ||
+{ echo "Invalid job id specified" >&2; exit 1; }
+"""
+_SACCT = 'cat "$NODE/accounted"'
+
+
+class Killed(BaseException):
+    """What stands for kill -9: nothing after it runs."""
+
+
+@dataclass
+class LoginNode:
+    """Where commands run; `cut` is what the next sbatch's answer becomes."""
+
+    folder: Path
+    cut: type[BaseException] | None = None
+    at: Callable[[str], None] = lambda _command: None
+    """Told of each command before it runs."""
+    asked: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        programs = {"sbatch": _SBATCH, "squeue": _SQUEUE, "scontrol": _SCONTROL, "sacct": _SACCT}
+        (self.folder / "bin").mkdir(parents=True)
+        for name, text in programs.items():
+            path = self.folder / "bin" / name
+            path.write_text(f"#!/bin/bash\n{text.strip()}\n")
+            path.chmod(0o755)
+        (self.folder / "code" / "jobs").mkdir(parents=True)
+        for name in ("queue", "accounted"):
+            (self.folder / name).touch()
+
+    def __enter__(self) -> LoginNode:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    is_open = True
+
+    def outputs(self, code_hash: str, *jobs: str) -> StackOutputs:
+        """Of a stack whose live release is `code_hash`."""
+        code = self.folder / "code"
+        (code / "releases" / code_hash).mkdir(parents=True, exist_ok=True)
+        (code / "current").unlink(missing_ok=True)
+        (code / "current").symlink_to(f"releases/{code_hash}")
+        places = {name: str(self.folder / name) for name in ("logs", "results")}
+        known = dict.fromkeys((*OUTPUTS.jobs, *jobs), "")
+        return replace(OUTPUTS, code_path=str(code), code_hash=code_hash, places=places, jobs=known)
+
+    @property
+    def queue(self) -> list[list[str]]:
+        """Jobs that were submitted: id, name, state, comment."""
+        return [line.split("|") for line in (self.folder / "queue").read_text().splitlines()]
+
+    def names(self) -> list[str]:
+        """Names of the jobs that were submitted."""
+        return [job[1] for job in self.queue]
+
+    def put(self, name: str, text: str = "") -> None:
+        """A file that the programs look at."""
+        (self.folder / name).write_text(text)
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        self.asked.append(command)
+        self.at(command)
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-c", command],
+            input=stdin,
+            capture_output=True,
+            check=False,
+            env={"PATH": path, "NODE": str(self.folder), "CODE": str(self.folder / "code")},
+        )
+        if self.cut is not None and "exec sbatch" in command:
+            cut, self.cut = self.cut, None
+            raise cut("the connection was lost")
+        return Result(
+            command=command,
+            exit_code=done.returncode,
+            stdout=done.stdout.decode(),
+            stderr=done.stderr.decode(),
+        )
+
+
+LOST = ConnectionLostError
+
+
+def planned(node: LoginNode, **changes: object) -> Submission:
+    """A submission without its number."""
+    made = Submission(
+        stack="local",
+        job="finetune",
+        job_id="",
+        code_hash="abc",
+        sets=("train.max_steps=6",),
+        after=None,
+        log_path="",
+        submitted_at="2026-11-21T08:00:00+00:00",
+        cluster=OUTPUTS.login_host_key,
+        mark="soperator:0123456789abcdef:00aa11bb22cc",
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]

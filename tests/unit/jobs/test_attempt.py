@@ -1,0 +1,105 @@
+"""The submission of a command that was killed before the job's number came back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.jobs import attempt
+from infra.jobs.attempt import Attempt
+from infra.jobs.errors import JobsError
+from tests.unit.cost.run_stacks import at, forecast_entry
+from tests.unit.jobs.login_node import LoginNode, planned
+from tests.unit.jobs.test_submit import OUTPUTS, Recorded
+
+OFF = "Slurm accounting storage is disabled\n"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> LoginNode:
+    return LoginNode(tmp_path / "node")
+
+
+@pytest.fixture
+def begun(node: LoginNode) -> Attempt:
+    return Attempt(submission=planned(node), entries=(forecast_entry("", "15", at(8)),))
+
+
+def test_an_attempt_is_read_as_it_was_written(tmp_path: Path, begun: Attempt) -> None:
+    attempt.begin(tmp_path, begun)
+    assert attempt.left(tmp_path, "local") == (begun,)
+    assert attempt.left(tmp_path, "other") == ()
+    attempt.end(tmp_path, begun.submission)
+    assert attempt.left(tmp_path, "local") == ()
+    attempt.end(tmp_path, begun.submission)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"submission": {}, "entries": []}', '{"schema_version": 7}']
+)
+def test_a_damaged_attempt_is_none(tmp_path: Path, begun: Attempt, text: str) -> None:
+    attempt.begin(tmp_path, begun)
+    (path,) = tmp_path.glob("runs/local/.attempts/*.json")
+    path.write_text(text)
+    assert attempt.left(tmp_path, "local") == ()
+
+
+def test_an_attempt_that_cannot_be_written_stops_the_submission(
+    tmp_path: Path, begun: Attempt
+) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(JobsError, match=r"nothing was submitted: make room there"):
+        attempt.begin(tmp_path, begun)
+
+
+def found(stdout: str, begun: Attempt, known: tuple[str, ...] = ()) -> str | None:
+    shell = Recorded(stdout=stdout, stderr=OFF, exit_code=1)
+    return attempt.find(shell, OUTPUTS, begun, known)
+
+
+def test_the_job_is_the_one_with_its_comment_as_the_queue_or_accounting_has_it(
+    begun: Attempt,
+) -> None:
+    other = begun.mark.replace("00aa", "00ab")
+    assert found(f"11|{other}\n12|{begun.mark}\n--\n", begun) == "12"
+    assert found(f"12_[1-3]|{begun.mark}\n--\n", begun) == "12"
+    assert found(f"--\n12_1|2026-11-21T08:00:01|{begun.mark}\n", begun) == "12"
+    assert found(f"11|{other}\n10|(null)\n--\n", begun) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "known", "number"),
+    [
+        ("12|2026-11-21T08:00:03|", (), "12"),
+        ("12_1|2026-11-21T08:00:03|\n12_2|2026-11-21T08:00:03|", (), "12"),
+        ("12|2026-11-21T08:00:03|", ("12",), None),
+        ("12|2026-11-21T07:30:00|", (), None),
+        ("12|2026-11-21T08:00:03|\n13|2026-11-21T08:00:09|", (), None),
+        ("12|2026-11-21T08:00:03|another word", (), None),
+        ("9|2026-11-21T08:00:03|", (), None),
+        ("12|Unknown|", (), None),
+    ],
+    ids=["alone", "an array", "known", "older", "two", "commented", "queued", "without a time"],
+)
+def test_without_comments_in_accounting_one_job_of_that_name_and_time_is_it(
+    rows: str, known: tuple[str, ...], number: str | None, begun: Attempt
+) -> None:
+    assert found(f"9|(null)\n--\n{rows}\n", begun, known) == number
+
+
+def test_a_controller_that_does_not_answer_says_nothing_of_the_job(begun: Attempt) -> None:
+    shell = Recorded(stdout="", stderr="Unable to contact slurm controller\n", exit_code=1)
+    with pytest.raises(JobsError, match="Unable to contact"):
+        attempt.find(shell, OUTPUTS, begun, ())
+
+
+def test_a_mark_is_part_of_the_path_that_its_attempt_is_written_to(
+    tmp_path: Path, begun: Attempt
+) -> None:
+    """Two of the same inputs, in two stacks or one after the other, never meet."""
+    second = replace(begun.submission, mark=f"{begun.mark[:-1]}d")
+    attempt.begin(tmp_path, begun)
+    attempt.begin(tmp_path, replace(begun, submission=second))
+    assert len(attempt.left(tmp_path, "local")) == 2
