@@ -29,13 +29,17 @@ done
   fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"
 """.strip("\n")
 
-_INPUTS = '[[ -z $SOPERATOR_INPUTS ]] || exec "$SOPERATOR_PYTHON" -m workloads.train.inputs'
+_INPUTS = '"$SOPERATOR_PYTHON" -m workloads.train.inputs'
 
 
 def check_script(job: JobSpec) -> str:
     """The checks of a node; whether an image has its Python is known in the image only."""
     python = (_PYTHON,) if job.container is None else ()
-    inputs = (_INPUTS,) if compares_inputs(job) else ()
+    inputs = ()
+    if compares_inputs(job):
+        # The recipe names the run in the record that a refusal writes.
+        recipe = shlex.join(["--recipe", job.recipe])
+        inputs = (f"[[ -z $SOPERATOR_INPUTS ]] || exec {_INPUTS} \\", f"  {recipe}")
     return "\n".join((_FAIL, *python, _CHECK, *inputs))
 
 
@@ -51,7 +55,7 @@ def name_inputs(job: JobSpec) -> list[str]:
     return [
         "# The model and the data that the recipe names: every node must read the same.",
         "inputs=0",
-        'SOPERATOR_INPUTS=$("$SOPERATOR_PYTHON" -m workloads.train.inputs \\',
+        f"SOPERATOR_INPUTS=$({_INPUTS} \\",
         f'  {shlex.join(["--recipe", job.recipe, *job.args])} "$@") || inputs=$?',
         "export SOPERATOR_INPUTS",
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from importlib import metadata
 from pathlib import Path
 
@@ -107,7 +106,7 @@ def test_the_record_has_exactly_the_fields_of_schema_1(monkeypatch: pytest.Monke
     record = RunRecord(kind="train", recipe="r").to_json()
     assert list(record) == [
         *("schema_version", "kind", "job_id", "job", "stack", "code_hash", "git_revision"),
-        *("started_at", "finished_at", "outcome", "reason", "hardware", "versions"),
+        *("started_at", "finished_at", "outcome", "exit_code", "reason", "hardware", "versions"),
         *("environment", "engine", "model", "recipe", "data_hash", "world_size", "metrics"),
         "artifacts",
     ]
@@ -241,7 +240,63 @@ def test_a_failed_rank_writes_the_record_that_a_stopped_rank_0_could_not(
     assert code is ExitCode.BAD_DATA
     assert json.loads(record.read_text())["reason"] == "rows.jsonl: not found"
 
-    record.write_text("of rank 0\n")
-    os.utime(record, (time.time() + 5, time.time() + 5))
-    run_job("train", fail, ["--recipe", str(recipe_file)])
-    assert record.read_text() == "of rank 0\n"
+
+CAUSE, EFFECT, DONE = ExitCode.OUT_OF_MEMORY, ExitCode.DISTRIBUTED, ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("written", "own", "rank", "stands"),
+    [
+        (None, DONE, 0, True),
+        (None, DONE, 1, False),
+        (None, EFFECT, 1, True),
+        # What follows from a failure does not hide it, whoever is first.
+        (CAUSE, EFFECT, 0, False),
+        (CAUSE, ExitCode.PREEMPTED, 0, False),
+        (CAUSE, DONE, 0, False),
+        (EFFECT, CAUSE, 1, True),
+        (DONE, CAUSE, 1, True),
+        (EFFECT, EFFECT, 1, False),
+        (EFFECT, EFFECT, 0, True),
+        (CAUSE, CAUSE, 1, False),
+    ],
+)
+def test_the_record_that_stands_is_of_the_rank_that_failed_first(
+    written: ExitCode | None, own: ExitCode, rank: int, stands: bool, tmp_path: Path
+) -> None:
+    record = RunRecord(kind="train", recipe="r", exit_code=own)
+    if written is not None:
+        RunRecord(kind="train", recipe="r", exit_code=written).finish(tmp_path)
+        later = record.began_s + 5
+        os.utime(tmp_path / "run_record.json", (later, later))
+    assert record.stands(tmp_path, is_main=rank == 0) is stands
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"schema_version": 1}', "[]"])
+def test_a_record_that_was_cut_short_is_none(text: str, tmp_path: Path) -> None:
+    record = RunRecord(kind="train", recipe="r", exit_code=EFFECT)
+    (tmp_path / "run_record.json").write_text(text)
+    later = record.began_s + 5
+    os.utime(tmp_path / "run_record.json", (later, later))
+    assert record.stands(tmp_path, is_main=False)
+
+
+def test_a_cause_that_no_rank_could_write_takes_the_place_of_its_effect_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    told = RunRecord(
+        kind="train", recipe="r", outcome="FAIL", exit_code=137, reason="killed", began_s=0
+    )
+    of_rank_0 = RunRecord(
+        kind="train", recipe="own", outcome="FAIL", exit_code=EFFECT, metrics={"steps": 3}
+    )
+    for code, expected in ((EFFECT, "killed"), (CAUSE, "of rank 0")):
+        of_rank_0.exit_code, of_rank_0.reason = code, "of rank 0"
+        of_rank_0.finish(tmp_path)
+        record.say_why(tmp_path, told)
+        found = json.loads((tmp_path / "run_record.json").read_text())
+        assert (found["reason"], found["recipe"], found["metrics"]) == (
+            expected,
+            "own",
+            {"steps": 3},
+        )

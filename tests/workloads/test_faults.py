@@ -65,6 +65,10 @@ def test_only_what_may_not_come_again_is_tried_again() -> None:
         (71, {0: 71, 1: 71}, None),
         (71, {0: 71, 1: 75, 2: 0}, None),
         (71, {0: 71, 1: -signal.SIGTERM}, None),
+        (71, {0: 71, 1: -signal.SIGABRT}, None),
+        # The kernel's, for memory; a rank that says why is believed first.
+        (71, {0: 71, 1: -signal.SIGKILL}, 1),
+        (71, {0: 71, 1: -signal.SIGKILL, 2: 70}, 2),
         (76, {0: 76, 1: 70}, None),
     ],
 )

@@ -32,7 +32,7 @@ def two_ranks(places: Path, fault: str) -> Iterator[subprocess.Popen[str]]:
     command = [
         *(sys.executable, "-m", "workloads.common.launch", "--nnodes=1", "--nproc-per-node=2"),
         # Whatever ranks may be restarted for is not what ends them here.
-        *(f"--max-restarts={0 if fault == 'hang' else 3}", "--rdzv-backend=c10d"),
+        *(f"--max-restarts={3 if fault == 'out of memory' else 0}", "--rdzv-backend=c10d"),
         *("--rdzv-endpoint=127.0.0.1:0", "-m", "tests.workloads.train_with_a_fault"),
         *("--recipe", "bert_full_1xcpu", "--set", "train.gradient_accumulation=1"),
         *("--set", f"train.checkpoint.timeout_s={TIMEOUT_S}"),
@@ -61,6 +61,13 @@ def lines_of(places: Path, word: str) -> list[str]:
     return [line for line in (places / "train.log").read_text().splitlines() if word in line]
 
 
+def record_of(places: Path) -> dict[str, Any]:
+    """Returns the run record; the log has the same line."""
+    text = (places / "results" / "13" / "run_record.json").read_text()
+    assert text in (places / "train.log").read_text()
+    return json.loads(text)
+
+
 def wait_for(what: Any, process: subprocess.Popen[str], limit_s: float) -> bool:
     """Returns whether `what()` became true before the launcher ended and the limit passed."""
     end = time.monotonic() + limit_s
@@ -72,7 +79,7 @@ def wait_for(what: Any, process: subprocess.Popen[str], limit_s: float) -> bool:
 def test_a_rank_that_stands_ends_the_others_within_the_declared_time(places: Path) -> None:
     """SIGSTOP: the rank is there, its connections are open, and nothing ever comes from it."""
     with two_ranks(places, "hang") as process:
-        pid_file = places / "results" / "stopped.pid"
+        pid_file = places / "results" / "faulty.pid"
         assert wait_for(pid_file.exists, process, 240), (places / "train.log").read_text()
         told = wait_for(lambda: lines_of(places, "HUNG (exit 76)"), process, TIMEOUT_S + GRACE_S)
         text = (places / "train.log").read_text()
@@ -86,6 +93,30 @@ def test_a_rank_that_stands_ends_the_others_within_the_declared_time(places: Pat
     assert "raise train.checkpoint.timeout_s" in line
 
 
+def test_a_killed_rank_is_seen_by_the_others_within_the_declared_time(places: Path) -> None:
+    """SIGKILL, as the kernel does it to a process for memory: nobody says goodbye."""
+    with two_ranks(places, "killed") as process:
+        pid_file = places / "results" / "faulty.pid"
+        assert wait_for(pid_file.exists, process, 240), (places / "train.log").read_text()
+        code = process.wait(TIMEOUT_S + GRACE_S)
+    text = (places / "train.log").read_text()
+    assert code == 128 + signal.SIGKILL, text
+    record = record_of(places)
+    assert (record["outcome"], record["exit_code"]) == ("FAIL", 137)
+    assert record["reason"].startswith("rank 1 was ended by SIGKILL, as the kernel does it for")
+    # What rank 0 knew of the run stays.
+    assert record["hardware"]["device"] == "cpu"
+
+
+def test_a_killed_first_rank_leaves_a_record_too(places: Path) -> None:
+    """It writes the record itself; nobody else had a reason to."""
+    with two_ranks(places, "first killed") as process:
+        code = process.wait(240 + TIMEOUT_S + GRACE_S)
+    record = record_of(places)
+    assert code == record["exit_code"] == 137, (places / "train.log").read_text()
+    assert record["reason"].startswith("rank 0 was ended by SIGKILL")
+
+
 def test_a_rank_without_memory_in_a_step_ends_all_with_its_code(places: Path) -> None:
     """A published trainer went on, or ended with 0; three restarts would not have helped it."""
     with two_ranks(places, "out of memory") as process:
@@ -97,6 +128,10 @@ def test_a_rank_without_memory_in_a_step_ends_all_with_its_code(places: Path) ->
     assert "CUDA out of memory" in line
     assert "lower train.micro_batch_size" in line
     assert "start again from the last checkpoint" not in text
+    # Rank 0 was stopped by the launcher; its own reason says nothing.
+    record = record_of(places)
+    assert record["exit_code"] == ExitCode.OUT_OF_MEMORY
+    assert "CUDA out of memory" in record["reason"]
     assert not lines_of(places, '"outcome": "PASS"'), "rank 0 went on alone"
 
 

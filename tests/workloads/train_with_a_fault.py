@@ -1,4 +1,4 @@
-"""The job train; in its second step rank 1 meets the fault that TRAIN_FAULT names."""
+"""The job train; in its second step one rank meets the fault that TRAIN_FAULT names."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from workloads.common.job import end, run_job
 from workloads.train.precision import Precision
 from workloads.train.run import main
 
+_SIGNALS = {"hang": signal.SIGSTOP, "killed": signal.SIGKILL, "first killed": signal.SIGKILL}
 _backward = Precision.backward
 _steps = 0
 
 
 def backward_with_a_fault(self: Precision, loss: Any) -> None:
-    """Do what the step does; on rank 1, fail in the second one."""
+    """Do what the step does; on the chosen rank, fail in the second one."""
     global _steps
     _steps += 1
-    if (os.environ["RANK"], _steps) == ("1", 2):
-        if os.environ["TRAIN_FAULT"] == "out of memory":
+    fault = os.environ["TRAIN_FAULT"]
+    if (os.environ["RANK"], _steps) == ("0" if fault == "first killed" else "1", 2):
+        if fault == "out of memory":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         # In one piece, so that who waits for the file reads a whole number.
-        written = Path(os.environ["SOPERATOR_PLACE_RESULTS"], "stopped.partial")
+        written = Path(os.environ["SOPERATOR_PLACE_RESULTS"], "faulty.partial")
         written.write_text(str(os.getpid()), encoding="ascii")
         written.rename(written.with_suffix(".pid"))
-        os.kill(os.getpid(), signal.SIGSTOP)
+        os.kill(os.getpid(), _SIGNALS[fault])
     _backward(self, loss)
 
 

@@ -48,7 +48,7 @@ class Job:
     def fail(self, error: WorkloadError) -> NoReturn:
         """End this rank from another thread, with its record: the main one cannot be reached."""
         code = _fail(self.record, error, error.exit_code)
-        if self.record.is_missing(self.results_dir):
+        if self.record.stands(self.results_dir, is_main=environment_rank()[0] == 0):
             self.record.finish(self.results_dir)
         end(code)
 
@@ -72,10 +72,7 @@ def parse_arguments(kind: str, arguments: Sequence[str] | None) -> argparse.Name
 def run_job(
     kind: str, main: Callable[[Job], None], arguments: Sequence[str] | None = None
 ) -> ExitCode:
-    """Run `main`; rank 0 writes the run record, also for a failure; return the exit code.
-
-    A failed rank writes it where rank 0 has not: torchrun may stop rank 0 before it gets there.
-    """
+    """Run `main`; write the run record, also for a failure; return the exit code."""
     options = parse_arguments({"prepare-data": "data"}.get(kind, kind), arguments)
     # `--resume X` is short for `--set train.resume=X`.
     if getattr(options, "resume", None):
@@ -100,7 +97,7 @@ def run_job(
         record.outcome, code = "PASS", ExitCode.OK
     except Exception as error:
         code = _fail(record, error, exit_code_of(error))
-    if is_main or (code is not ExitCode.OK and record.is_missing(results_dir)):
+    if record.stands(results_dir, is_main=is_main):
         try:
             record.finish(results_dir)
         except OSError as error:
@@ -122,6 +119,7 @@ def end(code: ExitCode) -> NoReturn:
 
 def _fail(record: RunRecord, error: Exception, code: ExitCode) -> ExitCode:
     record.outcome = "NOT_RUN" if code is ExitCode.NOT_RUN else "FAIL"
+    record.exit_code = code
     record.reason = reason_of(error)
     if not isinstance(error, WorkloadError):
         traceback.print_exc(file=sys.stderr)

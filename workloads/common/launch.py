@@ -2,7 +2,8 @@
 
 torchrun exits 1 for every failure and restarts any; here a failure that would come again (a wrong
 recipe, no memory, a loss that is not finite) ends the job at once, and the exit status is that of
-the rank that failed first. SIGUSR1 and SIGTERM reach the ranks as SIGTERM: they save and exit.
+the rank that failed first, which the run record then says too. SIGUSR1 and SIGTERM reach the ranks
+as SIGTERM: they save and exit.
 Usage: python -m workloads.common.launch <torchrun options> -m workloads.train --recipe NAME
 """
 
@@ -12,17 +13,32 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from workloads.common import gpu_log
-from workloads.common.exit_codes import RESTARTABLE, ExitCode, exit_code_of, reason_of
+from workloads.common import gpu_log, record
+from workloads.common.exit_codes import (
+    ADVICE,
+    RESTARTABLE,
+    ConfigError,
+    ExitCode,
+    exit_code_of,
+    reason_of,
+)
 from workloads.common.log import log
+from workloads.common.places import Places
 
 STARTS, SAVE_S = "SOPERATOR_STARTS", "SOPERATOR_SAVE_S"
 EXIT_FILE, NODES_FILE = "SOPERATOR_EXIT_FILE", "SOPERATOR_NODES_FILE"
+
+
+_KILLERS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+"""Signals from outside, or of a fault of its own; a rank that lost its peers may abort."""
+_TORCHRUN_KILLS_AFTER_S = 30
+"""torch 2.15, elastic/multiprocessing/api.py: PContext.close."""
 
 
 def _as_sigterm(number: int, frame: FrameType | None) -> None:
@@ -42,10 +58,44 @@ def cause_of(status: int, ends: Mapping[int, int]) -> int | None:
     """
     if status != ExitCode.DISTRIBUTED:
         return None
-    effects = (0, ExitCode.DISTRIBUTED, ExitCode.PREEMPTED)
-    # Negative: the end of a rank that did not stop when it was told to.
-    causes = [rank for rank, end in sorted(ends.items()) if end > 0 and end not in effects]
-    return causes[0] if causes else None
+    said = [rank for rank, end in sorted(ends.items()) if end > 0 and end not in record.EFFECTS]
+    killed = [rank for rank, end in sorted(ends.items()) if -end in _KILLERS]
+    return next(iter(said + killed), None)
+
+
+def cause_text(rank: int, status: int) -> str:
+    """Return why a job failed whose rank could not say it, and what to do."""
+    if status == -signal.SIGKILL:
+        return (
+            f"rank {rank} was ended by SIGKILL, as the kernel does it for memory: give the job "
+            f"more memory, or {ADVICE[ExitCode.OUT_OF_MEMORY]}"
+        )
+    end = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"
+    return f"rank {rank} {end}: its last lines are in the job's log"
+
+
+def say_why(began_s: float, arguments: Sequence[str], rank: int, status: int) -> None:
+    """Put the cause into the run record, where what a rank wrote there is only its effect."""
+    words = [*arguments, "", ""]
+    module = words[words.index("-m") + 1] if "-m" in arguments else ""
+    recipe = words[words.index("--recipe") + 1] if "--recipe" in arguments else module
+    fallback = record.RunRecord(
+        kind=module.rpartition(".")[2],
+        recipe=recipe,
+        began_s=began_s,
+        outcome="FAIL",
+        exit_code=shell_status(status),
+        reason=cause_text(rank, status),
+    )
+    try:
+        record.say_why(Places().path("results") / record.job_id(), fallback)
+    except (ConfigError, OSError, ValueError, KeyError) as error:
+        log(f"the run record does not say why the job failed: {reason_of(error)}")
+
+
+def shell_status(status: int) -> int:
+    """Return a process's status as shells and Slurm write it: a signal is 128 + its number."""
+    return status if status >= 0 else 128 - status
 
 
 def agent_class() -> Any:
@@ -73,7 +123,12 @@ def agent_class() -> Any:
             if result.state is not WorkerState.FAILED:
                 return result
             first = min(result.failures.values(), key=lambda failure: failure.timestamp)
-            ends = {rank: failure.exitcode for rank, failure in result.failures.items()}
+            ends = {
+                rank: failure.exitcode
+                for rank, failure in result.failures.items()
+                # Later: torchrun did it, to a rank that did not stop when it was told to.
+                if failure.timestamp - first.timestamp < _TORCHRUN_KILLS_AFTER_S
+            }
             cause = cause_of(first.exitcode, ends)
             if cause is not None:
                 # Of it alone, as torchrun names the one that was seen first.
@@ -105,7 +160,7 @@ def agent_class() -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run torchrun with `arguments`; return the exit status of the first failed rank, or 0."""
     with gpu_log.sampled():
-        status = _run(arguments)
+        status = _run(sys.argv[1:] if arguments is None else arguments)
     exit_file = os.environ.get(EXIT_FILE)
     if status and exit_file:
         # The first node that fails says why; the others fail because of it.
@@ -114,13 +169,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
     from torch.distributed.launcher import api
     from torch.distributed.run import main as torchrun
 
+    began_s = time.time()
     made: list[Any] = []
     agent = agent_class()
 
@@ -135,12 +191,13 @@ def _run(arguments: Sequence[str] | None) -> int:
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     signal.signal(signal.SIGUSR1, _as_sigterm)
     try:
-        torchrun(list(arguments) if arguments is not None else None)
+        torchrun(list(arguments))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         log(f"rank {rank} ended with {failure.exitcode}")
-        # A negative code is a signal's number; shells and Slurm write it as 128 + number.
-        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+        if failure.exitcode not in record.EFFECTS:
+            say_why(began_s, arguments, rank, failure.exitcode)
+        return shell_status(failure.exitcode)
     except SignalException as error:
         log(f"stopped by {signal.Signals(error.sigval).name}")
         if made and not made[-1].saved_all:

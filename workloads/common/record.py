@@ -1,7 +1,7 @@
 """The run record: one JSON object per job, schema version 1 (docs/architecture.md).
 
-Owns the fields and how they are written: `<results>/<job id>/run_record.json`, and the last line of
-the job's log. Does not decide the outcome: job.py does.
+Owns the fields, how they are written (`<results>/<job id>/run_record.json`, and a line at the end
+of the job's log) and which rank's record stands. Who decides the outcome: job.py and launch.py.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from workloads.common import atomic
+from workloads.common.exit_codes import ExitCode
 from workloads.common.hardware import Hardware
 
 SCHEMA_VERSION = 1
@@ -27,6 +29,8 @@ Outcome = Literal["PASS", "FAIL", "NOT_RUN"]
 DECLARED_NAMES = "SOPERATOR_DECLARED"
 """Variable with the names, divided by spaces, that the stack declares for a job."""
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSPHRASE", "KEY", "CREDENTIAL")
+EFFECTS = frozenset({ExitCode.OK, ExitCode.DISTRIBUTED, ExitCode.PREEMPTED})
+"""What a rank may end with because of what another one met."""
 VERSIONED_PACKAGES = ("torch", "transformers", "peft", "pyarrow")
 
 
@@ -86,6 +90,7 @@ class RunRecord:
     started_at: str = field(default_factory=utc_now)
     began_s: float = field(default_factory=time.time, repr=False)
     outcome: Outcome = "NOT_RUN"
+    exit_code: int = ExitCode.OK
     reason: str | None = None
     hardware: Hardware | None = None
     engine: str | None = None
@@ -111,6 +116,7 @@ class RunRecord:
             "started_at": self.started_at,
             "finished_at": utc_now(),
             "outcome": self.outcome,
+            "exit_code": int(self.exit_code),
             "reason": self.reason,
             "hardware": self.hardware.to_json() if self.hardware else None,
             "versions": package_versions(),
@@ -124,21 +130,52 @@ class RunRecord:
             "artifacts": self.artifacts,
         }
 
-    def is_missing(self, results_dir: Path | None) -> bool:
-        """Whether no rank has written a record since this one began."""
-        if results_dir is None:
-            return False
-        try:
-            # An older record is that of the run before a requeue.
-            return (results_dir / FILE_NAME).stat().st_mtime < self.began_s
-        except FileNotFoundError:
-            return True
+    def stands(self, results_dir: Path | None, *, is_main: bool) -> bool:
+        """Whether this rank's record is the job's: rank 0's, or that of the rank which failed.
 
-    def finish(self, results_dir: Path | None) -> None:
+        What followed from a failure never takes the place of what says why.
+        """
+        written = written_code(results_dir, since_s=self.began_s)
+        if written is None:
+            return is_main or self.exit_code != ExitCode.OK
+        return written in EFFECTS and (is_main or self.exit_code not in EFFECTS)
+
+    def finish(self, results_dir: Path | None, to: TextIO | None = None) -> None:
         """Print the record as one line and write it to `results_dir` (None: no such place)."""
-        line = json.dumps(self.to_json())
-        sys.stderr.flush()
-        sys.stdout.write(line + "\n")  # one write: other ranks share this log
-        sys.stdout.flush()
-        if results_dir is not None:
-            atomic.write_text(results_dir / FILE_NAME, line + "\n")
+        _write(self.to_json(), results_dir, to or sys.stdout)
+
+
+def written_code(results_dir: Path | None, *, since_s: float) -> int | None:
+    """Return the exit code of the record that was written since then; None without one."""
+    if results_dir is None:
+        return None
+    path = results_dir / FILE_NAME
+    try:
+        # An older record is that of the run before a requeue or a restart.
+        if path.stat().st_mtime < since_s:
+            return None
+        return int(json.loads(path.read_bytes())["exit_code"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or one cut short
+        return None
+
+
+def say_why(results_dir: Path, fallback: RunRecord) -> None:
+    """Make the record say why the job failed, where no rank could: one that was killed cannot.
+
+    What a rank wrote stays, save outcome, exit code and reason; without one `fallback` is written.
+    """
+    written = written_code(results_dir, since_s=fallback.began_s)
+    if written is None:
+        fallback.finish(results_dir)
+    elif written in EFFECTS:
+        told = {name: fallback.to_json()[name] for name in ("outcome", "exit_code", "reason")}
+        _write(json.loads((results_dir / FILE_NAME).read_bytes()) | told, results_dir, sys.stdout)
+
+
+def _write(values: Mapping[str, Any], results_dir: Path | None, to: TextIO) -> None:
+    line = json.dumps(values) + "\n"
+    sys.stderr.flush()
+    to.write(line)  # one write: other ranks share this log
+    to.flush()
+    if results_dir is not None:
+        atomic.write_text(results_dir / FILE_NAME, line)

@@ -3,7 +3,7 @@
 Owns what makes two folders the same: names and sizes of their files, and the bytes of the small
 ones, among them a manifest with the hashes of the large ones. Nothing is written into them.
 Usage, in a job's script on its first node: python -m workloads.train.inputs --recipe NAME
-prints what it found; with that in SOPERATOR_INPUTS, on each node: python -m workloads.train.inputs
+prints what it found; with that in SOPERATOR_INPUTS the same line, on each node, compares.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from workloads.common.exit_codes import DataError, ExitCode, WorkloadError, exit
 from workloads.common.job import parse_arguments, section_of
 from workloads.common.log import log
 from workloads.common.places import Places
+from workloads.common.record import RunRecord, job_id
 from workloads.data.files import files_of
 from workloads.recipes import load_recipe
 from workloads.train.config import TrainConfig
@@ -83,13 +84,17 @@ def refuse_other_rows(here: World, digest: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> ExitCode:
-    """Print what a recipe reads, or hold what SOPERATOR_INPUTS says against this node."""
+    """Print what a recipe reads, or hold what SOPERATOR_INPUTS says against this node.
+
+    What is refused ends the job before a rank starts, so the run record is written here.
+    """
+    options = parse_arguments("train", arguments)
+    record = RunRecord(kind="train", recipe=options.recipe)
     try:
         expected = os.environ.get(VARIABLE)
         if expected:
             refuse_others(json.loads(expected))
             return ExitCode.OK
-        options = parse_arguments("train", arguments)
         recipe = load_recipe(options.recipe, options.overrides)
         if recipe.train is None:
             raise section_of(recipe, "train")
@@ -97,9 +102,22 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
         print(json.dumps({str(path): identity(path) for path in found}))
     except (OSError, WorkloadError) as error:
         code = ExitCode.BAD_DATA if isinstance(error, OSError) else exit_code_of(error)
-        log(f"{code.name} (exit {int(code)}): {reason_of(error)}", every_rank=True)
+        refuse(record, error, code)
         return code
     return ExitCode.OK
+
+
+def refuse(record: RunRecord, error: Exception, code: ExitCode) -> None:
+    """Say why the job ends, in the log and in its run record."""
+    record.outcome, record.exit_code, record.reason = "FAIL", code, reason_of(error)
+    log(f"{code.name} (exit {int(code)}): {record.reason}", every_rank=True)
+    if not Places().has("results"):
+        return
+    results_dir = Places().path("results") / job_id()
+    results_dir.mkdir(parents=True, exist_ok=True)
+    if record.stands(results_dir, is_main=False):
+        # The script reads what is printed here.
+        record.finish(results_dir, to=sys.stderr)
 
 
 if __name__ == "__main__":

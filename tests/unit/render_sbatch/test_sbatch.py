@@ -178,13 +178,16 @@ def test_a_node_that_reads_another_data_set_or_model_is_refused_before_ranks_sta
     for path, text in ((data / "manifest.json", "{}"), (model / "config.json", "{}")):
         path.parent.mkdir(parents=True)
         path.write_text(text)
+    (tmp_path / "results").mkdir()
     (tmp_path / "recipe.json").write_text(
         '{"model": "tiny", "train": {"dataset": "none", "max_steps": 1, "learning_rate": 0.1}}'
     )
     job = replace(JOB, recipe=str(tmp_path / "recipe.json"), args=("--set", "train.dataset=sets"))
+    places = ("DATA", "MODEL", "RESULTS")
     environment = {
         **os.environ,
-        **{f"SOPERATOR_PLACE_{name}": str(tmp_path / name.lower()) for name in ("DATA", "MODEL")},
+        **{f"SOPERATOR_PLACE_{name}": str(tmp_path / name.lower()) for name in places},
+        "SLURM_JOB_ID": "12",
         "SOPERATOR_PYTHON": sys.executable,
         "SOPERATOR_JOB": "train",
     }
@@ -211,6 +214,11 @@ def test_a_node_that_reads_another_data_set_or_model_is_refused_before_ranks_sta
     assert f"{model} on " in refused.stderr
     assert "has other files than on the first node" in refused.stderr
     assert f"{data} is not on " in refused.stderr
+    # No rank has run, and still the run record says why.
+    record = json.loads((tmp_path / "results" / "12" / "run_record.json").read_text())
+    assert (record["outcome"], record["exit_code"]) == ("FAIL", 65)
+    assert record["recipe"] == job.recipe
+    assert f"{model} on " in record["reason"]
     told = run(f"{first}; {refuse_inputs(job)[0]}")
     assert told.returncode == 65
     assert "data 'sets' was not found" in told.stderr

@@ -60,7 +60,8 @@ for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
 done
 [[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
   fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"
-[[ -z $SOPERATOR_INPUTS ]] || exec "$SOPERATOR_PYTHON" -m workloads.train.inputs' check /home /mnt/chkpt /mnt/data /mnt/memory /mnt/model
+[[ -z $SOPERATOR_INPUTS ]] || exec "$SOPERATOR_PYTHON" -m workloads.train.inputs \
+  --recipe qwen3_14b_qlora_8xl40s' check /home /mnt/chkpt /mnt/data /mnt/memory /mnt/model
 (( inputs == 0 )) || exit $inputs
 
 rm -f "${SOPERATOR_SHARED_MARK:-}"
