@@ -82,6 +82,18 @@ class Backups(pulumi.ComponentResource):
             ),
             opts=mine,
         )
+        # A lost state file makes the next `up` choose another password and write over the secret
+        # above: without this one no earlier copy could be opened any more. The namespace's end
+        # takes it along.
+        kubernetes.core.v1.Secret(
+            f"{name}-{render.SECRET}-kept",
+            metadata={
+                "name": password.fingerprint.apply(render.kept_secret),
+                "namespace": namespace,
+            },
+            string_data=pulumi.Output.secret(password.password.apply(render.kept_data)),
+            opts=pulumi.ResourceOptions.merge(mine, pulumi.ResourceOptions(retain_on_delete=True)),
+        )
         inside = pulumi.ResourceOptions.merge(
             mine, pulumi.ResourceOptions(depends_on=[secret, *releases.values()])
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import pulumi
 import pulumi_kubernetes as kubernetes
@@ -16,20 +17,21 @@ def make_releases(
     charts: Iterable[Chart],
     *,
     provider: kubernetes.Provider,
+    kubeconfig: pulumi.Input[str],
     known: Mapping[str, pulumi.Resource] | None = None,
     needs: Sequence[pulumi.Resource] = (),
-    kubeconfig: pulumi.Input[str] | None = None,
 ) -> dict[str, pulumi.Resource]:
     """Release by name, with those already `known`; each waits for `needs` and what it follows.
 
     A chart may name releases that this stack does not have: what is not there is not waited for.
-    One with definitions gets them first, over `kubeconfig`.
+    One with definitions gets them first, over `kubeconfig`. One that the state does not have and
+    the cluster has already is made anew over its own objects.
     """
     made: dict[str, pulumi.Resource] = dict(known or {})
+    free_name = pulumi.ResourceHookBinding(before_create=[_free_name(kubeconfig)])
     for chart in charts:
         definitions: list[pulumi.Resource] = []
         if chart.definitions is not None:
-            assert kubeconfig is not None, f"{chart.release} has definitions"
             opts = pulumi.ResourceOptions(parent=parent)
             definitions = [CustomResources(chart, kubeconfig=kubeconfig, opts=opts)]
         made[chart.release] = kubernetes.helm.v3.Release(
@@ -50,6 +52,7 @@ def make_releases(
             opts=pulumi.ResourceOptions(
                 parent=parent,
                 provider=provider,
+                hooks=free_name,
                 depends_on=[
                     *needs,
                     *definitions,
@@ -58,3 +61,36 @@ def make_releases(
             ),
         )
     return made
+
+
+def _free_name(
+    kubeconfig: pulumi.Input[str],
+) -> Callable[[pulumi.ResourceHookArgs], Awaitable[None]]:
+    """Runs where the engine is about to make a release, and in no preview."""
+
+    async def free_name(args: pulumi.ResourceHookArgs) -> None:
+        content = await pulumi.Output.from_input(kubeconfig).future()
+        inputs = args.new_inputs or {}
+        dropped = await asyncio.to_thread(
+            _drop, str(content), pulumi.get_stack(), inputs["name"], inputs["namespace"]
+        )
+        if dropped:
+            pulumi.log.info(
+                f"release {inputs['name']}: an earlier run of this stack installed it; made anew "
+                "over its own objects"
+            )
+
+    return free_name
+
+
+def _drop(kubeconfig: str, stack: str, release: str, namespace: str) -> list[str]:
+    # Here, because a preview needs none of it.
+    from infra.kube.client import KubeClient
+    from infra.kube.helm_records import drop_unknown
+    from infra.kube.kubeconfig import read_kubeconfig
+
+    client = KubeClient(read_kubeconfig(kubeconfig))
+    try:
+        return drop_unknown(client, stack, release=release, namespace=namespace)
+    finally:
+        client.close()

@@ -23,6 +23,7 @@ class SlurmCluster(pulumi.ComponentResource):
         spec: StackSpec,
         *,
         provider: kubernetes.Provider,
+        kubeconfig: pulumi.Input[str],
         allocation_id: pulumi.Input[str],
         host_key: KeyPair,
         deploy_key: KeyPair,
@@ -56,6 +57,7 @@ class SlurmCluster(pulumi.ComponentResource):
                 nfs_address=nfs_address,
             ),
             provider=provider,
+            kubeconfig=kubeconfig,
             known=releases,
             needs=[namespace, host_keys],
         )

@@ -81,6 +81,10 @@ class Stack(pulumi.ComponentResource):
             # A changed Secret or ConfigMap is updated in place: a replaced one would restart pods.
             enable_config_map_mutable=True,
             enable_secret_mutable=True,
+            # What a killed run or one with a lost state made is taken over, with its fields: since
+            # 4.29 the plugin refuses what is there already.
+            upsert_existing_objects=True,
+            enable_patch_force=True,
             opts=mine,
         )
         teardown = Teardown(
@@ -113,6 +117,7 @@ class Stack(pulumi.ComponentResource):
             name,
             spec,
             provider=provider,
+            kubeconfig=kube.kubeconfig,
             allocation_id=network.allocation_id,
             host_key=host_key,
             deploy_key=deploy_key,

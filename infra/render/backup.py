@@ -28,7 +28,7 @@ _TIMES: Final = ("schedule", "concurrentRunsAllowed")
 _TAG: Final = "soperator-jail-schedule"
 _ID_KEY: Final = "aws-access-key-id"
 _SECRET_KEY: Final = "aws-access-secret-key"  # noqa: S105
-_PASSWORD_KEY: Final = "backup-password"  # noqa: S105
+PASSWORD_KEY: Final = "backup-password"  # noqa: S105
 
 
 def k8up_chart() -> Chart:
@@ -65,7 +65,17 @@ def pod_config_spec() -> dict[str, Any]:
 
 def password_key(fingerprint: str) -> str:
     """Key in the secret of an earlier password."""
-    return f"{_PASSWORD_KEY}-{fingerprint}"
+    return f"{PASSWORD_KEY}-{fingerprint}"
+
+
+def kept_secret(fingerprint: str) -> str:
+    """Name of the secret that keeps one password in the cluster, whatever becomes of the state."""
+    return f"{SECRET}-{fingerprint}"
+
+
+def kept_data(password: str) -> dict[str, str]:
+    """Text of its only key."""
+    return {PASSWORD_KEY: password}
 
 
 def secret_data(
@@ -73,7 +83,7 @@ def secret_data(
 ) -> dict[str, str]:
     """Text of the secret's keys; earlier passwords open earlier repositories."""
     old = {password_key(fingerprint): each for fingerprint, each in earlier.items()}
-    return {_ID_KEY: key_id, _SECRET_KEY: secret, _PASSWORD_KEY: password, **old}
+    return {_ID_KEY: key_id, _SECRET_KEY: secret, PASSWORD_KEY: password, **old}
 
 
 def schedule_spec(
@@ -89,7 +99,7 @@ def schedule_spec(
                 "accessKeyIDSecretRef": {"name": SECRET, "key": _ID_KEY},
                 "secretAccessKeySecretRef": {"name": SECRET, "key": _SECRET_KEY},
             },
-            "repoPasswordSecretRef": {"name": SECRET, "key": _PASSWORD_KEY},
+            "repoPasswordSecretRef": {"name": SECRET, "key": PASSWORD_KEY},
         },
         "backup": {
             "schedule": backup.schedule,

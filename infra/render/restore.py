@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from infra.render import names
-from infra.render.backup import API_VERSION, CLAIM, POD_CONFIG, SECRET, password_key
+from infra.render.backup import (
+    API_VERSION,
+    CLAIM,
+    PASSWORD_KEY,
+    POD_CONFIG,
+    SECRET,
+    kept_secret,
+    password_key,
+)
 
 KIND: Final = "Restore"
 JAIL_ON_NODE: Final = "/mnt/jail"
@@ -111,18 +119,20 @@ def folder_objects(name: str, namespace: str) -> tuple[Object, Object]:
     return volume, claim
 
 
-def backend_of(backend: Mapping[str, Any], repository: str) -> dict[str, Any]:
-    """The schedule's backend, turned to the repository that a snapshot lies in.
+def backends_of(backend: Mapping[str, Any], repository: str) -> list[dict[str, Any]]:
+    """The schedule's backend, turned to the repository that a snapshot lies in, with each place
+    that may have its password, the first that has it counts.
 
     Another one than the schedule's was made with an earlier password, whose fingerprint is the last
-    part of its name.
+    part of its name: the state brings it, or, where the state was lost since, the cluster kept it.
     """
     s3 = backend["s3"]
     if repository in ("", f"s3:{s3['endpoint']}/{s3['bucket']}"):
-        return dict(backend)
+        return [dict(backend)]
     bucket = repository.removeprefix(f"s3:{s3['endpoint']}/")
     fingerprint = repository.rpartition("/")[2]
-    return {
-        "s3": {**s3, "bucket": bucket},
-        "repoPasswordSecretRef": {"name": SECRET, "key": password_key(fingerprint)},
-    }
+    places = (
+        {"name": SECRET, "key": password_key(fingerprint)},
+        {"name": kept_secret(fingerprint), "key": PASSWORD_KEY},
+    )
+    return [{"s3": {**s3, "bucket": bucket}, "repoPasswordSecretRef": each} for each in places]

@@ -15,7 +15,7 @@ from typing import Any, Final
 from infra.kube.client import KubeClient
 from infra.kube.errors import KubeError
 from infra.render import restore as render
-from infra.render.backup import CLAIM, SECRET
+from infra.render.backup import CLAIM
 from infra.restore.end import await_end
 from infra.restore.errors import RestoreError
 from infra.restore.snapshots import JailSnapshot
@@ -61,10 +61,18 @@ def make_plan(
             "soperator.maintenance: downscale and run `pulumi up` first, restore beside it "
             "(without --into-jail), or insist with --while-running"
         )
-    chosen = render.backend_of(backend, snapshot.repository)
-    if problem := _password_problem(client, namespace, chosen):
-        problems.append(problem)
-    if problems:
+    candidates = render.backends_of(backend, snapshot.repository)
+    chosen = next((each for each in candidates if _has_password(client, namespace, each)), None)
+    if chosen is None:
+        wanted = " nor ".join(
+            "secret {name} has key {key}".format_map(each["repoPasswordSecretRef"])
+            for each in candidates
+        )
+        problems.append(
+            f"no {wanted}: the copy was made with a password that neither this state nor this "
+            "cluster has; add it there by hand"
+        )
+    if problems or chosen is None:
         raise RestoreError("\n".join(problems))
     return Plan(
         name=f"jail-{snapshot.id[:8]}-{datetime.now(UTC):%Y%m%d%H%M%S}",
@@ -119,13 +127,8 @@ def _running(client: KubeClient, namespace: str) -> list[str]:
     ]
 
 
-def _password_problem(client: KubeClient, namespace: str, backend: Mapping[str, Any]) -> str:
-    key = backend["repoPasswordSecretRef"]["key"]
-    metadata = {"name": SECRET, "namespace": namespace}
+def _has_password(client: KubeClient, namespace: str, backend: Mapping[str, Any]) -> bool:
+    place = backend["repoPasswordSecretRef"]
+    metadata = {"name": place["name"], "namespace": namespace}
     secret = client.get({"apiVersion": "v1", "kind": "Secret", "metadata": metadata})
-    if secret is not None and key in (secret.get("data") or {}):
-        return ""
-    return (
-        f"secret {SECRET} has no key {key}: the copy was made with a password that this state does "
-        "not have; add it there by hand"
-    )
+    return secret is not None and place["key"] in (secret.get("data") or {})

@@ -61,6 +61,8 @@ class Registered:
     depends_on: tuple[str, ...]
     """URNs, by options and by values."""
     retain_on_delete: bool
+    before_create: tuple[str, ...]
+    """Names of hooks."""
     sent: dict[str, Any]
     """Inputs with secrets still wrapped."""
 
@@ -97,6 +99,7 @@ class Recorder(mocks.MockMonitor):
                 provider=request.provider,
                 depends_on=tuple(request.dependencies),
                 retain_on_delete=request.retainOnDelete,
+                before_create=tuple(request.hooks.before_create),
                 sent=json_format.MessageToDict(request.object),
             )
         )

@@ -72,6 +72,19 @@ def test_the_secret_has_the_names_that_k8up_is_told_and_every_earlier_password(
     assert not [text for text in open_texts(secret.sent) if "HIDDEN" in text]
 
 
+def test_the_cluster_keeps_each_password_whatever_becomes_of_the_state(recorder: Recorder) -> None:
+    """The `up` after a lost state file chooses another one, and writes over the other secret."""
+    kept = recorder.one("kubernetes:core/v1:Secret", f"{STACK}-jail-backup-kept")
+    fingerprint = f"fingerprint-{STACK}-backup-password"
+    assert kept.inputs["metadata"] == {
+        "name": f"jail-backup-{fingerprint}",
+        "namespace": "soperator",
+    }
+    assert kept.inputs["stringData"] == {"backup-password": f"HIDDEN {STACK}-backup-password"}
+    assert not [text for text in open_texts(kept.sent) if "HIDDEN" in text]
+    assert kept.retain_on_delete
+
+
 def test_the_schedule_writes_into_the_bucket_under_the_passwords_own_name(
     recorder: Recorder,
 ) -> None:

@@ -62,6 +62,18 @@ def test_no_release_takes_the_newest_chart(deployed: Deploy, stack: str) -> None
         assert each.inputs["name"] == name, "an unnamed release gets a random suffix"
 
 
+@pytest.mark.parametrize("stack", stack_names())
+def test_every_release_frees_its_name_of_an_earlier_run_first(deployed: Deploy, stack: str) -> None:
+    """Helm installs none whose name is in use, as after a kill or a lost state."""
+    assert {len(each.before_create) for each in releases(deployed(stack)).values()} == {1}
+
+
+def test_objects_of_an_earlier_run_are_taken_over(deployed: Deploy) -> None:
+    """The plugin refuses what is there already, from 4.29 on, and fields that others wrote."""
+    inputs = deployed("local").one("pulumi:providers:kubernetes").inputs
+    assert (inputs["upsertExistingObjects"], inputs["enablePatchForce"]) == ("true", "true")
+
+
 @pytest.mark.parametrize(
     ("later", "earlier"),
     [

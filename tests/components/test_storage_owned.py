@@ -29,6 +29,8 @@ def test_what_holds_data_outlives_a_destroy_unless_the_stack_purges(
         "nebius:compute/v1:Filesystem",
         "nebius:storage/v1:Bucket",
         "soperator:storage:Object",
+        # The password of copies, which the cluster keeps as long as it lives: test_backups.py.
+        "kubernetes:core/v1:Secret",
     }
     assert kept <= wanted
     assert ("nebius:compute/v1:Filesystem" in kept) is (stack != "local")

@@ -42,7 +42,12 @@ BACKUPS = {
     *(
         f"{stack}-{name}"
         for stack in stack_names()
-        for name in ("jail-backup", "jail-backup-pods", "jail-backup-schedule")
+        for name in (
+            "jail-backup",
+            "jail-backup-kept",
+            "jail-backup-pods",
+            "jail-backup-schedule",
+        )
     ),
 }
 """Of types that other components have too."""

@@ -109,7 +109,8 @@ def test_every_problem_is_told_at_once() -> None:
     assert [line.partition(":")[0] for line in lines] == [
         "--path home/*",
         "--into-jail",
-        "secret jail-backup has no key backup-password-old",
+        "no secret jail-backup has key backup-password-old nor secret jail-backup-old has key "
+        "backup-password",
     ]
 
 
@@ -128,10 +129,21 @@ def test_a_path_is_looked_for_where_k8up_put_the_jail() -> None:
 
 
 def test_an_earlier_repository_is_opened_with_its_own_password() -> None:
-    found = restoring.backend_of(BACKEND, "s3:https://s3:443/b/old")
+    found, _ = restoring.backends_of(BACKEND, "s3:https://s3:443/b/old")
     assert found["s3"] == {**BACKEND["s3"], "bucket": "b/old"}
     assert found["repoPasswordSecretRef"] == {"name": "jail-backup", "key": "backup-password-old"}
-    assert restoring.backend_of(BACKEND, "s3:https://s3:443/b/new") == BACKEND
+    assert restoring.backends_of(BACKEND, "s3:https://s3:443/b/new") == [BACKEND]
+
+
+def test_a_copy_from_before_a_lost_state_is_opened_with_what_the_cluster_kept() -> None:
+    old = copy("ab" * 32, repository="s3:https://s3:443/b/old")
+    with pytest.raises(RestoreError, match="nor secret jail-backup-old has key backup-password"):
+        plan(cluster(), old)
+    kept = {"metadata": {"name": "jail-backup-old"}, "data": {"backup-password": "eA=="}}
+    client = cluster()
+    client.list("v1", "Secret").append(kept)
+    reference = plan(client, old).backend["repoPasswordSecretRef"]
+    assert reference == {"name": "jail-backup-old", "key": "backup-password"}
 
 
 def test_time_is_the_longest_copy_that_ended_well() -> None:

@@ -1,0 +1,44 @@
+"""Records that Helm keeps of releases: drop_unknown(client, ...) before a release is made.
+
+Helm installs no release whose name has a record. A state file that was lost, and a run that was
+killed between Helm's record and the engine's, leave such records behind. Without its record a
+release is installed over its own objects, which Helm takes over by their annotations
+(helm/helm pkg/action/validate.go, existingResourceConflict, read 2026-11-21).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from infra.kube.client import KubeClient
+
+MARK_NAMESPACE: Final = "kube-system"
+_MARK: Final = "soperator-stack"
+
+Object = dict[str, Any]
+
+
+def drop_unknown(client: KubeClient, stack: str, *, release: str, namespace: str) -> list[str]:
+    """Names of the records of a release that it deleted: those of this stack's earlier runs.
+
+    A release that was there before the stack first came to this cluster is somebody else's: its
+    records stay, and Helm refuses the name.
+    """
+    came = _came(client, stack)["metadata"]["creationTimestamp"]
+    found = client.list("v1", "Secret", namespace, label=f"owner=helm,name={release}")
+    # RFC 3339 in UTC, so that text compares as time does.
+    ours = [each for each in found if each["metadata"]["creationTimestamp"] >= came]
+    for each in ours:
+        client.delete(each)
+    return sorted(each["metadata"]["name"] for each in ours)
+
+
+def mark(stack: str) -> Object:
+    """What says since when a stack is in a cluster; it stays as long as the cluster."""
+    metadata = {"name": f"{_MARK}-{stack}", "namespace": MARK_NAMESPACE}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+
+
+def _came(client: KubeClient, stack: str) -> Object:
+    wanted = mark(stack)
+    return client.get(wanted) or client.apply(wanted)
