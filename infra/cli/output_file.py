@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from infra import whole_file
 from infra.cli.errors import CliError
 
 OutputOption = Annotated[
@@ -30,13 +32,11 @@ def put(text: str, file: Path | None) -> None:
                 f"standard output: {error.strerror}; not all of it was written"
             ) from error
         return
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        if not file.parent.is_dir():
+            # A mistyped folder is not made.
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        whole_file.write(file, text)
     except OSError as error:
         raise CliError(
             f"--output {file}: {error.strerror}; nothing was written: give a file in a folder "

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
+from infra import whole_file
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, StackOption
 
@@ -30,14 +28,6 @@ def switch(stack: str, *, paused: bool) -> None:
     if changed == text:
         output.note(f"{stack}: already declared as {state}; it {verb} {saving}")
     else:
-        _replace(path, changed)
+        whole_file.write(path, changed)
         output.note(f"{stack}: declared as {state} in {path.name}; this {verb} {saving}")
     output.note(f"{stack}: to make it so: pulumi up --stack {stack}")
-
-
-def _replace(path: Path, text: str) -> None:
-    """All or nothing: a half-written stack file could not be loaded."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    beside.chmod(path.stat().st_mode)
-    beside.replace(path)

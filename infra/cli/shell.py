@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra import whole_file
 from infra.cli import context, interrupts, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.errors import CliError
@@ -185,9 +186,7 @@ def _vscode(guard: Guard, outputs: StackOutputs, identity: Path | None) -> None:
     )
     path = folder / f"config_{outputs.stack}"
     # Every ssh of the user reads it once it is included: never half of it.
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    whole_file.write(path, text)
     print(text, flush=True)
     output.note(
         f"Put this line first into ~/.ssh/config once: Include {path.absolute()}; then in VS Code: "

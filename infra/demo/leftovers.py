@@ -9,6 +9,7 @@ import json
 import os
 from pathlib import Path
 
+from infra import whole_file
 from infra.local.process import MARK
 from infra.local.slurm.pod import marker
 
@@ -22,10 +23,7 @@ def remember(path: Path) -> None:
     """Writes down what the watched folders hold, unless an earlier run that was killed did."""
     if path.exists():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(_listing()), encoding="utf-8")
-    part.replace(path)
+    whole_file.write(path, json.dumps(_listing()))
 
 
 def find(state: Path, before: Path) -> list[str]:

@@ -10,6 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from infra import whole_file
 from infra.jobs.submit import Submission
 
 
@@ -32,11 +33,7 @@ class ServerMark:
 
 def write(state: Path, mark: ServerMark) -> None:
     """Writes the mark down, whole."""
-    path = _path(state)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(mark)), encoding="utf-8")
-    part.replace(path)
+    whole_file.write(_path(state), json.dumps(asdict(mark)))
 
 
 def read(state: Path) -> ServerMark | None:

@@ -7,7 +7,6 @@ environment is for `set -a; . FILE; set +a` before any pulumi command of that pr
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shlex
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from infra import whole_file
 from infra.init.deployer import Key
 
 _BACKEND: Final = "PULUMI_BACKEND_URL"
@@ -108,8 +108,4 @@ class ProjectState:
     def write(self, path: Path, text: str) -> None:
         """Writes a file that only its owner can read, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-        fresh.replace(path)
+        whole_file.write(path, text, mode=0o600)

@@ -6,9 +6,7 @@ the ledger, and how the job of one that was left is found on the cluster. recove
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import shlex
 from collections.abc import Collection, Sequence
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from cost.ledger_entries import Entry, LineError, VersionError, decode, encode
+from infra import whole_file
 from infra.jobs import mark as marks
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
@@ -53,17 +52,9 @@ def begin(state: Path, attempt: Attempt) -> None:
         "submission": asdict(attempt.submission),
         "entries": [encode(entry) for entry in attempt.entries],
     }
-    part = path.with_suffix(".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(values))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        whole_file.write(path, json.dumps(values))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise JobsError(
             f"{path}: {error.strerror or error}; nothing was submitted: make room there, or set "
             "SOPERATOR_STATE"

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from infra import whole_file
 from infra.local.errors import LocalError
 from infra.local.state import CHECKOUT, PULUMI_VERSION, Cache, State
 from infra.passphrase import opens
@@ -96,7 +97,7 @@ def make_folders(state: State) -> None:
 def make_passphrase(state: State) -> None:
     """Write the passphrase file unless there is one."""
     if not state.passphrase.exists():
-        _write_private(state.passphrase, PASSPHRASE + "\n")
+        whole_file.write(state.passphrase, PASSPHRASE + "\n", mode=0o600)
 
 
 def make_ssh_key(state: State) -> None:
@@ -107,9 +108,9 @@ def make_ssh_key(state: State) -> None:
         public = public_half(state.ssh_key.read_bytes(), _KEY_COMMENT)
     else:
         public, private = make_key_pair(_KEY_COMMENT)
-        _write_private(state.ssh_key, private)
+        whole_file.write(state.ssh_key, private, mode=0o600)
     # The public key last: its presence says that both are whole.
-    _write_private(state.ssh_public_key, f"{public}\n")
+    whole_file.write(state.ssh_public_key, f"{public}\n", mode=0o600)
 
 
 def link_plugins(home: Path) -> list[str]:
@@ -173,13 +174,3 @@ def _pulumi(arguments: list[str], environ: Mapping[str, str]) -> None:
     )
     if done.returncode != 0:
         raise LocalError(f"pulumi {' '.join(arguments)}: {done.stderr.strip() or done.stdout}")
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write a file of mode 0600, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    fresh.replace(path)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from infra import whole_file
 from infra.local.errors import LocalError
 
 MARK = "SOPERATOR_PROCESS"
@@ -93,7 +94,7 @@ def start(
             argv=tuple(argv),
             log=str(log),
         )
-        _write(_record_path(name, run_dir), json.dumps(asdict(process), indent=1) + "\n")
+        whole_file.write(_record_path(name, run_dir), json.dumps(asdict(process), indent=1) + "\n")
         assert child.stdin is not None
         child.stdin.write(b"\n")
         child.stdin.close()
@@ -213,12 +214,6 @@ def _mark(name: str, run_dir: Path) -> str:
 
 def _record_path(name: str, run_dir: Path) -> Path:
     return run_dir / f"{name}.json"
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(text)
-    partial.replace(path)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ one. Owns the file; asking is live.py's.
 from __future__ import annotations
 
 import json
-import tempfile
 from datetime import date
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +15,7 @@ from cost.price import CURRENCY, Layer, Price
 from cost.price_file import Problems, day, money, text
 from cost.price_layers import LivePrices
 from cost.sku import covers_vm, unit_of
+from infra import whole_file
 from infra.nebius.sdk import loopback_target
 from infra.prices.errors import LivePriceError
 
@@ -43,10 +43,7 @@ def save(state: Path, live: LivePrices) -> Path:
         "currency": CURRENCY,
         "prices": {price.sku: _plain(price) for price in (*live.prices, *older)},
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", delete=False) as new:
-        new.write(json.dumps(document, indent=2, sort_keys=True) + "\n")
-    Path(new.name).replace(path)
+    whole_file.write(path, json.dumps(document, indent=2, sort_keys=True) + "\n")
     return path
 
 

@@ -15,6 +15,7 @@ from cost.layout import Document, Format, lay_out
 from cost.part import Part
 from cost.table import BEYOND_SEED
 from cost.unit_costs import Basis, ChatCost, NotKnown, UnitCosts
+from infra import whole_file
 from infra.report import architecture, charts
 from infra.report.collect import Report, last_finished, total_seconds
 from infra.report.loop import close_loop
@@ -125,13 +126,7 @@ def _heading(line: CostComponent) -> str:
 
 def write(report: Report, path: Path) -> Path:
     """Writes the page, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(render(report), encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    whole_file.write(path, render(report))
     return path
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from cost.ledger_entries import ActualEntry, encode
+from infra import whole_file
 from infra.jobs import history
 from infra.jobs.errors import JobsError
 from infra.jobs.records import LOSS_CURVE
@@ -97,9 +98,9 @@ def bring(store: Mapping[str, str], state: Path, stack: str) -> int:
             if content is None:
                 continue
             if content != here:
-                _put(folder / name, content)
+                whole_file.write(folder / name, content)
                 brought += 1
-            _put(folder / _TAGS, json.dumps({**tags, name: found.etag}).encode())
+            whole_file.write(folder / _TAGS, json.dumps({**tags, name: found.etag}))
     except StorageError as error:
         raise JobsError(
             f"{stack}: the runs of others were not brought: {error}; `pulumi up` renews the key"
@@ -107,14 +108,6 @@ def bring(store: Mapping[str, str], state: Path, stack: str) -> int:
     except OSError as error:
         raise JobsError(f"{root}: {error.strerror or error}; mend it and ask again") from error
     return brought
-
-
-def _put(path: Path, content: bytes) -> None:
-    """Writes the file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
 
 
 def _tags(folder: Path) -> dict[str, object]:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from infra import whole_file
 from infra.kube.client import KubeClient
 from infra.kube.errors import KubeError
 from infra.local.k8up import cron, runs
@@ -110,10 +111,7 @@ class K8up:
                 status = {"effectiveSchedules": effective}
                 self.client.merge_patch(schedule, {"status": status}, subresource="status")
         if kept != seen:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps(kept, indent=1) + "\n")
-            partial.replace(path)
+            whole_file.write(path, json.dumps(kept, indent=1) + "\n")
 
     def _start(self, job: Object) -> None:
         snapshot = Snapshot.of(

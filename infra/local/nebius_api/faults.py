@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from infra import whole_file
 from infra.local.nebius_api.errors import ApiError, Code
 
 When = Literal["before", "after", "operation"]
@@ -38,9 +39,7 @@ class Faults:
 
     def plant(self, faults: list[dict[str, Any]]) -> None:
         """Replaces all planted faults."""
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps(faults, indent=1))
-        new.replace(self._file)
+        whole_file.write(self._file, json.dumps(faults, indent=1))
 
     def pending(self) -> list[dict[str, Any]]:
         """Every planted fault with times left."""

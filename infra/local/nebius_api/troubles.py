@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from infra import whole_file
 from infra.local.nebius_api.errors import ApiError, Code
 
 
@@ -26,9 +27,7 @@ class Troubles:
 
     def plant(self, **troubles: list[dict[str, Any]]) -> None:
         """Replaces all that is planted."""
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps(troubles, indent=1))
-        new.replace(self._file)
+        whole_file.write(self._file, json.dumps(troubles, indent=1))
 
     def operation_s(self, method: str) -> float:
         """Seconds that an operation of this method takes beside the usual ones."""

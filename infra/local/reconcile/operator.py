@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from infra import whole_file
 from infra.kube.client import KubeClient
 from infra.kube.errors import KubeError
 from infra.local.reconcile import power
@@ -171,10 +172,7 @@ class Operator:
         if worker not in known:
             taken = set(known.values())
             known[worker] = next(index for index in range(len(taken) + 1) if index not in taken)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps(known, indent=1) + "\n")
-            partial.replace(path)
+            whole_file.write(path, json.dumps(known, indent=1) + "\n")
         return self.ports.slurmd(known[worker])
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from infra import whole_file
 from infra.local.slurm import accounts, conf, power
 from infra.local.slurm.pod import STATE_PATH, PodSpec
 from infra.local.slurm.settings import SlurmSettings, WorkerNode
@@ -74,10 +75,10 @@ class SharedFolder:
         (self.folder / "ssh").chmod(0o700)
         key = self.folder / "munge" / "key"
         if not key.exists():
-            _write_private(key, secrets.token_bytes(_MUNGE_KEY_BYTES))
+            whole_file.write(key, secrets.token_bytes(_MUNGE_KEY_BYTES), mode=0o600)
         password = self.folder / "database-password"
         if not password.exists():
-            _write_private(password, secrets.token_hex(16).encode())
+            whole_file.write(password, secrets.token_hex(16), mode=0o600)
         hosts = self.folder / "hosts"
         if not hosts.exists():
             hosts.write_text(conf.render_hosts([]))
@@ -127,7 +128,7 @@ class SharedFolder:
         for index, key in enumerate(keys):
             path = ssh / f"host_key_{index}"
             if not path.exists() or path.read_bytes() != key:
-                _write_private(path, key)
+                whole_file.write(path, key, mode=0o600)
         self._write("ssh/authorized_keys", "".join(f"{key}\n" for key in authorized_keys))
         accounts.write_programs(self.folder)
         self._write("sshd_config", conf.render_sshd_config(port, len(keys)))
@@ -150,12 +151,7 @@ class SharedFolder:
         path = self.folder / name
         if path.exists() and path.read_text() == text:
             return
-        if private:
-            _write_private(path, text.encode())
-            return
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(text)
-        partial.replace(path)
+        whole_file.write(path, text, mode=0o600 if private else None)
 
 
 def mariadb(settings: SlurmSettings, pod: PodSpec, folder: str) -> Daemon:
@@ -227,11 +223,3 @@ def _make_device(path: Path) -> None:
         os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
     except PermissionError:  # a container without mknod: the GPU counts, the variable is missing
         path.touch()
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)
-    partial.touch(mode=0o600)
-    partial.write_bytes(content)
-    partial.replace(path)
