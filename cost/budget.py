@@ -1,7 +1,8 @@
 """What is left of a stack's budget in a calendar month (UTC): month_budget(budget, entries, now).
 
 Spent is what finished jobs cost inside the month; reserved is the forecast of every job whose end
-the ledger does not know yet. Owns no file (ledger.py), and refuses nothing by itself.
+the ledger does not know yet, of an array the part of its tasks that have none. Owns no file
+(ledger.py), and refuses nothing by itself.
 """
 
 from __future__ import annotations
@@ -70,11 +71,13 @@ def month_budget(budget: BudgetSpec, entries: Sequence[Entry], now: datetime) ->
         if part > 0 and actual.nodes_usd is None:
             num_unknown += 1
         spent += part * (actual.nodes_usd or _ZERO)
-    for key, entry in forecasts(entries).items():
-        if key in ended or not _reaches(entry, start):
+    expected = forecasts(entries)
+    for key, part in open_parts(entries).items():
+        entry = expected[key]
+        if not _reaches(entry, start):
             continue
         num_unknown += entry.nodes_usd is None
-        reserved += entry.nodes_usd or _ZERO
+        reserved += part * (entry.nodes_usd or _ZERO)
     return MonthBudget(
         month=f"{start:%Y-%m}",
         budget_usd=budget.usd_per_month,
@@ -98,6 +101,25 @@ def actuals(entries: Sequence[Entry]) -> dict[JobKey, ActualEntry]:
 def forecasts(entries: Sequence[Entry]) -> dict[JobKey, ForecastEntry]:
     """The forecast of each job that was submitted."""
     return {(e.cluster, e.job_id): e for e in entries if isinstance(e, ForecastEntry)}
+
+
+def open_parts(entries: Sequence[Entry]) -> dict[JobKey, Decimal]:
+    """The part, up to 1, of each forecast whose jobs have not ended; those that have are left out.
+
+    Of an array every task that ended counts, in whatever order: the one with its id is no last one.
+    """
+    ended = actuals(entries)
+    tasks: dict[JobKey, int] = {}
+    for entry in ended.values():
+        if entry.array_id is not None:
+            key = (entry.cluster, entry.array_id)
+            tasks[key] = tasks.get(key, 0) + entry.num_tasks
+    found: dict[JobKey, Decimal] = {}
+    for key, entry in forecasts(entries).items():
+        num_ended = tasks.get(key, 0) if entry.num_tasks > 1 else int(key in ended)
+        if num_ended < entry.num_tasks:
+            found[key] = Decimal(entry.num_tasks - num_ended) / entry.num_tasks
+    return found
 
 
 def _part_in(actual: ActualEntry, start: datetime, end: datetime) -> Decimal:

@@ -39,6 +39,13 @@ class ForecastEntry:
     nodes_usd: Decimal | None
     basis: str
     """Where the hours come from, or why they are not known."""
+    num_tasks: int = 1
+    """Tasks of the array that it is of; 1 for a job that is none."""
+
+    @property
+    def usd_per_task(self) -> Decimal | None:
+        """US dollars of one task; of a job that is no array, of the job."""
+        return None if self.nodes_usd is None else self.nodes_usd / self.num_tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +76,10 @@ class ActualEntry:
     """US dollars of its nodes; None when their price is not known."""
     padding_percent: Decimal | None
     """Share of its training that was padding, from its run record."""
+    array_id: str | None = None
+    """Id of the array that it is a task of; None for a job that is none."""
+    num_tasks: int = 1
+    """More than one where tasks that never started were cancelled together, under one id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +130,7 @@ def decode(text: str) -> Entry:
                 hours=reader.amount_or_none("hours"),
                 nodes_usd=reader.amount_or_none("nodes_usd"),
                 basis=reader.text("basis"),
+                num_tasks=reader.tasks(),
             )
         case "actual":
             return ActualEntry(
@@ -130,6 +142,8 @@ def decode(text: str) -> Entry:
                 node_hours=reader.amount("node_hours"),
                 nodes_usd=reader.amount_or_none("nodes_usd"),
                 padding_percent=reader.amount_or_none("padding_percent"),
+                array_id=None if reader.values.get("array_id") is None else reader.text("array_id"),
+                num_tasks=reader.tasks(),
             )
         case "override":
             return OverrideEntry(
@@ -203,6 +217,13 @@ class _Reader:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             self.refuse(key, "a whole number")
         return value
+
+    def tasks(self) -> int:
+        """Lines of before arrays were counted have none."""
+        number = self.count("num_tasks") if "num_tasks" in self.values else 1
+        if not number:
+            self.refuse("num_tasks", "1 or more")
+        return number
 
     def decimal(self, key: str) -> Decimal:
         try:

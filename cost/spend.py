@@ -38,6 +38,15 @@ class JobUse:
     """More than one where it was preempted and started again; none where it never started."""
     cpus_per_node: int = 0
     gpus_per_node: int = 0
+    array_id: str | None = None
+    """Id of the array that it is a task of; None for a job that is none."""
+    num_tasks: int = 1
+    """More than one where tasks that never started stand under one id."""
+
+    @property
+    def forecast_key(self) -> tuple[str, str]:
+        """Cluster and id under which its submission was forecast: an array has one forecast."""
+        return self.cluster, self.array_id or self.job_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,12 +82,12 @@ def _row(
     expected: Mapping[JobKey, ForecastEntry],
     ended: Mapping[JobKey, ActualEntry],
 ) -> JobRow:
-    key = (job.use.cluster, job.use.job_id)
-    forecast, actual = expected.get(key), ended.get(key)
+    forecast = expected.get(job.use.forecast_key)
+    actual = ended.get((job.use.cluster, job.use.job_id))
     padding = None if actual is None else actual.padding_percent
     return JobRow(
         job=job,
-        forecast_usd=None if forecast is None else forecast.nodes_usd,
+        forecast_usd=None if forecast is None else forecast.usd_per_task,
         padding_usd=None
         if padding is None or job.nodes_usd is None
         else job.nodes_usd * padding / 100,

@@ -20,9 +20,11 @@ from infra.jobs.hostlist import expand
 from infra.jobs.parse import ACTIVE_STATES
 from infra.jobs.slurm import Shell, refused
 
-SACCT_FIELDS = "JobIDRaw,JobName,User,Partition,State,Start,End,AllocCPUS,AllocTRES,NodeList"
-SQUEUE_FORMAT = "%A|%u|%P|%T|%S|%e|%C|%b|%N|%j"
+SACCT_FIELDS = "JobIDRaw,JobID,JobName,User,Partition,State,Start,End,AllocCPUS,AllocTRES,NodeList"
+SQUEUE_FORMAT = "%A|%i|%u|%P|%T|%S|%e|%C|%b|%N|%j"
 _SEPARATOR = "--"
+_TASK = re.compile(r"(\d+)_(?:(\d+)|\[([^\]%]*)(?:%\d+)?\])")
+"""`12_3`, or `12_[0-3,5%2]` of tasks that did not start."""
 _OFF = "accounting storage is disabled"
 
 
@@ -50,6 +52,8 @@ class _Row:
     nodes: tuple[str, ...]
     cpus_per_node: int
     gpus_per_node: int
+    array_id: str | None
+    num_tasks: int
 
 
 def uses(
@@ -68,7 +72,9 @@ def uses(
         asked.append(f"{command} --jobs={','.join(slurm.job_id(each) for each in ids)}")
     # --all: also jobs in partitions that are hidden from others.
     queue = f"squeue --all --noheader --states=all --format={shlex.quote(SQUEUE_FORMAT)}"
-    result = shell.run(f"export TZ=UTC0; {queue} && echo {_SEPARATOR} && {' && '.join(asked)}")
+    result = shell.run(
+        f"export TZ=UTC0 SLURM_BITSTR_LEN=0; {queue} && echo {_SEPARATOR} && {' && '.join(asked)}"
+    )
     queued, separator, accounted = result.stdout.rpartition(f"{_SEPARATOR}\n")
     has_accounting = _OFF not in result.stderr
     if not separator:
@@ -94,11 +100,12 @@ def sacct_rows(output: str) -> tuple[_Row, ...]:
         if not line.strip():
             continue
         job_id, _, rest = line.partition("|")
+        task, _, rest = rest.partition("|")
         fields = rest.rsplit("|", 8)
         if len(fields) != 9:
             raise JobsError(f"sacct printed {line!r}, which is not {SACCT_FIELDS!r}")
         name, user, partition, state, start, end, cpus, tres, nodes = fields
-        row = _row(job_id, name, user, partition, state, start, end, nodes)
+        row = _row(job_id, task, name, user, partition, state, start, end, nodes)
         found = re.search(r"(?:^|,)gres/gpu=(\d+)", tres)
         gpus = int(found.group(1)) if found else 0
         rows[row.job_id, row.started_at] = _with_parts(row, int(cpus or 0), gpus)
@@ -111,11 +118,11 @@ def squeue_rows(output: str) -> tuple[_Row, ...]:
     for line in output.splitlines():
         if not line.strip():
             continue
-        fields = line.split("|", 9)
-        if len(fields) != 10:
+        fields = line.split("|", 10)
+        if len(fields) != 11:
             raise JobsError(f"squeue printed {line!r}, which is not {SQUEUE_FORMAT!r}")
-        job_id, user, partition, state, start, end, cpus, gres, nodes, name = fields
-        row = _row(job_id, name, user, partition, state, start, end, nodes)
+        job_id, task, user, partition, state, start, end, cpus, gres, nodes, name = fields
+        row = _row(job_id, task, name, user, partition, state, start, end, nodes)
         found = re.search(r"\bgpu(?::[^:,=]+)?[:=](\d+)", gres)
         gpus = int(found.group(1)) if found else 0
         rows.append(_with_parts(row, int(cpus or 0), gpus * len(row.nodes)))
@@ -124,6 +131,7 @@ def squeue_rows(output: str) -> tuple[_Row, ...]:
 
 def _row(
     job_id: str,
+    task: str,
     name: str,
     user: str,
     partition: str,
@@ -134,6 +142,7 @@ def _row(
 ) -> _Row:
     # sacct prints `CANCELLED by 0`.
     word = state.split()[0] if state.split() else state
+    array_id, num_tasks = _array(task)
     return _Row(
         job_id=job_id.strip(),
         name=name,
@@ -146,7 +155,26 @@ def _row(
         nodes=expand(nodes),
         cpus_per_node=0,
         gpus_per_node=0,
+        array_id=array_id,
+        num_tasks=num_tasks,
     )
+
+
+def _array(task: str) -> tuple[str | None, int]:
+    """The array that the job is of, and how many of its tasks; (None, 1) of any other job."""
+    found = _TASK.match(task.strip())
+    if found is None:
+        return None, 1
+    number = 1
+    if found[3] is not None:
+        ranges = [re.split("[-:]", each) for each in found[3].split(",") if each]
+        number = sum(
+            len(range(int(each[0]), int(each[1]) + 1, int(each[2]) if len(each) > 2 else 1))
+            if len(each) > 1
+            else 1
+            for each in ranges
+        )
+    return found[1], max(1, number)
 
 
 def _with_parts(row: _Row, cpus: int, gpus: int) -> _Row:
@@ -180,6 +208,8 @@ def _joined(rows: Iterable[_Row], active: set[str], cluster: str) -> tuple[JobUs
                 ),
                 cpus_per_node=max(row.cpus_per_node for row in lives),
                 gpus_per_node=max(row.gpus_per_node for row in lives),
+                array_id=last.array_id,
+                num_tasks=last.num_tasks,
             )
         )
     return tuple(sorted(found, key=lambda use: (len(use.job_id), use.job_id)))

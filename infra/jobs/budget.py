@@ -36,6 +36,8 @@ class Asking:
     """Who asks, as this machine knows them."""
     force: bool
     """Whether to submit what the budget has no room for."""
+    num_tasks: int = 1
+    """Tasks of an array that the run is of all together."""
 
 
 def submit_within_budget(
@@ -176,6 +178,7 @@ def _forecast_entry(asking: Asking) -> ForecastEntry:
         hours=plain(run.hours) if is_known else None,
         nodes_usd=plain(run.nodes_usd) if is_known and run.nodes_usd is not None else None,
         basis=str(run.speed) if is_known else str(run),
+        num_tasks=asking.num_tasks,
     )
 
 

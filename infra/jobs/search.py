@@ -7,7 +7,7 @@ costs is cost/searches.py's, its script infra/render/search.py's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cost.searches import SearchCost, search_cost
@@ -144,7 +144,7 @@ def dispatch_search(
             once=once,
         )
 
-    asked = asking(ordered.cost.run, outputs, force=force)
+    asked = replace(asking(ordered.cost.run, outputs, force=force), num_tasks=len(ordered.numbers))
     return send(books, shell, outputs, asked, planned, submit_now, state=state, say=say)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from cost.budget import actuals, forecasts
+from cost.budget import actuals, open_parts
 from cost.ledger import OpenLedger
 from cost.ledger_entries import ActualEntry
 from cost.rounding import rounded
@@ -60,6 +60,8 @@ def settle(
             node_hours=plain(job.node_hours),
             nodes_usd=None if job.nodes_usd is None else plain(job.nodes_usd),
             padding_percent=_padding(use, books, before),
+            array_id=use.array_id,
+            num_tasks=use.num_tasks,
         )
         if before is None or replace(entry, at=before.at) != before:
             new.append(entry)
@@ -79,8 +81,7 @@ def settle_from(
 ) -> Accounted:
     """Asks the cluster for the period and for every job that is still open, and settles them."""
     entries = ledger.read().entries
-    ended = actuals(entries)
-    wanted = {key[1] for key in forecasts(entries) if key not in ended and key[0] == cluster}
+    wanted = {key[1] for key in open_parts(entries) if key[0] == cluster}
     accounted = accounting.uses(
         shell, cluster, since=since, until=now, ids=sorted({*wanted, *ids}, key=int)
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from cost.budget import actuals, forecasts
+from cost.budget import actuals, forecasts, open_parts
 from cost.layout import small_usd_text
 from cost.ledger import Content
 from cost.ledger_entries import Entry
@@ -46,8 +46,7 @@ def report_of_ledger(
 ) -> SpendReport:
     """What the ledger alone knows: jobs whose end was written down."""
     content = books.ledger.read()
-    ended = actuals(content.entries)
-    still_open = [key for key in forecasts(content.entries) if key not in ended]
+    still_open = open_parts(content.entries)
     notes = ["From the ledger alone: jobs that it has no end of are not in these sums."]
     if still_open:
         ids = ", ".join(job_id for _, job_id in still_open)
@@ -60,8 +59,8 @@ def note_actual(books: Books, shell: Shell, cluster: str, job_id: str) -> str:
     """Settles one job that ended, and says what it cost beside its forecast, in one line."""
     now = datetime.now(UTC)
     with books.ledger.locked() as ledger:
-        before = forecasts(ledger.read().entries).get((cluster, job_id))
-        since = now - _LOOK_BACK if before is None else before.at
+        own = forecasts(ledger.read().entries).get((cluster, job_id))
+        since = now - _LOOK_BACK if own is None else own.at
         settle_from(ledger, shell, books, cluster=cluster, since=since, now=now, ids=[job_id])
         entries = ledger.read().entries
     actual = actuals(entries).get((cluster, job_id))
@@ -70,9 +69,11 @@ def note_actual(books: Books, shell: Shell, cluster: str, job_id: str) -> str:
     if actual.nodes_usd is None:
         return f"job {job_id}: {actual.node_hours:,.3f} node-hours; their price is not known"
     text = f"job {job_id}: {small_usd_text(actual.nodes_usd)}, {actual.node_hours:,.3f} node-hours"
-    if before is not None and before.nodes_usd:
-        variance = (actual.nodes_usd - before.nodes_usd) / before.nodes_usd
-        text += f"; forecast {small_usd_text(before.nodes_usd)} ({100 * variance:+.1f} %)"
+    before = forecasts(entries).get((cluster, actual.array_id or job_id))
+    expected_usd = None if before is None else before.usd_per_task
+    if expected_usd:
+        variance = (actual.nodes_usd - expected_usd) / expected_usd
+        text += f"; forecast {small_usd_text(expected_usd)} ({100 * variance:+.1f} %)"
     if actual.padding_percent is not None:
         padding_usd = actual.nodes_usd * actual.padding_percent / 100
         text += f"; padding {small_usd_text(padding_usd)} ({actual.padding_percent:.1f} %)"
@@ -91,6 +92,8 @@ def uses_of(entries: Sequence[Entry], *, but: frozenset[tuple[str, str]]) -> tup
             state=entry.state,
             is_finished=True,
             runs=entry.runs,
+            array_id=entry.array_id,
+            num_tasks=entry.num_tasks,
         )
         for key, entry in actuals(entries).items()
         if key not in but

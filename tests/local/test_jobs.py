@@ -28,7 +28,7 @@ from infra.cli.main import app
 from infra.cli.ssh import client_words
 from infra.demo import chain
 from infra.demo.runner import Runner
-from infra.jobs import attempt, history, logs, pull, search, slurm, submit, sync, top
+from infra.jobs import accounting, attempt, history, logs, pull, search, slurm, submit, sync, top
 from infra.jobs.books import open_books
 from infra.jobs.budget import Asking, submit_within_budget
 from infra.jobs.earlier import Earlier
@@ -324,6 +324,10 @@ def test_a_search_runs_each_trial_with_its_settings_and_ranks_them(
         (None, ("score=3", "exit=3"), "FAIL"),
     ]
     assert {run.array_id for run in runs} == {made.submission.job_id}
+    now = datetime.now(UTC)
+    used = accounting.uses(connection, "key", since=now - timedelta(hours=1), until=now).uses
+    tasks = [use for use in used if use.array_id == made.submission.job_id]
+    assert ([use.num_tasks for use in tasks], len(runs)) == ([1, 1, 1], 3)
     assert search.left(SEARCH, earlier, ()) == (2,)
     usd = usd_by_job(
         books,

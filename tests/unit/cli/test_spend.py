@@ -46,7 +46,8 @@ class Cluster:
         self.asked.append(command)
         if "--test-only" in command:
             said = "sbatch: Job 12 to start at 2026-11-21T08:00:00"
-            return Ran(command=command, exit_code=0, stdout=SCRIPT, stderr=said)
+            shown = f"releases/0123\n{SCRIPT}"
+            return Ran(command=command, exit_code=0, stdout=shown, stderr=said)
         if "squeue" in command and "exec sbatch" not in command:
             off = "Slurm accounting storage is disabled\n"
             return Ran(command=command, exit_code=1, stdout="--\n", stderr=off)
@@ -229,7 +230,7 @@ def test_pulling_a_job_writes_its_cost_down(
 ) -> None:
     start = NOW - timedelta(minutes=10)
     row = (
-        f"12|root|main|COMPLETED|{start:%Y-%m-%dT%H:%M:%S}|{NOW:%Y-%m-%dT%H:%M:%S}|2|N/A|"
+        f"12|12|root|main|COMPLETED|{start:%Y-%m-%dT%H:%M:%S}|{NOW:%Y-%m-%dT%H:%M:%S}|2|N/A|"
         "worker-[0-1]|finetune\n--\n"
     )
     shown = "JobId=12 JobName=finetune JobState=COMPLETED ExitCode=0:0 NodeList=worker-[0-1]"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cost.budget import month_budget
 from cost.ledger import Ledger, LedgerError
-from cost.ledger_entries import Entry, OverrideEntry, decode, encode
+from cost.ledger_entries import Entry, LineError, OverrideEntry, decode, encode
 from stacks.cost_spec import BudgetSpec
 from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at, forecast_entry
 
@@ -34,6 +34,8 @@ ENTRIES: tuple[Entry, ...] = (
     forecast_entry("1", "36.55", at(8)),
     forecast_entry("2", None, at(9)),
     actual_entry("1", "30.25", at(8), at(10), padding_percent=Decimal("12.5")),
+    forecast_entry("3", "90", at(9), num_tasks=3),
+    actual_entry("4", "30.25", at(8), at(10), array_id="3", num_tasks=2),
     OVERRIDE,
 )
 
@@ -55,6 +57,16 @@ def test_any_name_and_any_amount_stays_one_line_and_exact(usd: Decimal, job: str
     assert decode(line) == entry
     assert line.isascii()
     assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize("entry", ENTRIES[:3], ids=lambda entry: type(entry).__name__)
+def test_a_line_of_before_arrays_were_counted_is_of_a_job_that_is_none(entry: Entry):
+    values = json.loads(encode(entry))
+    former = {name: values[name] for name in values if name not in ("num_tasks", "array_id")}
+    assert len(former) < len(values)
+    assert decode(json.dumps(former)) == entry
+    with pytest.raises(LineError, match="num_tasks: expected 1 or more, got 0"):
+        decode(json.dumps({**values, "num_tasks": 0}))
 
 
 def test_a_ledger_that_is_not_there_is_empty_and_reading_does_not_make_it(ledger: Ledger):
@@ -83,7 +95,7 @@ def test_a_line_that_was_cut_is_reported_with_its_number_and_costs_no_other(ledg
     whole = ledger.path.read_bytes()
     ledger.path.write_bytes(whole[:-20])
     found = ledger.read()
-    assert found.entries == ENTRIES[:3]
+    assert found.entries == ENTRIES[:-1]
     (problem,) = found.problems
     assert problem.startswith(f"{ledger.path}:4: not a JSON object")
 

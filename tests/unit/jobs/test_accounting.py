@@ -31,7 +31,7 @@ def test_times_are_asked_for_in_utc_whatever_the_cluster_s_zone_is() -> None:
     shell = Recorded(stdout=OUTPUT)
     asked(shell, "4", "6")
     (command,) = shell.asked
-    assert command.startswith("export TZ=UTC0; squeue --all ")
+    assert command.startswith("export TZ=UTC0 SLURM_BITSTR_LEN=0; squeue --all ")
     assert "--starttime=2026-11-01T08:31:00 --endtime=2026-11-21T08:31:00" in command
     assert command.endswith("--jobs=4,6")
 
@@ -84,13 +84,36 @@ def test_a_job_that_was_cancelled_before_its_start_is_over_and_held_nothing() ->
 
 
 def test_the_runs_of_a_preempted_job_are_one_job() -> None:
-    line = "8|train|anna|main|{}|2026-11-21T0{}:00:00|{}|2|cpu=2,gres/gpu=1,node=1|worker-{}\n"
+    line = "8|8|train|anna|main|{}|2026-11-21T0{}:00:00|{}|2|cpu=2,gres/gpu=1,node=1|worker-{}\n"
     rows = line.format("PREEMPTED", 1, "2026-11-21T02:00:00", 0) + line.format(
         "COMPLETED", 3, "2026-11-21T04:00:00", 1
     )
     (job,) = asked(Recorded(stdout=f"--\n{rows}{rows}")).uses
     assert [run.nodes for run in job.runs] == [("worker-0",), ("worker-1",)]
     assert (job.state, job.is_finished) == ("COMPLETED", True)
+
+
+@pytest.mark.parametrize(
+    ("task", "array_id", "num_tasks"),
+    [
+        ("13", None, 1),
+        ("12_0", "12", 1),
+        ("12_[4]", "12", 1),
+        ("12_[0-3,5,7-9%2]", "12", 8),
+        ("12_[0-10:2]", "12", 6),
+        ("13+0", None, 1),
+    ],
+)
+def test_a_task_names_its_array_and_those_that_never_started_are_counted(
+    task: str, array_id: str | None, num_tasks: int
+) -> None:
+    times = "2026-11-21T01:00:00|2026-11-21T02:00:00"
+    rows = f"13|{task}|lr|anna|main|CANCELLED by 0|{times}|2|cpu=2,node=1|worker-0\n"
+    queue = f"13|{task}|anna|main|CANCELLED|{times.replace('02', '03')}|2|N/A|worker-0|lr\n"
+    for output in (f"--\n{rows}", f"{queue}--\n"):
+        off = {} if output.startswith("--") else {"stderr": OFF, "exit_code": 1}
+        (job,) = asked(Recorded(stdout=output, **off)).uses
+        assert (job.job_id, job.array_id, job.num_tasks) == ("13", array_id, num_tasks)
 
 
 def test_without_accounting_the_queue_is_all_there_is_and_it_says_so() -> None:

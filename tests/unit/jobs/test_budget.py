@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("public_key_file")
 EMPTY = "--\n"
 FOUR = tuple(f"worker-{number}" for number in range(4))
 ENDED = (
-    "--\n1|finetune|anna|main|COMPLETED|2026-11-10T08:00:00|2026-11-10T10:00:00|512|"
+    "--\n1|1|finetune|anna|main|COMPLETED|2026-11-10T08:00:00|2026-11-10T10:00:00|512|"
     "cpu=512,gres/gpu=8,node=4|worker-[0-3]\n"
 )
 """Two hours on four nodes of 4.5688 USD: 36.5504 USD."""
@@ -116,11 +116,68 @@ def test_what_ended_meanwhile_makes_room_before_the_look(tmp_path: Path) -> None
     assert "$63.45 left of $100.00 ($36.55 spent" in said[-1]
 
 
+def tasks(*states: str) -> str:
+    """sacct of array 20 whose tasks took an hour each on four nodes: 18.2752 USD.
+
+    The task that was last to start has the id of the array.
+    """
+    times = "2026-11-10T{:02d}:00:00|2026-11-10T{:02d}:00:00|"
+    parts = "512|cpu=512,gres/gpu=8,node=4|worker-[0-3]"
+    rows = [
+        f"{20 if number + 1 == len(states) else 21 + number}|20_{number}|lr|anna|main|{state}|"
+        + (
+            times.format(6 + number, 7 + number) + parts
+            if state == "COMPLETED"
+            else "Unknown|Unknown|512||None assigned"
+        )
+        for number, state in enumerate(states)
+    ]
+    return "--\n" + "".join(f"{row}\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("states", "spent", "reserved"),
+    [
+        (("PENDING", "PENDING", "PENDING"), "$0.00", "$120.00"),
+        (("COMPLETED", "PENDING", "PENDING"), "$18.28", "$80.00"),
+        (("PENDING", "COMPLETED", "COMPLETED"), "$36.55", "$40.00"),
+        (("COMPLETED", "COMPLETED", "COMPLETED"), "$54.83", "$0.00"),
+    ],
+    ids=["none ended", "one", "the last before the first", "all"],
+)
+def test_the_trials_of_a_search_are_spent_or_reserved_and_never_both(
+    states: tuple[str, ...], spent: str, reserved: str, tmp_path: Path
+) -> None:
+    """An array has one forecast, and each of its tasks an id."""
+    of = books(tmp_path, usd="1000")
+    of.ledger.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
+    said = ask(of, Recorded(stdout=tasks(*states)))
+    assert f"({spent} spent, {reserved} reserved" in said[-1]
+
+
+def test_tasks_that_were_cancelled_before_they_started_free_all_that_they_reserved(
+    tmp_path: Path,
+) -> None:
+    of = books(tmp_path, usd="1000")
+    of.ledger.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
+    rest = "20|20_[1-2%1]|lr|anna|main|CANCELLED by 0|None|2026-11-10T09:00:00|512||None assigned\n"
+    said = ask(of, Recorded(stdout=tasks("COMPLETED", "PENDING").partition("20|")[0] + rest))
+    assert "($18.28 spent, $0.00 reserved" in said[-1]
+
+
+def test_a_trial_is_held_against_its_part_of_the_forecast(tmp_path: Path) -> None:
+    of = books(tmp_path)
+    of.ledger.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
+    done = Recorded(stdout=tasks("COMPLETED", "PENDING", "PENDING"))
+    note = spent.note_actual(of, done, CLUSTER, "21")
+    assert note.startswith("job 21: $18.28, 4.000 node-hours; forecast $40.00 (-54.3 %)")
+
+
 def test_an_open_forecast_is_asked_for_by_its_id(tmp_path: Path) -> None:
     """A job that was cancelled before it could start is in no period of sacct."""
     of = books(tmp_path)
     of.ledger.append(forecast_entry("4", "80", at(8)))
-    cancelled = "--\n4|finetune|anna|main|CANCELLED|None|2026-11-10T08:30:17|2||None assigned\n"
+    cancelled = "--\n4|4|finetune|anna|main|CANCELLED|None|2026-11-10T08:30:17|2||None assigned\n"
     shell = Recorded(stdout=cancelled)
     said = ask(of, shell)
     assert shell.asked[0].endswith("--jobs=4")
