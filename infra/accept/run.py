@@ -6,6 +6,7 @@ is of one set of nodes), and what is said of a stage whose job left no result.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,13 +59,20 @@ def chosen_stages(text: str | None) -> tuple[str, ...]:
     return tuple(stage for stage in results.STAGES if stage in asked)
 
 
-def batches(profile: Profile, stages: Sequence[str], sets: Sequence[str]) -> tuple[Batch, ...]:
-    """What is submitted, in order; the given settings come last, so they win."""
+def batches(
+    profile: Profile, stages: Sequence[str], sets: Sequence[str], mounts: Sequence[str] = ()
+) -> tuple[Batch, ...]:
+    """What is submitted, in order; the given settings come last, so they win.
+
+    `mounts` are the stack's shared ones, of which a recipe knows the named places only.
+    """
     groups = [tuple(stages)] if profile is Profile.QUICK else [(stage,) for stage in stages]
     found: list[Batch] = []
     for group in groups:
         names = ", ".join(f'"{stage}"' for stage in group)
-        own = (f"accept.profile={profile}", f"accept.stages=[{names}]")
+        own = [f"accept.profile={profile}", f"accept.stages=[{names}]"]
+        if mounts and "storage" in group:
+            own.append(f"accept.storage.mounts={json.dumps(list(mounts))}")
         found.append(Batch(stages=group, sets=(*own, *sets)))
     return tuple(found)
 

@@ -117,9 +117,11 @@ def _run(
     from infra.jobs import sync as code
     from infra.jobs.books import open_books
     from infra.render.archive import hash_files
+    from stacks.mounts import shared_mounts
 
     job = run.accept_job(spec)
-    wanted = run.batches(profile, run.chosen_stages(stages), sets)
+    mounts = sorted(shared_mounts(spec).values())
+    wanted = run.batches(profile, run.chosen_stages(stages), sets, mounts)
     outputs = context.read(spec.name)
     submit.check_job(outputs, job.name)
     books = open_books(spec, context.state_root(), output.note)

@@ -74,6 +74,9 @@ class StorageConfig:
 
     places: tuple[str, ...] = ("data", "model", "chkpt", "results", "scratch")
     """Those that the stack does not name are left out."""
+    mounts: tuple[str, ...] = ()
+    """Shared mounts, measured too where no place lies on them; `soperator accept` names all of the
+    stack's."""
     file_mb: int = 4096
     block_kib: int = 4096
     random_reads: int = 2000
@@ -81,6 +84,8 @@ class StorageConfig:
     small_files: int = 500
 
     def __post_init__(self) -> None:
+        for path in self.mounts:
+            require(path.startswith("/"), f"mounts: {path!r} is not absolute; start it with /")
         for name in ("file_mb", "block_kib", "random_reads", "random_block_kib", "small_files"):
             require(getattr(self, name) > 0, f"{name}: got {getattr(self, name)}, expected > 0")
         require(

@@ -14,7 +14,7 @@ import shutil
 import statistics
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,19 @@ class PlaceRates:
     def to_json(self) -> dict[str, Any]:
         """Return the rates as plain values."""
         return asdict(self)
+
+
+def targets(places: Mapping[str, Path], mounts: Sequence[str]) -> dict[str, Path]:
+    """Return what is measured, by name: the places, and each mount that no place lies on."""
+    paths = [Path(each) for each in mounts]
+    measured = {_deepest(place, paths) for place in places.values()}
+    rest = {str(path).strip("/").replace("/", "-"): path for path in paths if path not in measured}
+    return {**places, **rest}
+
+
+def _deepest(place: Path, mounts: Sequence[Path]) -> Path | None:
+    over = [each for each in mounts if place.is_relative_to(each)]
+    return max(over, key=lambda each: len(each.parts), default=None)
 
 
 def measure_place(

@@ -140,10 +140,10 @@ class Suite:
         """Each place, all nodes at once."""
         rows: list[dict[str, Any]] = []
         left_out: dict[str, str] = {}
-        for place in self.config.storage.places:
-            if not self.places.has(place):
-                continue
-            found = self._measure_place(place)
+        config = self.config.storage
+        named = {each: self.places.path(each) for each in config.places if self.places.has(each)}
+        for place, path in storage.targets(named, config.mounts).items():
+            found = self._measure_place(place, path)
             rows += [each for each in found if isinstance(each, dict)]
             whys = [each for each in found if isinstance(each, str)]
             if whys:
@@ -192,7 +192,7 @@ class Suite:
             return 0
         return readiness.declared_gpus(len(self.report.nodes[0].ranks))
 
-    def _measure_place(self, place: str) -> list[Any]:
+    def _measure_place(self, place: str, path: Path) -> list[Any]:
         """Each node's rates, or why there are none; the first rank of a node measures."""
         nodes = self.report.nodes
         index = next((i for i, node in enumerate(nodes) if node.ranks[0] == self.world.rank), None)
@@ -200,7 +200,6 @@ class Suite:
         mine: Any = None
         # Every rank stops at the same barriers, or one that fails would leave the others there.
         trouble = None
-        path = self.places.path(place)
         if index is not None:
             trouble = storage.trouble(place, path, config, len(nodes))
         if any(self.world.gather(trouble)):

@@ -143,7 +143,11 @@ def test_quick_is_one_job_and_full_one_for_each_stage() -> None:
         'accept.stages=["readiness", "soak"]',
         "accept.soak_s=5",
     )
-    full = run.batches(Profile.FULL, run.chosen_stages(None), [])
+    mounts = ("/home", "/mnt/data")
+    full = run.batches(Profile.FULL, run.chosen_stages(None), [], mounts)
+    told = [batch.stages for batch in full if len(batch.sets) == 3]
+    assert told == [("storage",)], "the other stages have no setting of that name"
+    assert full[4].sets[-1] == 'accept.storage.mounts=["/home", "/mnt/data"]'
     assert [batch.stages for batch in full] == [(stage,) for stage in STAGES]
     assert run.chosen_stages("soak, readiness") == ("readiness", "soak")
     with pytest.raises(AcceptError, match="stages speed: speed is no stage"):

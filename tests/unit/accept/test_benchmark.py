@@ -156,6 +156,17 @@ def test_a_place_that_is_not_shared_fails_unless_it_is_each_nodes_own(tmp_path: 
     assert check.outcome == "PASS"
 
 
+def test_each_submount_is_measured_once_also_where_no_place_lies_on_it() -> None:
+    """/home of `local` was no place, and was never measured."""
+    places = {"data": Path("/mnt/data"), "results": Path("/mnt/chkpt/results")}
+    found = storage.targets(places, ("/home", "/mnt/chkpt", "/mnt/data", "/mnt/data/deep"))
+    rest = {"home": Path("/home"), "mnt-data-deep": Path("/mnt/data/deep")}
+    assert found == {**places, **rest}
+    assert storage.targets(places, ()) == places
+    with pytest.raises(ValueError, match="mounts: 'home' is not absolute"):
+        StorageConfig(mounts=("home",))
+
+
 def test_a_full_or_missing_place_is_not_run_with_the_reason(tmp_path: Path) -> None:
     huge = StorageConfig(file_mb=10**9)
     said = storage.trouble("data", tmp_path, huge, 2)
