@@ -97,7 +97,7 @@ def test_a_line_that_was_cut_is_reported_with_its_number_and_costs_no_other(ledg
     found = ledger.read()
     assert found.entries == ENTRIES[:-1]
     (problem,) = found.problems
-    assert problem.startswith(f"{ledger.path}:4: not a JSON object")
+    assert problem.startswith(f"{ledger.path}:6: not a JSON object")
 
 
 def test_after_a_cut_line_the_next_entry_has_a_line_of_its_own(ledger: Ledger):
