@@ -75,6 +75,11 @@ def command(
         os.environ[KEY_FILE_VARIABLE] = str(key_file)
     project = project or _ask("Project id (project-...)", "")
     folder = STACKS_DIR if stacks_dir is None else stacks_dir
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InitError(
+            f"--stacks-dir: '{folder}' is no folder that can be written to; make it, or leave the "
+            "option out"
+        )
     calls = Calls()
     place = find_place(calls, project, tenant_id=tenant, region=region)
     options = Options(

@@ -14,6 +14,8 @@ from infra.init.choices import Choice
 from infra.init.errors import InitError
 from infra.init.project import Place
 from infra.init.stack_file import Answers
+from stacks.rules.access import STACK_NAME_MAX
+from stacks.rules.naming import name_problem
 
 Ask = Callable[[str, str], str]
 """Question and default -> the answer; the default may be empty."""
@@ -65,11 +67,22 @@ def fill(options: Options, place: Place, choices: Sequence[Choice], ask: Ask | N
         "\n".join((*choice_lines(choices), "Workers, PLATFORM/PRESET")), ""
     )
     choice = next((each for each in choices if each.name == worker), None)
+    problems = _problems(options, name)
     if choice is None:
         have = "\n".join(f"  {line}" for line in choice_lines(choices))
-        raise InitError(f"--worker: '{worker}' is not offered in {place.region}; one of:\n{have}")
+        problems.append(f"--worker: '{worker}' is not offered in {place.region}; one of:\n{have}")
+    elif ask is None and _wants_fabric(options, choice, options.nodes or 0):
+        problems.append(
+            f"--fabric: {choice.name} joins an InfiniBand fabric; give one of: "
+            f"{', '.join(choice.fabrics)}"
+        )
+    if problems or choice is None:
+        raise InitError("\n".join(problems))
     nodes = options.nodes or _whole(answer(f"Number of workers ({choice.price} each)", "2"))
     keys = options.ssh_keys or (answer("Public key of who may enter", _own_key()),)
+    fabric = options.fabric
+    if _wants_fabric(options, choice, nodes):
+        fabric = answer(f"Fabric ({', '.join(choice.fabrics)})", choice.fabrics[0])
     return Answers(
         name=name,
         tenant_id=place.tenant_id,
@@ -80,9 +93,22 @@ def fill(options: Options, place: Place, choices: Sequence[Choice], ask: Ask | N
         gpus=choice.preset.gpus,
         shared_memory_gib=max(1, choice.preset.memory_gib // _SHARED_MEMORY_PART),
         nodes=nodes,
-        fabric=_fabric(options, choice, nodes, ask),
+        fabric=fabric,
         ssh_public_keys=tuple(_key(each) for each in keys),
     )
+
+
+def _problems(options: Options, name: str) -> list[str]:
+    """What is wrong with a name and with the keys that were given; the rules look at the rest."""
+    problem = name_problem(name, longest=STACK_NAME_MAX)
+    found = [] if problem is None else [f"--name: {problem}"]
+    found += [
+        f"--ssh-key: '{each}' is no file; make one with `ssh-keygen -t ed25519` and give the path "
+        "of its .pub, or give the line of a key itself"
+        for each in options.ssh_keys
+        if _key(each) != each and not Path(each).expanduser().is_file()
+    ]
+    return found
 
 
 def choice_lines(choices: Sequence[Choice]) -> list[str]:
@@ -93,15 +119,8 @@ def choice_lines(choices: Sequence[Choice]) -> list[str]:
     return [f"{each.name.ljust(width)}  {each.price}" for each in shown]
 
 
-def _fabric(options: Options, choice: Choice, nodes: int, ask: Ask | None) -> str | None:
-    if options.fabric is not None or not choice.fabrics or nodes < 2:
-        return options.fabric
-    if ask is None:
-        raise InitError(
-            f"--fabric: {choice.name} joins an InfiniBand fabric; give one of: "
-            f"{', '.join(choice.fabrics)}"
-        )
-    return ask(f"Fabric ({', '.join(choice.fabrics)})", choice.fabrics[0])
+def _wants_fabric(options: Options, choice: Choice, nodes: int) -> bool:
+    return options.fabric is None and bool(choice.fabrics) and nodes > 1
 
 
 def _whole(text: str) -> int:

@@ -33,12 +33,12 @@ _KEY_TYPES: Final = (
     "sk-ecdsa-sha2-nistp256@openssh.com",
 )
 # Filesystems and groups are called <stack>-<role>; Nebius names hold 63 characters.
-_STACK_NAME_MAX: Final = 32
+STACK_NAME_MAX: Final = 32
 
 
 def check_access(spec: StackSpec, findings: Findings) -> None:
     """Names, ids, versions, SSH door and the paths of code and Python."""
-    problem = name_problem(spec.name, longest=_STACK_NAME_MAX)
+    problem = name_problem(spec.name, longest=STACK_NAME_MAX)
     if problem:
         findings.error("name", problem, rule="name.stack")
     _check_nebius(spec, findings)

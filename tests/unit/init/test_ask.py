@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cost.price_book import PriceBook
@@ -40,19 +42,28 @@ def test_every_answer_that_was_not_given_is_asked_for_with_its_price():
     assert "fabric-2, fabric-3" in fabric
 
 
-def test_what_was_given_is_not_asked_for():
-    given = Options(name="a", worker=H100, nodes=1, fabric=None, ssh_keys=("key.pub",))
+def test_what_was_given_is_not_asked_for(public_key_file: Path):
+    given = Options(name="a", worker=H100, nodes=1, fabric=None, ssh_keys=(str(public_key_file),))
     person = Person()
     answers = fill(given, PLACE, CHOICES, person)
     assert person.questions == []
-    assert answers.ssh_public_keys == ("file:key.pub",)
+    assert answers.ssh_public_keys == (f"file:{public_key_file}",)
     assert answers.fabric is None
 
 
 def test_a_preset_that_the_region_does_not_have_is_refused_with_those_it_has():
-    given = Options(name="a", worker="gpu-b200-sxm/x", nodes=1, fabric=None, ssh_keys=("k",))
+    given = Options(name="a", worker="gpu-b200-sxm/x", nodes=1, fabric=None, ssh_keys=("k a",))
     with pytest.raises(InitError, match=r"not offered in eu-north1; one of:\n"):
         fill(given, PLACE, CHOICES, None)
+
+
+def test_every_option_that_is_wrong_is_told_at_once():
+    keys = ("/none/key.pub", "ssh-ed25519 AAAA me", "file:$SOPERATOR_SSH_PUBLIC_KEY_FILE")
+    given = Options(name="Own_1", worker="gpu-b200-sxm/x", nodes=1, fabric=None, ssh_keys=keys)
+    with pytest.raises(InitError) as told:
+        fill(given, PLACE, CHOICES, None)
+    starts = [line.partition("' ")[0] for line in str(told.value).splitlines() if line[0] == "-"]
+    assert starts == ["--name: 'Own_1", "--ssh-key: '/none/key.pub", "--worker: 'gpu-b200-sxm/x"]
 
 
 def test_a_number_of_nodes_that_is_none_is_refused():
@@ -61,7 +72,7 @@ def test_a_number_of_nodes_that_is_none_is_refused():
 
 
 def test_a_fabric_must_be_given_where_nobody_can_be_asked():
-    given = Options(name="a", worker=H100, nodes=2, fabric=None, ssh_keys=("k",))
+    given = Options(name="a", worker=H100, nodes=2, fabric=None, ssh_keys=("k a",))
     with pytest.raises(InitError, match=r"--fabric: .* give one of: fabric-2, fabric-3"):
         fill(given, PLACE, CHOICES, None)
 

@@ -246,3 +246,11 @@ def test_a_salt_is_what_the_engine_makes_of_its_passphrase():
     assert opens(PASSPHRASE, written)
     assert not opens("another", written)
     assert opens("another", make_salt("another"))
+
+
+def test_a_folder_that_is_not_there_is_told_before_anything_is_made(served: Any, whole: Any):
+    folder, options, key = whole
+    result = init(folder / "none", *options, key=key)
+    assert result.exit_code == 1
+    assert f"--stacks-dir: '{folder / 'none'}' is no folder that can be written to" in result.output
+    assert made(served, "ServiceAccount") == []
