@@ -72,7 +72,9 @@ def parse(value: object) -> Snapshot:
             lines=tuple(_line(name, text) for name, text in _texts(value, "lines")),
             amounts=tuple(_amount(name, text) for name, text in _texts(value, "amounts")),
             prices={sku: _price(text) for sku, text in _texts(value, "prices")},
-            values=dict(_texts(value, "values")),
+            # The engine's mappings come in another order in every process, and steps of a change
+            # are told in the order of these.
+            values=dict(sorted(_texts(value, "values"))),
         )
     except (KeyError, TypeError, ValueError, InvalidOperation) as error:
         raise SnapshotError(f"it is damaged: {error}") from error

@@ -101,6 +101,19 @@ def test_a_smaller_set_names_who_leaves(spec: StackSpec, to: Changed):
     assert step.slurm_nodes == ("worker-1",)
 
 
+def test_steps_keep_their_order_however_the_engine_hands_its_outputs_over(spec: StackSpec):
+    """Preview and `up` are two processes, and its mappings have another order in each."""
+    first = spec.nodes.workers[0]
+    sets = (replace(first, name="a"), replace(first, name="b"), replace(first, name="c"))
+    two = replace(spec, nodes=replace(spec.nodes, workers=sets))
+    outputs = json.loads(json.dumps({"cost": summary.outputs(bill(two, layered(two)))}))
+    values = outputs["cost"]["snapshot"]["values"]
+    outputs["cost"]["snapshot"]["values"] = dict(reversed(list(values.items())))
+    after = bill(replace(two, nodes=replace(two.nodes, paused=True)), layered(two))
+    steps = change(after, outputs).rollout.steps
+    assert [step.what.partition(":")[0] for step in steps if "leave" in step.what] == list("abc")
+
+
 def test_a_larger_set_disturbs_nobody(spec: StackSpec, to: Changed):
     assert to(worker(spec, min_nodes=3, max_nodes=3)).rollout.steps == ()
 
