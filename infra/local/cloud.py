@@ -7,19 +7,16 @@ the Slurm daemons and starts again whatever part ends; `up` starts the reconcile
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from infra.kube.client import KubeClient
-from infra.local import engine, process
+from infra.local import engine, machine, process
 from infra.local.errors import LocalError
 from infra.local.k8up import runs as k8up
 from infra.local.kube import api_server
@@ -38,18 +35,6 @@ _READY_S: Final = 60.0
 _POLL_S: Final = 0.05
 _LATENCY: Final = "latency"
 """File beside the emulator's state: seconds of every operation."""
-_PROGRAMS: Final = {
-    "etcd": "etcd-server",
-    "munged": "munge",
-    "slurmctld": "slurm-wlm",
-    "slurmd": "slurm-wlm",
-    "slurmdbd": "slurmdbd",
-    "mariadbd": "mariadb-server",
-    "/usr/sbin/sshd": "openssh-server",
-    "unshare": "util-linux",
-    "pivot_root": "util-linux",
-}
-"""Program and the Debian package that brings it."""
 _FOREVER: Final = 'while :; do "$@"; sleep 1; done'
 """Nobody else would start the reconciler again after a kill -9."""
 _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -230,14 +215,9 @@ def check_machine(cloud: Cloud) -> None:
             "the embedded cloud needs root, for mount namespaces and sshd; run it with sudo or in "
             "a container as root"
         )
-    path = cloud.environment()["PATH"]
-    missing = [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
-    if missing:
-        packages = " ".join(sorted({_PROGRAMS[name] for name in missing}))
-        names = ", ".join(missing)
-        raise LocalError(f"not installed: {names} (Debian: {packages}); run `make setup`")
+    machine.check_programs(cloud.environment()["PATH"])
     api_server.find_api_server()
-    _check_folder(cloud.state)
+    machine.check_folder(cloud.state)
 
 
 def refuse_taken_login_port(cloud: Cloud, path: str, port: int) -> None:
@@ -259,43 +239,6 @@ def _start_kube(cloud: Cloud) -> None:
         install_crds(client)
     finally:
         client.close()
-
-
-def _check_folder(state: State) -> None:
-    """Refuse a state folder on a file system without the owners and sockets that daemons need."""
-    state.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    probe = state.root / ".probe"
-    probe.unlink(missing_ok=True)
-    try:
-        with socket.socket(socket.AF_UNIX) as server:
-            # By a short way: the address of a socket takes at most 107 bytes.
-            folder = os.open(state.root, os.O_RDONLY)
-            try:
-                server.bind(f"/proc/self/fd/{folder}/.probe")
-            finally:
-                os.close(folder)
-        probe.chmod(0o600)
-        supported = probe.stat().st_mode & 0o777 == 0o600
-    except OSError:
-        supported = False
-    finally:
-        probe.unlink(missing_ok=True)
-    if not supported:
-        raise LocalError(
-            f"SOPERATOR_STATE: {state.root} is on a file system without sockets or file modes "
-            f"({_file_system(state.root)}); set it to a folder on a local Linux file system"
-        )
-
-
-def _file_system(path: Path) -> str:
-    found = "unknown"
-    best = ""
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, point, kind, *_ = line.split()
-        point = re.sub(r"\\040", " ", point)
-        if str(path).startswith(point) and len(point) >= len(best):
-            best, found = point, kind
-    return found
 
 
 def _start_listening(cloud: Cloud, name: str, port: int, argv: list[str]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from infra.local.reconcile.configuration import slurm_settings
+from infra.local.reconcile.notes import notes
 from infra.local.reconcile.plan import (
     DATABASE_POD,
     ClusterPlan,
@@ -23,6 +24,7 @@ from infra.local.reconcile.power import active, is_elastic
 from infra.local.reconcile.quantity import quantity
 from infra.local.reconcile.scheduling import Scheduler
 from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of, secret_data
+from infra.local.reconcile.topology import topology_problem
 from infra.local.reconcile.volumes import (
     Places,
     UnboundError,
@@ -36,7 +38,6 @@ from infra.local.slurm.settings import WorkerNode
 from infra.local.state import Ports
 
 CLUSTER_REF: Final = "slurm.nebius.ai/parental-cluster-ref"
-TOPOLOGY_LABELS: Final = ("topology.nebius.com/tier-0", "topology.nebius.com/tier-1")
 DATABASE: Final = "/run/mysql"
 _JAIL: Final = "jail"
 _JAIL_UPPER: Final = "/mnt/jail.upper"
@@ -109,7 +110,6 @@ class _Maker:
     def cluster(self, nodesets: tuple[NodeSetPlan, ...]) -> ClusterPlan:
         nodes = self._spec["slurmNodes"]
         accounting = nodes.get("accounting") or {}
-        notes = self._notes(nodes, nodesets)
         workers = tuple(worker for item in nodesets for worker in item.workers)
         has_database = bool(
             accounting.get("enabled") and (accounting.get("mariadbOperator") or {}).get("enabled")
@@ -121,7 +121,7 @@ class _Maker:
             accounting=self._accounting(accounting) if has_database else None,
             login=self._login(nodes["login"]),
             ssh=self._ssh(nodes["login"]),
-            notes=tuple(notes),
+            notes=tuple(notes(self._spec, nodesets)),
         )
 
     def nodeset(self, item: Object) -> NodeSetPlan:
@@ -155,7 +155,7 @@ class _Maker:
         node, problem = self._scheduler.place(spec, spec["slurmd"]["resources"])
         if node is None:
             return PodPlan(name=pod, problem=problem)
-        if problem := self._topology_problem(spec, node):
+        if problem := topology_problem(self._spec, spec, node):
             return PodPlan(name=pod, problem=problem, node=name_of(node))
         volumes = spec["slurmd"]["volumes"]
         wanted = [
@@ -170,17 +170,6 @@ class _Maker:
         shared_memory = Volume(tmpfs_bytes=int(quantity(volumes.get("sharedMemorySize", "64Gi"))))
         extra = (("/dev/shm", shared_memory),)  # noqa: S108
         return self._pod(pod, node, volumes["jail"], wanted, extra)
-
-    def _topology_problem(self, spec: Mapping[str, Any], node: Object) -> str:
-        plugin = (self._spec.get("slurmConfig") or {}).get("topologyPlugin", "topology/tree")
-        labels = node["metadata"].get("labels") or {}
-        has_gpu = (spec.get("gpu") or {}).get("enabled")
-        if not plugin or not has_gpu or any(label in labels for label in TOPOLOGY_LABELS):
-            return ""
-        return (
-            f"worker-init waits for the label {TOPOLOGY_LABELS[0]} on node {name_of(node)}, which "
-            f"only InfiniBand nodes get; set slurmConfig.topologyPlugin to '' (is '{plugin}')"
-        )
 
     def _controller(self, spec: Mapping[str, Any]) -> PodPlan:
         spool = spec["volumes"]["spool"]
@@ -286,26 +275,6 @@ class _Maker:
             jail=root.folder,
             mounts=(*sorted(mounts.items()), *extra),
         )
-
-    def _notes(
-        self, nodes: Mapping[str, Any], nodesets: tuple[NodeSetPlan, ...]
-    ) -> list[tuple[str, str]]:
-        notes: list[tuple[str, str]] = []
-        accounting = nodes.get("accounting") or {}
-        if (nodes.get("rest") or {}).get("enabled") and not accounting.get("enabled"):
-            notes.append(("RESTAvailable", "rest is skipped: it needs accounting.enabled"))
-        if accounting.get("enabled") and (accounting.get("externalDB") or {}).get("enabled"):
-            notes.append(("AccountingAvailable", "an external database is not reachable from here"))
-        known = {name_of(item.source) for item in nodesets if not item.problem}
-        partitions = (self._spec.get("partitionConfiguration") or {}).get("partitions") or []
-        unresolved = sorted(
-            {name for item in partitions for name in item.get("nodeSetRefs") or []} - known
-        )
-        if unresolved:
-            notes.append(("NodeSetRefsResolved", f"no NodeSet named {', '.join(unresolved)}"))
-        if not (nodes["login"].get("sshRootPublicKeys") or []):
-            notes.append(("SSHKeysPresent", "login.sshRootPublicKeys is empty: nobody may enter"))
-        return notes
 
     def _no_source(self, name: str | None) -> str:
         known = ", ".join(self._sources) or "none"
