@@ -129,7 +129,9 @@ def _run(
     with context.connect(outputs, key) as connection:
         if dry_run:
             for batch in wanted:
-                print(submit.dry_run(connection, outputs, job.name, sets=batch.sets), end="")
+                ordered = dispatch.order(books, job, files, batch.sets, say=output.note)
+                made = submission.ReadyJob(books=books, files=files, order=ordered)
+                print(made.dry_run(connection, outputs), end="")
             return None
         if sync:
             code.send(connection, outputs.code_path, files)

@@ -153,12 +153,7 @@ def reproduce(
         if not submit:
             for line in budget.budget_lines(made.books, made.order.run, datetime.now(UTC)):
                 output.note(line)
-            print(submitting.dry_run(connection, outputs, job.name, sets=sets), end="")
-            if outputs.code_hash != run.code_hash:
-                output.note(
-                    f"the script above is of the cluster's code, {outputs.code_hash}: --sync sends "
-                    f"{run.code_hash} first"
-                )
+            print(made.dry_run(connection, outputs), end="")
             output.note(f"nothing was submitted: soperator runs reproduce {name} --submit does it")
             return
         with submission.alone(connection, outputs):

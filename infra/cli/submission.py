@@ -71,6 +71,30 @@ class ReadyJob:
             queued=queued,
         )
 
+    def dry_run(
+        self, connection: Connection, outputs: StackOutputs, *, after: str | None = None
+    ) -> str:
+        """The sbatch of `submit` with its variables, and the script; nothing is queued."""
+        from infra.jobs import dispatch, submit
+        from infra.render.archive import hash_files
+
+        code_hash = hash_files(self.files)
+        return submit.dry_run(
+            connection,
+            outputs,
+            self.order.job.name,
+            code_hash=code_hash,
+            exported=dispatch.environment(
+                self.order,
+                outputs,
+                code_hash=code_hash,
+                git_revision=context.git_revision(),
+                store=context.run_config_store(outputs),
+            ),
+            sets=self.order.sets,
+            after=after,
+        )
+
     def earlier(self, connection: Connection, outputs: StackOutputs) -> Earlier:
         """What was submitted before with this checkout's code."""
         from infra.jobs.earlier import Earlier

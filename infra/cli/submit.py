@@ -94,7 +94,7 @@ def command(
                 *budget.budget_lines(books, made.order.run, now),
             ):
                 output.note(line)
-            text = submit.dry_run(connection, outputs, job, sets=sets or (), after=after)
+            text = made.dry_run(connection, outputs, after=after)
             if format is Format.JSON:
                 output.print_json(_shown(text, made.order))
             else:

@@ -74,7 +74,12 @@ def run(
         if options.dry_run:
             for line in budget.lines_together(books, what, usd, now):
                 output.note(line)
-            text = pipeline.dry_run(jobs, by_job, counts, earlier, after=options.after)
+            text = pipeline.dry_run(
+                jobs,
+                counts,
+                lambda job, ids: made[job.name].dry_run(connection, outputs, after=ids),
+                after=options.after,
+            )
             if options.format is Format.JSON:
                 output.print_json({"script": text, **plain_pipeline(cost)})
             else:

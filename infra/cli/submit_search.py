@@ -33,7 +33,7 @@ def run(
 ) -> None:
     """Submits the trials that are left, or shows the sbatch and what all of them cost."""
     from cost.searches import plain_search, search_line
-    from infra.jobs import budget, recipes, search, submit
+    from infra.jobs import budget, dispatch, recipes, search, submit
     from infra.jobs import sync as code
     from infra.jobs.books import open_books
     from infra.jobs.earlier import Earlier
@@ -78,8 +78,25 @@ def run(
             for line in budget.budget_lines(books, ordered.cost.run, datetime.now(UTC)):
                 output.note(line)
             array = array_option(wanted, ordered.numbers)
+            store = context.run_config_store(outputs)
             text = submit.dry_run(
-                connection, outputs, wanted.name, sets=sets, after=options.after, array=array
+                connection,
+                outputs,
+                wanted.name,
+                code_hash=earlier.code_hash,
+                exported=submit.environment(
+                    outputs,
+                    earlier.code_hash,
+                    git_revision=context.git_revision(),
+                    own=submit.TaskFiles(),
+                    tasks={
+                        number: dispatch.task_files(each, store)
+                        for number, each in ordered.orders.items()
+                    },
+                ),
+                sets=sets,
+                after=options.after,
+                array=array,
             )
             if options.format is Format.JSON:
                 output.print_json({"script": text, **plain_search(ordered.cost)})

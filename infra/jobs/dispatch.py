@@ -139,6 +139,28 @@ def dispatch(
     )
 
 
+def environment(
+    ordered: Order,
+    outputs: StackOutputs,
+    *,
+    code_hash: str,
+    git_revision: str | None,
+    store: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Variables that `dispatch` submits the job with, NAME=VALUE each; nothing is stored."""
+    return submit.environment(
+        outputs, code_hash, git_revision=git_revision, own=task_files(ordered, store)
+    )
+
+
+def task_files(ordered: Order, store: Mapping[str, str] | None) -> submit.TaskFiles:
+    """Plan and place of the config of one job as it will be submitted."""
+    kept = None
+    if store is not None and ordered.config is not None:
+        kept = run_config.address(store, ordered.job.recipe, ordered.config)
+    return submit.TaskFiles(plan=ordered.plan and ordered.plan.to_bytes(), run_config=kept)
+
+
 def asking(
     run: Forecast | UnknownRun, outputs: StackOutputs, *, force: bool = False
 ) -> budget.Asking:

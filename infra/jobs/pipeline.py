@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from infra.jobs import submit
 from infra.jobs.earlier import Earlier
 from infra.jobs.errors import JobsError
 from infra.jobs.sending import Sent
@@ -66,13 +65,15 @@ def submit_pipeline(
 
 def dry_run(
     jobs: Sequence[JobSpec],
-    sets: Mapping[str, Sequence[str]],
     counts: Counted,
-    earlier: Earlier,
+    show: Callable[[JobSpec, str | None], str],
     *,
     after: str | None = None,
 ) -> str:
-    """Every sbatch that `submit_pipeline` would make; ids that are not known yet stand as $NAME."""
+    """Every sbatch that `submit_pipeline` would make; ids that are not known yet stand as $NAME.
+
+    `show`: the dry run of one job after these ids.
+    """
     texts: list[str] = []
     for job in jobs:
         found = counts[job.name]
@@ -81,15 +82,7 @@ def dry_run(
             continue
         ids = [_id_of(name, counts[name]) for name in job.after if name in counts]
         ids += [after] if after is not None and _is_first(job, counts) else []
-        texts.append(
-            submit.dry_run(
-                earlier.shell,
-                earlier.outputs,
-                job.name,
-                sets=sets.get(job.name, ()),
-                after=":".join(ids) or None,
-            )
-        )
+        texts.append(show(job, ":".join(ids) or None))
     return "\n".join(texts)
 
 

@@ -24,10 +24,15 @@ def config_text(recipe: Mapping[str, Any]) -> bytes:
     return (json.dumps(recipe, indent=2, sort_keys=True) + "\n").encode()
 
 
+def address(store: Mapping[str, str], recipe: str, content: bytes) -> str:
+    """Where `keep` puts it, as `bucket/key`; nothing is asked of the store."""
+    place = _place(store, recipe, content)
+    return f"{place.bucket}/{place.key}"
+
+
 def keep(store: Mapping[str, str], recipe: str, content: bytes) -> str:
     """Uploads unless it is there; returns `bucket/key`. `store`: the output run_config_store."""
-    digest = hashlib.sha256(content).hexdigest()[:_HASH_DIGITS]
-    place = Place(key=f"runs/{recipe}/{digest}.json", **store)
+    place = _place(store, recipe, content)
     try:
         if place.read() != content:
             place.write(content)
@@ -37,3 +42,8 @@ def keep(store: Mapping[str, str], recipe: str, content: bytes) -> str:
             "which renews the key, or submit again"
         ) from error
     return f"{place.bucket}/{place.key}"
+
+
+def _place(store: Mapping[str, str], recipe: str, content: bytes) -> Place:
+    digest = hashlib.sha256(content).hexdigest()[:_HASH_DIGITS]
+    return Place(key=f"runs/{recipe}/{digest}.json", **store)

@@ -18,6 +18,7 @@ from infra.jobs import run_config as run_configs
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.slurm import Shell, dependency, refused, sbatch_command
+from infra.render.sbatch import RELEASE_VARIABLE
 
 _STALE_EXIT = 75
 _MOST_BYTES = 128 * 1024 - 1
@@ -93,17 +94,10 @@ def submit(
     `mark`: its comment; with `once`, a job of equal inputs that runs or waits is raised instead.
     """
     check_job(outputs, job)
-    export = [f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else []
-    own = {"": TaskFiles(plan=plan, run_config=run_config)}
-    own |= {f"_{number}": files for number, files in (tasks or {}).items()}
-    installed: dict[bytes, None] = {}
-    for suffix, each in own.items():
-        if each.run_config:
-            export.append(f"{run_configs.VARIABLE}{suffix}={each.run_config}")
-        if each.plan is not None:
-            path = plans.path_on_cluster(outputs.code_path, each.plan)
-            export.append(f"{plans.VARIABLE}{suffix}={path}")
-            installed[each.plan] = None
+    own = TaskFiles(plan=plan, run_config=run_config)
+    export = environment(outputs, code_hash, git_revision=git_revision, own=own, tasks=tasks)
+    every = (own, *(tasks or {}).values())
+    installed = dict.fromkeys(each.plan for each in every if each.plan is not None)
     install = ""
     if installed:
         install = f"{plans.install_script(outputs.code_path, tuple(installed))} && "
@@ -125,7 +119,7 @@ def submit(
     )
     if len(command.encode()) > _MOST_BYTES:
         raise NotSubmittedError(
-            f"{job}: {len(own) - 1} tasks make a command of {len(command.encode()):,} bytes, and "
+            f"{job}: {len(every) - 1} tasks make a command of {len(command.encode()):,} bytes, and "
             f"the login node takes {_MOST_BYTES:,}; nothing was submitted: declare two searches "
             "with fewer trials each"
         )
@@ -161,29 +155,63 @@ def submit(
     )
 
 
+def environment(
+    outputs: StackOutputs,
+    code_hash: str,
+    *,
+    git_revision: str | None,
+    own: TaskFiles,
+    tasks: Mapping[int, TaskFiles] | None = None,
+) -> list[str]:
+    """Variables that a job is submitted with, NAME=VALUE each."""
+    found = [f"{RELEASE_VARIABLE}={code_hash}"]
+    found += [f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else []
+    files = {"": own, **{f"_{number}": each for number, each in (tasks or {}).items()}}
+    for suffix, each in files.items():
+        if each.run_config:
+            found.append(f"{run_configs.VARIABLE}{suffix}={each.run_config}")
+        if each.plan is not None:
+            path = plans.path_on_cluster(outputs.code_path, each.plan)
+            found.append(f"{plans.VARIABLE}{suffix}={path}")
+    return found
+
+
 def dry_run(
     shell: Shell,
     outputs: StackOutputs,
     job: str,
     *,
+    code_hash: str,
+    exported: Sequence[str],
     sets: Sequence[str] = (),
     after: str | None = None,
     array: str | None = None,
 ) -> str:
     """What would be submitted and when Slurm would start it; nothing is queued.
 
-    `after` is only shown: of a job that is not submitted yet it has no id.
+    `exported`: variables of `environment`. `after` is only shown: of a job that is not submitted
+    yet it has no id. Code that `submit` refuses is said.
     """
     check_job(outputs, job)
     script = f"jobs/{job}"
     options = [] if after is None else dependency(after)
     options += [] if array is None else [f"--array={array}"]
+    options.append(f"--export={','.join(['ALL', *exported])}")
     shown = shlex.join(["sbatch", "--parsable", *options, script, *job_args(sets)])
     asked = sbatch_command(script, job_args(sets), array=array, test_only=True)
-    result = shell.run(f"cd {shlex.quote(outputs.code_path)} && cat {script} && {asked}")
+    result = shell.run(
+        f"cd {shlex.quote(outputs.code_path)} && readlink current && cat {script} && {asked}"
+    )
     if not result.ok:
         raise refused(f"{job}: sbatch --test-only", result)
-    return f"# {shown}\n# {result.stderr.strip()}\n{result.stdout}"
+    release, _, text = result.stdout.partition("\n")
+    stale = ""
+    if (deployed := release.rpartition("/")[2]) != code_hash:
+        stale = (
+            f"# The cluster has code {deployed}, this checkout is {code_hash}: the script below is "
+            "the cluster's, and submit refuses without --sync or pulumi up.\n"
+        )
+    return f"# {shown}\n# {result.stderr.strip()}\n{stale}{text}"
 
 
 def check_job(outputs: StackOutputs, job: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from infra.render.job_checks import check_script, name_inputs, refuse_inputs
 from infra.render.job_metrics import metrics_environment
@@ -47,6 +48,8 @@ exec "$SOPERATOR_PYTHON" -m workloads.common.launch \
 
 _FREE_PORT = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
 
+RELEASE_VARIABLE: Final = "SOPERATOR_RELEASE"
+"""Release that a job was submitted with; without it: the live one when it starts."""
 _CHECKED_PLACES = ("data", "model", "chkpt", "results")
 
 
@@ -67,7 +70,9 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         *_directives(spec, job, nodesets, task_cpus),
         "set -euo pipefail",
         "",
-        f"code=$(readlink -f {shlex.quote(f'{spec.code_path}/current')})",
+        "# A job keeps the release that soperator submitted it with, also when it is queued again.",
+        f"release=${{{RELEASE_VARIABLE}:+releases/${RELEASE_VARIABLE}}}",
+        f'code=$(readlink -f {shlex.quote(spec.code_path)}/"${{release:-current}}")',
         'cd "$code"',
         "export PYTHONPATH=$code PYTHONUNBUFFERED=1",
         "export SOPERATOR_CODE_HASH=${code##*/}",

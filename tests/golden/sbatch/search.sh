@@ -33,7 +33,9 @@ trial=/mnt/chkpt/results/$SLURM_JOB_ID
 mkdir -p "$trial"
 printf '{"search": "lr-search", "array": "%s", "trial": %s, "settings": %s}\n' "$SLURM_ARRAY_JOB_ID" "$SLURM_ARRAY_TASK_ID" "$settings" > "$trial/trial.json"
 
-code=$(readlink -f /home/shared/finetune_code/current)
+# A job keeps the release that soperator submitted it with, also when it is queued again.
+release=${SOPERATOR_RELEASE:+releases/$SOPERATOR_RELEASE}
+code=$(readlink -f /home/shared/finetune_code/"${release:-current}")
 cd "$code"
 export PYTHONPATH=$code PYTHONUNBUFFERED=1
 export SOPERATOR_CODE_HASH=${code##*/}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 from dataclasses import replace
 from decimal import Decimal
@@ -52,7 +53,8 @@ class Cluster:
             self.sent.append(command.partition("exec ")[2])
             text = f"{11 + len(self.sent)}\n"
         elif "--test-only" in command:
-            return Ran(command=command, exit_code=0, stdout="#!/bin/bash\n", stderr="at 08:00")
+            shown = "releases/0123\n#!/bin/bash\n"
+            return Ran(command=command, exit_code=0, stdout=shown, stderr="at 08:00")
         elif command.startswith("scontrol show job"):
             number = int(re.findall(r"\d+", command)[0])
             name = self.sent[number - 12].split("jobs/")[1].split()[0]
@@ -78,6 +80,12 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: StackSpec) ->
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: made)
     monkeypatch.setattr("infra.cli.context.spec", lambda _stack: spec)
     return made
+
+
+def variables_of(sbatch: str) -> dict[str, str]:
+    """What an sbatch line hands to its job."""
+    (exported,) = [word for word in shlex.split(sbatch) if word.startswith("--export=ALL,")]
+    return dict(each.split("=", 1) for each in exported.split(",")[1:])
 
 
 def run(*words: str) -> Result:
@@ -113,10 +121,24 @@ def test_a_dry_run_of_a_pipeline_queues_nothing(cluster: Cluster) -> None:
 def test_a_dry_run_as_json_shows_job_file_configuration_and_sharding(cluster: Cluster) -> None:
     words = ("--dry-run", "--format", "json", "--set", "train.max_steps=8")
     found = json.loads(run("submit", "finetune", *words).stdout)
-    assert "# sbatch --parsable jobs/finetune --set train.max_steps=8" in found["script"]
+    (shown,) = re.findall(r"# sbatch --parsable (.*)", found["script"])
+    assert shown.endswith(" jobs/finetune --set train.max_steps=8")
     assert found["config"]["train"]["max_steps"] == 8
     assert found["plan"]["strategy"] == "ddp"
+    assert "# The cluster has code 0123, this checkout is " in found["script"]
     assert cluster.sent == []
+    assert run("submit", "finetune", *words[3:]).exit_code == 0
+    assert variables_of(cluster.sent[0]) == variables_of(shown)
+    assert {"SOPERATOR_RELEASE", "SOPERATOR_PLAN"} <= variables_of(shown).keys()
+
+
+def test_a_dry_run_of_a_search_shows_the_variables_of_every_trial(cluster: Cluster) -> None:
+    (shown,) = re.findall(r"# sbatch --parsable (.*)", run("submit", "lr", "--dry-run").stdout)
+    assert run("submit", "lr").exit_code == 0
+    assert variables_of(cluster.sent[0]) == variables_of(shown)
+    assert {"SOPERATOR_RELEASE", "SOPERATOR_PLAN_0", "SOPERATOR_PLAN_1"} <= variables_of(
+        shown
+    ).keys()
 
 
 def test_everything_that_is_wrong_with_a_pipeline_is_said_at_once(cluster: Cluster) -> None:

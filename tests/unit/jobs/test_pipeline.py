@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from infra.jobs import history
+from infra.jobs import history, submit
 from infra.jobs.earlier import Earlier
 from infra.jobs.errors import JobsError
 from infra.jobs.pipeline import counted, dry_run, settings_by_job, submit_pipeline
@@ -46,8 +47,12 @@ class Queue:
         elif command.startswith("test -s"):
             code = int(command.split("/")[-2] in self.without_record)
         else:
-            text = "#!/bin/bash\n"
+            text = f"releases/{HASH}\n#!/bin/bash\n"
         return Result(command=command, exit_code=code, stdout=text, stderr="planned: 05:00\n")
+
+    def show(self, wanted: JobSpec, after: str | None) -> str:
+        outputs = self.earlier.outputs
+        return submit.dry_run(self, outputs, wanted.name, code_hash=HASH, exported=(), after=after)
 
     def send(self, wanted: JobSpec, after: str | None) -> Sent:
         number = str(len(self.states) + 1)
@@ -104,7 +109,7 @@ def test_what_is_left_waits_for_another_job_though_what_it_needs_counts(queue: Q
     queue.set_all("CANCELLED", "2", "3", "4")
     queue.sent.clear()
     counts = counted(JOBS, {}, queue.earlier)
-    shown = dry_run(JOBS, {}, counts, queue.earlier, after="99")
+    shown = dry_run(JOBS, counts, queue.show, after="99")
     assert "--dependency=afterok:1:99" in shown
     assert "--dependency=afterok:$TUNE:$BASE'" in shown
     submit_pipeline(JOBS, counts, queue.earlier, queue.send, after="99")
@@ -168,13 +173,12 @@ def test_the_first_jobs_wait_for_the_job_that_the_user_names(queue: Queue) -> No
 
 def test_a_dry_run_shows_every_sbatch_and_sends_none(queue: Queue) -> None:
     submitted(queue, JOBS[:1])
-    sets = {"tune": ("a=1",)}
-    text = dry_run(JOBS, sets, counted(JOBS, sets, queue.earlier), queue.earlier)
+    text = dry_run(JOBS, counted(JOBS, {}, queue.earlier), queue.show)
     lines = [line for line in text.splitlines() if line.startswith("# ")]
-    options = "--kill-on-invalid-dep=yes"
+    options = "--kill-on-invalid-dep=yes --export=ALL"
     assert lines == [
         "# prepare: job 1 counts; it is not submitted again",
-        f"# sbatch --parsable --dependency=afterok:1 {options} jobs/tune --set a=1",
+        f"# sbatch --parsable --dependency=afterok:1 {options} jobs/tune",
         "# planned: 05:00",
         f"# sbatch --parsable --dependency=afterok:1 {options} jobs/base",
         "# planned: 05:00",
@@ -195,6 +199,36 @@ def test_settings_go_to_the_job_that_they_name() -> None:
 def test_every_setting_of_no_job_is_refused_at_once() -> None:
     with pytest.raises(JobsError, match=r"--set a=1 tuen:a=1 tune:a: .*\(prepare, tune, base, end"):
         settings_by_job(["a=1", "tuen:a=1", "tune:a", "tune:a=1"], JOBS, "end")
+
+
+@dataclass
+class Forgetful(Queue):
+    """Slurm that forgot every job, as one without accounting does; records are still there."""
+
+    record: str = ""
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        if command.startswith("cat /mnt/results/1/run_record.json"):
+            return Result(command=command, exit_code=0, stdout=self.record, stderr="")
+        code = int(not command.startswith("test -s"))
+        said = "slurm_load_jobs error: Invalid job id specified\n"
+        return Result(command=command, exit_code=code, stdout="", stderr=said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "counts"),
+    [({}, True), ({"outcome": "FAIL"}, False), ({"code_hash": "x"}, False), ({"job": 1}, False)],
+)
+def test_of_a_job_that_slurm_forgot_the_record_says_whether_it_is_done(
+    changes: dict[str, object], counts: bool, tmp_path: Path
+) -> None:
+    queue = Forgetful(state=tmp_path)
+    queue.send(JOBS[0], None)
+    record = {"job_id": "1", "job": "prepare", "code_hash": HASH, "outcome": "PASS", **changes}
+    queue.record = json.dumps(record)
+    assert (queue.earlier.counting("prepare", ()) is not None) is counts
+    queue.record = queue.record[:-9]
+    assert queue.earlier.counting("prepare", ()) is None
 
 
 @dataclass

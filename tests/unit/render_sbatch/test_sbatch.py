@@ -40,6 +40,24 @@ def test_every_shipped_job_renders_as_its_golden_file(
         golden(f"sbatch/{stack}/{job.name}.sh", text)
 
 
+def test_a_job_runs_the_release_that_it_was_submitted_with(spec: StackSpec, tmp_path: Path) -> None:
+    """One that waited ran what was live by then, under the commit of its submission."""
+    for name in ("old", "new"):
+        (tmp_path / "releases" / name).mkdir(parents=True)
+    (tmp_path / "current").symlink_to("releases/new")
+    text = render_sbatch(replace(spec, code_path=str(tmp_path)), spec.jobs[0])
+    lines = text[text.index("release=") : text.index("export SOPERATOR_JOB")]
+    script = f"set -euo pipefail\n{lines}echo $SOPERATOR_CODE_HASH $PWD"
+
+    def ran(**environment: str) -> str:
+        words = ["bash", "-c", script]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    assert ran(SOPERATOR_RELEASE="old") == f"old {tmp_path}/releases/old\n"
+    assert ran() == f"new {tmp_path}/releases/new\n", "typed by hand it is the live one"
+
+
 def test_the_node_rank_is_read_on_the_node(spec: StackSpec) -> None:
     """Outside single quotes the batch host expands it: both nodes were rank 0 and the job hung."""
     text = render_sbatch(spec, JOB)

@@ -18,6 +18,7 @@ from infra.jobs.outputs import StackOutputs
 from infra.jobs.recipes import recipe_of, with_settings
 from infra.jobs.ssh import Result
 from infra.render.archive import code_files, hash_files
+from infra.render.sbatch import RELEASE_VARIABLE
 from infra.runs import reproduce as again
 from infra.runs.run import Run
 from stacks.load import STACKS_DIR, load_stack
@@ -195,7 +196,8 @@ def test_the_verb_shows_first_and_submits_when_told(
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: cluster)
     shown = RUNNER.invoke(app, ["runs", "reproduce", "2"])
     assert shown.exit_code == 0, shown.output
-    assert shown.stdout.startswith("# sbatch --parsable jobs/finetune --set")
+    assert shown.stdout.startswith(f"# sbatch --parsable --export=ALL,{RELEASE_VARIABLE}=")
+    assert " jobs/finetune --set" in shown.stdout
     assert "--set train.seed=11" in shown.stdout
     assert "nothing was submitted" in shown.stderr
     assert not [each for each in cluster.asked if "exec sbatch" in each]

@@ -13,7 +13,9 @@
 #SBATCH --mem=8192M
 set -euo pipefail
 
-code=$(readlink -f /home/shared/finetune_code/current)
+# A job keeps the release that soperator submitted it with, also when it is queued again.
+release=${SOPERATOR_RELEASE:+releases/$SOPERATOR_RELEASE}
+code=$(readlink -f /home/shared/finetune_code/"${release:-current}")
 cd "$code"
 export PYTHONPATH=$code PYTHONUNBUFFERED=1
 export SOPERATOR_CODE_HASH=${code##*/}
