@@ -92,10 +92,37 @@ def _look_and_act(
     if found.is_due and not act:
         output.note(f"{stack}: nothing was done; --act pauses it")
     if acts:
-        _check_deployed(stack)
         if outputs is None:
-            raise typer.Exit(_pause(stack))
+            raise typer.Exit(_pause_silent(spec))
+        _check_deployed(stack)
         raise typer.Exit(_pause_idle(spec, outputs, identity, end_jobs=end_jobs))
+
+
+def _pause_silent(spec: StackSpec) -> int:
+    """Exit status; after the end, of what nobody can look into: never made to its end, or cut off.
+
+    Of the first only the worker groups: the engine would make what is missing.
+    """
+    from infra.reap.half_made import is_half_made, worker_groups
+
+    preview = _pulumi("preview", "--json", "--non-interactive", stack=spec.name, quiet=True)
+    if preview.returncode or not is_half_made(preview.stdout):
+        _check_deployed(spec.name)
+        return _pause(spec.name)
+    export = _pulumi("stack", "export", stack=spec.name, quiet=True)
+    if export.returncode:
+        raise CliError(f"{spec.name}: pulumi stack export: {export.stderr.strip()}")
+    groups = worker_groups(export.stdout, _workers(spec))
+    code = 1
+    if groups:
+        output.note(f"{spec.name}: was never made to its end; takes its workers and makes nothing")
+        code = _pause(spec.name, *(word for urn in groups for word in ("--target", urn)))
+    if code == 0 or not groups:
+        output.note(
+            f"{spec.name}: was never made to its end and has no workers; its other machines are "
+            f"paid on: soperator destroy --stack {spec.name}"
+        )
+    return code
 
 
 def _first_look(
@@ -249,12 +276,12 @@ def _is_deployed(stack: str) -> bool:
     return done.returncode == 0
 
 
-def _pause(stack: str) -> int:
+def _pause(stack: str, *options: str) -> int:
     """Exit status of the engine; when it fails, the file says again what it said before."""
     code = 1
     switch(stack, paused=True)
     try:
-        code = _pulumi("up", "--yes", "--non-interactive", stack=stack).returncode
+        code = _pulumi("up", "--yes", "--non-interactive", *options, stack=stack).returncode
     finally:
         if code:
             # Else the next run would take the stack for paused, and its nodes were paid on.

@@ -27,6 +27,7 @@ from stacks.load import STACKS_DIR, load_stack
 
 LIFETIME = "  soperator-stack:lifetime: {idle_hours: 8}\n"
 PREVIEW = "preview --expect-no-changes --non-interactive --stack l40s-dev"
+CHANGES = "preview --json --non-interactive --stack l40s-dev"
 UP = "up --yes --non-interactive --stack l40s-dev"
 PARTITIONS = (
     "PartitionName=main AllowGroups=ALL Default=YES State=UP TotalCPUs=16\n"
@@ -68,6 +69,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Pat
     engine.parent.mkdir()
     engine.write_text(
         f'#!/bin/sh\necho "$@" >> {tmp_path}/called\n'
+        f'case "$1 $2" in "preview --json") cat {tmp_path}/preview.json; exit 0 ;; esac\n'
+        f'[ "$1" != stack ] || {{ cat {tmp_path}/export.json; exit 0; }}\n'
         "case $1 in preview) exit ${PREVIEW_STATUS:-0} ;; *) exit ${ENGINE_STATUS:-0} ;; esac\n"
     )
     engine.chmod(0o755)
@@ -309,8 +312,71 @@ def test_after_the_end_a_silent_stack_is_paused_only_when_told_that_jobs_may_end
     assert kept.exit_code == 1
     assert "nobody answers" in kept.output
     assert not is_paused(folder)
+    made(folder, same=50)
     assert run("--act", "--end-jobs").exit_code == 0
-    assert called(folder) == [PREVIEW, UP]
+    assert called(folder) == [CHANGES, PREVIEW, UP]
+
+
+def test_a_stack_that_was_never_made_to_its_end_loses_its_workers_and_nothing_is_made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was refused as a checkout that is not deployed, and its GPUs were paid on for ever."""
+
+    def silent(name: str) -> None:
+        raise JobsError("outputs login_ip are missing")
+
+    monkeypatch.setattr(context, "read", silent)
+    over(folder)
+    made(folder, same=20, create=30)
+    done = run("--act", "--end-jobs")
+    assert done.exit_code == 0
+    assert called(folder) == [
+        CHANGES,
+        "stack export --stack l40s-dev",
+        "up --yes --non-interactive --target urn:worker --stack l40s-dev",
+    ]
+    assert "its other machines are paid on: soperator destroy --stack l40s-dev" in done.output
+
+
+def test_a_half_made_stack_without_workers_is_told_and_no_success(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(name: str) -> None:
+        raise JobsError("outputs login_ip are missing")
+
+    monkeypatch.setattr(context, "read", silent)
+    over(folder)
+    made(folder, "system", same=20, create=30)
+    done = run("--act", "--end-jobs")
+    assert (done.exit_code, is_paused(folder)) == (1, False)
+    assert "has no workers; its other machines are paid on" in done.output
+
+
+def test_edits_beside_what_is_missing_pause_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(name: str) -> None:
+        raise JobsError("outputs login_ip are missing")
+
+    monkeypatch.setattr(context, "read", silent)
+    monkeypatch.setenv("PREVIEW_STATUS", "1")
+    over(folder)
+    made(folder, same=20, create=30, update=1)
+    assert run("--act", "--end-jobs").exit_code == 1
+    assert called(folder) == [CHANGES, PREVIEW]
+
+
+def made(folder: Path, nodeset: str = "worker", **summary: int) -> None:
+    """What the engine says of the stack: counts of a preview, and one node group."""
+    template = {"metadata": {"labels": {names.NODESET_NAME_LABEL: nodeset}}}
+    group = {"urn": "urn:worker", "type": "nebius:mk8s/v1:NodeGroup"}
+    resources = [
+        {"urn": "urn:stack", "type": "pulumi:pulumi:Stack"},
+        {**group, "inputs": {"spec": {"template": template}}},
+    ]
+    (folder.parent / "preview.json").write_text(json.dumps({"changeSummary": summary}))
+    export = {"deployment": {"resources": resources}}
+    (folder.parent / "export.json").write_text(json.dumps(export))
 
 
 def test_jobs_save_and_end_before_the_engine_takes_their_nodes(
