@@ -14,6 +14,8 @@ from infra.cli.errors import CliError
 from infra.local.state import CHECKOUT
 
 _CLUSTER = "nebius:mk8s/v1:Cluster"
+_ASK_S = 5.0
+"""Longest wait for the answer on the credential, as in the pre-flight check."""
 
 
 def command(
@@ -28,6 +30,7 @@ def command(
             f"destroy: nobody to ask; read `pulumi destroy --preview-only --stack {stack}` and "
             "give --yes"
         )
+    _refuse_bad_token()
     try:
         status = destroy(
             stack,
@@ -40,6 +43,22 @@ def command(
     except FileNotFoundError as error:
         raise CliError("pulumi: not on PATH; run `make setup`") from error
     raise typer.Exit(status)
+
+
+def _refuse_bad_token() -> None:
+    """CliError where the API does not take the credential: the kube cluster would say as much of
+    each object, and no more. An API that is away stops nobody."""
+    from infra.nebius.errors import ApiError
+    from infra.nebius.sdk import EndpointError
+    from infra.preflight.cloud import Cloud
+    from infra.preflight.credentials import credential_problem
+
+    try:
+        problem = credential_problem(Cloud(within_s=_ASK_S))
+    except (ApiError, EndpointError):
+        return
+    if problem is not None:
+        raise CliError(f"destroy: {problem}; nothing was destroyed")
 
 
 def _exists(cluster_id: str) -> bool:

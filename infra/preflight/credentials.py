@@ -38,6 +38,17 @@ def ask_account(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
     return [passed(CREDENTIAL_CHECK, f"{kind.removesuffix('_profile').replace('_', ' ')} {id_}")]
 
 
+def credential_problem(cloud: Cloud) -> str | None:
+    """Why the API does not take the token, with the fix, in one line; None where it does."""
+    try:
+        cloud.get("iam.v1.ProfileService")
+    except ApiError as error:
+        if error.code != "UNAUTHENTICATED":
+            raise
+        return f"the API does not accept the token: {error.message}; {_FRESH}"
+    return None
+
+
 def ask_expiry(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
     """Whether the token outlives a first `up`."""
     _, expires_at = iam_token()
