@@ -1,12 +1,17 @@
 """The `soperator` command: one verb per file, imported only when it runs.
 
-Owns the list of verbs and exit codes: 0 ok, 1 refused, 2 wrong usage, 130 interrupted.
+Owns the list of verbs and exit codes: 0 ok, 1 refused, 2 wrong usage, 130 interrupted, 141
+no reader of its output any more.
 `logs`, `demo` and `load --url` end with the status of the job that they followed or ran.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -86,6 +91,9 @@ VERBS = {
     "kube-token": _Verb("infra.cli.kube_token", "Print a Kubernetes exec credential."),
 }
 
+_READER_GONE = 141
+"""As a shell says that SIGPIPE ended a command: `runs diff A B | head -1` is no verdict."""
+
 # By name, so that catching them imports nothing.
 _REFUSALS = frozenset(
     {
@@ -137,7 +145,8 @@ class LazyGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _flushed():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         except Exception as error:
@@ -145,6 +154,30 @@ class LazyGroup(TyperGroup):
                 raise
             say_refusal(error)
             raise typer.Exit(1) from error
+
+
+@contextmanager
+def _flushed() -> Iterator[None]:
+    """What was printed is out at the end, or a line says that it is not, and exit code 1."""
+    if sys.stdout is None:  # `>&-`: whoever writes would fail at a name that is not there
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        # Other files are their commands' to explain.
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        if error.filename:
+            raise
+        # The rest goes nowhere: the interpreter would try once more at its end, and say so.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:
+            raise typer.Exit(_READER_GONE) from error
+        print(f"soperator: standard output: {error.strerror}; not all is there", file=sys.stderr)
+        raise typer.Exit(1) from error
 
 
 def say_refusal(error: BaseException) -> None:

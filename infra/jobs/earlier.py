@@ -6,6 +6,7 @@ its run record is on the cluster. Anything else is to run again.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,8 +49,9 @@ class Earlier:
                 try:
                     known = slurm.find(self.shell, each.job_id)
                 except UnknownJobError:
-                    continue  # any other failure says nothing of the job: it may run
-                if known.name == job:
+                    # Any other failure says nothing of the job: it may run.
+                    known = self._by_record(each)
+                if known is not None and known.name == job:
                     yield each, known
 
     def counting(
@@ -85,6 +87,18 @@ class Earlier:
         """Whether the job succeeded and its run record is on the cluster."""
         record = f"{self.outputs.results_path(job.id)}/run_record.json"
         return job.succeeded and self.shell.run(f"test -s {shlex.quote(record)}").ok
+
+    def _by_record(self, made: Submission) -> Job | None:
+        """The job by the record that it left, where Slurm forgot it; None: it left none."""
+        path = f"{self.outputs.results_path(made.job_id)}/run_record.json"
+        try:
+            found = json.loads(self.shell.run(f"cat {shlex.quote(path)}").stdout)
+            values = (str(found["job_id"]), found["job"], found["code_hash"], found["outcome"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        if values != (made.job_id, made.job, made.code_hash, "PASS"):
+            return None
+        return Job(id=made.job_id, name=made.job, state="COMPLETED", exit_code=0)
 
     def still_needed(self, needed: Sequence[Submission]) -> str | None:
         """Ids to wait for, as Slurm takes them; it forgets one that succeeded, so that is none."""

@@ -6,6 +6,7 @@ Owns that file and the folder of one run. A submission says what was asked, a ru
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -33,7 +34,10 @@ def remember(state: Path, submission: Submission, *, is_new: bool = True) -> Non
     part = folder / f".{SUBMISSION}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(asdict(submission), indent=2) + "\n", encoding="utf-8")
+        with part.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(submission), indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         part.replace(folder / SUBMISSION)
     except OSError as error:
         raise JobsError(

@@ -6,12 +6,14 @@ was cut, and their SHA-256. What the files mean is in records.py and infra/repor
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shlex
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -62,19 +64,36 @@ def pull(
     target = history.run_folder(state, outputs.stack, job_id)
     part = target.with_name(f".{job_id}.part")
     try:
-        part.mkdir(parents=True, exist_ok=True)
-        _drop_others(part, files)
-        _bring(connection, part, files, patience_s)
-        kept = target / history.SUBMISSION
-        if kept.exists():
-            shutil.copy2(kept, part / history.SUBMISSION)
+        with _alone(part):
+            _drop_others(part, files)
+            _bring(connection, part, files, patience_s)
+            kept = target / history.SUBMISSION
+            if kept.exists():
+                shutil.copy2(kept, part / history.SUBMISSION)
+            shutil.rmtree(target, ignore_errors=True)
+            part.replace(target)
     except OSError as error:
         raise JobsError(
             f"{part}: {error.strerror or error}; what came stays there: mend it and pull again"
         ) from error
-    shutil.rmtree(target, ignore_errors=True)
-    part.replace(target)
     return target
+
+
+@contextmanager
+def _alone(part: Path) -> Generator[None]:
+    """The folder for this pull; refused where another fills it, which would mix their bytes."""
+    part.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(part, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise JobsError(
+                f"{part}: another pull of this job is on its way here; wait for its end"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _bring(connection: Connection, part: Path, files: Sequence[_File], patience_s: float) -> None:
@@ -134,7 +153,8 @@ def _file(entry: str, folder: str, log: str) -> _File:
 
 def _drop_others(part: Path, files: Sequence[_File]) -> None:
     """Removes what an interrupted pull brought and the cluster no longer has."""
-    wanted = {part / each.local for each in files}
+    # A pull that was killed as it took the place of the older one left the submission only here.
+    wanted = {part / each.local for each in files} | {part / history.SUBMISSION}
     for path in sorted(part.rglob("*"), reverse=True):
         if path.is_symlink() or (path.is_file() and path not in wanted):
             path.unlink()

@@ -124,7 +124,7 @@ class Connection:
             channel.shutdown_write()
             stdout, stderr = _drain(channel)
             code = channel.recv_exit_status()
-        except (OSError, paramiko.SSHException) as error:
+        except (OSError, EOFError, paramiko.SSHException) as error:
             raise self._lost(error) from error
         finally:
             channel.close()
@@ -158,7 +158,7 @@ class Connection:
                         raise self._lost(EOFError("closed by the other side"))
                     return
                 yield chunk
-        except (OSError, paramiko.SSHException) as error:
+        except (OSError, EOFError, paramiko.SSHException) as error:
             raise self._lost(error) from error
         finally:
             channel.close()

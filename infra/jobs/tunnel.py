@@ -26,6 +26,9 @@ _PATIENCE_S: Final = 5.0
 """For the other side of a thing that ends."""
 _CHUNK_BYTES: Final = 1 << 16
 
+_LOST: Final = (OSError, EOFError, paramiko.SSHException)
+"""What paramiko raises of a connection that is gone."""
+
 
 class Tunnel:
     """Open from its making until `close`."""
@@ -90,11 +93,12 @@ class Tunnel:
                 with contextlib.suppress(OSError):
                     _refuse(client, str(error))
                 return
-            with channel:
-                back = threading.Thread(target=_pump_back, args=(channel, client), daemon=True)
-                back.start()
-                _pump(client, channel)
-                back.join()
+            back = threading.Thread(target=_pump_back, args=(channel, client), daemon=True)
+            back.start()
+            _pump(client, channel)
+            back.join()
+            with contextlib.suppress(*_LOST):
+                channel.close()
 
     def _keep(self) -> None:
         """Opens a lost connection again, with longer and longer pauses, until the end."""
@@ -122,14 +126,14 @@ class Tunnel:
 
 
 def _pump(client: socket.socket, channel: paramiko.Channel) -> None:
-    with contextlib.suppress(OSError, paramiko.SSHException):
+    with contextlib.suppress(*_LOST):
         while data := client.recv(_CHUNK_BYTES):
             channel.sendall(data)
         channel.shutdown_write()
 
 
 def _pump_back(channel: paramiko.Channel, client: socket.socket) -> None:
-    with contextlib.suppress(OSError, paramiko.SSHException):
+    with contextlib.suppress(*_LOST):
         while data := channel.recv(_CHUNK_BYTES):
             client.sendall(data)
     # Whoever asks is told that nothing more comes, and `_pump` that nobody listens.

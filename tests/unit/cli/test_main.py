@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -103,3 +104,29 @@ def test_every_refusal_named_in_the_table_exists() -> None:
     for name in main._REFUSALS:
         module, _, kind = name.rpartition(".")
         assert issubclass(getattr(import_module(module), kind), Exception)
+
+
+def test_a_full_disk_under_standard_output_is_one_line() -> None:
+    words = [sys.executable, "-m", "infra.cli.main", "prices", "--help"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "soperator: standard output: No space left on device; not all is there\n",
+    )
+
+
+def test_a_closed_standard_output_is_no_defect() -> None:
+    command = f"{sys.executable} -m infra.cli.main cost -s l40s-dev --help >&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_left_is_no_verdict() -> None:
+    """`soperator runs diff A B | head -1` with pipefail: 1 would say that they differ."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "infra.cli.main", "runs", "--help"]
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")

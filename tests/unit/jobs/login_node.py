@@ -124,7 +124,7 @@ class LoginNode:
 LOST = ConnectionLostError
 
 
-def planned(node: LoginNode, **changes: object) -> Submission:
+def planned(**changes: object) -> Submission:
     """A submission without its number."""
     made = Submission(
         stack="local",

@@ -11,20 +11,15 @@ from infra.jobs import attempt
 from infra.jobs.attempt import Attempt
 from infra.jobs.errors import JobsError
 from tests.unit.cost.run_stacks import at, forecast_entry
-from tests.unit.jobs.login_node import LoginNode, planned
+from tests.unit.jobs.login_node import planned
 from tests.unit.jobs.test_submit import OUTPUTS, Recorded
 
 OFF = "Slurm accounting storage is disabled\n"
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> LoginNode:
-    return LoginNode(tmp_path / "node")
-
-
-@pytest.fixture
-def begun(node: LoginNode) -> Attempt:
-    return Attempt(submission=planned(node), entries=(forecast_entry("", "15", at(8)),))
+def begun() -> Attempt:
+    return Attempt(submission=planned(), entries=(forecast_entry("", "15", at(8)),))
 
 
 def test_an_attempt_is_read_as_it_was_written(tmp_path: Path, begun: Attempt) -> None:

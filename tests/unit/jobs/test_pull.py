@@ -11,10 +11,11 @@ from typing import cast
 
 import pytest
 
-from infra.jobs import pull
+from infra.jobs import history, pull
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.ssh import Connection, ConnectionLostError, Result
+from tests.unit.jobs.login_node import planned
 
 OUTPUTS = StackOutputs(
     stack="demo",
@@ -135,6 +136,42 @@ def test_what_a_killed_pull_brought_is_not_sent_again(cluster: Cluster, tmp_path
     assert (folder / "big").read_bytes() == noise(1, 400_000)
     assert not (folder / "gone").exists()
     assert cluster.sent_bytes < 110_000
+
+
+def test_a_pull_that_is_killed_as_it_takes_the_place_of_another_keeps_the_submission(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the same job would be submitted once more."""
+    cluster.write("results/7/new", b"new")
+    made = replace(planned(), stack="demo", job_id="7")
+    history.remember(tmp_path / "state", made)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            pulled(cluster, tmp_path)
+    assert history.submissions(tmp_path / "state", "demo") == (made,)
+    pulled(cluster, tmp_path)
+    assert history.submissions(tmp_path / "state", "demo") == (made,)
+
+
+def test_a_second_pull_of_the_same_job_at_once_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.write("results/7/new", b"new")
+    refused: list[str] = []
+
+    def second() -> None:
+        cluster.before_stream = lambda: None
+        with pytest.raises(JobsError) as error:
+            pulled(cluster, tmp_path)
+        refused.append(str(error.value))
+
+    cluster.before_stream = second
+    folder = pulled(cluster, tmp_path)
+    assert refused[0].endswith("another pull of this job is on its way here; wait for its end")
+    assert (folder / "new").read_bytes() == b"new"
 
 
 @pytest.mark.parametrize("begun", [b"other beginning", b"longer than what is there now"])

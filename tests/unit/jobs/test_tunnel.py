@@ -89,6 +89,7 @@ def refusal(url: str) -> str:
         return json.loads(error.read())["error"]["message"]
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_lost_tunnel_is_told_and_comes_back_by_itself(tmp_path: Path, server: int) -> None:
     said = Said()
     with login_node(tmp_path) as stand, tunnel(stand, server, said) as url:

@@ -1,0 +1,33 @@
+"""What a connection says when the other side is gone, whatever paramiko calls it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
+
+import pytest
+
+from infra.jobs.ssh import Connection, ConnectionLostError, Endpoint
+
+
+def gone(*_: object) -> NoReturn:
+    """As paramiko sends on a connection that is lost."""
+    raise EOFError
+
+
+@pytest.fixture
+def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
+    monkeypatch.setattr("infra.jobs.ssh._connect", lambda _: SimpleNamespace())
+    channel = SimpleNamespace(sendall=gone, close=lambda: None)
+    monkeypatch.setattr(Connection, "_open", lambda *_: channel)
+    return Connection(Endpoint(host="h", port=22, host_key="", identity=Path("x")))
+
+
+def test_a_command_that_cannot_be_sent_any_more_is_a_lost_connection(
+    connection: Connection,
+) -> None:
+    with pytest.raises(ConnectionLostError, match=r"root@h:22: the connection was lost \(EOFError"):
+        connection.run("sbatch", stdin=b"plan")
+    with pytest.raises(ConnectionLostError, match="jobs go on: run this again"):
+        next(connection.stream("tail", poll_s=1, stdin=b"x"))
