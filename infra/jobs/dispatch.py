@@ -128,7 +128,7 @@ def dispatch(
             plan=ordered.plan and ordered.plan.to_bytes(),
             run_config=kept,
             nodes=nodes,
-            reads=prepared_data(ordered.job, ordered.recipe, outputs.places),
+            reads=(prepared_data(ordered.job, ordered.recipe, outputs.places),),
             mark=mark,
             once=once,
         )

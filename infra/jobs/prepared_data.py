@@ -7,7 +7,7 @@ places.py; the rows themselves are read by the job only.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -45,23 +45,26 @@ def prepared_data(
     return tuple(f"{folder}/tokens_train.parquet" if chats else folder for folder in folders)
 
 
-def refuse_script(paths: tuple[str, ...], places: Mapping[str, str]) -> str:
-    """Shell words that end with EXIT where no path is there with bytes in it; "" without paths.
+def refuse_script(reads: Sequence[tuple[str, ...]], places: Mapping[str, str]) -> str:
+    """Shell words that print the first path of a group and end with EXIT where none of it is there.
 
-    A login node that does not have the place itself cannot tell. What is sent along is read to its
-    end, so that the answer arrives.
+    Bytes must be in it. A login node that does not have the place itself cannot tell. What is sent
+    along is read to its end, so that the answer arrives.
     """
-    if not paths:
-        return ""
-    tests = [f"[ -d {shlex.quote(places['data'])} ]"]
+    return "".join(_refuse(paths, places["data"]) for paths in dict.fromkeys(reads) if paths)
+
+
+def _refuse(paths: tuple[str, ...], root: str) -> str:
+    tests = [f"[ -d {shlex.quote(root)} ]"]
     tests += [f"[ ! -s {shlex.quote(path)} ]" for path in paths]
-    return f"if {' && '.join(tests)}; then cat > /dev/null; exit {EXIT}; fi; "
+    told = f"echo {shlex.quote(paths[0])}"
+    return f"if {' && '.join(tests)}; then cat > /dev/null; {told}; exit {EXIT}; fi; "
 
 
-def refusal(job: str, paths: tuple[str, ...]) -> str:
+def refusal(job: str, path: str) -> str:
     """The line for a job whose data is not there."""
     return (
-        f"{job}: {paths[0]} is not on the cluster, or is empty; prepare it first (soperator submit "
+        f"{job}: {path} is not on the cluster, or is empty; prepare it first (soperator submit "
         f"{job} --pipeline submits what {job} needs), bring it with soperator push, or name the "
         "job that makes it with --after ID; nothing was submitted"
     )

@@ -18,6 +18,7 @@ from infra.jobs.earlier import Earlier
 from infra.jobs.errors import JobsError
 from infra.jobs.mark import new_mark
 from infra.jobs.outputs import StackOutputs
+from infra.jobs.prepared_data import prepared_data
 from infra.jobs.sending import Sent, plan_submission, send
 from infra.jobs.slurm import Shell
 from infra.jobs.submit import Submission, TaskFiles
@@ -140,6 +141,10 @@ def dispatch_search(
             git_revision=git_revision,
             tasks=tasks,
             array=array,
+            reads=[
+                prepared_data(order.job, order.recipe, outputs.places)
+                for order in ordered.orders.values()
+            ],
             mark=mark,
             once=once,
         )

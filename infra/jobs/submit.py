@@ -82,7 +82,7 @@ def submit(
     nodes: Sequence[str] = (),
     tasks: Mapping[int, TaskFiles] | None = None,
     array: str | None = None,
-    reads: tuple[str, ...] = (),
+    reads: Sequence[tuple[str, ...]] = (),
     mark: str | None = None,
     once: bool = False,
 ) -> Submission:
@@ -90,7 +90,7 @@ def submit(
 
     `run_config`: bucket and key of what it is configured by; `nodes`: what it must run on;
     `tasks`: the same by number of an array's task, and `array`: which of them; None: all.
-    `reads`: paths of which one must be there, unless it waits for a job that may make it.
+    `reads`: groups of paths; one of each must be there, unless it waits for a job that may make it.
     `mark`: its comment; with `once`, a job of equal inputs that runs or waits is raised instead.
     """
     check_job(outputs, job)
@@ -132,7 +132,7 @@ def submit(
             f"{'' if code_hash == outputs.code_hash else up}submit with --sync to send it now"
         )
     if needs and result.exit_code == prepared_data.EXIT:
-        raise NotSubmittedError(prepared_data.refusal(job, reads))
+        raise NotSubmittedError(prepared_data.refusal(job, result.stdout.strip()))
     if mark is not None and result.exit_code == marks.QUEUED_EXIT:
         number, _, comment = result.stdout.strip().partition("|")
         raise AlreadyQueuedError(job, number, comment)

@@ -64,7 +64,8 @@ def test_the_data_of_the_job_is_looked_for_before_it_is_queued(
 ) -> None:
     places = {**OUTPUTS.places, "data": "/mnt/data"}
     monkeypatch.setitem(globals(), "OUTPUTS", replace(OUTPUTS, places=places))
-    of, shell = books(tmp_path), Recorded(exit_code=66)
+    of = books(tmp_path)
+    shell = Recorded(exit_code=66, stdout="/mnt/data/x/tokens_train.parquet\n")
     with pytest.raises(JobsError, match=r"finetune: /mnt/data/\S+/tokens_train.parquet is not on"):
         sent(of, shell, tmp_path)
     assert "[ ! -s /mnt/data/" in shell.asked[-1]

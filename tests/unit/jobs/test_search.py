@@ -97,6 +97,22 @@ def sent(
     ).submission
 
 
+@pytest.mark.usefixtures("public_key_file")
+def test_the_data_of_every_trial_is_looked_for_before_the_array_is_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = {**WITH_SEARCH.places, "data": "/mnt/data"}
+    monkeypatch.setitem(globals(), "WITH_SEARCH", replace(WITH_SEARCH, places=places))
+    cluster = Cluster()
+    rates = AxisSpec(key="train.learning_rate", values=("1e-5", "2e-5"))
+    data = AxisSpec(key="train.dataset", values=("one", "two"))
+    sent(books(tmp_path), cluster, tmp_path, grid=(rates, data))
+    (command,) = cluster.asked
+    for name in ("one", "two"):
+        assert command.count(f"[ ! -s /mnt/data/{name}/tokens_train.parquet ]") == 1
+    assert command.index("tokens_train") < command.index("sbatch")
+
+
 def earlier(cluster: Cluster, state: Path) -> Earlier:
     return Earlier(
         shell=cluster, outputs=WITH_SEARCH, state=state, code_hash=HASH, say=lambda _: None

@@ -170,7 +170,10 @@ def test_a_job_whose_data_is_not_there_is_refused_before_it_waits_for_a_gpu(
     assert reads[0] == str(path)
 
     def looked() -> int:
-        return subprocess.run(["sh", "-c", refuse_script(reads, here.places)], input=b"").returncode
+        script = refuse_script(((), reads), here.places)
+        done = subprocess.run(["sh", "-c", script], input=b"", capture_output=True, check=False)
+        assert done.stdout == (f"{path}\n".encode() if done.returncode else b"")
+        return done.returncode
 
     assert looked() == 0, "there is no such place here"
     path.parent.mkdir(parents=True)
@@ -178,12 +181,12 @@ def test_a_job_whose_data_is_not_there_is_refused_before_it_waits_for_a_gpu(
     assert looked() == 66
     path.write_bytes(b"PAR1")
     assert looked() == 0
-    shell = Recorded(exit_code=66)
+    shell = Recorded(exit_code=66, stdout=f"{path}\n")
     with pytest.raises(JobsError, match=rf"finetune: {path} is not on the cluster, or is empty"):
-        submit.submit(shell, here, "finetune", code_hash=HASH, reads=reads)
+        submit.submit(shell, here, "finetune", code_hash=HASH, reads=(reads,))
     assert len(shell.asked) == 1
-    assert refuse_script(reads, here.places) in shell.asked[0]
-    submit.submit(Recorded(), here, "finetune", code_hash=HASH, reads=reads, after="11")
+    assert refuse_script((reads,), here.places) in shell.asked[0]
+    submit.submit(Recorded(), here, "finetune", code_hash=HASH, reads=(reads,), after="11")
 
 
 @pytest.mark.parametrize(
