@@ -1,5 +1,11 @@
 """Refusals of the job commands: one line each, with what to do."""
 
+from __future__ import annotations
+
+from typing import Final
+
+_FULL: Final = "No space left on device"
+
 
 class JobsError(Exception):
     """A command that cannot do what was asked; the message says why and what to do."""
@@ -7,3 +13,15 @@ class JobsError(Exception):
 
 class UnknownJobError(JobsError):
     """Slurm answered, and knows no job of that id any more."""
+
+
+def last_words(stderr: str) -> str:
+    """What a failed command of the cluster said last, in one line; a full disk with the way out."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()] or ["no message"]
+    full = next((line for line in lines if _FULL in line), None)
+    if full is None:
+        return lines[-1]
+    return (
+        f"{full}: free some there (soperator status --filesystems shows what is full), or raise "
+        "its size_gib and run pulumi up"
+    )

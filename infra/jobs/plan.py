@@ -72,7 +72,7 @@ def install_script(code_path: str, contents: Sequence[bytes]) -> str:
     # Short for each plan: a search has hundreds, and all of it is one argument of a shell.
     put = (
         f'put() {{ head -c "$1" > {folder}/"$2".$$ && [ "$(stat -c %s {folder}/"$2".$$)" = "$1" ] '
-        f'&& mv -f {folder}/"$2".$$ {folder}/"$2"; }}'
+        f'&& mv -f {folder}/"$2".$$ {folder}/"$2" || {{ rm -f {folder}/"$2".$$; return 1; }}; }}'
     )
     each = "".join(f" && put {len(content)} {_name(content)}" for content in contents)
     return f"{put}; mkdir -p {folder}{each}"

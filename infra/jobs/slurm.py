@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from infra.jobs import parse
-from infra.jobs.errors import JobsError, UnknownJobError
+from infra.jobs.errors import JobsError, UnknownJobError, last_words
 from infra.jobs.parse import Job
 from infra.jobs.ssh import Result
 
@@ -119,8 +119,7 @@ def job_id(text: str) -> str:
 
 def refused(what: str, result: Result) -> JobsError:
     """The error for a Slurm command that did not work, with its own last words."""
-    lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no message"]
-    return JobsError(f"{what}: exit {result.exit_code}: {lines[-1].strip()}")
+    return JobsError(f"{what}: exit {result.exit_code}: {last_words(result.stderr)}")
 
 
 def _sacct(number: str | None = None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from infra.jobs.errors import JobsError
+from infra.jobs.errors import JobsError, last_words
 from infra.jobs.slurm import Shell
 from infra.render.archive import hash_files, pack
 from infra.render.login import activate_script
@@ -23,7 +23,7 @@ mkdir -p releases
 if [ ! -e releases/{hash}.whole ]; then
   rm -rf releases/{hash}.part releases/{hash}
   mkdir releases/{hash}.part
-  tar -xz --no-same-owner -C releases/{hash}.part
+  tar -xz --no-same-owner -C releases/{hash}.part || {{ rm -rf releases/{hash}.part; exit 1; }}
   mv -T releases/{hash}.part releases/{hash}
 fi
 """
@@ -36,7 +36,7 @@ def send(shell: Shell, code_path: str, files: Mapping[str, bytes]) -> str:
     result = shell.run(install + activate_script(code_path, release), stdin=pack(files))
     if not result.ok:
         raise JobsError(
-            f"{code_path}: the code was not installed: {result.stderr.strip() or 'no message'}; "
-            "look at its owner and free space on the login node"
+            f"{code_path}: the code was not installed: "
+            f"{last_words(result.stderr)}; what was live before still is: look at the owner there"
         )
     return release

@@ -112,7 +112,7 @@ def copy_path(sftp: paramiko.SFTPClient, source: str, remote: str) -> None:
     if local.is_file():
         target = posixpath.join(remote, local.name) if _is_dir(sftp, remote) else remote
         make_dirs(sftp, posixpath.dirname(target))
-        sftp.put(str(local), target)
+        _put(sftp, local, target)
         return
     target = remote if source.endswith("/") else posixpath.join(remote, local.resolve().name)
     make_dirs(sftp, target)
@@ -121,7 +121,22 @@ def copy_path(sftp: paramiko.SFTPClient, source: str, remote: str) -> None:
         if path.is_dir():
             make_dirs(sftp, there)
         else:
-            sftp.put(str(path), there)
+            _put(sftp, path, there)
+
+
+def _put(sftp: paramiko.SFTPClient, local: Path, remote: str) -> None:
+    """One file; paramiko says "size mismatch" where the other side had no room for its bytes."""
+    size_bytes = local.stat().st_size
+    try:
+        sftp.put(str(local), remote, confirm=False)
+        arrived = sftp.stat(remote).st_size
+    except OSError as error:
+        raise ProviderError(f"remotePath: '{remote}': not written: {error}") from error
+    if arrived != size_bytes:
+        raise ProviderError(
+            f"remotePath: '{remote}': {arrived} of {size_bytes} bytes arrived: its filesystem is "
+            "full or over a quota; free some there, then run pulumi up again"
+        )
 
 
 def make_dirs(sftp: paramiko.SFTPClient, path: str) -> None:

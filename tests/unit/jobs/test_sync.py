@@ -79,3 +79,29 @@ def test_a_release_that_never_went_live_is_not_trusted(tmp_path: Path) -> None:
 def test_code_that_cannot_be_installed_is_an_error_that_names_the_folder(tmp_path: Path) -> None:
     with pytest.raises(JobsError, match=r"none: the code was not installed: .*cd"):
         sync.send(Local(), str(tmp_path / "none"), FILES)
+
+
+def test_a_full_filesystem_is_one_line_with_the_way_out_and_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tar says it once for each of hundreds of files."""
+    sync.send(Local(), str(tmp_path), FILES)
+    before = content(tmp_path)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "tar").write_text(
+        '#!/bin/sh\ncd "$4" && echo half > half\n'
+        'for n in 1 2 3; do echo "tar: $n: Cannot write: No space left on device" >&2; done\n'
+        "echo 'tar: Exiting with failure status due to previous errors' >&2; exit 2\n"
+    )
+    (programs / "tar").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    with pytest.raises(JobsError) as refusal:
+        sync.send(Local(), str(tmp_path), {**FILES, "workloads/train.py": b"print(2)\n"})
+    said = str(refusal.value)
+    assert said.count("No space left on device") == 1
+    assert "\n" not in said
+    assert "raise its size_gib and run pulumi up" in said
+    (programs / "tar").unlink()
+    assert content(tmp_path) == before
+    assert [path.name for path in (tmp_path / "releases").glob("*.part")] == []

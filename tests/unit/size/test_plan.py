@@ -257,7 +257,7 @@ def test_a_submission_ships_its_plan_only_with_the_code_it_was_made_for(
     path = path_on_cluster(outputs.code_path, b"{}\n")
     assert made.job_id == "12"
     assert Path(path).read_bytes() == b"{}\n"
-    assert f"--export=ALL,SOPERATOR_PLAN={path}" in (tmp_path / "asked").read_text()
+    assert f",SOPERATOR_PLAN={path}" in (tmp_path / "asked").read_text()
 
 
 def test_the_file_is_written_whole_under_the_hash_of_its_bytes(tmp_path: Path) -> None:
@@ -269,3 +269,10 @@ def test_the_file_is_written_whole_under_the_hash_of_its_bytes(tmp_path: Path) -
         subprocess.run(["bash", "-c", script], input=content, check=True)
     assert Path(path).read_bytes() == content
     assert [each.name for each in Path(path).parent.iterdir()] == [Path(path).name]
+
+
+def test_a_plan_that_a_full_filesystem_cuts_leaves_nothing(tmp_path: Path) -> None:
+    script = install_script(str(tmp_path), [b"0123456789"])
+    cut = subprocess.run(["bash", "-c", script], input=b"0123", check=False)
+    assert cut.returncode != 0
+    assert list((tmp_path / "plans").iterdir()) == []
