@@ -7,6 +7,7 @@ is in the result; what a failure costs in price.py.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -84,21 +85,38 @@ def refuse_full(folder: Path) -> None:
 
 
 def write(values: Mapping[str, Any], folder: Path, key: Path) -> Files:
-    """Writes and signs both files; a folder that holds a certificate already is refused."""
+    """Writes and signs both files, or nothing; a folder that holds a certificate is refused."""
     refuse_full(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(values, indent=2, sort_keys=False) + "\n"
-    json_path, html_path = folder / JSON_NAME, folder / HTML_NAME
-    signatures: list[Path] = []
-    for path, written in ((html_path, embed(page.render(values), text)), (json_path, text)):
-        part = path.with_name(f".{path.name}.part")
-        part.write_text(written, encoding="utf-8")
-        # Signed before it has its name: an unsigned certificate never lies there.
-        made = signature.sign(part, key)
-        made.replace(signature.signature_of(path))
-        part.replace(path)
-        signatures.append(signature.signature_of(path))
-    return Files(folder=folder, json=json_path, html=html_path, signatures=tuple(signatures))
+    texts = {HTML_NAME: embed(page.render(values), text), JSON_NAME: text}
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Whole and signed before the first has its name: what lies there is a certificate.
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as aside:
+            for name, written in texts.items():
+                (Path(aside) / name).write_text(written, encoding="utf-8")
+                signature.sign(Path(aside) / name, key)
+            for name in texts:
+                signature.signature_of(Path(aside) / name).replace(
+                    signature.signature_of(folder / name)
+                )
+                (Path(aside) / name).replace(folder / name)
+    except (OSError, AcceptError) as error:
+        if is_new and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+        if isinstance(error, AcceptError):
+            raise
+        raise AcceptError(
+            f"{folder}: {error.strerror}; no certificate was written, and what was measured stays "
+            "where it is: make room or give another --output, with --result acceptance.json"
+        ) from error
+    return Files(
+        folder=folder,
+        json=folder / JSON_NAME,
+        html=folder / HTML_NAME,
+        signatures=tuple(signature.signature_of(folder / name) for name in texts),
+    )
 
 
 def verify(path: Path, signer: str) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -177,6 +179,27 @@ def test_a_certificate_is_written_once_and_never_unsigned(key: Path, tmp_path: P
         certificate.write(_content(), tmp_path / "d", tmp_path / "none")
     assert not (tmp_path / "d" / "certificate.json").exists()
     assert not (tmp_path / "d" / "certificate.html").exists()
+
+
+def test_a_full_disk_leaves_no_half_of_a_certificate(
+    key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended in a traceback, with half of the page in the folder."""
+    whole = signature.sign
+
+    def full_at_the_second(path: Path, key: Path) -> Path:
+        if path.name == certificate.JSON_NAME:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return whole(path, key)
+
+    monkeypatch.setattr(certificate.signature, "sign", full_at_the_second)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "kept").touch()
+    for name in ("new", "mine"):
+        with pytest.raises(AcceptError, match=r"No space left on device; no certificate was wri"):
+            certificate.write(_content(), tmp_path / name, key)
+    assert not (tmp_path / "new").exists()
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["kept"]
 
 
 def test_the_table_names_each_reason_and_ends_with_the_outcome() -> None:
