@@ -89,6 +89,15 @@ def test_efficiency_is_judged_at_each_point() -> None:
     assert found[1].context["base_ranks"] == 8
 
 
+def test_more_than_all_ranks_can_do_says_that_the_base_was_held_up_and_passes_nothing() -> None:
+    """A base at half speed made a cluster that lost a third of its work look perfect."""
+    points = [_point(8, 20000), _point(16, 27000, 2)]
+    checks = scaling.judge(points, stragglers([[1.0]] * 16), _nodes(2), H100)
+    (found,) = [check for check in checks if check.id == "training.scaling_efficiency"]
+    assert found.outcome == "NOT_RUN"
+    assert "135 % is more than 16 ranks can do: the 8 that it is compared" in str(found.reason)
+
+
 def test_a_loss_that_is_no_number_fails() -> None:
     bad = Point(
         **{**{name: getattr(_point(1, 1), name) for name in Point.__slots__}, "loss": float("nan")}
