@@ -44,11 +44,19 @@ def render(spec: StackSpec, worker: WorkerSpec, job: KubeJob) -> list[dict[str, 
     return kube_job.service_and_job(pods)
 
 
-def how_to_run(spec: StackSpec, worker: WorkerSpec, job: KubeJob) -> list[str]:
-    """What to type, with the GPUs freed first and the result read before the pods go."""
+def how_to_run(
+    spec: StackSpec, worker: WorkerSpec, job: KubeJob, *, file: str | None = None
+) -> list[str]:
+    """What to type, with the GPUs freed first and the result read before the pods go.
+
+    `file` has the objects.
+    """
     first = f"batch.kubernetes.io/job-name={job.name},batch.kubernetes.io/job-completion-index=0"
     return kube_job.how_to_run(
-        spec, _pods(spec, worker, job), f"logs -l {first} --tail=1 > acceptance.json"
+        spec,
+        _pods(spec, worker, job),
+        f"logs -l {first} --tail=1 > acceptance.json",
+        file=file,
     )
 
 

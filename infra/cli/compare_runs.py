@@ -83,7 +83,8 @@ def _kube_job(
     worker = _worker(spec, nodeset)
     job = kube_job.KubeJob(name=name, image=image, nodes=nodes)
     put(to_yaml(kube_job.render(spec, worker, job)), file)
-    for line in kube_job.how_to_run(spec, worker, job):
+    lines = kube_job.how_to_run(spec, worker, job, file=None if file is None else str(file))
+    for line in lines:
         output.note(line)
 
 

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from infra.accept import kube_job
 from infra.accept.kube_job import KubeJob
+from infra.cli.main import app
 from infra.render.job_nodes import RenderError
 from infra.render.kube_job import to_yaml
 from stacks.catalog import PLATFORMS
@@ -147,6 +149,17 @@ def test_the_words_free_the_gpus_first_and_give_them_back_last(spec: StackSpec) 
         )
     ]
     assert order == sorted(order)
+
+
+def test_the_words_name_the_file_that_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path
+) -> None:
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
+    file = tmp_path / "own.yaml"
+    words = ["compare-runs", "--kube-job", "--stack", "h100-prod", "--image", "i", "-o", str(file)]
+    done = CliRunner().invoke(app, words)
+    assert f"kubectl apply -f {file}" in done.stderr
+    assert "accept.yaml" not in done.stderr
 
 
 def test_more_nodes_than_there_are_and_a_bad_name_are_refused(spec: StackSpec) -> None:
