@@ -250,7 +250,7 @@ def _run(options: argparse.Namespace) -> None:
             num_workers=options.num_workers,
         )
     step.finish([output, rejects], {"num_chats": done.num_chats, **done.counts()})
-    log(f"{output}: {done}; why each was refused: {rejects.name}")
+    log(f"{output}: {done} in {rejects.name}")
 
 
 if __name__ == "__main__":
