@@ -16,6 +16,7 @@ from infra.cli.output import Format
 
 if TYPE_CHECKING:
     from infra.jobs.dispatch import Order
+    from infra.jobs.submit import Submission
     from stacks.slurm_spec import JobSpec
     from stacks.spec import StackSpec
 
@@ -86,7 +87,24 @@ def command(
     submit.job_args(sets or ())
     made = submission.ready(spec, wanted, sets or ())
     with context.connect(outputs, identity) as connection:
+
+        def counting() -> Submission | None:
+            if again:
+                return None
+            earlier = made.earlier(connection, outputs)
+            return earlier.counting(
+                job,
+                sets or (),
+                earlier.newest(wanted.after),
+                done_counts=wanted.ends,
+                fits=lambda each: after is None or each.after == after,
+            )
+
         if dry_run:
+            if (counts := counting()) is not None:
+                output.note(
+                    f"{job}: nothing would be submitted: job {counts.job_id} counts, unless --again"
+                )
             books, now = made.books, datetime.now(UTC)
             cost = pipeline_cost(pipeline_of(spec, job), books.rates, books.records)
             for line in (
@@ -101,16 +119,8 @@ def command(
                 print(text, end="")
             return
         with submission.alone(connection, outputs):
-            found = None
-            if not again:
-                earlier = made.earlier(connection, outputs)
-                found = earlier.counting(
-                    job,
-                    sets or (),
-                    earlier.newest(wanted.after),
-                    done_counts=wanted.ends,
-                    fits=lambda each: after is None or each.after == after,
-                )
+            found = counting()
+            is_earlier = found is not None
             if found is None:
                 with interrupts.held():
                     sent = made.submit(
@@ -122,8 +132,6 @@ def command(
                         once=not again and after is None,
                     )
                 found, is_earlier = sent.submission, sent.is_earlier
-            else:
-                is_earlier = True
     if format is Format.JSON:
         output.print_json(
             {

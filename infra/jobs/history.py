@@ -64,5 +64,7 @@ def read_submission(path: Path) -> Submission | None:
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     texts = (found.stack, found.job, found.job_id, found.cluster, found.submitted_at)
+    texts += (found.code_hash, found.log_path, *found.sets)
+    others = (found.after, found.reproduces, found.mark)
     whole = all(isinstance(each, str) for each in texts) and found.job_id.isdecimal()
-    return found if whole else None
+    return found if whole and all(isinstance(each, str | None) for each in others) else None

@@ -39,8 +39,15 @@ def alone(
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"another submission to {outputs.stack} is on its way from here; waiting for it")
+            other = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+            say(
+                f"another submission to {outputs.stack} is on its way from here (process {other}); "
+                "waiting for it"
+            )
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a full disk: only who waits would read it
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         _put_back(state, shell, outputs, say)
         yield
     finally:

@@ -219,7 +219,10 @@ def test_a_second_terminal_waits_for_the_first_and_says_so(
         assert waits.wait(60)
         order.append("first")
     thread.join(60)
-    said = "another submission to local is on its way from here; waiting for it"
+    said = (
+        f"another submission to local is on its way from here (process {os.getpid()}); waiting for "
+        "it"
+    )
     assert order == [said, "first", "second"]
 
 
@@ -235,3 +238,12 @@ def test_the_same_wait_for_the_same_job_is_one_submission(
     machine.run("submit", "prepare-data")
     for after, number in (("12", "13"), ("12", "13"), ("13", "14")):
         assert machine.run("submit", "finetune", "--after", after).stdout == f"{number}\n"
+
+
+def test_a_dry_run_says_that_a_job_counts_already(node: LoginNode, machine: Machine) -> None:
+    assert "would be submitted" not in machine.run("submit", "finetune", "--dry-run").stderr
+    machine.run("submit", "finetune")
+    done = machine.run("submit", "finetune", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "finetune: nothing would be submitted: job 12 counts, unless --again" in done.stderr
+    assert len(node.queue) == 1

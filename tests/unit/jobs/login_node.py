@@ -84,6 +84,8 @@ class LoginNode:
         (code / "current").symlink_to(f"releases/{code_hash}")
         places = {name: str(self.folder / name) for name in ("logs", "results")}
         known = dict.fromkeys((*OUTPUTS.jobs, *jobs), "")
+        for name in known:
+            (code / "jobs" / name).touch()
         return replace(OUTPUTS, code_path=str(code), code_hash=code_hash, places=places, jobs=known)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -149,6 +150,20 @@ def test_a_new_job_drops_what_a_former_cluster_left_under_its_id(tmp_path: Path)
     history.remember(tmp_path, made)
     assert [path.name for path in old.iterdir()] == ["submission.json"]
     assert history.submissions(tmp_path, "local") == (made,)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"sets": [1]}, {"after": 12}, {"mark": []}, {"job_id": "x"}, {"log_path": None}]
+)
+def test_a_submission_of_another_shape_is_as_good_as_none(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    made = submit.submit(Recorded(), OUTPUTS, "finetune", code_hash=HASH)
+    history.remember(tmp_path, made)
+    path = history.run_folder(tmp_path, "local", "12") / "submission.json"
+    assert history.read_submission(path) == made
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    assert history.read_submission(path) is None
 
 
 def test_a_damaged_submission_is_as_good_as_none(tmp_path: Path) -> None:
