@@ -115,7 +115,12 @@ def squeue(output: str) -> tuple[Job, ...]:
                 submitted=_present(submitted),
                 started=_present(started),
                 needs=_needs(needs),
-                where=_present(where.strip("()")),
+                # Of a job that ended without success Slurm may print how, in parentheses.
+                where=(
+                    _present(where.strip("()"))
+                    if state in ACTIVE_STATES or not where.startswith("(")
+                    else None
+                ),
             )
         )
     return tuple(jobs)

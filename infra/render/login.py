@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import Final
 
-from infra.render.schedule import install_lines
+from infra.render.schedule import install_lines, refuse_lines
 from stacks.spec import StackSpec
 
 _READY_TIMEOUT_S: Final = 3600
@@ -107,6 +107,7 @@ def activate_script(code_path: str, release: str) -> str:
 set -eu
 cd {shlex.quote(code_path)}
 test -d releases/{release}/workloads
+{refuse_lines(release)}
 touch releases/{release}.whole
 ln -sfn releases/{release} .current.{release}
 mv -T .current.{release} current

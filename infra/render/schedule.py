@@ -27,6 +27,11 @@ _END: Final = "# soperator-stack end"
 _CLEAN: Final = 'for name in ${!SLURM_@}; do [[ $name == SLURM_CONF ]] || unset "$name"; done'
 
 
+_NO_SCRONTAB: Final = (
+    'echo "this login node has no scrontab, which jobs[].schedule needs: take schedule out" >&2'
+)
+
+
 def has_schedules(spec: StackSpec) -> bool:
     """Whether any job is scheduled."""
     return any(job.schedule is not None for job in spec.jobs)
@@ -94,6 +99,16 @@ def scrontab_lines(spec: StackSpec, scheduled: list[JobSpec]) -> str:
     return "\n".join([*lines, _END]) + "\n"
 
 
+def refuse_lines(release: str) -> str:
+    """Shell text, in code_path: a release with schedules goes live only where scrontab is."""
+    return f"""
+if [ -e releases/{release}/{FOLDER}/{SCRONTAB} ] && ! command -v scrontab >/dev/null; then
+  {_NO_SCRONTAB}
+  exit 1
+fi
+""".strip()
+
+
 def install_lines() -> str:
     """Shell text, in code_path: makes root's scrontab hold the lines of the live release, or none.
 
@@ -105,7 +120,7 @@ def install_lines() -> str:
     return f"""
 if [ -e {ours} ] || [ -e .scheduled ]; then
   command -v scrontab >/dev/null || {{
-    echo "this login node has no scrontab, which jobs[].schedule needs: take schedule out" >&2
+    {_NO_SCRONTAB}
     exit 1
   }}
   if [ -e {ours} ]; then {names} {ours} >> .scheduled; fi

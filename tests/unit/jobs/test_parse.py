@@ -56,6 +56,14 @@ def test_squeue_gives_every_job_of_the_queue() -> None:
     assert (jobs["6"].where, jobs["6"].started) == ("JobHeldUser", None)
 
 
+def test_the_reason_of_an_end_is_no_place() -> None:
+    """All that a cluster without accounting tells: the column WHERE named the reason."""
+    times = "2026-11-21T21:56:57|2026-11-21T21:56:58"
+    (failed,) = parse.squeue(f"24|short|FAILED|0:05|{times}|(null)|(NonZeroExitCode)\n")
+    (waiting,) = parse.squeue(f"25|short|PENDING|0:00|{times}|(null)|(Resources)\n")
+    assert (failed.where, waiting.where) == (None, "Resources")
+
+
 def test_sacct_says_who_cancelled_and_only_the_state_is_kept() -> None:
     line = "7|finetune|CANCELLED by 0|0:15|00:00:09|2026-11-21T05:00:00|2026-11-21T05:00:01|"
     (job,) = parse.sacct(line + "2026-11-21T05:00:10|worker-[0-1]\n")

@@ -193,6 +193,7 @@ def test_a_login_node_without_scrontab_refuses_a_schedule_and_nothing_else(
     assert login.activate("a", {}).returncode == 0
     done = login.activate("b", schedule_files(scheduled(spec, evaluate="@daily")))
     assert (done.returncode, "has no scrontab" in done.stderr) == (1, True)
+    assert (login.code / "current").readlink().name == "a", "what was live still is"
 
 
 def run_schedule(spec: StackSpec, folder: Path, *, active: str = "") -> tuple[str, list[str]]:
