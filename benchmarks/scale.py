@@ -2,7 +2,7 @@
 
 The stack h100-prod with 1, 10, 100 and 1,000 workers against the emulated API of previews: wall
 time and peak memory of `pulumi preview` and of `pulumi up` of everything that the cloud's API makes
-(no Kubernetes and no Slurm), and the cost work alone for as many worker sets. Memory is the
+(no Kubernetes and no Slurm), and the cost work alone for as many nodesets. Memory is the
 proportional set size of the engine and its plugins together, without the emulator. Writes
 benchmarks/scale.json, unless other work loads the machine.
 """
@@ -92,7 +92,7 @@ def _measure(sizes: Iterable[int]) -> dict[str, Any]:
             found["up"][size] = made | {"resources": len(targets)}
             _say("up", size, f"{made['wall_s']:.2f} s, {made['peak_mib']} MiB, {len(targets)} made")
         found["cost_cpu_s"][size] = spent = round(cost_s(int(size)), 3)
-        _say("cost", size, f"{spent:.3f} s of CPU for as many worker sets")
+        _say("cost", size, f"{spent:.3f} s of CPU for as many nodesets")
     return found
 
 
@@ -113,7 +113,7 @@ def _fresh_cloud() -> Iterator[tuple[Path, dict[str, str]]]:
 
 
 def cost_s(num_sets: int) -> float:
-    """Seconds of CPU from a declaration of so many worker sets to its printed bill."""
+    """Seconds of CPU from a declaration of so many nodesets to its printed bill."""
     from cost.bill import Bill
     from cost.estimate import estimate
     from cost.price_layers import layered

@@ -21,7 +21,7 @@ from stacks.node_spec import Billing, WorkerSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """One worker set under both kinds of billing, without disks."""
+    """One nodeset under both kinds of billing, without disks."""
 
     worker: WorkerSpec
     on_demand_usd_per_hour: Decimal
@@ -38,7 +38,7 @@ class Reservation:
 
 
 def reservations_part(inputs: Inputs) -> Iterable[Part]:
-    """Part `reservations`; none where no worker set has both prices."""
+    """Part `reservations`; none where no nodeset has both prices."""
     found = tuple(_reservations(inputs, run_rates(inputs.spec, inputs.estimate, inputs.book)))
     if not found:
         return

@@ -49,7 +49,7 @@ _OF_ROLE: Final = {
 _UNJAILED: Final = ("nfs",)
 _IDENTITY: Final = (".type", ".existing_id")
 _DEFAULT_PERCENT: Final = 50
-"""Of a worker set that says nothing: infra/render/node_group.py, as the recipe has it."""
+"""Of a nodeset that says nothing: infra/render/node_group.py, as the recipe has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ def leaving(before: Mapping[str, str], spec: StackSpec) -> tuple[Leaving, ...]:
     """Workers that go for good, by set; those of a set that is no longer declared, too."""
     declared = {group.label: group for group in groups(spec) if group.nodeset is not None}
     found: list[Leaving] = []
-    for name, was in worker_sets(before):
+    for name, was in nodesets(before):
         key = f"nodes.workers[{name}]"
         group = declared.get(name)
         now = 0 if group is None else group.max_nodes
@@ -231,14 +231,14 @@ def _has_gpus(group: Group) -> bool:
 
 
 def _most(values: Mapping[str, str], key: str) -> int:
-    """Most nodes of a group as the values have it; none of a worker set of a paused stack."""
+    """Most nodes of a group as the values have it; none of a nodeset of a paused stack."""
     if values.get("nodes.paused") == "true" and key.startswith("nodes.workers["):
         return 0
     return int(values.get(f"{key}.nodes") or values.get(f"{key}.max_nodes") or 0)
 
 
-def worker_sets(values: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Name and most nodes of every worker set that the values declare."""
+def nodesets(values: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """Name and most nodes of every nodeset that the values declare."""
     start, end = "nodes.workers[", "].platform"
     for key in values:
         if key.startswith(start) and key.endswith(end):

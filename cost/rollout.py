@@ -12,7 +12,7 @@ from typing import Final
 
 from cost.estimate import Estimate
 from cost.layout import usd_text
-from cost.rolling import Leaving, Roll, leaving, rolls, worker_sets
+from cost.rolling import Leaving, Roll, leaving, nodesets, rolls
 from stacks.compatibility import ROLLOUT, release_of
 from stacks.spec import StackSpec
 from stacks.upgrade import KUBERNETES, SOPERATOR
@@ -217,7 +217,7 @@ def _restarts_workers(key: str) -> bool:
 
 def _every_node(before: Mapping[str, str]) -> tuple[str, ...]:
     """Every Slurm node of the deployment."""
-    return tuple(f"{name}-{at}" for name, most in worker_sets(before) for at in range(most))
+    return tuple(f"{name}-{at}" for name, most in nodesets(before) for at in range(most))
 
 
 def _surge_price(roll: Roll) -> str:

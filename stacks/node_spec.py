@@ -207,7 +207,7 @@ class NodesSpec:
     login: NodeGroupSpec
     """Nodes that users enter."""
     workers: tuple[WorkerSpec, ...]
-    """Worker sets, any number."""
+    """Nodesets, any number."""
     accounting: NodeGroupSpec | None = None
     """Node of the accounting database."""
     nfs: NodeGroupSpec | None = None

@@ -22,7 +22,7 @@ class Group:
     key: str
     spec: NodeGroupSpec
     min_nodes: int
-    """Least nodes that are paid for; none of a worker set of a paused stack."""
+    """Least nodes that are paid for; none of a nodeset of a paused stack."""
     max_nodes: int
     is_paused: bool
 

@@ -13,7 +13,7 @@ from stacks.node_spec import WorkerSpec
 
 
 def worker_disk_lines(group: Group, book: PriceBook) -> Iterator[CostComponent]:
-    """The local disks and the image disk of one worker set; other groups have none."""
+    """The local disks and the image disk of one nodeset; other groups have none."""
     if not isinstance(group.spec, WorkerSpec):
         return
     line = partial(node_disk_line, group, section=Section.WORKER_DISKS, scope=Scope.BEYOND)

@@ -1,6 +1,6 @@
 """One job of several nodes in Kubernetes: a headless service and an indexed Job, or a PyTorchJob.
 
-Owns what pods of a worker set ask for, how they find each other, and the words on how to free GPUs
+Owns what pods of a nodeset ask for, how they find each other, and the words on how to free GPUs
 that slurmd's pods hold. What runs in them: kube_training.py and infra/accept/kube_job.py. Pure.
 """
 

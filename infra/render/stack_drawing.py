@@ -144,13 +144,13 @@ def _worker(worker: WorkerSpec) -> Box:
     lines += [f"own disk {disk.mount_path}" for disk in worker.local_disks]
     if worker.billing is not Billing.ON_DEMAND:
         lines.append(str(worker.billing))
-    return Box(title=f"worker set {worker.name}", lines=tuple(lines), kind="gpu")
+    return Box(title=f"nodeset {worker.name}", lines=tuple(lines), kind="gpu")
 
 
 def _slurm(spec: StackSpec) -> list[Box]:
     """What people submit to and what they submit."""
     partitions = [
-        f"{each.name}: {', '.join(each.nodesets) or 'every worker set'}"
+        f"{each.name}: {', '.join(each.nodesets) or 'every nodeset'}"
         for each in spec.slurm.partitions
     ]
     jobs = [

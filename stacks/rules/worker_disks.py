@@ -32,7 +32,7 @@ def _disks(worker: WorkerSpec, path: str) -> Iterator[tuple[str, int, DiskType]]
 
 
 def check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
-    """Every local disk and the image disk of one worker set."""
+    """Every local disk and the image disk of one nodeset."""
     for at, size_gib, type_ in _disks(worker, path):
         check_stripes(at, size_gib, type_, findings)
     if worker.image_disk is not None and worker.image_disk.type not in STRIPED:

@@ -1,4 +1,4 @@
-"""Rules of worker sets beside their hardware: groups, roll-out, capacity, labels, users."""
+"""Rules of nodesets beside their hardware: groups, roll-out, capacity, labels, users."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _USER_NAME_MAX: Final = 32
 
 
 def check_workers(spec: StackSpec, findings: Findings) -> None:
-    """Every worker set beyond its hardware, and the users of the nodes."""
+    """Every nodeset beyond its hardware, and the users of the nodes."""
     for index, worker in enumerate(spec.nodes.workers):
         path = f"nodes.workers[{index}]"
         _check_created(worker, path, findings)

@@ -77,7 +77,7 @@ def core(kind, metadata):
 
 
 def nodeset(**changes):
-    """One worker set in the chart's values."""
+    """One nodeset in the chart's values."""
     worker = {
         "name": "worker",
         "replicas": 2,

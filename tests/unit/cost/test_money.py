@@ -33,7 +33,7 @@ counts = st.tuples(st.integers(0, 100), st.integers(1, 100)).map(sorted)
 
 
 @st.composite
-def worker_sets(draw: st.DrawFn) -> tuple[WorkerSpec, ...]:
+def nodesets(draw: st.DrawFn) -> tuple[WorkerSpec, ...]:
     workers: list[WorkerSpec] = []
     for index in range(draw(st.integers(1, 3))):
         platform, preset = draw(hardware)
@@ -60,7 +60,7 @@ def bill_of(spec: StackSpec, workers: tuple[WorkerSpec, ...]) -> Estimate:
 
 
 @SETTINGS
-@given(workers=worker_sets())
+@given(workers=nodesets())
 def test_the_total_is_the_sum_of_its_lines(
     priced: Callable[[str], Priced], workers: tuple[WorkerSpec, ...]
 ):
@@ -73,7 +73,7 @@ def test_the_total_is_the_sum_of_its_lines(
 
 
 @SETTINGS
-@given(workers=worker_sets())
+@given(workers=nodesets())
 def test_the_low_total_is_never_above_the_high_one(
     priced: Callable[[str], Priced], workers: tuple[WorkerSpec, ...]
 ):
@@ -82,7 +82,7 @@ def test_the_low_total_is_never_above_the_high_one(
 
 
 @SETTINGS
-@given(workers=worker_sets())
+@given(workers=nodesets())
 def test_one_more_node_never_costs_less(
     priced: Callable[[str], Priced], workers: tuple[WorkerSpec, ...]
 ):

@@ -25,7 +25,7 @@ def of_cluster(spec: StackSpec) -> dict[str, Any]:
 
 
 def of_nodeset(spec: StackSpec, **changes: Any) -> dict[str, Any]:
-    """Values of the first nodeset after a change of its worker set."""
+    """Values of the first nodeset after a change of its declaration."""
     (first, *_) = nodesets_values(with_worker(spec, **changes))["nodesets"]
     return first
 

@@ -49,7 +49,7 @@ def test_every_shipped_stack_is_drawn_as_its_golden_file(
 def test_what_is_declared_is_in_it(spec: StackSpec) -> None:
     text = words(stack_svg(spec))
     for worker in spec.nodes.workers:
-        assert f"worker set {worker.name}\n{worker.max_nodes} x {worker.platform}" in text
+        assert f"nodeset {worker.name}\n{worker.max_nodes} x {worker.platform}" in text
     for submount in spec.storage.submounts:
         assert f"{submount.name}\n{submount.mount_path}\n{submount.size_gib:,} GiB" in text
     for job in spec.jobs:

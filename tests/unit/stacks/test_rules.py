@@ -52,7 +52,7 @@ def submounts(count: int) -> Change:
 
 
 def sets(count: int, *, nodes: int = 1) -> Change:
-    """So many worker sets beside the first."""
+    """So many nodesets beside the first."""
 
     def change(config: dict[str, Any]) -> None:
         workers = config["nodes"]["workers"]
