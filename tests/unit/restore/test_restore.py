@@ -109,8 +109,10 @@ def test_every_problem_is_told_at_once() -> None:
     assert [line.partition(":")[0] for line in lines] == [
         "--path home/*",
         "--into-jail",
-        "no secret jail-backup has key backup-password-old nor secret jail-backup-old has key "
-        "backup-password",
+        (
+            "no secret jail-backup has key backup-password-old nor secret jail-backup-old has key "
+            "backup-password"
+        ),
     ]
 
 
