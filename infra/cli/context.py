@@ -5,6 +5,7 @@ Owns which key opens a login node and which code the checkout holds. One SSH con
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -37,10 +38,19 @@ def state_root() -> Path:
 
 
 def environ() -> dict[str, str]:
-    """The environment of `soperator env`, under what the user's own shell says."""
-    from infra.cli.env import environment
+    """The environment of `soperator env`, under what the user's own shell says.
 
-    ours = environment()
+    The key pair that it names is made where it is missing, as `soperator env` makes it.
+    """
+    from infra.cli.env import environment
+    from infra.local import engine
+    from stacks.public_keys import KEY_FILE_VARIABLE
+
+    ours, state = environment(), State.from_environ()
+    if KEY_FILE_VARIABLE not in os.environ and KEY_FILE_VARIABLE in ours:
+        # Where the folder cannot be written, the stack says what it lacks.
+        with contextlib.suppress(OSError):
+            engine.make_ssh_key(state)
     # The engine must be found, and its passphrase match, in a shell that never ran `soperator env`.
     forced = {name: ours[name] for name in ("PATH", "PULUMI_CONFIG_PASSPHRASE") if name in ours}
     return {**ours, **os.environ, **forced}

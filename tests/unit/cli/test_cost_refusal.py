@@ -54,3 +54,25 @@ def test_a_stack_that_does_not_exist_is_answered_with_one_list(name: str) -> Non
     assert result.exit_code == 1
     (line,) = result.stderr.splitlines()
     assert line.count(", ".join(stack_names())) == 1
+
+
+def test_a_fresh_checkout_needs_no_key_to_be_priced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`soperator cost` as the first command: the key that `soperator env` would make is made."""
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
+    monkeypatch.delenv("SOPERATOR_SSH_PUBLIC_KEY_FILE", raising=False)
+    done = cost("--stack", "l40s-dev")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "state" / "ssh" / "id_ed25519.pub").is_file()
+
+
+def test_a_key_of_ones_own_is_never_made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("SOPERATOR_SSH_PUBLIC_KEY_FILE", str(tmp_path / "mine.pub"))
+    refused = cost("--stack", "l40s-dev")
+    assert refused.exit_code != 0
+    assert f"cannot read the SSH public key {tmp_path / 'mine.pub'}" in refused.output
+    assert not (tmp_path / "state" / "ssh").exists()
