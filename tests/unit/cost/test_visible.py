@@ -45,5 +45,5 @@ def test_a_run_of_others_and_a_refusal_show_their_names_as_text(
     listed = CliRunner().invoke(app, ["runs", "list"])
     assert "\\x1b[2J" in listed.stdout
     refused = CliRunner().invoke(app, ["runs", "diff", "2", "\x1b[2J3"])
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert not [each for each in (listed.output, refused.output) if "\x1b" in each]
