@@ -56,6 +56,12 @@ def submissions(state: Path, stack: str) -> tuple[Submission, ...]:
     return tuple(sorted(found, key=lambda each: (each.submitted_at, int(each.job_id))))
 
 
+def damaged(state: Path, stack: str) -> tuple[Path, ...]:
+    """Files of submissions to this stack that say nothing any more."""
+    found = sorted((state / "runs" / stack).glob(f"*/{SUBMISSION}"))
+    return tuple(path for path in found if read_submission(path) is None)
+
+
 def read_submission(path: Path) -> Submission | None:
     """The submission in the file; a damaged one is as good as none."""
     try:

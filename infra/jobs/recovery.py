@@ -48,6 +48,8 @@ def alone(
         with contextlib.suppress(OSError):  # a full disk: only who waits would read it
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        for path in history.damaged(state, outputs.stack):
+            say(f"{path}: damaged, so its job may be submitted once more; remove it")
         _put_back(state, shell, outputs, say)
         yield
     finally:

@@ -247,3 +247,16 @@ def test_a_dry_run_says_that_a_job_counts_already(node: LoginNode, machine: Mach
     assert done.exit_code == 0, done.output
     assert "finetune: nothing would be submitted: job 12 counts, unless --again" in done.stderr
     assert len(node.queue) == 1
+
+
+def test_a_history_that_was_cut_is_told_and_what_is_queued_is_found_all_the_same(
+    node: LoginNode, machine: Machine
+) -> None:
+    machine.run("submit", "finetune")
+    path = machine.state / "runs" / "local" / "12" / "submission.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    done = machine.run("submit", "finetune")
+    assert done.stdout == "12\n", done.output
+    assert f"{path}: damaged, so its job may be submitted once more" in done.stderr
+    assert (len(node.queue), machine.known()) == (1, ["12"])
