@@ -25,3 +25,7 @@ def last_words(stderr: str) -> str:
         f"{full}: free some there (soperator status --filesystems shows what is full), or raise "
         "its size_gib and run pulumi up"
     )
+
+
+class NotSubmittedError(JobsError):
+    """Refused before sbatch ran: no job came of it."""

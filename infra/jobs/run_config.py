@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from infra.jobs.errors import JobsError
+from infra.jobs.errors import NotSubmittedError
 from infra.uploads.client import Place, StorageError
 
 VARIABLE: Final = "SOPERATOR_RUN_CONFIG"
@@ -37,7 +37,7 @@ def keep(store: Mapping[str, str], recipe: str, content: bytes) -> str:
         if place.read() != content:
             place.write(content)
     except StorageError as error:
-        raise JobsError(
+        raise NotSubmittedError(
             f"the run's config was not stored: {error}; nothing was submitted: run `pulumi up`, "
             "which renews the key, or submit again"
         ) from error

@@ -15,10 +15,10 @@ from infra.jobs import attempt, budget, history
 from infra.jobs.attempt import Attempt
 from infra.jobs.books import Books
 from infra.jobs.budget import Asking
-from infra.jobs.errors import JobsError
+from infra.jobs.errors import JobsError, NotSubmittedError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.slurm import Shell
-from infra.jobs.submit import AlreadyQueuedError, NotSubmittedError, Submission
+from infra.jobs.submit import AlreadyQueuedError, Submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from infra.jobs import mark as marks
 from infra.jobs import parse, prepared_data
 from infra.jobs import plan as plans
 from infra.jobs import run_config as run_configs
-from infra.jobs.errors import JobsError
+from infra.jobs.errors import JobsError, NotSubmittedError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.slurm import Shell, dependency, refused, sbatch_command
 from infra.render.sbatch import RELEASE_VARIABLE
@@ -45,10 +45,6 @@ class Submission:
     """The run that it repeats; None for a run of its own."""
     mark: str | None = None
     """Comment of the job in Slurm, by mark.py; None: it was submitted without one."""
-
-
-class NotSubmittedError(JobsError):
-    """Refused before sbatch ran: no job came of it."""
 
 
 class AlreadyQueuedError(JobsError):

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.jobs import run_config
+from infra.jobs import attempt, run_config
 from infra.jobs.books import open_books
 from infra.jobs.dispatch import dispatch, order
 from infra.jobs.errors import JobsError
 from infra.jobs.recipes import recipe_of
+from infra.jobs.ssh import Result
 from infra.render.archive import code_files
 from infra.render.object_storage import store
 from stacks.load import STACKS_DIR, load_stack, stack_names
@@ -61,7 +62,14 @@ def test_a_key_without_rights_refuses_the_submission_with_what_to_do(storage: St
 def test_a_submission_names_the_object_to_its_job(
     storage: Storage, tmp_path: Path, public_key_file: Path
 ) -> None:
-    of, shell, said = open_books(l40s(), tmp_path, print), Recorded(), list[str]()
+    class Login(Recorded):
+        """Counts what is stored when sbatch comes."""
+
+        def run(self, command: str, *, stdin: bytes = b"") -> Result:
+            said.append(f"{len(stored(storage))} stored before sbatch")
+            return super().run(command, stdin=stdin)
+
+    of, shell, said = open_books(l40s(), tmp_path, print), Login(), list[str]()
     files = code_files(CHECKOUT, of.spec)
     dispatch(
         order(of, job_of(of.spec), files, ["train.max_steps=8"], say=said.append),
@@ -73,13 +81,32 @@ def test_a_submission_names_the_object_to_its_job(
         git_revision=None,
         say=said.append,
         store=opened(storage),
-        begin=lambda: said.append(f"{len(stored(storage))} stored before sbatch"),
     )
     ((key, content),) = stored(storage).items()
     assert json.loads(content)["train"]["max_steps"] == 8
     assert f"{run_config.VARIABLE}=configs/{key}" in shell.asked[-1]
     assert f"config: configs/{key}" in said
     assert "1 stored before sbatch" in said
+
+
+def test_a_bucket_that_refuses_stops_the_submission_before_the_cluster_is_asked(
+    storage: Storage, tmp_path: Path, public_key_file: Path
+) -> None:
+    of, shell = open_books(l40s(), tmp_path, print), Recorded()
+    ordered = order(of, job_of(of.spec), code_files(CHECKOUT, of.spec), say=lambda _line: None)
+    with pytest.raises(JobsError, match="nothing was submitted: run `pulumi up`"):
+        dispatch(
+            ordered,
+            of,
+            shell,
+            OUTPUTS,
+            state=tmp_path,
+            code_hash=HASH,
+            git_revision=None,
+            say=lambda _line: None,
+            store=opened(storage, "copies"),
+        )
+    assert (shell.asked, attempt.left(tmp_path, "local")) == ([], ())
 
 
 def test_the_job_makes_the_bytes_that_were_stored(public_key_file: Path) -> None:
