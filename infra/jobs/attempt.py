@@ -86,15 +86,21 @@ def find(
     since = (begun - timedelta(days=1)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
     # An sbatch whose sender is gone still holds the lock: what it makes is seen after it.
     result = shell.run(
-        f"{marks.lock_script(outputs.code_path)}; export TZ=UTC0; "
+        f"{marks.lock_script(outputs.code_path)}export TZ=UTC0; "
         f"squeue --all --noheader --states=all --format={shlex.quote(_QUEUE)} && echo -- && "
         f"sacct --allusers --noheader --parsable2 --allocations --name={shlex.quote(made.job)} "
         f"--format={_SACCT} --starttime={since}"
     )
-    queued, separator, accounted = result.stdout.partition("--\n")
+    if result.exit_code == marks.BUSY_EXIT:
+        raise JobsError(
+            f"{made.job}: {marks.why_busy(result.stderr)}; whether a job came of the submission "
+            "that was cut off is not known: try again"
+        )
+    # A whole line: a comment of somebody's job may end with the same.
+    queued, separator, accounted = f"\n{result.stdout}".partition("\n--\n")
     if not separator or (not result.ok and "accounting storage" not in result.stderr):
         raise refused("squeue", result)
-    in_queue = [line.partition("|") for line in queued.splitlines()]
+    in_queue = [line.partition("|") for line in queued.split("\n") if line]
     rows = [fields for line in accounted.splitlines() if len(fields := line.split("|", 2)) == 3]
     for job_id, comment in [(each[0], each[2]) for each in in_queue] + [
         (row[0], row[2]) for row in rows

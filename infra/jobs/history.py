@@ -6,11 +6,11 @@ Owns that file and the folder of one run. A submission says what was asked, a ru
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+from infra import whole_file
 from infra.jobs.errors import JobsError
 from infra.jobs.submit import Submission
 
@@ -31,14 +31,8 @@ def remember(state: Path, submission: Submission, *, is_new: bool = True) -> Non
     former = read_submission(folder / SUBMISSION)
     if is_new or (former is not None and former.cluster != submission.cluster):
         shutil.rmtree(folder, ignore_errors=True)
-    part = folder / f".{SUBMISSION}.part"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with part.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(submission), indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(folder / SUBMISSION)
+        whole_file.write(folder / SUBMISSION, json.dumps(asdict(submission), indent=2) + "\n")
     except OSError as error:
         raise JobsError(
             f"{folder}: {error.strerror or error}; job {submission.job_id} is submitted but not "

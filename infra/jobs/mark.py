@@ -19,6 +19,8 @@ _NONCE_BYTES: Final = 6
 _LOCK: Final = ".submit.lock"
 """In the code folder, which all login nodes share."""
 _WAIT_S: Final = 60
+_DROP: Final = "cat > /dev/null"
+"""What is on standard input is read before an end: else the sender takes it for a lost line."""
 BUSY_EXIT: Final = 74
 QUEUED_EXIT: Final = 76
 """What ends the shell where a job of equal inputs runs or waits: its id and comment are printed."""
@@ -39,24 +41,28 @@ def new_mark(
 
 
 def lock_script(code_path: str) -> str:
-    """Shell words that hold the login node's lock until the shell ends, or fail after a minute."""
-    return f"exec 9>>{shlex.quote(f'{code_path}/{_LOCK}')} && flock -w {_WAIT_S} 9"
+    """Shell words that hold the login node's lock until the shell ends, or end it: BUSY_EXIT."""
+    path = f"{code_path}/{_LOCK}"
+    said = f"another submission holds {path}, or it cannot be locked"
+    return (
+        f"{{ exec 9>>{shlex.quote(path)} && flock -w {_WAIT_S} 9; }} || "
+        f"{{ {_DROP}; echo {shlex.quote(said)} >&2; exit {BUSY_EXIT}; }}; "
+    )
+
+
+def why_busy(stderr: str) -> str:
+    """What the shell said before BUSY_EXIT, in one line: its own words tell what is not there."""
+    return "; ".join(line.strip() for line in stderr.splitlines() if line.strip())
 
 
 def turn_script(code_path: str, mark: str, *, once: bool) -> str:
     """Shell words before sbatch: hold the lock, and with `once` end at a job of equal inputs."""
-    # What is on standard input is read before an end: else the sender takes it for a lost line.
-    drop = "cat > /dev/null"
-    said = f"another submission holds {code_path}/{_LOCK}, or it cannot be written"
-    lock = (
-        f"{{ {lock_script(code_path)}; }} || "
-        f"{{ {drop}; echo {shlex.quote(said)} >&2; exit {BUSY_EXIT}; }}; "
-    )
+    lock = lock_script(code_path)
     if not once:
         return lock
     inputs = f"|{mark.rpartition(':')[0]}:"
     return (
-        f"{lock}queued=$(squeue --all --noheader --format='%F|%k') || {{ {drop}; exit 1; }}; "
+        f"{lock}queued=$(squeue --all --noheader --format='%F|%k') || {{ {_DROP}; exit 1; }}; "
         f"if same=$(printf '%s\\n' \"$queued\" | grep -m1 -F {shlex.quote(inputs)}); then "
-        f"{drop}; printf '%s\\n' \"$same\"; exit {QUEUED_EXIT}; fi; "
+        f"{_DROP}; printf '%s\\n' \"$same\"; exit {QUEUED_EXIT}; fi; "
     )

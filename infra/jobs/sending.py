@@ -112,7 +112,11 @@ def _came_of(
 
     Slurm may queue a job and let sbatch time out. Where nobody answers, the attempt stays.
     """
-    known = [each.job_id for each in history.submissions(state, outputs.stack)]
+    known = [
+        each.job_id
+        for each in history.submissions(state, outputs.stack)
+        if each.cluster == outputs.login_host_key
+    ]
     try:
         number = attempt.find(shell, outputs, begun, known)
     except JobsError:

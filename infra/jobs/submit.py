@@ -133,7 +133,8 @@ def submit(
         number, _, comment = result.stdout.strip().partition("|")
         raise AlreadyQueuedError(job, number, comment)
     if mark is not None and result.exit_code == marks.BUSY_EXIT:
-        raise NotSubmittedError(f"{job}: {result.stderr.strip()}; nothing was submitted: try again")
+        why = marks.why_busy(result.stderr)
+        raise NotSubmittedError(f"{job}: {why}; nothing was submitted: try again")
     if not result.ok:
         raise refused(f"{job}: sbatch", result)
     number = parse.submitted_id(result.stdout)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from infra.jobs.outputs import StackOutputs
 from infra.render.archive import code_files, hash_files
 from stacks.load import STACKS_DIR, load_stack
 from tests.unit.cli.test_submit import SEARCH
-from tests.unit.jobs.login_node import LOST, Killed, LoginNode
+from tests.unit.jobs.login_node import LOST, Killed, LoginNode, planned
 
 VERBS = [
     pytest.param(("submit", "finetune"), ["finetune"], id="submit"),
@@ -260,3 +261,41 @@ def test_a_history_that_was_cut_is_told_and_what_is_queued_is_found_all_the_same
     assert done.stdout == "12\n", done.output
     assert f"{path}: damaged, so its job may be submitted once more" in done.stderr
     assert (len(node.queue), machine.known()) == (1, ["12"])
+
+
+def test_while_nobody_gets_the_lock_an_attempt_is_kept_and_nothing_is_submitted(
+    node: LoginNode, machine: Machine
+) -> None:
+    """Slurm hung with the lock held: the attempt was forgotten, and its job came twice."""
+    node.cut = Killed
+    with pytest.raises(Killed):
+        machine.run("submit", "finetune")
+    flock = node.folder / "bin" / "flock"
+    flock.write_text("#!/bin/sh\nexit 1\n")
+    flock.chmod(0o755)
+    done = machine.run("submit", "finetune")
+    assert (done.exit_code, done.stdout) == (1, ""), done.output
+    assert "another submission holds" in done.stderr
+    assert len(attempt.left(machine.state, "local")) == 1
+    flock.unlink()
+    assert machine.run("submit", "finetune").stdout == "12\n"
+    assert node.names() == ["finetune"]
+
+
+def test_an_id_of_a_former_cluster_does_not_hide_the_job_that_came(
+    node: LoginNode, machine: Machine
+) -> None:
+    former = replace(planned(), job_id="12", log_path="", cluster="ssh-ed25519 AAAAformer")
+    history.remember(machine.state, former)
+    node.put("times_out")
+    # Slurm has finished it by the time that it is looked for, and accounting keeps no comments.
+    node.at = lambda command: ended(node) if "--states=all --format='%F|%k'" in command else None
+    done = machine.run("submit", "finetune")
+    assert (done.exit_code, done.stdout) == (0, "12\n"), done.output
+
+
+def ended(node: LoginNode) -> None:
+    """Moves the queue into accounting, as of now."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    node.put("accounted", "".join(f"{job[0]}|{now}|\n" for job in node.queue))
+    node.put("queue")

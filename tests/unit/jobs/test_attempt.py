@@ -98,3 +98,19 @@ def test_a_mark_is_part_of_the_path_that_its_attempt_is_written_to(
     attempt.begin(tmp_path, begun)
     attempt.begin(tmp_path, replace(begun, submission=second))
     assert len(attempt.left(tmp_path, "local")) == 2
+
+
+def test_a_lock_that_an_sbatch_still_holds_leaves_open_whether_a_job_came(
+    begun: Attempt,
+) -> None:
+    """The attempt was forgotten while its sbatch hung, and its job came after that."""
+    shell = Recorded(
+        stdout="--\n", stderr="flock: not found\nanother submission holds it\n", exit_code=74
+    )
+    said = "finetune: flock: not found; another submission holds it; whether a job came of"
+    with pytest.raises(JobsError, match=said):
+        attempt.find(shell, OUTPUTS, begun, ())
+
+
+def test_a_comment_of_somebody_else_is_not_taken_for_the_end_of_the_queue(begun: Attempt) -> None:
+    assert found(f"11|old --\n12|{begun.mark}\n--\n", begun) == "12"
