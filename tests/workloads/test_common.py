@@ -272,6 +272,19 @@ def test_the_record_that_stands_is_of_the_rank_that_failed_first(
     assert record.stands(tmp_path, is_main=rank == 0) is stands
 
 
+@pytest.mark.parametrize(("started", "stands"), [(-60, False), (-10, True), (None, True)])
+def test_what_a_rank_met_before_a_slow_one_was_up_counts_and_the_start_before_does_not(
+    started: int | None, stands: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 had read torch from a cold disk, and wrote its lost peer over what that one met."""
+    record = RunRecord(kind="train", recipe="r", exit_code=EFFECT)
+    if started is not None:
+        monkeypatch.setenv("SOPERATOR_STARTED_S", str(record.began_s + started))
+    RunRecord(kind="train", recipe="r", exit_code=CAUSE).finish(tmp_path)
+    os.utime(tmp_path / "run_record.json", (record.began_s - 30,) * 2)
+    assert record.stands(tmp_path, is_main=True) is stands
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"schema_version": 1}', "[]"])
 def test_a_record_that_was_cut_short_is_none(text: str, tmp_path: Path) -> None:
     record = RunRecord(kind="train", recipe="r", exit_code=EFFECT)

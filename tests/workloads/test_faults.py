@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from workloads.common import record
 from workloads.common.exit_codes import ExitCode, HungError, exit_code_of, reason_of
-from workloads.common.launch import cause_of, may_restart
+from workloads.common.launch import agent_class, cause_of, may_restart, say_why
 from workloads.common.supervise import Job, Supervisor
 from workloads.train.faults import Watchdog
 
@@ -77,6 +80,23 @@ def test_a_rank_that_lost_its_peers_is_not_the_cause_where_one_of_them_is(
 ) -> None:
     """Out of memory on rank 1 was started again, as rank 0 was seen to end first."""
     assert cause_of(status, ends) == cause
+
+
+def test_what_an_earlier_start_met_does_not_stand_for_a_rank_that_was_killed_in_a_later_one(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HUNG was tried again and the next start ran out of memory: the record still said HUNG."""
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    for name in ("SOPERATOR_STARTS", "SOPERATOR_STARTED_S"):
+        monkeypatch.setenv(name, "")
+    folder = places / "results" / "13"
+    record.RunRecord(kind="train", recipe="r", exit_code=ExitCode.HUNG).finish(folder)
+    os.utime(folder / "run_record.json", (0, 0))
+    agent = agent_class()
+    monkeypatch.setattr(agent.__base__, "_start_workers", lambda self, group: {})
+    agent._start_workers(agent.__new__(agent), SimpleNamespace(group_rank=1))
+    say_why(["-m", "workloads.train", "--recipe", "r"], 1, -signal.SIGKILL)
+    assert json.loads((folder / "run_record.json").read_text())["exit_code"] == 137
 
 
 def test_a_step_that_stands_ends_the_rank_with_what_it_was_doing(

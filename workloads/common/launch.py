@@ -74,7 +74,7 @@ def cause_text(rank: int, status: int) -> str:
     return f"rank {rank} {end}: its last lines are in the job's log"
 
 
-def say_why(began_s: float, arguments: Sequence[str], rank: int, status: int) -> None:
+def say_why(arguments: Sequence[str], rank: int, status: int) -> None:
     """Put the cause into the run record, where what a rank wrote there is only its effect."""
     words = [*arguments, "", ""]
     module = words[words.index("-m") + 1] if "-m" in arguments else ""
@@ -82,7 +82,6 @@ def say_why(began_s: float, arguments: Sequence[str], rank: int, status: int) ->
     fallback = record.RunRecord(
         kind=module.rpartition(".")[2],
         recipe=recipe,
-        began_s=began_s,
         outcome="FAIL",
         exit_code=shell_status(status),
         reason=cause_text(rank, status),
@@ -113,6 +112,8 @@ def agent_class() -> Any:
         def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore
             self.num_starts += 1
             os.environ[STARTS] = str(self.num_starts)
+            # A record of the start before says nothing of this one.
+            os.environ[record.STARTED_S] = str(time.time())
             nodes = os.environ.get(NODES_FILE)
             if nodes and worker_group.group_rank == 0:
                 Path(nodes).write_text(f"{worker_group.group_world_size}\n", encoding="utf-8")
@@ -176,7 +177,6 @@ def _run(arguments: Sequence[str]) -> int:
     from torch.distributed.launcher import api
     from torch.distributed.run import main as torchrun
 
-    began_s = time.time()
     made: list[Any] = []
     agent = agent_class()
 
@@ -196,7 +196,7 @@ def _run(arguments: Sequence[str]) -> int:
         rank, failure = error.get_first_failure()
         log(f"rank {rank} ended with {failure.exitcode}")
         if failure.exitcode not in record.EFFECTS:
-            say_why(began_s, arguments, rank, failure.exitcode)
+            say_why(arguments, rank, failure.exitcode)
         return shell_status(failure.exitcode)
     except SignalException as error:
         log(f"stopped by {signal.Signals(error.sigval).name}")

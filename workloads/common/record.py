@@ -28,6 +28,8 @@ FILE_NAME = "run_record.json"
 Outcome = Literal["PASS", "FAIL", "NOT_RUN"]
 DECLARED_NAMES = "SOPERATOR_DECLARED"
 """Variable with the names, divided by spaces, that the stack declares for a job."""
+STARTED_S = "SOPERATOR_STARTED_S"
+"""Variable with the Unix time at which the launcher started all ranks, in seconds."""
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSPHRASE", "KEY", "CREDENTIAL")
 EFFECTS = frozenset({ExitCode.OK, ExitCode.DISTRIBUTED, ExitCode.PREEMPTED})
 """What a rank may end with because of what another one met."""
@@ -130,12 +132,20 @@ class RunRecord:
             "artifacts": self.artifacts,
         }
 
+    @property
+    def started_s(self) -> float:
+        """Unix time at which all ranks were started; of a process without others, this one.
+
+        A rank that is slow to come up has to see what another one wrote before that.
+        """
+        return float(os.environ.get(STARTED_S) or self.began_s)
+
     def stands(self, results_dir: Path | None, *, is_main: bool) -> bool:
         """Whether this rank's record is the job's: rank 0's, or that of the rank which failed.
 
         What followed from a failure never takes the place of what says why.
         """
-        written = written_code(results_dir, since_s=self.began_s)
+        written = written_code(results_dir, since_s=self.started_s)
         if written is None:
             return is_main or self.exit_code != ExitCode.OK
         return written in EFFECTS and (is_main or self.exit_code not in EFFECTS)
@@ -164,7 +174,7 @@ def say_why(results_dir: Path, fallback: RunRecord) -> None:
 
     What a rank wrote stays, save outcome, exit code and reason; without one `fallback` is written.
     """
-    written = written_code(results_dir, since_s=fallback.began_s)
+    written = written_code(results_dir, since_s=fallback.started_s)
     if written is None:
         fallback.finish(results_dir)
     elif written in EFFECTS:
