@@ -55,8 +55,9 @@ def test_jobs_side_by_side_take_the_time_of_the_longer_one() -> None:
 def test_the_preview_has_a_row_for_each_pipeline() -> None:
     spec = l40s()
     text = render(bill(spec, layered(spec)), Format.TABLE)
-    assert "prepare-data -> finetune -> evaluate -> serve" in text
-    assert "$575.67" in text, "with a day of the one node that serves"
+    assert "prepare-data -> finetune -> inference-original ->" in text
+    assert "evaluate -> inference-trained -> compare -> serve" in text
+    assert "$614.50" in text, "with a day of the one node that serves"
     plain = bill(spec, layered(spec)).parts
     assert [part.name for part in plain].count("pipelines") == 1
 

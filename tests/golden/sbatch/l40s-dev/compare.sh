@@ -1,0 +1,55 @@
+#!/bin/bash
+# Job compare of stack l40s-dev; pulumi up renders and replaces it: do not edit.
+# In /home/shared/finetune_code: sbatch jobs/compare [--set key=value]
+#SBATCH --job-name=compare
+#SBATCH --partition=train
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --time=00:30:00
+#SBATCH --output=/mnt/chkpt/logs/%x_%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+set -euo pipefail
+
+# A job keeps the release that soperator submitted it with, also when it is queued again.
+release=${SOPERATOR_RELEASE:+releases/$SOPERATOR_RELEASE}
+code=$(readlink -f /home/shared/finetune_code/"${release:-current}")
+cd "$code"
+export PYTHONPATH=$code PYTHONUNBUFFERED=1
+export SOPERATOR_CODE_HASH=${code##*/}
+export SOPERATOR_JOB=compare SOPERATOR_STACK=l40s-dev
+export SOPERATOR_PYTHON=/opt/soperator/venv/bin/python
+export SOPERATOR_PLACE_CACHE=/mnt/data/cache
+export SOPERATOR_PLACE_CHKPT=/mnt/chkpt
+export SOPERATOR_PLACE_DATA=/mnt/data
+export SOPERATOR_PLACE_ELASTIC=/mnt/chkpt/elastic
+export SOPERATOR_PLACE_LOGS=/mnt/chkpt/logs
+export SOPERATOR_PLACE_MODEL=/mnt/model
+export SOPERATOR_PLACE_RESULTS=/mnt/chkpt/results
+export SOPERATOR_PLACE_SCRATCH=/mnt/memory
+export SOPERATOR_PLATFORM=gpu-l40s-d SOPERATOR_PRESET=2gpu-64vcpu-384gb
+export OMP_NUM_THREADS=4
+
+mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SOPERATOR_PLACE_RESULTS
+run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID
+if [[ ${SLURM_RESTART_COUNT:-0} = 0 && -e $run/run_record.json ]]; then
+  mv -T "$run" "$run.of-another-cluster-$(date -u +%Y%m%dT%H%M%SZ)"
+fi
+# Every node must see the same environment and mounts before ranks wait for each other.
+srun --overlap --ntasks=1 --ntasks-per-node=1 --cpus-per-task=4 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
+[[ -x $SOPERATOR_PYTHON ]] ||
+  fail "$SOPERATOR_PYTHON is missing: run soperator venv --stack $SOPERATOR_STACK, submit again"
+for path in "$@"; do
+  mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
+done
+for path in "$SOPERATOR_PLACE_DATA" "$SOPERATOR_PLACE_MODEL"; do
+  [[ -z $path || -r $path ]] || fail "$path cannot be read: bring data and models there first"
+done
+for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
+  [[ -z $path || -w $path ]] || fail "$path cannot be written: check its owner and mode"
+done
+[[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
+  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"' check /home /mnt/chkpt /mnt/data /mnt/memory /mnt/model
+
+exec srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=4 "$SOPERATOR_PYTHON" -m workloads.evaluate.compare_job --recipe finance_qwen3_14b "$@"
