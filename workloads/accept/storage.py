@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 import random
+import re
 import shutil
 import statistics
 import struct
@@ -67,8 +68,17 @@ def targets(places: Mapping[str, Path], mounts: Sequence[str]) -> dict[str, Path
     """Return what is measured, by name: the places, and each mount that no place lies on."""
     paths = [Path(each) for each in mounts]
     measured = {_deepest(place, paths) for place in places.values()}
-    rest = {str(path).strip("/").replace("/", "-"): path for path in paths if path not in measured}
-    return {**places, **rest}
+    found = dict(places)
+    for path in paths:
+        if path in measured:
+            continue
+        # As acceptance.schema.json has the end of a check's id.
+        name = re.sub("[^a-z0-9]+", "_", str(path).lower().strip("/"))
+        # A place's name is that place's; scratch would be judged as each node's own.
+        while name in found or name in PRIVATE_PLACES:
+            name = f"mount_{name}"
+        found[name] = path
+    return found
 
 
 def _deepest(place: Path, mounts: Sequence[Path]) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -160,9 +161,21 @@ def test_each_submount_is_measured_once_also_where_no_place_lies_on_it() -> None
     """/home of `local` was no place, and was never measured."""
     places = {"data": Path("/mnt/data"), "results": Path("/mnt/chkpt/results")}
     found = storage.targets(places, ("/home", "/mnt/chkpt", "/mnt/data", "/mnt/data/deep"))
-    rest = {"home": Path("/home"), "mnt-data-deep": Path("/mnt/data/deep")}
+    rest = {"home": Path("/home"), "mnt_data_deep": Path("/mnt/data/deep")}
     assert found == {**places, **rest}
     assert storage.targets(places, ()) == places
+    taken = storage.targets(places, ("/mnt/a-b", "/mnt/a/b", "/data", "/scratch"))
+    assert taken == {
+        **places,
+        "mnt_a_b": Path("/mnt/a-b"),
+        "mount_mnt_a_b": Path("/mnt/a/b"),
+        "mount_data": Path("/data"),
+        # A place of that name may be each node's own; a mount of all nodes is judged as shared.
+        "mount_scratch": Path("/scratch"),
+    }
+    schema = json.loads(Path(storage.__file__).with_name("acceptance.schema.json").read_text())
+    pattern = schema["properties"]["checks"]["items"]["properties"]["id"]["pattern"]
+    assert all(re.fullmatch(pattern, f"storage.{name}") for name in {**found, **taken})
     with pytest.raises(ValueError, match="mounts: 'home' is not absolute"):
         StorageConfig(mounts=("home",))
 
