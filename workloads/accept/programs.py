@@ -6,6 +6,7 @@ and where the ranks wait meanwhile. What they print is read in nccl_tests.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -22,6 +23,8 @@ from workloads.common.dist import World
 
 TIMEOUT_S = 1800
 """Of all programs of nccl-tests together."""
+_END_S: Final = 60
+"""For the tasks of a step that is ended: KillWait is 30 s."""
 _STEP: Final = ("SLURM_", "SRUN_", "PMI_", "PMIX_")
 """Variables of the step that the ranks run in: another step reads them as its own options."""
 
@@ -81,21 +84,31 @@ def run_nccl_tests(
             size = str(nccl_tests.aligned(size_mb * 10**6, ranks))
             each = "1" if launcher else str(gpus)
             try:
-                done = subprocess.run(
-                    [*launcher, path, "-b", size, "-e", size, "-g", each],
-                    capture_output=True,
-                    text=True,
-                    timeout=max(0.0, end - time.monotonic()),
-                    check=False,
-                    env=own,
-                )
+                text = _output([*launcher, path, "-b", size, "-e", size, "-g", each], own, end)
             except subprocess.TimeoutExpired:
                 raise nccl_tests.NcclTestsError(
                     f"{path}: the programs did not end in {TIMEOUT_S} s; run it by hand, "
                     "or leave accept.collectives.nccl_tests out"
                 ) from None
-            found += nccl_tests.parse(done.stdout + done.stderr, op=op, ranks=ranks)
+            found += nccl_tests.parse(text, op=op, ranks=ranks)
     return found
+
+
+def _output(words: Sequence[str], environment: Mapping[str, str], end_s: float) -> str:
+    """Return what a program printed by `end_s`, a moment of time.monotonic()."""
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            return "".join(process.communicate(timeout=max(0.0, end_s - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            # srun ends its tasks when it is asked to; killed, it leaves them on the GPUs.
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_END_S)
+            raise
+        finally:
+            process.kill()
 
 
 def waiting_room(world: World) -> World:

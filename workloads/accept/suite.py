@@ -6,6 +6,7 @@ in it, not lost.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,7 @@ class Suite:
         devices = wires.devices_of(self.facts)
         # A node without the program would leave the others waiting for its server.
         folders = self.world.gather(
-            folder if folder and (folder / wires.PROGRAM).is_file() else None
+            folder if folder and shutil.which(wires.PROGRAM, path=str(folder)) else None
         )
         if None in folders and perftest != ON_PATH:
             why = f"{folder}/{wires.PROGRAM} is not on every node"

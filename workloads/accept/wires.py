@@ -76,15 +76,17 @@ def measure(
         if index is not None:
             port = _free_port()
             server = _start(folder, device, port)
-        ports = [each for each in world.gather(port) if each is not None]
-        mine = None
-        if index is not None:
-            other = (index + 1) % len(nodes)
-            mine = _write(folder, device, nodes[index].name, nodes[other].name, ports[other])
-        found += [each for each in world.gather(mine) if each is not None]
-        if server is not None:
-            server.kill()
-            server.wait()
+        try:
+            ports = [each for each in world.gather(port) if each is not None]
+            mine = None
+            if index is not None:
+                other = (index + 1) % len(nodes)
+                mine = _write(folder, device, nodes[index].name, nodes[other].name, ports[other])
+            found += [each for each in world.gather(mine) if each is not None]
+        finally:
+            if server is not None:
+                server.kill()
+                server.wait()
     return found
 
 

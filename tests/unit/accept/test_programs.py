@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,6 +56,30 @@ def test_a_program_that_hangs_ends_the_stage_in_a_line(
     monkeypatch.setattr(programs, "TIMEOUT_S", 0)
     with pytest.raises(NcclTestsError, match="the programs did not end in 0 s"):
         programs.run_nccl_tests(_put(tmp_path, "#!/bin/sh\nexec sleep 600\n"), 8, (1,))
+
+
+def test_a_step_that_hangs_is_asked_to_end_so_that_its_tasks_leave_the_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """srun was killed outright: Slurm let its tasks run on, beside the next stage."""
+    hangs = f"#!/bin/sh\ntrap 'touch {tmp_path}/asked; exit 1' TERM\n"
+    hangs += f"touch {tmp_path}/up\nwhile :; do sleep 0.05; done\n"
+
+    class Late(subprocess.Popen[str]):
+        """Is up when its time is over."""
+
+        def communicate(self, *args: Any, timeout: float | None = None) -> tuple[str, str]:
+            if timeout == 0:
+                end = time.monotonic() + 60
+                while not (tmp_path / "up").exists() and time.monotonic() < end:
+                    time.sleep(0.01)
+            return super().communicate(*args, timeout=timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Late)
+    monkeypatch.setattr(programs, "TIMEOUT_S", 0)
+    with pytest.raises(NcclTestsError, match="did not end in 0 s"):
+        programs.run_nccl_tests(_put(tmp_path, hangs), 8, (1,))
+    assert (tmp_path / "asked").exists()
 
 
 def test_over_several_nodes_srun_starts_a_process_for_each_gpu(
@@ -143,6 +169,8 @@ def test_a_named_folder_without_the_program_passes_nothing(tmp_path: Path) -> No
     suite.facts = (
         NodeFacts(name="worker-0", gpus=(), nvlinks={}, ports=(up,), versions={}, errors=()),
     )
+    # A file that nobody may execute is none: its start would have ended the job.
+    (tmp_path / wires.PROGRAM).write_text("")
     suite._wires(str(tmp_path))
     (check,) = suite.report.checks
     assert (check.id, check.outcome) == ("connectivity.wires", "NOT_RUN")
