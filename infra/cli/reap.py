@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import subprocess
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -11,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli import context, output
+from infra.cli import context, output, reap_engine
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.errors import CliError
 from infra.cli.output import Format
-from infra.cli.pause import switch
-from infra.local.state import CHECKOUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +73,7 @@ def _look_and_act(
     # Read under the lock: the run before may have paused it.
     spec = context.spec(stack)
     if spec.nodes.paused:
-        if act and not _is_deployed(stack):
+        if act and not reap_engine.is_deployed(stack):
             raise CliError(
                 f"{stack}: its file says paused, but that is not what is deployed, and machines "
                 f"may be paid on; see what runs there, then: pulumi up --stack {stack}"
@@ -93,36 +90,9 @@ def _look_and_act(
         output.note(f"{stack}: nothing was done; --act pauses it")
     if acts:
         if outputs is None:
-            raise typer.Exit(_pause_silent(spec))
-        _check_deployed(stack)
+            raise typer.Exit(reap_engine.pause_silent(spec))
+        reap_engine.check_deployed(stack)
         raise typer.Exit(_pause_idle(spec, outputs, identity, end_jobs=end_jobs))
-
-
-def _pause_silent(spec: StackSpec) -> int:
-    """Exit status; after the end, of what nobody can look into: never made to its end, or cut off.
-
-    Of the first only the worker groups: the engine would make what is missing.
-    """
-    from infra.reap.half_made import is_half_made, worker_groups
-
-    preview = _pulumi("preview", "--json", "--non-interactive", stack=spec.name, quiet=True)
-    if preview.returncode or not is_half_made(preview.stdout):
-        _check_deployed(spec.name)
-        return _pause(spec.name)
-    export = _pulumi("stack", "export", stack=spec.name, quiet=True)
-    if export.returncode:
-        raise CliError(f"{spec.name}: pulumi stack export: {export.stderr.strip()}")
-    groups = worker_groups(export.stdout, _workers(spec))
-    code = 1
-    if groups:
-        output.note(f"{spec.name}: was never made to its end; takes its workers and makes nothing")
-        code = _pause(spec.name, *(word for urn in groups for word in ("--target", urn)))
-    if code == 0 or not groups:
-        output.note(
-            f"{spec.name}: was never made to its end and has no workers; its other machines are "
-            f"paid on: soperator destroy --stack {spec.name}"
-        )
-    return code
 
 
 def _first_look(
@@ -205,13 +175,15 @@ def _pause_idle(
                 return 0
             if end_jobs and _is_over(spec):
                 _end_jobs(spec, outputs, connection)
-            code = _pause(spec.name)
+            code = reap_engine.pause(spec.name)
             is_paused = code == 0
             return code
         finally:
             if not is_paused:
-                _uncordon(spec.name, cordoned)
-                _release(spec.name, outputs, identity, held)
+                try:
+                    _uncordon(spec.name, cordoned)
+                finally:
+                    _release(spec.name, outputs, identity, held)
 
 
 def _end_jobs(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> None:
@@ -226,7 +198,9 @@ def _end_jobs(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> None:
 
 
 def _uncordon(stack: str, nodes: tuple[str, ...]) -> None:
+    from infra.jobs.errors import JobsError
     from infra.kube.errors import KubeError
+    from infra.kube.kubeconfig import KubeconfigError
     from infra.reap.cordon import uncordon
 
     if not nodes:
@@ -234,7 +208,7 @@ def _uncordon(stack: str, nodes: tuple[str, ...]) -> None:
     try:
         with closing(context.kube_client(stack)) as client:
             uncordon(client, nodes)
-    except KubeError as error:
+    except (JobsError, KubeError, KubeconfigError) as error:
         output.note(
             f"{stack}: nodes {', '.join(nodes)} still take no pods ({error}); let them: "
             f"kubectl uncordon {' '.join(nodes)}"
@@ -256,51 +230,3 @@ def _release(
             f"{stack}: partitions {', '.join(held)} still take no jobs ({error}); let them: "
             f"{how_to_release(stack, held)}"
         )
-
-
-def _check_deployed(stack: str) -> None:
-    """Refuses a checkout whose `pulumi up` would do more than pause: nobody looks at it."""
-    if not _is_deployed(stack):
-        raise CliError(
-            f"{stack}: nothing was paused: this checkout is not what is deployed, and `pulumi up` "
-            "would apply all of it; bring the checkout up to date, or deploy it, then run this "
-            f"again: pulumi preview --stack {stack}"
-        )
-
-
-def _is_deployed(stack: str) -> bool:
-    """Whether `pulumi up` would change nothing; what it would change is told."""
-    done = _pulumi("preview", "--expect-no-changes", "--non-interactive", stack=stack, quiet=True)
-    if done.returncode:
-        output.note(f"{done.stdout}{done.stderr}".strip())
-    return done.returncode == 0
-
-
-def _pause(stack: str, *options: str) -> int:
-    """Exit status of the engine; when it fails, the file says again what it said before."""
-    code = 1
-    switch(stack, paused=True)
-    try:
-        code = _pulumi("up", "--yes", "--non-interactive", *options, stack=stack).returncode
-    finally:
-        if code:
-            # Else the next run would take the stack for paused, and its nodes were paid on.
-            switch(stack, paused=False)
-            output.note(f"{stack}: pulumi up failed, so the file says running again; see above why")
-    return code
-
-
-def _pulumi(*words: str, stack: str, quiet: bool = False) -> subprocess.CompletedProcess[str]:
-    """What the engine did; unless `quiet`, what it prints is the user's."""
-    command = ["pulumi", *words, "--stack", stack]
-    try:
-        return subprocess.run(
-            command,
-            cwd=CHECKOUT,
-            env=context.environ(),
-            check=False,
-            capture_output=quiet,
-            text=True,
-        )
-    except FileNotFoundError as error:
-        raise CliError("pulumi: not on PATH; run `make setup`") from error

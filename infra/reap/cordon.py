@@ -7,9 +7,13 @@ works would start on a node that is about to go; cordoned, its pods wait for the
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from infra.kube.errors import KubeError
 from infra.reap.kube_activity import Lists, worker_nodes
+
+_GONE: Final = 404
+"""An engine that failed may have taken some of the nodes, and autoscaling any."""
 
 
 class Patches(Lists, Protocol):
@@ -19,7 +23,7 @@ class Patches(Lists, Protocol):
 
 
 def cordon(client: Patches, workers: Collection[str]) -> tuple[str, ...]:
-    """Names of the workers' nodes that took pods and now take none; all of them, or an error."""
+    """Names of the workers' nodes that took pods and now take none; all that are, or an error."""
     nodes = tuple(
         node["metadata"]["name"]
         for node in worker_nodes(client, workers)
@@ -41,4 +45,8 @@ def uncordon(client: Patches, nodes: Sequence[str]) -> None:
 def _set(client: Patches, nodes: Sequence[str], *, unschedulable: bool) -> None:
     for name in nodes:
         target = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
-        client.merge_patch(target, {"spec": {"unschedulable": unschedulable or None}})
+        try:
+            client.merge_patch(target, {"spec": {"unschedulable": unschedulable or None}})
+        except KubeError as error:
+            if error.status != _GONE:
+                raise

@@ -1,7 +1,7 @@
 """What runs on the workers beside Slurm: kube_activity(client, ...), from pods and Jobs.
 
 Slurm knows nothing of a Kubernetes Job that `soperator manifest` printed: its nodes are idle there.
-Owns which pods count: those that ask for GPUs or for a worker set, and what runs by itself on one.
+Owns which pods count: those that ask for GPUs or for a nodeset, and what runs by itself on one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class KubeActivity:
 
 
 def kube_activity(client: Lists, slurm_namespace: str, workers: Collection[str]) -> KubeActivity:
-    """What works, or waits to work, on the worker sets outside Slurm."""
+    """What works, or waits to work, on the nodesets outside Slurm."""
     nodes = {each["metadata"]["name"] for each in worker_nodes(client, workers)}
     unfinished: list[str] = []
     ended: list[datetime] = []
@@ -62,7 +62,7 @@ def kube_activity(client: Lists, slurm_namespace: str, workers: Collection[str])
 
 
 def worker_nodes(client: Lists, workers: Collection[str]) -> list[dict[str, Any]]:
-    """The nodes of these worker sets."""
+    """The nodes of these nodesets."""
     return [
         each
         for each in client.list("v1", "Node")

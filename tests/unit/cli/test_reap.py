@@ -200,6 +200,32 @@ def test_an_engine_that_fails_is_the_exit_code_and_the_next_run_tries_again(
     assert is_paused(folder)
 
 
+def test_partitions_take_jobs_again_also_where_nodes_cannot_be_let_take_pods(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine had taken the kube cluster's outputs: that error left the partitions in DRAIN."""
+    judged(monkeypatch, DUE)
+    monkeypatch.setenv("ENGINE_STATUS", "255")
+    labels = {names.NODESET_NAME_LABEL: load_stack("l40s-dev", folder).nodes.workers[0].name}
+    client = SimpleNamespace(
+        list=lambda version, kind: [{"metadata": {"name": "node-0", "labels": labels}}],
+        merge_patch=lambda target, patch: target,
+        close=lambda: None,
+    )
+    left: list[Any] = [client]
+
+    def kube_client(name: str) -> Any:
+        if not left:
+            raise JobsError(f"{name}: output kubeconfig is missing")
+        return left.pop()
+
+    monkeypatch.setattr(context, "kube_client", kube_client)
+    done = run("--act")
+    assert done.exit_code == 255
+    assert "let them: kubectl uncordon node-0" in done.output
+    assert called(folder) == [PREVIEW, HOLD, UP, RELEASE]
+
+
 def test_a_checkout_that_is_not_deployed_pauses_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
