@@ -102,5 +102,11 @@ class Earlier:
 
     def still_needed(self, needed: Sequence[Submission]) -> str | None:
         """Ids to wait for, as Slurm takes them; it forgets one that succeeded, so that is none."""
-        ids = [each.job_id for each in needed if not slurm.find(self.shell, each.job_id).succeeded]
-        return ":".join(ids) or None
+        return ":".join(each.job_id for each in needed if not self._succeeded(each)) or None
+
+    def _succeeded(self, made: Submission) -> bool:
+        """Whether it did; one that Slurm forgot is chosen only by its record."""
+        try:
+            return slurm.find(self.shell, made.job_id).succeeded
+        except UnknownJobError:
+            return True

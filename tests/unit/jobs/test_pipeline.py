@@ -231,6 +231,15 @@ def test_of_a_job_that_slurm_forgot_the_record_says_whether_it_is_done(
     assert queue.earlier.counting("prepare", ()) is None
 
 
+def test_what_needs_a_job_that_slurm_forgot_does_not_wait_for_it(tmp_path: Path) -> None:
+    """The rest of a pipeline was refused: Slurm knows no such job."""
+    queue = Forgetful(state=tmp_path)
+    queue.send(JOBS[0], None)
+    record = {"job_id": "1", "job": "prepare", "code_hash": HASH, "outcome": "PASS"}
+    queue.record = json.dumps(record)
+    assert submitted(queue, JOBS[:2]) == [("tune", None)]
+
+
 @dataclass
 class Answers(Queue):
     """Slurm whose every answer about a job is this error."""
