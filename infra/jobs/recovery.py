@@ -36,15 +36,13 @@ def alone(
     """No other process of this state folder submits to the stack in the block."""
     descriptor = _open(state, outputs.stack)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _taken(descriptor, state, outputs.stack, wait=False):
             other = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
             say(
                 f"another submission to {outputs.stack} is on its way from here (process {other}); "
                 "waiting for it"
             )
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _taken(descriptor, state, outputs.stack, wait=True)
         with contextlib.suppress(OSError):  # a full disk: only who waits would read it
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -66,10 +64,8 @@ def put_back(state: Path, shell: Shell, outputs: StackOutputs, say: Callable[[st
     with contextlib.suppress(JobsError, LedgerError):
         descriptor = _open(state, outputs.stack)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _put_back(state, shell, outputs, say)
-        except BlockingIOError:
-            return
+            if _taken(descriptor, state, outputs.stack, wait=False):
+                _put_back(state, shell, outputs, say)
         finally:
             os.close(descriptor)
 
@@ -110,7 +106,7 @@ def _made(state: Path, shell: Shell, outputs: StackOutputs, begun: Attempt) -> S
 
 
 def _open(state: Path, stack: str) -> int:
-    path = state / "runs" / stack / _LOCK
+    path = _lock_path(state, stack)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -119,3 +115,21 @@ def _open(state: Path, stack: str) -> int:
             f"{path}: {error.strerror or error}; nothing was submitted: make its folder yours, or "
             "set SOPERATOR_STATE"
         ) from error
+
+
+def _taken(descriptor: int, state: Path, stack: str, *, wait: bool) -> bool:
+    """Whether the lock is ours; False only without `wait`, where another process has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise JobsError(
+            f"{_lock_path(state, stack)}: {error.strerror or error}; nothing was submitted: set "
+            "SOPERATOR_STATE to a folder on a filesystem that has locks"
+        ) from error
+    return True
+
+
+def _lock_path(state: Path, stack: str) -> Path:
+    return state / "runs" / stack / _LOCK

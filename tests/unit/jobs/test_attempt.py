@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from infra.jobs import attempt
+from infra.jobs import attempt, recovery
 from infra.jobs.attempt import Attempt
 from infra.jobs.errors import JobsError
 from tests.unit.cost.run_stacks import at, forecast_entry
@@ -114,3 +117,20 @@ def test_a_lock_that_an_sbatch_still_holds_leaves_open_whether_a_job_came(
 
 def test_a_comment_of_somebody_else_is_not_taken_for_the_end_of_the_queue(begun: Attempt) -> None:
     assert found(f"11|old --\n12|{begun.mark}\n--\n", begun) == "12"
+
+
+def test_a_state_folder_without_locks_is_refused_in_a_line_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network folder without a lock daemon ended submit in a traceback."""
+
+    def no_locks(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    said = r"\.submit\.lock: No locks available; nothing was submitted: set SOPERATOR_STATE"
+    with (
+        pytest.raises(JobsError, match=said),
+        recovery.alone(tmp_path, Recorded(), OUTPUTS, print),
+    ):
+        pytest.fail("it went on without the lock")
