@@ -9,8 +9,6 @@ takes either. Does not talk to anything.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import defaultdict
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -21,6 +19,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.descriptor import ServiceDescriptor as Service
 from google.protobuf.message import Message
+
+from infra import whole_file
 
 METADATA: Final = "nebius.common.v1.ResourceMetadata"
 OPERATION: Final = "nebius.common.v1.Operation"
@@ -45,11 +45,7 @@ def descriptor_set(cache_dir: Path) -> descriptor_pb2.FileDescriptorSet:
 
     for file in REGISTRY.reflection.files_by_name.values():
         files.file.add().ParseFromString(file.serialized_pb)
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=cache_dir)
-    with os.fdopen(handle, "wb") as new:
-        new.write(files.SerializeToString())
-    Path(name).replace(cached)
+    whole_file.write(cached, files.SerializeToString())
     return files
 
 
