@@ -199,9 +199,10 @@ def restart_emulator(cloud: Cloud, *, latency_s: float | None) -> None:
 
 
 def start_reconciler(cloud: Cloud) -> None:
-    """Start the reconciler."""
+    """Start the reconciler, and end what a killed one left: two would undo each other's work."""
     if process.alive(RECONCILER, cloud.state.run):
         return
+    process.stop(RECONCILER, cloud.state.run)
     log = cloud.state.local / "log" / f"{RECONCILER}.log"
     argv = [sys.executable, "-m", "infra.local.reconcile", "--state", str(cloud.state.root)]
     argv = ["/bin/sh", "-c", _FOREVER, "sh", *argv]

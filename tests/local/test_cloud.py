@@ -95,6 +95,18 @@ def test_a_killed_reconciler_comes_back(embedded: Cloud) -> None:
     wait(lambda: _child(shell) not in (0, killed), "new reconciler")
 
 
+def test_what_a_killed_reconciler_left_ends_when_it_is_started_again(embedded: Cloud) -> None:
+    """Its shell is killed and its child goes on: two reconcilers would undo each other's work."""
+    shell = _pid(embedded, RECONCILER)
+    left = _child(shell)
+    os.kill(shell, signal.SIGKILL)
+    wait(lambda: _pid(embedded, RECONCILER) == 0, "the end of its shell")
+    cloud.start_reconciler(embedded)
+    # A zombie has no command line; who reaps it is the machine's affair.
+    wait(lambda: not _command_line(left), "the end of what was left")
+    wait(lambda: _child(_pid(embedded, RECONCILER)) != 0, "new reconciler")
+
+
 def test_a_planted_quota_fault_meets_one_call(
     embedded: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +155,11 @@ def _pid(embedded: Cloud, name: str) -> int:
 def _child(shell: int) -> int:
     children = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
     return int(children[0]) if children else 0
+
+
+def _command_line(pid: int) -> bytes:
+    path = Path(f"/proc/{pid}/cmdline")
+    return path.read_bytes() if path.exists() else b""
 
 
 def _taints(embedded: Cloud) -> list[dict[str, str]]:
