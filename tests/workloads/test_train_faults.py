@@ -104,7 +104,7 @@ def test_a_killed_rank_is_seen_by_the_others_within_the_declared_time(places: Pa
     record = record_of(places)
     assert (record["outcome"], record["exit_code"]) == ("FAIL", 137)
     assert record["reason"].startswith("rank 1 was ended by SIGKILL, as the kernel does it for")
-    # What rank 0 knew of the run stays.
+    # Of rank 0, or of the launcher where rank 0 aborted as its peer was gone.
     assert record["hardware"]["device"] == "cpu"
 
 
@@ -115,6 +115,7 @@ def test_a_killed_first_rank_leaves_a_record_too(places: Path) -> None:
     record = record_of(places)
     assert code == record["exit_code"] == 137, (places / "train.log").read_text()
     assert record["reason"].startswith("rank 0 was ended by SIGKILL")
+    assert record["hardware"]["device"] == "cpu"
 
 
 def test_a_rank_without_memory_in_a_step_ends_all_with_its_code(places: Path) -> None:

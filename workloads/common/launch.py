@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from workloads.common import gpu_log, record
+from workloads.common import gpu_log, hardware, record
 from workloads.common.exit_codes import (
     ADVICE,
     RESTARTABLE,
@@ -85,6 +85,7 @@ def say_why(arguments: Sequence[str], rank: int, status: int) -> None:
         outcome="FAIL",
         exit_code=shell_status(status),
         reason=cause_text(rank, status),
+        hardware=hardware.detect("cpu"),
     )
     try:
         record.say_why(Places().path("results") / record.job_id(), fallback)
