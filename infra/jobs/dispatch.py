@@ -22,6 +22,7 @@ from cost.size.errors import SizeError
 from cost.size.plan import Plan
 from infra.jobs import budget, run_config, submit
 from infra.jobs.books import Books
+from infra.jobs.earlier import Earlier
 from infra.jobs.errors import JobsError
 from infra.jobs.mark import new_mark
 from infra.jobs.outputs import StackOutputs
@@ -105,9 +106,14 @@ def dispatch(
     """The submission, written down here and in the ledger; refused where the budget has no room.
 
     `store`: where run configs are kept; `nodes`: what it must run on; `once`: not beside a job of
-    equal inputs that runs or waits. `queued` gets the id of a new job right after sbatch.
+    equal inputs that runs or waits, unless what it needs was submitted after that. `queued` gets
+    the id of a new job right after sbatch.
     """
     mark = new_mark(ordered.job.name, code_hash, ordered.sets, reproduces=reproduces)
+    once_from = None
+    if once:
+        earlier = Earlier(shell=shell, outputs=outputs, state=state, code_hash=code_hash, say=say)
+        once_from = earlier.oldest(earlier.newest(ordered.job.after))
     planned = plan_submission(
         outputs, ordered.job.name, code_hash, ordered.sets, after, mark, reproduces=reproduces
     )
@@ -130,7 +136,7 @@ def dispatch(
             nodes=nodes,
             reads=(prepared_data(ordered.job, ordered.recipe, outputs.places),),
             mark=mark,
-            once=once,
+            once_from=once_from,
         )
 
     asked = asking(ordered.run, outputs, force=force)

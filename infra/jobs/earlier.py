@@ -68,7 +68,7 @@ class Earlier:
         `done_counts`: False for a job that runs for its own sake, such as a server. `fits`: what
         else it must have been asked for.
         """
-        oldest = max((int(each.job_id) for each in needed), default=0)
+        oldest = self.oldest(needed)
         for each, known in self.alike(job, sets):
             if int(each.job_id) < oldest or not fits(each):
                 continue
@@ -82,6 +82,11 @@ class Earlier:
                 )
                 return each
         return None
+
+    @staticmethod
+    def oldest(needed: Sequence[Submission]) -> int:
+        """Least id of a job that can have read what the needed ones make."""
+        return max((int(each.job_id) for each in needed), default=0)
 
     def is_done(self, job: Job) -> bool:
         """Whether the job succeeded and its run record is on the cluster."""

@@ -55,14 +55,19 @@ def why_busy(stderr: str) -> str:
     return "; ".join(line.strip() for line in stderr.splitlines() if line.strip())
 
 
-def turn_script(code_path: str, mark: str, *, once: bool) -> str:
-    """Shell words before sbatch: hold the lock, and with `once` end at a job of equal inputs."""
+def turn_script(code_path: str, mark: str, *, once_from: int | None) -> str:
+    """Shell words before sbatch: hold the lock, and end at a job of equal inputs.
+
+    `once_from`: least id of one that is a repeat; None: none is.
+    """
     lock = lock_script(code_path)
-    if not once:
+    if once_from is None:
         return lock
     inputs = f"|{mark.rpartition(':')[0]}:"
     return (
         f"{lock}queued=$(squeue --all --noheader --format='%F|%k') || {{ {_DROP}; exit 1; }}; "
-        f"if same=$(printf '%s\\n' \"$queued\" | grep -m1 -F {shlex.quote(inputs)}); then "
-        f"{_DROP}; printf '%s\\n' \"$same\"; exit {QUEUED_EXIT}; fi; "
+        f"same=$(printf '%s\\n' \"$queued\" | grep -F {shlex.quote(inputs)} | "
+        f"while IFS='|' read -r id rest; do [ \"$id\" -lt {once_from} ] || "
+        '{ echo "$id|$rest"; break; }; done); '
+        f'if [ -n "$same" ]; then {_DROP}; echo "$same"; exit {QUEUED_EXIT}; fi; '
     )

@@ -146,7 +146,7 @@ def dispatch_search(
                 for order in ordered.orders.values()
             ],
             mark=mark,
-            once=once,
+            once_from=0 if once else None,
         )
 
     asked = replace(asking(ordered.cost.run, outputs, force=force), num_tasks=len(ordered.numbers))

@@ -80,14 +80,15 @@ def submit(
     array: str | None = None,
     reads: Sequence[tuple[str, ...]] = (),
     mark: str | None = None,
-    once: bool = False,
+    once_from: int | None = None,
 ) -> Submission:
     """Submits `job` if the cluster runs exactly the code `code_hash`; one round trip.
 
     `run_config`: bucket and key of what it is configured by; `nodes`: what it must run on;
     `tasks`: the same by number of an array's task, and `array`: which of them; None: all.
     `reads`: groups of paths; one of each must be there, unless it waits for a job that may make it.
-    `mark`: its comment; with `once`, a job of equal inputs that runs or waits is raised instead.
+    `mark`: its comment; a job of equal inputs with the id `once_from` or a later one, which runs or
+    waits, is raised instead.
     """
     check_job(outputs, job)
     own = TaskFiles(plan=plan, run_config=run_config)
@@ -106,7 +107,7 @@ def submit(
         array=array,
         comment=mark,
     )
-    turn = "" if mark is None else marks.turn_script(outputs.code_path, mark, once=once)
+    turn = "" if mark is None else marks.turn_script(outputs.code_path, mark, once_from=once_from)
     needs = prepared_data.refuse_script(reads if after is None else (), outputs.places)
     command = (
         f"cd {shlex.quote(outputs.code_path)} && release=$(readlink current) && "

@@ -479,7 +479,7 @@ def test_a_job_of_another_machine_that_waits_is_taken_and_one_that_ended_is_not(
             code_hash=digest,
             sets=sets,
             mark=new_mark("probe", digest, sets),
-            once=True,
+            once_from=0,
         )
 
     first = ask()

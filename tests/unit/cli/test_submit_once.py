@@ -299,3 +299,14 @@ def ended(node: LoginNode) -> None:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
     node.put("accounted", "".join(f"{job[0]}|{now}|\n" for job in node.queue))
     node.put("queue")
+
+
+def test_a_job_that_runs_on_older_data_is_no_repeat_of_one_on_newer(
+    node: LoginNode, machine: Machine
+) -> None:
+    """The login node gave back the old job, which the history had just refused as too old."""
+    machine.run("submit", "prepare-data")
+    assert machine.run("submit", "finetune").stdout == "13\n"
+    assert machine.run("submit", "prepare-data", "--again").stdout == "14\n"
+    assert machine.run("submit", "finetune").stdout == "15\n"
+    assert machine.run("submit", "finetune").stdout == "15\n"
