@@ -9,7 +9,7 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 
 from infra.components.custom_resources import CustomResources
-from infra.render.charts import Chart
+from infra.render.chart import Chart
 
 
 def make_releases(

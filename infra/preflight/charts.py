@@ -9,7 +9,8 @@ import urllib3
 from infra.preflight.cloud import Cloud
 from infra.preflight.finding import Finding, failed, not_checked, passed
 from infra.preflight.inventory import Owner
-from infra.render.charts import REGISTRY, cluster_charts, platform_charts
+from infra.render.chart import REGISTRY
+from infra.render.charts import cluster_charts, platform_charts
 from stacks.spec import StackSpec
 
 CHECK: Final = "charts"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from infra.render.charts import Chart
+from infra.render.chart import Chart
 from stacks.storage_spec import BackupSpec
 
 SECRET: Final = "jail-backup"  # noqa: S105  # the name of one

@@ -6,10 +6,10 @@ a file. Pure: infra/components makes the releases, in this order, and decides no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 
+from infra.render.chart import REGISTRY, Chart, foreign, foreign_version, inside, own
 from infra.render.values.active_checks import TIMEOUT_S, active_checks_values
 from infra.render.values.custom_configmaps import (
     custom_configmaps_values,
@@ -34,11 +34,9 @@ from infra.render.values.soperator import soperator_values
 from infra.render.values.soperatorchecks import soperatorchecks_values
 from infra.render.values.storage import storage_values
 from stacks.chart_volumes import home_volume_gib, observability_volumes
-from stacks.compatibility import release_of
 from stacks.soperator_spec import ChecksProfile, Observability
 from stacks.spec import StackSpec
 
-REGISTRY: Final = "oci://cr.eu-north1.nebius.cloud/soperator"
 SYSTEM: Final = "soperator-system"
 
 # Repositories as soperator-fluxcd 4.1.7 has them (nebius/soperator, 2026-07-30); versions are in
@@ -54,37 +52,14 @@ _NFS_DRIVER: Final = "https://raw.githubusercontent.com/kubernetes-csi/csi-drive
 _NFS: Final = "nfs-system"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """One Helm release."""
-
-    release: str
-    """Name of the release, and of its resource."""
-    chart: str
-    """Name of the chart in its repository, or its whole OCI address."""
-    version: str
-    namespace: str
-    repository: str | None = None
-    """Address of an HTTP repository; None for OCI."""
-    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    after: tuple[str, ...] = ()
-    """Releases that it needs; also those that go only after it has gone."""
-    creates_namespace: bool = True
-    """False where the program makes it: one namespace has one owner."""
-    timeout_s: int | None = None
-    """Longest wait for it; None is Helm's five minutes."""
-    definitions: str | None = None
-    """API group of the custom resources in its crds/, which Helm would never upgrade."""
-
-
 def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
     """What the operator needs, the operator, and what watches over nodes."""
     charts = [
-        _foreign(
+        foreign(
             spec, "cert-manager", _JETSTACK, "cert-manager-system", {"crds": {"enabled": True}}
         ),
-        _foreign(spec, "prometheus-operator-crds", _PROMETHEUS, MONITORING),
-        _foreign(
+        foreign(spec, "prometheus-operator-crds", _PROMETHEUS, MONITORING),
+        foreign(
             spec,
             "kruise",
             _OPENKRUISE,
@@ -95,9 +70,9 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
     ]
     if spec.slurm.accounting:
         crds = "mariadb-operator-crds"
-        charts.append(_foreign(spec, crds, _MARIADB, "mariadb-operator-system"))
+        charts.append(foreign(spec, crds, _MARIADB, "mariadb-operator-system"))
         charts.append(
-            _foreign(spec, "mariadb-operator", _MARIADB, "mariadb-operator-system", after=(crds,))
+            foreign(spec, "mariadb-operator", _MARIADB, "mariadb-operator-system", after=(crds,))
         )
     if spec.soperator.apparmor:
         name = "security-profiles-operator"
@@ -114,10 +89,10 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
         )
     needed = tuple(chart.release for chart in charts)
     if needs_storage_classes(spec):
-        charts.append(_own(spec, "storageclasses", "storage-system"))
+        charts.append(own(spec, "storageclasses", "storage-system"))
     charts += _observability(spec)
     if spec.soperator.nfs_home is not None:
-        charts.append(_foreign(spec, "csi-driver-nfs", _NFS_DRIVER, _NFS))
+        charts.append(foreign(spec, "csi-driver-nfs", _NFS_DRIVER, _NFS))
         charts.append(
             Chart(
                 release="nfs-server",
@@ -132,7 +107,7 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
         # A release of helm-soperator-crds cannot be stored, 1.4 MB in a Secret of at most 1 MiB;
         # the same definitions lie in crds/ of this chart.
         replace(
-            _own(
+            own(
                 spec,
                 "soperator",
                 SYSTEM,
@@ -141,8 +116,8 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
             ),
             definitions="slurm.nebius.ai",
         ),
-        _own(spec, "soperatorchecks", SYSTEM, soperatorchecks_values(spec), after=("soperator",)),
-        _own(spec, "nodeconfigurator", SYSTEM, nodeconfigurator_values(), after=("soperator",)),
+        own(spec, "soperatorchecks", SYSTEM, soperatorchecks_values(spec), after=("soperator",)),
+        own(spec, "nodeconfigurator", SYSTEM, nodeconfigurator_values(), after=("soperator",)),
     ]
     return tuple(charts)
 
@@ -165,15 +140,15 @@ def cluster_charts(
     charts: list[Chart] = []
     if needs_custom_configmaps(spec):
         values = custom_configmaps_values(spec)
-        charts.append(_inside(spec, "soperator-custom-configmaps", values))
+        charts.append(inside(spec, "soperator-custom-configmaps", values))
     charts += [
-        _inside(
+        inside(
             spec,
             "slurm-cluster-storage",
             storage_values(spec),
             after=("soperator", "storageclasses"),
         ),
-        _inside(
+        inside(
             spec,
             "slurm-cluster",
             cluster_values,
@@ -184,7 +159,7 @@ def cluster_charts(
                 "nfs-server",
             ),
         ),
-        _inside(
+        inside(
             spec,
             "nodesets",
             nodesets_values(spec, nfs_address=nfs_address),
@@ -194,7 +169,7 @@ def cluster_charts(
     ]
     if runs_checks(spec):
         charts.append(
-            _inside(
+            inside(
                 spec,
                 "soperator-activechecks",
                 active_checks_values(spec),
@@ -206,10 +181,10 @@ def cluster_charts(
         )
     if needs_dcgm_exporter(spec):
         values = dcgm_exporter_values(spec)
-        charts.append(_inside(spec, "soperator-dcgm-exporter", values, after=("metrics",)))
+        charts.append(inside(spec, "soperator-dcgm-exporter", values, after=("metrics",)))
     if spec.soperator.slack_notifier:
         charts.append(
-            _own(
+            own(
                 spec,
                 "soperator-notifier",
                 MONITORING,
@@ -236,7 +211,7 @@ def _observability(spec: StackSpec) -> list[Chart]:
         return []
     crds = "victoria-metrics-operator-crds"
     return [
-        _foreign(spec, crds, _VICTORIA, MONITORING),
+        foreign(spec, crds, _VICTORIA, MONITORING),
         Chart(
             release="metrics",
             chart="victoria-metrics-k8s-stack",
@@ -264,61 +239,5 @@ def _observability(spec: StackSpec) -> list[Chart]:
             values=log_collector_values(),
             after=("vm-logs",),
         ),
-        _own(spec, "soperator-monitoring-dashboards", MONITORING, after=("metrics",)),
+        own(spec, "soperator-monitoring-dashboards", MONITORING, after=("metrics",)),
     ]
-
-
-def foreign_version(spec: StackSpec, release: str) -> str:
-    """Version of a chart that is not Soperator's own, as the stack's Soperator pins it."""
-    return release_of(spec.cluster.soperator_version).charts[release]
-
-
-def _foreign(
-    spec: StackSpec,
-    name: str,
-    repository: str,
-    namespace: str,
-    values: Mapping[str, Any] | None = None,
-    after: tuple[str, ...] = (),
-) -> Chart:
-    return Chart(
-        release=name,
-        chart=name,
-        repository=repository,
-        version=foreign_version(spec, name),
-        namespace=namespace,
-        values=values or {},
-        after=after,
-    )
-
-
-def _own(
-    spec: StackSpec,
-    name: str,
-    namespace: str,
-    values: Mapping[str, Any] | None = None,
-    after: tuple[str, ...] = (),
-    timeout_s: int | None = None,
-) -> Chart:
-    """A chart of Soperator: published names carry `helm-`, and all have one version."""
-    return Chart(
-        release=name,
-        chart=f"{REGISTRY}/helm-{name}",
-        version=spec.cluster.soperator_version,
-        namespace=namespace,
-        values=values or {},
-        after=after,
-        timeout_s=timeout_s,
-    )
-
-
-def _inside(
-    spec: StackSpec,
-    name: str,
-    values: Mapping[str, Any],
-    after: tuple[str, ...] = (),
-    timeout_s: int | None = None,
-) -> Chart:
-    """A chart of Soperator in the namespace of the cluster, which the program makes itself."""
-    chart = _own(spec, name, spec.cluster.namespace, values, after, timeout_s)
-    return replace(chart, creates_namespace=False)

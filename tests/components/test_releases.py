@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.render.charts import REGISTRY
+from infra.render.chart import REGISTRY
 from stacks.load import stack_names
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy

@@ -6,16 +6,15 @@ the live object: only declared fields count, so the API server's defaults are no
 
 from __future__ import annotations
 
-import base64
 import secrets
 import string
 import threading
 from collections.abc import Iterable
-from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
 from infra.kube.client import KubeClient
 from infra.kube.errors import CancelledError, KubeError, WaitTimeoutError
+from infra.local.plugins.kubernetes_drift import project
 from infra.local.plugins.kubernetes_namespace import finish_namespace
 from infra.local.plugins.kubernetes_wait import timeout_of, waits_of
 from infra.plugins.provider import (
@@ -59,17 +58,6 @@ _SERVER_METADATA: Final = (
 )
 _SUFFIX_LETTERS: Final = string.ascii_lowercase + string.digits
 _SUFFIX_LENGTH: Final = 8
-_SUFFIXES: Final[dict[str, Decimal]] = {
-    "m": Decimal("0.001"),
-    "k": Decimal(10**3),
-    "M": Decimal(10**6),
-    "G": Decimal(10**9),
-    "T": Decimal(10**12),
-    "Ki": Decimal(2**10),
-    "Mi": Decimal(2**20),
-    "Gi": Decimal(2**30),
-    "Ti": Decimal(2**40),
-}
 
 
 class Objects:
@@ -217,40 +205,6 @@ def remove(
     client.wait_gone(live, timeout_s=timeout_s, cancelled=cancelled)
 
 
-def project(live: Any, declared: Any) -> Any:
-    """The live value, reduced to the fields that are declared."""
-    if isinstance(declared, dict) and isinstance(live, dict):
-        found = {key: project(live[key], item) for key, item in declared.items() if key in live}
-        if declared.get("kind") == "Secret" and "stringData" in declared:
-            data = {key: _decoded(value) for key, value in (live.get("data") or {}).items()}
-            found["stringData"] = {k: v for k, v in data.items() if k in declared["stringData"]}
-        return found
-    if isinstance(declared, list) and isinstance(live, list):
-        shared = [project(item, was) for item, was in zip(live, declared, strict=False)]
-        return shared + live[len(declared) :]
-    return declared if _same_scalar(live, declared) else live
-
-
-def _same_scalar(live: Any, declared: Any) -> bool:
-    """Whether two values mean the same to the API: 1000m and 1, or null and nothing."""
-    if live == declared:
-        return True
-    return (
-        isinstance(live, str)
-        and isinstance(declared, str | int)
-        and (_quantity(live) is not None and _quantity(live) == _quantity(str(declared)))
-    )
-
-
-def _quantity(text: str) -> Decimal | None:
-    number = text.rstrip(string.ascii_letters)
-    factor = _SUFFIXES.get(text[len(number) :]) if number != text else Decimal(1)
-    try:
-        return None if factor is None else Decimal(number) * factor
-    except InvalidOperation:
-        return None
-
-
 def _state(live: Values, declared: Values) -> Values:
     """The outputs: what is declared, as it is in the cluster, with the identity the server gave."""
     metadata = {**declared.get("metadata", {})}
@@ -274,10 +228,6 @@ def _without_server_fields(live: Values) -> Values:
     """What a program would have declared to get this object."""
     metadata = {k: v for k, v in live["metadata"].items() if k not in _SERVER_METADATA}
     return {**{k: v for k, v in live.items() if k != "status"}, "metadata": metadata}
-
-
-def _decoded(value: str) -> str:
-    return base64.b64decode(value).decode(errors="replace")
 
 
 def _id(live: Values) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infra.local.plugins.kubernetes import Kubernetes
-from infra.local.plugins.kubernetes_objects import project
+from infra.local.plugins.kubernetes_drift import project
 from infra.local.plugins.kubernetes_wait import readiness_of, waits_of
 from infra.plugins.provider import ProviderError
 

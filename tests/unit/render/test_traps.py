@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from infra.render import names
-from infra.render.charts import Chart, cluster_charts, platform_charts
+from infra.render.chart import Chart
+from infra.render.charts import cluster_charts, platform_charts
 from infra.render.values.active_checks import active_checks_values
 from infra.render.values.nodesets import nodesets_values
 from infra.render.values.slurm_cluster import slurm_cluster_values
