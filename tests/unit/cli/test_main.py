@@ -55,6 +55,7 @@ def test_the_table_of_verbs_has_a_module_for_each_and_each_module_a_verb() -> No
         "interrupts",
         "output",
         "output_file",
+        "reap_engine",
         "submission",
         "submit_pipeline",
         "submit_search",
