@@ -3,7 +3,7 @@
 Owns the lock `<state>/runs/<stack>/.submit.lock` and the order in it: first every job whose number
 never came back is found, written into the history and into the ledger; then another is looked for
 and submitted. Two machines are kept apart by mark.py.
-    with alone(state, connection, outputs, ledger, say): ...
+    with alone(state, connection, outputs, say): ...
 """
 
 from __future__ import annotations
