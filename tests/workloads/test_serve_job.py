@@ -413,7 +413,7 @@ class Job:
         return self._log.read_text()
 
     def stream(self, max_tokens: int) -> Any:
-        """Start an answer of that length; its first part has come."""
+        """Start an answer of that length; its first token has come, so it no longer waits."""
         made = self.client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": "x"}],
@@ -421,7 +421,8 @@ class Job:
             stream=True,
             extra_body={"ignore_eos": True},
         )
-        next(iter(made))
+        # The role comes before the answer has begun.
+        next(chunk for chunk in made if chunk.choices[0].delta.content)
         return made
 
     def ask_until_refused(self) -> None:
