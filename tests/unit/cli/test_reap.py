@@ -38,6 +38,15 @@ HOLD, RELEASE = (f"scontrol update PartitionName=main State={it}" for it in ("DR
 DUE = Verdict(is_due=True, reason="no job since yesterday")
 
 
+def silence(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """Makes the stack's outputs unreadable."""
+
+    def silent(name: str) -> None:
+        raise JobsError(why)
+
+    monkeypatch.setattr(context, "read", silent)
+
+
 class Login:
     """A login node of two partitions; writes the changes of them beside the engine's calls."""
 
@@ -328,10 +337,7 @@ def test_work_that_only_kubernetes_knows_keeps_the_stack(
 def test_after_the_end_a_silent_stack_is_paused_only_when_told_that_jobs_may_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def silent(name: str) -> None:
-        raise JobsError("nobody answers")
-
-    monkeypatch.setattr(context, "read", silent)
+    silence(monkeypatch, "nobody answers")
     assert run("--act", "--end-jobs").exit_code == 1, "it has no end"
     over(folder)
     kept = run("--act")
@@ -348,10 +354,7 @@ def test_a_stack_that_was_never_made_to_its_end_loses_its_workers_and_nothing_is
 ) -> None:
     """It was refused as a checkout that is not deployed, and its GPUs were paid on for ever."""
 
-    def silent(name: str) -> None:
-        raise JobsError("outputs login_ip are missing")
-
-    monkeypatch.setattr(context, "read", silent)
+    silence(monkeypatch, "outputs login_ip are missing")
     over(folder)
     made(folder, same=20, create=30)
     done = run("--act", "--end-jobs")
@@ -367,10 +370,7 @@ def test_a_stack_that_was_never_made_to_its_end_loses_its_workers_and_nothing_is
 def test_a_half_made_stack_without_workers_is_told_and_no_success(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def silent(name: str) -> None:
-        raise JobsError("outputs login_ip are missing")
-
-    monkeypatch.setattr(context, "read", silent)
+    silence(monkeypatch, "outputs login_ip are missing")
     over(folder)
     made(folder, "system", same=20, create=30)
     done = run("--act", "--end-jobs")
@@ -381,10 +381,7 @@ def test_a_half_made_stack_without_workers_is_told_and_no_success(
 def test_edits_beside_what_is_missing_pause_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def silent(name: str) -> None:
-        raise JobsError("outputs login_ip are missing")
-
-    monkeypatch.setattr(context, "read", silent)
+    silence(monkeypatch, "outputs login_ip are missing")
     monkeypatch.setenv("PREVIEW_STATUS", "1")
     over(folder)
     made(folder, same=20, create=30, update=1)
