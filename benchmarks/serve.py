@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from infra.local.state import Cache
 
 RESULT = Path(__file__).with_name("serve.json")
-MODEL = Path.home() / ".cache/soperator-stack/models/SmolLM2-135M-Instruct"
+MODEL = Cache.from_environ().models / "SmolLM2-135M-Instruct"
 NUM_STREAMS = 16
 NUM_TOKENS = 64
 LIMITS = {
@@ -231,11 +232,13 @@ def _served(engine: Any, tokenizer: Any) -> Iterator[str]:
 
     from workloads.serve.app import ChatServer, make_app
     from workloads.serve.config import Limits, ServeConfig
+    from workloads.serve.grammar import Grammars
     from workloads.serve.metrics import ServeMetrics
 
     config = ServeConfig(limits=Limits(context_tokens=512))
     metrics = ServeMetrics(engine.load, lambda: 0)
-    chat = ChatServer(engine, tokenizer, config, {"model": False}, metrics)
+    grammars = Grammars(tokenizer, frozenset({tokenizer.eos_token_id}))
+    chat = ChatServer(engine, tokenizer, config, {"model": False}, metrics, grammars)
     app = make_app(chat, api_key=None)
     server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_level="warning"))
     thread = threading.Thread(target=server.run)

@@ -52,7 +52,7 @@ def measure(
 
     `in_one_process`: the two of a pair as threads, which saves the starts of interpreters.
     """
-    versions = {name: metadata.version(name) for name in packages}
+    versions = {name: _version(name) for name in packages}
     is_kept = True
     for name, pair in pairs.items():
         machine = describe()
@@ -69,6 +69,14 @@ def measure(
             }
             _put(path, name, found)
     return 0 if is_kept else 1
+
+
+def _version(package: str) -> str | None:
+    """Return its version; None where it is not installed, as TRL is for its own ratio alone."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _put(path: Path, name: str, found: dict[str, Any]) -> None:

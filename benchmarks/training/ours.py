@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from benchmarks.training import work
 from benchmarks.training.contest import Turns
 from benchmarks.training.work import Work
+from workloads.train.metrics import LossCurve, StepResult
 
 
 def train(turns: Turns, *, size: Work, **settings: Any) -> float:
@@ -20,14 +21,14 @@ def train(turns: Turns, *, size: Work, **settings: Any) -> float:
     return fmean(curve.losses)
 
 
-class Curve:
-    """Takes the place of the loss curve: the loop tells it of every step."""
+class Curve(LossCurve):
+    """A loss curve without a file: the loop tells it of every step."""
 
     def __init__(self, turns: Turns | None) -> None:
         self._turns = turns
         self.losses: list[float] = []
 
-    def append(self, result: Any) -> None:
+    def append(self, result: StepResult) -> None:
         """Take note of a step."""
         self.losses.append(result.loss)
         if self._turns:
@@ -36,6 +37,8 @@ class Curve:
 
 class NoCheckpoints:
     """A run that is measured saves nothing."""
+
+    resumed_loss: float | None = None
 
     def due(self, step: int) -> bool:
         """No step asks for one."""
@@ -118,8 +121,9 @@ def loop(size: Work, *, curve: Curve, settings: dict[str, Any]) -> Any:
         checkpoints=NoCheckpoints(),
         stop=StopRequest(),
         watchdog=Watchdog(3600, fail=_stop),
-        curve=curve,  # type: ignore[arg-type]
+        curve=curve,
         events=None,
+        metrics=None,
     )
 
 

@@ -7,6 +7,7 @@ padding to the limit costs less here than there.
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +38,11 @@ def token_rows(count: int) -> Any:
     from workloads.data.token_rows import IGNORED, Example, TokenRows
 
     draw = random.Random(0)
+    known = json.loads((model_dir() / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     rows: list[Example] = []
     for _ in range(count):
         length = min(LIMIT_TOKENS, max(8, int(draw.lognormvariate(3.7, 0.7))))
-        ids = tuple(draw.randrange(3, 40_000) for _ in range(length))
+        ids = tuple(draw.randrange(3, min(40_000, known)) for _ in range(length))
         rows.append(Example(input_ids=ids, labels=(IGNORED,) * (length // 2) + ids[length // 2 :]))
     return TokenRows.of(rows)
 

@@ -10,11 +10,15 @@ from typing import Any
 import torch
 import uvicorn
 
+from workloads.serve.adapter_rows import AdapterRows
 from workloads.serve.app import ChatServer, make_app
 from workloads.serve.config import Limits, ServeConfig
 from workloads.serve.engine import TransformersEngine
 from workloads.serve.generation import Delta, Generation, Sampling
+from workloads.serve.grammar import Grammars
+from workloads.serve.kv_cache import RowCache
 from workloads.serve.metrics import ServeMetrics
+from workloads.serve.runner import Runner
 from workloads.serve.scheduler import Chunk, Move, Scheduler
 from workloads.serve.scheduler import Sequence as Running
 
@@ -81,6 +85,31 @@ def scripted_engine(
     return engine, passes
 
 
+def real_engine(
+    model: Any,
+    tokenizer: Any,
+    rows: AdapterRows | None = None,
+    *,
+    num_rows: int = 3,
+    prefill_tokens: int = 16,
+) -> TransformersEngine:
+    """Return an engine over `model` that is not started."""
+    cache = RowCache(
+        model.config,
+        num_rows=num_rows,
+        context_tokens=1024,
+        dtype=model.dtype,
+        device=torch.device("cpu"),
+    )
+    return TransformersEngine(
+        Runner(model, cache, rows),
+        Scheduler(num_rows=num_rows, max_queue=64, prefill_tokens=prefill_tokens),
+        tokenizer,
+        stop_ids=frozenset({tokenizer.eos_token_id}),
+        kv_total_tokens=num_rows * 1024,
+    )
+
+
 class Collected:
     """A sink that can be waited for."""
 
@@ -127,7 +156,8 @@ def serving(
     """Serve on a free port of the loopback; yields the address."""
     config = ServeConfig(limits=Limits(**{"context_tokens": 1024, **limits}))
     metrics = ServeMetrics(engine.load, lambda: 0)
-    chat = ChatServer(engine, tokenizer, config, names or {"tiny": False}, metrics)
+    grammars = Grammars(tokenizer, frozenset({tokenizer.eos_token_id}))
+    chat = ChatServer(engine, tokenizer, config, names or {"tiny": False}, metrics, grammars)
     server = uvicorn.Server(
         uvicorn.Config(
             make_app(chat, api_key=api_key), port=0, lifespan="off", log_level="warning", ws="none"

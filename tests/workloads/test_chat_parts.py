@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -17,7 +18,7 @@ from workloads.chat import render, settings
 from workloads.chat.arms import Arms, table, wilson
 from workloads.chat.client import Client
 from workloads.chat.dialogue import Dialogue, View
-from workloads.chat.guard import host_name
+from workloads.chat.guard import PageGuard, host_name
 from workloads.chat.models import Model, catalog, default_pair, partner, server_models
 from workloads.chat.reply import Reply, caption
 from workloads.chat.server_load import load_line, read_metrics
@@ -416,6 +417,47 @@ def test_whatever_starts_a_conversation_ends_the_answers_of_the_one_before() -> 
     assert ends == renews
 
 
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_nothing_of_an_answer_comes_after_the_conversation_that_replaced_it(
+    run: Any, is_dropped: bool
+) -> None:
+    """Gradio sends one view, then asks for the next, or drops the rest when it cancels in time."""
+    import asyncio
+
+    from workloads.chat.page import Page
+
+    class Endless(Answers):
+        async def ask(self, model: Model, body: Any, reply: Reply, changed: Any) -> None:
+            reply.take({"delta": {"content": "tulip"}}, 1.0)
+            await asyncio.Event().wait()
+
+    page = Page(Dialogue(Endless(), PAIR, Arms(), random.Random(0)))  # type: ignore[arg-type]
+    controls = ("Side by side", "base", "mine", 50.0, True, "", 0.7, 500, "")
+    old = conversations.new()
+    sent: list[Any] = []
+
+    async def browser() -> None:
+        views = page._ask(old, "tell", False, *controls)
+        view = (await anext(views))[0]
+        assert view["id"] == old["id"]
+        renewing = asyncio.create_task(_renew(view))
+        for _ in range(20):  # Gradio makes the view ready to be sent
+            await asyncio.sleep(0)
+        sent.append(view)
+        if is_dropped:
+            await views.aclose()
+        else:
+            sent.extend([each[0] async for each in views])
+        await renewing
+
+    async def _renew(kept: Any) -> None:
+        sent.append((await page._renew(kept, *controls))[0])
+
+    run(asyncio.wait_for(browser(), 30))
+    is_old = [each["id"] == old["id"] for each in sent]
+    assert is_old == [True, False], "a view of the answer came after the new conversation"
+
+
 @pytest.fixture
 def run() -> Callable[[Any], Any]:
     import asyncio
@@ -481,3 +523,47 @@ def test_an_address_that_is_none_is_refused() -> None:
     for url in ("ftp://x/v1", "127.0.0.1:7860", "http://user@host/v1"):
         with pytest.raises(ConfigError, match="expected http://HOST:PORT/v1"):
             Client([url], None)
+
+
+def guarded(path: str, headers: dict[str, str], *, is_shared: bool = False) -> int:
+    """The status that the page's guard gives a request; 200 is the page's own."""
+    statuses: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Any) -> None:
+        statuses.extend([message["status"]] if "status" in message else [])
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "path": path, "headers": raw, "method": "POST"}
+    asyncio.run(PageGuard(app, is_shared=is_shared)(scope, receive, send))
+    (status,) = statuses
+    return status
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200),
+        ("http://127.0.0.1:7861", 200),
+        ("http://localhost:7861", 200),
+        ("http://evil.com", 403),
+        ("http://127.0.0.1.evil.com", 403),
+        ("null", 403),
+    ],
+)
+def test_a_page_elsewhere_sends_nothing_to_this_one(origin: str | None, status: int) -> None:
+    headers = {"host": "127.0.0.1:7861"} | ({} if origin is None else {"origin": origin})
+    assert guarded("/gradio_api/queue/join", headers) == status
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_the_page_takes_no_files(is_shared: bool) -> None:
+    """60 MB of anybody's were kept, until the disk is full."""
+    headers = {"host": "127.0.0.1:7861", "origin": "http://127.0.0.1:7861"}
+    for path in ("/gradio_api/upload", "/gradio_api/upload_progress"):
+        assert guarded(path, headers, is_shared=is_shared) == 403

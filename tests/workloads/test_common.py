@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from workloads.common.exit_codes import (
     NonFiniteLossError,
     PreemptedError,
     exit_code_of,
+    reason_of,
 )
 from workloads.common.hardware import peak_bf16_flops
 from workloads.common.job import Job, run_job
@@ -80,8 +82,17 @@ def test_each_failure_has_its_own_exit_code() -> None:
         (ConfigError("x"), ExitCode.BAD_CONFIG),
         (NonFiniteLossError("x"), ExitCode.NON_FINITE),
         (RuntimeError("shapes differ"), ExitCode.FAILED),
+        (OSError(errno.ENOSPC, "No space left on device", "/mnt/x"), ExitCode.NOT_SAVED),
+        (OSError(errno.ENOENT, "No such file", "/mnt/x"), ExitCode.FAILED),
     ]
     assert [exit_code_of(error) for error, _ in cases] == [code for _, code in cases]
+
+
+def test_a_full_filesystem_says_so_with_its_path_and_what_to_do() -> None:
+    text = reason_of(OSError(errno.ENOSPC, "No space left on device", "/mnt/results/4"))
+    assert text.startswith("no space left: ")
+    assert "/mnt/results/4" in text
+    assert "soperator status --filesystems" in text
 
 
 def test_a_real_cpu_allocation_failure_counts_as_out_of_memory() -> None:

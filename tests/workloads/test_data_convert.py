@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.common.tool_calls import ToolCall, parse_calls, render
 from workloads.data import bfcl
-from workloads.data.chats import read_jsonl
+from workloads.data.chats import parse_line, read_jsonl
 from workloads.data.dataset_convert import main
 from workloads.data.formats import from_row
 from workloads.data.raw_rows import raw_rows
@@ -413,7 +413,8 @@ def test_a_bfcl_row_of_several_calls_asks_for_all_of_them(tmp_path: Path) -> Non
         ToolCall(name="f", arguments={"x": {"a": 1, "b": 2.5}}),
         ToolCall(name="g", arguments={"x": 4}),
     ]
-    assert chat.possible_answer is None
+    assert list(chat.possible_answers) == truth
+    assert parse_line(chat.to_line(), at="x") == chat
 
 
 def test_a_long_field_of_csv_is_read_and_leaves_the_process_its_own_limit(tmp_path: Path) -> None:

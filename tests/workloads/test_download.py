@@ -168,6 +168,43 @@ def test_a_prefix_of_a_bucket_arrives_with_its_folders(
     assert "2 files, 0.00 GiB, licence: see LICENSE" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["../escaped", "a/../../escaped", "a/./b", "./a"])
+def test_an_object_whose_name_leaves_the_folder_is_refused(
+    hub: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Who may write to the bucket chooses the names; the download runs as root."""
+    # libcurl squashes the path that it asks for, so the content lies at the short name too.
+    hub.objects |= {f"bucket/sets/{name}": b"theirs", "bucket/escaped": b"theirs"}
+    assert main(["s3://bucket/sets", str(tmp_path / "in" / "sets")]) == ExitCode.BAD_DATA
+    said = capsys.readouterr().err
+    assert f"s3://bucket/sets: holds a file named '{name}'" in said
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_an_object_below_a_link_that_leaves_the_folder_is_refused(
+    hub: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from workloads.data import s3
+
+    remote = s3.describe("s3://bucket/sets")
+    partial = tmp_path / f".sets.{remote.revision[:12]}.partial"
+    (tmp_path / "elsewhere").mkdir()
+    partial.mkdir()
+    (partial / "a").symlink_to(tmp_path / "elsewhere")
+    assert main(["s3://bucket/sets", str(tmp_path / "sets")]) == ExitCode.BAD_DATA
+    assert "a/one.jsonl: leads out of" in capsys.readouterr().err
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_repository_whose_file_leaves_the_folder_is_refused(
+    hub: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.repos["models/owner/tiny"]["../escaped.bin"] = b"theirs"
+    assert main([MODEL, str(tmp_path / "tiny")]) == ExitCode.BAD_DATA
+    assert "hf://owner/tiny: holds a file named '../escaped.bin'" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*"))
+
+
 def test_an_object_that_is_there_in_part_is_continued(hub: StandIn, tmp_path: Path) -> None:
     from workloads.data import s3
 

@@ -155,6 +155,7 @@ def test_the_pipeline_ends_with_the_json_of_seed_000(places: Path, run: Any) -> 
 
     code, record = run("evaluate")
     assert (code, record["outcome"], record["engine"]) == (0, "PASS", "transformers")
+    assert (places / "chkpt" / "evaluated").read_text() == "finetune/12/final\n"
     result = json.loads(Path(record["artifacts"]["evaluation"]).read_text())
     assert list(result)[:3] == ["base_model", "finetuned_model", "comparison"]
     trained_on, held_out = (user_turns(places, side) for side in ("train", "test"))

@@ -187,13 +187,12 @@ def test_every_verdict_is_that_of_bfcls_own_scorer(
     disagreements: list[str] = []
     verdicts = {True: 0, False: 0}
     for row in bfcl.read(folder, (category,)):
-        if row.possible_answer is None:
+        if not row.possible_answers:
             continue
-        ((name, allowed),) = row.possible_answer.items()
+        (answer,) = row.possible_answers
+        ((name, allowed),) = answer.items()
         function = next(each for each in row.functions if each["name"] == name)
-        reference = bfcl.reference_call(
-            row.possible_answer, required=function["parameters"].get("required", ())
-        )
+        reference = bfcl.reference_call(answer, required=function["parameters"].get("required", ()))
         for arguments in variants(json.loads(json.dumps(dict(reference.arguments)))):
             try:
                 theirs = check(
@@ -213,6 +212,62 @@ def test_every_verdict_is_that_of_bfcls_own_scorer(
             if bool(ours) != theirs:
                 disagreements.append(f"{row.id} {arguments}: ours {bool(ours)}, theirs {theirs}")
     assert min(verdicts.values()) > 100, "both verdicts were compared"
+    assert not disagreements, f"{len(disagreements)} of {sum(verdicts.values())}: " + "\n".join(
+        disagreements[:10]
+    )
+
+
+def several(calls: list[ToolCall], answers: tuple[Any, ...]) -> Iterator[list[ToolCall]]:
+    """The calls of a reference in other orders and numbers, and with one of them changed."""
+    yield calls
+    yield calls[::-1]
+    yield calls[1:]
+    yield [*calls, calls[0]]
+    yield [calls[0]] * len(calls)
+    for index, one in enumerate(calls):
+        (allowed,) = answers[index].values()
+        for name, values in allowed.items():
+            for value in [each for each in values if each != bfcl.OPTIONAL][1:]:
+                if not isinstance(value, (dict, list)):
+                    changed = ToolCall(name=one.name, arguments={**one.arguments, name: value})
+                    yield [*calls[:index], changed, *calls[index + 1 :]]
+    for arguments in variants(json.loads(json.dumps(dict(calls[-1].arguments)))):
+        yield [*calls[:-1], ToolCall(name=calls[-1].name, arguments=arguments)]
+
+
+@pytest.mark.parametrize(
+    "category", ["parallel", "parallel_multiple", "live_parallel", "live_parallel_multiple"]
+)
+def test_every_verdict_on_several_calls_is_that_of_bfcls_own_scorer(
+    category: str, checker: tuple[Checker, Any]
+) -> None:
+    check, language = checker
+    disagreements: list[str] = []
+    verdicts = {True: 0, False: 0}
+    for row in bfcl.read(Cache.from_environ().data / DATA, (category,)):
+        answers = row.possible_answers
+        needed = {each["name"]: each["parameters"].get("required", ()) for each in row.functions}
+        reference = [
+            bfcl.reference_call(each, required=needed[next(iter(each))]) for each in answers
+        ]
+        for calls in several(reference, answers):
+            try:
+                theirs = check(
+                    copy.deepcopy(list(row.functions)),
+                    [{each.name: copy.deepcopy(dict(each.arguments))} for each in calls],
+                    copy.deepcopy(list(answers)),
+                    language,
+                    category,
+                    "any",
+                )["valid"]
+            except (KeyError, TypeError, AttributeError):
+                continue  # their scorer ends with an error on this row
+            text = "\n".join(map(render, calls))
+            ours = call_scores(row, row.messages[-1]["content"], text)["argument_accuracy"]
+            verdicts[theirs] += 1
+            if bool(ours) != theirs:
+                disagreements.append(f"{row.id} {calls}: ours {bool(ours)}, theirs {theirs}")
+    assert min(verdicts.values()) > 50, "both verdicts were compared"
     assert not disagreements, f"{len(disagreements)} of {sum(verdicts.values())}: " + "\n".join(
         disagreements[:10]
     )

@@ -27,6 +27,15 @@ def test_the_interval_of_a_mean_is_about_two_standard_errors_wide() -> None:
     assert found.high == pytest.approx(values.mean() + 1.96 * error, abs=0.3 * error)
 
 
+def test_a_share_of_none_or_all_has_an_interval_too() -> None:
+    """Resamples of 24 zeros are zeros: the bootstrap's interval was 0 to 0."""
+    none, every = (interval(mean_of([value] * 24), SAMPLING) for value in (0, 1))
+    assert (none.low, none.high) == (0.0, pytest.approx(0.138, abs=0.0005))
+    assert (every.low, every.high) == (pytest.approx(0.862, abs=0.0005), 1.0)
+    some = interval(mean_of([2.5] * 24), SAMPLING)
+    assert (some.low, some.high) == (2.5, 2.5), "a length that is always the same is no share"
+
+
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     rng = np.random.default_rng(1)
     held = 0

@@ -17,19 +17,17 @@ CHATS = {chat.id.removeprefix("simple_python_"): chat for chat in bfcl.read(EXCE
 def scored(row: str, arguments: dict[str, Any], name: str | None = None) -> Score:
     """Returns the score of one call for the row."""
     chat = CHATS[row]
-    assert chat.possible_answer is not None
     text = render(ToolCall(name=name or chat.group, arguments=arguments))
-    return score(text, functions=chat.functions, possible_answer=chat.possible_answer)
+    return score(text, functions=chat.functions, possible_answer=chat.possible_answers[0])
 
 
 @pytest.mark.parametrize("row", sorted(CHATS))
 def test_every_reference_answer_is_right(row: str) -> None:
     chat = CHATS[row]
-    assert chat.possible_answer is not None
     result = score(
         chat.messages[-1]["content"],
         functions=chat.functions,
-        possible_answer=chat.possible_answer,
+        possible_answer=chat.possible_answers[0],
     )
     assert result == Score(parsed=True, name_correct=True, arguments_correct=True)
 
@@ -58,11 +56,10 @@ def test_every_reference_answer_is_right(row: str) -> None:
 )  # fmt: skip
 def test_allowed_variants_are_right(row: str, arguments: dict[str, Any]) -> None:
     chat = CHATS[row]
-    assert chat.possible_answer is not None
-    ((_, allowed),) = chat.possible_answer.items()
+    ((_, allowed),) = chat.possible_answers[0].items()
     # Arguments that a case does not speak of come from the reference.
     reference = bfcl.reference_call(
-        chat.possible_answer, required=chat.functions[0]["parameters"]["required"]
+        chat.possible_answers[0], required=chat.functions[0]["parameters"]["required"]
     ).arguments
     assert set(arguments) <= set(allowed)
     assert scored(row, {**reference, **arguments}).reason is None
@@ -100,14 +97,12 @@ def test_the_wrong_function_scores_nothing() -> None:
 def test_an_answer_without_a_readable_call_is_not_parsed(text: str) -> None:
     """Tool output can be malformed in every call and still score 100 % elsewhere."""
     chat = CHATS["0"]
-    assert chat.possible_answer is not None
-    result = score(text, functions=chat.functions, possible_answer=chat.possible_answer)
+    result = score(text, functions=chat.functions, possible_answer=chat.possible_answers[0])
     assert (result.parsed, result.name_correct) == (False, False)
 
 
 def test_two_calls_are_wrong_where_one_is_asked() -> None:
     chat = CHATS["0"]
-    assert chat.possible_answer is not None
     text = chat.messages[-1]["content"] * 2
-    result = score(text, functions=chat.functions, possible_answer=chat.possible_answer)
+    result = score(text, functions=chat.functions, possible_answer=chat.possible_answers[0])
     assert result.reason == "2 calls, expected 1"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workloads.serve_stand import Collected, asking, scripted_engine
+from tests.workloads.serve_stand import Collected, asking, real_engine, scripted_engine
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.common.models import load_model, load_tokenizer
 from workloads.evaluate.adapter import load_tuned
@@ -19,9 +19,8 @@ from workloads.serve import adapter_rows, kv_cache, sampling
 from workloads.serve.engine import TransformersEngine
 from workloads.serve.generation import Generation, Sampling, StoppingError
 from workloads.serve.kv_cache import RowCache
-from workloads.serve.runner import Runner, group_by_length
+from workloads.serve.runner import group_by_length
 from workloads.serve.sampling import RowSampler
-from workloads.serve.scheduler import Scheduler
 from workloads.serve.text import TextStream
 
 SMOLLM2 = Path.home() / ".cache/soperator-stack/models/SmolLM2-135M-Instruct"
@@ -40,24 +39,10 @@ def one_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def engine_of(
-    model: Any,
-    tokenizer: Any,
-    rows: adapter_rows.AdapterRows | None = None,
-    *,
-    num_rows: int = 3,
-    prefill_tokens: int = 16,
+    model: Any, tokenizer: Any, rows: adapter_rows.AdapterRows | None = None, **limits: int
 ) -> Iterator[TransformersEngine]:
     """A started engine over `model`."""
-    cache = RowCache(
-        model.config, num_rows=num_rows, context_tokens=512, dtype=model.dtype, device=CPU
-    )
-    engine = TransformersEngine(
-        Runner(model, cache, rows),
-        Scheduler(num_rows=num_rows, max_queue=64, prefill_tokens=prefill_tokens),
-        tokenizer,
-        stop_ids=frozenset({tokenizer.eos_token_id}),
-        kv_total_tokens=num_rows * 512,
-    )
+    engine = real_engine(model, tokenizer, rows, **limits)
     engine.start()
     try:
         yield engine
@@ -84,7 +69,8 @@ def generate(model: Any, tokenizer: Any, prompt_ids: Sequence[int], max_tokens: 
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return tokenizer.decode(made[0, len(prompt_ids) :], skip_special_tokens=True)
+    # What the limit cut inside a character is no text.
+    return tokenizer.decode(made[0, len(prompt_ids) :], skip_special_tokens=True).rstrip("\ufffd")
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
@@ -250,7 +236,7 @@ def test_a_character_of_several_tokens_is_told_when_it_is_whole(tokenizer: Any) 
     assert [stream.push(each) for each in ids] == ["a", "", "", "\u20ac", "b"]
     cut = TextStream(tokenizer, ())
     assert [cut.push(each) for each in ids[:3]] == ["a", "", ""]
-    assert cut.finish() == "\ufffd"
+    assert cut.finish() == "", "half a character is none"
 
 
 def test_an_end_that_may_become_a_stop_string_is_told_at_the_end(tokenizer: Any) -> None:
@@ -325,6 +311,111 @@ def test_an_error_of_a_pass_ends_its_requests_and_the_engine_goes_on(tokenizer: 
     engine.stop(0)
 
 
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
+def test_a_penalty_of_one_answer_leaves_those_of_its_batch_as_they_are_alone(
+    model: Any, tokenizer: Any, penalty: str
+) -> None:
+    plain = [asking(ids_of(tokenizer, text), 8, ignore_eos=True) for text in PROMPTS[:2]]
+    settings: dict[str, Any] = {"temperature": 0, penalty: 2.0}
+    with engine_of(model, tokenizer) as engine:
+        alone = [answer_all(engine, [each])[0].text for each in plain]
+        punished = asking(
+            plain[0].prompt_ids, 8, ignore_eos=True, sampling=Sampling(**settings), num_logprobs=0
+        )
+        first, second, third = answer_all(engine, [punished, *again(plain)])
+    assert first.last.finish == "length"
+    assert first.text != alone[0], "the penalty changes nothing"
+    assert [second.text, third.text] == alone
+
+
+def again(asked: Sequence[Generation]) -> list[Generation]:
+    """The same questions as new requests."""
+    return [asking(each.prompt_ids, each.max_tokens, ignore_eos=True) for each in asked]
+
+
+def break_one_row(kind: str, patch: pytest.MonkeyPatch, tokenizer: Any) -> dict[str, Any]:
+    """Let one step of writing an answer fail; return the settings of the request that needs it."""
+    broken = "a fault of one row"
+
+    def fail(*_: Any) -> Any:
+        raise ValueError(broken)
+
+    if kind == "penalty":
+        patch.setattr(RowSampler, "adjust", fail)
+        return {"sampling": Sampling(temperature=0, presence_penalty=1.0)}
+    if kind == "random number":
+        patch.setattr(RowSampler, "number", property(fail))
+        return {"sampling": Sampling(temperature=1.0)}
+    if kind == "log probability":
+        patch.setattr(sampling, "logprobs", fail)
+        return {"num_logprobs": 2}
+    push = TextStream.push
+
+    def push_or_fail(stream: TextStream, token: int) -> str:
+        return fail() if stream._stop else push(stream, token)
+
+    patch.setattr(TextStream, "push", push_or_fail)
+    return {"stop": ("never",)}
+
+
+@pytest.mark.parametrize("kind", ["penalty", "random number", "log probability", "text"])
+def test_a_fault_of_one_answer_ends_that_answer_only(
+    model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    plain = [asking(ids_of(tokenizer, text), 8, ignore_eos=True) for text in PROMPTS[:2]]
+    with engine_of(model, tokenizer) as engine:
+        alone = [answer_all(engine, [each])[0].text for each in plain]
+        faulty = asking(
+            plain[1].prompt_ids, 8, **break_one_row(kind, monkeypatch, tokenizer), ignore_eos=True
+        )
+        first, broken, last = again(plain)[0], faulty, again(plain)[1]
+        told = answer_all(engine, [first, broken, last])
+    assert [told[0].text, told[2].text] == alone
+    failure = told[1].last.failure
+    assert failure is not None
+    assert (failure.code, "a fault of one row" in failure.message) == ("engine_error", True)
+
+
+def test_a_reader_that_fails_ends_its_own_answer_only(model: Any, tokenizer: Any) -> None:
+    asked = asking(ids_of(tokenizer, "hello"), 8, ignore_eos=True)
+    told: list[Any] = []
+
+    def gone(delta: Any) -> None:
+        told.append(delta)
+        raise RuntimeError("the reader is gone")
+
+    with engine_of(model, tokenizer) as engine:
+        alone = answer_all(engine, [asked])[0].text
+        other = Collected()
+        engine.submit([(again([asked])[0], gone), (again([asked])[0], other)])
+        assert other.text == alone
+        assert engine.load().num_running == 0
+    assert told[-1].failure is not None
+
+
+def test_a_pass_that_is_made_again_after_out_of_memory_changes_no_answer(
+    model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that were never chosen counted as read: the next pass read the last one twice."""
+    plain = [asking(ids_of(tokenizer, text), 8, ignore_eos=True) for text in PROMPTS[:2]]
+    sample, calls = sampling.sample, []
+
+    def full(*given: Any) -> Any:
+        calls.append(len(calls))
+        if calls[-1] in (0, 4):
+            raise MemoryError
+        return sample(*given)
+
+    with engine_of(model, tokenizer, num_rows=4, prefill_tokens=1000) as engine:
+        alone = [answer_all(engine, [each])[0].text for each in plain]
+        monkeypatch.setattr(sampling, "sample", full)
+        told = answer_all(engine, [*again(plain), *again(plain)])
+    assert [each.text for each in told[:2]] == alone
+    assert [each.last.failure and each.last.failure.code for each in told[2:]] == [
+        "out_of_memory"
+    ] * 2
+
+
 def test_a_lost_device_ends_everything_and_says_so(tokenizer: Any) -> None:
     lost: list[BaseException] = []
     engine, passes = scripted_engine(tokenizer, lambda asked: [65])
@@ -385,7 +476,7 @@ def test_sampling_follows_top_k_top_p_and_penalties() -> None:
 
     def drawn(**settings: Any) -> set[int]:
         rows = [RowSampler(Sampling(seed=seed, **settings)) for seed in range(300)]
-        return set(sampling.sample(logits.expand(len(rows), -1).clone(), rows))
+        return set(sampling.sample(logits.expand(len(rows), -1), rows))
 
     assert drawn() == {0, 1, 2, 3}
     assert drawn(top_k=2) == {0, 1}
@@ -393,14 +484,15 @@ def test_sampling_follows_top_k_top_p_and_penalties() -> None:
     assert drawn(top_p=0.0) == {0}
     assert drawn(temperature=0.01) == {0}
     row = RowSampler(Sampling(temperature=0, presence_penalty=1.0))
-    told = [sampling.sample(logits.clone(), [row])[0] for _ in range(2)]
-    assert told == [0, 1], "a token that was written counts less"
+    first = sampling.sample(logits, [row])[0]
+    row.wrote(0)
+    assert (first, sampling.sample(logits, [row])[0]) == (0, 1), "what was written counts less"
 
 
 def test_drawn_shares_are_the_model_s_probabilities() -> None:
     logits = torch.log(torch.tensor([[0.6, 0.3, 0.1]])).expand(6000, -1)
     rows = [RowSampler(Sampling(seed=seed)) for seed in range(6000)]
-    counts = torch.bincount(torch.tensor(sampling.sample(logits.clone(), rows)), minlength=3)
+    counts = torch.bincount(torch.tensor(sampling.sample(logits, rows)), minlength=3)
     # Three standard deviations of a share of 0.6 in 6,000 draws are 0.019.
     assert (counts / 6000).tolist() == pytest.approx([0.6, 0.3, 0.1], abs=0.02)
 
@@ -408,7 +500,7 @@ def test_drawn_shares_are_the_model_s_probabilities() -> None:
 def test_top_p_over_more_tokens_than_are_looked_at_first_is_exact() -> None:
     flat = torch.zeros(1, 5000)
     rows = [RowSampler(Sampling(seed=seed, top_p=0.999)) for seed in range(400)]
-    drawn = sampling.sample(flat.expand(400, -1).clone(), rows)
+    drawn = sampling.sample(flat.expand(400, -1), rows)
     # Half of 5,000 equally likely tokens lie above the 256 that are looked at first.
     assert len([token for token in drawn if token >= 2500]) > 100
 

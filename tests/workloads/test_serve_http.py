@@ -14,18 +14,22 @@ from typing import Any
 import openai
 import pytest
 
+from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
 from tests.workloads.serve_stand import WAIT_S, ScriptedPasses, scripted_engine, serving
+from workloads.serve.config import ServeConfig
 from workloads.serve.engine import TransformersEngine
 from workloads.serve.generation import Generation
 from workloads.serve.tool_stream import ToolStream
 
-WEATHER = {
+WEATHER: Any = {
     "type": "function",
     "function": {
         "name": "get_weather",
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
+OTHER = {"type": "function", "function": {"name": "other"}}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 # What the model of these tests answers, by the last word of the question.
 ANSWERS = {
@@ -36,6 +40,14 @@ ANSWERS = {
     "endless": "again and " * 10**4,
     "plain": '{"name": "get_weather", "arguments": {"city": "Oslo"}}',
 }
+
+
+def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+
+
+def tool(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "it", "parameters": parameters}}
 
 
 class Stand:
@@ -168,11 +180,33 @@ def test_a_streamed_tool_call_is_never_told_as_text(server: Stand) -> None:
     deltas = [part.choices[0].delta for part in parts]
     assert "".join(delta.content or "" for delta in deltas) == ""
     calls = [call for delta in deltas for call in delta.tool_calls or ()]
-    assert [call.index for call in calls] == [0, 1]
-    assert [json.loads(call.function.arguments) for call in calls if call.function] == [
-        {"city": "Oslo"}
-    ] * 2
+    told = [
+        [call.function for call in calls if call.index == index and call.function]
+        for index in (0, 1)
+    ]
+    for pieces in told:
+        assert (pieces[0].name, pieces[0].arguments) == ("get_weather", "")
+        assert {piece.name for piece in pieces[1:]} == {None}
+        assert len(pieces) > 5, "arguments are told while they are written"
+        assert json.loads("".join(piece.arguments or "" for piece in pieces)) == {"city": "Oslo"}
+    assert len([call.id for call in calls if call.id]) == 2, "only a call's first part has its id"
     assert parts[-1].choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_without_parallel_calls_the_first_one_ends_the_answer(server: Stand, stream: bool) -> None:
+    ask: Any = server.client().chat.completions
+    asked = {"model": "tiny", "messages": say("two"), "tools": [WEATHER], "n": 2}
+    if stream:
+        with ask.stream(**asked, parallel_tool_calls=False) as events:
+            choices = events.get_final_completion().choices
+    else:
+        choices = ask.create(**asked, parallel_tool_calls=False).choices
+    for choice in choices:
+        assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"]
+        assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Oslo"}
+        assert choice.finish_reason == "tool_calls"
+    server.until_running(0)
 
 
 def test_a_call_without_its_marker_counts_where_tools_are_offered(server: Stand) -> None:
@@ -211,8 +245,56 @@ def test_the_results_of_calls_can_be_sent_back(server: Stand) -> None:
 def test_text_before_a_marker_is_told_at_once() -> None:
     stream = ToolStream()
     pieces = ("Let me <", "b> see.", "\n<tool", "_call>")
-    assert [stream.push(each) for each in pieces] == ["Let me", " <b> see.", "", ""]
-    assert stream.finish() == ("\n<tool_call>", []), "no call, so nothing of it is lost"
+    assert [stream.push(each)[0] for each in pieces] == ["Let me", " <b> see.", "", ""]
+    assert stream.finish() == ("\n<tool_call>", [], []), "no call, so nothing of it is lost"
+
+
+def told_by(text: str, size: int, **options: bool) -> tuple[str, list[tuple[str | None, str]], Any]:
+    """What a stream tells of `text` in pieces of `size`: text, calls put together, calls read."""
+    stream = ToolStream(**options)
+    told, parts = "", []
+    for start in range(0, len(text), size):
+        piece, more = stream.push(text[start : start + size])
+        told, parts = told + piece, parts + more
+    rest, more, calls = stream.finish()
+    parts += more
+    names = {part.index: part.name for part in reversed(parts)}
+    whole = [
+        (name, "".join(part.arguments for part in parts if part.index == index))
+        for index, name in sorted(names.items())
+    ]
+    return told + rest, whole, calls
+
+
+HARD = r'{"text": "a \"quote\", {a brace}, </tool_call> and a back\\slash", "list": [{"x": 1}]}'
+USUAL = f'<tool_call>{{"name": "a\\u00e9", "arguments": {HARD}}}</tool_call>'
+SWAPPED = '<tool_call>{"arguments": {"y": 2}, "name": "b"}</tool_call>'
+GLAIVE = """<functioncall> {"name": "c", "arguments": '{"z": "it's"}'} """
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [(USUAL + USUAL, 2), (USUAL + SWAPPED, 2), (SWAPPED + USUAL, 2), (GLAIVE, 1)],
+)
+def test_parts_of_calls_are_the_calls_whatever_the_pieces(
+    size: int, text: str, number: int
+) -> None:
+    told, parts, calls = told_by(text, size)
+    assert (told, len(calls)) == ("", number)
+    assert [(name, json.loads(each)) for name, each in parts] == [
+        (call.name, call.arguments) for call in calls
+    ]
+
+
+def test_a_line_break_in_an_argument_is_escaped_in_the_stream() -> None:
+    _, parts, calls = told_by('<tool_call>{"name": "a", "arguments": {"t": "1\n2"}}', 1)
+    assert json.loads(parts[0][1]) == calls[0].arguments == {"t": "1\n2"}
+
+
+def test_an_object_is_no_call_where_the_text_must_be_json() -> None:
+    text = '{"name": "Bob", "age": 3}'
+    assert told_by(text, 4, takes_objects=False) == (text, [], [])
 
 
 def test_stop_strings_log_probabilities_and_choices_are_as_asked(server: Stand) -> None:
@@ -262,10 +344,42 @@ def test_base_and_tuned_are_two_models_of_one_server(server: Stand) -> None:
         ({"top_logprobs": 3}, "top_logprobs", "needs 'logprobs'"),
         ({"stop": ["a"] * 5}, "stop", "1 to 4 strings"),
         ({"tools": [{"type": "search"}]}, "tools[0]", "function"),
-        ({"tool_choice": "required"}, "tool_choice", "not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"tool_choice": "required"}, "tool_choice", "a call needs 'tools'"),
+        ({"tool_choice": NAMED, "tools": [OTHER]}, "tool_choice", "one of other"),
+        ({"tool_choice": 1, "tools": [OTHER]}, "tool_choice", '"required"'),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "true or false"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "NAME"),
+        (
+            {"response_format": json_schema({"not": {"type": "string"}})},
+            "response_format.json_schema.schema",
+            "Unimplemented keys",
+        ),
+        (
+            {"tools": [OTHER, tool({"type": "robot"})], "tool_choice": "required"},
+            "tools[1].function.parameters",
+            "Invalid type: robot",
+        ),
+        ({"tools": [tool(3)]}, "tools[0].function.parameters", "schema"),
+        (
+            {"response_format": {"type": "json_object"}, "ignore_eos": True},
+            "ignore_eos",
+            "leave it out",
+        ),
         ({"best_of": 2}, "best_of", "not a parameter"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs 'stream'"),
+        (
+            {"chat_template_kwargs": {"chat_template": "{{ 'x' * 9 }}"}},
+            "chat_template_kwargs",
+            "'chat_template_kwargs.chat_template' is not taken",
+        ),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "enable_thinking"),
+        ({"chat_template_kwargs": {"conversation": []}}, "chat_template_kwargs", "is not taken"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": ["x"]}},
+            "chat_template_kwargs.enable_thinking",
+            "up to 100 characters",
+        ),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(
@@ -277,6 +391,24 @@ def test_a_wrong_value_is_named_with_what_is_allowed(
     assert answer["error"]["param"] == param
     assert message in answer["error"]["message"]
     assert answer["error"]["type"] == "invalid_request_error"
+
+
+def test_a_declared_option_reaches_the_template() -> None:
+    switch = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    with stand(make_tokenizer(CHAT_TEMPLATE + switch)) as running:
+        body = {"model": "tiny", "messages": say("hello")}
+        lengths: list[int] = []
+        for thinks in (True, False):
+            told = {**body, "chat_template_kwargs": {"enable_thinking": thinks}}
+            status, answer, _ = running.post(json.dumps(told).encode())
+            assert status == 200
+            lengths.append(answer["usage"]["prompt_tokens"])
+    assert lengths[0] < lengths[1]
+
+
+def test_words_of_the_library_itself_cannot_be_declared() -> None:
+    with pytest.raises(ValueError, match="template_options: got chat_template, tools"):
+        ServeConfig(template_options=("enable_thinking", "tools", "chat_template"))
 
 
 def test_half_a_surrogate_pair_is_refused(server: Stand) -> None:

@@ -27,9 +27,18 @@ from workloads.serve.__main__ import main, recipe_arguments
 from workloads.serve.config import ServeConfig
 from workloads.serve.metrics import ServeMetrics
 from workloads.serve.weights import Weights, find_weights
+from workloads.train.run_folder import publish_evaluated
 
 READY_S = 200.0
 CHECKOUT = Path(__file__).parents[2]
+
+ALONE = Weights(
+    model_dir=Path("/m"),
+    tokenizer_dir=Path("/m"),
+    adapter_dir=None,
+    served_name="a",
+    tuned_name=None,
+)
 
 
 def adapter(folder: Path, base: str = "tiny", *, rank: int = 16) -> Path:
@@ -67,6 +76,8 @@ def test_flags_are_short_for_keys_of_the_recipe(tmp_path: Path) -> None:
         "r",
         "--set",
         'model="SmolLM2-135M-Instruct"',
+        "--set",
+        "serve.adapter=null",
     ]
 
 
@@ -105,8 +116,21 @@ def test_base_adapter_merged_and_checkpoint_are_found(
         found = find_weights(config, "tiny", own)
         assert (found.model_dir, found.adapter_dir) == (model_dir, folder)
         assert found.names == ("tiny", "tiny-tuned")
+    auto = serve_config(adapter="auto")
+    assert find_weights(auto, "tiny", own).names == ("tiny",), "trained is not evaluated"
+    publish_evaluated(places / "chkpt", folder)
+    try_out = adapter(places / "chkpt" / "finetune" / "13" / "final")
+    (places / "chkpt" / "latest").write_text("finetune/13/final\n")
+    assert find_weights(auto, "tiny", own).adapter_dir == folder, "a later try takes its place"
+    publish_evaluated(places / "chkpt", try_out)
+    assert find_weights(auto, "tiny", own).adapter_dir == try_out
+    publish_evaluated(places / "chkpt", adapter(tmp_path / "other", base="Qwen3-14B"))
+    assert find_weights(auto, "tiny", own).names == ("tiny",)
+    assert find_weights(auto, "tiny", Places({"SOPERATOR_PLACE_MODEL": str(model_dir.parent)}))
     merged = tmp_path / "merged"
     shutil.copytree(model_dir, merged)
+    both = serve_config(merged=str(merged), adapter="auto")
+    assert find_weights(both, "none", own).model_dir == merged
     found = find_weights(serve_config(merged=str(merged), served_name="mine"), "none", own)
     assert (found.model_dir, found.adapter_dir, found.names) == (merged, None, ("mine",))
     # A checkpoint of whole weights has no tokenizer: the model's is taken.
@@ -183,7 +207,7 @@ def test_endpoint_json_says_where_the_server_is_and_never_the_key(
     key = "a-key-that-is-long-enough"
     monkeypatch.setenv("SOPERATOR_SERVE_API_KEY", key)
     config = serve_config(host="0.0.0.0", api_key_file=str(tmp_path / "key"))
-    path = endpoint.write(tmp_path, config, 7860, ["a"], Places({}))
+    path = endpoint.write(tmp_path, config, 7860, ALONE, Places({}))
     text = path.read_text()
     assert key not in text
     said = json.loads(text)
@@ -191,7 +215,7 @@ def test_endpoint_json_says_where_the_server_is_and_never_the_key(
     assert said["api_key_file"] is None, "the variable won"
     assert said["host"] == os.uname().nodename
     monkeypatch.delenv("SOPERATOR_SERVE_API_KEY")
-    said = json.loads(endpoint.write(tmp_path, config, 7860, ["a"], Places({})).read_text())
+    said = json.loads(endpoint.write(tmp_path, config, 7860, ALONE, Places({})).read_text())
     assert (said["needs_key"], said["api_key_file"]) == (True, str(tmp_path / "key"))
 
 
@@ -271,6 +295,22 @@ def test_weights_are_staged_to_a_ram_disk_once(
     assert again.text == f"weights are in {first.path} already"
 
 
+def test_weights_that_another_user_may_have_put_there_are_not_taken(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Places({"SOPERATOR_PLACE_SCRATCH": str(tmp_path)})
+    monkeypatch.setattr(stage, "filesystem_of", lambda path: "tmpfs")
+    target = stage.stage(model_dir, own).path
+    target.chmod(0o777)
+    assert f"{target} is not of this user" in stage.stage(model_dir, own).text
+    theirs = target.rename(tmp_path / "theirs")
+    target.symlink_to(theirs)
+    assert f"{target} is not of this user" in stage.stage(model_dir, own).text
+    target.unlink()
+    target.parent.chmod(0o777)
+    assert f"{target.parent} is not of this user" in stage.stage(model_dir, own).text
+
+
 def test_weights_that_cannot_be_staged_are_read_where_they_lie_with_the_reason(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +349,8 @@ def test_vllm_gets_the_same_settings_and_its_key_by_environment(
     text = " ".join(words)
     assert f"--enable-lora --max-lora-rank 16 --lora-modules m-tuned={tmp_path / 'a'}" in text
     assert '{"enable_thinking": false}' in words
+    # Without a parser vLLM takes no tools; named and required calls and JSON need no option more.
+    assert "--enable-auto-tool-choice --tool-call-parser hermes" in text
     assert not any("key" in word for word in words)
     monkeypatch.setattr(vllm_server, "is_installed", lambda: True)
     assert vllm_server.choose(serve_config(), num_gpus=1) == "vllm"

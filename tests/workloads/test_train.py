@@ -149,6 +149,57 @@ def test_a_new_job_starts_anew_and_resume_auto_continues_the_last_one(
     assert len(losses(places, "14")) == 2
 
 
+def test_a_finished_run_is_prolonged_and_says_its_schedule(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workloads.train import run as train_run
+
+    said: list[str] = []
+    monkeypatch.setattr(train_run, "log", said.append)
+    run("prepare-data")
+    assert run("train", "train.max_steps=2")[0] == 0
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    code, record = run("train", "train.max_steps=4", "train.resume=auto", "train.schedule=linear")
+    assert (code, record["metrics"]["num_train_steps"]) == (0, 4)
+    (line,) = said
+    assert line.startswith("goes on after step 2 of 4 with schedule linear over all 4, from")
+    lines = (places / "results" / "13" / "loss_curve.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [2, 3]
+    monkeypatch.setenv("SLURM_JOB_ID", "14")
+    code, record = run("train", "train.max_steps=3", "train.resume=auto")
+    assert code == ExitCode.BAD_CONFIG
+    assert "train.max_steps: got 3, but" in record["reason"]
+
+
+def test_a_run_that_is_prolonged_by_epochs_trains_each_row_once_an_epoch(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last step of an epoch may be short: the next epoch begins at its first row."""
+    from workloads.train.order import Stream
+
+    run("prepare-data")
+    asked: list[tuple[int, list[int]]] = []
+    rows = Stream.rows
+
+    def seen(self: Stream, start: int, count: int) -> list[Any]:
+        found = rows(self, start, count)
+        asked.append((start, [id(row) for row in found]))
+        return found
+
+    monkeypatch.setattr(Stream, "rows", seen)
+    settings = ("train.packing=false", "train.micro_batch_size=4", "train.max_steps=null")
+    assert run("train", *settings, "train.epochs=1")[0] == 0
+    first = {start: len(found) for start, found in asked if found}
+    size = sum(first.values())
+    assert size % 4, "the last step is short"
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    asked.clear()
+    assert run("train", *settings, "train.epochs=2", "train.resume=auto")[0] == 0
+    second = {start: len(found) for start, found in asked if found}
+    assert min(second) == size
+    assert sum(second.values()) == size
+
+
 def test_a_job_id_that_comes_again_does_not_touch_the_earlier_run(places: Path, run: Any) -> None:
     """Slurm counts from 1 again on a new cluster, while the checkpoints live on."""
     run("prepare-data")

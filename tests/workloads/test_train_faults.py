@@ -22,6 +22,7 @@ from workloads.common.exit_codes import ExitCode
 from workloads.train import build, signals
 
 REPOSITORY = Path(__file__).parents[2]
+MAY_RESTART = ("out of memory", "slow export")
 TIMEOUT_S, GRACE_S = 10, 60
 """The least that may be declared; and what a busy machine may take to say so."""
 
@@ -32,12 +33,13 @@ def two_ranks(places: Path, fault: str) -> Iterator[subprocess.Popen[str]]:
     command = [
         *(sys.executable, "-m", "workloads.common.launch", "--nnodes=1", "--nproc-per-node=2"),
         # Whatever ranks may be restarted for is not what ends them here.
-        *(f"--max-restarts={3 if fault == 'out of memory' else 0}", "--rdzv-backend=c10d"),
+        *(f"--max-restarts={2 if fault in MAY_RESTART else 0}", "--rdzv-backend=c10d"),
         *("--rdzv-endpoint=127.0.0.1:0", "-m", "tests.workloads.train_with_a_fault"),
         *("--recipe", "bert_full_1xcpu", "--set", "train.gradient_accumulation=1"),
         *("--set", f"train.checkpoint.timeout_s={TIMEOUT_S}"),
     ]
     environment = {**os.environ, "SLURM_JOB_ID": "13", "OMP_NUM_THREADS": "1", "TRAIN_FAULT": fault}
+    environment["TRAIN_TIMEOUT_S"] = str(TIMEOUT_S)
     with (places / "train.log").open("w") as log:
         process = subprocess.Popen(
             command,
@@ -91,6 +93,15 @@ def test_a_rank_that_stands_ends_the_others_within_the_declared_time(places: Pat
     assert "rank 0" in line
     assert any(cause in line for cause in ("Timed out waiting", "did not end within 10 s")), line
     assert "raise train.checkpoint.timeout_s" in line
+
+
+def test_an_export_may_take_longer_than_a_step(places: Path) -> None:
+    """The ranks that wait ended as hung, were restarted after the last step, and exported again."""
+    with two_ranks(places, "slow export") as process:
+        assert process.wait(280) == ExitCode.OK, (places / "train.log").read_text()
+    assert record_of(places)["outcome"] == "PASS"
+    (final,) = (places / "chkpt").glob("*/13/final")
+    assert (final / "model.safetensors").is_file()
 
 
 def test_a_killed_rank_is_seen_by_the_others_within_the_declared_time(places: Path) -> None:

@@ -1,20 +1,23 @@
-"""The job train; in its second step one rank meets the fault that TRAIN_FAULT names."""
+"""The job train; in its second step, or at its export, a rank meets what TRAIN_FAULT names."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from workloads.common.job import end, run_job
+from workloads.train import export
 from workloads.train.precision import Precision
 from workloads.train.run import main
 
 _SIGNALS = {"hang": signal.SIGSTOP, "killed": signal.SIGKILL, "first killed": signal.SIGKILL}
 _backward = Precision.backward
+_write_final = export.write_final
 _steps = 0
 
 
@@ -34,6 +37,15 @@ def backward_with_a_fault(self: Precision, loss: Any) -> None:
     _backward(self, loss)
 
 
+def write_final_slowly(*arguments: Any, **named: Any) -> None:
+    """Do it, after longer than any collective may take."""
+    time.sleep(1.6 * float(os.environ["TRAIN_TIMEOUT_S"]))
+    _write_final(*arguments, **named)
+
+
 if __name__ == "__main__":
+    if os.environ["TRAIN_FAULT"] == "slow export":
+        export.write_final = write_final_slowly
+        end(run_job("train", main))
     Precision.backward = backward_with_a_fault  # type: ignore[method-assign]
     end(run_job("train", main))

@@ -23,8 +23,8 @@ from workloads.common.dist import World
 
 TIMEOUT_S = 1800
 """Of all programs of nccl-tests together."""
-_END_S: Final = 60
-"""For the tasks of a step that is ended: KillWait is 30 s."""
+_END_S: Final = 240
+"""For the tasks of a step that is ended: Soperator's KillWait is 180 s."""
 _STEP: Final = ("SLURM_", "SRUN_", "PMI_", "PMIX_")
 """Variables of the step that the ranks run in: another step reads them as its own options."""
 

@@ -26,6 +26,9 @@ from workloads.chat.settings import HIDING, Settings, SettingsError
 _REDRAW_S = 0.1
 """How often a growing answer is drawn; times under it are measured where bytes come in."""
 
+_LEAVE_S = 5.0
+"""How long answers that nobody reads any more may take to end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
@@ -42,6 +45,16 @@ class View:
     notice: str = ""
 
 
+class _RunningAnswers:
+    """The answers of one conversation while they are written."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.over = asyncio.Event()
+        """Set once no view of them can follow."""
+        self.is_left = False
+
+
 class Dialogue:
     """Everything behind one page, for all who have it open."""
 
@@ -56,7 +69,8 @@ class Dialogue:
         self.models = tuple(models)
         self.arms = arms
         self._draw = draw or random.SystemRandom()
-        self._stops: dict[str, asyncio.Event] = {}
+        self._running: dict[str, _RunningAnswers] = {}
+        """By conversation."""
         self._held: dict[str, list[tuple[Mapping[str, Any], Mode]]] = {}
         """Answers whose count would tell whose they are, by conversation."""
 
@@ -97,8 +111,7 @@ class Dialogue:
         ]
         hides = _hides(conversation, settings)
         changed = asyncio.Event()
-        stop = self._stops.setdefault(conversation["id"], asyncio.Event())
-        stop.clear()
+        running = self._running[conversation["id"]] = _RunningAnswers()
         asking = [
             asyncio.create_task(
                 self.client.ask(
@@ -115,7 +128,7 @@ class Dialogue:
             )
             for index, (model, reply) in enumerate(zip(models, replies, strict=True))
         ]
-        stopping = asyncio.create_task(stop.wait())
+        stopping = asyncio.create_task(running.stop.wait())
         box: str | None = ""
         try:
             waiting = set(asking)
@@ -135,7 +148,11 @@ class Dialogue:
                 waiting = {task for task in asking if not task.done()}
         finally:
             await _end(stopping, *asking)
-            self._stops.pop(conversation["id"], None)
+            if self._running.get(conversation["id"]) is running:
+                del self._running[conversation["id"]]
+            running.over.set()
+        if running.is_left:
+            return
         for reply in replies:
             reply.finish = reply.finish or "stopped"
         answers = [reply.to_json() for reply in replies]
@@ -154,9 +171,9 @@ class Dialogue:
         )
 
     def stop(self, conversation: Conversation) -> None:
-        """End the answers that are coming; what came stays."""
-        if (event := self._stops.get(conversation["id"])) is not None:
-            event.set()
+        """End the answers that are running; what came stays."""
+        if (running := self._running.get(conversation["id"])) is not None:
+            running.stop.set()
 
     def can_vote(self, conversation: Conversation, settings: Settings) -> bool:
         """Whether a vote on the last turn counts."""
@@ -170,6 +187,19 @@ class Dialogue:
         answers = conversation["turns"][-1]["answers"]
         self.arms.voted([each["model"] for each in answers], vote, mode=settings.mode)
         return self.view(conversations.with_vote(conversation, vote), settings)
+
+    async def abandon(self, conversation: Conversation) -> None:
+        """Leave a conversation; returns when no view of it can follow.
+
+        The page sends its events in the order in which they end: what is shown in its place must
+        not be made before the last view of the answers that still come was taken.
+        """
+        if (running := self._running.get(conversation["id"])) is not None:
+            running.is_left = True
+            running.stop.set()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(running.over.wait(), _LEAVE_S)
+        self.leave(conversation)
 
     def leave(self, conversation: Conversation) -> None:
         """Count the answers that were held back: nothing about them is to be guessed any more."""

@@ -111,7 +111,11 @@ class Page:
         with gr.Accordion("System prompt, sampling, tools", open=False, elem_id="settings"):
             self._system = gr.Textbox(label="System prompt", lines=2, elem_id="system")
             self._temperature = gr.Slider(
-                0, 2, value=start.temperature, step=0.05, label="Temperature (0: always the same)"
+                0,
+                2,
+                value=start.temperature,
+                step=0.05,
+                label="Temperature (0: likeliest word)",
             )
             self._max_tokens = gr.Number(
                 start.max_tokens, label="Tokens of an answer, at most", precision=0, minimum=1
@@ -216,16 +220,16 @@ class Page:
         async for view in self._dialogue.ask(conversation, chosen, question, is_result=is_result):
             yield self._show(view, chosen)
 
-    def _stopped(self, kept: Any) -> None:
+    async def _stopped(self, kept: Any) -> None:
         self._dialogue.stop(conversations.restored(kept))
 
     def _voted(self, vote: Vote, kept: Any, *controls: Any) -> list[Any]:
         chosen = self._settings(*controls)
         return self._show(self._dialogue.vote(conversations.restored(kept), chosen, vote), chosen)
 
-    def _renew(self, kept: Any, *controls: Any) -> list[Any]:
+    async def _renew(self, kept: Any, *controls: Any) -> list[Any]:
         chosen = self._settings(*controls)
-        self._dialogue.leave(conversations.restored(kept))
+        await self._dialogue.abandon(conversations.restored(kept))
         return self._show(self._dialogue.view(conversations.new(), chosen), chosen)
 
     def _exported(self, kept: Any, *controls: Any) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 DEFAULT_TIMEOUT_S = 600
+# No limit of its own: a rank that died is seen at once, and Slurm ends the job at its time limit.
+_NO_TIMEOUT = timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,19 @@ class World:
     def is_distributed(self) -> bool:
         """True when a process group exists."""
         return self.world_size > 1
+
+    def without_timeout(self) -> World:
+        """Return the same ranks in a CPU group whose collectives do not time out.
+
+        On a GPU, NCCL's watchdog would end a process that waits. Every rank calls it.
+        """
+        if not self.is_distributed:
+            return self
+        import torch
+        import torch.distributed as dist
+
+        group = dist.new_group(backend="gloo", timeout=_NO_TIMEOUT)
+        return replace(self, device=torch.device("cpu"), group=group)
 
     def synchronize(self) -> None:
         """Wait until this rank's GPU has done what it was given; at once without one."""

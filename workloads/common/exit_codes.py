@@ -5,6 +5,7 @@ Owns the numbers and the mapping from exceptions to them. Does not end the proce
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 from typing import Final
 
@@ -23,7 +24,7 @@ class ExitCode(IntEnum):
     DISTRIBUTED = 71
     NON_FINITE = 72
     NOT_SAVED = 73
-    """sysexits EX_CANTCREAT: a checkpoint that a stop or the end of the run needs."""
+    """sysexits EX_CANTCREAT: a checkpoint that is needed, or anything on a full filesystem."""
     DATA_LOADER = 74
     """sysexits EX_IOERR."""
     PREEMPTED = 75
@@ -49,6 +50,7 @@ ADVICE: Final = {
         "ranks waited for each other in vain: see whose stack above stands elsewhere; if steps "
         "are that long, raise train.checkpoint.timeout_s"
     ),
+    ExitCode.NOT_SAVED: "free space there, or raise the quota: soperator status --filesystems",
     ExitCode.DEVICE: "a GPU or its driver failed: drain the node, then run the job again",
 }
 # Failures that the same ranks may not meet again; the others come back as often as they are tried.
@@ -115,10 +117,15 @@ _HUNG_TEXT = ("Timed out waiting", "Watchdog caught collective operation timeout
 _DATA_LOADER_TEXT = ("DataLoader worker",)
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
 def exit_code_of(error: BaseException) -> ExitCode:
     """Return the exit code that tells what kind of failure `error` is."""
     if isinstance(error, WorkloadError):
         return error.exit_code
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return ExitCode.NOT_SAVED
     if isinstance(error, MemoryError):
         return ExitCode.OUT_OF_MEMORY
     # By name, so that a job which fails before torch is imported does not import it now.
@@ -148,5 +155,7 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, WorkloadError):
         return text
     cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, OSError) and error.errno in _FULL:
+        cause = f"no space left: {text}"
     advice = ADVICE.get(exit_code_of(error))
     return f"{cause}; {advice}" if advice else cause

@@ -106,8 +106,7 @@ def _chat(
         ),
         group=calls[0].name,
         functions=tuple(functions),
-        # Scoring compares one call.
-        possible_answer=ground_truth[0] if len(ground_truth) == 1 else None,
+        possible_answers=tuple(ground_truth),
     )
 
 

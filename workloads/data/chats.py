@@ -28,19 +28,21 @@ class Chat:
     """Chats of one group never end up on both sides of a split."""
     functions: tuple[Mapping[str, Any], ...] = ()
     """Function descriptions in BFCL's form, for scoring."""
-    possible_answer: Mapping[str, Any] | None = None
-    """Function name -> argument -> allowed values, in BFCL's form."""
+    possible_answers: tuple[Mapping[str, Any], ...] = ()
+    """Of each wanted call: function name -> argument -> allowed values, in BFCL's form."""
     columns: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Raw columns that the recipe keeps, for stratified splits."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as plain values."""
+        answers = [dict(answer) for answer in self.possible_answers]
         return {
             "id": self.id,
             "group": self.group,
             "messages": [dict(message) for message in self.messages],
             "functions": [dict(function) for function in self.functions],
-            "possible_answer": dict(self.possible_answer) if self.possible_answer else None,
+            # One call is written without a list, as most rows want one.
+            "possible_answer": answers[0] if len(answers) == 1 else answers or None,
             "columns": dict(self.columns),
         }
 
@@ -102,12 +104,13 @@ def parse_line(line: str | bytes, *, at: str) -> Chat:
     if not isinstance(row, dict):
         raise DataError(f"{at}: is {_short(row)}, expected an object with 'messages'")
     messages = check_messages(row.get("messages"), at=at)
+    answers = row.get("possible_answer") or []
     return Chat(
         id=str(row.get("id", at)),
         messages=messages,
         group=str(row.get("group") or group_of(messages)),
         functions=tuple(row.get("functions") or ()),
-        possible_answer=row.get("possible_answer"),
+        possible_answers=tuple(answers if isinstance(answers, list) else [answers]),
         columns=row.get("columns") or {},
     )
 

@@ -40,9 +40,9 @@ def describe(source: str) -> Remote:
     )
     if not entries:
         raise DataError(f"{source}: has no object; check bucket, prefix and AWS_ENDPOINT_URL")
-    base = root if found.type != fs.FileType.File else str(PurePosixPath(root).parent)
+    base = root if found.type != fs.FileType.File else root.rpartition("/")[0]
     files = tuple(
-        RemoteFile(path=str(PurePosixPath(entry.path).relative_to(base)), size_bytes=entry.size)
+        RemoteFile(path=entry.path.removeprefix(f"{base}/"), size_bytes=entry.size)
         for entry in entries
     )
     marks = [(entry.path, entry.size, entry.mtime_ns) for entry in entries]
@@ -63,7 +63,7 @@ def fetch(remote: Remote, folder: Path) -> None:
     system = _system()
     root = _root(remote.source)
     for file in remote.files:
-        target = folder / file.path
+        target = remote.path_of(file, folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         single = len(remote.files) == 1 and PurePosixPath(root).name == file.path
         try:

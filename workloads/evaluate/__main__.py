@@ -28,6 +28,7 @@ from workloads.evaluate.precisions import compare_precisions
 from workloads.evaluate.resampling import Sampling
 from workloads.evaluate.row_store import RowStore
 from workloads.evaluate.subject import Subject, tuned_dir
+from workloads.train.run_folder import publish_evaluated
 
 
 def main(job: Job) -> None:
@@ -86,7 +87,9 @@ def _evaluate(job: Job, config: EvaluateConfig, here: World, base: Subject, tune
         text = json.dumps(result, indent=2, ensure_ascii=False)
         path = job.results_dir / "evaluation.json"
         atomic.write_text(path, text + "\n")
+        assert tuned.tuned_dir is not None
         job.record.artifacts |= {"evaluation": str(path), "adapter_dir": str(tuned.tuned_dir)}
+        publish_evaluated(job.places.path("chkpt"), tuned.tuned_dir)
         sys.stdout.write(text + "\n")  # one write: other ranks share this log
         sys.stdout.flush()
     here.barrier()

@@ -1,6 +1,6 @@
 """How an answer did on function calling: relevance, parsing, names, argument names, values.
 
-Owns what is asked of a row: the calls of its possible answer (BFCL's rules, score.py), else the
+Owns what is asked of a row: the calls of its possible answers (BFCL's rules, score.py), else the
 calls of its reference text compared value by value, else no call at all. Several calls match in any
 order, as in BFCL's parallel categories.
 """
@@ -39,7 +39,7 @@ def call_scores(chat: Chat, reference: str, generated: str) -> dict[str, float]:
     calls = calls or []
     names = Counter(call.name for call in calls) == Counter(name for name, _ in expected)
     functions = {str(function.get("name")): function for function in chat.functions}
-    by_rule = bool(chat.possible_answer)
+    by_rule = bool(chat.possible_answers)
 
     def names_fit(call: ToolCall, wanted: Expected) -> bool:
         return call.name == wanted[0] and _argument_names_fit(call, wanted[1])
@@ -64,8 +64,8 @@ def call_scores(chat: Chat, reference: str, generated: str) -> dict[str, float]:
 
 def _expected(chat: Chat, reference: str) -> list[Expected] | None:
     """Return the calls that the row wants; None when its own reference cannot be read."""
-    if chat.possible_answer:
-        return list(chat.possible_answer.items())
+    if chat.possible_answers:
+        return [wanted for answer in chat.possible_answers for wanted in answer.items()]
     calls = parse_calls(reference)
     if calls is None:
         return None

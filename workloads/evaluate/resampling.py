@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -93,9 +94,26 @@ def perplexity_of(losses: Any, num_tokens: Any) -> Measured:
 
 
 def interval(metric: Measured, sampling: Sampling) -> Interval:
-    """Return the percentile bootstrap interval of a metric."""
+    """Return the percentile bootstrap interval of a metric; Wilson's where all rows are 0 or 1."""
+    if (always := _always(metric)) is not None:
+        return _wilson(always, len(metric.rows), sampling.confidence)
     values = [metric.value_of(counts @ metric.rows) for counts in _counts(metric, sampling)]
     return _bounds(np.concatenate(values), sampling)
+
+
+def _always(metric: Measured) -> int | None:
+    """Return 0 or 1 where every row of a mean is that: a resample of them is never another."""
+    if metric.rows.shape[1] != 2 or not (metric.rows[:, 1] == 1).all():
+        return None
+    found = set(metric.rows[:, 0].tolist())
+    return int(found.pop()) if found in ({0.0}, {1.0}) else None
+
+
+def _wilson(share: int, num_rows: int, confidence: float) -> Interval:
+    """Return the interval of a share of 0 or 1 (Wilson 1927): rows not seen may differ."""
+    square = NormalDist().inv_cdf((1 + confidence) / 2) ** 2
+    far = square / (num_rows + square)
+    return Interval(low=0.0, high=far) if share == 0 else Interval(low=1 - far, high=1.0)
 
 
 def paired(base: Measured, tuned: Measured, sampling: Sampling) -> Paired:

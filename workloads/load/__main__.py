@@ -115,6 +115,8 @@ def main(job: Job) -> None:
         text = json.dumps(report.to_json(found, config, server.url), indent=2)
         atomic.write_text(path, text + "\n")
         job.record.artifacts["load"] = str(path)
+        if server.adapter_dir is not None:
+            job.record.artifacts["adapter_dir"] = server.adapter_dir
         job.record.engine = found.engine
         job.record.metrics |= record_metrics(found.points)
         job.record.metrics["client_cpu_percent"] = 100 * found.cpu_share

@@ -145,7 +145,10 @@ def _judge(sample: Sample, answer: Answer, events: ChatEvents) -> None:
     if answer.status == 200:
         events.finish()
         if not events.times_s:
-            raise HttpError("empty", "the answer has no token")
+            if not (events.usage or {}).get("completion_tokens"):
+                raise HttpError("empty", "the answer has no token")
+            # Tokens without text, such as half a character at the end: they came by its end.
+            events.times_s.append(sample.ended_s)
         # The end of the answer is its last token, not the closing lines of the stream.
         sample.ended_s = events.times_s[-1]
         return

@@ -22,6 +22,8 @@ class Server:
 
     url: str
     key: str | None
+    adapter_dir: str | None = None
+    """Adapter of its tuned model, where the server says it."""
 
 
 def find_server(
@@ -30,8 +32,11 @@ def find_server(
     """Return address and key; what is missing is refused with what to set."""
     environment = os.environ if environment is None else environment
     key_file = None if target.api_key_file is None else _path(target.api_key_file, places)
+    adapter_dir = None
     if target.serve_job is not None:
-        url, job_key_file = _endpoint(places.path("results") / target.serve_job / ENDPOINT_FILE)
+        url, job_key_file, adapter_dir = _endpoint(
+            places.path("results") / target.serve_job / ENDPOINT_FILE
+        )
         key_file = key_file or job_key_file
     elif target.url is not None:
         url = target.url
@@ -43,10 +48,10 @@ def find_server(
     key = environment.get(KEY_VARIABLE) or (None if key_file is None else _read_key(key_file))
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigError("the API key has characters that no header can carry")
-    return Server(url=url.rstrip("/"), key=key)
+    return Server(url=url.rstrip("/"), key=key, adapter_dir=adapter_dir)
 
 
-def _endpoint(path: Path) -> tuple[str, Path | None]:
+def _endpoint(path: Path) -> tuple[str, Path | None, str | None]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         host, port, key_file = values["host"], values["port"], values["api_key_file"]
@@ -56,7 +61,8 @@ def _endpoint(path: Path) -> tuple[str, Path | None]:
             "that has come up?"
         ) from error
     host = f"[{host}]" if ":" in host else host
-    return f"http://{host}:{port}/v1", Path(key_file) if key_file else None
+    url = f"http://{host}:{port}/v1"
+    return url, Path(key_file) if key_file else None, values.get("adapter_dir")
 
 
 def _path(text: str, places: Places) -> Path:

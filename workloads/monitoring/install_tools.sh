@@ -2,9 +2,9 @@
 # Jupyter Lab and TensorBoard in an environment of their own, which sees the jobs' packages too: what
 # is installed here moves no package of a job. Run it on the login node, once; again: nothing to do.
 #   install_tools.sh JOBS_ENVIRONMENT        such as /opt/soperator/venv: makes /opt/soperator/venv-tools
-# Versions: newest of 2026-11-21.
+# Every package has the hash that tools.lock names (tools.in, `make lock`).
 set -euo pipefail
-packages=(jupyterlab==4.6.6 tensorboard==2.21.0)
+lock=$(dirname "$0")/tools.lock
 jobs=${1:?"usage: $0 JOBS_ENVIRONMENT"}
 tools=$jobs-tools
 
@@ -18,8 +18,9 @@ python3 -m pip --version >/dev/null || {
   exit 1
 }
 [ -x "$tools/bin/python" ] || "$jobs/bin/python" -m venv --without-pip "$tools"
-python3 -m pip --python "$tools/bin/python" install --quiet --disable-pip-version-check "${packages[@]}"
+python3 -m pip --python "$tools/bin/python" install --quiet --disable-pip-version-check \
+  --only-binary :all: --no-deps --require-hashes -r "$lock"
 # Named by the link and not by what it leads to now, so that a new version of it is seen as well.
 site=$(echo "$tools"/lib/python3*/site-packages)
 echo "$jobs/lib/$(basename "$(dirname "$site")")/site-packages" >"$site/jobs.pth"
-echo "$tools: ${packages[*]}"
+echo "$tools: $(grep -E '^(jupyterlab|tensorboard)==' "$lock" | cut -d' ' -f1 | xargs)"

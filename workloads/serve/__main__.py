@@ -49,6 +49,7 @@ def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
     if options.base:
         is_folder = options.base.startswith((".", "/"))
         sets.append(_set("model", _absolute(options.base) if is_folder else options.base))
+        sets.append("serve.adapter=null")
     elif options.adapter and not options.recipe and (base := _declared_base(options.adapter)):
         sets.append(_set("model", base))
     for flag, key in _FOLDERS.items():
@@ -101,12 +102,14 @@ def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
     settings = json.dumps(dataclasses.asdict(job.recipe), indent=2, default=dict)
     atomic.write_text(job.results_dir / "config.json", settings + "\n")
     job.record.artifacts |= {"config": str(job.results_dir / "config.json")}
+    if weights.adapter_dir is not None:
+        job.record.artifacts["adapter_dir"] = str(weights.adapter_dir)
     listener = listen(config)
     port = listener.getsockname()[1]
 
     def ready() -> None:
         job.record.metrics["cold_start_s"] = time.time() - began
-        path = endpoint.write(job.results_dir, config, port, weights.names, job.places)
+        path = endpoint.write(job.results_dir, config, port, weights, job.places)
         job.record.artifacts["endpoint"] = str(path)
         log(
             f"serving {' and '.join(weights.names)} with {job.record.engine} on "

@@ -19,7 +19,7 @@ class Answer:
     ) -> None:
         self.sequence = Sequence(asked=asked)
         self.sink = sink
-        self.sampler = RowSampler(asked.sampling)
+        self.sampler = RowSampler(asked.sampling, asked.constraint)
         self._text = TextStream(tokenizer, asked.stop)
         self._tokenizer = tokenizer
         self._stop_ids = stop_ids
@@ -28,6 +28,7 @@ class Answer:
         """Add the token that was chosen from `logits_V`; return what the client gets of it."""
         sequence, asked = self.sequence, self.sequence.asked
         sequence.output_ids.append(token)
+        self.sampler.wrote(token)
         finish: FinishReason | None = None
         text, entries = "", ()
         if token in self._stop_ids and not asked.ignore_eos:

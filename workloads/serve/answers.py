@@ -14,6 +14,7 @@ from typing import Any
 
 from workloads.common.tool_calls import ToolCall
 from workloads.serve.generation import TokenLogprob
+from workloads.serve.tool_stream import CallPart
 
 DONE = b"data: [DONE]\n\n"
 
@@ -110,9 +111,19 @@ def event(value: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
-def call_deltas(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    """Return calls as a stream tells them: with their place."""
-    return [{"index": index, **call} for index, call in enumerate(_calls(calls))]
+def call_deltas(parts: Sequence[CallPart]) -> list[dict[str, Any]]:
+    """Return parts of calls as a stream tells them: the first one of a call has id and name."""
+    return [
+        {
+            "index": part.index,
+            **({} if part.name is None else {"id": _call_id(), "type": "function"}),
+            "function": {
+                **({} if part.name is None else {"name": part.name}),
+                "arguments": part.arguments,
+            },
+        }
+        for part in parts
+    ]
 
 
 def models(names: Mapping[str, bool], *, created: int, context_tokens: int) -> dict[str, Any]:
@@ -140,7 +151,7 @@ def models(names: Mapping[str, bool], *, created: int, context_tokens: int) -> d
 def _calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
     return [
         {
-            "id": f"call_{secrets.token_hex(12)}",
+            "id": _call_id(),
             "type": "function",
             "function": {
                 "name": call.name,
@@ -149,6 +160,10 @@ def _calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
         }
         for call in calls
     ]
+
+
+def _call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
 
 
 def _logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from workloads.serve.generation import (
     QueueFullError,
     StoppingError,
 )
+from workloads.serve.grammar import Constraint, GrammarError, Grammars
 from workloads.serve.guard import KeyGuard, error_response, read_body
 from workloads.serve.mailbox import Mailbox
 from workloads.serve.metrics import ServeMetrics
@@ -41,7 +42,7 @@ from workloads.serve.running_chat import RunningChat
 from workloads.serve.tool_stream import ToolStream
 
 _LONG_BODY_BYTES = 2**16
-"""Above it the prompt is made in a thread: the loop must go on sending tokens."""
+"""Above it the prompt is made in a thread, as a grammar is: the loop must go on sending tokens."""
 
 
 class ChatServer:
@@ -54,8 +55,10 @@ class ChatServer:
         config: ServeConfig,
         names: Mapping[str, bool],
         metrics: ServeMetrics,
+        grammars: Grammars,
     ) -> None:
         self._engine = engine
+        self._grammars = grammars
         self._tokenizer = tokenizer
         self._config = config
         self._names = names
@@ -100,11 +103,11 @@ class ChatServer:
     async def chat(self, request: Request) -> Response | EventStream:
         """A chat, whole or as a stream."""
         body = await read_body(request, self._config.limits)
-        asked = parse_chat(body, self._config.limits)
+        asked = parse_chat(body, self._config.limits, self._config.template_options)
         if asked.model not in self._names:
             raise self._unknown_model(asked.model)
         make = self._generation
-        if len(body) > _LONG_BODY_BYTES:
+        if len(body) > _LONG_BODY_BYTES or not asked.form.is_free:
             generation = await asyncio.to_thread(make, asked)
         else:
             generation = make(asked)
@@ -159,8 +162,15 @@ class ChatServer:
             stop=asked.stop,
             ignore_eos=asked.ignore_eos,
             num_logprobs=asked.num_logprobs,
+            constraint=self._constraint(asked),
             is_tuned=self._names[asked.model],
         )
+
+    def _constraint(self, asked: ChatRequest) -> Constraint | None:
+        try:
+            return self._grammars.constraint(asked.form)
+        except GrammarError as error:
+            raise bad_request(f"{error}; this server cannot keep it", error.param) from error
 
     def _submit(self, asked: ChatRequest, first: Generation) -> RunningChat:
         """Hand all choices to the engine; each of them has a seed of its own."""
@@ -173,6 +183,7 @@ class ChatServer:
                 stop=first.stop,
                 ignore_eos=first.ignore_eos,
                 num_logprobs=first.num_logprobs,
+                constraint=first.constraint and first.constraint.copy(),
                 is_tuned=first.is_tuned,
             )
             for seed in seeds[1:]
@@ -200,14 +211,22 @@ class ChatServer:
                 self._engine.cancel(generation.number)
                 watch.end("cancelled")
 
+        def new_tools() -> ToolStream | None:
+            if not asked.tools:
+                return None
+            return ToolStream(
+                is_parallel=asked.form.is_parallel, takes_objects=asked.form.schema is None
+            )
+
         return RunningChat(
             frame=Frame(model=asked.model, num_prompt_tokens=len(first.prompt_ids)),
             request=asked,
             queue=queue,
             watches=watches,
             choices=[Choice() for _ in generations],
-            tools=[ToolStream() if asked.tools else None for _ in generations],
+            tools=[new_tools() for _ in generations],
             cancel=cancel,
+            end=lambda index: self._engine.cancel(generations[index].number),
             timeout_s=self._config.limits.request_timeout_s,
         )
 

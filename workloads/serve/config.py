@@ -8,8 +8,31 @@ from typing import Literal
 from workloads.common.recipe import require
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+AUTO = "auto"
 MAX_TOP_LOGPROBS = 20
 """OpenAI's limit; https://platform.openai.com/docs/api-reference/chat/create (2026-11-21)."""
+# Words of apply_chat_template itself (transformers 5.23): with one of them a client would bring its
+# own template, which is a program, or change what comes back.
+_NOT_OF_A_TEMPLATE = frozenset(
+    [
+        "conversation",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "tokenize",
+        "continue_final_message",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +67,8 @@ class ServeConfig:
     """One server: it serves the recipe's model, or at most one of three folders."""
 
     adapter: str | None = None
-    """LoRA adapter of the recipe's model, or the pointer file that train writes: base and tuned."""
+    """LoRA adapter of the recipe's model, or a pointer file to it: base and tuned. AUTO: that of
+    the newest evaluation that passed (`<chkpt>/evaluated`); the base alone where there is none."""
     merged: str | None = None
     """Folder of a whole model, served instead of the recipe's."""
     checkpoint: str | None = None
@@ -65,6 +89,8 @@ class ServeConfig:
     """File of mode 0600 with the key; made when missing. A host that is no loopback needs a key."""
     thinking: bool = True
     """Whether the chat template may open a thinking block (Qwen3's `enable_thinking`)."""
+    template_options: tuple[str, ...] = ("enable_thinking",)
+    """What a request's `chat_template_kwargs` may tell the model's chat template."""
     stage: Literal["auto", "never"] = "auto"
     """auto: weights go to the place `scratch` first where that is a RAM disk with room."""
     compare_cold_start: bool = False
@@ -72,7 +98,7 @@ class ServeConfig:
     prefill_tokens: int = 512
     """Prompt tokens read between two decode steps: the longest that a running answer waits."""
     drain_s: float = 20.0
-    """Time that running answers have after SIGTERM; Slurm kills 30 s after it (KillWait)."""
+    """Time of running answers after SIGTERM; KillWait is 30 s by default, 180 on Soperator."""
     seed: int = 0
     """Of answers that are sampled and name no seed."""
     cpu_threads: int | None = None
@@ -80,7 +106,8 @@ class ServeConfig:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        given = [name for name in ("adapter", "merged", "checkpoint") if getattr(self, name)]
+        folders = {name: getattr(self, name) for name in ("adapter", "merged", "checkpoint")}
+        given = [name for name, value in folders.items() if value and value != AUTO]
         require(
             len(given) < 2,
             f"{' and '.join(given)}: at most one of adapter, merged and checkpoint says what is "
@@ -94,6 +121,12 @@ class ServeConfig:
         )
         require(0 <= self.port <= 65535, f"port: got {self.port}, expected 0 to 65535")
         require(self.prefill_tokens > 0, f"prefill_tokens: got {self.prefill_tokens}, expected > 0")
+        own = sorted(_NOT_OF_A_TEMPLATE.intersection(self.template_options))
+        require(
+            not own,
+            f"template_options: got {', '.join(own)}, expected names that the model's template "
+            "reads, such as enable_thinking",
+        )
         require(self.drain_s >= 0, f"drain_s: got {self.drain_s}, expected >= 0")
 
     @property

@@ -10,13 +10,14 @@ import os
 import secrets
 import socket
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError
 from workloads.common.places import Places
 from workloads.serve.config import ServeConfig
+from workloads.serve.weights import Weights
 
 KEY_VARIABLE = "SOPERATOR_SERVE_API_KEY"
 FILE_NAME = "endpoint.json"
@@ -47,7 +48,7 @@ def api_key(
 
 
 def write(
-    results_dir: Path, config: ServeConfig, port: int, names: Sequence[str], places: Places
+    results_dir: Path, config: ServeConfig, port: int, weights: Weights, places: Places
 ) -> Path:
     """Write endpoint.json: requests are taken from now on."""
     path = results_dir / FILE_NAME
@@ -59,7 +60,8 @@ def write(
     values = {
         "host": socket.gethostname() if every else config.host,
         "port": port,
-        "models": list(names),
+        "models": list(weights.names),
+        "adapter_dir": None if weights.adapter_dir is None else str(weights.adapter_dir),
         "needs_key": is_given or key_file is not None,
         "api_key_file": str(places.expand(key_file, at="serve.api_key_file")) if key_file else None,
     }

@@ -1,7 +1,8 @@
 """The loop of the transformers engine, in a thread of its own: plan, run, sample, tell.
 
-Owns that a failure stays with the requests of its pass, that a cancelled request frees its row in
-the next turn, and what a stop does to what runs. Does not know HTTP.
+Owns that a failure stays with its request, or with the requests of a pass that fails as a whole,
+that a cancelled request frees its row in the next turn, and what a stop does to what runs.
+Does not know HTTP.
 """
 
 from __future__ import annotations
@@ -167,12 +168,10 @@ class TransformersEngine:
 
     def _read(self, chunks: Items[Chunk]) -> None:
         logits_BV = self._passes.read(chunks)
-        for chunk in chunks:
-            chunk.sequence.num_cached = chunk.end
         whole = [row for row, chunk in enumerate(chunks) if chunk.is_last]
-        if whole:
-            logits_BV = logits_BV if len(whole) == len(chunks) else logits_BV[whole]
-            self._write([chunks[row].sequence for row in whole], logits_BV)
+        logits_BV = logits_BV if len(whole) == len(chunks) else logits_BV[whole]
+        read = [(chunk.sequence, chunk.end) for chunk in chunks]
+        self._write([chunks[row].sequence for row in whole], logits_BV, read)
 
     def _decode(self, decoding: Items[Sequence]) -> None:
         # A pass before this one in the turn may have ended some and moved the others.
@@ -180,15 +179,26 @@ class TransformersEngine:
         if not decoding:
             return
         logits_BV = self._passes.decode(self._scheduler.running, decoding)
-        for sequence in decoding:
-            sequence.num_cached += 1
-        self._write(decoding, logits_BV)
+        self._write(decoding, logits_BV, [(each, each.num_cached + 1) for each in decoding])
 
-    def _write(self, sequences: Items[Sequence], logits_BV: Any) -> None:
+    def _write(
+        self, sequences: Items[Sequence], logits_BV: Any, read: Items[tuple[Sequence, int]]
+    ) -> None:
+        """Choose a token for each of `sequences` and tell it; `read` is what the pass has read."""
         answers = [self._answers[sequence.asked.number] for sequence in sequences]
-        tokens = sampling.sample(logits_BV, [answer.sampler for answer in answers])
-        for row, (answer, token) in enumerate(zip(answers, tokens, strict=True)):
-            self._tell(answer, token, logits_BV[row])
+        chosen = sampling.sample(logits_BV, [answer.sampler for answer in answers])
+        # Not before: a pass whose tokens were not chosen is made again from the same place.
+        for sequence, num_cached in read:
+            sequence.num_cached = num_cached
+        for row, (answer, token) in enumerate(zip(answers, chosen, strict=True)):
+            try:
+                if isinstance(token, Exception):
+                    raise token
+                self._tell(answer, token, logits_BV[row])
+            except Exception as error:
+                if exit_code_of(error) is ExitCode.DEVICE:
+                    raise
+                self._survives(error, [answer.sequence])
 
     def _tell(self, answer: Answer, token: int, logits_V: Any) -> None:
         if answer.sequence.asked.number not in self._answers:
@@ -235,7 +245,10 @@ class TransformersEngine:
         answer = self._answers.get(sequence.asked.number)
         if answer is not None:
             self._forget(sequence)
-            answer.sink(Delta(failure=failure))
+            try:
+                answer.sink(Delta(failure=failure))
+            except Exception as error:
+                traceback.print_exception(error)
 
     def _forget(self, sequence: Sequence) -> None:
         """Free the row or the place in the queue; the lock is held."""

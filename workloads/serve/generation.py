@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from workloads.serve.grammar import Constraint
 
 FinishReason = Literal["stop", "length"]
 _numbers = itertools.count(1)
@@ -36,6 +39,8 @@ class Generation:
     """Write to the limit: for measurements."""
     num_logprobs: int | None = None
     """Alternatives told beside each token; None: no log probabilities at all."""
+    constraint: Constraint | None = None
+    """Which tokens may come next, where the answer must have a form; of this answer alone."""
     is_tuned: bool = False
     """Whether the adapter's rows answer."""
     number: int = field(default_factory=lambda: next(_numbers))

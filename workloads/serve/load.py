@@ -20,6 +20,7 @@ from workloads.evaluate.generate import stop_token_ids
 from workloads.serve import adapter_rows, kv_cache, stage
 from workloads.serve.config import ServeConfig
 from workloads.serve.engine import TransformersEngine
+from workloads.serve.grammar import Grammars
 from workloads.serve.kv_cache import RowCache
 from workloads.serve.runner import Runner
 from workloads.serve.scheduler import Scheduler
@@ -35,6 +36,7 @@ class Loaded:
 
     engine: TransformersEngine
     tokenizer: Any
+    grammars: Grammars
     metrics: dict[str, float | int]
     device: torch.device
 
@@ -101,7 +103,13 @@ def load(
         kv_total_tokens=config.limits.max_concurrency * config.limits.context_tokens,
         on_lost=on_lost,
     )
-    return Loaded(engine=engine, tokenizer=tokenizer, metrics=metrics, device=device)
+    return Loaded(
+        engine=engine,
+        tokenizer=tokenizer,
+        grammars=Grammars(tokenizer, stop_ids),
+        metrics=metrics,
+        device=device,
+    )
 
 
 def _model(config: ServeConfig, folder: Path, device: torch.device) -> Any:

@@ -14,8 +14,10 @@ from typing import Any
 from workloads.serve.config import MAX_TOP_LOGPROBS, Limits
 from workloads.serve.errors import ApiError, bad_request
 from workloads.serve.generation import Sampling
+from workloads.serve.grammar import Form
 
 _MAX_STOPS = 4
+_MAX_OPTION_CHARACTERS = 100
 # What changes nothing about the answer.
 _WITHOUT_EFFECT = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -23,9 +25,6 @@ _WITHOUT_EFFECT = frozenset(
 _MESSAGE_ROLES = ("system", "developer", "user", "assistant", "tool")
 # Refused unless they are what this server does anyway.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
-    "response_format": (None, {"type": "text"}),
-    "tool_choice": (None, "auto", "none"),
-    "parallel_tool_calls": (None, True),
     "logit_bias": (None, {}),
     "modalities": (None, ["text"]),
 }
@@ -38,6 +37,8 @@ class ChatRequest:
     model: str
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]]
+    """What the model is told of."""
+    form: Form
     template: Mapping[str, Any]
     stream: bool
     include_usage: bool
@@ -50,7 +51,7 @@ class ChatRequest:
     ignore_eos: bool
 
 
-def parse_chat(body: bytes, limits: Limits) -> ChatRequest:
+def parse_chat(body: bytes, limits: Limits, template_options: Sequence[str] = ()) -> ChatRequest:
     """Return the request in `body`; ApiError says which parameter is wrong and what is allowed."""
     try:
         # json.loads would guess UTF-16 and let bytes of half a pair through.
@@ -83,14 +84,22 @@ def parse_chat(body: bytes, limits: Limits) -> ChatRequest:
     stream = fields.flag("stream")
     max_tokens = _max_tokens(fields, limits)
     seed = fields.whole("seed", -(2**63), 2**63 - 1)
+    tools = _tools(fields.take("tools"))
+    choice = fields.take("tool_choice")
     # tool_choice none: the model is not told of the tools.
-    tools = () if value.get("tool_choice") == "none" else _tools(fields.take("tools"))
-    fields.take("tools")
+    tools = [] if choice == "none" else tools
+    form = Form(
+        functions=_callable(tools, choice),
+        must_call=choice not in (None, "auto", "none"),
+        is_parallel=_or(fields.take_flag("parallel_tool_calls"), True),
+        schema=_schema(fields.mapping("response_format")),
+    )
     request = ChatRequest(
         model=model,
         messages=_messages(fields.take("messages")),
         tools=tools,
-        template=fields.mapping("chat_template_kwargs"),
+        form=form,
+        template=_template(fields.mapping("chat_template_kwargs"), template_options),
         stream=stream,
         include_usage=_include_usage(fields.mapping("stream_options"), stream=stream),
         num_choices=_or(fields.whole("n", 1, limits.max_choices), 1),
@@ -109,6 +118,11 @@ def parse_chat(body: bytes, limits: Limits) -> ChatRequest:
         ignore_eos=fields.flag("ignore_eos"),
     )
     fields.refuse_rest()
+    if request.ignore_eos and not form.is_free:
+        raise bad_request(
+            "'ignore_eos' writes to the limit, and an answer with a form has an end; leave it out",
+            "ignore_eos",
+        )
     return request
 
 
@@ -130,10 +144,13 @@ class _Fields:
         return value
 
     def flag(self, name: str) -> bool:
+        return bool(self.take_flag(name))
+
+    def take_flag(self, name: str) -> bool | None:
         value = self.take(name)
         if value is not None and not isinstance(value, bool):
             raise _wrong(name, value, "true or false")
-        return bool(value)
+        return value
 
     def whole(self, name: str, least: int, most: int) -> int | None:
         value = self.take(name)
@@ -204,6 +221,24 @@ def _include_usage(options: Mapping[str, Any], *, stream: bool) -> bool:
     return options.get("include_usage", False)
 
 
+def _template(given: Mapping[str, Any], allowed: Sequence[str]) -> Mapping[str, Any]:
+    for name, value in given.items():
+        at = f"chat_template_kwargs.{name}"
+        if name not in allowed:
+            raise bad_request(
+                f"'{at}' is not taken by this server; allowed: {', '.join(allowed) or 'none'}; "
+                "who runs it declares more in serve.template_options",
+                "chat_template_kwargs",
+                "unsupported_parameter",
+            )
+        if not isinstance(value, (bool, int, float)) and not (
+            isinstance(value, str) and len(value) <= _MAX_OPTION_CHARACTERS
+        ):
+            wanted = f"true, false, a number or up to {_MAX_OPTION_CHARACTERS} characters"
+            raise _wrong(at, value, wanted)
+    return given
+
+
 def _stop(value: Any) -> tuple[str, ...]:
     items = [value] if isinstance(value, str) else value or []
     if (
@@ -248,4 +283,44 @@ def _tools(value: Any) -> list[Mapping[str, Any]]:
             raise _wrong(
                 f"tools[{index}]", tool, 'an object {"type": "function", "function": {"name": ...}}'
             )
+        parameters = function.get("parameters")
+        if parameters is not None and not isinstance(parameters, dict):
+            raise _wrong(f"tools[{index}].function.parameters", parameters, "a JSON schema")
     return value
+
+
+def _callable(tools: Sequence[Mapping[str, Any]], choice: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Return the functions that may be called, by their place in the request."""
+    functions = {f"tools[{index}].function": tool["function"] for index, tool in enumerate(tools)}
+    if choice in (None, "auto", "none"):
+        return functions
+    names = [function["name"] for function in functions.values()]
+    wanted = choice.get("function") if isinstance(choice, dict) else None
+    name = wanted.get("name") if isinstance(wanted, dict) else None
+    if not functions or (choice != "required" and name not in names):
+        allowed = ['"auto"', '"none"']
+        if functions:
+            form = '{"type": "function", "function": {"name": NAME}} with NAME one of '
+            allowed += ['"required"', form + ", ".join(names)]
+        given = ", ".join(allowed) + ("" if functions else "; a call needs 'tools'")
+        raise _wrong("tool_choice", choice, given)
+    if name is None:
+        return functions
+    return {at: function for at, function in functions.items() if function["name"] == name}
+
+
+def _schema(form: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the schema that the text must keep; None for free text."""
+    kind = form.get("type")
+    if not form or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind != "json_schema":
+        raise _wrong("response_format.type", kind, "text, json_object or json_schema")
+    given = form.get("json_schema")
+    named = given if isinstance(given, dict) else {}
+    schema = named.get("schema")
+    if not isinstance(schema, dict) or not isinstance(named.get("name"), str):
+        raise _wrong("response_format.json_schema", given, '{"name": NAME, "schema": {...}}')
+    return schema

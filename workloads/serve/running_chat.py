@@ -17,7 +17,7 @@ from workloads.serve.errors import ApiError
 from workloads.serve.generation import Delta, Failure
 from workloads.serve.metrics import Watch
 from workloads.serve.protocol import ChatRequest
-from workloads.serve.tool_stream import ToolStream
+from workloads.serve.tool_stream import CallPart, ToolStream
 
 _STATUS = {"out_of_memory": 503, "server_stopping": 503, "engine_error": 500}
 
@@ -33,14 +33,16 @@ class RunningChat:
     choices: list[Choice]
     tools: list[ToolStream | None]
     cancel: Callable[[], None]
+    end: Callable[[int], None]
+    """Ends the writing of one choice that is whole already."""
     timeout_s: float
 
-    async def _deltas(self) -> AsyncIterator[tuple[int, Delta, str]]:
-        """Yield what comes until all choices have ended, with the text that is no tool call."""
-        num_open = len(self.choices)
+    async def _deltas(self) -> AsyncIterator[tuple[int, Delta, str, list[CallPart]]]:
+        """Yield what comes until all choices have ended: text that is no call, parts of calls."""
+        still_open = set(range(len(self.choices)))
         limit_s = self.timeout_s
         deadline_s = asyncio.get_running_loop().time() + limit_s
-        while num_open:
+        while still_open:
             try:
                 async with asyncio.timeout_at(deadline_s):
                     index, delta = await self.queue.get()
@@ -52,31 +54,38 @@ class RunningChat:
                     message=f"the answer was not whole after {limit_s:g} s",
                     code="request_timeout",
                 ) from None
+            if index not in still_open:
+                continue  # on its way when the choice was ended
             watch, choice = self.watches[index], self.choices[index]
             watch.saw(delta.num_tokens)
             if delta.failure is not None:
                 watch.end("failed")
                 raise _failed(delta.failure)
             choice.num_tokens += delta.num_tokens
-            text = self._text(index, delta)
-            if delta.finish is not None:
-                num_open -= 1
+            text, parts, is_over = self._read(index, delta)
+            if is_over and delta.finish is None:
+                self.end(index)
+            if is_over:
+                still_open.remove(index)
                 choice.finish_reason = "tool_calls" if choice.calls else delta.finish
                 watch.end("finished")
-            yield index, delta, text
+            yield index, delta, text, parts
 
-    def _text(self, index: int, delta: Delta) -> str:
+    def _read(self, index: int, delta: Delta) -> tuple[str, list[CallPart], bool]:
+        """Return a delta's text, its parts of calls, and whether the choice is whole."""
         tools = self.tools[index]
         if tools is None:
-            return delta.text
-        text = tools.push(delta.text)
-        if delta.finish is not None:
-            rest, self.choices[index].calls = tools.finish()
-            text += rest
-        return text
+            return delta.text, [], delta.finish is not None
+        text, parts = tools.push(delta.text)
+        if delta.finish is None and not tools.is_over:
+            return text, parts, False
+        rest, more, self.choices[index].calls = tools.finish()
+        # Parts that a stream has sent cannot be taken back as text.
+        is_sent = self.request.stream and tools.has_sent_parts
+        return text + ("" if is_sent else rest), parts + more, True
 
     async def whole(self) -> Response:
-        async for index, delta, text in self._deltas():
+        async for index, delta, text, _ in self._deltas():
             self.choices[index].text += text
             self.choices[index].logprobs += delta.logprobs
         body = self.frame.whole(self.choices, with_logprobs=self.request.num_logprobs is not None)
@@ -87,19 +96,17 @@ class RunningChat:
         for index in range(len(self.choices)):
             yield frame.chunk(index, {"role": "assistant", "content": ""}, with_usage=usage)
         try:
-            async for index, delta, text in self._deltas():
+            async for index, delta, text, parts in self._deltas():
                 if text or delta.logprobs:
                     yield frame.chunk(
                         index, {"content": text}, logprobs=delta.logprobs, with_usage=usage
                     )
-                if delta.finish is not None:
-                    choice = self.choices[index]
-                    if choice.calls:
-                        calls = {"tool_calls": answers.call_deltas(choice.calls)}
-                        yield frame.chunk(index, calls, with_usage=usage)
-                    yield frame.chunk(
-                        index, {}, finish_reason=choice.finish_reason, with_usage=usage
-                    )
+                if parts:
+                    calls = {"tool_calls": answers.call_deltas(parts)}
+                    yield frame.chunk(index, calls, with_usage=usage)
+                reason = self.choices[index].finish_reason
+                if reason is not None:
+                    yield frame.chunk(index, {}, finish_reason=reason, with_usage=usage)
             if usage:
                 yield frame.usage_chunk(self.choices)
         except ApiError as error:

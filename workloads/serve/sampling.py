@@ -1,6 +1,7 @@
 """A token for each row of logits, by each request's own settings and seed; log probabilities.
 
 A seed gives the same answer for the same logits; a pass over other rows may round them otherwise.
+Owns that a fault of one row is that row's outcome, and that the logits given stay as they are.
 Shapes: B rows, V vocabulary, K kept tokens.
 """
 
@@ -13,17 +14,24 @@ from collections.abc import Sequence
 import torch
 
 from workloads.serve.generation import Sampling
+from workloads.serve.grammar import Constraint
 
 _KEPT = 256
 """Tokens looked at for top_p before the whole vocabulary is sorted."""
 
+_LEAST_LOGPROB = -9999.0
+"""OpenAI's value for a token that is most unlikely; JSON has no minus infinity.
+https://platform.openai.com/docs/api-reference/chat/object (2026-11-21)."""
+
 
 class RowSampler:
-    """The random numbers and the penalties of one answer."""
+    """The random numbers, the penalties and the form of one answer."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, constraint: Constraint | None = None) -> None:
         self.sampling = sampling
+        self._constraint = constraint
         self._random = random.Random(sampling.seed)
+        self._number = self._random.random()
         self._counts: Counter[int] = Counter()
 
     @property
@@ -32,49 +40,74 @@ class RowSampler:
         return self.sampling.temperature == 0
 
     @property
+    def changes_logits(self) -> bool:
+        """Whether a token is not chosen from the model's logits as they are."""
+        return self.has_penalty or self._constraint is not None
+
+    @property
     def has_penalty(self) -> bool:
         """Whether tokens that were written already count less."""
         return bool(self.sampling.presence_penalty or self.sampling.frequency_penalty)
 
-    def next_number(self) -> float:
-        """Return the next random number, 0 to 1."""
-        return self._random.random()
+    @property
+    def number(self) -> float:
+        """The next random number, 0 to 1; the same one until a token is written."""
+        return self._number
 
     def wrote(self, token: int) -> None:
         """Count a token that was written."""
+        self._number = self._random.random()
         if self.has_penalty:
             self._counts[token] += 1
+        if self._constraint is not None:
+            self._constraint.take(token)
 
-    def punish(self, logits_V: torch.Tensor) -> None:
-        """Lower the logits of tokens that were written, in place."""
-        if not self._counts:
-            return
+    def adjust(self, logits_V: torch.Tensor) -> None:
+        """Apply penalties and form to the logits of the next token, in place."""
+        if self._counts:
+            self._punish(logits_V)
+        if self._constraint is not None:
+            self._constraint.mask(logits_V)
+
+    def _punish(self, logits_V: torch.Tensor) -> None:
         ids = torch.tensor(list(self._counts), device=logits_V.device)
         counts = torch.tensor(list(self._counts.values()), device=logits_V.device)
         of = self.sampling
         logits_V[ids] -= of.presence_penalty + of.frequency_penalty * counts.to(logits_V.dtype)
 
 
-def sample(logits_BV: torch.Tensor, rows: Sequence[RowSampler]) -> list[int]:
-    """Return one token for each row; the logits of rows with penalties are changed in place."""
+def sample(logits_BV: torch.Tensor, rows: Sequence[RowSampler]) -> list[int | Exception]:
+    """Return for each row its next token, or why it has none."""
+    faults: dict[int, Exception] = {}
+    numbers: dict[int, float] = {}
+    if any(sampler.changes_logits for sampler in rows):
+        # What a pass returns was made in inference mode and may not be changed in place.
+        logits_BV = logits_BV.clone()
     for row, sampler in enumerate(rows):
-        if sampler.has_penalty:
-            sampler.punish(logits_BV[row])
-    tokens = logits_BV.argmax(-1).tolist()
-    drawn = [row for row, sampler in enumerate(rows) if not sampler.is_greedy]
-    if drawn:
-        chosen = _draw(logits_BV[drawn], [rows[row] for row in drawn])
+        try:
+            if sampler.changes_logits:
+                sampler.adjust(logits_BV[row])
+            if not sampler.is_greedy:
+                numbers[row] = sampler.number
+        except Exception as error:
+            faults[row] = error
+    tokens: list[int | Exception] = logits_BV.argmax(-1).tolist()
+    if numbers:
+        drawn = list(numbers)
+        chosen = _draw(logits_BV[drawn], [rows[row] for row in drawn], list(numbers.values()))
         for row, token in zip(drawn, chosen, strict=True):
             tokens[row] = token
-    for sampler, token in zip(rows, tokens, strict=True):
-        sampler.wrote(token)
+    for row, error in faults.items():
+        tokens[row] = error
     return tokens
 
 
-def _draw(logits_BV: torch.Tensor, rows: Sequence[RowSampler]) -> list[int]:
+def _draw(
+    logits_BV: torch.Tensor, rows: Sequence[RowSampler], numbers: Sequence[float]
+) -> list[int]:
     temperatures_B = _column([row.sampling.temperature for row in rows], logits_BV)
     probabilities_BV = torch.softmax(logits_BV / temperatures_B, dim=-1)
-    numbers_B = _column([row.next_number() for row in rows], logits_BV)
+    numbers_B = _column(numbers, logits_BV)
     if all(row.sampling.top_p >= 1 and not row.sampling.top_k for row in rows):
         return _invert(probabilities_BV, numbers_B)[:, 0].tolist()
     size = logits_BV.shape[-1]
@@ -109,7 +142,7 @@ def logprobs(
     logits_V: torch.Tensor, token: int, num_top: int
 ) -> tuple[float, list[tuple[int, float]]]:
     """Return the natural logarithm of the token's probability, and the most likely tokens."""
-    values_V = torch.log_softmax(logits_V, dim=-1)
+    values_V = torch.log_softmax(logits_V, dim=-1).clamp(min=_LEAST_LOGPROB)
     top = values_V.topk(num_top) if num_top else None
     pairs = [] if top is None else zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return float(values_V[token]), [(index, value) for index, value in pairs]

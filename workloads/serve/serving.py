@@ -36,7 +36,7 @@ def serve(
         loaded.engine.load, lambda: memory_bytes(loaded), gpu.reader(loaded.device)
     )
     names = {name: name == weights.tuned_name for name in weights.names}
-    chat = ChatServer(loaded.engine, loaded.tokenizer, config, names, metrics)
+    chat = ChatServer(loaded.engine, loaded.tokenizer, config, names, metrics, loaded.grammars)
     running.append(Serving(make_app(chat, api_key=key), chat, loaded.engine, config, listener))
     job.record.artifacts["metrics"] = str(job.results_dir / publish.FILE_NAME)
     try:

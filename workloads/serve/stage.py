@@ -1,5 +1,6 @@
 """Weights on the RAM disk of the node: copied once, found again by the next start there.
 
+In the job's own folder of Soperator's memory there is no next start: the copy goes with the job.
 Owns whether a copy can be made, and the reason when it cannot. Nothing here is an error: a server
 without a RAM disk reads its weights where they lie.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,6 +48,11 @@ def stage(folder: Path, places: Places) -> Staged:
     files = sorted(path for path in folder.iterdir() if path.is_file())
     size = sum(path.stat().st_size for path in files)
     target = scratch / FOLDER / f"{folder.name}-{_fingerprint(files)}"
+    for path in (target.parent, target):
+        if os.path.lexists(path) and not _is_ours(path):
+            return _not_staged(
+                folder, f"{path} is not of this user, or others may write to it; remove it"
+            )
     if target.is_dir():
         return Staged(
             path=target, is_staged=True, text=f"weights are in {target} already", num_bytes=size
@@ -99,6 +106,16 @@ def filesystem_of(path: Path) -> str:
         if inside and len(mount) >= best:
             best, kind = len(mount), name
     return kind
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is a folder, no link, that nobody but root and this user can have filled."""
+    info = path.lstat()
+    return (
+        stat.S_ISDIR(info.st_mode)
+        and info.st_uid in (0, os.geteuid())
+        and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    )
 
 
 def _not_staged(folder: Path, reason: str) -> Staged:

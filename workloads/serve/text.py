@@ -37,6 +37,8 @@ class TextStream:
         if self.has_stopped:
             return ""
         rest = self._tokenizer.decode(self._undecoded, skip_special_tokens=True)
+        # The bytes of a character that the limit cut in two are no character.
+        rest = rest.rstrip("\ufffd")
         self._undecoded.clear()
         text = self._take(rest) if rest else ""
         text, self._held = text + self._held, ""
@@ -51,13 +53,13 @@ class TextStream:
             self.has_stopped = True
             text, self._held = self._held[: min(found)], ""
             return text
-        kept = max(_overlap(self._held, stop) for stop in self._stop)
+        kept = max(overlap(self._held, stop) for stop in self._stop)
         cut = len(self._held) - kept
         text, self._held = self._held[:cut], self._held[cut:]
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Return the length of the longest end of `text` that `stop` starts with."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-length:]):

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workloads.common.exit_codes import DataError
+from workloads.common.log import log
 from workloads.common.places import Places
 from workloads.evaluate.adapter import check_base
 from workloads.evaluate.header import read_object
-from workloads.serve.config import ServeConfig
+from workloads.serve.config import AUTO, ServeConfig
 from workloads.train.checkpoint_format import candidate
-from workloads.train.run_folder import resolve_adapter
+from workloads.train.run_folder import EVALUATED, resolve_adapter
 
 ADAPTER_CONFIG, MODEL_CONFIG = "adapter_config.json", "config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -69,6 +70,9 @@ def find_weights(config: ServeConfig, model: str, places: Places) -> Weights:
         else:
             weights = _whole(config, folder, model, places, at=at)
         return replace(weights, own_dir=own_dir)
+    if config.adapter == AUTO:
+        base_dir = places.model_dir(model)
+        return _named(config, base_dir, _evaluated(base_dir, places))
     if config.adapter is not None:
         at = "serve.adapter"
         folder = _existing(resolve_adapter(places.expand(config.adapter, at=at)), at)
@@ -77,6 +81,24 @@ def find_weights(config: ServeConfig, model: str, places: Places) -> Weights:
             raise DataError(f"{folder}: has no {ADAPTER_CONFIG}, so it is no adapter{hint}")
         return _beside_base(config, folder, places.model_dir(model))
     return _named(config, places.model_dir(model), None)
+
+
+def _evaluated(base_dir: Path, places: Places) -> Path | None:
+    """Return the adapter that passed its evaluation last; None where there is none for the base."""
+    pointer = places.path("chkpt") / EVALUATED if places.has("chkpt") else None
+    if pointer is None or not pointer.is_file():
+        log("serve.adapter: auto: no adapter has passed an evaluation here; the base alone")
+        return None
+    folder = resolve_adapter(pointer)
+    try:
+        if not (folder / ADAPTER_CONFIG).is_file():
+            raise DataError(f"{folder} has no {ADAPTER_CONFIG}; serve.checkpoint serves it alone")
+        check_base(base_dir, folder)
+    except DataError as error:
+        log(f"serve.adapter: auto: the base alone: {error}")
+        return None
+    log(f"serve.adapter: auto: {folder}, which passed its evaluation last")
+    return folder
 
 
 def _existing(folder: Path, at: str) -> Path:

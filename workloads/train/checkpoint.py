@@ -240,7 +240,7 @@ class FolderCheckpoints:
         self.num_failed_saves += 1
         # The plan that was kept may be known to some ranks only.
         self._planners.clear()
-        cause = _cause(error)
+        cause = f"{_cause(error)}; {_free_text(target.parent)}"
         if raises:
             raise CheckpointError(f"{target} was not saved: {cause}; free or repair the disk")
         log(f"{target} was not saved: {cause}; the run goes on from memory")
@@ -279,6 +279,14 @@ def _done(work: Callable[[], Any]) -> Future[Any]:
 def _clean_up(scratch: Path, done: Future[Any], world: World) -> None:
     if done.exception() is not None and world.is_main:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _free_text(folder: Path) -> str:
+    """What a full disk looks like: torch's writer tells of a wrong position in its file only."""
+    try:
+        return f"{shutil.disk_usage(folder).free / 2**20:,.0f} MiB are free there"
+    except OSError as error:
+        return f"{folder} cannot be read: {error.strerror}"
 
 
 def _cause(error: BaseException) -> str:

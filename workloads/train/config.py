@@ -22,6 +22,7 @@ RESUMABLE = (
     "checkpoint_every_epochs",
     "compile",
     "cpu_threads",
+    "epochs",
     "export_merged",
     "gate",
     "gradient_accumulation",
@@ -29,9 +30,11 @@ RESUMABLE = (
     "keep_last",
     "liger",
     "loss_chunk_tokens",
+    "max_steps",
     "micro_batch_size",
     "resume",
     "save_original",
+    "schedule",
     "strategy",
 )
 """Keys that may differ between a run and its resumption."""

@@ -54,7 +54,8 @@ def finish(
         if run.plan is not None:
             planned = run.plan.memory_gib_per_rank["total"]
             job.record.metrics["planned_gpu_memory_gib"] = planned
-    agree(here, lambda: _write(run, here, strategy, whole, folder))
+    # To write and to merge whole models takes longer than a step may.
+    agree(here.without_timeout(), lambda: _write(run, here, strategy, whole, folder))
 
 
 def _write(

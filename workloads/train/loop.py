@@ -153,9 +153,10 @@ class Trainer:
             group["lr"] = rate
         self.precision.step(state.optimizer)
         state.optimizer.zero_grad(set_to_none=True)
-        state.progress = replace(
-            state.progress, step=step + 1, position=state.progress.position + self._rows_per_step
-        )
+        position = state.progress.position + self._rows_per_step
+        if self.stream.end is not None:  # the last step may be short, and the run be prolonged
+            position = min(position, self.stream.end)
+        state.progress = replace(state.progress, step=step + 1, position=position)
         self.ledger.add(num_tokens=int(num_tokens), num_positions=int(num_positions))
         result = StepResult(
             step=step,

@@ -16,6 +16,7 @@ from workloads.common import hardware, publish
 from workloads.common.dist import World, environment_rank, world
 from workloads.common.exit_codes import ConfigError
 from workloads.common.job import Job, section_of
+from workloads.common.log import log
 from workloads.common.record import job_id
 from workloads.data.files import sha256
 from workloads.train import plan as plans
@@ -24,6 +25,7 @@ from workloads.train.given import Run
 from workloads.train.inputs import find_inputs, refuse_other_rows
 from workloads.train.plan import Plan, checked_plan, choose_strategy, read_plan
 from workloads.train.requirements import check_node
+from workloads.train.schedule import learning_rate_factor
 from workloads.train.signals import StopRequest, stop_request
 from workloads.train.tasks import Task, open_task
 
@@ -75,12 +77,33 @@ def fingerprint(config: TrainConfig, model: str, task: Task) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def num_train_steps(config: TrainConfig, *, num_rows: int, rows_per_step: int) -> int:
+def num_train_steps(
+    config: TrainConfig, *, num_rows: int, rows_per_step: int, step: int = 0, position: int = 0
+) -> int:
     """Return the train steps of the run; what is left of the epochs at the end counts as one."""
     if config.max_steps is not None:
+        if step > config.max_steps:
+            raise ConfigError(
+                f"train.max_steps: got {config.max_steps}, but the checkpoint that the run starts "
+                f"from is after step {step}; raise it, name another checkpoint by "
+                "--resume, or start anew with --resume never"
+            )
         return config.max_steps
     assert config.epochs is not None
-    return -(-config.epochs * num_rows // rows_per_step)
+    # From the rows that are left: an earlier end, or other ranks, had steps of other lengths.
+    left = max(0, config.epochs * num_rows - position)
+    return step + -(-left // rows_per_step)
+
+
+def _goes_on(config: TrainConfig, step: int, num_steps: int) -> str:
+    """Say the schedule: a run that is prolonged has another one than it had before."""
+    if step == num_steps:
+        return f"all {num_steps} steps are done already"
+    factor = learning_rate_factor(step, config=config, num_steps=num_steps)
+    return (
+        f"goes on after step {step} of {num_steps} with schedule {config.schedule} over all "
+        f"{num_steps}, from a learning rate of {factor * config.learning_rate:.3g}"
+    )
 
 
 def _keep_inputs(job: Job, config: TrainConfig, plan: Plan | None) -> None:
@@ -158,8 +181,14 @@ def _train(run: Run, here: World, stop: StopRequest) -> None:
         curve_path = job.results_dir / "loss_curve.jsonl"
         first_step = state.progress.step
         num_steps = num_train_steps(
-            config, num_rows=len(task.rows), rows_per_step=state.progress.rows_per_step
+            config,
+            num_rows=len(task.rows),
+            rows_per_step=state.progress.rows_per_step,
+            step=first_step,
+            position=state.progress.position,
         )
+        if first_step and here.is_main:
+            log(_goes_on(config, first_step, num_steps))
         trainer = Trainer(
             config=config,
             task=task,

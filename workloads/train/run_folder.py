@@ -1,8 +1,9 @@
 """Where a run keeps its state: `<place>/<job>/<run>/`, and the pointers to finished adapters.
 
 Owns names: `checkpoint-N/` and `final/` below the place chkpt, `elastic-checkpoint-N/` below the
-place elastic, the link `<chkpt>/<job>/final`, the pointer file `<chkpt>/latest` that evaluate
-reads, and which checkpoints a run may start from, in which order.
+place elastic, the link `<chkpt>/<job>/final`, the pointer files `<chkpt>/latest` (what trained
+last: evaluate reads it) and `<chkpt>/evaluated` (what passed its evaluation last: serve reads it),
+and which checkpoints a run may start from, in which order.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from workloads.common.record import job_id, job_name
 from workloads.train.checkpoint_format import Candidate, candidate, candidates
 
 LATEST = "latest"
+EVALUATED = "evaluated"
 WAYS = ("never", "auto", "requeue")
 
 
@@ -157,10 +159,19 @@ def publish(folder: RunFolder) -> None:
     atomic.write_text(folder.chkpt / LATEST, f"{folder.final.relative_to(folder.chkpt)}\n")
 
 
+def publish_evaluated(chkpt: Path, tuned_dir: Path) -> None:
+    """Point `<chkpt>/evaluated` at what passed its evaluation: servers take it from there."""
+    inside = tuned_dir.is_relative_to(chkpt)
+    text = tuned_dir.relative_to(chkpt) if inside else tuned_dir
+    atomic.write_text(chkpt / EVALUATED, f"{text}\n")
+
+
 def resolve_adapter(path: Path) -> Path:
-    """Return the adapter folder that `path` is, or that the pointer file `path` names."""
+    """Return the adapter folder that `path` is, or that the pointer file or link `path` names."""
     if path.is_file():
         return path.parent / path.read_text(encoding="utf-8").strip()
+    if path.is_symlink():
+        return path.parent / path.readlink()
     return path
 
 

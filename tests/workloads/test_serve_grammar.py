@@ -1,0 +1,211 @@
+"""Answers with a form: OpenAI's client against the real engine over a random model.
+
+A random model writes nothing that anybody asked for: what has the form has it by the grammar.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import openai
+import pytest
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
+from tests.workloads.serve_stand import WAIT_S, real_engine, serving
+from workloads.common.models import load_model
+from workloads.common.tool_calls import CLOSE, OPEN
+from workloads.serve.grammar import Form, Grammars
+
+CITIES = ["Oslo", 'Rio "de" Janeiro', "Z\u00fcrich"]
+CHAT: Any = [{"role": "user", "content": "hello"}]
+
+
+def tool(name: str, parameters: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {"name": name, **({"parameters": parameters} if parameters else {}), **more},
+    }
+
+
+CITY = {"type": "object", "properties": {"city": {"enum": CITIES}}, "required": ["city"]}
+STRICT = {**CITY, "additionalProperties": False}
+WEATHER = tool('get_\u00e9"weather', STRICT)
+CLOCK = tool("get_time", None)
+
+
+class Place(BaseModel):
+    """What an answer of these tests must be."""
+
+    model_config = ConfigDict(extra="forbid")
+    kind: Literal["city", "village"]
+    people: int = Field(ge=0, le=99)
+
+
+class Trip(BaseModel):
+    """A schema with a definition in it."""
+
+    model_config = ConfigDict(extra="forbid")
+    stops: list[Place] = Field(min_length=1, max_length=2)
+    price: float | None
+
+
+@pytest.fixture(scope="module")
+def client(model_dir: Path, tokenizer: Any) -> Iterator[openai.OpenAI]:
+    """OpenAI's client of a server with the tiny random model."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model = load_model(model_dir, dtype=torch.float32, device=torch.device("cpu"))
+    engine = real_engine(model, tokenizer, num_rows=8)
+    with serving(engine, tokenizer) as url:
+        yield openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
+    torch.set_num_threads(before)
+
+
+def ask(client: openai.OpenAI, **more: Any) -> Any:
+    given = {"model": "tiny", "messages": CHAT, "max_tokens": 300, "seed": 1, "n": 4, **more}
+    return client.chat.completions.create(**given)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_required_calls_are_made_and_keep_their_schema(
+    client: openai.OpenAI, temperature: float
+) -> None:
+    answer = ask(
+        client,
+        tools=[WEATHER, CLOCK],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=temperature,
+    )
+    names = set()
+    for choice in answer.choices:
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        (call,) = choice.message.tool_calls
+        names.add(call.function.name)
+        arguments = json.loads(call.function.arguments)
+        assert arguments == {} if call.function.name == "get_time" else arguments["city"] in CITIES
+    assert names <= {"get_time", 'get_\u00e9"weather'}
+
+
+def test_a_named_function_is_called_and_no_other(client: openai.OpenAI) -> None:
+    choice = {"type": "function", "function": {"name": "get_time"}}
+    answer = ask(client, tools=[WEATHER, CLOCK], tool_choice=choice, temperature=1.5)
+    called = [call.function for each in answer.choices for call in each.message.tool_calls]
+    assert {(call.name, call.arguments) for call in called} == {("get_time", "{}")}
+
+
+def test_a_required_call_streams_its_name_and_then_its_arguments(client: openai.OpenAI) -> None:
+    given: Any = {"model": "tiny", "messages": CHAT, "max_tokens": 300, "seed": 3}
+    with client.chat.completions.stream(
+        **given,
+        tools=[WEATHER],
+        tool_choice="required",
+        parallel_tool_calls=False,
+    ) as events:
+        kinds = [event.type for event in events]
+        message = events.get_final_completion().choices[0].message
+    assert kinds.count("tool_calls.function.arguments.delta") > 5
+    assert message.tool_calls is not None
+    assert json.loads(message.tool_calls[0].function.arguments)["city"] in CITIES
+    assert not message.content
+
+
+def test_an_answer_of_a_json_schema_is_parsed_by_the_client(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        model="tiny", messages=CHAT, response_format=Trip, max_tokens=400, seed=5, n=4
+    )
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        trip = choice.message.parsed
+        assert isinstance(trip, Trip)
+        assert 1 <= len(trip.stops) <= 2
+
+
+def test_a_json_object_is_one(client: openai.OpenAI) -> None:
+    answer = ask(client, response_format={"type": "json_object"}, temperature=1.0, max_tokens=900)
+    whole = [each for each in answer.choices if each.finish_reason == "stop"]
+    assert whole, "none of the answers came to its end"
+    for choice in answer.choices:
+        assert choice.message.content.startswith("{")
+    for choice in whole:
+        assert isinstance(json.loads(choice.message.content), dict)
+
+
+def test_a_pydantic_tool_is_parsed_by_the_client(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        model="tiny",
+        messages=CHAT,
+        tools=[openai.pydantic_function_tool(Place)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=300,
+        seed=2,
+    )
+    calls = answer.choices[0].message.tool_calls
+    assert calls is not None
+    assert isinstance(calls[0].function.parsed_arguments, Place)
+
+
+def test_answers_beside_one_with_a_form_are_as_they_are_alone(client: openai.OpenAI) -> None:
+    plain = ask(client, n=1, temperature=0, max_tokens=20).choices[0].message.content
+    both = ask(client, temperature=0, max_tokens=20, response_format={"type": "json_object"}, n=3)
+    again = ask(client, n=1, temperature=0, max_tokens=20, logprobs=True, top_logprobs=2).choices[0]
+    assert again.message.content == plain
+    assert all(each.message.content.startswith("{") for each in both.choices)
+
+
+def test_log_probabilities_of_an_answer_with_a_form_are_numbers(client: openai.OpenAI) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["yes", "no"]}}}
+    choice = ask(client, n=1, response_format=form, logprobs=True, top_logprobs=2).choices[0]
+    assert json.loads(choice.message.content) in ("yes", "no")
+    assert all(-100 < each.logprob <= 0 for each in choice.logprobs.content)
+
+
+def accepts(tokenizer: Any, form: Form, text: str) -> bool:
+    """Whether an answer in `form` may be `text` and then end."""
+    constraint = Grammars(tokenizer, frozenset({tokenizer.eos_token_id})).constraint(form)
+    assert constraint is not None
+    for token in [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]:
+        logits = torch.zeros(len(tokenizer) + 5)
+        constraint.mask(logits)
+        if not logits[token].isfinite():
+            return False
+        constraint.take(token)
+    return True
+
+
+def with_marker_tokens() -> Any:
+    """A tokenizer that has the markers of a call as tokens, as Qwen's has."""
+    from tokenizers import AddedToken
+
+    tokenizer = make_tokenizer(CHAT_TEMPLATE)
+    tokenizer.add_tokens([AddedToken(OPEN, special=False), AddedToken(CLOSE, special=False)])
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [make_tokenizer, with_marker_tokens])
+def test_a_strict_function_keeps_its_schema_also_where_no_call_is_required(make: Any) -> None:
+    tokenizer = make()
+    form = Form(functions={"f": {"name": "f", "strict": True, "parameters": STRICT}})
+    good = '<tool_call>\n{"name": "f", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    assert accepts(tokenizer, form, "free <b>text</b>, { and\nlines")
+    assert accepts(tokenizer, form, f"Let me see.\n{good}\n{good}")
+    assert not accepts(tokenizer, form, good.replace("Oslo", "Rome"))
+    assert not accepts(tokenizer, form, good.replace('"f"', '"g"'))
+    assert Form(functions={"f": {"name": "f", "parameters": STRICT}}).is_free
+
+
+@pytest.mark.parametrize("make", [make_tokenizer, with_marker_tokens])
+def test_json_or_a_call_where_both_are_asked_for(make: Any) -> None:
+    tokenizer = make()
+    form = Form(functions={"f": {"name": "f", "parameters": STRICT}}, schema={"type": "integer"})
+    good = '<tool_call>\n{"name": "f", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    assert accepts(tokenizer, form, "12")
+    assert accepts(tokenizer, form, good)
+    assert accepts(tokenizer, form, f"{good}\n{good}")
+    assert not accepts(tokenizer, form, "twelve")
