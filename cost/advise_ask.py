@@ -99,6 +99,8 @@ class Ask:
         ]
         if self.region is not None and self.region not in REGIONS:
             problems.append(f"region: got {self.region!r}, expected one of {', '.join(REGIONS)}")
+        if not problems and (problem := self.shape.context_problem(self.most_context_tokens)):
+            problems.append(f"input_tokens and the answer: {problem}")
         if problems:
             raise AskError("\n".join(problems))
 

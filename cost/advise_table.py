@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Final
 
 from cost.advise import Advice, Candidate, Verdict
-from cost.advise_ask import Ask
+from cost.advise_ask import Ask, Promise
 from cost.advise_load import LENGTH_TOLERANCE, Basis
 from cost.advise_peaks import BANDWIDTH_SHARE, FLOPS_SHARE
 from cost.chat_table import percent
@@ -185,6 +185,13 @@ def _notes(advice: Advice, given: Sequence[str]) -> Iterator[str]:
             f"weight and token at {percent(FLOPS_SHARE.ratio)} of the dense bf16 peak; GPUs of one "
             "server pass sums between them, the time to start each left out. Measure before you "
             "buy: soperator load."
+        )
+    if best is not None and (best.servers or 0) > 1 and ask.promise != Promise():
+        yield (
+            f"Router: {best.servers} servers keep the SLO behind one that evens out, each chat to "
+            "the server with the fewest in flight (HAProxy: balance leastconn) or to each in "
+            "turn. Behind one that draws at random, such as a Service of Kubernetes, chats wait "
+            "for a stream, which these latencies do not count."
         )
     for each in advice.candidates:
         if each.basis is Basis.MEASURED:

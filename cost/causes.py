@@ -105,6 +105,7 @@ def changed_keys(
     before: Mapping[str, str], after: Mapping[str, str]
 ) -> Iterator[tuple[str, Cause]]:
     """Every changed leaf key with its cause; what came or went as a whole has its parent's."""
+    before, after = _ends(before, after), _ends(after, before)
     records: dict[bool, frozenset[str]] = {}
     for key in (*after, *(key for key in before if key not in after)):
         old, new = before.get(key), after.get(key)
@@ -125,6 +126,21 @@ def changed_keys(
         was = "not set" if old is None else old
         now = "not set" if new is None else new
         yield key, Cause(kind=Kind.KEY, subject=key, detail=f"{was} -> {now}")
+
+
+def _ends(side: Mapping[str, str], other: Mapping[str, str]) -> Mapping[str, str]:
+    """The side with both ends of a node group whose ends the other declares one by one.
+
+    `nodes: 4` is short for min_nodes and max_nodes of 4; who changes one of them to 4 changes one.
+    """
+    found: dict[str, str] = {}
+    for key, value in side.items():
+        group = key.removesuffix(".nodes")
+        if group != key and key.startswith("nodes.") and f"{group}.min_nodes" in other:
+            found |= {f"{group}.min_nodes": value, f"{group}.max_nodes": value}
+        else:
+            found[key] = value
+    return found
 
 
 def _records(key: str) -> Iterator[str]:

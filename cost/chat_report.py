@@ -80,7 +80,7 @@ def plain_chat(row: ChatCost) -> dict[str, object]:
         "prefill_tokens_per_s": None if prefill is None else number(prefill),
         "prefill_basis": None if speed.prefill_basis is None else str(speed.prefill_basis),
         "tokens_per_day": int(row.tokens_per_day),
-        "chats_per_day": int(row.chats_per_day),
+        "chats_per_day": number(row.chats_per_day),
         "demand_per_day": None if row.demand_per_day is None else int(row.demand_per_day),
         "utilisation": number(row.utilisation),
         "serving_nodes": row.serving_nodes,

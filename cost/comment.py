@@ -20,6 +20,8 @@ from cost.limits import limits
 from cost.snapshot import take
 from cost.table import render
 
+SIDES: Final = "declared there to declared here"
+"""Of a stack of another checkout, where nothing need be deployed."""
 MARK: Final = "<!-- soperator cost -->"
 """First line: by it the workflow finds the comment that it wrote before."""
 MAX_CHARACTERS: Final = 60_000
@@ -141,9 +143,9 @@ def _section(each: StackChange) -> str:
         lines += [f"> {_quoted(str(problem))}" for problem in each.after.warnings]
         lines += [""] if each.after.problems else []
     found = each.difference
-    changes = (
-        _quoted(each.state) if found is None else lay_out(diff_document(found), Format.MARKDOWN)
-    )
+    changes = _quoted(each.state)
+    if found is not None:
+        changes = lay_out(diff_document(found, SIDES), Format.MARKDOWN)
     return "\n".join([*lines, changes])
 
 

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
-_NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?")
+# Spreadsheets take the fullwidth forms for the same.
+_FORMULA_STARTS: Final = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+_NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?", re.ASCII)
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:

@@ -22,23 +22,25 @@ _MOST_CAUSES: Final = 6
 """More causes than these are counted, not listed: two unlike stacks differ in every key."""
 
 
-def render_diff(change: Difference, format: Format = Format.TABLE) -> str:
-    """The change in the format, ending in a newline."""
+def render_diff(
+    change: Difference, format: Format = Format.TABLE, sides: str = "deployed to declared"
+) -> str:
+    """The change in the format, ending in a newline; `sides` names those of one stack."""
     if format is Format.JSON:
         return json.dumps(plain_diff(change), indent=2) + "\n"
     if format is Format.CSV:
         return csv_text(csv_rows(change))
     if change.is_empty and format is not Format.HTML:
         return f"{NO_CHANGE}\n"
-    return lay_out(diff_document(change), format)
+    return lay_out(diff_document(change, sides), format)
 
 
-def diff_document(change: Difference) -> Document:
+def diff_document(change: Difference, sides: str = "deployed to declared") -> Document:
     """The change as tables and notes, for the formats that people read."""
     if change.is_empty:
         return Document(heading=NO_CHANGE, tables=(), notes=())
     before, after = change.before.stack, change.after.stack
-    whose = f"of {after}, deployed to declared" if before == after else f"from {before} to {after}"
+    whose = f"of {after}, {sides}" if before == after else f"from {before} to {after}"
     return Document(
         heading=None,
         tables=(

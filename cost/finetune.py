@@ -1,7 +1,8 @@
 """What a finetune cost and what it brings a chat: finetune(spec, estimate, units, records, apis).
 
-Before is the base model, after the tuned one, both as one evaluation measured them. Owns the saving
-and when it has paid for training and evaluation; how it looks is finetune_table.py's.
+Before is the base model, after the tuned one, both as one evaluation measured them. A difference of
+speed between them has no interval, so nothing is made of it. Owns the saving and when it has paid
+for training and evaluation; how it looks is loop_table.py's.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Final
 from cost.break_even import ApiCost
 from cost.chat import ChatCost, chat_cost
 from cost.estimate import Estimate
+from cost.lineage import Lineage, lineage
 from cost.rounding import rounded
-from cost.run_record import Kind, RunRecord
+from cost.run_record import RunRecord
 from cost.speeds import Basis, Speed, counting, model_name, positive, speeds
-from cost.unit_costs import NotKnown, RunCost, UnitCosts, job_of, run_cost
+from cost.unit_costs import NotKnown, RunCost, UnitCosts, run_cost, submit_command
 from stacks.cost_spec import ChatSpec
 from stacks.spec import StackSpec
 
@@ -69,10 +71,9 @@ class Finetune:
     evaluation: RunCost | NotKnown
     base: ChatCost | None
     """The base model's chat at the largest batch of both models; None where it was not measured."""
-    tuned: ChatCost | None
-    """The tuned model's, with answers as long as declared."""
     tuned_own_length: ChatCost | None
-    """The same with answers as much shorter or longer as they were in the evaluation."""
+    """The tuned model's at the same speed, with answers as much shorter or longer as they were in
+    the evaluation: merged it has the base's shape, and each speed was measured once."""
     length_ratio: Decimal | None
     """Mean characters of the tuned model's answers over the base model's."""
     served: ChatCost | None
@@ -88,7 +89,7 @@ class Finetune:
     @property
     def now(self) -> ChatCost | None:
         """What a chat costs now: served under load where that was measured, else as evaluated."""
-        return self.served or self.tuned
+        return self.served or self.tuned_own_length or self.base
 
 
 def finetune(
@@ -98,24 +99,23 @@ def finetune(
     records: Sequence[RunRecord],
     apis: Sequence[ApiCost] = (),
 ) -> Finetune:
-    """The newest training and evaluation of the stack, and what a chat costs for them."""
-    evaluated = _newest_evaluation(spec, records)
-    base = tuned = own = ratio = None
+    """The finetune that was evaluated last, from its own runs alone."""
+    line = lineage(spec.name, records)
+    evaluated = _evaluation(spec, line)
+    base = own = ratio = None
     if evaluated is not None:
-        base = _cost(spec.chat, units, evaluated, BASE)
-        tuned = _cost(spec.chat, units, evaluated, TUNED)
+        base = _cost(spec.chat, units, evaluated)
         ratio = _length_ratio(evaluated)
         if ratio is not None:
             tokens = max(spec.chat.turns, int(rounded(spec.chat.output_tokens * ratio, Decimal(1))))
-            own = _cost(replace(spec.chat, output_tokens=tokens), units, evaluated, TUNED)
+            own = _cost(replace(spec.chat, output_tokens=tokens), units, evaluated)
     found = Finetune(
         training=units.run,
         evaluation=_evaluation_cost(spec, estimate, evaluated),
         base=base,
-        tuned=tuned,
         tuned_own_length=own,
         length_ratio=ratio,
-        served=_served(spec, units, records),
+        served=_served(spec, units, line),
         paybacks=(),
     )
     return replace(found, paybacks=tuple(_paybacks(found, apis)))
@@ -138,14 +138,9 @@ def usd_of(row: ChatCost) -> Decimal:
 
 
 def _paybacks(found: Finetune, apis: Sequence[ApiCost]) -> Iterator[Payback]:
-    if found.base is not None:
-        pairs = (
-            ("base model, answers as long", found.tuned),
-            ("base model, tuned answers at their own length", found.tuned_own_length),
-        )
-        for against, ours in pairs:
-            if ours is not None:
-                yield _payback(found, against, usd_of(found.base), ours)
+    if found.base is not None and found.tuned_own_length is not None:
+        against = "base model, tuned answers at their own length"
+        yield _payback(found, against, usd_of(found.base), found.tuned_own_length)
     if found.now is not None:
         for api in apis:
             yield _payback(found, api.model, api.usd, found.now)
@@ -164,41 +159,36 @@ def _payback(found: Finetune, against: str, other_usd: Decimal, ours: ChatCost) 
     )
 
 
-def _newest_evaluation(spec: StackSpec, records: Sequence[RunRecord]) -> RunRecord | None:
-    """The newest evaluation of this stack's chat model that measured both models."""
-    both = [
-        record
-        for record in counting(spec, records)
-        if record.kind == Kind.EVALUATE
-        and record.stack == spec.name
-        and f"{BASE}{_OUTPUT}" in record.metrics
-    ]
-    return both[-1] if both else None
+def _evaluation(spec: StackSpec, line: Lineage) -> RunRecord | None:
+    """The finetune's evaluation, where it measured both models and is of this stack's chat."""
+    found = line.evaluation
+    if found is None or f"{BASE}{_OUTPUT}" not in found.metrics or not counting(spec, (found,)):
+        return None
+    return found
 
 
 def _evaluation_cost(
     spec: StackSpec, estimate: Estimate, evaluated: RunRecord | None
 ) -> RunCost | NotKnown:
     if evaluated is None:
-        job = job_of(spec, "workloads.evaluate")
         return NotKnown(
             reason="no evaluation of this stack's chat model with both models has passed",
-            command=f"soperator submit {job} --stack {spec.name}",
+            command=submit_command(spec, "workloads.evaluate"),
         )
     return run_cost(spec, estimate, evaluated)
 
 
-def _cost(chat: ChatSpec, units: UnitCosts, record: RunRecord, prefix: str) -> ChatCost | None:
-    """The chat of one model at the largest batch that the evaluation measured of both."""
+def _cost(chat: ChatSpec, units: UnitCosts, record: RunRecord) -> ChatCost | None:
+    """The chat at the base model's speed, at the largest batch that was measured of both models."""
     metrics = record.metrics
     has_batch = all(positive(metrics, f"{each}batch_{_OUTPUT}") for each in (BASE, TUNED))
     name, batch_size = ("batch_", int(metrics.get("batch_size", 1))) if has_batch else ("", 1)
-    output = positive(metrics, f"{prefix}{name}{_OUTPUT}")
+    output = positive(metrics, f"{BASE}{name}{_OUTPUT}")
     if output is None:
         return None
-    prefill = positive(metrics, f"{prefix}{name}prefill_tokens_per_s")
+    prefill = positive(metrics, f"{BASE}{name}prefill_tokens_per_s")
     speed = Speed(
-        scenario=f"{'base' if prefix == BASE else 'tuned'} model, batch {batch_size}",
+        scenario=f"base model, batch {batch_size}",
         output_tokens_per_s=output,
         basis=Basis.MEASURED,
         source=f"evaluation, job {record.job_id}",
@@ -219,11 +209,11 @@ def _nodes_usd(run: RunCost | NotKnown) -> Decimal | None:
     return None if isinstance(run, NotKnown) else run.nodes_usd
 
 
-def _served(spec: StackSpec, units: UnitCosts, records: Sequence[RunRecord]) -> ChatCost | None:
+def _served(spec: StackSpec, units: UnitCosts, line: Lineage) -> ChatCost | None:
     """The tuned model's operating point of the newest load test; one of each engine counts."""
     newest: dict[str | None, RunRecord] = {}
-    for record in counting(spec, records):
-        if record.kind == Kind.LOAD and asked_tuned(record):
+    for record in counting(spec, line.loads):
+        if asked_tuned(record):
             newest.pop(record.engine, None)
             newest[record.engine] = record
     for record in reversed(newest.values()):

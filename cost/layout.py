@@ -18,7 +18,7 @@ from cost.visible import visible
 WIDTH: Final = 108
 UNKNOWN: Final = "unknown"
 GAP: Final = "  "
-_MIN_NAME: Final = 12
+_MIN_NAME: Final = 8
 
 
 class Format(StrEnum):

@@ -40,6 +40,10 @@ class PriceBookError(ValueError):
     """Prices that are missing or cannot be read; one line for each problem found."""
 
 
+class UnknownBookError(PriceBookError):
+    """A book of no such name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
     """US dollars for one unit of one SKU, without tax."""

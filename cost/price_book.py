@@ -21,6 +21,7 @@ from cost.price import (
     Price,
     PriceBookError,
     Unit,
+    UnknownBookError,
     UnknownPrice,
 )
 from cost.price_file import read_price_file
@@ -61,7 +62,7 @@ class PriceBook:
         path = prices_dir / f"{name}.yaml"
         if not path.is_file():
             have = ", ".join(sorted(file.stem for file in prices_dir.glob("*.yaml"))) or "none"
-            raise PriceBookError(f"{name}: no such price book in {prices_dir} (have: {have})")
+            raise UnknownBookError(f"{name}: no such price book in {prices_dir} (have: {have})")
         file = read_price_file(path)
         return PriceBook.of_readings(file.name, file.caveat, file.readings)
 

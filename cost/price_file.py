@@ -26,7 +26,8 @@ import yaml
 from cost.price import CURRENCY, Price, PriceBookError, Unit
 from cost.sku import unit_of
 from stacks.catalog import REGIONS
-from stacks.yaml_text import parse_yaml
+from stacks.text_file import read_text
+from stacks.yaml_text import MAX_BYTES, parse_yaml
 
 _MOST_USD: Final = 10**9
 _BOOK_KEYS: Final = ("name", "currency", "caveat", "prices")
@@ -72,6 +73,9 @@ def read_price_file(path: Path) -> PriceFile:
     readings: dict[str, tuple[Price, ...]] = {}
     if is_map(entries) and entries:
         for sku, entry in entries.items():
+            if not is_text(sku):
+                problems.add(f"{path}.prices.{sku}", "a SKU is text; docs/prices.md lists them")
+                continue
             readings[sku] = _sku(sku, entry, f"{path}.prices.{sku}", problems)
     else:
         problems.add(f"{path}.prices", "expected a mapping of SKUs")
@@ -82,7 +86,7 @@ def read_price_file(path: Path) -> PriceFile:
 def read_document(path: Path) -> Mapping[str, object]:
     """The mapping that a YAML file holds; a key written twice is refused."""
     try:
-        document = parse_yaml(path.read_text(encoding="utf-8"))
+        document = parse_yaml(read_text(path, at_most_bytes=MAX_BYTES))
     except (OSError, UnicodeDecodeError) as error:
         raise PriceBookError(f"{path}: cannot be read: {error}") from error
     except (yaml.YAMLError, RecursionError) as error:
@@ -91,6 +95,11 @@ def read_document(path: Path) -> Mapping[str, object]:
     if not is_map(document):
         raise PriceBookError(f"{path}: expected a mapping of {', '.join(_BOOK_KEYS)}")
     return document
+
+
+def is_text(value: object) -> bool:
+    """Whether YAML read a text; a key may be a number or nothing, whatever its type says."""
+    return isinstance(value, str)
 
 
 def _sku(sku: str, entry: object, path: str, problems: Problems) -> tuple[Price, ...]:
@@ -245,7 +254,11 @@ def text(value: object, path: str, problems: Problems) -> str | None:
     if value is None or (isinstance(value, str) and not value.strip()):
         problems.add(path, "missing")
         return None
-    return str(value).strip()
+    found = str(value).strip()
+    if not found.isprintable():
+        problems.add(path, f"{found!a}: expected one line of printable text")
+        return None
+    return found
 
 
 def check_currency(value: object, path: str, problems: Problems) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 
-from cost.price import Layer, Price, Unit
+from cost.price import Layer, Price, PriceBookError, Unit, UnknownBookError
 from cost.price_book import PriceBook
 from cost.price_file import Problems, day, money, text
 from cost.sku import UNITS, covers_vm, unit_of
@@ -35,7 +35,10 @@ def layered(
     spec: StackSpec, live: LivePrices | None = None, book: PriceBook | None = None
 ) -> PriceBook:
     """The prices that the stack pays; PriceBookError names every contract price that is wrong."""
-    shipped = PriceBook.load(spec.prices) if book is None else book
+    try:
+        shipped = PriceBook.load(spec.prices) if book is None else book
+    except UnknownBookError as error:
+        raise PriceBookError(f"{spec.name}.prices: {error}") from error
     prices = shipped.in_region(spec.nebius.region)
     if spec.live_prices and live is not None and live.region == spec.nebius.region:
         prices = prices.with_prices(live.prices)

@@ -16,6 +16,7 @@ from typing import Final
 
 from cost.load_curve import LoadCurve, parse_load_curve
 from cost.record_reader import Reader, RunRecordError, check_version, read_object
+from stacks.text_file import read_text
 
 __all__ = [
     "FILE_NAME",
@@ -83,6 +84,8 @@ class RunRecord:
     model: str | None
     recipe: str
     metrics: Mapping[str, Decimal]
+    tuned_dir: str | None = None
+    """Folder of the tuned weights that the job wrote, measured or served, inside the jobs."""
     curve: LoadCurve | None = None
     """What a load test found, from load.json beside its record; None without the file."""
 
@@ -103,7 +106,7 @@ def load_run_records(folder: Path) -> tuple[tuple[RunRecord, ...], tuple[str, ..
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
         try:
-            record = parse_run_record(path.read_text(encoding="utf-8"), str(path))
+            record = parse_run_record(read_text(path), str(path))
             records.append(_with_curve(record, path.with_name(CURVE_FILE)))
         except (OSError, UnicodeDecodeError) as error:
             problems.append(f"{path}: cannot be read: {error}")
@@ -134,13 +137,21 @@ def parse_run_record(text: str, path: str) -> RunRecord:
         model=reader.text_or_none("model"),
         recipe=reader.text("recipe"),
         metrics=reader.inner("metrics", "an object of numbers").numbers(),
+        tuned_dir=_tuned_dir(reader),
     )
+
+
+def _tuned_dir(reader: Reader) -> str | None:
+    if reader.values.get("artifacts") is None:
+        return None
+    artifacts = reader.inner("artifacts", "an object or null")
+    return artifacts.text_or_none("adapter_dir") or artifacts.text_or_none("model_dir")
 
 
 def _with_curve(record: RunRecord, path: Path) -> RunRecord:
     if record.kind != Kind.LOAD or not path.is_file():
         return record
-    return replace(record, curve=parse_load_curve(path.read_text(encoding="utf-8"), str(path)))
+    return replace(record, curve=parse_load_curve(read_text(path), str(path)))
 
 
 def _outcome(reader: Reader) -> Outcome:

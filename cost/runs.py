@@ -17,8 +17,11 @@ from cost.run_rates import RunRates, run_rates
 from cost.summary import money, number
 from stacks.node_spec import Billing, WorkerSpec
 from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
 
 _TINY = Decimal("0.000001")
+_JOB_KEYS = ("module", "recipe", "nodes", "gpus_per_node", "partition")
+"""What of a job says where and how fast it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,7 @@ def runs(inputs: Inputs) -> Iterable[Part]:
     rates = run_rates(inputs.spec, inputs.estimate, inputs.book)
     found = forecasts(rates, inputs.records)
     if found:
-        yield _runs_part(found)
+        yield _runs_part(found, inputs.spec)
     costs = preemption_costs(rates, inputs)
     if costs:
         yield _preemption_part(costs)
@@ -91,7 +94,7 @@ def _preemption_cost(
     )
 
 
-def _runs_part(found: Sequence[Forecast | UnknownRun]) -> Part:
+def _runs_part(found: Sequence[Forecast | UnknownRun], spec: StackSpec) -> Part:
     return Part(
         name="runs",
         tables=(
@@ -103,7 +106,7 @@ def _runs_part(found: Sequence[Forecast | UnknownRun]) -> Part:
             ),
         ),
         notes=tuple(note for each in found for note in run_notes(each)),
-        amounts=tuple(_amount(each) for each in found),
+        amounts=tuple(_amount(each, spec) for each in found),
         plain={"runs": [plain_run(each) for each in found]},
     )
 
@@ -151,20 +154,28 @@ def _run_row(run: Forecast | UnknownRun) -> tuple[str, ...]:
     )
 
 
-def _amount(run: Forecast | UnknownRun) -> Amount:
+def _amount(run: Forecast | UnknownRun, spec: StackSpec) -> Amount:
     is_known = isinstance(run, Forecast)
+    job, partition = f"jobs[{run.job}]", _partition_of(run.job, spec)
     return Amount(
         name=f"per_run_usd[{run.job}]",
         label=f"$/run of {run.job}",
         usd=run.nodes_usd if is_known else None,
         basis=str(run.speed) if is_known else str(run),
         keys=(
-            f"jobs[{run.job}].nodes",
-            f"runs[{run.job}].tokens_per_epoch",
-            f"runs[{run.job}].epochs",
-            f"runs[{run.job}].train_tokens_per_s",
+            *(
+                f"{job}.{key}"
+                for key in ("module", "recipe", "nodes", "gpus_per_node", "partition")
+            ),
+            f"slurm.partitions[{partition}].nodesets",
+            f"runs[{run.job}]",
+            "preemption",
         ),
     )
+
+
+def _partition_of(job_name: str, spec: StackSpec) -> str:
+    return next((job.partition for job in spec.jobs if job.name == job_name), "")
 
 
 def plain_run(run: Forecast | UnknownRun) -> dict[str, object]:

@@ -26,6 +26,8 @@ _NANO: Final = Decimal("1e-9")
 """Digits of a quotient that are kept: a billionth of a dollar."""
 CLUSTER_AMOUNTS: Final = ("per_run_usd", "per_1m_tokens_usd", "per_chat_usd")
 """Names of the unit costs that share the whole bill: they miss what its total misses."""
+_PARTITIONS: Final = "slurm.partitions"
+"""Kept whole: a job that changes its partition is priced by one that no amount had before."""
 PRICE_KEYS: Final = ("prices", "live_prices", "nebius.region", "contract_prices")
 """Config keys that choose prices, those by SKU last; no line has them among its own."""
 
@@ -111,7 +113,7 @@ def take(bill: Bill) -> Snapshot:
     }
     wanted = {key for line in lines for key in line.keys}
     wanted |= {key for amount in amounts for key in amount.keys}
-    wanted |= {*changes.KEYS, *upgrade.KEYS, *PRICE_KEYS}
+    wanted |= {*changes.KEYS, *upgrade.KEYS, *PRICE_KEYS, _PARTITIONS}
     return Snapshot(
         stack=bill.spec.name,
         book=bill.estimate.book_name,

@@ -126,7 +126,7 @@ def _notes(report: SpendReport) -> list[str]:
         notes.append(
             f"Workers stood idle for {spend.idle_node_hours:,.2f} node-hours, "
             f"{100 * spend.idle_share:.1f} % of what they cost. The bill takes the stack as "
-            "declared now, and as if it had been up all the time."
+            "declared now, and as if it had been up in all of the period."
         )
     if report.padding_usd is not None:
         notes.append(f"{usd_text(report.padding_usd)} went into padding, as run records say.")

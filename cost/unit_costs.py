@@ -14,8 +14,9 @@ from decimal import Decimal
 from cost.chat import SECONDS_PER_HOUR, ChatCost, HourlyCost, chat_cost
 from cost.components import Section
 from cost.estimate import Estimate
+from cost.lineage import lineage
 from cost.price_book import HOURS_PER_MONTH
-from cost.run_record import Kind, Outcome, RunRecord
+from cost.run_record import RunRecord
 from cost.speeds import (
     Basis,
     NoOperatingPoint,
@@ -35,8 +36,8 @@ __all__ = [
     "RunCost",
     "Speed",
     "UnitCosts",
-    "job_of",
     "run_cost",
+    "submit_command",
     "unit_costs",
 ]
 
@@ -79,6 +80,7 @@ class UnitCosts:
     """What chats are charged with."""
     chats: tuple[ChatCost, ...] | NotKnown
     run: RunCost | NotKnown
+    """The training that was evaluated last; before there is an evaluation, the newest one."""
     is_lower_bound: bool
     """Whether the bill behind the whole-cluster figures misses a line."""
     no_operating_points: tuple[NoOperatingPoint, ...] = ()
@@ -115,7 +117,7 @@ def _unknown_chats(spec: StackSpec, broken: tuple[NoOperatingPoint, ...]) -> Not
     if not broken:
         return NotKnown(
             reason=f"no speed of {spec.chat.model} is declared or measured on this preset",
-            command=f"soperator submit {job_of(spec, 'workloads.evaluate')} --stack {spec.name}",
+            command=submit_command(spec, "workloads.evaluate"),
         )
     curve = broken[-1].record.curve
     bounds = [] if curve is None else curve.slo.options
@@ -159,20 +161,19 @@ def _absent_nodes_usd_per_hour(spec: StackSpec, estimate: Estimate) -> Decimal:
 
 
 def _run(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> RunCost | NotKnown:
-    runs = [
-        record
-        for record in records
-        if record.kind == Kind.TRAIN
-        and record.outcome is Outcome.PASS
-        and record.stack == spec.name
-        and record.hardware is not None
-    ]
-    if not runs:
+    found = lineage(spec.name, [each for each in records if each.hardware is not None])
+    if found.training is not None:
+        return run_cost(spec, estimate, found.training)
+    if found.evaluation is not None and found.tuned_dir is not None:
         return NotKnown(
-            reason="no training run of this stack has passed",
-            command=f"soperator submit {job_of(spec, 'workloads.train')} --stack {spec.name}",
+            reason=f"the record of the training that wrote {found.tuned_dir}, which job "
+            f"{found.evaluation.job_id} evaluated, is not here",
+            command=f"soperator pull ID --stack {spec.name}",
         )
-    return run_cost(spec, estimate, max(runs, key=lambda each: (each.finished_at, each.job_id)))
+    return NotKnown(
+        reason="no training run of this stack has passed",
+        command=submit_command(spec, "workloads.train"),
+    )
 
 
 def run_cost(spec: StackSpec, estimate: Estimate, record: RunRecord) -> RunCost:
@@ -208,7 +209,9 @@ def _node_usd_per_hour(estimate: Estimate, workers: Sequence[WorkerSpec]) -> Dec
     return None
 
 
-def job_of(spec: StackSpec, module: str) -> str:
-    """The last job with the module; its default name when the stack declares none."""
+def submit_command(spec: StackSpec, module: str) -> str:
+    """What submits the last job with the module, which may have to be declared first."""
     names = [job.name for job in spec.jobs if job.module == module]
-    return names[-1] if names else {"workloads.train": "finetune"}.get(module, "evaluate")
+    if not names:
+        return f"soperator submit JOB --stack {spec.name}, once jobs declares a JOB of {module}"
+    return f"soperator submit {names[-1]} --stack {spec.name}"

@@ -36,10 +36,13 @@ _MOST_OF: Final[Mapping[str, int]] = {
         CLUSTER_NODES_MOST,
     ),
     "count": 1_000,
+    "size_gib": 4 << 20,
+    "keep_daily": 3_650,
     "key_days": 3_650,
     "drain_timeout_s": 366 * 24 * 3_600,
 }
-"""What is made one by one needs an end before anything counts it; ten years are no end of a key.
+"""What is made one by one needs an end before anything counts it; ten years are no end of a key or
+of daily copies, and 4 PiB in one piece are bytes or MiB in the place of GiB.
 
 A wait of more than a year is for ever, which 0 says; a duration of the API ends at 315,576,000,000.
 """
@@ -69,6 +72,15 @@ _MAY_BE_ZERO: Final = frozenset(
     }
 )
 """Every other number of a stack is a size or a count of something that must exist."""
+_GONE: Final[Mapping[str, str]] = {
+    # nebius/soperator, helm/slurm-cluster/templates/slurm-cluster-cr.yaml at 4.1.7 and of 5.0.0:
+    # the resource has a field for it, the chart has no value.
+    "login.sshd_config_map": (
+        "gone, as Soperator's chart takes no sshd configuration for login nodes and the key "
+        "changed nothing; remove it (that of workers is nodes.workers[].sshd_config_map)"
+    )
+}
+"""Key that a stack had once -> why it has it no more, and what to do."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +101,9 @@ class Decoder:
         values = self._spread_nodes(dict(value), known, path)
         for key in [key for key in values if key not in known]:
             allowed = (*known, "nodes") if "min_nodes" in known else tuple(known)
-            self.refuse(f"{path}.{key}", f"unknown key{nearest(str(key), allowed)}")
+            _, _, name = f"{path}.{key}".partition(".")
+            problem = _GONE.get(name) or f"unknown key{nearest(str(key), allowed)}"
+            self.refuse(f"{path}.{key}", problem)
         hints = get_type_hints(cls)
         arguments: dict[str, object] = {}
         for key, item in known.items():

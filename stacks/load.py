@@ -17,7 +17,8 @@ import yaml
 
 from stacks.decode import Decoder, is_map, nearest
 from stacks.spec import StackSpec
-from stacks.yaml_text import parse_yaml
+from stacks.text_file import read_text
+from stacks.yaml_text import MAX_BYTES, parse_yaml
 
 PROJECT: Final = "soperator-stack"
 """Pulumi project name: the namespace of our keys in a stack file."""
@@ -57,7 +58,7 @@ def load_stack(
         rest = f" (have: {', '.join(have)})" if "did you mean" in hint else ""
         raise StackError((f"{name}: no such stack in {stacks_dir}{hint}{rest}",))
     try:
-        document = parse_yaml(path.read_text(encoding="utf-8"))
+        document = parse_yaml(read_text(path, at_most_bytes=MAX_BYTES))
     except (OSError, UnicodeDecodeError) as error:
         raise StackError((f"{name}: {path} cannot be read: {error}",)) from error
     except (yaml.YAMLError, RecursionError) as error:
@@ -79,7 +80,10 @@ def load_config(
     decoder = Decoder(environ=os.environ if environ is None else environ)
     values: dict[str, object] = {"name": name}
     hints = get_type_hints(StackSpec)
-    for full_key, value in mapping.items():
+    for full_key, value in cast("Mapping[object, object]", mapping).items():
+        if not isinstance(full_key, str):
+            decoder.refuse(f"{name}.{full_key}", f"a key is text; write '{PROJECT}:<key>'")
+            continue
         namespace, separator, key = full_key.partition(":")
         if not separator:
             decoder.refuse(f"{name}.{full_key}", f"unknown key; write '{PROJECT}:{full_key}'")

@@ -6,20 +6,11 @@ One list of each for rules, jobs and outputs, so that a new kind of mount is in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final
 
+from stacks.node_spec import IMAGE_PATH
+from stacks.soperator_mounts import IN_JAIL
 from stacks.soperator_spec import HOME
 from stacks.spec import StackSpec
-
-_OWN: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "/tmp": "the disk that each node puts at /tmp",  # noqa: S108
-        **{path: f"each node's own {path}" for path in ("/dev", "/proc", "/run", "/sys")},
-        "/var/log": "each node's own /var/log",
-    }
-)
-"""What Soperator mounts into the jail on each node (nebius/soperator 4.1.7, complement_jail.sh)."""
 
 
 def shared_mounts(spec: StackSpec) -> Mapping[str, str]:
@@ -37,13 +28,15 @@ def shared_mounts(spec: StackSpec) -> Mapping[str, str]:
 
 def paths_of_one_node(spec: StackSpec) -> Mapping[str, str]:
     """Mount path of what each node has for itself -> how a message calls it."""
-    paths = dict(_OWN)
+    paths = {mount.path: mount.what for mount in IN_JAIL if mount.of_one_node}
     for worker in spec.nodes.workers:
         for disk in worker.local_disks:
             paths[disk.mount_path] = f"a disk of each '{worker.name}' node ({disk.mount_path})"
         if worker.local_nvme is not None:
             drive = worker.local_nvme.mount_path
             paths[drive] = f"the drives of each '{worker.name}' node ({drive})"
+        if worker.image_disk is not None:
+            paths[IMAGE_PATH] = f"the image disk of each '{worker.name}' node ({IMAGE_PATH})"
     if spec.storage.memory is not None:
         memory = spec.storage.memory.mount_path
         paths[memory] = f"the memory of each worker ({memory})"

@@ -47,7 +47,9 @@ SSSD: Final = Amounts(cpu_m=200, memory_mib=512, ephemeral_mib=5 * GIB)
 KRUISE_DAEMON: Final = Amounts(cpu_m=50, memory_mib=131, ephemeral_mib=0)
 """0.128 GiB in the recipe, which is 131.072 MiB."""
 MARIADB: Final = Amounts(cpu_m=2000, memory_mib=12 * GIB, ephemeral_mib=16 * GIB)
-EXPORTER: Final = Amounts(cpu_m=250, memory_mib=256, ephemeral_mib=512)
+"""Less than the cache of 32,768 MiB that the operator gives it (nebius/soperator 4.1.7,
+internal/consts/mariadb.go, innodb_buffer_pool_size), for which no chart has a value: a database
+that grows to the limit is killed there and starts again."""
 REST: Final = Amounts(cpu_m=2000, memory_mib=8 * GIB, ephemeral_mib=512)
 SCONFIG_CONTROLLER: Final = Amounts(cpu_m=250, memory_mib=256, ephemeral_mib=500)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Final
 
 from stacks.storage_spec import DiskType
 
@@ -34,6 +35,10 @@ class VolumeFilesystem(StrEnum):
 
     EXT4 = "ext4"
     XFS = "xfs"
+
+
+IMAGE_PATH: Final = "/mnt/image-storage"
+"""Where the image disk of a worker is in its jail; enroot and docker are told so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,13 +41,17 @@ def set_paused(text: str, *, paused: bool) -> str:
     for place in range(at + 1, len(lines)):
         found = _LINE.match(lines[place].rstrip("\n"))
         if found is not None and len(found["indent"]) == indent:
-            lines[place] = f"{found['indent']}paused: {value}{found['rest']}\n"
+            # What a pause wrote is taken out again: the file is as it was before it.
+            is_own = not paused and not found["rest"].strip()
+            lines[place] = "" if is_own else f"{found['indent']}paused: {value}{found['rest']}\n"
             break
     else:
         lines.insert(at + 1, f"{' ' * indent}paused: {value}\n")
     changed = "".join(lines)
     # The proof that nothing else moved, whatever shape the file had.
-    if _nodes(changed) != {**nodes, "paused": paused}:
+    others = {key: value for key, value in nodes.items() if key != "paused"}
+    after = _nodes(changed)
+    if bool(after.pop("paused", False)) is not paused or after != others:
         raise PauseError(f"'{_KEY}' has a shape that is not edited here; {_ROUND_TRIP}")
     return changed
 

@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from stacks.text_file import read_text
+
 KEY_FILE_VARIABLE: Final = "SOPERATOR_SSH_PUBLIC_KEY_FILE"
 _DEFAULT_KEY_FILE: Final = "~/.ssh/id_ed25519.pub"
 _KEY_FILE_PREFIX: Final = "file:"
+_KEY_FILE_BYTES: Final = 1 << 20
 
 
 def expand_keys(
@@ -37,7 +40,7 @@ def _key_file(
         refuse(path, f"'{name}': ${unset} is not set; export it or give a path")
         return []
     try:
-        text = expanded.read_text(encoding="utf-8")
+        text = read_text(expanded, at_most_bytes=_KEY_FILE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         refuse(
             path,

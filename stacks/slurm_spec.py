@@ -8,6 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+TRAIN_MODULE: Final = "workloads.train"
 SERVE_MODULE: Final = "workloads.serve"
 LOAD_MODULE: Final = "workloads.load"
 ACCEPT_MODULE: Final = "workloads.accept"
@@ -34,8 +35,6 @@ class LoginSpec:
     """Whether the address of the door is public; a private one needs a route into the network."""
     allowed_cidrs: tuple[str, ...] = ()
     """IPv4 blocks that may reach the SSH door of a LoadBalancer; empty is everybody."""
-    sshd_config_map: str | None = None
-    """ConfigMap with the sshd configuration of login nodes; None is Soperator's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +99,7 @@ class SlurmSpec:
     qos: tuple[QosSpec, ...] = ()
     """Qualities of service that accounts may name."""
     suspend_after_s: int = 600
-    """Idle time after which a node of an elastic nodeset (min_nodes under max_nodes) goes."""
+    """Idle time after which a node of an elastic nodeset goes, but for its min_nodes."""
     config_lines: tuple[str, ...] = ()
     """Lines for the end of slurm.conf, such as `PriorityDecayHalfLife=7-0`."""
 
@@ -137,9 +136,14 @@ class JobSpec:
     restarts: int = 3
     """How often lost or hung ranks start again from the last checkpoint."""
     save_s: int = 120
-    """Seconds that it gets to save before its time limit and when it is preempted."""
+    """Seconds that it gets to save before its time limit and when it is preempted; training on
+    preemptible nodes needs at most 60."""
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Variables of its ranks, such as `NCCL_DEBUG: INFO`; they win over the derived ones."""
+    """Variables of its ranks, such as `NCCL_DEBUG: INFO`; they win over the derived ones. No
+    secrets: every user of the cluster may read a job's script."""
+    environment_file: str | None = None
+    """File on the cluster with lines `NAME=value`, such as a token for a hub: of the user who
+    submits, mode 0600, read when the job starts."""
     container: str | None = None
     """Image that the job runs in by pyxis, such as `vllm/vllm-openai:v0.33.0` or a .sqsh file; its
     `python3` has what the job imports."""

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 _FORMS: Final = re.compile(
-    r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d{1,2}))?(?::(?P<third>\d{1,2}))?"
+    r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d{1,2}))?(?::(?P<third>\d{1,2}))?", re.ASCII
 )
 
 

@@ -66,7 +66,8 @@ class SubmountSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryMountSpec:
-    """A tmpfs on every worker; lost with the node."""
+    """A tmpfs on every worker beside Soperator's own at /mnt/memory; jobs share it, and it is lost
+    with the node."""
 
     mount_path: str
     """Absolute path in the jail of every worker."""

@@ -14,6 +14,8 @@ import yaml
 
 _MAX_CHARACTERS: Final = 4 << 20
 """A hundred times the largest price book."""
+MAX_BYTES: Final = 4 * _MAX_CHARACTERS
+"""What so many characters can take."""
 _MAX_DEPTH: Final = 100
 """libyaml composes by recursion in C: from some 30,000 levels on it takes the process with it."""
 

@@ -88,6 +88,9 @@ def serving_answer(
 ) -> Answer:
     """Memory of one serving process, and every preset, the cheapest that fits first."""
     shape = load_shape(model)
+    # Packed rows of training hold many contexts: only one that is served has this bound.
+    if problem := shape.context_problem(serving.context_tokens):
+        raise SizeError(f"--seq: {problem}")
     memory = serving_memory(shape, serving)
     choices = serving_choices(shape, serving, book)
     return Answer(

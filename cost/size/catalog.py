@@ -18,6 +18,7 @@ import yaml
 
 from cost.size.errors import SizeError
 from cost.size.shape import ModelShape, shape_from_config
+from stacks.text_file import read_text
 
 MODELS_FILE: Final = Path(__file__).parent / "models.yaml"
 _TUNED: Final = ("-Instruct", "-Chat", "-chat", "-Base", "-hf", "-v0.1")
@@ -59,9 +60,9 @@ def base_name(model: str) -> str:
 
 def _read(path: Path) -> ModelShape:
     try:
-        config: object = json.loads(path.read_text(encoding="utf-8"))
+        config: object = json.loads(read_text(path))
     except OSError as error:
         raise SizeError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SizeError(f"{path}: not JSON: {error}") from error
     return shape_from_config(config, name=path.resolve().parent.name, at=str(path))

@@ -26,7 +26,6 @@ from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
 
 SCHEMA_VERSION: Final = 1
-TRAIN_MODULE: Final = "workloads.train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

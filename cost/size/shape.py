@@ -7,9 +7,11 @@ and other decoders are refused, since a wrong plan is worse than none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, TypeGuard
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from numbers import Real
+from typing import Final, TypeGuard, cast
 
 from cost.size.errors import SizeError
 
@@ -52,6 +54,18 @@ class ModelShape:
     mlp_bias: bool = False
     qk_norm: bool = False
     """Whether queries and keys are normalised per head (Qwen3)."""
+    max_positions: int | None = field(default=None, compare=False)
+    """Tokens of the longest context that the model was made for; None: its config says none."""
+
+    def context_problem(self, tokens: int) -> str | None:
+        """Why so many tokens in one context are too many, or None."""
+        if self.max_positions is None or tokens <= self.max_positions:
+            return None
+        return (
+            f"{tokens:,} tokens in one context, but {self.name} was made for "
+            f"{self.max_positions:,} (max_position_embeddings); give fewer, or the config.json of "
+            "a model made for more"
+        )
 
     @property
     def query_width(self) -> int:
@@ -138,6 +152,7 @@ def shape_from_config(config: object, *, name: str, at: str) -> ModelShape:
             f"{at}.model_type: {kind!r} is not a decoder that this planner knows "
             f"({', '.join(MODEL_TYPES)})"
         )
+    problems += _unknown_forms(config, at)
     sizes = {field: _size(config, key, at, problems) for field, key in _SIZES.items()}
     # Both may be absent: then every head has its own keys, and heads share the hidden size.
     kv_heads = _size(config, "num_key_value_heads", at, problems, default=sizes["heads"])
@@ -157,6 +172,7 @@ def shape_from_config(config: object, *, name: str, at: str) -> ModelShape:
             f"{at}.hidden_size: {sizes['hidden']} is not a multiple of num_attention_heads "
             f"({sizes['heads']}), and there is no head_dim"
         )
+    max_positions = _max_positions(config, at, problems)
     if problems:
         raise SizeError("\n".join(problems))
     # Qwen2 has biases on queries, keys and values whatever its config says, and none elsewhere.
@@ -170,8 +186,42 @@ def shape_from_config(config: object, *, name: str, at: str) -> ModelShape:
         o_bias=has_bias,
         mlp_bias=flags["mlp_bias"] and kind == "llama",
         qk_norm=kind == "qwen3",
+        max_positions=max_positions,
         **sizes,
     )
+
+
+def _unknown_forms(config: Mapping[str, object], at: str) -> Iterator[str]:
+    """What makes another model of a decoder that is known by its type."""
+    for key in ("num_local_experts", "num_experts", "n_routed_experts"):
+        if config.get(key):
+            yield (
+                f"{at}.{key}: {config[key]!r}: a mixture of experts cannot be planned; give the "
+                "config.json of a dense model"
+            )
+    if config.get("quantization_config"):
+        yield (
+            f"{at}.quantization_config: the weights are quantised already; give the config.json of "
+            "the model as it was trained, and --dtype"
+        )
+    architectures = config.get("architectures")
+    for name in cast("list[object]", architectures) if isinstance(architectures, list) else []:
+        if not str(name).endswith("ForCausalLM"):
+            yield f"{at}.architectures: {name!r} is no causal language model (...ForCausalLM)"
+
+
+def _max_positions(config: Mapping[str, object], at: str, problems: list[str]) -> int | None:
+    """Positions that the model knows, those that its rope scaling adds included."""
+    if config.get("max_position_embeddings") is None:
+        return None
+    known = _size(config, "max_position_embeddings", at, problems)
+    scaling = config.get("rope_scaling")
+    if _is_map(scaling):
+        factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+        if isinstance(factor, Real) and isinstance(original, int):
+            grown = Decimal(str(factor)) * original
+            known = max(known, int(grown)) if grown.is_finite() else known
+    return known
 
 
 def _size(

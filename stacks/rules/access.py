@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import ipaddress
 import re
 from typing import Final
 
 from stacks.catalog import REGIONS
 from stacks.mounts import paths_of_one_node, shared_mounts
 from stacks.problem import Findings
-from stacks.rules.naming import is_under, name_problem, path_problem, repeated
+from stacks.rules.naming import cidr_problem, is_under, name_problem, path_problem, repeated
 from stacks.slurm_spec import SshServiceType
 from stacks.spec import StackSpec
 
@@ -80,13 +79,13 @@ def _check_nebius(spec: StackSpec, findings: Findings) -> None:
 
 def _check_cluster(spec: StackSpec, findings: Findings) -> None:
     cluster = spec.cluster
-    if not re.fullmatch(r"1\.\d{2}", cluster.kubernetes_version):
+    if not re.fullmatch(r"1\.[0-9]{2}", cluster.kubernetes_version):
         findings.error(
             "cluster.kubernetes_version",
             f"'{cluster.kubernetes_version}' is not MAJOR.MINOR, such as '1.33'",
             rule="cluster.kubernetes-version",
         )
-    if not re.fullmatch(r"\d+\.\d+\.\d+(-\S+)?", cluster.soperator_version):
+    if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?", cluster.soperator_version):
         findings.error(
             "cluster.soperator_version",
             f"'{cluster.soperator_version}' is not a chart version, such as '4.1.7'",
@@ -161,14 +160,8 @@ def _check_sources(spec: StackSpec, findings: Findings) -> None:
     for cidr in repeated(login.allowed_cidrs):
         findings.error("login.allowed_cidrs", f"'{cidr}' is given twice", rule="login.cidr-twice")
     for index, cidr in enumerate(login.allowed_cidrs):
-        try:
-            ipaddress.IPv4Network(cidr)
-        except ValueError as error:
-            findings.error(
-                f"login.allowed_cidrs[{index}]",
-                f"{error}; write an IPv4 block from its first address, such as 203.0.113.0/24",
-                rule="login.cidr-form",
-            )
+        if problem := cidr_problem(cidr):
+            findings.error(f"login.allowed_cidrs[{index}]", problem, rule="login.cidr-form")
 
 
 def public_key_problem(line: str) -> str | None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 from stacks.catalog import ALLOWED_CIDRS_MAX, PLATFORMS
 from stacks.problem import Findings
-from stacks.rules.naming import repeated
+from stacks.rules.naming import cidr_problem, repeated
 from stacks.spec import StackSpec
 
 
@@ -56,15 +54,6 @@ def _check_endpoint(spec: StackSpec, findings: Findings) -> None:
         problem = cidr_problem(cidr)
         if problem:
             findings.error(f"{path}[{index}]", problem, rule="cluster.cidr-form")
-
-
-def cidr_problem(cidr: str) -> str | None:
-    """Why the text is not an IPv4 block as the API wants it, or None."""
-    try:
-        loose = ipaddress.IPv4Network(cidr, strict=False)
-    except ValueError:
-        return f"'{cidr}' is no IPv4 block; write it as 203.0.113.0/24"
-    return None if str(loose) == cidr else f"'{cidr}' is not the start of its block; use {loose}"
 
 
 def _check_architecture(spec: StackSpec, findings: Findings) -> None:

@@ -6,12 +6,12 @@ import re
 from typing import Final
 
 from stacks.catalog import find_preset
-from stacks.node_spec import WorkerSpec
+from stacks.node_spec import Billing, WorkerSpec
 from stacks.problem import Findings
 from stacks.rules.job_order import check_order
-from stacks.rules.naming import name_problem, repeated
+from stacks.rules.naming import name_problem, path_problem, repeated
 from stacks.rules.partition_line import HIDDEN, check_line
-from stacks.slurm_spec import JobSpec, PartitionSpec
+from stacks.slurm_spec import TRAIN_MODULE, JobSpec, PartitionSpec
 from stacks.slurm_time import slurm_seconds
 from stacks.spec import StackSpec
 
@@ -19,14 +19,24 @@ _DEFAULT: Final = re.compile(r"(?i)\bDefault=YES\b")
 _MODULE: Final = re.compile(r"workloads(\.[a-z_][a-z0-9_]*)+")
 _RECIPE: Final = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 # sbatch --time: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
-_TIME_LIMIT: Final = re.compile(r"\d+(:\d{2}){0,2}|\d+-\d{1,2}(:\d{2}){0,2}")
+_TIME_LIMIT: Final = re.compile(r"\d+(:\d{2}){0,2}|\d+-\d{1,2}(:\d{2}){0,2}", re.ASCII)
 _MAX_TIME: Final = re.compile(r"(?i)\bMaxTime=(\S+)")
 # [USER@][REGISTRY#]IMAGE: github.com/NVIDIA/enroot, doc/cmd/import.md (2026-11-21).
 _IMAGE: Final = re.compile(r"(docker://)?[A-Za-z0-9/][A-Za-z0-9._/:@#+-]*")
 _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
-_BEFORE_EVERYTHING: Final = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME"})
+_BEFORE_EVERYTHING: Final = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "BASH_ENV", "ENV"})
 _LOADER: Final = "LD_"
+# What the name of a secret has among its words; TOKENIZERS_PARALLELISM and NCCL_IB_PKEY are none.
+_SECRET_WORDS: Final = frozenset(
+    ["TOKEN", "SECRET", "KEY", "APIKEY", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL"]
+)
+_OF_A_SECRET: Final = ("_FILE", "_PATH", "_DIR")
 _OWN_VARIABLES: Final = ("SOPERATOR_", "SLURM", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE")
+
+
+PREEMPTION_NOTICE_S: Final = 60
+"""SIGTERM comes so long before a preempted VM is stopped:
+https://docs.nebius.com/compute/virtual-machines/preemptible, read 2026-11-22."""
 
 
 def check_jobs(spec: StackSpec, findings: Findings) -> None:
@@ -134,6 +144,7 @@ def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> 
         return
     _check_time(job, partition, path, findings)
     _check_faults(job, path, findings)
+    _check_notice(job, nodesets_of(spec, partition), path, findings)
     if partition.name == HIDDEN:
         findings.warn(
             f"{path}.partition",
@@ -188,6 +199,31 @@ def _check_faults(job: JobSpec, path: str, findings: Findings) -> None:
                 "would replace what they need; put programs and libraries into python_env_path",
                 rule="jobs.environment-system",
             )
+        elif _SECRET_WORDS & set(name.split("_")) and not name.endswith(_OF_A_SECRET):
+            findings.error(
+                f"{path}.environment.{name}",
+                "looks like a secret by its name, and its value would be in the job's script, "
+                "which every user of the cluster may read; write NAME=value into a file of mode "
+                "0600 on the cluster and set environment_file to its path",
+                rule="jobs.environment-secret",
+            )
+    if job.environment_file is not None and (problem := path_problem(job.environment_file)):
+        findings.error(f"{path}.environment_file", problem, rule="jobs.environment-file")
+
+
+def _check_notice(
+    job: JobSpec, workers: tuple[WorkerSpec, ...], path: str, findings: Findings
+) -> None:
+    """Whether training can save while a preempted node still runs."""
+    preempted = [worker.name for worker in workers if worker.billing is Billing.PREEMPTIBLE]
+    if preempted and job.module == TRAIN_MODULE and job.save_s > PREEMPTION_NOTICE_S:
+        findings.warn(
+            f"{path}.save_s",
+            f"{job.save_s}, but nodes of {', '.join(preempted)} are preemptible and stop "
+            f"{PREEMPTION_NOTICE_S} s after the notice; write {PREEMPTION_NOTICE_S} or less, and "
+            "see that a save takes no longer",
+            rule="jobs.save-notice",
+        )
 
 
 def _check_fit(

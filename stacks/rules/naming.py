@@ -1,37 +1,31 @@
-"""Shared tests of names and paths."""
+"""Shared tests of names, paths and address blocks."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Final
 
+from stacks.soperator_mounts import IN_JAIL, KEPT
+
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _NAME_RULE: Final = "lower-case letters, digits and dashes, from a letter to a letter or digit"
 
 
-_SYSTEM: Final = "the jail's own system"
-_OPTIONAL: Final = "/opt"
-"""Reserved itself, not what is under it."""
 _RESERVED: Final = {
     **dict.fromkeys(
         (
             "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc",
             "/run", "/sbin", "/sys", "/usr", "/var",
         ),
-        _SYSTEM,
+        "the jail's own system",
     ),
-    "/mnt/jail": "where nodes mount the jail",
-    "/mnt/jail.upper": "where nodes put their mounts into the jail",
-    "/opt/slurm_scripts": "the prolog, epilog and health checks of Soperator",
-    "/opt/soperator-home": "the homes of Soperator's own users",
-    "/opt/soperator-outputs": "the logs of Soperator's checks",
-    _OPTIONAL: "with the scripts and homes of Soperator in it",
-    "/root": "the home of root with the keys that let `soperator` in",
-    "/tmp": "the disk that each node puts there",  # noqa: S108
+    **{mount.path: mount.what for mount in IN_JAIL},
+    **KEPT,
 }  # fmt: skip
-"""Path in the jail -> what lies there (nebius/soperator 4.1.7: complement_jail.sh, the charts)."""
+"""Path in the jail -> what lies there."""
 
 
 def name_problem(name: str, *, longest: int) -> str | None:
@@ -54,12 +48,24 @@ def path_problem(path: str) -> str | None:
     return None
 
 
+def cidr_problem(cidr: str) -> str | None:
+    """Why the text is not an IPv4 block as the API wants it, or None."""
+    try:
+        loose = ipaddress.IPv4Network(cidr, strict=False)
+    except ValueError:
+        return f"'{cidr}' is no IPv4 block; write it as 203.0.113.0/24"
+    if str(loose) == cidr:
+        return None
+    return f"'{cidr}' has address bits after its prefix, or no /LENGTH; use {loose}"
+
+
 def reserved_problem(path: str) -> str | None:
     """Why nothing may be mounted at a plain path, or None."""
     for reserved, why in _RESERVED.items():
-        is_taken = path == reserved if reserved == _OPTIONAL else is_under(path, reserved)
-        if is_taken:
-            return f"'{path}' hides {reserved}, {why}; choose another path, such as /mnt/NAME"
+        # A mount above it depends on which of the two comes first, and that is Soperator's affair.
+        if is_under(path, reserved) or is_under(reserved, path):
+            how = "hides" if is_under(reserved, path) else "lies in"
+            return f"'{path}' {how} {reserved}, {why}; choose another path, such as /mnt/NAME"
     return None
 
 

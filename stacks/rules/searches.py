@@ -16,7 +16,7 @@ from stacks.spec import StackSpec
 TRIALS_MOST: Final = 500
 """The sbatch line names two files a task, and a command of Linux holds 128 KiB (execve(2)); Slurm's
 own limit is 1,000 (slurm.conf(5), MaxArraySize), or what `slurm.config_lines` makes of it."""
-_ARRAY_SIZE: Final = re.compile(r"(?i)\s*MaxArraySize\s*=\s*(\d+)")
+_ARRAY_SIZE: Final = re.compile(r"(?ai)\s*MaxArraySize\s*=\s*(\d+)")
 _KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _METRIC: Final = re.compile(r"[a-z][a-z0-9_]*")
 

@@ -8,12 +8,13 @@ from typing import Final
 from stacks.catalog import find_preset
 from stacks.compatibility import release_of
 from stacks.gpu_checks import checks_know
-from stacks.mounts import shared_mounts
+from stacks.mounts import paths_of_one_node, shared_mounts
 from stacks.node_capacity import GIB, slurmd_amounts, slurmdbd_amounts
 from stacks.problem import Findings
 from stacks.rules.access import public_key_problem
 from stacks.rules.alerts import check_alerts
 from stacks.rules.naming import is_under, path_problem, repeated
+from stacks.soperator_mounts import IN_JAIL
 from stacks.soperator_spec import HOME, ChecksProfile, JailFileSpec, Observability
 from stacks.spec import StackSpec
 
@@ -123,10 +124,13 @@ def _check_file(spec: StackSpec, file: JailFileSpec, path: str, findings: Findin
             f"'{file.path}' is under {owned}, which Soperator writes itself; choose another place",
             rule="soperator.file-owned",
         )
-    memory = spec.storage.memory
-    mounts = [*shared_mounts(spec).values()]
-    if memory is not None:
-        mounts.append(memory.mount_path)
+        return
+    has_sssd = spec.soperator.sssd is not None
+    mounts = [
+        *shared_mounts(spec).values(),
+        *paths_of_one_node(spec),
+        *(mount.path for mount in IN_JAIL if has_sssd or not mount.of_sssd),
+    ]
     hidden = next((mount for mount in mounts if is_under(file.path, mount)), None)
     if hidden is not None:
         findings.error(
@@ -170,6 +174,17 @@ def _check_users(spec: StackSpec, findings: Findings) -> None:
                 f"'{user.name}' is no name for a user; use lower-case letters, digits, - and _, at "
                 f"most 32, and none of {', '.join(_TAKEN_USERS)}",
                 rule="soperator.user-name",
+            )
+        home = f"{HOME}/{user.name}"
+        where = {"code_path": spec.code_path, "python_env_path": spec.python_env_path}
+        where |= {f"storage.places.{key}": value for key, value in spec.storage.places.items()}
+        for key in (key for key, value in where.items() if is_under(value, home)):
+            findings.error(
+                f"{path}.name",
+                f"'{user.name}' would have {home} as home, and with it {key} ({where[key]}), "
+                "whose files run as root; choose another name, or move that out of "
+                f"{HOME}",
+                rule="soperator.user-home",
             )
         if not user.ssh_public_keys:
             findings.error(

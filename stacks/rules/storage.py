@@ -8,6 +8,7 @@ from typing import Final
 from stacks.catalog import LARGE_FILESYSTEM_GIB, find_preset
 from stacks.machines import node_groups
 from stacks.mounts import paths_of_one_node, shared_mounts
+from stacks.node_capacity import GIB, slurmd_amounts
 from stacks.problem import Findings, SpareGib
 from stacks.rules.naming import (
     is_under,
@@ -17,6 +18,7 @@ from stacks.rules.naming import (
     reserved_problem,
 )
 from stacks.rules.schedule import schedule_problem
+from stacks.soperator_mounts import MEMORY
 from stacks.spec import StackSpec
 from stacks.storage_spec import PLACES, BackupSpec, FilesystemSpec, FilesystemType, SubmountSpec
 
@@ -204,6 +206,8 @@ def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
             )
             continue
         problem = reserved_problem(path)
+        if problem and path == MEMORY and key == "storage.memory.mount_path":
+            problem += ", or remove storage.memory: Soperator's own is there in any case"
         if problem:
             findings.error(key, problem, rule="storage.path-reserved")
         for other_index, (other_key, other) in enumerate(mounts):
@@ -239,6 +243,19 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
                 f"{worker.shared_memory_gib} GiB and {memory_gib} GiB of storage.memory are more "
                 f"than the node has ({preset.memory_gib} GiB); filling both kills the job",
                 rule="storage.memory-both",
+            )
+        slurmd = slurmd_amounts(
+            preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None
+        )
+        asked_gib, left_gib = slurmd.memory_mib // GIB, preset.memory_gib - memory_gib
+        if memory_gib < preset.memory_gib and left_gib < asked_gib:
+            findings.warn(
+                "storage.memory.size_gib",
+                f"{memory_gib} GiB: files stay there when a job ends, and a full RAM disk "
+                f"leaves {left_gib} GiB of a '{worker.name}' node, so the next job that asks for "
+                f"all {asked_gib} GiB drains it (Soperator's prolog, alloc_mem_used); use "
+                f"{preset.memory_gib - asked_gib} or less, or the job's folder in {MEMORY}",
+                rule="storage.memory-drains",
             )
 
 

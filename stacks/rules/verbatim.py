@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from stacks.catalog import find_preset
+from stacks.decode import nearest
 from stacks.problem import Findings
+from stacks.rules.slurm_conf import CLUSTER, preemption_problem, value_problem
 from stacks.spec import StackSpec
 
 # A DNS subdomain, which names Secrets and ConfigMaps.
 _OBJECT: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_PAIR: Final = re.compile(r"([A-Za-z]+)=\S.*")
+_PAIR: Final = re.compile(r"([A-Za-z]+)=(\S.*)")
+# What follows the first space would be the next option.
+_ONE_VALUE: Final = re.compile(r'"[^"]*"|[^\s"]+')
 # Written from other keys of the stack, or by the operator, which a second line would contradict.
 _OWNED: Final = frozenset(
     {
         "accountingstorageenforce", "accountingstoragehost", "accountingstoragetype", "authtype",
         "clustername", "downnodes", "epilog", "grestypes", "include", "nodename", "nodeset",
-        "partitionname", "prolog", "slurmctldhost", "suspendtime", "topologyparam",
-        "topologyplugin",
+        "partitionname", "prolog", "slurmctldhost", "suspendexcnodes", "suspendtime",
+        "topologyparam", "topologyplugin",
     }
 )  # fmt: skip
 
@@ -34,8 +38,7 @@ def check_verbatim(spec: StackSpec, findings: Findings) -> None:
                 "from a letter or digit to a letter or digit",
                 rule="verbatim.object-name",
             )
-    for index, line in enumerate(spec.slurm.config_lines):
-        _check_slurm_line(f"slurm.config_lines[{index}]", line, findings)
+    _check_slurm_lines(spec.slurm.config_lines, findings)
     for index, worker in enumerate(spec.nodes.workers):
         path = f"nodes.workers[{index}]"
         preset = find_preset(worker.platform, worker.preset)
@@ -63,13 +66,20 @@ def check_verbatim(spec: StackSpec, findings: Findings) -> None:
 
 
 def _names(spec: StackSpec) -> Iterator[tuple[str, str | None]]:
-    yield "login.sshd_config_map", spec.login.sshd_config_map
     for index, worker in enumerate(spec.nodes.workers):
         yield f"nodes.workers[{index}].sshd_config_map", worker.sshd_config_map
     sssd = spec.soperator.sssd
     if sssd is not None:
         yield "soperator.sssd.config_secret", sssd.config_secret
         yield "soperator.sssd.ca_config_map", sssd.ca_config_map
+
+
+def _check_slurm_lines(lines: Sequence[str], findings: Findings) -> None:
+    for index, line in enumerate(lines):
+        _check_slurm_line(f"slurm.config_lines[{index}]", line, findings)
+    pairs = [(found[1], found[2]) for line in lines if (found := _PAIR.fullmatch(line))]
+    if problem := preemption_problem(pairs):
+        findings.error("slurm.config_lines", problem, rule="verbatim.slurm-value")
 
 
 def _check_slurm_line(path: str, line: str, findings: Findings) -> None:
@@ -87,4 +97,23 @@ def _check_slurm_line(path: str, line: str, findings: Findings) -> None:
             f"'{found[1]}' is written from other keys of the stack or by Soperator; remove the "
             "line",
             rule="verbatim.slurm-owned",
+        )
+    elif found[1].lower() not in CLUSTER:
+        near = nearest(found[1], tuple(name for name, _ in CLUSTER.values()))
+        findings.error(
+            path,
+            f"'{found[1]}' is no option of slurm.conf, and slurmctld would not start{near}",
+            rule="verbatim.slurm-option",
+        )
+    elif not _ONE_VALUE.fullmatch(found[2]):
+        findings.error(
+            path,
+            f"'{line}' has more than one value; one option a line, spaces within double quotes",
+            rule="verbatim.slurm-value",
+        )
+    elif problem := value_problem(CLUSTER[found[1].lower()], found[2].strip('"')):
+        findings.error(
+            path,
+            f"'{line}': slurmctld would not start, or read something else; {problem}",
+            rule="verbatim.slurm-value",
         )

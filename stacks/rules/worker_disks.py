@@ -7,7 +7,7 @@ from typing import Final
 
 from stacks.catalog import STRIPED_DISK_MAX_GIB, STRIPED_DISK_STEP_GIB
 from stacks.mounts import shared_mounts
-from stacks.node_spec import WorkerSpec
+from stacks.node_spec import IMAGE_PATH, WorkerSpec
 from stacks.problem import Findings
 from stacks.rules.naming import (
     is_under,
@@ -66,9 +66,14 @@ def _check_disk_paths(spec: StackSpec, worker: WorkerSpec, path: str, findings: 
     storage, taken = spec.storage, dict(shared_mounts(spec))
     if storage.memory is not None:
         taken["storage.memory"] = storage.memory.mount_path
-    own = {f"{path}.local_disks[{i}]": each.mount_path for i, each in enumerate(worker.local_disks)}
+    own = {
+        f"{path}.local_disks[{i}].mount_path": each.mount_path
+        for i, each in enumerate(worker.local_disks)
+    }
     if worker.local_nvme is not None:
-        own[f"{path}.local_nvme"] = worker.local_nvme.mount_path
+        own[f"{path}.local_nvme.mount_path"] = worker.local_nvme.mount_path
+    if worker.image_disk is not None:
+        own[f"{path}.image_disk"] = IMAGE_PATH
     for at, mount_path in own.items():
         problem = path_problem(mount_path)
         if problem is None and mount_path == "/":
@@ -78,8 +83,8 @@ def _check_disk_paths(spec: StackSpec, worker: WorkerSpec, path: str, findings: 
             if problem is None and (is_under(mount_path, there) or is_under(there, mount_path)):
                 problem = f"'{mount_path}' and '{there}' of {other} hide each other; put them apart"
         if problem:
-            findings.error(f"{at}.mount_path", problem, rule="nodes.disk-path")
-        taken[at] = mount_path
+            findings.error(at, problem, rule="nodes.disk-path")
+        taken[at.removesuffix(".mount_path")] = mount_path
 
 
 def check_stripes(path: str, size_gib: int, type_: DiskType, findings: Findings) -> None:

@@ -25,6 +25,10 @@ from stacks.rules.worker_disks import check_disks
 from stacks.spec import StackSpec
 
 _LABEL_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/labels, read 2026-11-22: the
+# prefix is a DNS subdomain.
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_SUBDOMAIN_MAX: Final = 253
 _OURS: Final = ("slurm.nebius.ai/", "nebius.com/")
 _SYSTEM: Final = ("kubernetes.io", "k8s.io")
 _FEATURE: Final = re.compile(r"[A-Za-z0-9_.:=-]+")
@@ -57,13 +61,14 @@ def check_labels(path: str, group: NodeGroupSpec, findings: Findings) -> None:
     """Labels of any node group: Kubernetes syntax, and none of the charts' own."""
     for key, value in group.labels.items():
         at = f"{path}.labels.{key}"
-        prefix, _, name = key.rpartition("/")
-        fits = _LABEL_NAME.fullmatch(name) and len(prefix) <= 253
+        prefix, slash, name = key.rpartition("/")
+        fits = _LABEL_NAME.fullmatch(name) and (not slash or _is_subdomain(prefix))
         if not fits or (value and not _LABEL_NAME.fullmatch(value)):
             findings.error(
                 at,
                 f"'{key}: {value}' is no Kubernetes label; 63 letters, digits and . _ - each, "
-                "from a letter or digit to a letter or digit",
+                "from a letter or digit to a letter or digit, before them at most a domain in "
+                "lower case and one /",
                 rule="nodes.label-form",
             )
         elif key.startswith(_OURS):
@@ -76,6 +81,10 @@ def check_labels(path: str, group: NodeGroupSpec, findings: Findings) -> None:
                 f"'{key}': mk8s ignores labels of {' and '.join(_SYSTEM)}; choose another prefix",
                 rule="nodes.label-system",
             )
+
+
+def _is_subdomain(text: str) -> bool:
+    return len(text) <= _SUBDOMAIN_MAX and _SUBDOMAIN.fullmatch(text) is not None
 
 
 def _check_created(worker: WorkerSpec, path: str, findings: Findings) -> None:

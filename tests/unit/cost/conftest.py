@@ -19,33 +19,7 @@ from stacks.spec import StackSpec
 
 Priced = tuple[StackSpec, Estimate]
 
-RECORD: dict[str, Any] = {
-    "schema_version": 1,
-    "kind": "evaluate",
-    "job_id": "12",
-    "job": "evaluate",
-    "stack": "local",
-    "code_hash": "abc",
-    "git_revision": None,
-    "started_at": "2026-11-21T05:00:00Z",
-    "finished_at": "2026-11-21T05:01:40Z",
-    "outcome": "PASS",
-    "reason": None,
-    "hardware": {
-        "platform": "gpu-l40s-d",
-        "preset": "2gpu-64vcpu-384gb",
-        "device": "cpu",
-        "num_nodes": 1,
-        "num_gpus_declared": 2,
-    },
-    "versions": {"python": "3.11.7"},
-    "engine": "transformers",
-    "model": "SmolLM2-135M-Instruct",
-    "recipe": "bfcl_smollm2",
-    "world_size": 1,
-    "metrics": {"output_tokens_per_s": 12.25, "perplexity": 4.5},
-    "artifacts": {},
-}
+RECORD: dict[str, Any] = json.loads(Path(__file__).with_name("run_record.json").read_text())
 
 
 @pytest.fixture

@@ -51,10 +51,13 @@ def point(
 
 
 def load_json(
-    sweep: Any = SWEEP, slo: Mapping[str, Any] = SLO, model: str | None = TUNED
+    sweep: Any = SWEEP,
+    slo: Mapping[str, Any] = SLO,
+    model: str | None = TUNED,
+    prompt_tokens: float = 8000.0,
 ) -> dict[str, Any]:
     """The content of load.json, with an open loop behind the sweep."""
-    closed = [point(*each) for each in sweep]
+    closed = [{**point(*each), "mean_prompt_tokens": prompt_tokens} for each in sweep]
     arrivals = {**closed[0], "loop": "poisson", "concurrency": None, "rate_per_s": 0.01}
     return {
         "schema_version": 1,

@@ -362,7 +362,12 @@ def test_every_expression_gives_its_figure():
     for found in (
         advice(),
         advice(curves(), promise=promise("5", "500"), turns=3, peak_factor=Decimal("1.7")),
-        advice(shape=load_shape("SmolLM2-135M"), cached_share=Decimal("0.9"), promise=promise()),
+        advice(
+            shape=load_shape("SmolLM2-135M"),
+            input_tokens=6000,
+            cached_share=Decimal("0.9"),
+            promise=promise(),
+        ),
         advice(shape=load_shape("Qwen3-0.6B"), input_tokens=16, output_tokens=8),
         advice(shape=load_shape("Llama-3.1-70B"), promise=promise()),
     ):

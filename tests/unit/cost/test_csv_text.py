@@ -13,7 +13,20 @@ from hypothesis import strategies as st
 from cost.csv_text import csv_text
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-cmd|' /C calc'!A0", "@SUM(A1)", "\t=1", "- "])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "=1+1",
+        "+cmd",
+        "-cmd|' /C calc'!A0",
+        "@SUM(A1)",
+        "\t=1",
+        "- ",
+        "\n=1",
+        "\uff1d1+1",
+        "\uff20A",
+    ],
+)
 def test_text_that_looks_like_a_formula_is_escaped(text: str):
     ((cell,),) = csv.reader(io.StringIO(csv_text([[text]])))
     assert cell == f"'{text}"

@@ -20,11 +20,14 @@ from cost.layout import WIDTH, Format
 from cost.price_book import PriceBook
 from cost.price_layers import layered
 from cost.snapshot import take
-from stacks.cost_spec import ContractPriceSpec
+from stacks.cost_spec import ContractPriceSpec, PreemptionSpec
+from stacks.load import load_stack
 from stacks.node_spec import Billing
+from stacks.slurm_spec import PartitionSpec
 from stacks.spec import StackSpec
 from stacks.storage_spec import DiskType, SubmountSpec
 from tests.unit.cost.conftest import record
+from tests.unit.cost.run_stacks import RUN
 
 Billed = Callable[[str], Bill]
 
@@ -87,15 +90,103 @@ def test_a_changed_number_of_nodes_names_its_key_on_nodes_and_disks(billed: Bill
     assert change.change_low_usd == Decimal("3364.798")
 
 
-def test_a_fixed_group_that_may_grow_names_both_ends(billed: Billed):
+def test_a_fixed_group_that_may_grow_names_the_end_that_moved(billed: Billed):
     before = billed("l40s-dev")
     change = changed(before, with_worker(before.spec, min_nodes=4, max_nodes=7))
-    assert causes(change)["nodes.workers[worker]"] == [
-        "nodes.workers[worker].min_nodes: not set -> 4",
-        "nodes.workers[worker].max_nodes: not set -> 7",
-        "nodes.workers[worker].nodes: 4 -> not set",
-    ]
+    assert causes(change)["nodes.workers[worker]"] == ["nodes.workers[worker].max_nodes: 4 -> 7"]
     assert one_line(change, "nodes.workers[worker]").change_low_usd == 0
+
+
+def test_an_elastic_group_that_is_fixed_names_the_end_that_moved(billed: Billed):
+    """`min_nodes: 0` becoming 4 of at most 4 was told as three keys, two of them never written."""
+    before = billed("l40s-dev")
+    elastic = with_worker(before.spec, min_nodes=0, max_nodes=4)
+    fixed = with_worker(before.spec, min_nodes=4, max_nodes=4)
+    for was, now, told in ((elastic, fixed, "0 -> 4"), (fixed, elastic, "4 -> 0")):
+        change = changed(bill(was, layered(was), ()), now)
+        assert causes(change)["nodes.workers[worker]"] == [
+            f"nodes.workers[worker].min_nodes: {told}"
+        ]
+
+
+def preempted() -> StackSpec:
+    """A preemptible nodeset with a declared run on it, and the same one on demand beside it."""
+    spec = load_stack("h200-elastic")
+    (worker,) = spec.nodes.workers
+    workers = (replace(worker, billing=Billing.PREEMPTIBLE), replace(worker, name="safe"))
+    side = PartitionSpec(name="side", nodesets=("safe",))
+    slurm = replace(spec.slurm, partitions=(*spec.slurm.partitions, side))
+    whole = replace(
+        spec,
+        nodes=replace(spec.nodes, workers=workers),
+        slurm=slurm,
+        runs=(RUN,),
+        preemption=PreemptionSpec(**PREEMPTION),
+    )
+    return with_main(whole, nodesets=("worker",))
+
+
+def with_preemption(spec: StackSpec, **values: Any) -> StackSpec:
+    return replace(spec, preemption=PreemptionSpec(**{**PREEMPTION, **values}))
+
+
+def with_finetune(spec: StackSpec, **values: Any) -> StackSpec:
+    jobs = [replace(job, **values) if job.name == "finetune" else job for job in spec.jobs]
+    return replace(spec, jobs=tuple(jobs))
+
+
+def with_main(spec: StackSpec, **values: Any) -> StackSpec:
+    parts = [replace(p, **values) if p.name == "main" else p for p in spec.slurm.partitions]
+    return replace(spec, slurm=replace(spec.slurm, partitions=tuple(parts)))
+
+
+PREEMPTION: dict[str, Any] = {
+    "preemptions_per_node_day": Decimal(1),
+    "checkpoint_stall_s": Decimal(60),
+    "restart_s": Decimal(600),
+    "source": "assumed",
+}
+
+
+@pytest.mark.parametrize(
+    ("edit", "cause"),
+    [
+        (
+            lambda spec: with_preemption(spec, preemptions_per_node_day=Decimal(2)),
+            "preemption.preemptions_per_node_day: 1 -> 2",
+        ),
+        (
+            lambda spec: with_preemption(spec, checkpoint_stall_s=Decimal(90)),
+            "preemption.checkpoint_stall_s: 60 -> 90",
+        ),
+        (
+            lambda spec: with_preemption(spec, restart_s=Decimal(900)),
+            "preemption.restart_s: 600 -> 900",
+        ),
+        (lambda spec: replace(spec, preemption=None), "preemption: removed"),
+        (
+            lambda spec: with_finetune(spec, partition="side"),
+            "jobs[finetune].partition: main -> side",
+        ),
+        (lambda spec: with_finetune(spec, nodes=3), "jobs[finetune].nodes: 4 -> 3"),
+        (
+            lambda spec: with_main(spec, nodesets=("safe",)),
+            "slurm.partitions[main].nodesets: worker -> safe",
+        ),
+        (
+            lambda spec: replace(spec, runs=(replace(spec.runs[0], epochs=Decimal(3)),)),
+            "runs[finetune].epochs: 2 -> 3",
+        ),
+    ],
+)
+def test_one_key_that_changes_a_run_is_its_cause(
+    public_key_file: object, edit: Callable[[StackSpec], StackSpec], cause: str
+):
+    spec = preempted()
+    change = changed(bill(spec, layered(spec), ()), edit(spec))
+    (run,) = [each for each in change.amounts if each.label == "$/run of finetune"]
+    assert run.before_usd != run.after_usd
+    assert [str(each) for each in run.causes] == [cause]
 
 
 def one_line(change: Difference, name: str) -> LineChange:

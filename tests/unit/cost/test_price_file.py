@@ -55,6 +55,11 @@ def problems(tmp_path: Path, prices: str, head: str = "name: b\ncurrency: USD") 
         ("a: {unit: GPU-hour, readings: []}", "prices.a.readings: expected a list of readings"),
         ("a: {unit: GPU-hour, readings: [1]}", "prices.a.readings[0]: expected a mapping"),
         (f"a: {ENTRY}\n  a: {ENTRY}", "key 'a' is written twice"),
+        (
+            'a: {unit: GPU-hour, usd: "1", source: "s\\e[31m", date: "2026-01-02"}',
+            "prices.a.source: 's\\x1b[31m': expected one line of printable text",
+        ),
+        ('5: {unit: GPU-hour, usd: "1", source: s, date: "2026-01-02"}', "a SKU is text"),
     ],
 )
 def test_a_bad_price_is_refused_with_its_path(tmp_path: Path, prices: str, problem: str):

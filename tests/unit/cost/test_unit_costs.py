@@ -260,3 +260,14 @@ def test_the_stack_output_gives_a_reason_for_what_is_not_known(priced: Callable[
     reasons = found["reasons"]
     assert isinstance(reasons, dict)
     assert set(reasons) == {"per_chat_usd", "per_1m_tokens_usd", "per_run_usd"}
+
+
+def test_a_job_that_is_not_declared_is_not_told_to_be_submitted(priced: Callable[[str], Priced]):
+    spec, bill = priced("local")
+    bare = replace(spec, jobs=(), chat=replace(spec.chat, speeds=()))
+    units = unit_costs(bare, bill, [])
+    for found, module in ((units.chats, "workloads.evaluate"), (units.run, "workloads.train")):
+        assert isinstance(found, NotKnown)
+        assert found.command == (
+            f"soperator submit JOB --stack local, once jobs declares a JOB of {module}"
+        )

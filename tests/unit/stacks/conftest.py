@@ -23,7 +23,7 @@ CONFIG: dict[str, Any] = {
             {"name": "data", "mount_path": "/mnt/data", "size_gib": 100},
             {"name": "home", "mount_path": "/home", "size_gib": 100},
         ],
-        "memory": {"mount_path": "/mnt/memory", "size_gib": 12},
+        "memory": {"mount_path": "/mnt/ram", "size_gib": 12},
         "places": {
             "data": "/mnt/data",
             "model": "/mnt/data/model",

@@ -27,6 +27,11 @@ def submount(config: dict[str, Any], **values: Any) -> None:
     )
 
 
+def nfs(**values: Any) -> dict[str, Any]:
+    machine = {"platform": "cpu-d3", "preset": "8vcpu-32gb", "boot_disk": {"size_gib": 64}}
+    return {**machine, "data_disks": {"size_gib": 93}, **values}
+
+
 def search(config: dict[str, Any], **values: Any) -> None:
     grid = [{"key": "train.learning_rate", "values": ["1e-5", "2e-5"]}]
     entry = {"name": "lr", "job": "finetune", "metric": "last_loss", "grid": grid, **values}
@@ -61,7 +66,8 @@ ERRORS: list[tuple[Change, str, str]] = [
     (lambda c: c["login"].update(service="NodePort"), "login.ssh_port", "30000 to 32767"),
     (lambda c: c["login"].update(service="NodePort", ssh_port=32768), "login.ssh_port", "32767"),
     (lambda c: c.update(code_path="code"), "code_path", "not absolute"),
-    (lambda c: c.update(code_path="/mnt/memory/code"), "code_path", "memory of each worker"),
+    (lambda c: c.update(code_path="/mnt/memory/code"), "code_path", "on the memory that Soperator mounts"),
+    (lambda c: c.update(code_path="/mnt/ram/code"), "code_path", "memory of each worker (/mnt/ram)"),
     (lambda c: c.update(python_env_path="/opt//venv"), "python_env_path", "not plain"),
     # storage
     (lambda c: c["storage"].pop("accounting"), "storage.accounting", "slurm.accounting is true"),
@@ -94,20 +100,28 @@ ERRORS: list[tuple[Change, str, str]] = [
     (lambda c: submount(c, mount_path="/mnt/x/"), "storage.submounts[2].mount_path", "not plain"),
     (lambda c: submount(c, mount_path="/mnt/a b"), "storage.submounts[2].mount_path", "must quote"),
     (lambda c: submount(c, mount_path="/"), "storage.submounts[2].mount_path", "the jail itself"),
-    (lambda c: submount(c, mount_path="/usr/lib"), "storage.submounts[2].mount_path", "hides /usr, the jail's own system"),
+    (lambda c: submount(c, mount_path="/usr/lib"), "storage.submounts[2].mount_path", "lies in /usr, the jail's own system"),
     (lambda c: submount(c, mount_path="/root"), "storage.submounts[2].mount_path", "hides /root, the home of root"),
     (lambda c: submount(c, mount_path="/tmp"), "storage.submounts[2].mount_path", "hides /tmp, the disk"),
-    (lambda c: submount(c, mount_path="/opt"), "storage.submounts[2].mount_path", "hides /opt, with the scripts"),
-    (lambda c: submount(c, mount_path="/opt/slurm_scripts/x"), "storage.submounts[2].mount_path", "the prolog, epilog"),
+    (lambda c: submount(c, mount_path="/opt"), "storage.submounts[2].mount_path", "hides /opt/slurm_scripts, the prolog"),
+    (lambda c: submount(c, mount_path="/opt/slurm_scripts/x"), "storage.submounts[2].mount_path", "lies in /opt/slurm_scripts, the prolog"),
     (lambda c: submount(c, mount_path="/mnt/data"), "storage.submounts[2].mount_path", "already the path"),
     (lambda c: submount(c, mount_path="/mnt/data/x"), "storage.submounts[2].mount_path", "lies inside '/mnt/data'"),
     (lambda c: submount(c, mount_path="/mnt"), "storage.submounts[0].mount_path", "lies inside '/mnt'"),
-    (lambda c: submount(c, mount_path="/mnt/memory"), "storage.memory.mount_path", "already the path"),
+    (lambda c: submount(c, mount_path="/mnt/ram"), "storage.memory.mount_path", "already the path"),
+    (lambda c: submount(c, mount_path="/mnt/memory"), "storage.submounts[2].mount_path",
+     "'/mnt/memory' hides /mnt/memory, the memory that Soperator mounts on each node; choose another"),
+    (lambda c: submount(c, mount_path="/mnt/memory/x"), "storage.submounts[2].mount_path", "lies in /mnt/memory"),
+    (lambda c: submount(c, mount_path="/mnt"), "storage.submounts[2].mount_path", "hides /mnt/memory"),
+    (lambda c: c["storage"]["memory"].update(mount_path="/mnt/memory"), "storage.memory.mount_path",
+     "such as /mnt/NAME, or remove storage.memory: Soperator's own is there in any case"),
+    (lambda c: c.update(nfs=nfs(mount_path="/mnt/memory")), "nfs.mount_path", "hides /mnt/memory"),
     (lambda c: c["storage"]["memory"].update(size_gib=1600), "storage.memory.size_gib", "is more than a 'worker' node"),
     (lambda c: c["storage"]["places"].pop("chkpt"), "storage.places.chkpt", "missing; recipes name all"),
     (lambda c: c["storage"]["places"].update(chkpoint="/mnt/data"), "storage.places.chkpoint", "unknown place"),
     (lambda c: c["storage"]["places"].update(logs="logs"), "storage.places.logs", "not absolute"),
     (lambda c: c["storage"]["places"].update(logs="/mnt/memory/logs"), "storage.places.logs", "do not see it"),
+    (lambda c: c["storage"]["places"].update(logs="/mnt/ram/logs"), "storage.places.logs", "do not see it"),
     # nodes
     (lambda c: worker(c).update(platform="gpu-h100"), "nodes.workers[0].platform", "has: cpu-e2, cpu-d3"),
     (lambda c: worker(c).update(preset="4gpu"), "nodes.workers[0].preset",
@@ -144,6 +158,7 @@ ERRORS: list[tuple[Change, str, str]] = [
     (lambda c: c["jobs"][1].update(name="prepare"), "jobs", "'prepare' is used twice"),
     (lambda c: c["jobs"][1].update(module="train"), "jobs[1].module", "workloads.train"),
     (lambda c: c["jobs"][1].update(recipe="a.json"), "jobs[1].recipe", "without .json"),
+    (lambda c: c["jobs"][1].update(time_limit="\uff11:00:00"), "jobs[1].time_limit", "no Slurm time"),
     (lambda c: c["jobs"][1].update(time_limit="2h"), "jobs[1].time_limit", "'1-00:00:00'"),
     (lambda c: c["jobs"][1].update(partition="gpu"), "jobs[1].partition", "has: main, hidden"),
     (lambda c: c["jobs"][1].update(nodes=3), "jobs[1].nodes", "has at most 2 such nodes"),
@@ -203,6 +218,8 @@ WARNINGS: list[tuple[Change, str, str]] = [
     (lambda c: worker(c).update(infiniband_fabric="fabric-99"), "nodes.workers[0].infiniband_fabric", "only the API"),
     (lambda c: worker(c).update(name="gpu"), "nodes.workers[0].name", "worker-*"),
     (lambda c: worker(c).update(shared_memory_gib=1595), "nodes.workers[0].shared_memory_gib", "kills the job"),
+    (lambda c: c["storage"]["memory"].update(size_gib=300), "storage.memory.size_gib",
+     "leaves 1300 GiB of a 'worker' node, so the next job that asks for all 1436 GiB drains it"),
     (lambda c: c["storage"]["jail"].update(size_gib=3000), "storage.jail.size_gib", "Nebius support"),
     (lambda c: c["storage"]["jail"].update(type="weka"), "storage.jail.type", "but there are nodes.system 8, nodes"),
     (lambda c: c["storage"]["places"].update(data="/mnt/dta"), "storage.places.data", "fills the jail"),

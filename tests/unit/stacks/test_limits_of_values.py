@@ -79,3 +79,10 @@ def test_a_folder_in_place_of_a_stack_file_is_refused_by_name(tmp_path: Path):
     (tmp_path / "Pulumi.demo.yaml").mkdir()
     with pytest.raises(StackError, match=r"^demo: .*Pulumi\.demo\.yaml cannot be read: "):
         load_stack("demo", tmp_path)
+
+
+@pytest.mark.parametrize("size_gib", [(4 << 20) + 1, 262_075_000_000])
+def test_a_size_that_was_meant_in_other_units_is_refused(config: dict[str, Any], size_gib: int):
+    config["nodes"]["workers"][0]["boot_disk"]["size_gib"] = size_gib
+    wanted = f"expected a whole number from 1 to 4,194,304, got {size_gib}"
+    assert problems_of(config) == (f"demo.nodes.workers[0].boot_disk.size_gib: {wanted}",)

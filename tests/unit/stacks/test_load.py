@@ -144,6 +144,14 @@ def test_every_problem_is_reported_at_once(config: dict[str, Any]):
             ),
             "demo.chat.speeds[0].output_tokens_per_s: expected a number over 0, got number 0",
         ),
+        (
+            lambda c: c["login"].update(sshd_config_map="login-sshd"),
+            (
+                "demo.login.sshd_config_map: gone, as Soperator's chart takes no sshd "
+                "configuration for login nodes and the key changed nothing; remove it (that of "
+                "workers is nodes.workers[].sshd_config_map)"
+            ),
+        ),
         (lambda c: c.update(prices=""), "demo.prices: expected text, got text ''"),
         (
             lambda c: c.update(name="other"),
@@ -296,3 +304,14 @@ def test_every_recipe_that_a_stack_names_is_shipped(name: str, public_key_file: 
     recipes = STACKS_DIR.parent / "workloads" / "recipes"
     for job in load_stack(name).jobs:
         assert (recipes / f"{job.recipe}.json").is_file(), job.name
+
+
+@pytest.mark.parametrize("key", [1, True, None, 1.5])
+def test_a_key_that_is_no_text_is_refused_with_the_rest(config: dict[str, Any], key: object):
+    document: dict[Any, Any] = {**namespaced(config), key: 2, "soperator-stack:jbos": []}
+    with pytest.raises(StackError) as caught:
+        load_config(document, "demo")
+    assert caught.value.problems[:2] == (
+        f"demo.{key}: a key is text; write 'soperator-stack:<key>'",
+        "demo.jbos: unknown key; did you mean 'jobs'?",
+    )

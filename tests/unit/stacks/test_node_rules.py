@@ -14,7 +14,7 @@ from stacks.catalog import PLATFORMS
 from stacks.check import Level, check
 from stacks.compatibility import KUBERNETES
 from stacks.rules import cluster
-from stacks.rules.cluster import cidr_problem
+from stacks.rules.naming import cidr_problem
 from tests.conftest import PUBLIC_KEY
 from tests.unit.stacks.conftest import Change, changed
 from tests.unit.stacks.test_check import worker
@@ -30,6 +30,10 @@ B300 = {
 
 def disk(**values: Any) -> Change:
     return lambda c: worker(c).update(local_disks=[{**DISK, **values}])
+
+
+def with_image_disk(change: Change) -> Change:
+    return lambda c: (change(c), worker(c).update(image_disk={"size_gib": 930}))
 
 
 def strategy(**values: int) -> Change:
@@ -80,10 +84,14 @@ NODE_ERRORS: list[tuple[Change, str, str]] = [
     (disk(name="Scratch"), "nodes.workers[0].local_disks[0].name", "lower-case"),
     (disk(mount_path="mnt"), "nodes.workers[0].local_disks[0].mount_path", "not absolute"),
     (disk(mount_path="/"), "nodes.workers[0].local_disks[0].mount_path", "the jail itself"),
-    (disk(mount_path="/root/scratch"), "nodes.workers[0].local_disks[0].mount_path", "hides /root, the home of root"),
+    (disk(mount_path="/root/scratch"), "nodes.workers[0].local_disks[0].mount_path", "lies in /root, the home of root"),
     (disk(mount_path="/mnt/data/x"), "nodes.workers[0].local_disks[0].mount_path", "of storage.submounts[0] hide each other"),
-    (disk(mount_path="/mnt/memory"), "nodes.workers[0].local_disks[0].mount_path", "of storage.memory hide each other"),
+    (disk(mount_path="/mnt/ram"), "nodes.workers[0].local_disks[0].mount_path", "of storage.memory hide each other"),
+    (disk(mount_path="/mnt/memory"), "nodes.workers[0].local_disks[0].mount_path", "hides /mnt/memory, the memory that Soperator"),
+    (with_image_disk(disk(mount_path="/mnt/image-storage/x")), "nodes.workers[0].image_disk", "of nodes.workers[0].local_disks[0] hide each other"),
+    (with_image_disk(lambda c: c["storage"]["submounts"][0].update(mount_path="/mnt/image-storage")), "nodes.workers[0].image_disk", "of storage.submounts[0] hide each other"),
     (lambda c: worker(c).update(labels={"a b": "c"}), "nodes.workers[0].labels.a b", "no Kubernetes label"),
+    *((lambda c, key=key: worker(c).update(labels={key: "v"}), f"nodes.workers[0].labels.{key}", "no Kubernetes label") for key in ("Bad Prefix!/x", "/x", "a//x", "a/b/c", "UPPER.example/x", "-a.b/x", "a..b/x", f"{'a' * 254}/x")),
     (lambda c: worker(c).update(labels={"team": "-"}), "nodes.workers[0].labels.team", "no Kubernetes label"),
     (lambda c: c["nodes"]["login"].update(labels={"slurm.nebius.ai/x": "y"}), "nodes.login.labels.slurm.nebius.ai/x", "label of the charts"),
     (two_sets, "nodes.workers[1].name", "'worker-1' is node group 2 of 'worker'"),

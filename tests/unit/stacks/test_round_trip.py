@@ -170,7 +170,7 @@ stacks = st.builds(
         backup=st.none()
         | st.builds(
             BackupSpec,
-            keep_daily=sizes,
+            keep_daily=st.integers(1, 3650),
             size_gib=sizes,
             schedule=texts,
             prune_schedule=texts,
@@ -198,7 +198,6 @@ stacks = st.builds(
         ssh_public_keys=st.lists(texts, max_size=2, unique=True).map(tuple),
         service=st.sampled_from(SshServiceType),
         ssh_port=sizes,
-        sshd_config_map=st.none() | texts,
         allowed_cidrs=st.lists(texts, max_size=2).map(tuple),
     ),
     slurm=st.builds(

@@ -61,6 +61,14 @@ def sets(count: int, *, nodes: int = 1) -> Change:
     return change
 
 
+def preempted_training(**values: Any) -> Change:
+    def change(config: dict[str, Any]) -> None:
+        worker(config)["billing"] = "preemptible"
+        config["jobs"][1].update(module="workloads.train", **values)
+
+    return change
+
+
 MISTAKES: list[tuple[str, Change]] = [
     ("nebius.subnet-network", lambda c: c["nebius"].update(subnet_id="vpcsubnet-1")),
     ("cluster.soperator-refused", lambda c: c["cluster"].update(soperator_version="5.0.0")),
@@ -103,6 +111,9 @@ MISTAKES: list[tuple[str, Change]] = [
     ("partitions.config-value", partition(0, config="Default=YES State=SIDEWAYS")),
     ("partitions.config-value", partition(0, config="Default=YES MaxTime=banana")),
     ("partitions.config-value", partition(0, config="Default=YES Hidden=perhaps")),
+    ("partitions.config-value", partition(0, config="Default=YES PriorityTier=high")),
+    ("verbatim.slurm-option", lambda c: c["slurm"].update(config_lines=["FooBarBaz=1"])),
+    ("verbatim.slurm-value", lambda c: c["slurm"].update(config_lines=["MaxArraySize=x"])),
     ("partitions.hidden-shown", partition(1, config="Default=NO")),
     ("jobs.hidden", lambda c: c["jobs"][1].update(partition="hidden")),
     ("jobs.server-nodes", lambda c: c["jobs"][1].update(module="workloads.serve")),
@@ -110,10 +121,18 @@ MISTAKES: list[tuple[str, Change]] = [
     ("jobs.after-server", lambda c: c["jobs"][0].update(module="workloads.serve")),
     ("jobs.least-nodes", lambda c: c["jobs"][1].update(least_nodes=3)),
     ("jobs.save-time", lambda c: c["jobs"][1].update(time_limit="00:02:00")),
+    ("jobs.save-notice", preempted_training(save_s=61)),
     ("jobs.environment", lambda c: c["jobs"][1].update(environment={"MASTER_PORT": "1"})),
     ("jobs.environment", lambda c: c["jobs"][1].update(environment={"nccl debug": "INFO"})),
     ("jobs.environment-system", lambda c: c["jobs"][1].update(environment={"LD_PRELOAD": "/x.so"})),
     ("jobs.environment-system", lambda c: c["jobs"][1].update(environment={"PYTHONPATH": "/x"})),
+    ("jobs.environment-system", lambda c: c["jobs"][1].update(environment={"BASH_ENV": "/x"})),
+    ("jobs.environment-secret", lambda c: c["jobs"][1].update(environment={"HF_TOKEN": "hf_x"})),
+    (
+        "jobs.environment-secret",
+        lambda c: c["jobs"][1].update(environment={"AWS_ACCESS_KEY_ID": "x"}),
+    ),
+    ("jobs.environment-file", lambda c: c["jobs"][1].update(environment_file="token.env")),
     ("jobs.container", lambda c: c["jobs"][1].update(container="a b")),
     ("jobs.time-over", partition(0, config="Default=YES MaxTime=59")),
     (
@@ -130,6 +149,7 @@ MISTAKES: list[tuple[str, Change]] = [
     ("nodes.feature-form", lambda c: worker(c).update(features=["two words"])),
     ("nodes.feature-form", lambda c: worker(c).update(features=["a,b"])),
     ("soperator.user-name", user("daemon")),
+    ("soperator.user-home", user("shared")),
     ("code.on-one-node", lambda c: c.update(code_path="/tmp/code")),
     ("storage.place-on-one-node", lambda c: c["storage"]["places"].update(logs="/var/log/jobs")),
     ("nodes.cluster-most", sets(2, nodes=2500)),
@@ -256,3 +276,8 @@ def test_no_chart_has_a_namespace_that_a_stack_may_declare(name: str, public_key
     for namespace in {chart.namespace for chart in platform_charts(load_stack(name))}:
         spec = changed(lambda c, taken=namespace: c["cluster"].update(namespace=taken))
         assert "cluster.namespace-taken" in {problem.rule for problem in check(spec)}, namespace
+
+
+def test_training_that_saves_within_the_notice_may_be_preempted() -> None:
+    found = check(changed(preempted_training(save_s=60)))
+    assert "jobs.save-notice" not in {each.rule for each in found}

@@ -68,10 +68,21 @@ def two_sizes(config: dict[str, Any]) -> None:
 
 
 SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
-    (
-        lambda c: c["login"].update(allowed_cidrs=["10.0.0.1/8"]),
-        "login.allowed_cidrs[0]",
-        "203.0.113.0/24",
+    *(
+        (
+            lambda c, block=block: c["login"].update(allowed_cidrs=[block]),
+            "login.allowed_cidrs[0]",
+            used,
+        )
+        for block, used in (
+            ("10.0.0.1/8", "use 10.0.0.0/8"),
+            ("10.0.0.1", "use 10.0.0.1/32"),
+            ("0.0.0.0", "use 0.0.0.0/32"),
+            ("10.0.0.0/255.0.0.0", "use 10.0.0.0/8"),
+            ("10.0.0.0/0.255.255.255", "use 10.0.0.0/8"),
+            ("10.0.0.0/08", "use 10.0.0.0/8"),
+            ("office", "203.0.113.0/24"),
+        )
     ),
     (
         lambda c: c["login"].update(allowed_cidrs=["10.0.0.0/8", "10.0.0.0/8"]),
@@ -124,6 +135,9 @@ SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
     (file(path="/etc/slurm/slurm.conf"), "soperator.jail_files[0].path", "Soperator writes"),
     (file(path="/mnt/data/notes"), "soperator.jail_files[0].path", "behind that mount"),
     (file(path="/mnt/memory/x"), "soperator.jail_files[0].path", "behind that mount"),
+    (file(path="/mnt/ram/x"), "soperator.jail_files[0].path", "behind that mount"),
+    (file(path="/tmp/x"), "soperator.jail_files[0].path", "behind that mount"),
+    (file(path="/etc/enroot/enroot.conf"), "soperator.jail_files[0].path", "behind that mount"),
     (
         soperator(jail_files=[{"path": "/etc/motd", "content": "x"}] * 2),
         "soperator.jail_files",

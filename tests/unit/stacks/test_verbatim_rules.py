@@ -36,11 +36,6 @@ def cpu_with_gres(config: dict[str, Any]) -> None:
 
 
 VERBATIM_ERRORS: list[tuple[Change, str, str]] = [
-    (
-        lambda c: c["login"].update(sshd_config_map="Login_sshd"),
-        "login.sshd_config_map",
-        "no object of Kubernetes",
-    ),
     (of_worker(sshd_config_map="-x"), "nodes.workers[0].sshd_config_map", "no object"),
     (sssd(config_secret="SSSD"), "soperator.sssd.config_secret", "no object"),
     (sssd(ca_config_map="ldap_ca"), "soperator.sssd.ca_config_map", "no object"),
@@ -70,11 +65,10 @@ def test_a_mistake_is_refused(change: Change, path: str, text: str):
 
 def test_lines_that_are_right_have_nothing_to_say():
     def right(config: dict[str, Any]) -> None:
-        config["login"]["sshd_config_map"] = "login-sshd.v2"
         worker(config).update(
             gres_lines=["Name=gpu Type=nvidia_h100_80gb_hbm3 File=/dev/nvidia[4-7] Cores=0-31"],
             extra='{"ib_pod": "$TOPO_SWITCH_TIER2"}',
-            sshd_config_map="worker-sshd",
+            sshd_config_map="worker-sshd.v2",
         )
         config["slurm"]["config_lines"] = ["PriorityDecayHalfLife=7-0"]
         sssd(ca_config_map="ldap-ca")(config)
