@@ -17,14 +17,12 @@ from infra.kube.describe import Object, describe, finalizers, summary
 from infra.kube.errors import (
     CancelledError,
     KubeError,
-    StuckError,
     WaitTimeoutError,
 )
 from infra.kube.kubeconfig import Access
 
 FIELD_MANAGER: Final = "pulumi"
 _POLL_S: Final = 0.25
-_STUCK_S: Final = 3.0
 _QUIET_S: Final = 5.0
 """A wait that ends sooner is no news."""
 
@@ -53,10 +51,16 @@ class KubeClient:
         return all(self._connection.is_ok(path) for path in paths)
 
     def apply(
-        self, target: Object, *, dry_run: bool = False, field_manager: str = FIELD_MANAGER
+        self,
+        target: Object,
+        *,
+        dry_run: bool = False,
+        field_manager: str = FIELD_MANAGER,
+        force: bool = True,
     ) -> Object:
-        """Server-side apply, taking over fields of others; the object as it is afterwards."""
-        params = {"fieldManager": field_manager, "force": "true", "fieldValidation": "Strict"}
+        """Server-side apply; with `force` it takes over fields of others. The object afterwards."""
+        params = {"fieldManager": field_manager, "fieldValidation": "Strict"}
+        params["force"] = "true" if force else "false"
         if dry_run:
             params["dryRun"] = "All"
         return self._connection.request(
@@ -65,6 +69,21 @@ class KubeClient:
             params=params,
             body=json.dumps(target).encode(),
             content_type="application/apply-patch+yaml",
+            subject=describe(target),
+        )
+
+    def create(self, target: Object, *, subresource: str = "", dry_run: bool = False) -> Object:
+        """Create the object, or its subresource, and return it as stored.
+
+        With `dry_run` nothing is stored. Refused where it exists already, and where it has an
+        unknown field.
+        """
+        params = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+        return self._connection.request(
+            "POST",
+            f"{self.path(target)}/{subresource}" if subresource else self._collection(target),
+            params=params,
+            body=json.dumps(target).encode(),
             subject=describe(target),
         )
 
@@ -101,9 +120,12 @@ class KubeClient:
         found = self._connection.request("GET", path, params=params)
         return [{"apiVersion": api_version, "kind": kind, **item} for item in found["items"]]
 
-    def delete(self, target: Object) -> bool:
+    def delete(self, target: Object, *, grace_s: int | None = None) -> bool:
         """Ask for the object's end; False if it is gone already."""
-        body = json.dumps({"propagationPolicy": "Background"}).encode()
+        options: Object = {"propagationPolicy": "Background"}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        body = json.dumps(options).encode()
         try:
             self._connection.request(
                 "DELETE", self.path(target), body=body, subject=describe(target)
@@ -144,27 +166,20 @@ class KubeClient:
         *,
         timeout_s: float,
         cancelled: threading.Event | None = None,
-        stuck: Callable[[Object], str] = lambda _live: "",
         tell: Callable[[str], None] = lambda _line: None,
     ) -> Object:
-        """The live object once `is_met` holds; a timeout says what its status was.
+        """Return the live object once `is_met` holds; a timeout says what its status was.
 
-        Ends early when `stuck` gives a reason for longer than a restart takes. `tell` hears what a
-        long wait waits for, a line for each change of the status.
+        `tell` is called with one line whenever the awaited status changes, once the wait is long.
         """
         event = cancelled or threading.Event()
         began = time.monotonic()
         deadline = began + timeout_s
-        hopeful_at, told = began, ""
+        told = ""
         while True:
             live = self.get(target)
             if live is not None and is_met(live):
                 return live
-            reason = stuck(live) if live is not None else ""
-            if not reason:
-                hopeful_at = time.monotonic()
-            elif time.monotonic() - hopeful_at >= _STUCK_S:
-                raise StuckError(f"{describe(target)}: {reason}")
             if event.is_set():
                 raise CancelledError(f"{describe(target)}: interrupted while waiting for {what}")
             if time.monotonic() >= deadline:

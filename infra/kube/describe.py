@@ -7,6 +7,11 @@ from typing import Any
 Object = dict[str, Any]
 
 
+def name_of(item: Object) -> str:
+    """The object's name."""
+    return item["metadata"]["name"]
+
+
 def describe(target: Object) -> str:
     """Kind and name for a person: `NodeSet soperator/worker`."""
     metadata = target.get("metadata", {})

@@ -22,7 +22,3 @@ class CancelledError(KubeError):
 
 class WaitTimeoutError(KubeError):
     """An object did not become ready in time."""
-
-
-class StuckError(KubeError):
-    """An object says that it will not become ready."""

@@ -25,6 +25,7 @@ from infra.local.kube.certificates import write_certificates
 from infra.local.kube.crd import install_crds
 from infra.local.ports import in_use, is_free, is_listening, login_in_use
 from infra.local.slurm.cluster import SlurmRuntime
+from infra.local.slurm.setup import FAST_SETTING, SLURM_SETTING, SlurmSetup
 from infra.local.state import CHECKOUT, PORT_SETTING, Cache, Ports, State
 
 EMULATOR: Final = "nebius-api"
@@ -155,6 +156,13 @@ def parts(cloud: Cloud) -> list[Part]:
     return found
 
 
+def slurm_setup(cloud: Cloud) -> SlurmSetup:
+    """The Slurm that runs: the one with which `up` started the reconciler, if there is one."""
+    running = process.find(RECONCILER, cloud.state.run)
+    alive = running is not None and running.alive
+    return SlurmSetup.from_environ(running.environment if running and alive else os.environ)
+
+
 def start_services(cloud: Cloud) -> None:
     """Start the Nebius API, object storage and the API server where they have ended."""
     start_emulator(cloud)
@@ -201,6 +209,14 @@ def restart_emulator(cloud: Cloud, *, latency_s: float | None) -> None:
 def start_reconciler(cloud: Cloud) -> None:
     """Start the reconciler, and end what a killed one left: two would undo each other's work."""
     if process.alive(RECONCILER, cloud.state.run):
+        runs, wanted = slurm_setup(cloud), SlurmSetup.from_environ()
+        if runs != wanted:
+            raise LocalError(
+                f"{SLURM_SETTING}, {FAST_SETTING}: the local stack runs {runs.describe()}, and "
+                f"these ask for {wanted.describe()}; run `soperator local down` first; for another "
+                "version of Slurm `soperator local down --purge`, because it cannot read the state "
+                "of this one"
+            )
         return
     process.stop(RECONCILER, cloud.state.run)
     log = cloud.state.local / "log" / f"{RECONCILER}.log"
@@ -216,7 +232,8 @@ def check_machine(cloud: Cloud) -> None:
             "the embedded cloud needs root, for mount namespaces and sshd; run it with sudo or in "
             "a container as root"
         )
-    machine.check_programs(cloud.environment()["PATH"])
+    slurm = SlurmSetup.from_environ()
+    machine.check_programs(os.pathsep.join((slurm.path, cloud.environment()["PATH"])))
     api_server.find_api_server()
     machine.check_folder(cloud.state)
 

@@ -2,6 +2,7 @@
 
 Owns PATH, PULUMI_HOME/plugins, the passphrase, the user's SSH key and the file backend. Official
 engines and plugins win wherever they are found; installing them is the business of infra/setup.
+SOPERATOR_PLUGINS names a folder of official programs that somebody built; they win over all.
 """
 
 from __future__ import annotations
@@ -18,29 +19,35 @@ from typing import Final
 from infra import whole_file
 from infra.local.errors import LocalError
 from infra.local.state import CHECKOUT, PULUMI_VERSION, Cache, State
-from infra.passphrase import opens
+from infra.passphrase import PUBLIC, SALT, opens
 from infra.ssh_key import make_key_pair, public_half
+from stacks.text_file import read_text
 
 PROJECT: Final = "soperator-stack"
-PASSPHRASE: Final = "soperator-offline"  # noqa: S105
-"""Opens the salts of the shipped stack files. It protects nothing that matters: for a real cloud
-run `pulumi stack change-secrets-provider passphrase` with one of your own."""
 STAND_INS: Final = {"command": "pulumi-command", "kubernetes": "pulumi-kubernetes"}
 """Plugin -> Python package whose version the engine asks for."""
+PLUGINS_SETTING: Final = "SOPERATOR_PLUGINS"
+LANGUAGE_HOST: Final = "pulumi-language-python"
+_LANGUAGE_FILES: Final = (LANGUAGE_HOST, f"{LANGUAGE_HOST}-exec")
+"""The official host runs a program through the script that is built and shipped with it."""
 _KEY_COMMENT: Final = "soperator-local"
 _LOOPBACK: Final = ("127.0.0.1", "localhost")
-_SALT = re.compile(r"^encryptionsalt: (\S+)$", re.MULTILINE)
 _VERSION = re.compile(r"^v?(\d+)\.(\d+)\.")
 
 
-def search_path(path: str, cache: Cache) -> str:
-    """PATH with this checkout's Python first and, where PATH has no engine, the cache's next."""
+def search_path(path: str, cache: Cache, home: Path) -> str:
+    """PATH with this checkout's Python first and, where PATH has no engine, the cache's next.
+
+    Of PULUMI_HOME `home` it is that engine beside an official language host, where one was placed.
+    """
     own = [str(CHECKOUT / ".venv" / "bin")]
+    placed = str(_placed_engine(home))
     tools = [str(cache.pulumi.parent), str(cache.kube_apiserver.parent)]
-    rest = [part for part in path.split(os.pathsep) if part and part not in own + tools]
+    known = (*own, *tools, placed)
+    rest = [part for part in path.split(os.pathsep) if part and part not in known]
     found = shutil.which("pulumi", path=os.pathsep.join(rest))
     if cache.pulumi.exists() and (found is None or not is_usable(Path(found))):
-        own.append(tools[0])
+        own.append(placed if Path(placed, LANGUAGE_HOST).exists() else tools[0])
     # Debian keeps daemons in sbin, which is not on every user's PATH.
     last = [*(p for p in ("/usr/sbin", "/sbin") if p not in rest), tools[1]]
     return os.pathsep.join(own + rest + last)
@@ -48,8 +55,8 @@ def search_path(path: str, cache: Cache) -> str:
 
 def is_usable(pulumi: Path) -> bool:
     """Whether this engine is at least the one that we build, and has a Python language host."""
-    host = "pulumi-language-python"
-    if not (pulumi.resolve().with_name(host).exists() or shutil.which(host)):
+    host = pulumi.resolve().with_name(LANGUAGE_HOST)
+    if not (host.exists() or shutil.which(LANGUAGE_HOST)):
         return False
     try:
         done = subprocess.run(
@@ -72,7 +79,7 @@ def passphrase(state: State) -> str:
     try:
         return state.passphrase.read_text().strip()
     except FileNotFoundError:
-        return PASSPHRASE
+        return PUBLIC
 
 
 def proxy_exceptions(environ: Mapping[str, str]) -> dict[str, str]:
@@ -97,7 +104,7 @@ def make_folders(state: State) -> None:
 def make_passphrase(state: State) -> None:
     """Write the passphrase file unless there is one."""
     if not state.passphrase.exists():
-        whole_file.write(state.passphrase, PASSPHRASE + "\n", mode=0o600)
+        whole_file.write(state.passphrase, PUBLIC + "\n", mode=0o600)
 
 
 def make_ssh_key(state: State) -> None:
@@ -118,12 +125,16 @@ def link_plugins(home: Path) -> list[str]:
 
     Not on PATH: there a plugin would win over an official one and warn at every run.
     """
+    given = _given_plugins()
+    _place_language_host(home, given)
     stand_ins = []
     for name, package in STAND_INS.items():
         program = f"pulumi-resource-{name}"
         version = metadata.version(package)
         folder = home / "plugins" / f"resource-{name}-v{version}"
         link = folder / program
+        if _place(given, link):
+            continue
         official = Path.home() / ".pulumi" / "plugins" / folder.name / program
         if link.exists() and not link.is_symlink():
             continue
@@ -143,34 +154,122 @@ def link_plugins(home: Path) -> list[str]:
     return stand_ins
 
 
-def init_stacks(backend: Path, environ: Mapping[str, str]) -> None:
-    """Make every stack of stacks/ known to the file backend; its file is not touched."""
+def describe_plugins() -> list[str]:
+    """What comes out of SOPERATOR_PLUGINS and what that folder lacks, a line each."""
+    given = _given_plugins()
+    if given is None:
+        return []
+    programs = [*_LANGUAGE_FILES, *(f"pulumi-resource-{name}" for name in STAND_INS)]
+    missing = [program for program in programs if not (given / program).is_file()]
+    return [
+        f"plugins: {program}: official, from {given}"
+        for program in programs
+        if program not in missing
+    ] + [
+        f"plugins: {program}: not in {given}; the one that would be used without "
+        f"{PLUGINS_SETTING} is used"
+        for program in missing
+    ]
+
+
+def _given_plugins() -> Path | None:
+    """The folder that SOPERATOR_PLUGINS names."""
+    text = os.environ.get(PLUGINS_SETTING)
+    if not text:
+        return None
+    if not Path(text).is_dir():
+        raise LocalError(
+            f"{PLUGINS_SETTING}: '{text}' is no folder; give one that holds official programs "
+            f"({LANGUAGE_HOST}, pulumi-resource-command, pulumi-resource-kubernetes), or unset it"
+        )
+    return Path(text).resolve()
+
+
+def _place(given: Path | None, program: Path) -> bool:
+    """Whether `program` is now the one of the given folder; one placed earlier goes without it."""
+    mark = program.with_name(f".{program.name}.placed")
+    source = None if given is None else given / program.name
+    if source is None or not source.is_file():
+        if mark.exists():
+            program.unlink(missing_ok=True)
+            mark.unlink()
+        return False
+    if not (mark.exists() and program.exists() and _same_file(source, program)):
+        program.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+        _put(source, program)
+    return True
+
+
+def _place_language_host(home: Path, given: Path | None) -> None:
+    """The engine takes a language host without a warning only from beside its own program."""
+    folder, engine = _placed_engine(home), Cache.from_environ().pulumi
+    placed = [_place(given, folder / name) for name in _LANGUAGE_FILES]
+    if all(placed) and engine.exists():
+        if not (folder / engine.name).exists():
+            _put(engine, folder / engine.name)
+    elif folder.exists():
+        shutil.rmtree(folder)
+
+
+def _placed_engine(home: Path) -> Path:
+    return home / "engine"
+
+
+def _same_file(source: Path, copy: Path) -> bool:
+    there, here = source.stat(), copy.stat()
+    return (there.st_size, there.st_mtime_ns) == (here.st_size, here.st_mtime_ns)
+
+
+def _put(source: Path, target: Path) -> None:
+    """A file of its own, never a symbolic link: the engine asks where its program really lies."""
+    fresh = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        os.link(source.resolve(), fresh)
+    except OSError:  # another filesystem
+        shutil.copy2(source, fresh)
+    fresh.replace(target)
+
+
+def init_stacks(backend: Path, environ: Mapping[str, str]) -> list[str]:
+    """Make every stack of stacks/ known to the file backend; its file is not touched.
+
+    Returns a line for each that it left out: one bad file keeps nobody from another stack.
+    """
     backend.mkdir(parents=True, exist_ok=True)
+    left_out: list[str] = []
     for file in sorted((CHECKOUT / "stacks").glob("Pulumi.*.yaml")):
         stack = file.name.removeprefix("Pulumi.").removesuffix(".yaml")
         if (backend / ".pulumi" / "stacks" / PROJECT / f"{stack}.json").exists():
             continue
-        salt = _SALT.search(file.read_text())
+        try:
+            salt = SALT.search(read_text(file))
+        except (OSError, UnicodeDecodeError) as error:
+            left_out.append(f"{file.name}: cannot be read, so no preview of this stack: {error}")
+            continue
         if salt is None:
-            raise LocalError(
-                f"{file.name}: encryptionsalt is missing, and the engine would write one into the "
-                "file; take it from git, or run `pulumi stack init` yourself"
+            left_out.append(
+                f"{file.name}: encryptionsalt is missing, so no preview of this stack yet; "
+                f"`pulumi stack init {stack}` in this environment writes one into the file"
             )
-        if not opens(PASSPHRASE, salt.group(1)):
-            continue  # of `soperator init`, which has a backend and a passphrase of its own
-        _pulumi(["stack", "init", stack, "--no-select", "--non-interactive"], environ)
+        # Else of `soperator init`, which has a backend and a passphrase of its own.
+        elif opens(PUBLIC, salt.group(1)) and (refused := _init(stack, environ)):
+            left_out.append(f"{file.name}: no preview of this stack: {refused}")
+    return left_out
 
 
-def _pulumi(arguments: list[str], environ: Mapping[str, str]) -> None:
+def _init(stack: str, environ: Mapping[str, str]) -> str:
+    """What the engine says against the stack; empty where it took it."""
     program = shutil.which("pulumi", path=environ.get("PATH"))
     if program is None:
         raise LocalError("pulumi: not installed; run `make setup`")
     done = subprocess.run(
-        [program, "-C", CHECKOUT, *arguments],
+        [program, "-C", CHECKOUT, "stack", "init", stack, "--no-select", "--non-interactive"],
         env=dict(environ),
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        raise LocalError(f"pulumi {' '.join(arguments)}: {done.stderr.strip() or done.stdout}")
+    if done.returncode == 0:
+        return ""
+    return " ".join((done.stderr.strip() or done.stdout).split())

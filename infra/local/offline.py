@@ -1,6 +1,7 @@
 """The emulated Nebius API of `soperator env --offline`: previews of any stack, without a cluster.
 
-Owns its process and its address. It runs on a free port until `stop` or a restart of the machine.
+It takes any project, region and size: what an account would allow, only Nebius knows. Owns its
+process and its address. It runs on a free port until `stop` or a restart of the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def start(state: State) -> str:
     running = process.find(NAME, _run(state))
     if running is None or not running.alive:
         log.unlink(missing_ok=True)  # an old log names the port of a process that is gone
-    options = ["--state", str(folder), "--port", "0", "--latency", "0"]
+    options = ["--state", str(folder), "--port", "0", "--latency", "0", "--anywhere"]
     started = process.start(
         NAME,
         [sys.executable, "-m", "infra.local.nebius_api", *options],

@@ -51,6 +51,12 @@ class Process:
         _reap(self.pid)
         return self.boot_id == _boot_id() and _start_ticks(self.pid) == self.start_ticks
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that it runs with; none once it has ended."""
+        entries = (entry.decode(errors="replace") for entry in _environment(self.pid))
+        return dict(entry.split("=", 1) for entry in entries if "=" in entry) if self.alive else {}
+
 
 def start(
     name: str,

@@ -171,6 +171,11 @@ class Ports:
     def object_storage(self) -> int:
         return self.base + 7
 
+    @property
+    def come_up(self) -> tuple[int, int, int]:
+        """Of the API server of `soperator doctor --sources`: etcd's two and its own."""
+        return self.base + 8, self.base + 9, self.base + 10
+
     def slurmd(self, index: int) -> int:
         """Port of the worker with this ordinal, counted over all nodesets."""
         if not 0 <= index < _PORTS - 20:

@@ -26,6 +26,7 @@ from infra.local.slurm import pod as pods
 from infra.local.slurm.cluster import SlurmRuntime
 from infra.local.slurm.pod import Mount, PodSpec
 from infra.local.slurm.settings import Partition, SlurmSettings, WorkerNode
+from infra.local.slurm.setup import SlurmSetup
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from tests.ports import free_ports
@@ -71,7 +72,9 @@ def running_cluster(
     folder: Path, public_key: str, identity: Path, *, credential_s: int = 120
 ) -> Iterator[JobsCluster]:
     """Start one, and stop it with every job and session that it has."""
-    missing = [name for name in ("munged", "slurmctld", "slurmd", "sshd") if not shutil.which(name)]
+    setup = SlurmSetup.from_environ()
+    needed = ("munged", "slurmctld", "slurmd", "sshd")
+    missing = [name for name in needed if not shutil.which(name, path=setup.path)]
     if missing or os.geteuid() != 0:
         pytest.skip(f"needs root and {', '.join(missing) or 'nothing else'} (`make setup`)")
     ports = free_ports(6)
@@ -87,18 +90,20 @@ def running_cluster(
                 port=ports[3 + index],
                 static="CPUs=64 Gres=gpu:nvidia_l40s:2",
                 memory_mib=380000,
+                has_gpus=True,
             )
             for index in range(2)
         ),
         declares_nodes=True,
         credential_s=credential_s,
+        setup=setup,
         partitions=(Partition(name="main", config="Default=YES State=UP OverSubscribe=YES"),),
     )
     runtime = SlurmRuntime(folder / "slurm", folder / "run")
     shared = runtime.shared
     shared.prepare()
     shared.write_cluster(settings)
-    shared.write_ssh(ports[5], [public_key], [])
+    shared.write_ssh(ports[5], [public_key], [], setup)
     wanted = _daemons(settings, runtime, folder, ports[5])
     spec = _spec(identity)
     outputs = _outputs(spec, ports[5], shared.folder)
@@ -136,7 +141,7 @@ def _daemons(
     reads = (*shared.read("sshd_config"), *shared.host_key_texts())
     return [
         daemons.slurmctld(settings, pod(conf.CONTROLLER), configuration),
-        daemons.sshd(ssh_port, pod(conf.LOGIN), reads),
+        daemons.sshd(ssh_port, pod(conf.LOGIN), reads, settings.setup),
         *(
             daemons.slurmd(settings, worker, pod(worker.name), configuration)
             for worker in settings.workers
@@ -158,7 +163,7 @@ def _idle(cluster: JobsCluster) -> bool:
         contextlib.suppress(JobsError),
         Connection(cluster.outputs.endpoint(cluster.identity)) as to,
     ):
-        return to.run("sinfo --noheader --states=idle --format=%D").stdout.strip() == "2"
+        return "idle 2" in to.run("sinfo --noheader --format='%t %D'").stdout.split("\n")
     return False
 
 

@@ -31,6 +31,7 @@ from infra.local.process import alive
 from infra.local.reconcile.nodes import NodeGroup, reconcile_nodes
 from infra.local.slurm import pod as pods
 from infra.local.state import Cache, Ports, State
+from infra.render.host_keys import host_key_files
 from tests.ports import free_base, free_ports
 
 NAMESPACE = "soperator"
@@ -138,6 +139,15 @@ def shipped_values(ssh_port: int, public_key: str) -> Values:
                         "volumes": {
                             "spool": {"emptyDir": {}},
                             "jail": jail,
+                            "customVolumeMounts": [
+                                {
+                                    "name": "slurm-scripts-jail",
+                                    "mountPath": "/mnt/jail.upper/opt/slurm_scripts/",
+                                    "volumeSource": {
+                                        "configMap": {"name": "slurm-scripts", "defaultMode": 0o755}
+                                    },
+                                }
+                            ],
                             "sharedMemorySize": "1Gi",
                             "jailSubMounts": [
                                 *(
@@ -154,7 +164,7 @@ def shipped_values(ssh_port: int, public_key: str) -> Values:
                                 ),
                                 {
                                     "name": "memory",
-                                    "mountPath": "/mnt/memory",
+                                    "mountPath": "/mnt/ram",
                                     "volumeSource": {
                                         "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}
                                     },
@@ -220,8 +230,10 @@ class Stand:
         """Make the Kubernetes nodes of these groups, as the nodes loop does."""
         reconcile_nodes(self.client, groups, self.client.list("v1", "Node"))
 
-    def apply(self, values: Values, groups: list[NodeGroup] | None = None) -> None:
-        """Apply what the charts render from the values."""
+    def apply(
+        self, values: Values, groups: list[NodeGroup] | None = None, *, without_key: str = ""
+    ) -> None:
+        """Apply what the charts render from the values; the Secret may lack one of its keys."""
         self.set_nodes(node_groups() if groups is None else groups)
         objects: list[Object] = []
         for chart, given in values.items():
@@ -232,10 +244,12 @@ class Stand:
                 version=CHART_VERSION,
             )
             objects += render(chart, CHART_VERSION, release, given).objects
-        head = [_namespace(), _secret(self.host_key)]
-        for item in [*head, *objects]:
+        secret = _secret(self.host_key)
+        secret["stringData"].pop(without_key, None)
+        self.client.apply(_namespace())
+        for item in [secret, *objects]:
             self.client.apply(item)
-        self.applied = objects
+        self.applied = [secret, *objects]
 
     def delete(self) -> None:
         """Delete what was applied, last first, and wait for the end of it all."""
@@ -261,14 +275,34 @@ class Stand:
         conditions = self.status(kind, name).get("conditions") or []
         return "; ".join(c["message"] for c in conditions if c["status"] == "False")
 
+    def pod(self, name: str) -> Object:
+        """The live Pod, empty without one."""
+        target = {"apiVersion": "v1", "kind": "Pod"}
+        place = {"name": name, "namespace": NAMESPACE}
+        return self.client.get({**target, "metadata": place}) or {}
+
+    def is_ready(self, name: str) -> bool:
+        """Whether the Pod says so itself."""
+        conditions = self.pod(name).get("status", {}).get("conditions") or []
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+    def events(self, name: str) -> list[tuple[str, str]]:
+        """Reason and message of what is told of an object."""
+        return [
+            (each["reason"], each["message"])
+            for each in self.client.list("v1", "Event", NAMESPACE)
+            if each["involvedObject"]["name"] == name
+        ]
+
     def wait_message(self, kind: str, name: str, text: str) -> None:
         """Wait until a condition says `text`."""
         self.wait(lambda: text in self.messages(kind, name), f"'{text}' in {kind} {name}")
 
     def wait_idle(self, nodes: str) -> None:
         """Wait until exactly these nodes (as Slurm lists them) are idle, seen over SSH."""
-        command = "sinfo -h -p main -t idle -o %N"
-        self.wait(lambda: self.ssh(command).stdout.strip() == nodes, f"idle {nodes}")
+        # To 25.11 a node that sleeps, or has not registered yet, is among those of `-t idle`.
+        command = "sinfo -h -p main -o '%t %N'"
+        self.wait(lambda: f"idle {nodes}" in self.ssh(command).stdout.split("\n"), f"idle {nodes}")
 
     def wait(self, is_met: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
         """Poll until `is_met`; the failure shows every status."""
@@ -382,8 +416,7 @@ def _secret(host_key: Path) -> Object:
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": "login-host-keys", "namespace": NAMESPACE},
-        "stringData": {
-            "ssh_host_ed25519_key": host_key.read_text(),
-            "ssh_host_ed25519_key.pub": host_key.with_suffix(".pub").read_text(),
-        },
+        "stringData": host_key_files(
+            host_key.read_text(), host_key.with_suffix(".pub").read_text()
+        ),
     }

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
 from infra.local import process
-from tests.local.slurm_stand import CLUSTER, NAMESPACE, NODESETS, Stand, Values, running_stand
+from infra.render.login import ready_script
+from infra.render.values.slurm_cluster import slurm_cluster_values
+from stacks.load import load_stack
+from stacks.spec import StackSpec
+from tests.local.slurm_stand import (
+    CLUSTER,
+    NAMESPACE,
+    NODESETS,
+    Stand,
+    Values,
+    node_groups,
+    running_stand,
+)
 
 pytestmark = pytest.mark.local
 
@@ -17,9 +33,6 @@ STATE = {
     "kind": "NodeSetPowerState",
     "metadata": {"name": "worker", "namespace": NAMESPACE},
 }
-
-
-ALL_DOWN = dict.fromkeys(("worker-0", "worker-1"), "IDLE+CLOUD+POWERED_DOWN")
 
 
 def elastic(stand: Stand, *, initial: int) -> Values:
@@ -35,15 +48,25 @@ def elastic(stand: Stand, *, initial: int) -> Values:
 def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     with running_stand(tmp_path_factory.mktemp("elastic")) as made:
         made.apply(elastic(made, initial=0))
-        made.wait(lambda: states(made) == ALL_DOWN, "two nodes that are powered down")
+        made.wait(lambda: all_down(made), "two nodes that are powered down")
         yield made
 
 
 def states(stand: Stand) -> dict[str, str]:
-    """Node -> its states, as Slurm tells a user."""
+    """Node -> its states, as Slurm tells a user; 22.05 does not tell of one that is down."""
     shown = stand.ssh("scontrol --oneliner show node").stdout.splitlines()
     words = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in shown]
     return {one["NodeName"]: one["State"] for one in words if "State" in one}
+
+
+def is_down(stand: Stand, node: str) -> bool:
+    """Whether the node is powered down, and not on its way."""
+    answers = stand.ssh("scontrol ping").returncode == 0
+    return answers and states(stand).get(node, "POWERED_DOWN").endswith("POWERED_DOWN")
+
+
+def all_down(stand: Stand) -> bool:
+    return is_down(stand, "worker-0") and is_down(stand, "worker-1")
 
 
 def powered_up(stand: Stand) -> list[int]:
@@ -67,12 +90,13 @@ def test_a_set_that_begins_empty_is_ready_without_a_worker(stand: Stand) -> None
 
 def test_a_job_brings_its_worker_and_idleness_takes_it_away(stand: Stand) -> None:
     job = stand.submit("hostname", "-N1")
-    stand.wait(lambda: powered_up(stand) == [0], "a worker that is powered up")
-    assert stand.output(job).strip() == "worker-0"
-    assert not running(stand, "worker-1")
+    # With pack_serial_at_end a job of one CPU takes the last node.
+    stand.wait(lambda: powered_up(stand) == [1], "a worker that is powered up")
+    assert stand.output(job).strip() == "worker-1"
+    assert not running(stand, "worker-0")
     stand.wait(lambda: powered_up(stand) == [], "a worker that is powered down")
-    stand.wait(lambda: not running(stand, "worker-0"), "the end of its daemon")
-    stand.wait(lambda: "POWERED_DOWN" in states(stand)["worker-0"], "Slurm to say so")
+    stand.wait(lambda: not running(stand, "worker-1"), "the end of its daemon")
+    stand.wait(lambda: is_down(stand, "worker-1"), "Slurm to say so")
     # And again: a node that went comes back for the next job.
     assert stand.output(stand.submit("hostname", "-N2")).strip() == "worker-0"
     stand.wait(lambda: powered_up(stand) == [], "both workers powered down")
@@ -80,10 +104,10 @@ def test_a_job_brings_its_worker_and_idleness_takes_it_away(stand: Stand) -> Non
 
 def test_a_person_powers_nodes_up_and_down_by_hand(stand: Stand) -> None:
     # Slurm takes no such order of a node that is still on its way down.
-    stand.wait(lambda: states(stand) == ALL_DOWN, "two nodes that are powered down")
+    stand.wait(lambda: all_down(stand), "two nodes that are powered down")
     assert stand.ssh("scontrol update nodename=worker-1 state=power_up").returncode == 0
     stand.wait(lambda: powered_up(stand) == [1], "worker-1")
-    stand.wait(lambda: states(stand)["worker-1"] == "IDLE+CLOUD", "an idle worker-1")
+    stand.wait(lambda: states(stand).get("worker-1") == "IDLE+CLOUD", "an idle worker-1")
     stand.wait(lambda: powered_up(stand) == [], "no worker")
 
 
@@ -96,7 +120,7 @@ def test_the_first_nodes_of_a_set_serve_before_any_job(
         stand.apply(values)
         stand.wait(lambda: running(stand, "worker-0"), "the first worker")
         assert powered_up(stand) == [0]
-        stand.wait(lambda: states(stand)["worker-0"] == "IDLE+CLOUD", "an idle worker-0")
+        stand.wait(lambda: states(stand).get("worker-0") == "IDLE+CLOUD", "an idle worker-0")
         assert stand.output(stand.submit("hostname", "-N1")).strip() == "worker-0"
         assert powered_up(stand) == [0]
 
@@ -105,3 +129,69 @@ def test_a_set_that_becomes_fixed_again_keeps_all_its_workers(stand: Stand) -> N
     stand.apply(stand.values())
     stand.wait_idle("worker-[0-1]")
     stand.wait(lambda: stand.client.get(STATE) is None, "the end of its power state")
+
+
+def with_minimum(stand: Stand, spec: StackSpec) -> Values:
+    """One of the two always, with the lines of the program; and a fixed set beside it."""
+    values = elastic(stand, initial=1)
+    own = slurm_cluster_values(spec, allocation_id="a", ssh_public_keys=[])
+    values[CLUSTER]["customSlurmConfig"] = own["customSlurmConfig"]
+    nodesets = values[NODESETS]["nodesets"]
+    fixed = copy.deepcopy(nodesets[0]) | {"name": "fixed", "replicas": 1, "ephemeralNodes": False}
+    nodesets.append(fixed)
+    return values
+
+
+def minimum_spec(public_key_file: Path) -> StackSpec:
+    """Its stack: one to two workers, and a fixed one."""
+    environ = {"SOPERATOR_SSH_PUBLIC_KEY_FILE": str(public_key_file)}
+    spec = load_stack("local", environ=environ)
+    (worker,) = spec.nodes.workers
+    workers = (
+        replace(worker, min_nodes=1, max_nodes=2),
+        replace(worker, name="fixed", min_nodes=1, max_nodes=1),
+    )
+    return replace(spec, nodes=replace(spec.nodes, workers=workers))
+
+
+@dataclass
+class Minimum:
+    """A stand of which one worker of the elastic set never sleeps, and its stack."""
+
+    stand: Stand
+    spec: StackSpec
+
+
+@pytest.fixture(scope="module")
+def minimum(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minimum]:
+    with running_stand(tmp_path_factory.mktemp("minimum")) as made:
+        spec = minimum_spec(made.key.with_suffix(".pub"))
+        made.apply(with_minimum(made, spec), node_groups(num_workers=3))
+        yield Minimum(made, spec)
+
+
+def test_the_least_nodes_of_a_set_never_sleep_and_the_others_do(minimum: Minimum) -> None:
+    """Of the operator's line and the program's, Slurm takes the later."""
+    stand, spec = minimum.stand, minimum.spec
+    excepted = "scontrol show config | sed -n 's/^SuspendExcNodes *= //p'"
+    stand.wait(
+        lambda: stand.ssh(excepted).stdout.strip() == "worker-0,fixed-0", "the program's line"
+    )
+    assert stand.ssh(ready_script(spec, timeout_s=60)).returncode == 0
+    stand.output(stand.submit("hostname", "-w worker-0,worker-1 -N2"))
+    stand.wait(lambda: is_down(stand, "worker-1"), "the end of worker-1")
+    time.sleep(2 * SUSPEND_AFTER_S)
+    assert powered_up(stand) == [0]
+    assert {name: states(stand)[name] for name in ("worker-0", "fixed-0")} == {
+        "worker-0": "IDLE+CLOUD",
+        "fixed-0": "IDLE+CLOUD",
+    }
+
+
+def test_ready_wakes_a_node_of_the_minimum_that_sleeps(minimum: Minimum) -> None:
+    stand, spec = minimum.stand, minimum.spec
+    assert stand.ssh("scontrol update nodename=worker-0 state=power_down").returncode == 0
+    stand.wait(lambda: is_down(stand, "worker-0"), "a worker-0 that sleeps")
+    done = stand.ssh(ready_script(spec, timeout_s=50))
+    assert done.stdout == "2 nodes ready: worker-0 fixed-0\n", done.stderr
+    assert states(stand)["worker-0"] == "IDLE+CLOUD"

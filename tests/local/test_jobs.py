@@ -42,7 +42,7 @@ from infra.jobs.waiting import why
 from infra.local.state import CHECKOUT
 from infra.render.archive import code_files, hash_files
 from infra.render.sbatch import render_sbatch
-from infra.render.schedule import schedule_script
+from infra.render.schedule import schedule_files, schedule_script
 from infra.render.search import render_search
 from infra.shell import room, served
 from infra.shell.ask import ask
@@ -109,7 +109,7 @@ def release(spec: StackSpec) -> dict[str, bytes]:
     files |= {"workloads/__init__.py": b"", "workloads/probe.py": PROBE.encode()}
     files |= {f"jobs/{job.name}": render_sbatch(spec, job).encode() for job in spec.jobs}
     files |= {f"jobs/{each.name}": render_search(spec, each).encode() for each in spec.searches}
-    # Without its scrontab, which the Slurm of this machine has no command for.
+    # Without its scrontab, which Debian's Slurm has no command for.
     job = next(job for job in spec.jobs if job.schedule is not None)
     return files | {f"schedules/{job.name}": schedule_script(spec, job).encode()}
 
@@ -637,3 +637,42 @@ def test_a_quick_acceptance_of_both_nodes_is_certified(
     assert not list(cluster.path("/mnt/data").glob(".accept-*"))
     public = signature.public_key(cluster.identity)
     assert certificate.verify(folder / "certificate.html", public) == found
+
+
+def test_a_schedule_submits_at_its_time_until_it_is_taken_out(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    """Each run is a job of its own; what Slurm keeps of a schedule is no run of it."""
+    if not connection.run("command -v scrontab").ok:
+        pytest.skip(
+            "needs a Slurm with scrontab, which the project does not ship: SOPERATOR_SLURM=PREFIX "
+            "(docs/architecture.md)"
+        )
+    jobs = tuple(
+        replace(job, schedule="* * * * *" if job.name == "probe" else None)
+        for job in cluster.spec.jobs
+    )
+    spec = replace(cluster.spec, jobs=jobs)
+    own = "0 0 1 1 * /bin/true"
+    assert connection.run("scrontab -", stdin=f"{own}\n".encode()).ok
+    before = set(_jobs_named(connection, "probe"))
+    texts = {path: text.encode() for path, text in schedule_files(spec).items()}
+    sync.send(connection, cluster.outputs.code_path, release(cluster.spec) | texts)
+    deadline_s = time.monotonic() + 180
+    while not (made := set(_jobs_named(connection, "probe")) - before):
+        assert time.monotonic() < deadline_s, connection.run("squeue -a; scrontab -l").stdout
+        time.sleep(1)
+    (job,) = made
+    received = bytearray()
+    path = cluster.outputs.log_path("probe", job)
+    assert logs.follow(connection, path, job, write=received.extend).status == 0
+    assert json.loads(received.decode().splitlines()[0])["rank"] == 0
+    sync.send(connection, cluster.outputs.code_path, release(cluster.spec))
+    assert connection.run("scrontab -l").stdout.strip() == own
+    assert _jobs_named(connection, "schedule-probe", "--states=PENDING") == []
+    assert connection.run("scrontab -r").ok
+
+
+def _jobs_named(connection: Connection, name: str, *options: str) -> list[str]:
+    states = " ".join(options) or "--states=all"
+    return connection.run(f"squeue -h --name={name} {states} -o %A").stdout.split()

@@ -42,7 +42,7 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
 
 
 def _init_containers(folder: Path) -> list[dict[str, object]]:
-    """Those that the program gives a worker with such a disk."""
+    """Those that the program gives a worker for such a disk; the others name mounts not here."""
     key = folder / "key.pub"
     key.write_text(PUBLIC_KEY + "\n")
     spec = load_stack("local", environ={KEY_FILE_VARIABLE: str(key)})
@@ -50,7 +50,11 @@ def _init_containers(folder: Path) -> list[dict[str, object]]:
     disk = LocalDiskSpec(name="scratch", mount_path="/mnt/scratch", size_gib=93, folders=FOLDERS)
     workers = (replace(first, local_disks=(disk,)), *others)
     values = nodesets_values(replace(spec, nodes=replace(spec.nodes, workers=workers)))
-    return values["nodesets"][0]["customInitContainers"]
+    return [
+        each
+        for each in values["nodesets"][0]["customInitContainers"]
+        if each["volumeMounts"][0]["name"] == disk.name
+    ]
 
 
 def test_a_file_on_the_export_is_seen_by_login_and_every_worker(stand: Stand) -> None:

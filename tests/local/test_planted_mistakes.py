@@ -14,8 +14,11 @@ import pytest
 
 from infra.local import process
 from infra.local.ports import PORT_IN_USE
+from infra.local.reconcile.pod_specs import MADE
+from infra.local.reconcile.snapshot import annotation
 from infra.local.state import PORT_SETTING
-from tests.local.slurm_stand import CLUSTER, NODESETS, Stand, node_groups, running_stand
+from infra.pods.blocked import blocked
+from tests.local.slurm_stand import CLUSTER, NODESETS, WAIT_S, Stand, node_groups, running_stand
 
 pytestmark = pytest.mark.local
 
@@ -48,7 +51,12 @@ def test_default_partitions_leave_the_workers_without_node_lines(stand: Stand) -
     values = stand.values()
     values[CLUSTER]["partitionConfiguration"] = {"configType": "default"}
     stand.apply(values)
-    stand.wait_message("NodeSet", "worker", "slurmd initialization failed")
+    words = "slurmd initialization failed", "Unable to find node record"  # of 22.05, of 25.11
+
+    def told() -> bool:
+        return any(word in stand.messages("NodeSet", "worker") for word in words)
+
+    stand.wait(told, "a slurmd that Slurm does not know")
     assert "n/a" in stand.ssh("sinfo -h -p main").stdout
 
 
@@ -73,6 +81,23 @@ def test_a_nodeset_that_names_another_cluster_is_ignored(stand: Stand) -> None:
     assert not process.alive("slurm-worker-0", stand.cloud.state.run)
 
 
+def test_a_line_that_slurmctld_refuses_is_a_crash_loop_with_its_count(stand: Stand) -> None:
+    """`up` takes it for one after four restarts."""
+    values = stand.values()
+    values[CLUSTER]["customSlurmConfig"] = "NoSuchParameter=1"
+    stand.apply(values)
+
+    def causes() -> list[str]:
+        found = blocked(stand.client, "soperator", [stand.pod("controller-0")])
+        return [cause.what for cause in found.values()]
+
+    stand.wait(lambda: bool(stand.pod("controller-0")), "the pod")
+    ends = "container slurmctld ends again and again"
+    stand.wait(lambda: ends in "".join(causes()), ends)
+    (container,) = stand.pod("controller-0")["status"]["containerStatuses"]
+    assert container["restartCount"] >= 4
+
+
 def test_a_cluster_without_the_jail_source_does_not_come_up(stand: Stand) -> None:
     values = stand.values()
     sources = values[CLUSTER]["volumeSources"]
@@ -88,7 +113,7 @@ def test_a_submount_that_is_not_declared_is_absent_in_jobs(stand: Stand) -> None
     volumes["jailSubMounts"] = [m for m in volumes["jailSubMounts"] if m["name"] != "memory"]
     stand.apply(values)
     stand.wait_idle("worker-[0-1]")
-    job = stand.submit("findmnt /mnt/memory || echo absent")
+    job = stand.submit("findmnt /mnt/ram || echo absent")
     assert stand.output(job).strip() == "absent"
 
 
@@ -96,9 +121,119 @@ def test_a_claim_that_nobody_made_keeps_the_workers_pending(stand: Stand) -> Non
     values = stand.values()
     values["helm-slurm-cluster-storage"]["volume"]["jailSubMounts"].pop(0)
     stand.apply(values)
-    claim = "persistentvolumeclaim 'jail-submount-data-pvc' not found"
+    claim = 'persistentvolumeclaim "jail-submount-data-pvc" not found'
     stand.wait_message("NodeSet", "worker", claim)
     stand.wait_message("SlurmCluster", "soperator", claim)
+    told = ("FailedScheduling", f"0/6 nodes are available: {claim}.")
+    stand.wait(lambda: told in stand.events("login-0"), "an event of the login pod")
+
+
+def test_a_secret_that_lacks_a_host_key_keeps_login_and_workers_from_starting(
+    stand: Stand,
+) -> None:
+    """Soperator mounts six files of the Secret by name, in workers too; none is optional."""
+    stand.apply(stand.values(), without_key="ssh_host_ecdsa_key")
+    told = (
+        'MountVolume.SetUp failed for volume "sshd-keys" : '
+        "references non-existent secret key: ssh_host_ecdsa_key"
+    )
+    for name in ("login-0", "worker-0", "worker-1"):
+        stand.wait(lambda name=name: ("FailedMount", told) in stand.events(name), name)
+        (container,) = stand.pod(name)["status"]["containerStatuses"]
+        assert container["state"] == {"waiting": {"reason": "PodInitializing"}}
+    stand.wait(lambda: stand.is_ready("controller-0"), "the controller, which mounts no host key")
+    stand.wait_message("SlurmCluster", "soperator", told)
+    stand.wait_message("NodeSet", "worker", told)
+    assert stand.ssh("true").returncode != 0
+
+
+def test_a_mount_at_the_operators_own_path_makes_the_pods_invalid(stand: Stand) -> None:
+    """Soperator has a tmpfs at /mnt/memory in every login and worker pod."""
+    values = stand.values()
+    volumes = values[NODESETS]["nodesets"][0]["slurmd"]["volumes"]
+    volumes["jailSubMounts"][-1]["mountPath"] = "/mnt/memory"
+    stand.apply(values)
+    invalid = (
+        'Pod "worker-0" is invalid: spec.containers[0].volumeMounts[20].mountPath: '
+        'Invalid value: "/mnt/jail.upper/mnt/memory": must be unique'
+    )
+    told = f"create Pod worker-0 in StatefulSet worker failed error: {invalid}"
+    stand.wait(lambda: ("FailedCreate", told) in stand.events("worker"), "an event of the set")
+    stand.wait_message("NodeSet", "worker", invalid)
+    assert not stand.pod("worker-0")
+    assert not process.alive("slurm-worker-0", stand.cloud.state.run)
+    stand.wait(lambda: stand.is_ready("login-0"), "the login pod")
+
+
+def test_a_claim_that_the_accounting_volume_does_not_fit_keeps_slurmctld_waiting(
+    stand: Stand,
+) -> None:
+    """The chart's volume offers ReadWriteMany alone; slurmctld waits for accounting."""
+    values = stand.values()
+    claim = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "slurm-local-pv",
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
+    values[CLUSTER]["slurmNodes"]["accounting"] |= {
+        "enabled": True,
+        "mariadbOperator": {"enabled": True, "storage": {"volumeClaimTemplate": claim}},
+    }
+    stand.apply(values)
+    unbound = "1 node(s) didn't find available persistent volumes to bind"
+    stand.wait_message("SlurmCluster", "soperator", unbound)
+    stand.wait(
+        lambda: "conditions" in stand.pod("soperator-acct-db-0")["status"], "the scheduler's word"
+    )
+    (condition,) = stand.pod("soperator-acct-db-0")["status"]["conditions"]
+    assert (condition["reason"], condition["status"]) == ("Unschedulable", "False")
+    assert condition["message"].startswith(f"0/6 nodes are available: {unbound}")
+
+    def waits_for_accounting() -> bool:
+        states = {
+            each["name"]: each["state"]
+            for each in stand.pod("controller-0")["status"]["initContainerStatuses"]
+        }
+        return "running" in states["wait-for-accounting"]
+
+    stand.wait(waits_for_accounting, "slurmctld's init container")
+    assert not process.alive("slurm-controller-0", stand.cloud.state.run)
+    # Neither a claim's modes nor a set's templates ever change: both are made anew.
+    claim["accessModes"] = ["ReadWriteMany"]
+    place = {"name": "soperator-acct-db", "namespace": "soperator"}
+    database = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": place}
+
+    def made_of() -> str:
+        return annotation(stand.client.get(database) or {"metadata": {}}, MADE)
+
+    before = made_of()
+    stand.apply(values)
+    # A set that goes while the operator still reads the cluster of before is made as it was.
+    stand.wait(lambda: made_of() != before, "a set that has seen the change")
+    for version, kind, name in (
+        ("apps/v1", "StatefulSet", "soperator-acct-db"),
+        ("v1", "PersistentVolumeClaim", "storage-soperator-acct-db-0"),
+    ):
+        place = {"name": name, "namespace": "soperator"}
+        stand.client.delete({"apiVersion": version, "kind": kind, "metadata": place})
+    # A first start of MariaDB, slurmdbd and slurmctld one after the other.
+    stand.wait(lambda: stand.is_ready("controller-0"), "slurmctld", timeout_s=2 * WAIT_S)
+    stand.wait_idle("worker-[0-1]")
+
+
+def test_a_deleted_pod_is_made_anew_with_its_daemon(stand: Stand) -> None:
+    stand.apply(stand.values())
+    stand.wait(lambda: stand.is_ready("login-0"), "the login pod")
+    before, pid = stand.pod("login-0"), stand.pid("slurm-login-0")
+    stand.client.delete(before)
+    stand.wait(
+        lambda: (
+            stand.is_ready("login-0")
+            and stand.pod("login-0")["metadata"]["uid"] != before["metadata"]["uid"]
+            and stand.pid("slurm-login-0") not in (0, pid)
+        ),
+        "another login pod with another sshd",
+    )
 
 
 def test_a_filesystem_that_is_not_attached_keeps_the_workers_pending(stand: Stand) -> None:

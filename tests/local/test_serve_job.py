@@ -138,7 +138,8 @@ def test_a_served_job_answers_through_the_login_node_and_ends_clean(cluster: Job
     text = log.read_text()
     assert "SIGTERM: no new requests; 0 are returned, 1 answers have 20 s to end" in text
     # The folder that stands for the RAM disk here is none.
-    assert "weights are not staged: the place scratch, /mnt/memory, is no RAM disk" in text
+    own = f"/mnt/memory/job_{submitted.job_id}"
+    assert f"weights are not staged: the place scratch, {own}, is no RAM disk" in text
 
 
 def _endpoint(path: Path, log: Path) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,6 +23,7 @@ from infra.local import process
 from infra.local.cloud import RECONCILER
 from infra.local.kube import api_server
 from infra.local.slurm import pod as pods
+from infra.local.slurm.daemons import SharedFolder
 from tests.local.slurm_stand import CLUSTER, Stand, node_groups, running_stand
 
 pytestmark = pytest.mark.local
@@ -49,7 +52,28 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
         }
         made.apply(values)
         made.wait_idle("worker-[0-1]")
+        # As the last line of infra/render/login.py's ready_script, and for its reason.
+        assert made.ssh("scontrol reconfigure").returncode == 0
+        made.wait_idle("worker-[0-1]")
         yield made
+
+
+def test_munged_answers_however_long_the_path_of_the_state_is(tmp_path: Path) -> None:
+    """A socket's path has at most 107 characters; the state may lie deeper."""
+    shared = SharedFolder(tmp_path / ("deep" * 30))
+    shared.folder.mkdir()
+    shared.prepare()
+    munged = process.start(
+        "munged", shared.munged_argv("worker-0"), run_dir=tmp_path, log=tmp_path / "log"
+    )
+    try:
+        socket = shared.munge_socket("worker-0")
+        deadline = time.monotonic() + 30
+        while not socket.exists() and munged.alive and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert socket.is_socket(), (tmp_path / "log").read_text()
+    finally:
+        process.stop("munged", tmp_path)
 
 
 def test_status_says_available_and_ready(stand: Stand) -> None:
@@ -113,8 +137,51 @@ def test_accounting_knows_who_held_which_nodes(stand: Stand) -> None:
 
 def test_declared_paths_are_shared_between_login_and_workers(stand: Stand) -> None:
     assert stand.ssh("echo hello > /home/greeting && echo bye > /root/note").returncode == 0
-    job = stand.submit("cat /home/greeting /root/note; findmnt -no TARGET /mnt/memory")
-    assert stand.output(job).split() == ["hello", "bye", "/mnt/memory"]
+    job = stand.submit("cat /home/greeting /root/note; findmnt -no TARGET,FSTYPE /mnt/ram")
+    assert stand.output(job).split() == ["hello", "bye", "/mnt/ram", "tmpfs"]
+
+
+def test_soperators_own_memory_is_on_every_node_with_a_folder_for_each_job(stand: Stand) -> None:
+    """Nobody declares it: of slurmd's memory on workers, of sshd's on the login node."""
+    size = "findmnt -bno FSTYPE,SIZE /mnt/memory"
+    assert stand.ssh(size).stdout.split() == ["tmpfs", str(9 * 2**30)]
+    script = f"{size}; cd /mnt/memory/job_$SLURM_JOB_ID && stat -c %a . && echo x > kept && ls"
+    job = stand.submit(f"srun --ntasks-per-node=1 bash -c {shlex.quote(script)}", "-N2")
+    assert stand.output(job).split() == ["tmpfs", str(350 * 2**30), "777", "kept"] * 2
+    gone = stand.submit("srun --ntasks-per-node=1 ls /mnt/memory", "-N2")
+    # A job holds its nodes until the epilog has ended on them.
+    assert stand.output(gone).split() == [f"job_{gone}"] * 2
+
+
+def test_a_job_has_a_folder_in_memory_until_its_end(stand: Stand) -> None:
+    """As Soperator's prolog and epilog do: what a job leaves in /mnt/memory/job_ID goes with it."""
+    own = "/mnt/memory/job_$SLURM_JOB_ID"
+    job = stand.submit(f"stat -c %a {own}; touch {own}/left", "-w worker-0")
+    assert stand.output(job).strip() == "777"
+    ls = "for folder in /mnt/memory/*; do basename $folder; done"
+
+    def folders() -> tuple[str, list[str]]:
+        looking = stand.submit(ls, "-w worker-0")
+        return looking, stand.output(looking).split()
+
+    def own_alone() -> bool:
+        looking, found = folders()
+        return found == [f"job_{looking}"]
+
+    stand.wait(own_alone, f"the end of /mnt/memory/job_{job}")
+
+
+def test_the_health_program_removes_folders_that_no_epilog_removed(stand: Stand) -> None:
+    old, young = "/mnt/memory/job_999999", "/mnt/memory/job_999998"
+    make = f"mkdir -p {old} {young} /mnt/memory/mine && touch -d '2 minutes ago' {old}"
+    check = "SLURMD_NODENAME=worker-0 /opt/slurm_scripts/hc_program.sh"
+    ls = "ls -d /mnt/memory/job_99999? /mnt/memory/mine"
+    job = stand.submit(f"{make}; {check}; {ls}; rm -rf {young} /mnt/memory/mine", "-w worker-0")
+    assert stand.output(job).split() == [young, "/mnt/memory/mine"]
+    # 25.11 writes `Prolog[0]`, 22.05 `Prolog`.
+    shown = stand.ssh("scontrol show config | grep -E '^(Prolog|Epilog|HealthCheck)'").stdout
+    for name in ("prolog", "epilog", "hc_program"):
+        assert f"/opt/slurm_scripts/{name}.sh" in shown
 
 
 def test_the_host_keeps_its_own_directories(stand: Stand) -> None:
@@ -230,7 +297,9 @@ def test_a_job_that_runs_while_everything_stops_waits_for_the_next_start(stand: 
     stand.cloud.runtime.stop_all()
     stand.start_reconciler()
     stand.wait_idle("worker-[0-1]")
-    assert stand.ssh(f"squeue -h -j {job} -o %T").stdout.strip() == "PENDING"
+    state = f"squeue -h -j {job} -o %T"
+    # Slurm 25.11 calls it COMPLETING until its nodes have said that it ended there.
+    stand.wait(lambda: stand.ssh(state).stdout.strip() == "PENDING", f"{job} in the queue")
     stand.ssh(f"scancel {job}")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from infra.local.reconcile.scheduling import Scheduler
+from infra.kube.scheduling import Scheduler
 from infra.local.reconcile.snapshot import Object, Snapshot, name_of
 from infra.local.reconcile.volumes import Places, UnboundError, bound_volume, filesystem_folder
 

@@ -6,9 +6,11 @@ folder's removal is their end. No scheduler, controller-manager or kubelet: noth
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,6 +53,16 @@ class ApiServerConfig:
     def ca_file(self) -> Path:
         """PEM file of the authority that signed the server's certificate."""
         return self.folder / "pki" / "ca.crt"
+
+    @property
+    def certificate(self) -> Path:
+        """PEM file of the server's certificate, for 127.0.0.1."""
+        return self.folder / "pki" / "server.crt"
+
+    @property
+    def key(self) -> Path:
+        """PEM file of the certificate's key."""
+        return self.folder / "pki" / "server.key"
 
     def access(self) -> Access:
         """The administrator's access."""
@@ -106,6 +118,24 @@ def status(config: ApiServerConfig) -> Status:
     return Status(etcd=etcd, api_server=api_server, ready=etcd and api_server and _is_ready(config))
 
 
+@contextlib.contextmanager
+def running(folder: Path, ports: tuple[int, int, int]) -> Iterator[ApiServerConfig]:
+    """An API server of its own while the block runs; `ports` are etcd's two and its own."""
+    etcd_port, etcd_peer_port, api_port = ports
+    config = ApiServerConfig(
+        folder=folder / "kube",
+        run_dir=folder / "run",
+        etcd_port=etcd_port,
+        etcd_peer_port=etcd_peer_port,
+        api_port=api_port,
+    )
+    try:
+        start(config)
+        yield config
+    finally:
+        stop(config)
+
+
 def find_api_server() -> str:
     """Path of the kube-apiserver program: PATH, then the cache."""
     cache = Cache.from_environ()
@@ -150,8 +180,8 @@ def _api_server_argv(binary: str, config: ApiServerConfig) -> list[str]:
         f"--bind-address={_HOST}",
         f"--advertise-address={_HOST}",
         f"--secure-port={config.api_port}",
-        f"--tls-cert-file={pki / 'server.crt'}",
-        f"--tls-private-key-file={pki / 'server.key'}",
+        f"--tls-cert-file={config.certificate}",
+        f"--tls-private-key-file={config.key}",
         f"--service-account-key-file={pki / 'service-account.pub'}",
         f"--service-account-signing-key-file={pki / 'service-account.key'}",
         f"--service-account-issuer={config.endpoint}",

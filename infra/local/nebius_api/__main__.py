@@ -1,7 +1,7 @@
 """Runs the emulated Nebius API as a process of its own, until it is told to stop.
 
     python -m infra.local.nebius_api --state DIR --port P [--latency S]
-        [--kube-endpoint URL --kube-ca FILE] [--object-storage HOST:PORT]
+        [--kube-endpoint URL --kube-ca FILE] [--object-storage HOST:PORT] [--anywhere]
 
 Prints one line when it is ready. Writes into DIR only, apart from the descriptor cache in
 $SOPERATOR_CACHE (DIR where that is not set). Listens on 127.0.0.1 only.
@@ -30,6 +30,7 @@ def main() -> int:
         latency_s=options.latency,
         kube=KubeAccess(options.kube_endpoint, None if ca_file is None else Path(ca_file)),
         object_storage=options.object_storage,
+        anywhere=options.anywhere,
     )
     try:
         asyncio.run(_serve(emulator, options.port))
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kube-ca", default=ca_file, metavar="FILE")
     storage = os.environ.get("SOPERATOR_LOCAL_OBJECT_STORAGE")
     parser.add_argument("--object-storage", default=storage, metavar="HOST:PORT")
+    parser.add_argument("--anywhere", action="store_true", help="every project, no limits")
     return parser
 
 

@@ -22,7 +22,7 @@ from infra.local.nebius_api.faults import Faults
 from infra.local.nebius_api.hooks import HOOKS, UNAUTHENTICATED_METHODS, Call
 from infra.local.nebius_api.listing import as_type, fill_page, select
 from infra.local.nebius_api.operations import Operations, rpc_status
-from infra.local.nebius_api.seed import seed
+from infra.local.nebius_api.seed import plant_project, seed
 from infra.local.nebius_api.store import Store
 from infra.local.nebius_api.troubles import Troubles, as_error
 from infra.local.nebius_api.usage import used_in
@@ -50,6 +50,8 @@ class Emulator:
     kube: KubeAccess = KubeAccess()
     object_storage: str | None = None
     """Host and port where every bucket answers; None names the cloud's own."""
+    anywhere: bool = False
+    """For previews: every project is there, in any region, without limits."""
     clock: Callable[[], float] = time.time
     calls: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=10_000))
     """The last calls, for tests: method, key, mask and code."""
@@ -61,7 +63,7 @@ class Emulator:
         self.troubles = Troubles(self.folder)
         self._operations = Operations(self.schema, self.store, self.latency_s)
         self._changes = Changes(self.schema, self.store, self._operations, self.clock)
-        seed(self.schema, self.store)
+        seed(self.schema, self.store, anywhere=self.anywhere)
 
     def call(self, method: MethodDescriptor, request: Any, metadata: dict[str, str]) -> Any:
         """The answer to one call; everything it changed is on disk when it returns."""
@@ -74,6 +76,8 @@ class Emulator:
                 raise fault
             if name not in UNAUTHENTICATED_METHODS:
                 metadata["subject"] = self._subject(metadata)
+            if self.anywhere:
+                self._plant(request)
             self._operations.tick(self.clock())
             answer = self._dispatch(name, method, request, metadata)
             if fault := self.faults.take(method.full_name, "after", self.store.commit):
@@ -90,6 +94,14 @@ class Emulator:
         if token not in self.store.tokens:
             raise unauthenticated("invalid or missing token")
         return self.store.tokens[token]
+
+    def _plant(self, request: Any) -> None:
+        """Makes the project that a request asks for."""
+        for name in ("id", "parent_id"):
+            id_ = str(getattr(request, name, ""))
+            if id_.startswith("project-") and id_ not in self.store.resources:
+                tenant = f"tenant-{id_.removeprefix('project-')}"
+                plant_project(self.schema, self.store, tenant, id_, anywhere=True)
 
     def _dispatch(
         self, name: str, method: MethodDescriptor, request: Any, metadata: dict[str, str]
@@ -136,6 +148,9 @@ class Emulator:
             items = self._list_operations(request)
         elif is_resource(listed.message_type):
             found = select(self.schema, self.store, request, listed.message_type)
+            if self.anywhere and not found and listed.message_type.name == "CapacityBlockGroup":
+                # None would say that a declared one does not exist.
+                raise unimplemented("a preview without an account: capacity blocks")
             items = [self._view(resource, listed.message_type) for resource in found]
         else:
             raise unimplemented(method.full_name)

@@ -27,8 +27,8 @@ def _gpu_cluster(store: Store, resource: Any) -> Iterator[Violation]:
     name = resource.spec.infiniband_fabric
     fabric = FABRICS.get(name)
     region = _region(store, resource)
-    if fabric is None or fabric.region != region:
-        here = ", ".join(known.name for known in FABRICS.values() if known.region == region)
+    if fabric is None or region not in ("", fabric.region):
+        here = ", ".join(one.name for one in FABRICS.values() if region in ("", one.region))
         yield "spec.infiniband_fabric", f"no fabric {name!r} in {region} (has: {here})"
 
 
@@ -58,7 +58,7 @@ def _hardware(store: Store, resource: Any, wanted: Any, path: str) -> Iterator[V
     """A platform that the region does not have, or a preset that the platform does not have."""
     platform = PLATFORMS.get(wanted.platform)
     region = _region(store, resource)
-    if platform is None or region not in platform.regions:
+    if platform is None or region not in ("", *platform.regions):
         yield f"{path}.platform", f"no platform {wanted.platform!r} in {region}"
     elif wanted.preset not in platform.presets:
         known = ", ".join(platform.presets)
@@ -79,6 +79,7 @@ def _striped(path: str, disk: Any) -> Iterator[Violation]:
 
 
 def _region(store: Store, resource: Any) -> str:
+    """Where the resource's project is; empty where the emulator takes any region."""
     project = store.resources.get(store.project_of(resource.metadata.parent_id))
     return project.spec.region if project is not None else ""
 

@@ -1,7 +1,8 @@
 """What a fresh emulator holds: tenants, projects, networks, platforms, quotas, capacity.
 
 Platforms and fabrics come from stacks/catalog.py. Quota limits are ours: generous, and finite, so
-that a mistake of a factor of ten is refused.
+that a mistake of a factor of ten is refused. An emulator for previews knows no project's region,
+limits or capacity, and says so: it holds every project that it is asked of.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from stacks.catalog import FABRICS, PLATFORMS
 
 _ADMIN: Final = "useraccount-e00admin"
 _REGION: Final = "eu-north1"
-# (tenant, project): the one of the local stack, and the placeholders of the cloud stacks, so that
-# `soperator env --offline` can preview and apply them as they are shipped.
+# (tenant, project): the one of the local stack, and the placeholders of the cloud stacks.
 _PROJECTS: Final = (
     ("tenant-e00t", "project-e00p"),
     ("tenant-e00replaceme", "project-e00replaceme"),
@@ -50,21 +50,28 @@ _ADVICE: Final = {
 """Instances to be had now."""
 
 
-def seed(schema: Schema, store: Store) -> None:
+def seed(schema: Schema, store: Store, *, anywhere: bool = False) -> None:
     """Fills an empty store; an old one is left as it is."""
     if store.resources:
         return
-    planter = _Planter(schema, store)
     store.put_token(TOKEN, _ADMIN)
     for tenant, project in _PROJECTS:
-        planter.project(tenant, project)
+        plant_project(schema, store, tenant, project, anywhere=anywhere)
     store.commit()
 
 
+def plant_project(
+    schema: Schema, store: Store, tenant: str, project: str, *, anywhere: bool
+) -> None:
+    """One tenant with one project; `anywhere`: of no region, with every platform and no limit."""
+    _Planter(schema, store, "" if anywhere else _REGION).project(tenant, project)
+
+
 class _Planter:
-    def __init__(self, schema: Schema, store: Store) -> None:
+    def __init__(self, schema: Schema, store: Store, region: str) -> None:
         self._schema = schema
         self._store = store
+        self._region = region
 
     def _put(self, type_: str, id_: str, parent_id: str, name: str, **body: Any) -> str:
         resource: Any = self._schema.message(f"nebius.{type_}")()
@@ -80,7 +87,7 @@ class _Planter:
         """One tenant with one project, its default network, quotas, platforms and capacity."""
         key = project.removeprefix("project-")
         self._put("iam.v2.Tenant", tenant, "", tenant.removeprefix("tenant-"))
-        self._put("iam.v2.Project", project, tenant, "default", spec={"region": _REGION})
+        self._put("iam.v2.Project", project, tenant, "default", spec={"region": self._region})
         self._put("iam.v1.Group", f"group-{key}editors", tenant, "editors")
         network = f"vpcnetwork-{key}default"
         self._put("vpc.v1.Network", network, project, "default-network", spec={})
@@ -90,7 +97,8 @@ class _Planter:
         )
         self._platforms(project, key)
         self._quotas(project, key)
-        self._capacity(tenant, key)
+        if self._region:
+            self._capacity(tenant, key)
 
     def _platforms(self, project: str, key: str) -> None:
         for platform in PLATFORMS.values():
@@ -109,7 +117,7 @@ class _Planter:
             spec: dict[str, Any] = {"human_readable_name": platform.name, "presets": presets}
             if platform.gres_type is not None:
                 spec["gpu_count_quota_type"] = gpu_quota(platform.name)
-            if _REGION in platform.regions:
+            if self._region in ("", *platform.regions):
                 id_ = f"computeplatform-{key}{platform.name}"
                 self._put("compute.v1.Platform", id_, project, platform.name, spec=spec)
 
@@ -117,14 +125,14 @@ class _Planter:
         gpus = {gpu_quota(p.name): _GPUS for p in PLATFORMS.values() if p.gres_type is not None}
         for name, limit in (_LIMITS | gpus).items():
             id_ = f"quotaallowance-{key}{name.replace('.', '-')}"
-            spec = {"limit": str(limit), "region": _REGION}
+            spec = {"limit": str(limit), "region": self._region} if self._region else {}
             unit = "byte" if limit >= GIB else "count"
             status = {"unit": unit, "service": name.split(".")[0]}
             self._put("quotas.v1.QuotaAllowance", id_, project, name, spec=spec, status=status)
 
     def _capacity(self, tenant: str, key: str) -> None:
         for fabric in FABRICS.values():
-            if fabric.region != _REGION:
+            if fabric.region != self._region:
                 continue
             affinity = {"compute_v1": {"fabric": fabric.name, "platform": fabric.platform}}
             self._put(
@@ -132,21 +140,25 @@ class _Planter:
                 f"capacityblockgroup-{key}{fabric.name}",
                 tenant,
                 fabric.name,
-                status={"region": _REGION, "current_limit": "16", "resource_affinity": affinity},
+                status={
+                    "region": self._region,
+                    "current_limit": "16",
+                    "resource_affinity": affinity,
+                },
             )
         self._advice(tenant, key)
 
     def _advice(self, tenant: str, key: str) -> None:
         """What every GPU preset of the region offers, on each of its fabrics where it joins one."""
         for platform in PLATFORMS.values():
-            if platform.gres_type is None or _REGION not in platform.regions:
+            if platform.gres_type is None or self._region not in platform.regions:
                 continue
             fabrics = [f.name for f in FABRICS.values() if f.platform == platform.name]
             for preset in platform.presets.values():
                 for fabric in fabrics if preset.allows_gpu_cluster else [""]:
                     name = fabric or f"{platform.name}-{preset.name}"
                     spec = {
-                        "region": _REGION,
+                        "region": self._region,
                         "fabric": fabric,
                         "compute_instance": {
                             "platform": platform.name,

@@ -130,7 +130,9 @@ def check_quota(schema: Schema, store: Store, new: Any, old: Any | None = None) 
     for quota, amount in wanted.items():
         allowance = store.find("quotaallowance", parent_id=project, name=quota)
         requested = total[quota] - had[quota] + amount
-        if allowance is not None and amount > had[quota] and requested > allowance.spec.limit:
+        if allowance is None or not allowance.spec.HasField("limit"):
+            continue
+        if amount > had[quota] and requested > allowance.spec.limit:
             violations.append(
                 {
                     "quota": quota,

@@ -2,27 +2,52 @@
 
 Used only where the official plugin is not found. Owns their life cycle as the official one has it:
 `create` once, `update` (else `create`) on a change, `delete` at the end, nothing in a preview.
+Speaks the official one's words, whose errors hold the whole command and its output, logged or not.
 Does not serve functions, assetPaths and archivePaths, or an SSH agent; it refuses them.
+tests/conformance/plugins.tsv has what differs all the same.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from infra.local.plugins import ssh
-from infra.plugins.provider import UNKNOWN, Archive, Asset, Provider, ProviderError
+from infra.plugins.provider import (
+    UNKNOWN,
+    Archive,
+    Asset,
+    Diff,
+    Provider,
+    ProviderError,
+    compare,
+)
 from infra.plugins.serve import serve
 
 REMOTE: Final = "command:remote:Command"
 COPY: Final = "command:remote:CopyToRemote"
 LOCAL: Final = "command:local:Command"
+_COMMAND: Final = (
+    "addPreviousOutputInEnv",
+    "create",
+    "delete",
+    "environment",
+    "logging",
+    "stdin",
+    "triggers",
+    "update",
+)
+_KNOWN: Final = {
+    REMOTE: (*_COMMAND, "connection"),
+    COPY: ("connection", "remotePath", "source", "triggers"),
+    LOCAL: (*_COMMAND, "archivePaths", "assetPaths", "dir", "interpreter"),
+}
 _REQUIRED: Final = {
     REMOTE: ("connection",),
     COPY: ("connection", "remotePath", "source"),
@@ -34,8 +59,11 @@ _LOGGED: Final = {
     "stderr": ("stderr",),
     "none": (),
 }
-_SHOWN_CHARS: Final = 2000
-"""How much of a failed command's output goes into the error."""
+_ACCEPT_ENV: Final = (
+    "This only works if your SSH server is configured to accept these variables via AcceptEnv. "
+    "Alternatively, if a Bash-like shell runs the command on the remote host, you could prefix the "
+    "command itself with the variables in the form 'VAR=value command'"
+)
 Values = dict[str, Any]
 
 
@@ -49,15 +77,21 @@ class CommandProvider(Provider):
         wrong += _connection_problems(new.get("connection"))
         if type_ == COPY and "source" in new:
             wrong += _source_problems(new["source"])
-        if new.get("logging") is not UNKNOWN and new.get("logging", "none") not in _LOGGED:
-            allowed = ", ".join(_LOGGED)
-            wrong.append(("logging", f"'{new['logging']}' is none of {allowed}"))
+        wrong += [(name, "unknown") for name in sorted(new.keys() - set(_KNOWN[type_]))]
         wrong += [
             (name, "not served by the stand-in; install the official command plugin")
             for name in ("assetPaths", "archivePaths")
             if name in new
         ]
+        if isinstance(new.get("connection"), dict):
+            new = {**new, "connection": ssh.with_defaults(new["connection"])}
         return new, wrong
+
+    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
+        detailed = compare(old_inputs, new)
+        # Triggers of a command update it, as any other input: so pulumi-command does since 1.1.
+        fixed = tuple(path for path in detailed if type_ == COPY and path.startswith("triggers"))
+        return Diff(detailed=detailed, replaces=fixed)
 
     def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
         id_ = urn.rsplit("::", 1)[-1] + secrets.token_hex(4)
@@ -112,42 +146,56 @@ class CommandProvider(Provider):
         outputs = {name: previous.get(name) or "" for name in ("stdout", "stderr")}
         if command is None:
             return {**inputs, **outputs}
-        environment = dict(inputs.get("environment") or {})
+        earlier: dict[str, str] = {}
         if inputs.get("addPreviousOutputInEnv", True):
             known = {f"PULUMI_COMMAND_{name.upper()}": text for name, text in outputs.items()}
-            environment = {name: text for name, text in known.items() if text} | environment
-        shown = _LOGGED[inputs.get("logging") or "stdoutAndStderr"]
+            earlier = {name: text for name, text in known.items() if text}
+        shown = _LOGGED.get(inputs.get("logging") or "stdoutAndStderr", ())
 
         def line(stream: str, text: str) -> None:
             if urn and stream in shown:
                 self.engine.info(urn, text)
 
-        if type_ == LOCAL:
-            where, run = "this machine", self._run_here
-        else:
-            connection = inputs["connection"]
-            where, run = f"{connection.get('user') or 'root'}@{connection['host']}", self._run_there
-        status, out, err = run(inputs, command, environment, line)
+        run = self._run_here if type_ == LOCAL else self._run_there
+        status, out, err = run(urn, inputs, command, earlier, line)
         if status != 0:
-            text = (err or out)[-_SHOWN_CHARS:] if shown else "(its output is not logged)"
-            raise ProviderError(f"command on {where}: exit status {status}: {text}")
+            ended = f"exit status {status}"
+            if type_ != LOCAL:
+                ended = f"Process exited with status {status}"
+            raise ProviderError(f"{ended}: running {json.dumps(command)}:\n{out}\n{err}")
         return {**inputs, "stdout": out, "stderr": err}
 
     def _run_there(
-        self, inputs: Values, command: str, environment: Mapping[str, str], line: ssh.Line
+        self, urn: str, inputs: Values, command: str, earlier: Values, line: ssh.Line
     ) -> tuple[int, str, str]:
-        with ssh.connected(inputs["connection"], self.cancelled) as client:
+        environment = inputs.get("environment") or {}
+
+        def dialled(text: str) -> None:
+            self.engine.info(urn, text, passing=True)
+
+        with ssh.connected(inputs["connection"], self.cancelled, dialled) as client:
+            for name, value in environment.items():
+                if not ssh.takes_variable(client, name, value):
+                    raise ProviderError(
+                        f'could not set environment variable "{name}": ssh: setenv failed'
+                    )
+            taken = dict(environment)
+            for name, value in earlier.items():
+                if ssh.takes_variable(client, name, value):
+                    taken.setdefault(name, value)
+                else:
+                    self.engine.warning(urn, f"Unable to set '{name}'. {_ACCEPT_ENV}")
             return ssh.run(
                 client,
                 command,
-                environment=environment,
+                environment=taken,
                 stdin=inputs.get("stdin") or "",
                 line=line,
                 cancelled=self.cancelled,
             )
 
     def _run_here(
-        self, inputs: Values, command: str, environment: Mapping[str, str], line: ssh.Line
+        self, urn: str, inputs: Values, command: str, earlier: Values, line: ssh.Line
     ) -> tuple[int, str, str]:
         folder = inputs.get("dir")
         if folder and not Path(folder).is_dir():
@@ -155,7 +203,7 @@ class CommandProvider(Provider):
         with subprocess.Popen(
             [*(inputs.get("interpreter") or ["/bin/sh", "-c"]), command],
             cwd=folder,
-            env={**os.environ, **environment},
+            env={**os.environ, **earlier, **(inputs.get("environment") or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,5 +1,7 @@
 """Stand-in for pulumi-kubernetes 4.34: any kind by server-side apply, and Helm releases.
 
+tests/conformance/plugins.tsv has where it differs from the official plugin, and what that means.
+
 Owns the connection and the choice between object and release. Speaks the official SDK's tokens
 (`kubernetes:<group>/<version>:<Kind>`, `kubernetes:helm.sh/v3:Release`). A preview asks the API
 server with dry runs where it can be reached. Started by the engine; used only where the official
@@ -28,7 +30,10 @@ _RELEASE: Final = "kubernetes:helm.sh/v3:Release"
 _COMPONENTS: Final = ("kubernetes:yaml", "kubernetes:helm.sh/v4", "kubernetes:kustomize")
 _DELETE_UNREACHABLE: Final = "PULUMI_K8S_DELETE_UNREACHABLE"
 """The official plugin's own variable, with its meaning."""
-_GONE: Final = f"if the cluster is gone for good: {_DELETE_UNREACHABLE}=true pulumi destroy"
+_GONE: Final = (
+    "If the cluster was deleted, you can remove this resource from Pulumi state by rerunning the "
+    f'operation with the {_DELETE_UNREACHABLE} environment variable set to "true"'
+)
 
 Values = dict[str, Any]
 
@@ -73,8 +78,16 @@ class Kubernetes(Provider):
     def read(
         self, type_: str, id: str, state: Values, inputs: Values
     ) -> tuple[str, Values, Values] | None:
-        with _one_line_errors():
-            return self._handler(type_).read(type_, id, state, inputs)
+        try:
+            with _one_line_errors():
+                return self._handler(type_).read(type_, id, state, inputs)
+        except ProviderError as error:
+            if not isinstance(error.__cause__, UnreachableError):
+                raise
+            if self._forgets_unreachable():
+                return None
+            refused = f"failed to read resource state due to unreachable cluster. {_GONE}"
+            raise ProviderError(refused) from error.__cause__
 
     def delete(self, type_: str, id: str, state: Values) -> None:
         try:
@@ -83,9 +96,14 @@ class Kubernetes(Provider):
         except ProviderError as error:
             if not isinstance(error.__cause__, UnreachableError):
                 raise
+            if type_ == _RELEASE:
+                # Whatever the variable says: https://github.com/pulumi/pulumi-kubernetes/issues/2675
+                refused = f"can't delete Helm Release with unreachable cluster. Reason: {error}"
+                raise ProviderError(refused) from error.__cause__
             if self._forgets_unreachable():
                 return
-            raise ProviderError(f"{error}; {_GONE}") from error.__cause__
+            refused = f"configured Kubernetes cluster is unreachable. {_GONE}"
+            raise ProviderError(refused) from error.__cause__
 
     def _forgets_unreachable(self) -> bool:
         """Whether objects go from the state with a cluster that does not answer."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import string
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
@@ -23,11 +22,7 @@ _SUFFIXES: Final[dict[str, Decimal]] = {
 def project(live: Any, declared: Any) -> Any:
     """The live value, reduced to the fields that are declared."""
     if isinstance(declared, dict) and isinstance(live, dict):
-        found = {key: project(live[key], item) for key, item in declared.items() if key in live}
-        if declared.get("kind") == "Secret" and "stringData" in declared:
-            data = {key: _decoded(value) for key, value in (live.get("data") or {}).items()}
-            found["stringData"] = {k: v for k, v in data.items() if k in declared["stringData"]}
-        return found
+        return {key: project(live[key], item) for key, item in declared.items() if key in live}
     if isinstance(declared, list) and isinstance(live, list):
         shared = [project(item, was) for item, was in zip(live, declared, strict=False)]
         return shared + live[len(declared) :]
@@ -52,7 +47,3 @@ def _quantity(text: str) -> Decimal | None:
         return None if factor is None else Decimal(number) * factor
     except InvalidOperation:
         return None
-
-
-def _decoded(value: str) -> str:
-    return base64.b64decode(value).decode(errors="replace")

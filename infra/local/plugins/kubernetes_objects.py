@@ -6,6 +6,7 @@ the live object: only declared fields count, so the API server's defaults are no
 
 from __future__ import annotations
 
+import base64
 import secrets
 import string
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from infra.kube.client import KubeClient
+from infra.kube.describe import describe
 from infra.kube.errors import CancelledError, KubeError, WaitTimeoutError
 from infra.local.plugins.kubernetes_drift import project
 from infra.local.plugins.kubernetes_namespace import finish_namespace
@@ -33,16 +35,24 @@ Values = dict[str, Any]
 
 _IDENTITY: Final = ("apiVersion", "kind", "metadata.name", "metadata.namespace")
 # Fields that the API refuses to change, or whose change must reach the pods that read them.
-# Source: pulumi-kubernetes provider/pkg/provider/diff forceNew table, read 2026-11-21, our kinds.
+# Source: pulumi-kubernetes provider/pkg/provider/diff.go, table forceNew, v4.32.0, read 2026-11-22.
 _REPLACED: Final[dict[str, tuple[str, ...]]] = {
-    "ConfigMap": ("data", "binaryData", "immutable"),
-    "Secret": ("data", "stringData", "type", "immutable"),
+    "ConfigMap": ("data", "binaryData"),
+    "Secret": ("data", "stringData", "type"),
     "PersistentVolume": ("spec.local", "spec.csi", "spec.hostPath", "spec.nfs"),
-    "PersistentVolumeClaim": ("spec",),
-    "StorageClass": ("parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"),
-    "Job": ("spec.selector", "spec.template"),
+    "PersistentVolumeClaim": (
+        "spec.accessModes",
+        "spec.selector",
+        "spec.storageClassName",
+        "spec.volumeName",
+    ),
+    "StorageClass": ("parameters", "provisioner"),
+    "Job": ("spec.completions", "spec.parallelism", "spec.selector", "spec.template"),
     "DaemonSet": ("spec.selector",),
     "Deployment": ("spec.selector",),
+    "Service": ("spec.clusterIP",),
+    "RoleBinding": ("roleRef",),
+    "ClusterRoleBinding": ("roleRef",),
 }
 _MUTABLE: Final = {"ConfigMap": "enableConfigMapMutable", "Secret": "enableSecretMutable"}
 _SECRET_FIELDS: Final = ("data", "stringData")
@@ -70,7 +80,7 @@ class Objects:
         failures = [
             (key, "is required") for key in ("apiVersion", "kind") if not _known_text(new.get(key))
         ]
-        return _conceal_secret(new), failures
+        return _conceal_secret(_encoded(new)), failures
 
     def diff(self, id: str, old_inputs: Values, new: Values) -> Diff:
         detailed = compare(old_inputs, new)
@@ -87,7 +97,9 @@ class Objects:
             replaces=replaces,
             stables=("apiVersion", "kind"),
             # Two objects cannot have one name at the same time.
-            delete_before_replace=bool(replaces) and new_name is not None and old_name == new_name,
+            delete_before_replace=bool(replaces)
+            and new_name is not None
+            and (old_name, _namespace(old_inputs)) == (new_name, _namespace(new)),
         )
 
     def create(self, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
@@ -95,7 +107,14 @@ class Objects:
         if preview:
             return "", self._preview(urn, inputs, target)
         client = self._provider.client()
-        live = client.apply(self._placed(client, target))
+        placed = self._placed(client, target)
+        if not self._provider.option("upsertExistingObjects") and client.get(placed) is not None:
+            raise KubeError(
+                f"{describe(placed)}: already exists; set upsertExistingObjects on the provider to "
+                "take it over",
+                status=409,
+            )
+        live = client.apply(placed, force=self._forces(inputs))
         return _id(live), self._await(client, inputs, live)
 
     def update(self, urn: str, id: str, old_state: Values, new: Values, preview: bool) -> Values:
@@ -103,7 +122,16 @@ class Objects:
         if preview:
             return self._preview(urn, new, target)
         client = self._provider.client()
-        return self._await(client, new, client.apply(self._placed(client, target)))
+        live = client.apply(self._placed(client, target), force=self._forces(new))
+        return self._await(client, new, live)
+
+    def _forces(self, inputs: Values) -> bool:
+        """Whether fields that somebody else manages are taken over."""
+        annotations = (inputs.get("metadata") or {}).get("annotations") or {}
+        return (
+            self._provider.option("enablePatchForce")
+            or annotations.get("pulumi.com/patchForce") == "true"
+        )
 
     def read(
         self, type_: str, id: str, state: Values, inputs: Values
@@ -174,7 +202,7 @@ class Objects:
         kind = new.get("kind", "")
         option = _MUTABLE.get(kind)
         if option and self._provider.option(option) and not new.get("immutable"):
-            return ("immutable", "type")
+            return tuple(name for name in _REPLACED[kind] if name == "type")
         return _REPLACED.get(kind, ())
 
 
@@ -224,6 +252,16 @@ def _conceal_secret(values: Values) -> Values:
     }
 
 
+def _encoded(values: Values) -> Values:
+    """A Secret's inputs as the official plugin keeps them: texts in `data`, in base64."""
+    texts = values.get("stringData")
+    if values.get("kind") != "Secret" or not isinstance(texts, dict) or contains_unknown(texts):
+        return values
+    encoded = {key: base64.b64encode(str(text).encode()).decode() for key, text in texts.items()}
+    rest = {key: item for key, item in values.items() if key != "stringData"}
+    return {**rest, "data": {**(values.get("data") or {}), **encoded}}
+
+
 def _without_server_fields(live: Values) -> Values:
     """What a program would have declared to get this object."""
     metadata = {k: v for k, v in live["metadata"].items() if k not in _SERVER_METADATA}
@@ -234,6 +272,10 @@ def _id(live: Values) -> str:
     namespace = live["metadata"].get("namespace")
     name = live["metadata"]["name"]
     return f"{namespace}/{name}" if namespace else name
+
+
+def _namespace(inputs: Values) -> str:
+    return (inputs.get("metadata") or {}).get("namespace") or "default"
 
 
 def _with_id(values: Values, id: str) -> Values:

@@ -1,7 +1,10 @@
 """Helm releases: known Soperator charts are rendered and applied, the others recorded.
 
-Owns the record of a release (ConfigMap `release-<name>`: revision, status, inventory), pruning of
-what is no longer rendered, and readiness. Does not pull charts and runs no hooks.
+Owns the record of a release (ConfigMap `release-<name>`: revision, status, inventory) and pruning
+of what is no longer rendered. Beside it lies an empty record under Helm's own name and labels,
+which refuses a release what it refuses in Helm: a name in use, a revision that was never finished,
+an object of somebody else. Does not pull charts, runs no hooks and waits for nothing: Helm's wait
+knows no custom resource, and what else these charts make is there at once.
 """
 
 from __future__ import annotations
@@ -16,17 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from infra.kube.client import KubeClient
-from infra.kube.errors import CancelledError, StuckError, WaitTimeoutError
 from infra.local.kube.charts.release import RECORDED_LABEL, Object, Release
 from infra.local.kube.charts.render import CRDS_CHART, Rendered, render
 from infra.local.kube.charts.values import ChartError
 from infra.local.plugins.kubernetes_objects import dry_run, remove
-from infra.local.plugins.kubernetes_wait import readiness_of
 from infra.plugins.provider import (
     UNKNOWN,
     Asset,
     Diff,
-    PartialError,
     ProviderError,
     compare,
     contains_unknown,
@@ -40,6 +40,9 @@ Values = dict[str, Any]
 RELEASE_LABEL: Final = "local.soperator/release"
 DEFAULT_TIMEOUT_S: Final = 300.0
 """As in Helm: five minutes."""
+_HELM_RECORD: Final = "sh.helm.release.v1"
+_HELM_TYPE: Final = "helm.sh/release.v1"
+_MARK_WORDS: Final = {"labels": "label", "annotations": "annotation"}
 _SUFFIX_LETTERS: Final = string.ascii_lowercase + string.digits
 
 
@@ -55,12 +58,7 @@ class Releases:
     def diff(self, id: str, old_inputs: Values, new: Values) -> Diff:
         detailed = compare(old_inputs, new)
         replaces = tuple(path for path in detailed if path in ("name", "namespace"))
-        same_name = new.get("name") is not None and new.get("name") == old_inputs.get("name")
-        return Diff(
-            detailed=detailed,
-            replaces=replaces,
-            delete_before_replace=bool(replaces) and same_name,
-        )
+        return Diff(detailed=detailed, replaces=replaces)
 
     def create(self, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
         suffix = "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(8))
@@ -68,13 +66,19 @@ class Releases:
         if preview:
             return "", self._preview(urn, name, inputs)
         release = self._release(name, inputs)
-        return f"{release.namespace}/{release.name}", self._deploy(urn, release, inputs)
+        if _helm_records(self._provider.client(), release.namespace, release.name):
+            raise ProviderError("cannot re-use a name that is still in use")
+        return f"{release.namespace}/{release.name}", self._deploy(urn, release, inputs, new=True)
 
     def update(self, urn: str, id: str, old_state: Values, new: Values, preview: bool) -> Values:
         name = id.rpartition("/")[2]
         if preview:
             return self._preview(urn, name, new)
-        return self._deploy(urn, self._release(name, new), new)
+        release = self._release(name, new)
+        records = _helm_records(self._provider.client(), release.namespace, release.name)
+        if any(each["metadata"]["labels"]["status"].startswith("pending") for each in records):
+            raise ProviderError("another operation (install/upgrade/rollback) is in progress")
+        return self._deploy(urn, release, new)
 
     def read(
         self, type_: str, id: str, state: Values, inputs: Values
@@ -97,6 +101,9 @@ class Releases:
         timeout_s = float(state.get("timeout") or DEFAULT_TIMEOUT_S)
         for key in reversed(_inventory(record)):
             remove(client, _target(key), timeout_s, self._provider.cancelled)
+        namespace, _, name = id.rpartition("/")
+        for each in _helm_records(client, namespace, name):
+            client.delete(each)
         remove(client, record, timeout_s, self._provider.cancelled)
 
     def _preview(self, urn: str, name: Any, inputs: Values) -> Values:
@@ -109,7 +116,7 @@ class Releases:
                     dry_run(client, target)
         return {**inputs, "name": inputs.get("name") or UNKNOWN, "status": UNKNOWN}
 
-    def _deploy(self, urn: str, release: Release, inputs: Values) -> Values:
+    def _deploy(self, urn: str, release: Release, inputs: Values, *, new: bool = False) -> Values:
         rendered = self._render(release, inputs)
         self._say(urn, release.name, inputs, rendered)
         client = self._provider.client()
@@ -118,42 +125,23 @@ class Releases:
             client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": namespace})
         id_ = f"{release.namespace}/{release.name}"
         before = client.get(_record_key(id_))
-        revision = int(before["data"]["revision"]) + 1 if before else 1
+        revision = int(before["data"]["revision"]) + 1 if before and not new else 1
         known = _inventory(before) if before else []
         keep = [] if release.chart == CRDS_CHART else [_key(t) for t in rendered.objects]
+        for target in rendered.objects:
+            if keep and _key(target) not in known:
+                _refuse_of_others(client, target, release)
         # Written first with all objects of both revisions: an interrupted update loses none.
         both = keep + [key for key in known if key not in keep]
-        _record(client, release, rendered, revision, "pending", both)
+        pending = "pending-install" if new else "pending-upgrade"
+        _record(client, release, rendered, revision, pending, both)
         for target in rendered.objects:
-            client.apply(target)
+            client.apply(_owned(target, release) if keep else target)
         for key in reversed([key for key in known if key not in keep]):
             remove(client, _target(key), DEFAULT_TIMEOUT_S, self._provider.cancelled)
         state = {**inputs, "name": release.name, "namespace": release.namespace}
-        try:
-            if not inputs.get("skipAwait"):
-                self._await(urn, client, rendered.objects, inputs)
-        except (WaitTimeoutError, StuckError, CancelledError) as error:
-            record = _record(client, release, rendered, revision, "failed", keep)
-            state["status"] = _status(record)
-            message = f"release {release.name}: {error}"
-            raise PartialError(message, id=id_, state=state) from error
         record = _record(client, release, rendered, revision, "deployed", keep)
         return {**state, "status": _status(record)}
-
-    def _await(self, urn: str, client: KubeClient, objects: list[Object], inputs: Values) -> None:
-        timeout_s = float(inputs.get("timeout") or DEFAULT_TIMEOUT_S)
-        for target in objects:
-            wait = readiness_of(target)
-            if wait is not None:
-                client.wait_for(
-                    target,
-                    wait.what,
-                    wait.is_met,
-                    timeout_s=timeout_s,
-                    cancelled=self._provider.cancelled,
-                    stuck=wait.stuck,
-                    tell=lambda line: self._provider.engine.info(urn, line),
-                )
 
     def _render(self, release: Release, inputs: Values) -> Rendered:
         try:
@@ -227,9 +215,66 @@ def _record(
         "namespace": release.namespace,
         "labels": labels,
     }
-    return client.apply(
+    written = client.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
     )
+    _write_helm_record(client, release, revision, status)
+    return written
+
+
+def _write_helm_record(client: KubeClient, release: Release, revision: int, status: str) -> None:
+    """The latest revision under Helm's own name; of earlier ones nothing is kept."""
+    labels = {"owner": "helm", "name": release.name, "status": status, "version": str(revision)}
+    name = f"{_HELM_RECORD}.{release.name}.v{revision}"
+    metadata = {"name": name, "namespace": release.namespace, "labels": labels}
+    client.apply({"apiVersion": "v1", "kind": "Secret", "type": _HELM_TYPE, "metadata": metadata})
+    for each in _helm_records(client, release.namespace, release.name):
+        if each["metadata"]["name"] != name:
+            client.delete(each)
+
+
+def _helm_records(client: KubeClient, namespace: str, name: str) -> list[Object]:
+    return client.list("v1", "Secret", namespace, label=f"owner=helm,name={name}")
+
+
+def _owned(target: Object, release: Release) -> Object:
+    """The object with the marks by which Helm knows its own."""
+    metadata = dict(target["metadata"])
+    for part, marks in _marks(release).items():
+        metadata[part] = {**(metadata.get(part) or {}), **marks}
+    return {**target, "metadata": metadata}
+
+
+def _refuse_of_others(client: KubeClient, target: Object, release: Release) -> None:
+    """Helm's refusal of what is there and is not marked as this release's."""
+    live = client.get(target)
+    if live is None:
+        return
+    missing = [
+        f"{_MARK_WORDS[part]} validation error: missing key {json.dumps(key)}: must be set to "
+        f"{json.dumps(value)}"
+        for part, marks in _marks(release).items()
+        for key, value in marks.items()
+        if (live["metadata"].get(part) or {}).get(key) != value
+    ]
+    if missing:
+        namespace = live["metadata"].get("namespace", "")
+        raise ProviderError(
+            f'Unable to continue with install: {live["kind"]} "{live["metadata"]["name"]}" in '
+            f'namespace "{namespace}" exists and cannot be imported into the current release: '
+            f"invalid ownership metadata; {'; '.join(missing)}"
+        )
+
+
+def _marks(release: Release) -> dict[str, dict[str, str]]:
+    # Source: helm/helm pkg/action/validate.go, v3.20.2.
+    return {
+        "labels": {"app.kubernetes.io/managed-by": "Helm"},
+        "annotations": {
+            "meta.helm.sh/release-name": release.name,
+            "meta.helm.sh/release-namespace": release.namespace,
+        },
+    }
 
 
 def _record_key(id: str) -> Object:

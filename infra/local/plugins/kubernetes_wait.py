@@ -1,4 +1,4 @@
-"""What a resource waits for: the annotation `pulumi.com/waitFor` and a release's own kinds.
+"""What a resource waits for: the annotation `pulumi.com/waitFor`.
 
 Understands `jsonpath={.status.phase}=Available`, `condition=Ready`, and a JSON list of them.
 """
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from infra.local.ports import PORT_IN_USE
 from infra.plugins.provider import ProviderError
 
 WAIT_FOR: Final = "pulumi.com/waitFor"
@@ -22,7 +21,6 @@ _JSONPATH = re.compile(r"""jsonpath=\{(?P<path>\.[^}]+)\}(?:=(?P<value>.*))?""")
 _STEP = re.compile(
     r"""\.(?P<key>[A-Za-z0-9_-]+)|\[(?P<index>\d+)\]|\[\?\(@\.(?P<name>\w+)==["'](?P<is>[^"']*)["']\)\]"""
 )
-_READY_PHASES: Final = {"SlurmCluster": "Available", "NodeSet": "Ready"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +29,6 @@ class Wait:
 
     what: str
     is_met: Callable[[dict[str, Any]], bool]
-    stuck: Callable[[dict[str, Any]], str] = lambda _live: ""
-    """Why waiting is of no use; empty while it is."""
 
 
 def waits_of(inputs: dict[str, Any]) -> list[Wait]:
@@ -49,38 +45,6 @@ def timeout_of(inputs: dict[str, Any]) -> float:
     """How long to wait for a resource, in seconds."""
     annotations = inputs.get("metadata", {}).get("annotations") or {}
     return float(annotations.get(TIMEOUT_SECONDS, DEFAULT_TIMEOUT_S))
-
-
-def readiness_of(target: dict[str, Any]) -> Wait | None:
-    """What readiness of a Soperator object means; None for kinds that are ready at once."""
-    phase = _READY_PHASES.get(target["kind"])
-    if target.get("spec", {}).get("maintenance", "none").startswith("downscale"):
-        return None  # a stopped cluster never gets there
-    if phase is None or not target["apiVersion"].startswith("slurm.nebius.ai/"):
-        return None
-
-    def is_met(live: dict[str, Any]) -> bool:
-        status = live.get("status", {})
-        return status.get("phase") == phase and not _is_stale(live)
-
-    return Wait(f"phase {phase}", is_met, _port_in_use)
-
-
-def _port_in_use(live: dict[str, Any]) -> str:
-    """What the object says of a stranger on one of its ports."""
-    for condition in live.get("status", {}).get("conditions") or []:
-        if condition.get("reason") == PORT_IN_USE:
-            return condition.get("message", "")
-    return ""
-
-
-def _is_stale(live: dict[str, Any]) -> bool:
-    """Whether the status still speaks of an earlier spec, where it says which one."""
-    status = live.get("status", {})
-    observed = [c.get("observedGeneration") for c in (status.get("conditions") or [])]
-    observed.append(status.get("observedGeneration"))
-    known = [generation for generation in observed if generation]
-    return bool(known) and max(known) < live["metadata"].get("generation", 0)
 
 
 def _parse(expression: str) -> Wait:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import posixpath
+import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -18,15 +20,14 @@ from typing import Any, Final
 
 import paramiko
 from paramiko.pkey import UnknownKeyType
+from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
 
 from infra.plugins.provider import ProviderError
 
 _KEY_TYPES: Final = (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey)
 _SSH_PORT: Final = 22
-_DIAL_ERROR_LIMIT: Final = 10
-"""Default of connection.dialErrorLimit; -1 has no limit."""
-_PER_DIAL_TIMEOUT_S: Final = 15
-"""Default of connection.perDialTimeout; 0 has no limit."""
+_DEFAULTS: Final = {"user": "root", "port": _SSH_PORT, "dialErrorLimit": 10, "perDialTimeout": 15}
+"""A dialErrorLimit of -1 and a perDialTimeout of 0 are no limit."""
 _FIRST_DELAY_S: Final = 0.1
 _LONGEST_DELAY_S: Final = 5.0
 Line = Callable[[str, str], None]
@@ -40,21 +41,55 @@ class _AnyHostKey(paramiko.MissingHostKeyPolicy):
         return
 
 
+def with_defaults(connection: Mapping[str, Any]) -> dict[str, Any]:
+    """The connection as the official plugin keeps it in the state."""
+    proxy = connection.get("proxy")
+    whole = {**_DEFAULTS, **connection}
+    return {**whole, "proxy": {**_DEFAULTS, **proxy}} if isinstance(proxy, Mapping) else whole
+
+
 @contextmanager
 def connected(
-    connection: Mapping[str, Any], cancelled: threading.Event
+    connection: Mapping[str, Any],
+    cancelled: threading.Event,
+    tell: Callable[[str], None] = lambda _line: None,
 ) -> Iterator[paramiko.SSHClient]:
     """An SSH client of `connection`, through its proxy where it has one."""
+    _refuse_dead_agent()
+    connection = with_defaults(connection)  # a state of earlier days has none of them
     proxy = connection.get("proxy")
     if proxy:
         with (
-            connected(proxy, cancelled) as bastion,
-            _dial(connection, cancelled, bastion) as client,
+            connected(proxy, cancelled, tell) as bastion,
+            _dial(connection, cancelled, bastion, tell) as client,
         ):
             yield client
     else:
-        with _dial(connection, cancelled, None) as client:
+        with _dial(connection, cancelled, None, tell) as client:
             yield client
+
+
+def _refuse_dead_agent() -> None:
+    """The official plugin asks the agent that the shell names, and ends where it is gone."""
+    path = os.environ.get("SSH_AUTH_SOCK")
+    if not path:
+        return
+    with socket.socket(socket.AF_UNIX) as agent:
+        try:
+            agent.connect(path)
+        except OSError as error:
+            why = os.strerror(error.errno or 0).lower()
+            raise ProviderError(f"dial unix {path}: connect: {why}") from error
+
+
+def takes_variable(client: paramiko.SSHClient, name: str, value: str) -> bool:
+    """Whether the server takes an environment variable; paramiko never asks for its answer."""
+    transport = client.get_transport()
+    assert transport is not None
+    with transport.open_session() as channel:
+        channel.set_environment_variable(name, value)
+        channel.exec_command(f"printenv {name} > /dev/null")
+        return channel.recv_exit_status() == 0
 
 
 def run(
@@ -92,7 +127,8 @@ def copy_text(sftp: paramiko.SFTPClient, text: str, remote: str) -> None:
     """Writes `text` to the remote file; a directory in its place is refused."""
     if _is_dir(sftp, remote):
         raise ProviderError(
-            f"remotePath: '{remote}' is a directory; a text asset needs the path of a file"
+            f"remote path {remote} is a directory; when using a text asset, remotePath must be a "
+            "file path"
         )
     make_dirs(sftp, posixpath.dirname(remote))
     sftp.putfo(io.BytesIO(text.encode()), remote)
@@ -108,7 +144,7 @@ def copy_path(sftp: paramiko.SFTPClient, source: str, remote: str) -> None:
     """
     local = Path(source)
     if not local.exists():
-        raise ProviderError(f"source: '{source}' does not exist on this machine")
+        raise ProviderError(f"open {source}: no such file or directory")
     if local.is_file():
         target = posixpath.join(remote, local.name) if _is_dir(sftp, remote) else remote
         make_dirs(sftp, posixpath.dirname(target))
@@ -118,6 +154,10 @@ def copy_path(sftp: paramiko.SFTPClient, source: str, remote: str) -> None:
     make_dirs(sftp, target)
     for path in sorted(local.rglob("*")):
         there = posixpath.join(target, path.relative_to(local).as_posix())
+        if path.is_symlink() and path.is_dir():
+            raise ProviderError(
+                f"failed to copy file {path} to remote path {there}: read {path}: is a directory"
+            )
         if path.is_dir():
             make_dirs(sftp, there)
         else:
@@ -150,7 +190,7 @@ def make_dirs(sftp: paramiko.SFTPClient, path: str) -> None:
         sftp.mkdir(path)
         return
     if not stat.S_ISDIR(mode):
-        raise ProviderError(f"remotePath: '{path}' exists and is not a directory; remove it")
+        raise ProviderError(f"remote path {path} exists but is not a directory")
 
 
 def _is_dir(sftp: paramiko.SFTPClient, path: str) -> bool:
@@ -161,36 +201,50 @@ def _is_dir(sftp: paramiko.SFTPClient, path: str) -> bool:
 
 
 def _dial(
-    connection: Mapping[str, Any], cancelled: threading.Event, bastion: paramiko.SSHClient | None
+    connection: Mapping[str, Any],
+    cancelled: threading.Event,
+    bastion: paramiko.SSHClient | None,
+    tell: Callable[[str], None],
 ) -> paramiko.SSHClient:
-    host, port = connection["host"], int(connection.get("port") or _SSH_PORT)
-    where = f"{connection.get('user') or 'root'}@{host}:{port}"
-    limit = int(connection.get("dialErrorLimit", _DIAL_ERROR_LIMIT))
+    """A client after at most dialErrorLimit failures, whatever they are: another host key too."""
+    limit = int(connection["dialErrorLimit"])
     delay, dials = _FIRST_DELAY_S, 0
     while True:
         try:
-            return _dial_once(connection, host, port, bastion)
-        except paramiko.BadHostKeyException as error:
-            got, pinned = error.key.get_base64(), error.expected_key.get_base64()
-            raise ProviderError(
-                f"connection.hostKey: {where} answered with {error.key.get_name()} {got}, "
-                f"pinned is {pinned}; if the server was rebuilt, pin its new key"
-            ) from error
+            return _dial_once(connection, bastion)
         except (OSError, EOFError, paramiko.SSHException) as error:
-            dials += 1
-            if 0 <= limit < dials:
+            if 0 <= limit < dials + 1:
                 raise ProviderError(
-                    f"connection: {where}: {error or type(error).__name__} "
-                    f"(tried {dials} times); check that sshd runs there and knows the key"
+                    f"after {dials} failed attempts: {_why(error, connection)}"
                 ) from error
+            dials += 1
+            tell(f"Dial {dials}/{'inf' if limit < 0 else limit} failed: retrying")
         if cancelled.wait(delay):
-            raise ProviderError(f"cancelled while connecting to {where}")
+            raise ProviderError("context canceled")
         delay = min(delay * 1.5, _LONGEST_DELAY_S)
 
 
+def _why(error: Exception, connection: Mapping[str, Any]) -> str:
+    """The failure of a dial in the official plugin's words."""
+    if isinstance(error, paramiko.BadHostKeyException | IncompatiblePeer):
+        return "ssh: handshake failed: ssh: host key mismatch"
+    if isinstance(error, paramiko.AuthenticationException):
+        methods = "none publickey" if connection.get("privateKey") else "none"
+        return (
+            f"ssh: handshake failed: ssh: unable to authenticate, attempted methods [{methods}], "
+            "no supported methods remain"
+        )
+    if isinstance(error, NoValidConnectionsError):
+        first = next(iter(error.errors.values()))
+        why = os.strerror(getattr(first, "errno", None) or 0).lower()
+        return f"dial tcp {connection['host']}:{connection['port']}: connect: {why}"
+    return f"ssh: handshake failed: {error or type(error).__name__}"
+
+
 def _dial_once(
-    connection: Mapping[str, Any], host: str, port: int, bastion: paramiko.SSHClient | None
+    connection: Mapping[str, Any], bastion: paramiko.SSHClient | None
 ) -> paramiko.SSHClient:
+    host, port = connection["host"], int(connection["port"])
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(_AnyHostKey())
     if pinned := connection.get("hostKey"):
@@ -203,12 +257,12 @@ def _dial_once(
         transport = bastion.get_transport()
         assert transport is not None
         sock = transport.open_channel("direct-tcpip", (host, port), ("127.0.0.1", 0))
-    timeout = float(connection.get("perDialTimeout", _PER_DIAL_TIMEOUT_S)) or None
+    timeout = float(connection["perDialTimeout"]) or None
     try:
         client.connect(
             host,
             port,
-            username=connection.get("user") or "root",
+            username=connection["user"],
             password=connection.get("password"),
             pkey=_private_key(connection),
             timeout=timeout,
@@ -239,10 +293,7 @@ def _private_key(connection: Mapping[str, Any]) -> paramiko.PKey | None:
             ) from None
         except (paramiko.SSHException, ValueError, IndexError):
             continue
-    raise ProviderError(
-        "connection.privateKey is no private key that can be read "
-        "(Ed25519, ECDSA or RSA in OpenSSH or PEM form)"
-    )
+    raise ProviderError("ssh: no key found")
 
 
 def _public_key(line: str) -> paramiko.PKey:
@@ -250,9 +301,7 @@ def _public_key(line: str) -> paramiko.PKey:
     try:
         return paramiko.PKey.from_type_string(words[0], base64.b64decode(words[1], validate=True))
     except (IndexError, ValueError, paramiko.SSHException, UnknownKeyType) as error:
-        raise ProviderError(
-            f"connection.hostKey: '{line}' is no public key line such as 'ssh-ed25519 AAAA...'"
-        ) from error
+        raise ProviderError("failed to parse host key: ssh: no key found") from error
 
 
 def _feed(channel: paramiko.Channel, data: bytes) -> None:

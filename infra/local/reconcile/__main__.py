@@ -25,6 +25,7 @@ from infra.local.k8up.operator import K8up
 from infra.local.reconcile.nodes import grown, read_groups, read_projects, reconcile_nodes
 from infra.local.reconcile.operator import Operator, log
 from infra.local.reconcile.power import POWER_STATE
+from infra.local.slurm.setup import SlurmSetup
 from infra.local.state import Cache, Ports, State
 
 _BUSY_INTERVAL_S: Final = 0.3
@@ -58,7 +59,8 @@ def main() -> int:
 
 
 def _operate(cloud: Cloud) -> Callable[[], bool]:
-    return Operator(KubeClient(cloud.kube.access()), cloud.state, cloud.cache, cloud.ports).step
+    client = KubeClient(cloud.kube.access())
+    return Operator(client, cloud.state, cloud.cache, cloud.ports, SlurmSetup.from_environ()).step
 
 
 def _back_up(cloud: Cloud) -> Callable[[], bool]:

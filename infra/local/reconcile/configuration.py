@@ -9,25 +9,21 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from infra.local.reconcile.snapshot import Object, name_of
-from infra.local.slurm.settings import NEVER_S, Partition, SlurmSettings, WorkerNode
+from infra.local.slurm.settings import HealthCheck, Partition, SlurmSettings, WorkerNode
 from infra.local.state import Ports
 
-_SLURM_NAMES: Final = {
-    "completeWait": "CompleteWait",
-    "defCpuPerGPU": "DefCpuPerGPU",
-    "defMemPerNode": "DefMemPerNode",
-    "maxJobCount": "MaxJobCount",
-    "messageTimeout": "MessageTimeout",
-    "minJobAge": "MinJobAge",
-}
-_PRIORITIES: Final = {
-    "priorityWeightAge": "PriorityWeightAge",
-    "priorityWeightFairshare": "PriorityWeightFairshare",
-    "priorityWeightQOS": "PriorityWeightQOS",
-}
+# The operator writes topology.conf from labels of the nodes, which are none of one machine.
+_NOT_HERE: Final = ("TopologyPlugin", "TopologyParam")
 _DEFAULT_PARTITIONS: Final = (
-    Partition(name="main", config="Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES"),
-    Partition(name="hidden", config="Default=NO Hidden=YES MaxTime=INFINITE State=UP"),
+    Partition(
+        name="main",
+        config="Default=YES PriorityTier=10 MaxTime=INFINITE State=UP OverSubscribe=YES",
+    ),
+    Partition(
+        name="hidden",
+        config="Default=NO PriorityTier=10 PreemptMode=OFF Hidden=YES MaxTime=INFINITE State=UP "
+        "OverSubscribe=YES",
+    ),
 )
 
 
@@ -36,7 +32,6 @@ def slurm_settings(
 ) -> SlurmSettings:
     """Settings of the cluster with these workers; `accounting` says whether it has a database."""
     spec = cluster["spec"]
-    config = spec.get("slurmConfig") or {}
     partitions = spec.get("partitionConfiguration") or {}
     kind = partitions.get("configType", "default")
     gather = (spec["slurmNodes"].get("accounting") or {}).get("slurmConfig") or {}
@@ -48,13 +43,28 @@ def slurm_settings(
         workers=workers,
         declares_nodes=kind == "structured",
         partitions=_partitions(kind, partitions),
-        raw_partitions=tuple(partitions.get("rawConfig") or ()) if kind == "custom" else (),
+        raw_partitions=_raw(partitions) if kind == "custom" else (),
         accounting=accounting,
-        job_gather=gather.get("jobAcctGatherType", "jobacct_gather/linux"),
-        slurm_config={slurm: config[key] for key, slurm in _SLURM_NAMES.items() if key in config}
-        | {slurm: gather[key] for key, slurm in _PRIORITIES.items() if gather.get(key)},
-        suspend_after_s=config.get("suspendTime", NEVER_S),
+        accounting_config=_properties(gather),
+        slurm_config=_properties(spec.get("slurmConfig") or {}),
+        health_check=_health_check(spec.get("healthCheckConfig")),
         custom=spec.get("customSlurmConfig", ""),
+    )
+
+
+def _properties(config: Mapping[str, str | int]) -> dict[str, str | int]:
+    """The values under Slurm's names, as the operator writes them: all but empty texts."""
+    named = {key[0].upper() + key[1:]: value for key, value in config.items() if value != ""}
+    return {key: value for key, value in sorted(named.items()) if key not in _NOT_HERE}
+
+
+def _health_check(config: Mapping[str, Any] | None) -> HealthCheck | None:
+    if config is None:
+        return None
+    return HealthCheck(
+        program=config["healthCheckProgram"],
+        interval_s=config["healthCheckInterval"],
+        states=tuple(item["state"] for item in config["healthCheckNodeState"]),
     )
 
 
@@ -71,3 +81,9 @@ def _partitions(kind: str, configuration: Mapping[str, Any]) -> tuple[Partition,
         )
         for item in configuration.get("partitions") or []
     )
+
+
+def _raw(configuration: Mapping[str, Any]) -> tuple[str, ...]:
+    """The lines of partitions; the operator leaves any other out."""
+    lines = (line.strip() for line in configuration.get("rawConfig") or ())
+    return tuple(line for line in lines if line.startswith("PartitionName"))

@@ -27,6 +27,11 @@ _NAMESPACED: Final = (
     ("k8up.io/v1", "PodConfig"),
     ("apps/v1", "DaemonSet"),
     ("apps/v1", "Deployment"),
+    ("apps.kruise.io/v1beta1", "StatefulSet"),
+    ("apps/v1", "StatefulSet"),
+    ("apps/v1", "ReplicaSet"),
+    ("v1", "Pod"),
+    ("v1", "Event"),
     ("batch/v1", "Job"),
     ("batch/v1", "CronJob"),
     ("rbac.authorization.k8s.io/v1", "RoleBinding"),
@@ -47,6 +52,16 @@ def bind_claims(client: KubeClient, snapshot: Snapshot) -> None:
         volume = bound_volume(claim, snapshot)
         if volume is None:
             continue
+        if not volume["spec"].get("claimRef"):
+            reference = {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "namespace": claim["metadata"]["namespace"],
+                "name": name_of(claim),
+                "uid": claim["metadata"]["uid"],
+            }
+            client.merge_patch(volume, {"spec": {"claimRef": reference}})
+            volume["spec"]["claimRef"] = reference
         client.merge_patch(claim, {"spec": {"volumeName": name_of(volume)}})
         capacity = {"accessModes": volume["spec"]["accessModes"]}
         capacity["capacity"] = volume["spec"]["capacity"]
@@ -73,8 +88,9 @@ def end_namespaces(client: KubeClient, snapshot: Snapshot) -> None:
             for item in client.list(version, kind, name_of(namespace))
         ]
         for item in held:
-            if "deletionTimestamp" not in item["metadata"]:
-                client.delete(item)
+            if "deletionTimestamp" not in item["metadata"] or item["kind"] == "Pod":
+                # No kubelet ends a pod's grace.
+                client.delete(item, grace_s=0 if item["kind"] == "Pod" else None)
         if not held:
             client.finalize_namespace(namespace)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from infra.kube.client import KubeClient
-from infra.local.reconcile.scheduling import GPU_RESOURCE
+from infra.kube.scheduling import GPU_RESOURCE
 from infra.local.reconcile.snapshot import Object, annotation, name_of
 from infra.local.reconcile.topology import TOPOLOGY_LABELS
 from infra.local.reconcile.volumes import FILESYSTEMS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -19,8 +19,9 @@ from infra.kube.errors import KubeError
 from infra.local.reconcile import power
 from infra.local.reconcile.garbage import bind_claims, end_namespaces, release_deleted
 from infra.local.reconcile.jail_files import write_jail_files
-from infra.local.reconcile.plan import DATABASE_POD, ClusterPlan, NodeSetPlan, Plan, PodPlan
+from infra.local.reconcile.plan import ClusterPlan, NodeSetPlan, Plan, PodPlan
 from infra.local.reconcile.planner import DATABASE, make_plan
+from infra.local.reconcile.pods import Pods
 from infra.local.reconcile.snapshot import Object, Snapshot
 from infra.local.reconcile.status import (
     cluster_status,
@@ -29,17 +30,17 @@ from infra.local.reconcile.status import (
     refused_status,
     with_status,
 )
-from infra.local.reconcile.volumes import Places, Volume
+from infra.local.reconcile.volumes import Held, Places, Volume
 from infra.local.slurm import daemons
 from infra.local.slurm.cluster import SlurmRuntime
 from infra.local.slurm.daemons import Daemon
-from infra.local.slurm.pod import Mount, PodSpec
+from infra.local.slurm.pod import Mount, PodSpec, is_hidden
 from infra.local.slurm.power import forget, requests
 from infra.local.slurm.settings import SlurmSettings
+from infra.local.slurm.setup import SlurmSetup
 from infra.local.state import Cache, Ports, State
 
 _MANAGER: Final = "soperator"
-_HIDDEN_BY_JAIL: Final = ("/root/", "/home/", "/mnt/", "/srv/", "/tmp/", "/run/")  # noqa: S108
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class Operator:
     state: State
     cache: Cache
     ports: Ports
+    setup: SlurmSetup
     runtime: SlurmRuntime = field(init=False)
     _places: Places = field(init=False)
     _seen: frozenset[str] = field(init=False, default=frozenset())
@@ -72,7 +74,11 @@ class Operator:
         )
         if plan.cluster is not None and plan.cluster.controller.jail is not None:
             write_jail_files(snapshot, plan.cluster.source, plan.cluster.controller.jail)
+        pods = Pods(self.client)
+        # First the objects: what the API server refuses does not run.
+        plan = _without(plan, pods.keep(plan, snapshot))
         waiting = self.runtime.converge(self._daemons(plan))
+        pods.tell(plan, waiting, snapshot, self.runtime.restarts)
         self._report(plan, waiting)
         release_deleted(self.client, snapshot)
         end_namespaces(self.client, snapshot)
@@ -94,17 +100,18 @@ class Operator:
         if plan.cluster is None:
             return []
         cluster, shared = plan.cluster, self.runtime.shared
-        settings = cluster.settings
+        settings = replace(cluster.settings, setup=self.setup)
         shared.prepare()
         shared.write_cluster(settings)
-        shared.write_ssh(cluster.ssh.port, cluster.ssh.authorized_keys, cluster.ssh.host_keys)
+        ssh = cluster.ssh
+        shared.write_ssh(ssh.port, ssh.authorized_keys, ssh.host_keys, self.setup)
         configuration = shared.read("slurm.conf", "gres.conf")
         made = self._accounting(cluster, settings)
         if (pod := self._pod(cluster.controller)) is not None:
             made.append(daemons.slurmctld(settings, pod, configuration))
         if (pod := self._pod(cluster.login, brings_image=True)) is not None:
             reads = (*shared.read("sshd_config"), *shared.host_key_texts())
-            made.append(daemons.sshd(cluster.ssh.port, pod, reads))
+            made.append(daemons.sshd(cluster.ssh.port, pod, reads, self.setup))
         for nodeset in plan.nodesets:
             made += self._workers(nodeset, settings, configuration)
         return made
@@ -112,12 +119,10 @@ class Operator:
     def _accounting(self, cluster: ClusterPlan, settings: SlurmSettings) -> list[Daemon]:
         if cluster.accounting is None or (pod := self._pod(cluster.accounting)) is None:
             return []
-        reads = self.runtime.shared.read("slurmdbd.conf")
-        own = PodSpec(name=pod.name, argv=(), jail=pod.jail)
-        return [
-            daemons.mariadb(settings, replace(pod, name=DATABASE_POD), DATABASE),
-            daemons.slurmdbd(settings, own, reads),
-        ]
+        made = [daemons.slurmdbd(settings, pod, self.runtime.shared.read("slurmdbd.conf"))]
+        if cluster.database is not None and (own := self._pod(cluster.database)) is not None:
+            made.insert(0, daemons.mariadb(settings, own, DATABASE))
+        return made
 
     def _workers(
         self, nodeset: NodeSetPlan, settings: SlurmSettings, configuration: tuple[str, ...]
@@ -176,6 +181,35 @@ class Operator:
         return self.ports.slurmd(known[worker])
 
 
+def _without(plan: Plan, refused: Mapping[str, str]) -> Plan:
+    """The plan in which the refused pods, given with the reason by name, do not run."""
+
+    def held(pod: PodPlan | None) -> PodPlan | None:
+        if pod is None or pod.name not in refused:
+            return pod
+        return replace(pod, problem=refused[pod.name], held=Held.CREATING)
+
+    if plan.cluster is None or not refused:
+        return plan
+    cluster = plan.cluster
+    controller, login = held(cluster.controller), held(cluster.login)
+    assert controller is not None and login is not None  # noqa: PT018 - one went in, one comes out
+    return replace(
+        plan,
+        cluster=replace(
+            cluster,
+            controller=controller,
+            login=login,
+            accounting=held(cluster.accounting),
+            database=held(cluster.database),
+        ),
+        nodesets=tuple(
+            replace(each, pods=tuple(pod for one in each.pods if (pod := held(one)) is not None))
+            for each in plan.nodesets
+        ),
+    )
+
+
 def _mount(path: str, volume: Volume) -> Mount:
     """The mount of a volume, with its folder and files made."""
     if volume.folder is None:
@@ -204,7 +238,7 @@ def _image_mounts(cache: Cache) -> Sequence[Mount]:
     if environment is not None and environment.is_dir():
         mounts.append(Mount(path="/opt/soperator/venv", source=environment, read_only=True))
         prefix = _interpreter_prefix(environment)
-        if prefix is not None and f"{prefix}/".startswith(_HIDDEN_BY_JAIL):
+        if prefix is not None and is_hidden(prefix):
             mounts.append(Mount(path=str(prefix), source=prefix, read_only=True))
     for name, folder in (("models", cache.models), ("data", cache.data)):
         if folder.is_dir():

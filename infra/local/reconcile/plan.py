@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from infra.local.reconcile.pod_specs import PodSet
 from infra.local.reconcile.snapshot import Object
-from infra.local.reconcile.volumes import Volume
+from infra.local.reconcile.volumes import Held, Volume
 from infra.local.slurm.settings import SlurmSettings, WorkerNode
 
 DATABASE_POD: Final = "acct-db-0"
@@ -19,7 +20,11 @@ class PodPlan:
 
     name: str
     problem: str = ""
+    held: Held = Held.SCHEDULING
+    """At which step the problem keeps it; means nothing without one."""
     node: str = ""
+    of: PodSet | None = None
+    """What makes it, as the API server shows it; None where nothing does."""
     jail: Path | None = None
     mounts: tuple[tuple[str, Volume], ...] = ()
 
@@ -56,6 +61,7 @@ class ClusterPlan:
     login: PodPlan
     ssh: SshPlan
     accounting: PodPlan | None = None
+    database: PodPlan | None = None
     notes: tuple[tuple[str, str], ...] = ()
     """Condition type and message of what is declared and does not work."""
 

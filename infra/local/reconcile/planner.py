@@ -6,10 +6,14 @@ volume waits and says why, and what the resources do not declare does not exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, Final
 
+from infra.kube.quantity import quantity
+from infra.kube.scheduling import Scheduler
+from infra.local.reconcile import pod_specs
 from infra.local.reconcile.configuration import slurm_settings
 from infra.local.reconcile.notes import notes
 from infra.local.reconcile.plan import (
@@ -20,27 +24,31 @@ from infra.local.reconcile.plan import (
     PodPlan,
     SshPlan,
 )
+from infra.local.reconcile.pod_specs import PodSet
+from infra.local.reconcile.pods import pod_object, shown_name
 from infra.local.reconcile.power import active, is_elastic
-from infra.local.reconcile.quantity import quantity
-from infra.local.reconcile.scheduling import Scheduler
 from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of, secret_data
 from infra.local.reconcile.topology import topology_problem
 from infra.local.reconcile.volumes import (
+    Held,
     Places,
     UnboundError,
     Volume,
-    filesystem_folder,
+    check_claim,
+    check_files,
+    check_subpaths,
+    claims,
     own_source,
     resolve,
 )
 from infra.local.slurm.conf import ACCOUNTING, CONTROLLER, CONTROLLER_SPOOL, LOGIN
 from infra.local.slurm.settings import WorkerNode
 from infra.local.state import Ports
+from stacks.soperator_mounts import JAIL_UPPER, MEMORY
 
 CLUSTER_REF: Final = "slurm.nebius.ai/parental-cluster-ref"
 DATABASE: Final = "/run/mysql"
 _JAIL: Final = "jail"
-_JAIL_UPPER: Final = "/mnt/jail.upper"
 _DEFAULT_NODE_PORT: Final = 30022
 
 
@@ -119,6 +127,7 @@ class _Maker:
             settings=slurm_settings(self._cluster, workers, self._ports, accounting=has_database),
             controller=self._controller(nodes["controller"]),
             accounting=self._accounting(accounting) if has_database else None,
+            database=self._database(accounting) if has_database else None,
             login=self._login(nodes["login"]),
             ssh=self._ssh(nodes["login"]),
             notes=tuple(notes(self._spec, nodesets)),
@@ -143,6 +152,7 @@ class _Maker:
                 static=config.get("static", ""),
                 memory_mib=max(1, int(memory / 2**20)),
                 features=tuple(config.get("features") or ()),
+                has_gpus=(spec.get("gpu") or {}).get("enabled", False),
                 is_elastic=is_elastic(item),
             )
             for name in names
@@ -152,11 +162,10 @@ class _Maker:
     def _worker(self, item: Object, ordinal: int) -> PodPlan:
         spec = item["spec"]
         pod = _worker_name(item, ordinal)
-        node, problem = self._scheduler.place(spec, spec["slurmd"]["resources"])
+        made = pod_specs.worker(self._cluster, item, has_host_keys=self._has_host_keys())
+        node, problem = self._scheduler.place(spec, _requests(made))
         if node is None:
-            return PodPlan(name=pod, problem=problem)
-        if problem := topology_problem(self._spec, spec, node):
-            return PodPlan(name=pod, problem=problem, node=name_of(node))
+            return PodPlan(name=pod, problem=problem, of=made)
         volumes = spec["slurmd"]["volumes"]
         wanted = [
             (mount["mountPath"], mount["name"], own_source(mount, item))
@@ -164,12 +173,25 @@ class _Maker:
         ]
         for mount in volumes.get("customVolumeMounts") or []:
             # Only what shows in the jail: the container around it does not exist here.
-            if mount["mountPath"].startswith(_JAIL_UPPER + "/"):
-                inside = mount["mountPath"].removeprefix(_JAIL_UPPER)
+            if mount["mountPath"].startswith(JAIL_UPPER + "/"):
+                inside = mount["mountPath"].removeprefix(JAIL_UPPER)
                 wanted.append((inside, mount["name"], own_source(mount, item)))
         shared_memory = Volume(tmpfs_bytes=int(quantity(volumes.get("sharedMemorySize", "64Gi"))))
-        extra = (("/dev/shm", shared_memory),)  # noqa: S108
-        return self._pod(pod, node, volumes["jail"], wanted, extra)
+        extra = (("/dev/shm", shared_memory), _memory(spec["slurmd"]))  # noqa: S108
+        planned = self._pod(pod, node, volumes["jail"], wanted, extra, made)
+        topology = topology_problem(self._spec, spec, node)
+        if topology and not planned.problem:
+            return replace(planned, problem=topology, held=Held.WAITING)
+        return planned
+
+    def _has_host_keys(self) -> bool:
+        """Whether somebody made the Secret of host keys; the operator makes one that is missing."""
+        return self._host_keys() is not None
+
+    def _host_keys(self) -> Object | None:
+        name = (self._spec.get("secrets") or {}).get("sshdKeysName")
+        found = self._snapshot.find("Secret", name, self._namespace) if name else None
+        return None if found is None or annotation(found, pod_specs.MADE) else found
 
     def _controller(self, spec: Mapping[str, Any]) -> PodPlan:
         spool = spec["volumes"]["spool"]
@@ -177,35 +199,31 @@ class _Maker:
         source = self._sources.get(name) if name else {"ephemeral": {}}
         if source is None:
             return PodPlan(name=CONTROLLER, problem=self._no_source(name))
-        return self._system_pod(CONTROLLER, spec, [(CONTROLLER_SPOOL, "spool", source)])
+        accounting = (self._spec["slurmNodes"].get("accounting") or {}).get("enabled", False)
+        made = pod_specs.controller(self._cluster, self._sources, accounting=accounting)
+        return self._system_pod(CONTROLLER, spec, made, [(CONTROLLER_SPOOL, "spool", source)])
 
     def _accounting(self, spec: Mapping[str, Any]) -> PodPlan:
-        node, problem = self._filtered(spec)
-        if node is None:
-            return PodPlan(name=ACCOUNTING, problem=problem)
-        try:
-            database = self._database(spec["mariadbOperator"], node)
-        except UnboundError as error:
-            return PodPlan(name=ACCOUNTING, problem=str(error), node=name_of(node))
-        return self._pod(ACCOUNTING, node, self._sources[_JAIL], [], ((DATABASE, database),))
+        made = pod_specs.accounting(self._cluster, self._sources)
+        return self._system_pod(ACCOUNTING, spec, made, [])
 
-    def _database(self, spec: Mapping[str, Any], node: Object) -> Volume:
-        """The unclaimed volume of the template's storage class, else a disk of the node."""
-        template = (spec.get("storage") or {}).get("volumeClaimTemplate") or {}
-        for volume in self._snapshot.all("PersistentVolume"):
-            free = not volume["spec"].get("claimRef")
-            wanted = template.get("storageClassName")
-            if wanted and free and volume["spec"].get("storageClassName") == wanted:
-                folder = filesystem_folder(volume, node, self._places)
-                return Volume(folder=folder / "mysql")
-        return Volume(folder=self._places.pods / DATABASE_POD / "volumes" / "mysql")
+    def _database(self, spec: Mapping[str, Any]) -> PodPlan:
+        made = pod_specs.database(self._cluster)
+        node, problem = self._filtered(spec, made)
+        if node is None:
+            return PodPlan(name=DATABASE_POD, problem=problem, of=made)
+        source: Mapping[str, Any] = {"emptyDir": {}}
+        if made.claims:
+            source = {"persistentVolumeClaim": {"claimName": f"storage-{made.name}-0"}}
+        wanted = [(DATABASE, "mysql", source)]
+        planned = self._pod(DATABASE_POD, node, self._sources[_JAIL], wanted, (), made)
+        mounts = tuple((path, _database_folder(volume)) for path, volume in planned.mounts)
+        return replace(planned, mounts=mounts)
 
     def _login(self, spec: Mapping[str, Any]) -> PodPlan:
         if spec.get("size", 1) == 0:
             return PodPlan(name=LOGIN, problem="spec.slurmNodes.login.size is 0")
-        secret = (self._spec.get("secrets") or {}).get("sshdKeysName")
-        if secret and self._snapshot.find("Secret", secret, self._namespace) is None:
-            return PodPlan(name=LOGIN, problem=f"secret '{secret}' with the host keys not found")
+        made = pod_specs.login(self._cluster, self._sources, has_host_keys=self._has_host_keys())
         wanted = []
         for mount in spec["volumes"].get("jailSubMounts") or []:
             source = self._sources.get(mount.get("volumeSourceName", ""))
@@ -213,11 +231,10 @@ class _Maker:
                 problem = self._no_source(mount.get("volumeSourceName", ""))
                 return PodPlan(name=LOGIN, problem=problem)
             wanted.append((mount["mountPath"], mount["name"], source))
-        return self._system_pod(LOGIN, spec, wanted)
+        return self._system_pod(LOGIN, spec, made, wanted, (_memory(spec["sshd"]),))
 
     def _ssh(self, spec: Mapping[str, Any]) -> SshPlan:
-        name = (self._spec.get("secrets") or {}).get("sshdKeysName")
-        secret = self._snapshot.find("Secret", name, self._namespace) if name else None
+        secret = self._host_keys()
         keys = secret_data(secret) if secret else {}
         private = [text for key, text in sorted(keys.items()) if not key.endswith(".pub")]
         by_port = spec["sshdServiceType"] == "NodePort"
@@ -228,33 +245,40 @@ class _Maker:
         )
 
     def _system_pod(
-        self, name: str, spec: Mapping[str, Any], wanted: list[tuple[str, str, Mapping[str, Any]]]
+        self,
+        name: str,
+        spec: Mapping[str, Any],
+        made: PodSet,
+        wanted: Sequence[tuple[str, str, Mapping[str, Any]]],
+        extra: tuple[tuple[str, Volume], ...] = (),
     ) -> PodPlan:
-        node, problem = self._filtered(spec)
+        node, problem = self._filtered(spec, made)
         if node is None:
-            return PodPlan(name=name, problem=problem)
-        return self._pod(name, node, self._sources[_JAIL], wanted)
+            return PodPlan(name=name, problem=problem, of=made)
+        return self._pod(name, node, self._sources[_JAIL], wanted, extra, made)
 
-    def _filtered(self, spec: Mapping[str, Any]) -> tuple[Object | None, str]:
+    def _filtered(self, spec: Mapping[str, Any], made: PodSet) -> tuple[Object | None, str]:
         name = spec["k8sNodeFilterName"]
         if name not in self._filters:
             return None, f"k8sNodeFilterName '{name}' is not in spec.k8sNodeFilters"
-        return self._scheduler.place(self._filters[name])
+        return self._scheduler.place(self._filters[name], _requests(made))
 
     def _pod(
         self,
         name: str,
         node: Object,
         jail: Mapping[str, Any],
-        wanted: list[tuple[str, str, Mapping[str, Any]]],
-        extra: tuple[tuple[str, Volume], ...] = (),
+        wanted: Sequence[tuple[str, str, Mapping[str, Any]]],
+        extra: tuple[tuple[str, Volume], ...],
+        made: PodSet,
     ) -> PodPlan:
-        """The pod with its volumes resolved on its node."""
+        """The pod with its volumes resolved on its node: claims first, as the scheduler does."""
         mounts: dict[str, Volume] = {}
+        started = self._has_started(name, node, made)
 
         def volume(source: Mapping[str, Any], volume_name: str) -> Volume:
             return resolve(
-                source,
+                _optional(source) if started else source,
                 volume_name,
                 pod=name,
                 namespace=self._namespace,
@@ -264,16 +288,46 @@ class _Maker:
             )
 
         try:
+            for claim in claims(made.spec["volumes"], dict(made.claims), shown_name(name, made)):
+                check_claim(claim, self._namespace, self._snapshot)
             root = volume(jail, _JAIL)
             for path, volume_name, source in wanted:
                 mounts[path.rstrip("/")] = volume(source, volume_name)
+            # A kubelet mounts once: what goes afterwards holds the next pod.
+            given = {
+                each["name"]: each
+                for each in made.spec["volumes"]
+                if not started and each["name"] not in made.own
+            }
+            for each in given.values():
+                check_files(each, self._namespace, self._snapshot)
+            for container in made.spec["containers"]:
+                check_subpaths(container, given, self._namespace, self._snapshot)
         except UnboundError as error:
-            return PodPlan(name=name, problem=str(error), node=name_of(node))
+            scheduled = error.held is not Held.SCHEDULING
+            return PodPlan(
+                name=name,
+                problem=str(error),
+                held=error.held,
+                node=name_of(node) if scheduled else "",
+                of=made,
+            )
         return PodPlan(
             name=name,
             node=name_of(node),
             jail=root.folder,
-            mounts=(*sorted(mounts.items()), *extra),
+            mounts=tuple(sorted((mounts | dict(extra)).items())),
+            of=made,
+        )
+
+    def _has_started(self, name: str, node: Object, made: PodSet) -> bool:
+        """Whether this very pod runs already; one that has to be made anew does not."""
+        wanted = pod_object(PodPlan(name=name, node=name_of(node), of=made), made)
+        live = self._snapshot.find("Pod", name_of(wanted), self._namespace)
+        return (
+            live is not None
+            and (live.get("status") or {}).get("phase") == "Running"
+            and annotation(live, pod_specs.MADE) == annotation(wanted, pod_specs.MADE)
         )
 
     def _no_source(self, name: str | None) -> str:
@@ -281,9 +335,38 @@ class _Maker:
         return f"volumeSourceName '{name}' is not in spec.volumeSources (has: {known})"
 
 
+def _database_folder(volume: Volume) -> Volume:
+    """The database in a filesystem has a folder of its own there, beside what others put in it."""
+    if volume.folder is None or volume.folder.name == "mysql":
+        return volume
+    return replace(volume, folder=volume.folder / "mysql")
+
+
+def _requests(made: PodSet) -> dict[str, Fraction]:
+    """What the pod asks of a node: its containers, and the sidecars beside them."""
+    found: dict[str, Fraction] = {}
+    inits = made.spec.get("initContainers") or ()
+    sidecars = [each for each in inits if each.get("restartPolicy") == "Always"]
+    for each in (*made.spec["containers"], *sidecars):
+        for key, amount in ((each.get("resources") or {}).get("requests") or {}).items():
+            found[key] = found.get(key, Fraction(0)) + quantity(amount)
+    return found
+
+
+def _optional(source: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The source, whose Secret or ConfigMap may have gone."""
+    kinds = ("secret", "configMap")
+    return {key: {**x, "optional": True} if key in kinds else x for key, x in source.items()}
+
+
 def is_stopped(cluster: Object) -> bool:
     """Whether the maintenance mode of a SlurmCluster has no pods."""
     return cluster["spec"].get("maintenance", "none").startswith("downscale")
+
+
+def _memory(container: Mapping[str, Any]) -> tuple[str, Volume]:
+    """The tmpfs of login and worker pods: what the container may take (RenderVolumeInMemory)."""
+    return MEMORY, Volume(tmpfs_bytes=int(quantity(container["resources"].get("memory"))))
 
 
 def _worker_name(item: Object, ordinal: int) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from infra.kube.client import KubeClient
-
-Object = dict[str, Any]
+from infra.kube.describe import Object, name_of
 
 _KINDS = (
     ("slurm.nebius.ai/v1", "SlurmCluster"),
@@ -22,6 +20,11 @@ _KINDS = (
     ("v1", "Secret"),
     ("v1", "ConfigMap"),
     ("v1", "Namespace"),
+    ("v1", "Pod"),
+    ("storage.k8s.io/v1", "StorageClass"),
+    ("apps.kruise.io/v1beta1", "StatefulSet"),
+    ("apps/v1", "ReplicaSet"),
+    ("apps/v1", "StatefulSet"),
 )
 
 
@@ -64,11 +67,6 @@ class Snapshot:
         """The object of that name, or None."""
         found = (item for item in self.all(kind, namespace) if name_of(item) == name)
         return next(found, None)
-
-
-def name_of(item: Object) -> str:
-    """The object's name."""
-    return item["metadata"]["name"]
 
 
 def annotation(item: Object, key: str) -> str:

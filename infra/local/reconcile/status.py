@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from infra.local.ports import PORT_IN_USE, tells_of_use
-from infra.local.reconcile.plan import DATABASE_POD, ClusterPlan, NodeSetPlan, PodPlan
+from infra.local.reconcile.plan import ClusterPlan, NodeSetPlan, PodPlan
 from infra.local.reconcile.snapshot import Object, name_of
 
 _NEEDED: Final = (
@@ -32,9 +32,8 @@ def cluster_status(plan: ClusterPlan, waiting: Mapping[str, str]) -> dict[str, A
         "PopulateJailMode": "",
     }
     if plan.accounting is not None:
-        problems["AccountingAvailable"] = waiting.get(DATABASE_POD, "") or _pod_problem(
-            plan.accounting, waiting
-        )
+        database = "" if plan.database is None else _pod_problem(plan.database, waiting)
+        problems["AccountingAvailable"] = database or _pod_problem(plan.accounting, waiting)
     notes = dict(plan.notes)
     conditions = [_condition(plan.source, key, text) for key, text in (problems | notes).items()]
     needed = [text for key, text in (problems | notes).items() if key in _NEEDED]

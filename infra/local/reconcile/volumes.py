@@ -6,15 +6,17 @@ as virtiofs tags are followed on the cloud. Makes no folder: it says which one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from infra.kube.quantity import quantity
+from infra.kube.scheduling import matches_terms
 from infra.local.kube.charts.release import MADE_FOLDERS, MOUNT_TAG
-from infra.local.reconcile.quantity import quantity
-from infra.local.reconcile.scheduling import matches_terms
 from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of, secret_data
+from infra.teardown.objects import CSI_DRIVER
 
 FILESYSTEMS: Final = "local.soperator/filesystems"
 """Annotation of a Node: mount_tag=filesystem id, comma separated."""
@@ -22,8 +24,41 @@ _DEFAULT_SHM: Final = "64Gi"
 _FOLDERS: Final = "madeFolders"
 
 
+_NO_PROVISIONER: Final = "kubernetes.io/no-provisioner"
+_DISK_CLASSES: Final = frozenset(
+    (
+        "compute-csi-default-sc",
+        *(
+            f"compute-csi-{disk}-{filesystem}"
+            for disk in ("network-ssd", "network-ssd-non-replicated", "network-ssd-io-m3")
+            for filesystem in ("ext4", "xfs")
+        ),
+    )
+)
+"""Classes of the cloud's own disks: the default of mk8s, and those of helm-storageclasses 4.1.7.
+
+Their objects are not here: the charts of others have no content on the local stack.
+"""
+_DISK_MODES: Final = frozenset(("ReadWriteOnce", "ReadWriteOncePod"))
+
+
+class Held(StrEnum):
+    """What keeps a pod from starting, as the reason of the event that tells of it."""
+
+    SCHEDULING = "FailedScheduling"
+    MOUNTING = "FailedMount"
+    STARTING = "Failed"
+    CREATING = "FailedCreate"
+    WAITING = ""
+    """An init container waits for something else; no event tells of it."""
+
+
 class UnboundError(Exception):
     """A volume that the pod waits for; the message says what is missing."""
+
+    def __init__(self, message: str, held: Held = Held.MOUNTING) -> None:
+        super().__init__(message)
+        self.held = held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +96,8 @@ def resolve(
     """The volume behind a source; raises UnboundError where the pod would wait."""
     own = places.pods / pod / "volumes" / name
     if claim := source.get("persistentVolumeClaim"):
-        return Volume(folder=_claimed(claim["claimName"], namespace, node, snapshot, places))
+        name_ = claim["claimName"]
+        return Volume(folder=_claimed(name_, namespace, node, snapshot, places, own))
     if (empty := source.get("emptyDir")) is not None:
         if empty.get("medium") == "Memory":
             return Volume(tmpfs_bytes=int(quantity(empty.get("sizeLimit", _DEFAULT_SHM))))
@@ -94,22 +130,49 @@ def own_source(mount: Mapping[str, Any], nodeset: Object) -> Mapping[str, Any]:
 
 
 def bound_volume(claim: Object, snapshot: Snapshot) -> Object | None:
-    """The PersistentVolume that a claim is bound to: one that names it and offers enough."""
-    namespace, name = claim["metadata"]["namespace"], name_of(claim)
-    wanted = claim["spec"]
-    for volume in snapshot.all("PersistentVolume"):
-        spec = volume["spec"]
-        reference = spec.get("claimRef") or {}
-        if (reference.get("namespace"), reference.get("name")) != (namespace, name):
-            continue
-        size = quantity(wanted["resources"]["requests"]["storage"])
-        if (
-            spec.get("storageClassName", "") == wanted.get("storageClassName", "")
-            and set(wanted["accessModes"]) <= set(spec["accessModes"])
-            and quantity(spec["capacity"]["storage"]) >= size
-        ):
+    """The PersistentVolume of a claim: one that names it, else the smallest free one that fits.
+
+    As FindMatchingVolume of Kubernetes (component-helpers v0.36): class, every access mode, size.
+    """
+    reference = (claim["metadata"]["namespace"], name_of(claim))
+    fitting = [each for each in snapshot.all("PersistentVolume") if _fits(each, claim["spec"])]
+    owners = [(each["spec"].get("claimRef") or {}, each) for each in fitting]
+    for owner, volume in owners:
+        if (owner.get("namespace"), owner.get("name")) == reference:
             return volume
-    return None
+    free = [volume for owner, volume in owners if not owner]
+    return min(free, key=lambda each: quantity(each["spec"]["capacity"]["storage"]), default=None)
+
+
+def _fits(volume: Object, wanted: Mapping[str, Any]) -> bool:
+    spec = volume["spec"]
+    return (
+        spec.get("storageClassName", "") == wanted.get("storageClassName", "")
+        and set(wanted["accessModes"]) <= set(spec["accessModes"])
+        and quantity(spec["capacity"]["storage"])
+        >= quantity(wanted["resources"]["requests"]["storage"])
+    )
+
+
+def is_made_on_demand(claim: Object, snapshot: Snapshot) -> bool:
+    """Whether a driver makes the claim's disk, rather than a volume that is there being taken.
+
+    A disk is mounted by one node.
+    """
+    name = claim["spec"].get("storageClassName", "compute-csi-default-sc")
+    known = snapshot.find("StorageClass", name)
+    if known is not None and known["provisioner"] != CSI_DRIVER:
+        return known["provisioner"] != _NO_PROVISIONER
+    is_disk = known is not None or name in _DISK_CLASSES
+    return is_disk and set(claim["spec"].get("accessModes", ())) <= _DISK_MODES
+
+
+def _unbound_words(claim: Object, snapshot: Snapshot) -> str:
+    """What the scheduler says of a pod whose claim has no volume."""
+    known = snapshot.find("StorageClass", claim["spec"].get("storageClassName", ""))
+    if (known or {}).get("volumeBindingMode") == "WaitForFirstConsumer":
+        return "1 node(s) didn't find available persistent volumes to bind"
+    return "pod has unbound immediate PersistentVolumeClaims"
 
 
 def filesystem_folder(volume: Object, node: Object, places: Places) -> Path:
@@ -123,8 +186,9 @@ def filesystem_folder(volume: Object, node: Object, places: Places) -> Path:
     labels = node["metadata"].get("labels") or {}
     if required and not matches_terms(labels, required):
         raise UnboundError(
-            f"node {name_of(node)} does not match the node affinity of PersistentVolume "
-            f"{name_of(volume)}"
+            f"1 node(s) had volume node affinity conflict: {name_of(node)} and PersistentVolume "
+            f"{name_of(volume)}",
+            Held.SCHEDULING,
         )
     attached = dict(
         item.split("=", 1) for item in annotation(node, FILESYSTEMS).split(",") if "=" in item
@@ -138,38 +202,121 @@ def filesystem_folder(volume: Object, node: Object, places: Places) -> Path:
     return places.filesystems / attached[tag]
 
 
-def _claimed(name: str, namespace: str, node: Object, snapshot: Snapshot, places: Places) -> Path:
+def _claimed(
+    name: str, namespace: str, node: Object, snapshot: Snapshot, places: Places, own: Path
+) -> Path:
+    check_claim({"metadata": {"name": name}}, namespace, snapshot)
     claim = snapshot.find("PersistentVolumeClaim", name, namespace)
-    if claim is None:
-        raise UnboundError(f"persistentvolumeclaim '{name}' not found")
-    volume = bound_volume(claim, snapshot)
-    if volume is None:
-        raise UnboundError(f"persistentvolumeclaim '{name}' is not bound to a PersistentVolume")
-    return filesystem_folder(volume, node, places)
+    volume = None if claim is None else bound_volume(claim, snapshot)
+    return own if volume is None else filesystem_folder(volume, node, places)
+
+
+def claims(
+    volumes: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, Any]], pod: str
+) -> Iterator[Object]:
+    """Every claim of a pod: by its name alone, or with what makes it where it is not there yet."""
+    for name, spec in templates.items():
+        yield {"metadata": {"name": f"{name}-{pod}"}, "spec": spec}
+    for each in volumes:
+        if (claim := each.get("persistentVolumeClaim")) is not None:
+            yield {"metadata": {"name": claim["claimName"]}}
+        elif (template := (each.get("ephemeral") or {}).get("volumeClaimTemplate")) is not None:
+            yield {"metadata": {"name": f"{pod}-{each['name']}"}, "spec": template["spec"]}
+
+
+def check_claim(wanted: Object, namespace: str, snapshot: Snapshot) -> None:
+    """Raises what the scheduler says of a claim that is not there, or that nothing can serve."""
+    name = name_of(wanted)
+    claim = snapshot.find("PersistentVolumeClaim", name, namespace)
+    if claim is None and "spec" not in wanted:
+        raise UnboundError(f'persistentvolumeclaim "{name}" not found', Held.SCHEDULING)
+    made = claim or {**wanted, "metadata": {"name": name, "namespace": namespace}}
+    if bound_volume(made, snapshot) is None and not is_made_on_demand(made, snapshot):
+        raise UnboundError(f"{_unbound_words(made, snapshot)} ({name})", Held.SCHEDULING)
+
+
+def check_files(volume: Mapping[str, Any], namespace: str, snapshot: Snapshot) -> None:
+    """Raises what a kubelet says of a Secret or ConfigMap that is not there or lacks a key.
+
+    The words of pkg/volume/{secret,configmap} of Kubernetes v1.36.
+    """
+    sources = (volume.get("projected") or {}).get("sources") or [volume]
+    for source in sources:
+        for field, kind, key_word in (
+            ("secret", "Secret", "secret"),
+            ("configMap", "ConfigMap", "config"),
+        ):
+            given = source.get(field)
+            if given is None:
+                continue
+            try:
+                _payload(given, kind, key_word, namespace, snapshot)
+            except UnboundError as error:
+                text = f'MountVolume.SetUp failed for volume "{volume["name"]}" : {error}'
+                raise UnboundError(text) from error
+
+
+def check_subpaths(
+    container: Mapping[str, Any],
+    volumes: Mapping[str, Mapping[str, Any]],
+    namespace: str,
+    snapshot: Snapshot,
+) -> None:
+    """Raises where a mount takes a file that its ConfigMap or Secret does not have.
+
+    The kubelet makes a folder of that name (pkg/kubelet/kubelet_pods.go, v1.36), and the runtime
+    cannot mount it over a file.
+    """
+    for mount in container["volumeMounts"]:
+        volume = volumes.get(mount["name"], {})
+        for field, kind in (("secret", "Secret"), ("configMap", "ConfigMap")):
+            given, path = volume.get(field), mount.get("subPath")
+            if given is None or not path:
+                continue
+            if path not in _payload(given, kind, "", namespace, snapshot):
+                raise UnboundError(
+                    f'error mounting "{path}" of {kind.lower()} '
+                    f'"{given.get("secretName") or given.get("name")}" to rootfs at '
+                    f'"{mount["mountPath"]}": not a directory',
+                    Held.STARTING,
+                )
 
 
 def _config_files(
     config: Mapping[str, Any], own: Path, namespace: str, snapshot: Snapshot
 ) -> Volume:
-    found = snapshot.find("ConfigMap", config.get("name", ""), namespace)
-    if found is None and not config.get("optional"):
-        raise UnboundError(f"configmap '{config.get('name', '')}' not found")
-    data = {key: text.encode() for key, text in ((found or {}).get("data") or {}).items()}
-    return _files(data, config, own)
+    return _files(_payload(config, "ConfigMap", "config", namespace, snapshot), config, own)
 
 
 def _secret_files(
     secret: Mapping[str, Any], own: Path, namespace: str, snapshot: Snapshot
 ) -> Volume:
-    found = snapshot.find("Secret", secret.get("secretName", ""), namespace)
-    if found is None and not secret.get("optional"):
-        raise UnboundError(f"secret '{secret.get('secretName', '')}' not found")
-    return _files(secret_data(found) if found else {}, secret, own)
+    return _files(_payload(secret, "Secret", "secret", namespace, snapshot), secret, own)
+
+
+def _payload(
+    source: Mapping[str, Any], kind: str, key_word: str, namespace: str, snapshot: Snapshot
+) -> dict[str, bytes]:
+    """File -> content; a key that `items` names must be there unless the source is optional."""
+    name = source.get("secretName") or source.get("name", "")
+    found = snapshot.find(kind, name, namespace)
+    if found is None:
+        if source.get("optional"):
+            return {}
+        raise UnboundError(f'{kind.lower()} "{name}" not found')
+    if kind == "Secret":
+        data = secret_data(found)
+    else:
+        data = {key: text.encode() for key, text in (found.get("data") or {}).items()}
+    items = source.get("items")
+    if not items:
+        return data
+    for item in items:
+        if item["key"] not in data and not source.get("optional"):
+            raise UnboundError(f"references non-existent {key_word} key: {item['key']}")
+    return {item["path"]: data[item["key"]] for item in items if item["key"] in data}
 
 
 def _files(data: Mapping[str, bytes], source: Mapping[str, Any], own: Path) -> Volume:
-    items = source.get("items")
-    if items:
-        data = {item["path"]: data[item["key"]] for item in items if item["key"] in data}
     mode = source.get("defaultMode", 0o644)
     return Volume(folder=own, files=tuple(sorted(data.items())), file_mode=mode)

@@ -19,7 +19,7 @@ from typing import Final
 
 from infra.local import ports, process
 from infra.local.slurm import pod as pods
-from infra.local.slurm.conf import CONTROLLER, LOGIN, SLURM_CONF
+from infra.local.slurm.conf import CONTROLLER, LOGIN
 from infra.local.slurm.daemons import Daemon, SharedFolder
 
 _PREFIX: Final = "slurm-"
@@ -66,12 +66,14 @@ class SlurmRuntime:
             self._attempts.clear()
             return {}
         self.shared.prepare()
-        process.start(
-            _MUNGED,
-            self.shared.munged_argv(),
-            run_dir=self.run_dir,
-            log=self._log("munged"),
-        )
+        for pod in ("", *(name for name, each in wanted.items() if each.pod.has_own_munge)):
+            name = _munged(pod)
+            process.start(
+                name,
+                self.shared.munged_argv(pod),
+                run_dir=self.run_dir,
+                log=self._log(name.removeprefix(_PREFIX)),
+            )
         return {name: self._converge_one(daemon) for name, daemon in wanted.items()}
 
     def stop_all(self) -> None:
@@ -85,7 +87,10 @@ class SlurmRuntime:
         if controller is None or not controller.alive:
             return
         inside = ["nsenter", f"--target={controller.pid}", "--mount", "--root", "--wd"]
-        shell = ["env", f"SLURM_CONF={SLURM_CONF}", "sh", "-c", _REQUEUE]
+        # The daemon's own variables say where its Slurm is, and its configuration.
+        own = controller.environment
+        kept = [f"{name}={own[name]}" for name in ("PATH", "SLURM_CONF") if name in own]
+        shell = ["env", *kept, "sh", "-c", _REQUEUE]
         # At worst a job stays until its time limit; that must not keep the daemons from ending.
         with contextlib.suppress(subprocess.SubprocessError, OSError):
             subprocess.run([*inside, *shell], timeout=_REQUEUE_S, capture_output=True, check=False)
@@ -94,6 +99,10 @@ class SlurmRuntime:
         """Port that the daemon recorded under this process name answers on."""
         port = self._started(process_name.removeprefix(_PREFIX)).get("port")
         return port if isinstance(port, int) else None
+
+    def restarts(self, pod: str) -> int:
+        """How often the daemon of the pod ended by itself and was started again."""
+        return int(self._started(pod).get("restarts", 0))
 
     def _converge_one(self, daemon: Daemon) -> str:
         spec = daemon.pod
@@ -120,7 +129,7 @@ class SlurmRuntime:
 
     def _start(self, daemon: Daemon, name: str, hashes: dict[str, str | int]) -> str:
         spec = daemon.pod
-        if not self.shared.munge_socket.exists():
+        if not self.shared.munge_socket(spec.name if spec.has_own_munge else "").exists():
             return "waits for munge"
         for port in daemon.needs_ports:
             if not ports.is_listening(port):
@@ -134,11 +143,18 @@ class SlurmRuntime:
             return f"ended: {_last_line(self._log(spec.name))}"
         attempt.not_before = now + attempt.wait_s
         attempt.wait_s = min(2 * attempt.wait_s, _LAST_RETRY_S)
+        if not pods.processes(self.folder, spec.name):
+            self.shared.renew_spool(spec.name)
+            shutil.rmtree(self.pods_folder / spec.name / "tmp", ignore_errors=True)
         folder = self.pods_folder / spec.name
         (folder / "root").mkdir(parents=True, exist_ok=True)
         script = folder / "start.sh"
         script.write_text(pods.render_script(spec, self.folder))
-        (folder / "started.json").write_text(json.dumps(hashes))
+        before = self._started(spec.name)
+        # One that is started for another configuration did not end by itself.
+        again = before.get("restart") == hashes["restart"]
+        restarts = self.restarts(spec.name) + again
+        (folder / "started.json").write_text(json.dumps({**hashes, "restarts": restarts}))
         process.start(
             name,
             pods.argv(script),
@@ -154,7 +170,7 @@ class SlurmRuntime:
             for item in process.all_processes(self.run_dir)
             if item.name.startswith(_PREFIX) and item.name != _MUNGED
         ]
-        unwanted = [name for name in recorded if name not in wanted]
+        unwanted = sorted({name.removeprefix("munged-") for name in recorded} - set(wanted))
         if unwanted:
             with ThreadPoolExecutor(len(unwanted)) as threads:
                 list(threads.map(self._stop_pod, unwanted))
@@ -165,6 +181,7 @@ class SlurmRuntime:
     def _stop_pod(self, name: str) -> None:
         """End the pod's daemon and all that lives in the pod; what it kept for itself goes."""
         process.stop(_PREFIX + name, self.run_dir, timeout_s=_STOP_S)
+        process.stop(_munged(name), self.run_dir)
         pods.kill(self.folder, name, timeout_s=_STOP_S)
         for part in ("tmp", "root", "start.sh", "started.json"):
             path = self.pods_folder / name / part
@@ -179,6 +196,11 @@ class SlurmRuntime:
 
     def _log(self, pod: str) -> Path:
         return self.folder / "log" / f"{pod}.log"
+
+
+def _munged(pod: str) -> str:
+    """Process name of a pod's munged, or of the one that the others share."""
+    return f"{_MUNGED}-{pod}" if pod else _MUNGED
 
 
 def _last_line(log: Path) -> str:

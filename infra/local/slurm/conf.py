@@ -1,19 +1,24 @@
-"""slurm.conf, gres.conf, slurmdbd.conf and sshd_config as text; no I/O.
+"""slurm.conf, gres.conf, cgroup.conf, slurmdbd.conf and sshd_config as text; no I/O.
 
-Slurm 22.05 of Debian 12 stands for the 25.11 of Soperator 4.1.7, so what only the newer one knows
-is left out. Paths are those that a pod sees. Every daemon answers on 127.0.0.1 at a port of its
-own: on different loopback addresses `srun` hangs, since its I/O port answers on another address.
+As the operator of Soperator 4.1.7 writes them (nebius/soperator, configmap.go of
+internal/render/common and internal/render/login, read 2026-11-22), but for what one machine has
+not: the table in docs/architecture.md. Paths are those that a pod sees. Every daemon answers on
+127.0.0.1 at a port of its own: on different loopback addresses `srun` hangs, since its I/O port
+answers on another address.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
+from typing import Final
 
 from infra.local.slurm import power
 from infra.local.slurm.accounts import PROGRAMS
 from infra.local.slurm.pod import STATE_PATH
 from infra.local.slurm.settings import Partition, SlurmSettings, WorkerNode
+from infra.local.slurm.setup import SlurmSetup
 
 CONTROLLER = "controller-0"
 ACCOUNTING = "accounting-0"
@@ -22,11 +27,15 @@ MUNGE_SOCKET = f"{STATE_PATH}/munge/socket"
 SLURM_CONF = f"{STATE_PATH}/slurm.conf"
 SLURMDBD_CONF = f"{STATE_PATH}/slurmdbd.conf"
 SSHD_CONFIG = f"{STATE_PATH}/sshd_config"
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CONTROLLER_SPOOL = "/run/slurmctld"
 
+_NEVER_S: Final = 1_000_000_000
+"""The custom resource's own default: thirty years. Without one Slurm powers nothing at all."""
 _GRES = re.compile(r"gpu(?::(?P<type>[^:,\s]+))?:(?P<count>\d+)$")
 _STRIPPED = re.compile(r"(?i)^(state|features?|nodename)=")
+_SCHEDULER: Final = (
+    "nohold_on_prolog_fail,extra_constraints,pack_serial_at_end,salloc_wait_nodes,sbatch_wait_nodes"
+)
 
 
 def render_slurm_conf(settings: SlurmSettings) -> str:
@@ -34,48 +43,67 @@ def render_slurm_conf(settings: SlurmSettings) -> str:
     lines = [
         f"ClusterName={settings.cluster}",
         f"SlurmctldHost={CONTROLLER}(127.0.0.1)",
-        f"SlurmctldPort={settings.slurmctld_port}",
-        "SlurmUser=root",
-        "SlurmdUser=root",
         "AuthType=auth/munge",
         f"AuthInfo=socket={MUNGE_SOCKET},cred_expire={settings.credential_s}",
-        f"StateSaveLocation={CONTROLLER_SPOOL}",
+        "CredType=cred/munge",
+        *_lines({"SuspendTime": _NEVER_S} | settings.slurm_config),
+        # The operator has it only in a cluster with GPUs (internal/render/common/configmap.go of
+        # nebius/soperator 4.1.7): a Gres line of another one is refused.
+        *(["GresTypes=gpu"] if any(worker.has_gpus for worker in settings.workers) else []),
+        f"MpiDefault={'pmix' if settings.setup.has_pmix else 'none'}",
+        "MailProg=/usr/bin/true",
+        "ProctrackType=proctrack/linuxproc",
+        "ReturnToService=2",
         f"SlurmctldPidFile={STATE_PATH}/pid/slurmctld.pid",
+        f"SlurmctldPort={settings.slurmctld_port}",
         f"SlurmdPidFile={STATE_PATH}/pid/slurmd-%n.pid",
         f"SlurmdSpoolDir={STATE_PATH}/spool/%n",
-        "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny",
-        "ProctrackType=proctrack/linuxproc",
+        "SlurmUser=root",
+        f"StateSaveLocation={CONTROLLER_SPOOL}",
         "TaskPlugin=task/none",
-        "SwitchType=switch/none",
-        "MpiDefault=none",
-        "SelectType=select/cons_tres",
-        "SelectTypeParameters=CR_Core_Memory",
-        "SchedulerType=sched/backfill",
-        "SchedulerParameters=sched_min_interval=100000,batch_sched_delay=0,bf_interval=5",
-        "PreemptType=preempt/partition_prio",
-        "PreemptMode=REQUEUE",
+        "CliFilterPlugins=cli_filter/user_defaults",
+        "LaunchParameters=use_interactive_step",
+        "ScronParameters=enable,explicit_scancel",
+        "PropagateResourceLimits=NONE",
+        *_health_check(settings),
+        "InactiveLimit=0",
         "KillOnBadExit=1",
-        "JobRequeue=1",
-        "ReturnToService=2",
-        # slurmctld asks nodes to register every third of this: by default (300 s) a node whose
-        # first answer is lost on a busy machine stays away for 100 s.
-        "SlurmdTimeout=30",
-        "SlurmdParameters=config_overrides",
-        "MailProg=/bin/true",
-        "GresTypes=gpu",
+        "UnkillableStepTimeout=600",
+        "SlurmctldTimeout=180",
+        "TCPTimeout=15",
+        "WaitTime=0",
+        *_times(settings),
+        *_power(settings),
+        "SchedulerType=sched/backfill",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core_Memory,CR_CORE_DEFAULT_DIST_BLOCK",
         # A cluster whose NodeName lines are missing still starts, as it does with dynamic nodes.
         "MaxNodeCount=1024",
+        "MaxArraySize=1024",
+        "JobRequeue=1",
+        "PreemptMode=REQUEUE",
+        "PreemptType=preempt/partition_prio",
+        # One machine stands for all nodes: every daemon has its port, and a node what it declares.
+        "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny",
+        "SlurmdParameters=config_overrides",
     ]
-    lines += [f"{key}={value}" for key, value in sorted(settings.slurm_config.items())]
-    lines += _power(settings)
-    lines += _accounting(settings)
+    if settings.setup.prefix is not None:  # Debian's 22.05 does not know them
+        lines += ["MetricsType=metrics/openmetrics", "ReconfigFlags=KeepPowerSaveSettings"]
     if settings.declares_nodes:
         lines += [_node(worker) for worker in settings.workers]
-    lines += [_partition(partition, settings) for partition in settings.partitions]
+    lines += [_partition(partition) for partition in settings.partitions]
     lines += settings.raw_partitions
+    if settings.declares_nodes:
+        lines += [f"NodeSet={name} Nodes={nodes}" for name, nodes in _node_sets(settings.workers)]
+    lines += _accounting(settings)
     if settings.custom:
         lines += settings.custom.strip().splitlines()
     return "\n".join(lines) + "\n"
+
+
+def render_cgroup_conf() -> str:
+    """cgroup.conf of a Slurm that would ask for cgroups of its own before any plugin needs them."""
+    return "CgroupPlugin=disabled\n"
 
 
 def render_gres_conf(workers: Sequence[WorkerNode]) -> str:
@@ -114,30 +142,35 @@ def render_slurmdbd_conf(settings: SlurmSettings, password: str) -> str:
     )
 
 
-def render_sshd_config(port: int, num_host_keys: int) -> str:
+def render_sshd_config(port: int, num_host_keys: int, path: str) -> str:
     """sshd_config of the login node: keys only, of root and of users of the jail."""
     return (
         "\n".join(
             [
                 f"Port {port}",
                 "ListenAddress 127.0.0.1",
-                *(f"HostKey {STATE_PATH}/ssh/host_key_{index}" for index in range(num_host_keys)),
-                "AuthorizedKeysFile .ssh/authorized_keys",
-                "AuthenticationMethods publickey",
+                "PermitRootLogin yes",
                 "PasswordAuthentication no",
                 "KbdInteractiveAuthentication no",
-                "PermitRootLogin prohibit-password",
+                # The rules of /etc/pam.d are those of this machine, not of the login image.
                 "UsePAM no",
-                "UseDNS no",
+                "AcceptEnv LANG LC_*",
+                "X11Forwarding no",
+                "AllowTcpForwarding yes",
+                "Subsystem sftp internal-sftp",
+                *(f"HostKey {STATE_PATH}/ssh/host_key_{index}" for index in range(num_host_keys)),
+                "ClientAliveInterval 3600",
+                "ClientAliveCountMax 5",
+                "MaxStartups 100:50:300",
+                "LoginGraceTime 120",
+                "MaxAuthTries 4",
                 # Keys sit in a folder that others may write on a laptop's shared disk.
                 "StrictModes no",
+                "UseDNS no",
                 f"PidFile {STATE_PATH}/pid/sshd.pid",
-                "Subsystem sftp internal-sftp",
-                f"SetEnv SLURM_CONF={SLURM_CONF} PATH={PROGRAMS}:{PATH}",
+                f"SetEnv SLURM_CONF={SLURM_CONF} PATH={PROGRAMS}:{path}",
                 "PrintMotd no",
                 "PrintLastLog no",
-                "MaxSessions 100",
-                "MaxStartups 100",
                 # To the end of the file: keys that the cluster declares open root's account alone.
                 "Match User root",
                 f"AuthorizedKeysFile {STATE_PATH}/ssh/authorized_keys /root/.ssh/authorized_keys",
@@ -145,6 +178,11 @@ def render_sshd_config(port: int, num_host_keys: int) -> str:
         )
         + "\n"
     )
+
+
+def render_profile(text: str, setup: SlurmSetup) -> str:
+    """/etc/profile, `text` as the system has it, that leaves the commands of this Slurm first."""
+    return f"{text.rstrip()}\nexport PATH={PROGRAMS}:{setup.path}\n"
 
 
 def render_hosts(names: Sequence[str]) -> str:
@@ -162,60 +200,86 @@ def gpus(static: str) -> tuple[str | None, int]:
     return None, 0
 
 
+def _lines(values: dict[str, str | int]) -> list[str]:
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def _times(settings: SlurmSettings) -> list[str]:
+    """How long Slurm waits and how often it looks."""
+    values = {"KillWait": 180, "SlurmdTimeout": 180, "ResumeTimeout": 1800, "SuspendTimeout": 90}
+    scheduler = _SCHEDULER
+    if settings.setup.fast_times:
+        values = {"KillWait": 30, "SlurmdTimeout": 30, "ResumeTimeout": 60, "SuspendTimeout": 5}
+        scheduler += ",sched_min_interval=100000,batch_sched_delay=0,bf_interval=5"
+    return [*_lines({**values}), f"SchedulerParameters={scheduler}"]
+
+
+def _health_check(settings: SlurmSettings) -> list[str]:
+    check = settings.health_check
+    if check is None:
+        return []
+    return [
+        f"HealthCheckInterval={check.interval_s}",
+        f"HealthCheckProgram={check.program}",
+        f"HealthCheckNodeState={','.join(check.states)}",
+    ]
+
+
 def _node(worker: WorkerNode) -> str:
     words = [word for word in worker.static.split() if not _STRIPPED.match(word)]
     features = [f"Feature={','.join(worker.features)}"] if worker.features else []
     return " ".join(
         [
-            f"NodeName={worker.name} NodeHostname={worker.name} NodeAddr=127.0.0.1",
-            f"Port={worker.port} RealMemory={worker.memory_mib}",
-            *words,
+            f"NodeName={worker.name} State=CLOUD NodeHostname={worker.name} NodeAddr=127.0.0.1",
+            f"RealMemory={worker.memory_mib} Port={worker.port}",
             *features,
-            "State=CLOUD" if worker.is_elastic else "State=UNKNOWN",
+            *words,
         ]
     )
 
 
+def _node_sets(workers: Sequence[WorkerNode]) -> list[tuple[str, str]]:
+    """Name and nodes of every set, in order."""
+    sets = groupby(workers, key=lambda worker: worker.nodeset)
+    return [(name, ",".join(worker.name for worker in members)) for name, members in sets]
+
+
 def _power(settings: SlurmSettings) -> list[str]:
-    """How elastic nodes come and go; without one of them Slurm powers nothing."""
+    """How nodes come and go: those of fixed sets never do by themselves."""
     fixed = [worker.name for worker in settings.workers if not worker.is_elastic]
-    if len(fixed) == len(settings.workers):
-        return []
+    # The operator's conmgr_threads=32 makes slurmctld warn of hangs where there are few cores.
+    parameters: list[str] = []
+    if len(fixed) < len(settings.workers):
+        parameters += ["cloud_dns", "idle_on_node_suspend"]
+    if settings.setup.fast_times:
+        parameters.append("power_save_interval=1")
     lines = [
+        *([f"SlurmctldParameters={','.join(parameters)}"] if parameters else []),
         f"ResumeProgram={power.program(power.RESUME)}",
         f"SuspendProgram={power.program(power.SUSPEND)}",
-        # Soperator gives 1800 s and 90 s: pods wait for machines there, and daemons start here.
-        "ResumeTimeout=60",
-        "SuspendTimeout=5",
-        f"SuspendTime={settings.suspend_after_s}",
-        "ResumeRate=0",
-        "SuspendRate=0",
-        "SlurmctldParameters=cloud_dns,power_save_interval=1",
-        "PrivateData=cloud",
+        "ResumeRate=100",
+        "SuspendRate=100",
     ]
     return [*lines, f"SuspendExcNodes={','.join(fixed)}"] if fixed else lines
 
 
-def _partition(partition: Partition, settings: SlurmSettings) -> str:
-    if partition.nodesets is None:
-        nodes = "ALL"
-    else:
-        wanted = set(partition.nodesets)
-        names = [worker.name for worker in settings.workers if worker.nodeset in wanted]
-        nodes = ",".join(names) or '""'
+def _partition(partition: Partition) -> str:
+    nodes = "ALL" if partition.nodesets is None else ",".join(partition.nodesets)
     return f"PartitionName={partition.name} Nodes={nodes} {partition.config}".rstrip()
 
 
 def _accounting(settings: SlurmSettings) -> list[str]:
     if not settings.accounting:
-        return ["AccountingStorageType=accounting_storage/none"]
-    # The cgroup plugin needs a cgroup of slurmd's own, which systemd gives it on the cloud.
-    gather = settings.job_gather.replace("cgroup", "linux")
+        return []
+    own = dict(settings.accounting_config)
+    # The cgroup plugin needs a cgroup of slurmd's own, which it has in its container on the cloud.
+    gather = str(own.pop("JobAcctGatherType", "jobacct_gather/linux"))
     return [
         "AccountingStorageType=accounting_storage/slurmdbd",
         "AccountingStorageHost=127.0.0.1",
         f"AccountingStoragePort={settings.slurmdbd_port}",
         f"AccountingStoragePass={MUNGE_SOCKET}",
-        "AccountingStorageTRES=gres/gpu",
-        f"JobAcctGatherType={gather}",
+        "JobCompType=jobcomp/none",
+        f"JobAcctGatherType={gather.replace('cgroup', 'linux')}",
+        *_lines(own),
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import stat
 import subprocess
 from collections.abc import Sequence
@@ -17,15 +18,10 @@ from typing import Final
 
 from infra import whole_file
 from infra.local.slurm import accounts, conf, power
-from infra.local.slurm.pod import STATE_PATH, PodSpec
+from infra.local.slurm.pod import PROFILE, STATE_PATH, PodSpec, munge_folder
 from infra.local.slurm.settings import SlurmSettings, WorkerNode
+from infra.local.slurm.setup import SlurmSetup
 
-ENVIRONMENT: Final = (
-    ("PATH", conf.PATH),
-    ("HOME", "/root"),
-    ("LANG", "C.UTF-8"),
-    ("SLURM_CONF", conf.SLURM_CONF),
-)
 _MUNGE_KEY_BYTES: Final = 128
 _DATABASE_SCRIPT: Final = """set -e
 cd {folder}
@@ -64,16 +60,16 @@ class SharedFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    @property
-    def munge_socket(self) -> Path:
-        return self.folder / "munge" / "socket"
+    def munge_socket(self, pod: str = "") -> Path:
+        """Socket of the munged of a pod, or of the one that the others share."""
+        return munge_folder(self.folder, pod) / "socket"
 
     def prepare(self) -> None:
         """Make the folders and secrets that outlive every restart."""
         for name in ("munge", "pid", "spool", "ssh", "dev"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / "ssh").chmod(0o700)
-        key = self.folder / "munge" / "key"
+        key = munge_folder(self.folder) / "key"
         if not key.exists():
             whole_file.write(key, secrets.token_bytes(_MUNGE_KEY_BYTES), mode=0o600)
         password = self.folder / "database-password"
@@ -83,14 +79,19 @@ class SharedFolder:
         if not hosts.exists():
             hosts.write_text(conf.render_hosts([]))
 
-    def munged_argv(self) -> list[str]:
-        munge = self.folder / "munge"
+    def munged_argv(self, pod: str = "") -> list[str]:
+        """The munged of a pod, or the one that the others share; its folder is made."""
+        munge = munge_folder(self.folder, pod)
+        munge.mkdir(exist_ok=True)
         return [
+            # A socket's path has at most 107 characters (unix(7)), a state folder's may have more.
+            "env",
+            f"--chdir={munge}",
             "munged",
             "--foreground",
             "--force",
-            f"--key-file={munge / 'key'}",
-            f"--socket={self.munge_socket}",
+            f"--key-file={munge_folder(self.folder) / 'key'}",
+            f"--socket=/proc/self/cwd/{self.munge_socket(pod).name}",
             f"--pid-file={munge / 'pid'}",
             f"--log-file={munge / 'log'}",
             f"--seed-file={munge / 'seed'}",
@@ -99,9 +100,15 @@ class SharedFolder:
     def write_cluster(self, settings: SlurmSettings) -> None:
         """Write what the Slurm daemons read."""
         self._write("slurm.conf", conf.render_slurm_conf(settings))
-        if any(worker.is_elastic for worker in settings.workers):
-            power.write_programs(self.folder)
+        power.write_programs(self.folder, settings.setup.path)
         self._write("gres.conf", conf.render_gres_conf(settings.workers))
+        if settings.setup.prefix is not None:
+            self._write("cgroup.conf", conf.render_cgroup_conf())
+            profile = Path("/etc/profile").read_text()
+            self._write(PROFILE, conf.render_profile(profile, settings.setup))
+        else:  # Debian's 22.05 refuses what the newer one needs
+            for name in ("cgroup.conf", PROFILE):
+                (self.folder / name).unlink(missing_ok=True)
         names = [conf.CONTROLLER, conf.ACCOUNTING, conf.LOGIN]
         names += [worker.name for worker in settings.workers]
         # In place: the pods have this very file mounted over their /etc/hosts.
@@ -116,11 +123,25 @@ class SharedFolder:
         if settings.accounting:
             password = (self.folder / "database-password").read_text()
             slurmdbd = conf.render_slurmdbd_conf(settings, password)
-            self._write("slurmdbd.conf", slurmdbd, private=True)
-            self._write("database.sql", _database_sql(password), private=True)
+            self._write("slurmdbd.conf", slurmdbd, mode=0o600)
+            self._write("database.sql", _database_sql(password), mode=0o600)
+
+    def renew_spool(self, worker: str) -> None:
+        """Empty a worker's spool: a new pod finds nothing of what the one before it left.
+
+        On it PMIx would fail to launch a step of a number that was there before.
+        """
+        spool = self.folder / "spool" / worker
+        if spool.is_dir():
+            shutil.rmtree(spool)
+            spool.mkdir()
 
     def write_ssh(
-        self, port: int, authorized_keys: Sequence[str], host_keys: Sequence[bytes]
+        self,
+        port: int,
+        authorized_keys: Sequence[str],
+        host_keys: Sequence[bytes],
+        setup: SlurmSetup,
     ) -> None:
         """Write what sshd reads; without host keys it gets one of its own."""
         ssh = self.folder / "ssh"
@@ -131,7 +152,7 @@ class SharedFolder:
                 whole_file.write(path, key, mode=0o600)
         self._write("ssh/authorized_keys", "".join(f"{key}\n" for key in authorized_keys))
         accounts.write_programs(self.folder)
-        self._write("sshd_config", conf.render_sshd_config(port, len(keys)))
+        self._write("sshd_config", conf.render_sshd_config(port, len(keys), setup.path))
 
     def read(self, *names: str) -> tuple[str, ...]:
         """Texts of the named files."""
@@ -147,11 +168,11 @@ class SharedFolder:
             subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
         return path.read_bytes()
 
-    def _write(self, name: str, text: str, *, private: bool = False) -> None:
+    def _write(self, name: str, text: str, *, mode: int | None = None) -> None:
         path = self.folder / name
         if path.exists() and path.read_text() == text:
             return
-        whole_file.write(path, text, mode=0o600 if private else None)
+        whole_file.write(path, text, mode=mode)
 
 
 def mariadb(settings: SlurmSettings, pod: PodSpec, folder: str) -> Daemon:
@@ -159,12 +180,13 @@ def mariadb(settings: SlurmSettings, pod: PodSpec, folder: str) -> Daemon:
     script = _DATABASE_SCRIPT.format(
         folder=folder, port=settings.mariadb_port, init_file=f"{STATE_PATH}/database.sql"
     )
-    return Daemon(pod=_with_argv(pod, "sh", "-c", script), port=settings.mariadb_port)
+    own = _with_argv(pod, settings.setup, "sh", "-c", script)
+    return Daemon(pod=own, port=settings.mariadb_port)
 
 
 def slurmdbd(settings: SlurmSettings, pod: PodSpec, reads: tuple[str, ...]) -> Daemon:
     return Daemon(
-        pod=_with_argv(pod, "slurmdbd", "-D"),
+        pod=_with_argv(pod, settings.setup, "slurmdbd", "-D"),
         port=settings.slurmdbd_port,
         needs_ports=(settings.mariadb_port,),
         reads=reads,
@@ -173,7 +195,7 @@ def slurmdbd(settings: SlurmSettings, pod: PodSpec, reads: tuple[str, ...]) -> D
 
 def slurmctld(settings: SlurmSettings, pod: PodSpec, reads: tuple[str, ...]) -> Daemon:
     return Daemon(
-        pod=_with_argv(pod, "slurmctld", "-D", "-f", conf.SLURM_CONF),
+        pod=_with_argv(pod, settings.setup, "slurmctld", "-D", "-f", conf.SLURM_CONF),
         port=settings.slurmctld_port,
         needs_ports=(settings.slurmdbd_port,) if settings.accounting else (),
         reads=reads,
@@ -184,24 +206,32 @@ def slurmd(
     settings: SlurmSettings, worker: WorkerNode, pod: PodSpec, reads: tuple[str, ...]
 ) -> Daemon:
     # A node that is powered up counts as there once it has booted since: `-b` reports the start of
-    # the daemon as a boot, where the machine below it goes on.
-    boots = ("-b",) if worker.is_elastic else ()
+    # the daemon as a boot, as Soperator's does, where the machine below it goes on.
+    argv = ("slurmd", "-D", "-b", "-f", conf.SLURM_CONF, "-N", worker.name)
+    # munge takes a credential once: the one of a step goes to every node of it.
+    own = replace(pod, has_own_munge=True)
     return Daemon(
-        pod=_with_argv(pod, "slurmd", "-D", *boots, "-f", conf.SLURM_CONF, "-N", worker.name),
+        pod=_with_argv(own, settings.setup, *argv),
         port=worker.port,
         needs_ports=(settings.slurmctld_port,),
         reads=reads,
     )
 
 
-def sshd(port: int, pod: PodSpec, reads: tuple[str, ...]) -> Daemon:
+def sshd(port: int, pod: PodSpec, reads: tuple[str, ...], setup: SlurmSetup) -> Daemon:
     # sshd refuses to start under a relative name: it starts itself again for each connection.
     argv = ("/usr/sbin/sshd", "-D", "-e", "-f", conf.SSHD_CONFIG)
-    return Daemon(pod=_with_argv(pod, *argv), port=port, reads=reads)
+    return Daemon(pod=_with_argv(pod, setup, *argv), port=port, reads=reads)
 
 
-def _with_argv(pod: PodSpec, *argv: str) -> PodSpec:
-    return replace(pod, argv=argv, environment=ENVIRONMENT)
+def _with_argv(pod: PodSpec, setup: SlurmSetup, *argv: str) -> PodSpec:
+    environment = (
+        ("PATH", setup.path),
+        ("HOME", "/root"),
+        ("LANG", "C.UTF-8"),
+        ("SLURM_CONF", conf.SLURM_CONF),
+    )
+    return replace(pod, argv=argv, environment=environment, mounts=(*pod.mounts, *setup.mounts))
 
 
 def _database_sql(password: str) -> str:

@@ -28,6 +28,10 @@ _OWN: Final = ("/run", "/tmp")  # noqa: S108
 _ACCOUNT_FILES: Final = ("passwd", "group", "shadow", "gshadow")
 _SKIPPED: Final = ("/lost+found", "/swapfile")
 _KERNEL: Final = ("/dev", "/proc", "/sys")
+MUNGE: Final = "munge"
+"""Folder of the shared folder with the key, and with what each munged has for itself."""
+PROFILE: Final = "profile"
+"""File of the shared folder that is shown as /etc/profile where it is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +54,30 @@ class PodSpec:
     """Host folder with the jail's home, root, mnt and srv."""
     mounts: tuple[Mount, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    has_own_munge: bool = False
+    """Whether a munged of its own answers in it, as in a pod of the cloud."""
 
     @property
     def mounts_hash(self) -> str:
         """Changes when the pod must be made anew, not only its daemon restarted."""
-        return hashlib.sha256(repr((self.jail, self.mounts)).encode()).hexdigest()[:16]
+        made_from = (self.jail, self.mounts, self.has_own_munge)
+        return hashlib.sha256(repr(made_from).encode()).hexdigest()[:16]
 
 
 def marker(slurm_dir: Path, pod: str = "") -> str:
     """Name of the pod's root mount: tells its processes from all others on the machine."""
     state = hashlib.sha256(str(slurm_dir.resolve()).encode()).hexdigest()[:12]
     return f"soperator-{state}-{pod}"
+
+
+def munge_folder(shared: Path, pod: str = "") -> Path:
+    """Where a munged keeps its socket: that of a pod, or the one that the others share."""
+    return shared / MUNGE / pod
+
+
+def is_hidden(path: Path) -> bool:
+    """Whether a pod does not see this path of the host unless it is mounted."""
+    return f"{path}/".startswith(tuple(f"{each}/" for each in (*_FROM_JAIL, *_OWN)))
 
 
 def render_script(pod: PodSpec, slurm_dir: Path) -> str:
@@ -83,7 +100,12 @@ def render_script(pod: PodSpec, slurm_dir: Path) -> str:
     steps.add(f"mount -t tmpfs -o mode=755 run {_quoted(root)}/run")
     steps.add(f"mkdir -m 755 {_quoted(root)}/run/sshd {_quoted(root)}/run/lock")
     steps.mount(Mount(path=STATE_PATH, source=slurm_dir / "shared"))
+    if pod.has_own_munge:
+        own_munge = munge_folder(slurm_dir / "shared", pod.name)
+        steps.mount(Mount(path=f"{STATE_PATH}/{MUNGE}", source=own_munge))
     steps.add(f"mount --bind {_quoted(slurm_dir / 'shared' / 'hosts')} {_quoted(root)}/etc/hosts")
+    profile = _quoted(slurm_dir / "shared" / PROFILE)
+    steps.add(f"[ ! -e {profile} ] || mount --bind {profile} {_quoted(root)}/etc/profile")
     for name in _ACCOUNT_FILES:
         steps.account_file(name)
     for mount in sorted(pod.mounts, key=lambda mount: PurePosixPath(mount.path).parts):

@@ -22,7 +22,7 @@ _PARTIAL: Final = ".new"
 # part of it is read here without the whole: a file gets its name once it is written.
 _PROGRAM: Final = """#!/bin/sh
 set -e
-export PATH=/usr/local/bin:/usr/bin:/bin SLURM_CONF={state}/slurm.conf
+export PATH={path} SLURM_CONF={state}/slurm.conf
 request={state}/{folder}/{requests}/$(date +%s%N)-$$-{verb}
 scontrol show hostnames "$1" > "$request{partial}"
 mv "$request{partial}" "$request"
@@ -43,17 +43,22 @@ def program(verb: str) -> str:
     return f"{STATE_PATH}/{FOLDER}/{verb}"
 
 
-def write_programs(shared: Path) -> None:
-    """Puts both programs into the shared folder."""
+def write_programs(shared: Path, path: str) -> None:
+    """Puts both programs into the shared folder; they find Slurm on `path`."""
     (shared / FOLDER / _REQUESTS).mkdir(parents=True, exist_ok=True)
     for verb in (RESUME, SUSPEND):
-        path = shared / FOLDER / verb
+        program = shared / FOLDER / verb
         text = _PROGRAM.format(
-            state=STATE_PATH, folder=FOLDER, requests=_REQUESTS, verb=verb, partial=_PARTIAL
+            state=STATE_PATH,
+            folder=FOLDER,
+            requests=_REQUESTS,
+            verb=verb,
+            partial=_PARTIAL,
+            path=path,
         )
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
-            path.chmod(0o755)
+        if not program.exists() or program.read_text() != text:
+            program.write_text(text)
+            program.chmod(0o755)
 
 
 def requests(shared: Path) -> tuple[Request, ...]:

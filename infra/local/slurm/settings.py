@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
-NEVER_S: Final = 1_000_000_000
-"""The value of the custom resource where nothing is declared: thirty years."""
+from infra.local.slurm.setup import SlurmSetup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +18,8 @@ class WorkerNode:
     """`nodeConfig.static` of the NodeSet: CPUs, topology and Gres of every node."""
     memory_mib: int
     features: tuple[str, ...] = ()
+    has_gpus: bool = False
+    """`gpu.enabled` of the NodeSet, whatever `static` says."""
     is_elastic: bool = False
     """Whether Slurm powers it up for a job and down when it is idle."""
 
@@ -31,6 +31,15 @@ class Partition:
     name: str
     config: str
     nodesets: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheck:
+    """A program that Slurm runs on every node again and again."""
+
+    program: str
+    interval_s: int
+    states: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +56,12 @@ class SlurmSettings:
     partitions: tuple[Partition, ...] = ()
     raw_partitions: tuple[str, ...] = ()
     accounting: bool = False
-    job_gather: str = "jobacct_gather/linux"
-    slurm_config: dict[str, int] = field(default_factory=dict)
+    accounting_config: dict[str, str | int] = field(default_factory=dict)
+    """Values of the accounting's `slurmConfig`, by Slurm's name."""
+    slurm_config: dict[str, str | int] = field(default_factory=dict)
+    """Values of `spec.slurmConfig`, by Slurm's name."""
+    health_check: HealthCheck | None = None
     credential_s: int = 120
     """How long a job may take to launch; so long Slurm also holds back a job that is requeued."""
-    """Values of `spec.slurmConfig` that Slurm takes as they are, by Slurm's name."""
-    suspend_after_s: int = NEVER_S
-    """Idle time after which a node of an elastic set is powered down."""
     custom: str = ""
+    setup: SlurmSetup = field(default_factory=SlurmSetup)

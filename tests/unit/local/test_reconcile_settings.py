@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from infra.local.plugins.kubernetes_wait import readiness_of
 from infra.local.reconcile.configuration import slurm_settings
 from infra.local.reconcile.jail_files import write_jail_files
 from infra.local.reconcile.nodes import NodeGroup, grown
@@ -41,14 +40,13 @@ def planned(folder: Path, *objects: dict[str, Any]) -> Plan:
 
 
 def test_a_downscaled_cluster_has_no_pod_and_misses_none(tmp_path: Path) -> None:
-    """A pause must end: a NodeSet that stays pending would hold the program up for ever."""
+    """What nobody wants is missed by nobody."""
     stopped = cluster(maintenance="downscale")
     plan = planned(tmp_path, stopped, nodeset())
     assert (plan.cluster, plan.stopped) == (None, True)
     (workers,) = plan.nodesets
     status = nodeset_status(workers, {}, cluster_runs=False, stopped=plan.stopped)
     assert (status["phase"], status["replicas"]) == ("Ready", 0)
-    assert readiness_of(stopped) is None
 
 
 def test_a_running_cluster_is_waited_for_and_its_missing_workers_are_told(tmp_path: Path) -> None:
@@ -58,7 +56,6 @@ def test_a_running_cluster_is_waited_for_and_its_missing_workers_are_told(tmp_pa
     (workers,) = plan.nodesets
     status = nodeset_status(workers, {}, cluster_runs=True, stopped=plan.stopped)
     assert status["phase"] == "Pending"
-    assert readiness_of(running) is not None
 
 
 def power_state(*ordinals: int) -> dict[str, Any]:
@@ -116,6 +113,16 @@ def test_a_group_grows_for_the_nodes_that_are_powered_up_and_no_further() -> Non
     assert grown([fixed], [power_state(0, 1)]) == [fixed]
 
 
+def test_slurm_counts_gpus_where_a_set_says_that_it_has_some(tmp_path: Path) -> None:
+    """A Gres alone is none: the operator asks each NodeSet for `gpu.enabled`."""
+    source, cpu = cluster(), nodeset(name="cpu")
+    del cpu["spec"]["gpu"]
+    for sets, counts in (([cpu], False), ([cpu, nodeset()], True)):
+        plan = planned(tmp_path, source, *sets)
+        assert plan.cluster is not None
+        assert ("GresTypes=gpu\n" in render_slurm_conf(plan.cluster.settings)) is counts
+
+
 def test_slurm_powers_elastic_nodes_alone(tmp_path: Path) -> None:
     fixed = nodeset(name="fixed", replicas=1)
     source = cluster()
@@ -126,19 +133,28 @@ def test_slurm_powers_elastic_nodes_alone(tmp_path: Path) -> None:
     assert "SuspendTime=300\n" in text
     assert "SuspendExcNodes=fixed-0\n" in text
     assert "ResumeProgram=/run/soperator/power/resume\n" in text
+    assert "SlurmctldParameters=cloud_dns,idle_on_node_suspend" in text
     alone = planned(tmp_path, source, fixed)
     assert alone.cluster is not None
-    assert "Suspend" not in render_slurm_conf(alone.cluster.settings)
+    text = render_slurm_conf(alone.cluster.settings)
+    assert "SuspendExcNodes=fixed-0\n" in text
+    assert "cloud_dns" not in text
 
 
 def test_weights_of_priorities_reach_slurm() -> None:
     accounting = {**CLUSTER["slurmNodes"]["accounting"]}
     accounting["slurmConfig"] = {"priorityWeightFairshare": 10, "priorityWeightQOS": 20}
     source = cluster(slurmNodes={**CLUSTER["slurmNodes"], "accounting": accounting})
-    config = slurm_settings(source, (), Ports(17800), accounting=True).slurm_config
-    assert (config["PriorityWeightFairshare"], config["PriorityWeightQOS"]) == (10, 20)
-    # The chart's default of 0 is Slurm's own.
-    assert "PriorityWeightAge" not in config
+    config = slurm_settings(source, (), Ports(17800), accounting=True).accounting_config
+    assert config["PriorityWeightFairshare"] == 10
+    assert config["PriorityWeightQOS"] == 20
+
+
+def test_values_reach_slurm_under_its_own_names_and_empty_texts_do_not() -> None:
+    source = cluster()
+    source["spec"]["slurmConfig"] = {"defMemPerNode": 0, "prolog": "/p.sh", "taskPluginParam": ""}
+    config = slurm_settings(source, (), Ports(17800), accounting=False).slurm_config
+    assert config == {"DefMemPerNode": 0, "Prolog": "/p.sh"}
 
 
 def jailed(items: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from infra.kube.quantity import quantity
+from infra.kube.scheduling import Scheduler
 from infra.local.reconcile.nodes import NodeGroup, node_objects
-from infra.local.reconcile.quantity import quantity
-from infra.local.reconcile.scheduling import Scheduler
 
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 RULES = {"nodeSelector": {"role": "worker"}, "tolerations": [{**TAINT, "operator": "Equal"}]}

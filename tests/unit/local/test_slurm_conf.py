@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from infra.local.slurm import conf
-from infra.local.slurm.settings import Partition, SlurmSettings, WorkerNode
+from infra.local.slurm.settings import HealthCheck, Partition, SlurmSettings, WorkerNode
+from infra.local.slurm.setup import SlurmSetup
 
 STATIC = "CPUs=64 Boards=1 SocketsPerBoard=1 CoresPerSocket=32 ThreadsPerCore=2 Gres=gpu:l40s:2"
 
@@ -22,6 +24,7 @@ def settings() -> SlurmSettings:
             port=17820 + index,
             static=STATIC,
             memory_mib=358400,
+            has_gpus=True,
         )
         for index in range(2)
     )
@@ -37,8 +40,21 @@ def settings() -> SlurmSettings:
             Partition(name="cpu", config="State=UP", nodesets=("cpu",)),
         ),
         accounting=True,
-        job_gather="jobacct_gather/cgroup",
-        slurm_config={"CompleteWait": 5, "DefCpuPerGPU": 4},
+        accounting_config={
+            "AccountingStorageTRES": "CPU,Mem,Node,VMem,Gres/gpu",
+            "JobAcctGatherFrequency": 0,
+            "JobAcctGatherType": "jobacct_gather/cgroup",
+        },
+        slurm_config={
+            "CompleteWait": 5,
+            "DefCpuPerGPU": 4,
+            "Epilog": "/opt/slurm_scripts/epilog.sh",
+            "Prolog": "/opt/slurm_scripts/prolog.sh",
+        },
+        health_check=HealthCheck(
+            program="/opt/slurm_scripts/hc_program.sh", interval_s=120, states=("ANY", "CYCLE")
+        ),
+        setup=SlurmSetup(prefix=Path("/opt/slurm")),
     )
 
 
@@ -58,7 +74,7 @@ def test_slurmdbd_conf_of_the_local_stack(golden: Golden) -> None:
 
 
 def test_sshd_config_of_the_local_stack(golden: Golden) -> None:
-    golden("local/sshd_config", conf.render_sshd_config(30022, 1))
+    golden("local/sshd_config", conf.render_sshd_config(30022, 1, "/usr/sbin:/usr/bin"))
 
 
 def test_without_structured_partitions_there_are_no_node_lines() -> None:
@@ -67,14 +83,39 @@ def test_without_structured_partitions_there_are_no_node_lines() -> None:
 
 
 def test_state_and_features_of_the_static_line_are_stripped() -> None:
-    worker = replace(settings().workers[0], static="CPUs=4 State=CLOUD Features=x Feature=y")
+    worker = replace(settings().workers[0], static="CPUs=4 State=FUTURE Features=x Feature=y")
     text = conf.render_slurm_conf(replace(settings(), workers=(worker,)))
-    assert "CLOUD" not in text
+    assert "FUTURE" not in text
     assert "Feature" not in text
 
 
-def test_a_partition_of_an_unknown_nodeset_has_no_nodes() -> None:
-    assert 'PartitionName=cpu Nodes="" State=UP' in conf.render_slurm_conf(settings())
+def test_a_set_is_named_once_with_its_nodes_and_partitions_name_it() -> None:
+    text = conf.render_slurm_conf(settings())
+    assert "NodeSet=worker Nodes=worker-0,worker-1\n" in text
+    assert "PartitionName=cpu Nodes=cpu State=UP\n" in text
+
+
+def test_slurms_waits_are_the_operators_unless_tests_shorten_them() -> None:
+    real = conf.render_slurm_conf(settings())
+    fast = conf.render_slurm_conf(
+        replace(settings(), setup=replace(settings().setup, fast_times=True))
+    )
+    for key in ("KillWait", "SlurmdTimeout"):
+        assert f"\n{key}=180\n" in real
+        assert f"\n{key}=30\n" in fast
+    assert "bf_interval" not in real
+    assert "batch_sched_delay=0" in fast
+
+
+def test_debians_slurm_gets_no_line_that_it_refuses() -> None:
+    text = conf.render_slurm_conf(replace(settings(), setup=SlurmSetup()))
+    assert "MetricsType" not in text
+    assert "ReconfigFlags" not in text
+
+
+def test_nothing_is_private_as_in_the_real_file() -> None:
+    """Its metrics would go, says the operator; sleeping nodes of 22.05 are not listed then."""
+    assert "PrivateData" not in conf.render_slurm_conf(settings())
 
 
 def test_custom_configuration_comes_last() -> None:

@@ -56,6 +56,7 @@ def _nodeset(release: Release, item: dict[str, Any], images: dict[str, Any], ind
             "configMapRefSshd": item["configMapRefSshd"],
             "enableHostUserNamespace": item["enableHostUserNamespace"] or None,
             "priorityClass": item["priorityClass"],
+            "customInitContainers": item["customInitContainers"],
             "nodeSelector": item["nodeSelector"],
             "affinity": item["affinity"],
             "tolerations": item["tolerations"],
@@ -73,7 +74,7 @@ def _nodeset(release: Release, item: dict[str, Any], images: dict[str, Any], ind
         "security": item["munge"]["security"],
     }
     if item.get("sssd", {}).get("enabled"):
-        names = ("sssdConfSecretRefName", "sssdLdapCAConfigMapRefName", "sssdDebugLevel")
+        names = ("sssdConfSecretRefName", "sssdLdapCAConfigMapRefName")
         spec["sssd"] = {
             "image": images["sssd"],
             "resources": resources(item["sssd"]["resources"]),

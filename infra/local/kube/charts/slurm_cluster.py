@@ -6,12 +6,40 @@ values that the CRD's schema checks.
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from infra.local.kube.charts.release import Object, Release, filled, resources
 from infra.local.kube.charts.values import ChartError
+from stacks.soperator_mounts import JAIL_UPPER
 
 API_VERSION = "slurm.nebius.ai/v1"
+_SCRIPTS = "slurm-scripts"
+_SCRIPTS_SOURCE = {"name": _SCRIPTS, "configMap": {"name": _SCRIPTS, "defaultMode": 0o755}}
+_SCRIPT_MOUNTS = [
+    {"name": _SCRIPTS, "mountPath": "/opt/slurm_scripts/", "volumeSourceName": _SCRIPTS},
+    {
+        "name": f"{_SCRIPTS}-jail",
+        "mountPath": f"{JAIL_UPPER}/opt/slurm_scripts/",
+        "volumeSourceName": _SCRIPTS,
+    },
+]
+"""Fixed in the real chart: login pods have the scripts of prolog and epilog too."""
+_SCRIPT_FILES: Final = Path(__file__).parent / "slurm_scripts"
+
+
+_PRIORITIES = {
+    "worker": 1_000_000,
+    "controller": 1_000_001,
+    "login": 100_002,
+    "accounting": 100_003,
+    "exporter": 100_004,
+    "rest": 100_005,
+    "sconfigcontroller": 100_006,
+    "populate-jail": 100_007,
+    "mariadb": 100_008,
+}
+"""Suffix of a PriorityClass -> value; all but the first two have a digit less in the chart too."""
 
 
 def render(release: Release, values: dict[str, Any]) -> list[Object]:
@@ -20,7 +48,7 @@ def render(release: Release, values: dict[str, Any]) -> list[Object]:
     metadata = filled({"annotations": values["annotations"]})
     metadata["labels"] = release.labels
     return [
-        *_priority_classes(release, name),
+        *_priority_classes(release, values, name),
         *_service_accounts(release, values, name),
         _scripts(release, values["slurmScripts"]),
         *_claims(release, values["volumeSources"]),
@@ -53,7 +81,10 @@ def _spec(release: Release, values: dict[str, Any], name: str) -> dict[str, Any]
             "healthCheckNodeState": [{"state": "ANY"}, {"state": "CYCLE"}],
         },
         "k8sNodeFilters": [filled(item) for item in values["k8sNodeFilters"]],
-        "volumeSources": [_volume_source(item) for item in values["volumeSources"]],
+        "volumeSources": [
+            _SCRIPTS_SOURCE,
+            *(_volume_source(item) for item in values["volumeSources"]),
+        ],
         "secrets": values["secrets"],
         "populateJail": _populate_jail(values),
         "sConfigController": {
@@ -123,16 +154,15 @@ def _login_node(node: dict[str, Any], images: dict[str, Any], pull: str) -> dict
         door |= filled({key: node[key] for key in balancer})
     return {
         **door,
-        **filled(
-            {
-                "sshdServiceAnnotations": node["sshdServiceAnnotations"],
-                "sshdConfigMapRefName": node.get("sshdConfigMapRefName"),
-            }
-        ),
+        **filled({"sshdServiceAnnotations": node["sshdServiceAnnotations"]}),
         "sshRootPublicKeys": node["sshRootPublicKeys"],
         "sshd": _container(node["sshd"], images["sshd"], pull),
         "munge": _container(node["munge"], images["munge"], pull),
-        "volumes": {"jail": node["volumes"]["jail"], **filled(node["volumes"])},
+        "volumes": {
+            "jail": node["volumes"]["jail"],
+            **filled(node["volumes"]),
+            "customMounts": [*_SCRIPT_MOUNTS, *node["volumes"]["customMounts"]],
+        },
     }
 
 
@@ -177,7 +207,8 @@ def _exporter_node(node: dict[str, Any], images: dict[str, Any], pull: str) -> d
 
 def _node(node: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     """The fields that all node kinds share, and `keys`."""
-    shared = filled({key: node.get(key) for key in ("hostUsers", "priorityClass")})
+    optional = ("hostUsers", "priorityClass", "customInitContainers")
+    shared = filled({key: node.get(key) for key in optional})
     return {
         "k8sNodeFilterName": node["k8sNodeFilterName"],
         **shared,
@@ -232,19 +263,24 @@ def _claims(release: Release, sources: list[dict[str, Any]]) -> list[Object]:
     return made
 
 
-def _priority_classes(release: Release, name: str) -> list[Object]:
-    def made(suffix: str, value: int, **extra: Any) -> Object:
-        return release.cluster_object(
+def _priority_classes(release: Release, values: dict[str, Any], name: str) -> list[Object]:
+    """As templates/priority-class.yaml of helm-slurm-cluster 4.1.7 has them."""
+    made = dict(_PRIORITIES)
+    if not values["slurmNodes"]["accounting"]["mariadbOperator"]["enabled"]:
+        del made["mariadb"]
+    return [
+        release.cluster_object(
             "scheduling.k8s.io/v1",
             "PriorityClass",
             f"{name}-slurm-{suffix}",
             value=value,
             globalDefault=False,
             description=f"Slurm {suffix} of {name}",
-            **extra,
+            # Of workers it is the API server's default, which is the same.
+            **({} if suffix == "worker" else {"preemptionPolicy": "PreemptLowerPriority"}),
         )
-
-    return [made("worker", 1000000), made("controller", 1000001, preemptionPolicy="Never")]
+        for suffix, value in made.items()
+    ]
 
 
 def _service_accounts(release: Release, values: dict[str, Any], name: str) -> list[Object]:
@@ -262,11 +298,15 @@ def _service_accounts(release: Release, values: dict[str, Any], name: str) -> li
 
 
 def _scripts(release: Release, scripts: dict[str, Any]) -> Object:
-    """The scripts that the values give; the built-in ones come with the real chart only."""
-    data = {key: text for key, text in scripts.items() if isinstance(text, str)}
+    """Ours of the chart's base scripts and those that the values give.
+
+    The checks that the real ones run come with the real chart only.
+    """
+    data = {path.name: path.read_text() for path in sorted(_SCRIPT_FILES.glob("*.sh"))}
+    data |= {key: text for key, text in scripts.items() if isinstance(text, str)}
     for key, script in (scripts.get("builtIn") or {}).items():
         if script.get("enabled", True) and script.get("customContent"):
             data[key] = script["customContent"]
     for key, script in (scripts.get("extra") or {}).items():
         data[key] = script["content"]
-    return release.object("v1", "ConfigMap", "slurm-scripts", data=data)
+    return release.object("v1", "ConfigMap", _SCRIPTS, data=data)

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from infra.local.reconcile.quantity import quantity
-from infra.local.reconcile.snapshot import Object, name_of
+from infra.kube.describe import Object, name_of
+from infra.kube.quantity import quantity
 
 GPU_RESOURCE = "nvidia.com/gpu"
 _COUNTED = ("cpu", "memory", GPU_RESOURCE)

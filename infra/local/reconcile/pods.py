@@ -1,0 +1,495 @@
+"""Pods of the plan as objects of the API server: made, told of and removed as on the real cluster.
+
+Plays the StatefulSet controllers (sets, claims, pods), the scheduler and the kubelet: what the API
+server refuses is not run, and status and events say what keeps a pod. Decides nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from infra.kube.client import KubeClient
+from infra.kube.describe import describe
+from infra.kube.errors import KubeError
+from infra.local.ports import tells_of_use
+from infra.local.reconcile.plan import Plan, PodPlan
+from infra.local.reconcile.pod_specs import KRUISE, MADE, PodSet
+from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of
+from infra.local.reconcile.volumes import Held, is_made_on_demand
+
+_STATEFUL_SET: Final = ("apps/v1", "StatefulSet")
+_SETS: Final = (KRUISE, ("apps/v1", "ReplicaSet"), _STATEFUL_SET)
+_TEMPLATES: Final = "volumeClaimTemplates"
+_FILES: Final = ("Secret", "ConfigMap")
+_PLACEHOLDER: Final = (
+    "The operator's own content; the daemons of the local stack read other files.\n"
+)
+_SHORT: Final = 10
+_REFUSED: Final = (403, 422)
+"""Answers of an API server that refuses an object for what it is."""
+_TEXT: Final = 900
+"""An event's message has at most 1024 characters."""
+
+
+class Pods:
+    """The pods of one API server."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    def keep(self, plan: Plan, snapshot: Snapshot) -> dict[str, str]:
+        """Makes what is missing and removes the rest; why pods cannot run now, by planned name."""
+        planned = list(_planned(plan))
+        if plan.cluster is not None:
+            namespace = plan.cluster.source["metadata"]["namespace"]
+            if snapshot.find("Namespace", namespace) is None:
+                return {}  # it ends, and nothing can be made in it
+        wanted_sets = {_key(_set_object(each.of)) for each in planned if each.of is not None}
+        live = {_key(pod): pod for pod in _ours(snapshot, "Pod")}
+        refused: dict[str, str] = {}
+        for each in planned:
+            if each.of is not None and (reason := self._keep_one(each, each.of, live, snapshot)):
+                refused[each.name] = reason
+        for pod in live.values():
+            self._client.delete(pod, grace_s=0)
+        self._keep_files(planned, snapshot)
+        for version, kind in _SETS:
+            for each in _ours(snapshot, kind):
+                if each["apiVersion"] == version and _key(each) not in wanted_sets:
+                    self._client.delete(each)
+        return refused
+
+    def _keep_files(self, planned: Iterable[PodPlan], snapshot: Snapshot) -> None:
+        """The Secrets and ConfigMaps that the operator makes: they are there, with their keys."""
+        wanted = {
+            _key(each): each
+            for pod in planned
+            if pod.of is not None
+            for each in _file_objects(pod.of)
+        }
+        for kind in _FILES:
+            live = {_key(each): each for each in _ours(snapshot, kind)}
+            for key in live.keys() - wanted.keys():
+                self._client.delete(live[key])
+            for key, each in wanted.items():
+                if each["kind"] == kind and key not in live:
+                    self._client.apply(each, field_manager="soperator")
+
+    def tell(
+        self,
+        plan: Plan,
+        waiting: Mapping[str, str],
+        snapshot: Snapshot,
+        restarts: Callable[[str], int],
+    ) -> None:
+        """Writes status and events.
+
+        `waiting` says by planned name what the daemon waits for, `restarts` how often it ended.
+        """
+        live = {_key(pod): pod for pod in snapshot.by_kind["Pod"]}
+        num_nodes = len(snapshot.all("Node"))
+        for each in _planned(plan):
+            if each.of is None or (pod := live.get(_key(pod_object(each, each.of)))) is None:
+                continue
+            reason = waiting.get(each.name, "not started")
+            status = pod_status(each, reason, pod, num_nodes, restarts(each.name))
+            if status != _comparable(pod):
+                self._client.merge_patch(pod, {"status": status}, subresource="status")
+            if each.problem and each.held is not Held.WAITING:
+                self._event(pod, each.held, _words(each, num_nodes))
+
+    def _keep_one(
+        self, planned: PodPlan, made: PodSet, live: dict[str, Object], snapshot: Snapshot
+    ) -> str:
+        wanted = pod_object(planned, made)
+        found = live.pop(_key(wanted), None)
+        if found is not None and "deletionTimestamp" in found["metadata"]:
+            self._client.delete(found, grace_s=0)
+            return "the pod is being deleted"
+        try:
+            owner = self._owner(made, snapshot)
+        except KubeError as error:
+            if error.status not in _REFUSED:
+                raise
+            return str(error)
+        self._claims(planned, made, owner, snapshot)
+        if found is not None and annotation(found, MADE) == annotation(wanted, MADE):
+            return ""
+        if found is not None:
+            self._client.delete(found, grace_s=0)
+        wanted["metadata"]["ownerReferences"] = [_reference(owner)]
+        try:
+            self._client.create(wanted)
+        except KubeError as error:
+            if error.status not in _REFUSED:
+                raise
+            kind = owner["kind"]
+            # The client names the object in front of the server's own words.
+            words = str(error).removeprefix(f"{describe(wanted)}: ")
+            text = f"create Pod {name_of(wanted)} in {kind} {made.name} failed error: {words}"
+            self._event(owner, Held.CREATING, text)
+            return str(error)
+        return ""
+
+    def _owner(self, made: PodSet, snapshot: Snapshot) -> Object:
+        wanted = _set_object(made)
+        for each in snapshot.all(wanted["kind"], wanted["metadata"]["namespace"]):
+            if _key(each) != _key(wanted) or each["apiVersion"] != wanted["apiVersion"]:
+                continue
+            if annotation(each, MADE) == annotation(wanted, MADE):
+                return each
+            if made.owner == _STATEFUL_SET:
+                # Nobody may change them: mariadb-operator 25.10.2 leaves those of a live set alone.
+                wanted["spec"][_TEMPLATES] = each["spec"].get(_TEMPLATES, [])
+                # One that was deleted since is refused, and made from the cluster's own next time.
+                wanted["metadata"]["uid"] = each["metadata"]["uid"]
+        return self._client.apply(wanted, field_manager="soperator")
+
+    def _claims(self, planned: PodPlan, made: PodSet, owner: Object, snapshot: Snapshot) -> None:
+        """Claims of the set's templates; those of a driver's class are served at once."""
+        for template in owner["spec"].get(_TEMPLATES, []):
+            claim: Object = {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {
+                    "name": f"{name_of(template)}-{shown_name(planned.name, made)}",
+                    "namespace": owner["metadata"]["namespace"],
+                    "labels": _labels(made),
+                },
+                "spec": template["spec"],
+            }
+            namespace = claim["metadata"]["namespace"]
+            if snapshot.find("PersistentVolumeClaim", name_of(claim), namespace) is not None:
+                continue
+            applied = self._client.apply(claim, field_manager="soperator")
+            if is_made_on_demand(claim, snapshot):
+                bound = {"phase": "Bound", "accessModes": claim["spec"]["accessModes"]}
+                self._client.merge_patch(applied, {"status": bound}, subresource="status")
+
+    def _event(self, about: Object, reason: str, text: str) -> None:
+        """One event for each thing that is said of an object: it counts no repetition."""
+        metadata = about["metadata"]
+        digest = _digest([metadata["uid"], reason, text])
+        now = _now()
+        event: Object = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {
+                "name": f"{metadata['name']}.{digest}",
+                "namespace": metadata["namespace"],
+            },
+            "involvedObject": {
+                **{key: about[key] for key in ("apiVersion", "kind")},
+                **{key: metadata[key] for key in ("name", "namespace", "uid")},
+            },
+            "type": "Warning",
+            "reason": str(reason),
+            "message": text[:_TEXT],
+            "source": {"component": _COMPONENTS[Held(reason)]},
+            "count": 1,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+        }
+        try:
+            self._client.create(event)
+        except KubeError as error:
+            if error.status != 409:
+                raise
+            if reason == Held.CREATING:  # told before: a refusal counts from its last time on
+                self._client.merge_patch(event, {"lastTimestamp": now})
+
+
+_COMPONENTS: Final = {
+    Held.SCHEDULING: "default-scheduler",
+    Held.MOUNTING: "kubelet",
+    Held.STARTING: "kubelet",
+    Held.CREATING: "statefulset-controller",
+}
+
+
+def shown_name(planned: str, made: PodSet) -> str:
+    """The pod's name in the API server."""
+    if made.owner[1] == "ReplicaSet":
+        template, own = _digest(made.spec), _digest([made.name, made.source["metadata"]["uid"]])
+        return f"{made.name}-{template[:_SHORT]}-{own[:5]}"
+    return f"{made.name}-{planned.rpartition('-')[2]}"
+
+
+def pod_status(
+    planned: PodPlan, waiting: str, pod: Object, num_nodes: int, restarts: int
+) -> Object:
+    """What a kubelet, or the scheduler, reports of the pod."""
+    scheduled = bool(planned.node)
+    spec = pod["spec"]
+    inits = [each["name"] for each in spec.get("initContainers") or ()]
+    (main,) = (each["name"] for each in spec["containers"])
+    held = planned.held if planned.problem else None
+    ready = scheduled and held is None and not waiting
+    initialized = scheduled and held in (None, Held.STARTING) and not _waits_for_others(waiting)
+    text = _words(planned, num_nodes) if held is not None else ""
+    conditions = [
+        _condition(pod, "PodScheduled", scheduled, "Unschedulable", text if not scheduled else ""),
+    ]
+    if not scheduled:
+        return {"phase": "Pending", "conditions": conditions}
+    conditions += [
+        _condition(pod, "Initialized", initialized, "ContainersNotInitialized", ""),
+        _condition(pod, "ContainersReady", ready, "ContainersNotReady", ""),
+        _condition(pod, "Ready", ready, "ContainersNotReady", ""),
+    ]
+    status: Object = {"phase": "Pending", "conditions": conditions}
+    if initialized:
+        state = _main_state(pod, main, planned, waiting)
+        # A container that could not be made never ran.
+        status["phase"] = "Pending" if held is Held.STARTING else "Running"
+        status["initContainerStatuses"] = [
+            _container(pod, name, _ended(pod, name)) for name in inits
+        ]
+    else:
+        state = _waiting("PodInitializing" if inits else "ContainerCreating")
+        begun = held in (None, Held.WAITING)
+        # The last one is what waits for others; those before it have ended, or run beside it.
+        status["initContainerStatuses"] = [
+            _container(
+                pod,
+                name,
+                _waiting("PodInitializing")
+                if not begun
+                else _running(pod, name)
+                if name == inits[-1]
+                else _ended(pod, name),
+            )
+            for name in inits
+        ]
+    status["containerStatuses"] = [_container(pod, main, state, ready=ready, restarts=restarts)]
+    status["hostIP"] = status["podIP"] = "127.0.0.1"
+    return status
+
+
+def _main_state(pod: Object, main: str, planned: PodPlan, waiting: str) -> Object:
+    if planned.problem:
+        return _waiting("RunContainerError", planned.problem)
+    if tells_of_use(waiting):
+        return _waiting("CreateContainerError", waiting)
+    if waiting.startswith("ended: "):
+        return _waiting("CrashLoopBackOff", waiting)
+    return _running(pod, main)
+
+
+def _waits_for_others(waiting: str) -> bool:
+    """Whether an init container of the real pod would wait: for a port, or for what starts."""
+    return waiting.startswith("waits for")
+
+
+def _planned(plan: Plan) -> Iterator[PodPlan]:
+    if plan.cluster is None:
+        return
+    cluster = plan.cluster
+    for each in (cluster.controller, cluster.login, cluster.accounting, cluster.database):
+        if each is not None:
+            yield each
+    for nodeset in plan.nodesets:
+        yield from nodeset.pods
+
+
+def _ours(snapshot: Snapshot, kind: str) -> Iterable[Object]:
+    return [each for each in snapshot.by_kind[kind] if annotation(each, MADE)]
+
+
+def pod_object(planned: PodPlan, made: PodSet) -> Object:
+    """The pod as it is asked of the API server."""
+    spec = {**made.spec, "volumes": [*made.spec["volumes"], *_claim_volumes(planned, made)]}
+    if planned.node:
+        spec["nodeName"] = planned.node
+    name = shown_name(planned.name, made)
+    if made.owner[1] == "StatefulSet":
+        spec = {"hostname": name, **spec}
+    metadata = {
+        "name": name,
+        "namespace": made.source["metadata"]["namespace"],
+        "labels": _labels(made),
+        "annotations": {
+            "kubectl.kubernetes.io/default-container": made.main,
+            MADE: _digest(spec),
+        },
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _claim_volumes(planned: PodPlan, made: PodSet) -> list[Object]:
+    named = shown_name(planned.name, made)
+    return [
+        {"name": name, "persistentVolumeClaim": {"claimName": f"{name}-{named}"}}
+        for name, _ in made.claims
+    ]
+
+
+def _file_objects(made: PodSet) -> Iterator[Object]:
+    namespace = made.source["metadata"]["namespace"]
+    paths = {
+        each["name"]: each.get("subPath") for each in made.spec["containers"][0]["volumeMounts"]
+    }
+    for volume in made.spec["volumes"]:
+        for source in (volume.get("projected") or {}).get("sources") or (volume,):
+            for field, kind, content in (
+                ("secret", "Secret", "stringData"),
+                ("configMap", "ConfigMap", "data"),
+            ):
+                given = source.get(field)
+                if given is None or volume["name"] not in made.own:
+                    continue
+                keys = [each["key"] for each in given.get("items") or ()]
+                keys = keys or [paths.get(volume["name"]) or volume["name"]]
+                metadata = {
+                    "name": given.get("secretName") or given["name"],
+                    "namespace": namespace,
+                    "annotations": {MADE: _digest(keys)},
+                }
+                head = {"apiVersion": "v1", "kind": kind, "metadata": metadata}
+                yield {**head, content: dict.fromkeys(keys, _PLACEHOLDER)}
+
+
+def _set_object(made: PodSet) -> Object:
+    version, kind = made.owner
+    name = made.name
+    if kind == "ReplicaSet":
+        name = f"{name}-{_digest(made.spec)[:_SHORT]}"
+    labels = _labels(made)
+    template: Object = {"metadata": {"labels": labels}, "spec": made.spec}
+    spec: Object = {"selector": {"matchLabels": labels}, "template": template}
+    if kind == "StatefulSet":
+        spec["serviceName"] = made.spec.get("subdomain", name)
+        spec[_TEMPLATES] = [
+            {"metadata": {"name": name_}, "spec": dict(claim)} for name_, claim in made.claims
+        ]
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": made.source["metadata"]["namespace"],
+            "labels": labels,
+            "annotations": {MADE: _digest(spec)},
+            "ownerReferences": [_reference(made.source)],
+        },
+        "spec": spec,
+    }
+
+
+def _labels(made: PodSet) -> dict[str, str]:
+    source = made.source
+    cluster = name_of(source) if source["kind"] == "SlurmCluster" else ""
+    labels = {
+        "app.kubernetes.io/name": "slurmcluster",
+        "app.kubernetes.io/component": made.component,
+    }
+    if cluster:
+        return {**labels, "app.kubernetes.io/instance": cluster}
+    return {**labels, "slurm.nebius.ai/nodeset": made.name, "slurm.nebius.ai/worker": "true"}
+
+
+def _reference(owner: Object) -> Object:
+    head = {key: owner[key] for key in ("apiVersion", "kind")}
+    return {**head, "name": name_of(owner), "uid": owner["metadata"]["uid"], "controller": True}
+
+
+def _words(planned: PodPlan, num_nodes: int) -> str:
+    if planned.held is Held.SCHEDULING:
+        return f"0/{num_nodes} nodes are available: {planned.problem}."
+    return planned.problem
+
+
+def _comparable(pod: Object) -> Object:
+    """What of a live status a pass writes, as it writes it."""
+    keys = ("phase", "conditions", "initContainerStatuses", "containerStatuses", "hostIP", "podIP")
+    status = pod.get("status") or {}
+    return _filled({key: status[key] for key in keys if key in status})
+
+
+def _filled(value: Any) -> Any:
+    """Without the fields that the API server adds as null, or as an empty state."""
+    if isinstance(value, dict):
+        return {
+            key: _filled(each) for key, each in value.items() if each is not None and each != {}
+        }
+    return [_filled(each) for each in value] if isinstance(value, list) else value
+
+
+def _condition(pod: Object, type_: str, met: bool, reason: str, message: str) -> Object:
+    """A condition that keeps the time of its last change."""
+    made: Object = {"type": type_, "status": "True" if met else "False"}
+    if not met:
+        made["reason"] = reason
+        if message:
+            made["message"] = message
+    old = _by(pod, "conditions", "type", type_)
+    same = old is not None and old["status"] == made["status"]
+    made["lastTransitionTime"] = old["lastTransitionTime"] if old is not None and same else _now()
+    return made
+
+
+def _container(
+    pod: Object, name: str, state: Object, *, ready: bool = True, restarts: int = 0
+) -> Object:
+    containers = [*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or ())]
+    (image,) = (each["image"] for each in containers if each["name"] == name)
+    return {
+        "name": name,
+        "image": image,
+        "imageID": "",
+        "ready": ready and "waiting" not in state,
+        "restartCount": restarts,
+        "state": state,
+    }
+
+
+def _waiting(reason: str, message: str = "") -> Object:
+    return {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+
+
+def _running(pod: Object, name: str) -> Object:
+    return {"running": {"startedAt": _since(pod, name, "running", "startedAt")}}
+
+
+def _ended(pod: Object, name: str) -> Object:
+    (sidecar,) = (
+        each.get("restartPolicy") == "Always"
+        for each in pod["spec"]["initContainers"]
+        if each["name"] == name
+    )
+    if sidecar:
+        return _running(pod, name)
+    at = _since(pod, name, "terminated", "finishedAt")
+    ended = {"exitCode": 0, "reason": "Completed", "startedAt": at, "finishedAt": at}
+    return {"terminated": ended}
+
+
+def _since(pod: Object, name: str, state: str, key: str) -> str:
+    """When the container came into that state; now, if it was in another."""
+    for field in ("containerStatuses", "initContainerStatuses"):
+        old = _by(pod, field, "name", name)
+        if old is not None and state in old["state"]:
+            return old["state"][state][key]
+    return _now()
+
+
+def _by(pod: Object, field: str, key: str, value: str) -> Object | None:
+    found = ((pod.get("status") or {}).get(field)) or ()
+    return next((each for each in found if each[key] == value), None)
+
+
+def _key(item: Object) -> str:
+    return f"{item['kind']} {item['metadata'].get('namespace', '')}/{name_of(item)}"
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,35 @@
+"""Pods of the local stack mount what the operator's own do, as stacks/ knows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.local.reconcile import pod_specs
+from infra.local.reconcile.pod_specs import PodSet
+from stacks.soperator_mounts import IN_POD
+from tests.unit.kube.samples import CLUSTER, NODESETS, one, rendered
+
+
+def paths(made: PodSet) -> set[str]:
+    """mountPaths of the main container."""
+    return {each["mountPath"].rstrip("/") for each in made.spec["containers"][0]["volumeMounts"]}
+
+
+def declared(volumes: dict[str, Any]) -> None:
+    """Takes out what the resource declares itself."""
+    for key in ("jailSubMounts", "customMounts", "customVolumeMounts"):
+        volumes.pop(key, None)
+
+
+def test_login_and_worker_pods_have_the_operators_own_mounts_and_no_others() -> None:
+    cluster = one(rendered("helm-slurm-cluster", CLUSTER), "SlurmCluster")
+    nodeset = one(rendered("helm-nodesets", NODESETS), "NodeSet")
+    login, worker = cluster["spec"]["slurmNodes"]["login"], nodeset["spec"]
+    for each in (login, worker):
+        each["sssd"] = {"image": "sssd"}
+    declared(login["volumes"])
+    declared(worker["slurmd"]["volumes"])
+    cluster["spec"]["slurmConfig"]["topologyPlugin"] = "topology/tree"
+    made = paths(pod_specs.login(cluster, {}, has_host_keys=True))
+    made |= paths(pod_specs.worker(cluster, nodeset, has_host_keys=True))
+    assert made == set(IN_POD)
