@@ -48,35 +48,24 @@ class Login(pulumi.ComponentResource):
             dial_error_limit=_DIAL_ATTEMPTS,
             per_dial_timeout=_DIAL_TIMEOUT_S,
         )
-        script = ready_script(spec)
-        ready = command.remote.Command(
-            f"{name}-ready",
-            connection=connection,
-            create=script,
-            triggers=[script],
-            opts=pulumi.ResourceOptions(parent=self),
-        )
-        places = command.remote.Command(
-            f"{name}-places",
-            connection=connection,
-            create=places_script(spec),
-            opts=pulumi.ResourceOptions(parent=self),
-        )
+
+        def run(part: str, script: str, *needs: pulumi.Resource) -> command.remote.Command:
+            return command.remote.Command(
+                f"{name}-{part}",
+                connection=connection,
+                create=script,
+                # sshd of a login node takes LANG and LC_* only: each update would warn of it.
+                add_previous_output_in_env=False,
+                opts=pulumi.ResourceOptions(parent=self, depends_on=[*needs]),
+            )
+
+        ready = run("ready", ready_script(spec))
+        places = run("places", places_script(spec))
         # They compare with what is there, so they run for a stack without members too: a last one
         # that is no longer declared is removed.
-        users = command.remote.Command(
-            f"{name}-users",
-            connection=connection,
-            create=users_script(spec),
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[ready]),
-        )
+        users = run("users", users_script(spec), ready)
         if spec.slurm.accounting:
-            command.remote.Command(
-                f"{name}-teams",
-                connection=connection,
-                create=teams_script(spec),
-                opts=pulumi.ResourceOptions(parent=self, depends_on=[users]),
-            )
+            run("teams", teams_script(spec), users)
         files = code_files(root, spec)
         self.code_hash = hash_files(files)
         code = command.remote.CopyToRemote(
@@ -86,11 +75,6 @@ class Login(pulumi.ComponentResource):
             remote_path=f"{spec.code_path}/releases/{self.code_hash}",
             opts=pulumi.ResourceOptions(parent=self, depends_on=[places]),
         )
-        command.remote.Command(
-            f"{name}-current",
-            connection=connection,
-            create=activate_script(spec.code_path, self.code_hash),
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[code]),
-        )
+        run("current", activate_script(spec.code_path, self.code_hash), code)
         self.ready = ready.stdout
         self.register_outputs({"code_hash": self.code_hash})

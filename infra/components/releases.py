@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import pulumi
 import pulumi_kubernetes as kubernetes
@@ -25,10 +26,13 @@ def make_releases(
 
     A chart may name releases that this stack does not have: what is not there is not waited for.
     One with definitions gets them first, over `kubeconfig`. One that the state does not have and
-    the cluster has already is made anew over its own objects.
+    the cluster has already is made anew over its own objects; one that a killed run left half
+    changed is changed again.
     """
     made: dict[str, pulumi.Resource] = dict(known or {})
-    free_name = pulumi.ResourceHookBinding(before_create=[_free_name(kubeconfig)])
+    hooks = pulumi.ResourceHookBinding(
+        before_create=[_free_name(kubeconfig)], before_update=[_end_unfinished(kubeconfig)]
+    )
     for chart in charts:
         definitions: list[pulumi.Resource] = []
         if chart.definitions is not None:
@@ -52,7 +56,7 @@ def make_releases(
             opts=pulumi.ResourceOptions(
                 parent=parent,
                 provider=provider,
-                hooks=free_name,
+                hooks=hooks,
                 depends_on=[
                     *needs,
                     *definitions,
@@ -69,28 +73,51 @@ def _free_name(
     """Runs where the engine is about to make a release, and in no preview."""
 
     async def free_name(args: pulumi.ResourceHookArgs) -> None:
-        content = await pulumi.Output.from_input(kubeconfig).future()
-        inputs = args.new_inputs or {}
-        dropped = await asyncio.to_thread(
-            _drop, str(content), pulumi.get_stack(), inputs["name"], inputs["namespace"]
-        )
-        if dropped:
+        if await _drop(kubeconfig, args, "drop_unknown"):
             pulumi.log.info(
-                f"release {inputs['name']}: an earlier run of this stack installed it; made anew "
-                "over its own objects"
+                f"release {(args.new_inputs or {})['name']}: an earlier run of this stack "
+                "installed it; made anew over its own objects"
             )
 
     return free_name
 
 
-def _drop(kubeconfig: str, stack: str, release: str, namespace: str) -> list[str]:
+def _end_unfinished(
+    kubeconfig: pulumi.Input[str],
+) -> Callable[[pulumi.ResourceHookArgs], Awaitable[None]]:
+    """Runs where the engine is about to change a release, and in no preview."""
+
+    async def end_unfinished(args: pulumi.ResourceHookArgs) -> None:
+        if await _drop(kubeconfig, args, "drop_unfinished"):
+            pulumi.log.info(
+                f"release {(args.new_inputs or {})['name']}: an earlier run was killed while it "
+                "changed it; changed again from its last whole revision"
+            )
+
+    return end_unfinished
+
+
+async def _drop(
+    kubeconfig: pulumi.Input[str],
+    args: pulumi.ResourceHookArgs,
+    what: Literal["drop_unknown", "drop_unfinished"],
+) -> list[str]:
+    """Names of the records of Helm that went."""
     # Here, because a preview needs none of it.
+    from infra.kube import helm_records
     from infra.kube.client import KubeClient
-    from infra.kube.helm_records import drop_unknown
     from infra.kube.kubeconfig import read_kubeconfig
 
-    client = KubeClient(read_kubeconfig(kubeconfig))
+    content = await pulumi.Output.from_input(kubeconfig).future()
+    inputs = args.new_inputs or {}
+    client = KubeClient(read_kubeconfig(str(content)))
     try:
-        return drop_unknown(client, stack, release=release, namespace=namespace)
+        return await asyncio.to_thread(
+            getattr(helm_records, what),
+            client,
+            pulumi.get_stack(),
+            release=inputs["name"],
+            namespace=inputs["namespace"],
+        )
     finally:
         client.close()

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 import pulumi
 import pulumi_kubernetes as kubernetes
 
+from infra.components.pods_started import PodsStarted
 from infra.components.releases import make_releases
 from infra.keys import KeyPair
 from infra.render import jail_files, names
-from infra.render.charts import cluster_charts
+from infra.render.charts import PODS_STARTED, cluster_charts
+from infra.render.host_keys import host_key_files
+from infra.render.values.slurm_cluster import is_stopped
 from stacks.spec import StackSpec
 
 
@@ -41,25 +44,45 @@ class SlurmCluster(pulumi.ComponentResource):
         host_keys = kubernetes.core.v1.Secret(
             f"{name}-{names.LOGIN_HOST_KEYS}",
             metadata={"name": names.LOGIN_HOST_KEYS, "namespace": cluster.namespace},
-            string_data={
-                "ssh_host_ed25519_key": host_key.private_key,
-                "ssh_host_ed25519_key.pub": host_key.public_key,
-            },
+            string_data=host_key_files(host_key.private_key, host_key.public_key),
             opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[namespace]),
         )
+        charts = cluster_charts(
+            spec,
+            allocation_id=allocation_id,
+            ssh_public_keys=[*spec.login.ssh_public_keys, deploy_key.public_key],
+            slack_webhook_url=slack_webhook_url,
+            nfs_address=nfs_address,
+        )
+        first = [chart for chart in charts if PODS_STARTED not in chart.after]
+        needs = [namespace, host_keys]
         made = make_releases(
             self,
-            cluster_charts(
-                spec,
-                allocation_id=allocation_id,
-                ssh_public_keys=[*spec.login.ssh_public_keys, deploy_key.public_key],
-                slack_webhook_url=slack_webhook_url,
-                nfs_address=nfs_address,
-            ),
+            first,
             provider=provider,
             kubeconfig=kubeconfig,
             known=releases,
-            needs=[namespace, host_keys],
+            needs=needs,
+        )
+        # A stopped cluster has no pods.
+        if not is_stopped(spec):
+            made[PODS_STARTED] = PodsStarted(
+                name,
+                spec,
+                charts=[chart for chart in first if chart.namespace == cluster.namespace],
+                host_key=host_key.public_key,
+                kubeconfig=kubeconfig,
+                opts=pulumi.ResourceOptions(
+                    parent=self, depends_on=[made["slurm-cluster"], made["nodesets"]]
+                ),
+            )
+        make_releases(
+            self,
+            [chart for chart in charts if PODS_STARTED in chart.after],
+            provider=provider,
+            kubeconfig=kubeconfig,
+            known=made,
+            needs=needs,
         )
         if spec.soperator.jail_files:
             self._jail_files(name, spec, provider, made["slurm-cluster"])

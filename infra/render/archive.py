@@ -51,15 +51,33 @@ def recipe_file(root: Path, recipe: str) -> Path | None:
 
 
 def recipe_problems(root: Path, spec: StackSpec) -> list[str]:
-    """A line for each job whose recipe is no file of the checkout."""
+    """A line for each job whose recipe or module is no file of the checkout."""
     folder = root / "workloads" / "recipes"
     have = tuple(sorted(path.stem for path in folder.iterdir() if path.suffix in RECIPE_ENDINGS))
-    return [
-        f"{spec.name}.jobs[{index}].recipe: '{job.recipe}' is no file in workloads/recipes"
-        f"{nearest(job.recipe, have)}"
-        for index, job in enumerate(spec.jobs)
-        if recipe_file(root, job.recipe) is None
-    ]
+    problems: list[str] = []
+    for index, job in enumerate(spec.jobs):
+        path = f"{spec.name}.jobs[{index}]"
+        if recipe_file(root, job.recipe) is None:
+            problems.append(
+                f"{path}.recipe: '{job.recipe}' is no file in workloads/recipes"
+                f"{nearest(job.recipe, have)}"
+            )
+        if not _runs(root, job.module):
+            problems.append(
+                f"{path}.module: '{job.module}' is nothing in workloads/ that `python -m` runs"
+                f"{nearest(job.module, _modules(root))}"
+            )
+    return problems
+
+
+def _runs(root: Path, module: str) -> bool:
+    path = root.joinpath(*module.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+
+
+def _modules(root: Path) -> tuple[str, ...]:
+    mains = sorted((root / "workloads").glob("*/__main__.py"))
+    return tuple(f"workloads.{path.parent.name}" for path in mains)
 
 
 def hash_files(files: Mapping[str, bytes]) -> str:

@@ -45,7 +45,7 @@ def k8up_chart() -> Chart:
             "k8up": {
                 # Only volumes that ask for it, as the jail's claim does: the rest of the namespace
                 # is submounts of terabytes.
-                "envVars": [{"name": "BACKUP_SKIP_WITHOUT_ANNOTATION", "value": "true"}]
+                "skipWithoutAnnotation": True
             }
         },
     )

@@ -38,6 +38,8 @@ from stacks.soperator_spec import ChecksProfile, Observability
 from stacks.spec import StackSpec
 
 SYSTEM: Final = "soperator-system"
+PODS_STARTED: Final = "pods-started"
+"""The wait for the pods of the cluster, among what a release comes after."""
 
 # Repositories as soperator-fluxcd 4.1.7 has them (nebius/soperator, 2026-07-30); versions are in
 # stacks/compatibility.yaml.
@@ -174,8 +176,9 @@ def cluster_charts(
                 "soperator-activechecks",
                 active_checks_values(spec),
                 # The controller takes the finalizers off the checks: it must outlive them, else the
-                # namespace hangs. The release waits for checks that run on the workers.
-                after=("soperatorchecks", "slurm-cluster", "nodesets"),
+                # namespace hangs. The release waits two hours for checks that run on the workers:
+                # where no worker can come up, PodsStarted ends the run before.
+                after=("soperatorchecks", "slurm-cluster", "nodesets", PODS_STARTED),
                 timeout_s=TIMEOUT_S,
             )
         )

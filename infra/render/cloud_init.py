@@ -136,5 +136,6 @@ mkfs.$type {force} /dev/md0
 sed -i "\\# $path #d" /etc/fstab
 echo "UUID=$(blkid -s UUID -o value /dev/md0) $path $type defaults,nofail 0 2" >> /etc/fstab
 mount "$path"
-chmod 0777 "$path"
+# Sticky: else users remove and replace each other's files, and root's.
+chmod 1777 "$path"
 """

@@ -7,6 +7,7 @@ What makes a model or a data set the same: workloads/train/inputs.py.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from stacks.slurm_spec import JobSpec
 
@@ -32,15 +33,20 @@ done
 _INPUTS = '"$SOPERATOR_PYTHON" -m workloads.train.inputs'
 
 
-def check_script(job: JobSpec) -> str:
+def check_script(job: JobSpec, *, places_in_memory: Sequence[str] = ()) -> str:
     """The checks of a node; whether an image has its Python is known in the image only."""
+    # The prolog makes the job's folder, unless the job's comment is skip_checks, and none in it.
+    folders = tuple(
+        f'mkdir -p "${place}" || fail "${place} cannot be made: is its node out of memory?"'
+        for place in (f"SOPERATOR_PLACE_{name.upper()}" for name in places_in_memory)
+    )
     python = (_PYTHON,) if job.container is None else ()
     inputs = ()
     if compares_inputs(job):
         # The recipe names the run in the record that a refusal writes.
         recipe = shlex.join(["--recipe", job.recipe])
         inputs = (f"[[ -z $SOPERATOR_INPUTS ]] || exec {_INPUTS} \\", f"  {recipe}")
-    return "\n".join((_FAIL, *python, _CHECK, *inputs))
+    return "\n".join((_FAIL, *python, _CHECK, *folders, *inputs))
 
 
 def compares_inputs(job: JobSpec) -> bool:

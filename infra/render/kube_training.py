@@ -21,6 +21,7 @@ from stacks.mounts import shared_mounts
 from stacks.node_spec import WorkerSpec
 from stacks.slurm_spec import JobSpec
 from stacks.slurm_time import slurm_seconds
+from stacks.soperator_mounts import MEMORY
 from stacks.spec import StackSpec
 
 _SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108
@@ -45,6 +46,11 @@ def training_pods(
         raise RenderError(
             f"{spec.name}: jobs.{job.name}: serves until it is stopped, a Kubernetes Job ends; "
             "submit it to Slurm"
+        )
+    if job.environment_file is not None:
+        raise RenderError(
+            f"{spec.name}: jobs.{job.name}.environment_file: {job.environment_file} is read on the "
+            "cluster's login node and workers, not in a pod; submit the job to Slurm"
         )
     chosen = image or job.container
     if chosen is None:
@@ -153,6 +159,8 @@ def _places(
     own: dict[str, tuple[str, dict[str, Any]]] = {
         disk.mount_path: (f"disk-{disk.name}", {"emptyDir": {}}) for disk in worker.local_disks
     }
+    # Soperator's own RAM disk, whose place is taken here by one of the pod's own.
+    own[MEMORY] = ("soperator-memory", {"emptyDir": {"medium": "Memory"}})
     if storage.memory is not None:
         limit = {"medium": "Memory", "sizeLimit": f"{storage.memory.size_gib}Gi"}
         own[storage.memory.mount_path] = ("memory", {"emptyDir": limit})

@@ -9,6 +9,7 @@ import shlex
 from typing import Final
 
 from infra.render.schedule import install_lines, refuse_lines
+from stacks.mounts import paths_of_one_node
 from stacks.spec import StackSpec
 
 _READY_TIMEOUT_S: Final = 3600
@@ -42,22 +43,24 @@ def awaited_nodes(spec: StackSpec) -> tuple[str, ...]:
 
 
 def ready_script(spec: StackSpec, *, timeout_s: int = _READY_TIMEOUT_S) -> str:
-    """Waits until `sinfo` shows every awaited node idle or at work; prints the nodes."""
+    """Waits until `sinfo` shows every awaited node idle or at work; prints the nodes.
+
+    A node of an elastic set that sleeps is woken, once: Slurm does not by itself for a minimum that
+    grew, nor where a person powered it down. A new cluster's nodes sleep until they register.
+    """
     nodes = awaited_nodes(spec)
     if not nodes:
-        return "scontrol ping"
-    # Slurm may have put nodes of an elastic set to sleep since; it wakes them for a job.
-    elastic = any(worker.min_nodes < worker.max_nodes for worker in spec.nodes.workers)
-    states = f"{_READY_STATES}|idle~" if elastic else _READY_STATES
+        return f"set -e\nscontrol ping{_save_lines(spec)}"
     return f"""
 set -eu
 deadline=$(( $(date +%s) + {timeout_s} ))
+woken=
 while :; do
   missing=
   states=$(sinfo --noheader --Node --partition=hidden --format='%N %T' 2>&1 | sort -u) || true
   for node in {shlex.join(nodes)}; do
-    echo "$states" | grep -qE "^$node ({states})$" || missing="$missing $node"
-  done
+    echo "$states" | grep -qE "^$node ({_READY_STATES})$" || missing="$missing $node"
+  done{_wake_lines(spec, nodes)}
   [ -n "$missing" ] || break
   if [ "$(date +%s)" -ge "$deadline" ]; then
     echo "not idle after {timeout_s} s:$missing; sinfo says:" >&2
@@ -66,9 +69,36 @@ while :; do
     exit 1
   fi
   sleep 0.3
-done
+done{_save_lines(spec)}
 echo "{len(nodes)} nodes ready: {shlex.join(nodes)}"
 """.strip()
+
+
+def _save_lines(spec: StackSpec) -> str:
+    """Makes slurmctld write its whole state.
+
+    With accounting Slurm 25.11 writes assoc_usage every five minutes, and one that is killed before
+    the first time never starts again: "No Assoc usage file to recover" (assoc_mgr.c, 25.11.3).
+    """
+    return "\nscontrol reconfigure" if spec.slurm.accounting else ""
+
+
+def _wake_lines(spec: StackSpec, nodes: tuple[str, ...]) -> str:
+    elastic = {each.name for each in spec.nodes.workers if each.min_nodes < each.max_nodes}
+    sleepers = [name for name in nodes if name.rpartition("-")[0] in elastic]
+    if not sleepers:
+        return ""
+    # One that is powered down is `idle~` to Slurm 25.11; 22.05 does not list it at all.
+    return f"""
+  for node in $missing; do
+    case " {shlex.join(sleepers)} " in *" $node "*) ;; *) continue ;; esac
+    case "$woken " in *" $node "*) continue ;; esac
+    shown=$(echo "$states" | sed -n "s/^$node //p")
+    case $shown in "" | *"~") ;; *) continue ;; esac
+    if scontrol update nodename="$node" state=power_up >/dev/null 2>&1; then
+      woken="$woken $node"
+    fi
+  done""".rstrip()
 
 
 def places_script(spec: StackSpec) -> str:
@@ -76,26 +106,16 @@ def places_script(spec: StackSpec) -> str:
 
     Where users are declared, every one of them may write into the places, as into /tmp.
     """
-    own = _paths_of_one_node(spec)
+    own = paths_of_one_node(spec)
     shared = sorted(
         {
             path
             for path in spec.storage.places.values()
-            if not any(f"{path}/".startswith(f"{mount.rstrip('/')}/") for mount in own)
+            if not any(f"{path}/".startswith(f"{mount}/") for mount in own)
         }
     )
     made = f"mkdir -p {shlex.join([*shared, f'{spec.code_path}/releases'])}"
     return f"{made} && chmod 1777 {shlex.join(shared)}" if spec.soperator.users else made
-
-
-def _paths_of_one_node(spec: StackSpec) -> list[str]:
-    """Mount paths of what each worker has for itself, which the login node does not see."""
-    memory = spec.storage.memory
-    paths = [] if memory is None else [memory.mount_path]
-    for worker in spec.nodes.workers:
-        paths += [disk.mount_path for disk in worker.local_disks]
-        paths += [] if worker.local_nvme is None else [worker.local_nvme.mount_path]
-    return paths
 
 
 def activate_script(code_path: str, release: str) -> str:

@@ -22,27 +22,53 @@ _NORMAL: Final = "normal"
 _NO_LIMIT: Final = "-1"
 
 _USERS: Final = (
-    """
+    r"""
 set -eu
 list=$HOME/.MARK-users
+failed=
 touch "$list"
-home_of() { getent passwd "$1" | cut -d: -f6; }
-without_ours() { [ ! -f "$1" ] || sed '/^BEGIN$/,/^END$/d' "$1"; }
+# A home is its member's, who may have put a link or a pipe wherever root would write: what is read
+# or written there is so with the member's own rights, and in a time of its own.
+write_keys='
+umask 077
+given=$(cat)
+[ -n "$given" ] || [ -f "$HOME/.ssh/authorized_keys" ] || exit 0
+mkdir -p "$HOME/.ssh"
+cd "$HOME/.ssh"
+chmod 700 .
+new=$(mktemp authorized_keys.XXXXXX)
+trap "rm -f $new" EXIT
+{
+  [ ! -f authorized_keys ] || sed "/^BEGIN\$/,/^END\$/d" authorized_keys
+  [ -z "$given" ] || printf "%s\n" "BEGIN" "$given" "END"
+} > "$new"
+mv -fT "$new" authorized_keys
+'
+write_keys_as() {
+  home=$(getent passwd "$1" | cut -d: -f6)
+  timeout 60 setpriv --reuid="$(id -u "$1")" --regid="$(id -g "$1")" --clear-groups \
+    env -i HOME="$home" PATH="$PATH" sh -euc "$write_keys" 3<&-
+}
+# Soperator puts a new user into `sudo`, which asks for no password in the jail, and into `docker`,
+# unless told not to (ansible/roles/soperator-scripts, images/jail/init-users/sudoers at 4.1.7).
+# It works in ~/.ssh as root, so what an earlier user of that name left there goes aside.
+make() {
+  if [ -e "/home/$1/.ssh" ] || [ -L "/home/$1/.ssh" ]; then
+    mv -T "/home/$1/.ssh" "/home/$1/.ssh.$(date +%Y%m%d%H%M%S)"
+  fi
+  soperator-createuser "$1" --without-external-ssh --without-sudo --without-docker </dev/null
+}
 keep() {
-  id "$1" >/dev/null 2>&1 || soperator-createuser "$1" --without-external-ssh </dev/null
+  id "$1" >/dev/null 2>&1 || make "$1"
   grep -qx "$1" "$list" || echo "$1" >> "$list"
-  keys=$(home_of "$1")/.ssh/authorized_keys
-  mkdir -p "${keys%/*}"
-  { without_ours "$keys"; echo 'BEGIN'; cat; echo 'END'; } > "$keys.new"
-  chmod 700 "${keys%/*}"
-  chmod 600 "$keys.new"
-  chown -R "$1:" "${keys%/*}"
-  mv "$keys.new" "$keys"
+  write_keys_as "$1" || failed="$failed $1"
 }
 drop() {
-  keys=$(home_of "$1")/.ssh/authorized_keys
-  if [ -f "$keys" ]; then without_ours "$keys" > "$keys.new"; mv "$keys.new" "$keys"; fi
-  if id "$1" >/dev/null 2>&1; then userdel --force "$1"; fi
+  if id "$1" >/dev/null 2>&1; then
+    # Without an entry in passwd no key opens anything: what a member refuses here keeps nobody in.
+    write_keys_as "$1" </dev/null || echo "users: $1 keeps ~/.ssh/authorized_keys" >&2
+    userdel --force "$1"
+  fi
   grep -vx "$1" "$list" > "$list.new" || true
   mv "$list.new" "$list"
 }
@@ -50,6 +76,14 @@ drop() {
     .replace("BEGIN", _BEGIN)
     .replace("END", _END)
 )
+
+_UNWRITTEN: Final = """
+if [ -n "$failed" ]; then
+  echo "soperator.users:$failed: ~/.ssh/authorized_keys cannot be written with the member's own" \\
+    "rights; look what is there (a link, a folder, another owner), put it right, run this again" >&2
+  exit 1
+fi
+"""
 
 _TEAMS: Final = """
 set -eu
@@ -64,11 +98,14 @@ has_account() { say list account format=account | grep -qx "$1"; }
 has_user() { say list associations where account="$1" user="$2" format=user | grep -qx "$2"; }
 declared() { case " $1 " in *" $2 "*) return 0 ;; esac; return 1; }
 leave() {
-  if [ "$(say list associations where user="$2" format=account | sort -u | wc -l)" -gt 1 ]; then
-    set_up delete user name="$2" account="$1"
-  else
-    set_up delete user name="$2"
+  accounts=$(say list associations where user="$2" format=account | sort -u)
+  other=$(echo "$accounts" | grep -vxF "$1" | head -n 1)
+  [ -n "$other" ] || { set_up delete user name="$2"; return; }
+  # Slurm 25.11 takes nobody out of the account that is the own default.
+  if [ "$(say list user "$2" format=defaultaccount)" = "$1" ]; then
+    set_up modify user "$2" set DefaultAccount="$other"
   fi
+  set_up delete user name="$2" account="$1"
 }
 """.strip()
 
@@ -85,6 +122,7 @@ def users_script(spec: StackSpec) -> str:
             "while read -r name <&3; do",
             f'  case " "{names}" " in *" $name "*) ;; *) drop "$name" ;; esac',
             'done 3< "$list"',
+            _UNWRITTEN.strip(),
             f'echo "users: {len(users)} declared"',
         ]
     )

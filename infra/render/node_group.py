@@ -102,6 +102,12 @@ def labels(role: Role) -> dict[str, str]:
     return {**role.group.labels, **found}
 
 
+def node_labels(spec: StackSpec) -> list[dict[str, str]]:
+    """Labels of the nodes of every group, each set once."""
+    found = dict.fromkeys(tuple(sorted(labels(role).items())) for role in roles(spec))
+    return [dict(each) for each in found]
+
+
 def node_group_spec(
     spec: StackSpec,
     role: Role,

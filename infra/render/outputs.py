@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from infra.render.login import minimum_nodes
+from infra.render.resources import preset_of
+from stacks.node_capacity import GIB, slurmd_amounts
+from stacks.soperator_mounts import MEMORY
 from stacks.soperator_spec import HOME
 from stacks.spec import StackSpec
 from stacks.storage_spec import FilesystemSpec, SubmountSpec
@@ -20,9 +23,20 @@ def mounts(spec: StackSpec) -> dict[str, str]:
     if spec.nfs is not None:
         disks = spec.nfs.data_disks
         found[spec.nfs.mount_path] = f"NFS server, {disks.total_gib} GiB"
+    found[MEMORY] = memory_text(spec)
     if spec.storage.memory is not None:
         found[spec.storage.memory.mount_path] = f"tmpfs, {spec.storage.memory.size_gib} GiB a node"
     return found
+
+
+def memory_text(spec: StackSpec) -> str:
+    """Soperator's own tmpfs: limited by what slurmd asks for, which the preset decides."""
+    sssd = spec.soperator.sssd is not None
+    asked = (
+        slurmd_amounts(preset_of(worker), worker.boot_disk.size_gib, sssd=sssd).memory_mib // GIB
+        for worker in spec.nodes.workers
+    )
+    return f"tmpfs, at most {' or '.join(map(str, sorted({*asked})))} GiB a node"
 
 
 def _size(filesystem: FilesystemSpec | SubmountSpec) -> str:

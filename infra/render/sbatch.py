@@ -19,7 +19,13 @@ from typing import Final
 
 from infra.render.job_checks import check_script, name_inputs, refuse_inputs
 from infra.render.job_metrics import metrics_environment
-from infra.render.job_mounts import CONTAINER_PYTHON, container_options, mounts_of
+from infra.render.job_mounts import (
+    CONTAINER_PYTHON,
+    container_options,
+    in_memory,
+    mounts_of,
+    place_word,
+)
 from infra.render.job_nodes import (
     RenderError,
     cpus_per_rank,
@@ -33,6 +39,21 @@ from stacks.spec import StackSpec
 
 # Read on the node: `exec`, so that signals of Slurm reach torchrun and no shell dies of them.
 # last_call_timeout: how long ranks that could start with fewer nodes wait for more.
+_READ_VARIABLES = r"""
+no_variables() { echo "soperator: $SOPERATOR_JOB: $environment_file: $1" >&2; exit 78; }
+[[ -f $environment_file && ! -L $environment_file ]] || no_variables 'no such file: write it'
+[[ $(stat -c '%u %a' "$environment_file") = "$EUID 600" ]] ||
+  no_variables 'is not of this user with mode 600: chown and chmod it'
+while IFS= read -r line || [[ -n $line ]]; do
+  [[ $line =~ ^[[:space:]]*(#|$) ]] && continue
+  [[ $line =~ ^([A-Z_][A-Z0-9_]*)=(.*)$ ]] || no_variables 'has a line that is not NAME=value'
+  case ${BASH_REMATCH[1]} in
+    PATH | PYTHONPATH | PYTHONHOME | BASH_ENV | ENV | LD_* | SLURM* | SOPERATOR_*)
+      no_variables "${BASH_REMATCH[1]} cannot be set" ;;
+  esac
+  export "${BASH_REMATCH[1]}=${BASH_REMATCH[2]}"
+done < "$environment_file"
+"""
 _LAUNCH = r"""
 is_host=0
 [[ $SLURM_NODEID != 0 ]] || is_host=1
@@ -62,6 +83,8 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
     launched = _is_launched(job)
     mounts = mounts_of(spec, nodesets)
     container = container_options(spec, job, mounts)
+    held = [place for place, path in sorted(spec.storage.places.items()) if in_memory(path)]
+    checks = check_script(job, places_in_memory=held)
     python = f"{spec.python_env_path}/bin/python" if job.container is None else CONTAINER_PYTHON
     lines = [
         "#!/bin/bash",
@@ -81,19 +104,20 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         ),
         f"export SOPERATOR_PYTHON={shlex.quote(python)}",
         *(
-            f"export SOPERATOR_PLACE_{place.upper()}={shlex.quote(path)}"
+            f"export SOPERATOR_PLACE_{place.upper()}={place_word(path)}"
             for place, path in sorted(spec.storage.places.items())
         ),
         *_hardware(nodesets, job),
         f"export OMP_NUM_THREADS={rank_cpus if launched else task_cpus}",
         *_profile(spec, job),
         *_declared(job),
+        *_from_file(job),
         "",
         *_mark(spec, job),
         "# Every node must see the same environment and mounts before ranks wait for each other.",
         # --overlap, as the next step asks for the same CPUs: where slurmctld hears later of this
         # one's end, srun 22.05 waits for a signal that gets lost, and then SlurmctldTimeout: 2 min.
-        f"srun --overlap {_srun(job, task_cpus)} bash -c {_quote(check_script(job))} check "
+        f"srun --overlap {_srun(job, task_cpus)} bash -c {_quote(checks)} check "
         f"{_words(mounts)}".rstrip(),
         *refuse_inputs(job),
         "",
@@ -179,6 +203,16 @@ def _declared(job: JobSpec) -> list[str]:
         return []
     declared = dict(sorted(job.environment.items()))
     return [_export({**declared, "SOPERATOR_DECLARED": " ".join(declared)})]
+
+
+def _from_file(job: JobSpec) -> list[str]:
+    """Variables out of a file that only the job's user has; what it says is never run."""
+    if job.environment_file is None:
+        return []
+    return [
+        f"environment_file={shlex.quote(job.environment_file)}",
+        *_READ_VARIABLES.strip().splitlines(),
+    ]
 
 
 def _mark(spec: StackSpec, job: JobSpec) -> list[str]:

@@ -17,8 +17,6 @@ from stacks.spec import StackSpec
 FOLDER: Final = "schedules"
 """Folder of a release with what is below; a release without one schedules nothing."""
 SCRONTAB: Final = "scrontab"
-SLURM_LINE: Final = "ScronParameters=enable"
-"""slurm.conf(5): without it scrontab is refused."""
 _BEGIN: Final = "# soperator-stack begin: pulumi up writes these lines, do not edit"
 _END: Final = "# soperator-stack end"
 
@@ -30,11 +28,6 @@ _CLEAN: Final = 'for name in ${!SLURM_@}; do [[ $name == SLURM_CONF ]] || unset 
 _NO_SCRONTAB: Final = (
     'echo "this login node has no scrontab, which jobs[].schedule needs: take schedule out" >&2'
 )
-
-
-def has_schedules(spec: StackSpec) -> bool:
-    """Whether any job is scheduled."""
-    return any(job.schedule is not None for job in spec.jobs)
 
 
 def placeholders(spec: StackSpec) -> frozenset[str]:
@@ -116,29 +109,17 @@ def install_lines() -> str:
     anew when it is written, so one that is right already is left alone.
     """
     ours = f"current/{FOLDER}/{SCRONTAB}"
-    names = "sed -n 's/^#SCRON --job-name=//p'"
     return f"""
 if [ -e {ours} ] || [ -e .scheduled ]; then
   command -v scrontab >/dev/null || {{
     {_NO_SCRONTAB}
     exit 1
   }}
-  if [ -e {ours} ]; then {names} {ours} >> .scheduled; fi
+  touch .scheduled
   # It ends with 1 where nobody wrote a line yet, and lines must outlive any other failure of it.
   if was=$(scrontab -l 2>.scheduled.new); then :; else
     case "$was$(cat .scheduled.new)" in
       "no crontab for "*) was= ;;
-      *"scrontab is disabled"*)
-        if [ -e {ours} ]; then
-          echo "Slurm has not read {SLURM_LINE} yet: run it again in a few minutes" >&2
-          exit 1
-        fi
-        # The setting went with the last schedule: what it made is ended, no line comes again.
-        if [ -s .scheduled ]; then
-          squeue --me --noheader --format=%A --name="$(paste -sd , .scheduled)" |
-            xargs -r scancel --cron
-        fi
-        was= ;;
       *) cat .scheduled.new >&2; exit 1 ;;
     esac
   fi
@@ -148,7 +129,7 @@ if [ -e {ours} ] || [ -e .scheduled ]; then
     if [ -s .scheduled.new ]; then scrontab .scheduled.new; else scrontab -r; fi
   fi
   rm -f .scheduled.new
-  if [ -e {ours} ]; then {names} {ours} > .scheduled; else rm -f .scheduled; fi
+  [ -e {ours} ] || rm -f .scheduled
 fi
 """.strip()
 

@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 
+from infra.components.recorder import Recorder, declare
 from stacks.load import load_stack
 from stacks.public_keys import KEY_FILE_VARIABLE
 from stacks.spec import StackSpec
-from tests.components.recorder import Recorder, declare
 from tests.conftest import PUBLIC_KEY
 
 Deploy = Callable[[str | StackSpec], Recorder]

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from infra.components.recorder import Recorder, open_texts
 from stacks.spec import StackSpec
 from stacks.storage_spec import BackupSpec
 from tests.components.conftest import Deploy
-from tests.components.recorder import Recorder, open_texts
 
 STACK = "h100-prod"
 IAM = ("ServiceAccount", "Group", "GroupMembership", "AccessPermit")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from infra.components.recorder import open_texts, plain
 from infra.local.state import Cache
 from infra.nebius.resource_type import ResourceType
 from infra.nebius.schema import Schema
@@ -16,7 +17,6 @@ from infra.render.kube_cluster import kube_cluster_spec
 from stacks.load import stack_names
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
-from tests.components.recorder import open_texts, plain
 
 CLUSTER = "nebius:mk8s/v1:Cluster"
 Load = Callable[[str], StackSpec]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from infra.components.recorder import CHECKOUT, Recorder, Registered, plain
 from infra.render.archive import code_files, hash_files
 from stacks.load import stack_names
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
-from tests.components.recorder import CHECKOUT, Recorder, Registered, plain
 from tests.conftest import PUBLIC_KEY
 
 pytestmark = pytest.mark.parametrize("stack", stack_names())
@@ -49,13 +49,18 @@ def test_every_connection_uses_the_deploy_key_and_pins_the_host_key(
 
 
 def test_the_pinned_key_is_the_one_that_the_login_node_gets(deployed: Deploy, stack: str) -> None:
+    """Under all six names that Soperator's pods mount: a pod that misses one never starts."""
     recorder = deployed(stack)
     secret = recorder.one("kubernetes:core/v1:Secret", f"{stack}-login-host-keys")
     values = release(recorder, "slurm-cluster").inputs["values"]
     assert secret.inputs["metadata"]["name"] == values["secrets"]["sshdKeysName"]
     assert secret.inputs["stringData"] == {
-        "ssh_host_ed25519_key": f"PRIVATE {stack}-host-key",
-        "ssh_host_ed25519_key.pub": f"ssh-ed25519 PUBLIC {stack}-host-key",
+        f"ssh_host_{name}_key{ending}": text
+        for name in ("rsa", "ecdsa", "ed25519")
+        for ending, text in (
+            ("", f"PRIVATE {stack}-host-key"),
+            (".pub", f"ssh-ed25519 PUBLIC {stack}-host-key"),
+        )
     }
     assert secret.urn in release(recorder, "slurm-cluster").depends_on
 
@@ -101,3 +106,10 @@ def test_the_stack_is_ready_when_sinfo_says_so(deployed: Deploy, stack: str) -> 
     recorder = deployed(stack)
     assert "sinfo" in recorder.one(COMMAND, f"{stack}-ready").inputs["create"]
     assert plain(recorder.outputs)["ready"] == f"output of {stack}-ready"
+
+
+def test_no_command_sends_its_previous_output(deployed: Deploy, stack: str) -> None:
+    """sshd of Soperator takes LANG and LC_* only: each update would warn of the variables."""
+    made = [each for each in connections(deployed(stack)) if each.type == COMMAND]
+    assert made
+    assert {each.inputs["addPreviousOutputInEnv"] for each in made} == {False}

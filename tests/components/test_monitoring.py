@@ -10,11 +10,11 @@ from pathlib import Path
 import pulumi
 import pytest
 
+from infra.components.recorder import Recorder, declare, open_texts
 from stacks.load import stack_names
 from stacks.soperator_spec import Observability
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
-from tests.components.recorder import Recorder, declare, open_texts
 from tests.components.test_releases import releases
 
 WEBHOOK = "https://hooks.slack.com/services/T0/B0/SECRET"

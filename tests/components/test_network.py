@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from infra.components.recorder import Recorder, plain
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
-from tests.components.recorder import Recorder, plain
 
 KINDS = ("Network", "Subnet", "Allocation")
 

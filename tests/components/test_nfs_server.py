@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from infra.components.recorder import Recorder, open_texts
 from infra.leftovers.resources import TYPES
 from stacks.nfs_spec import DataDisksSpec, NfsSpec
 from stacks.node_spec import BootDiskSpec, NodeUserSpec
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
-from tests.components.recorder import Recorder, open_texts
 from tests.components.test_teardown import outlived_by
 
 INSTANCE = "nebius:compute/v1:Instance"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from infra.components.recorder import declare, open_texts
 from stacks.load import load_stack, stack_names
 from stacks.node_spec import NodeUserSpec
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
-from tests.components.recorder import declare, open_texts
 
 NODE_GROUP = "nebius:mk8s/v1:NodeGroup"
 IN_A_GROUP = ("nebius:iam/v1:AccessPermit", "nebius:iam/v1:GroupMembership")

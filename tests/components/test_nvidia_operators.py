@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from infra.components.recorder import Recorder, Registered
 from infra.local.state import Cache
 from infra.nebius.resource_type import ResourceType
 from infra.nebius.schema import Schema
@@ -14,7 +15,6 @@ from stacks.cluster_spec import GpuDrivers
 from stacks.load import stack_names
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
-from tests.components.recorder import Recorder, Registered
 
 RELEASE = "nebius:applications/v1alpha1:K8sRelease"
 Load = Callable[[str], StackSpec]

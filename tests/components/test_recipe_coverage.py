@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from infra.components.recorder import Recorder
 from stacks.cluster_spec import GpuDrivers
 from stacks.load import stack_names
 from stacks.nfs_spec import DataDisksSpec, NfsSpec
@@ -29,7 +30,6 @@ from stacks.soperator_spec import NfsHomeSpec, Observability
 from stacks.spec import StackSpec
 from stacks.storage_spec import SubmountSpec
 from tests.components.conftest import Deploy
-from tests.components.recorder import Recorder
 
 TABLE = read_table(DOCS / "recipe-resources.tsv")
 RELEASE = "kubernetes:helm.sh/v3:Release"

@@ -7,9 +7,9 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from infra.components.recorder import CHECKOUT, Recorder, open_texts
 from stacks.load import stack_names
 from tests.components.conftest import Deploy
-from tests.components.recorder import CHECKOUT, Recorder, open_texts
 
 STACK = "h100-prod"
 OBJECT = "soperator:storage:Object"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from infra.components.recorder import open_texts, plain
 from stacks.load import stack_names
 from tests.components.conftest import Deploy
-from tests.components.recorder import open_texts, plain
 
 pytestmark = pytest.mark.parametrize("stack", stack_names())
 # What the recorder answers, and what the program makes of it.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from infra.components.recorder import OUTPUTS, Recorder, Registered
 from stacks.load import stack_names
 from tests.components.conftest import Deploy
-from tests.components.recorder import OUTPUTS, Recorder, Registered
 
 pytestmark = pytest.mark.parametrize("stack", stack_names())
 STACK = "soperator:infra:Stack"
@@ -25,6 +25,7 @@ OWNER = {
     "soperator:kube:Teardown": "Stack",
     "pulumi:providers:kubernetes": "Stack",
     "kubernetes:core/v1:Namespace": "SlurmCluster",
+    "soperator:kube:PodsStarted": "SlurmCluster",
     "nebius:iam/v1:ServiceAccount": "Backups",
     "nebius:iam/v1:Group": "Backups",
     "nebius:iam/v1:GroupMembership": "Backups",

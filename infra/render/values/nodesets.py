@@ -20,7 +20,8 @@ from infra.render.values.slurm_cluster import sssd_references
 from stacks.catalog import PLATFORMS
 from stacks.cluster_spec import GpuDrivers
 from stacks.node_capacity import MUNGE, SSSD, slurmd_amounts
-from stacks.node_spec import ImageDiskSpec, LocalDiskSpec, WorkerSpec
+from stacks.node_spec import IMAGE_PATH, ImageDiskSpec, LocalDiskSpec, WorkerSpec
+from stacks.soperator_mounts import JAIL_UPPER
 from stacks.soperator_spec import Observability
 from stacks.spec import StackSpec
 
@@ -28,10 +29,8 @@ JOB_MAP_FOLDER: Final = "/var/run/nebius/slurm"
 """Where slurmd tells the DCGM exporter which job holds which GPU."""
 _IMAGE_STORAGE: Final = "image-storage"
 """ConfigMap of helm-soperator-custom-configmaps, and the volume that it speaks of."""
-_IMAGE_PATH: Final = "/mnt/image-storage"
 FOLDERS: Final = "make-folders-"
 """Init container that makes the folders of a disk; the disk's name follows, arguments are paths."""
-_JAIL_UPPER: Final = "/mnt/jail.upper"
 
 
 def nodesets_values(spec: StackSpec, *, nfs_address: Any = None) -> dict[str, Any]:
@@ -155,7 +154,7 @@ def _volumes(spec: StackSpec, worker: WorkerSpec, nfs_address: Any) -> dict[str,
         path = worker.local_nvme.mount_path
         mounts.append(_mount("local-nvme", path, _host(path, "Directory")))
     if worker.image_disk is not None:
-        mounts.append(_own_disk(_IMAGE_STORAGE, _IMAGE_PATH, worker.image_disk))
+        mounts.append(_own_disk(_IMAGE_STORAGE, IMAGE_PATH, worker.image_disk))
     return {
         # The chart's default, a volumeClaimTemplateSpec, is unknown to the CRD.
         "spool": {"emptyDir": {}},
@@ -172,7 +171,7 @@ def _custom_mounts(spec: StackSpec, worker: WorkerSpec) -> list[dict[str, Any]]:
     scripts = {"configMap": {"name": SCRIPTS, "defaultMode": 0o755}}
     mounts = [
         _mount("slurm-scripts", "/opt/slurm_scripts/", scripts),
-        _mount("slurm-scripts-jail", f"{_JAIL_UPPER}/opt/slurm_scripts/", scripts),
+        _mount("slurm-scripts-jail", f"{JAIL_UPPER}/opt/slurm_scripts/", scripts),
     ]
     if preset_of(worker).gpus:
         if spec.cluster.gpu_drivers is GpuDrivers.PREINSTALLED:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from infra.render import names
+from infra.render.login import minimum_nodes
 from infra.render.resources import preset_of, quantities
-from infra.render.schedule import SLURM_LINE, has_schedules
 from infra.render.values.mounts import NFS, claim, nfs_volume, virtiofs_guards
 from infra.render.values.nfs_server import home_on_login, home_source
 from infra.render.values.storage import LOCAL_VOLUME_SIZE
 from stacks.chart_volumes import database_volume_gib
 from stacks.node_capacity import (
-    EXPORTER,
     MARIADB,
     MUNGE,
     REST,
@@ -75,11 +74,8 @@ def slurm_cluster_values(
             "accounting": _accounting(spec),
             "controller": _controller(spec),
             "login": _login(spec, allocation_id, ssh_public_keys),
-            "exporter": {
-                "enabled": spec.slurm.accounting,
-                "k8sNodeFilterName": _SYSTEM,
-                "exporterContainer": {"resources": quantities(EXPORTER)},
-            },
+            # Without resources, as the chart 4.1.7 passes none on: the exporter has no guarantee.
+            "exporter": {"enabled": spec.slurm.accounting, "k8sNodeFilterName": _SYSTEM},
             # REST needs accounting; soperatorchecks and reconfigure need REST.
             "rest": {
                 "enabled": spec.slurm.accounting,
@@ -91,7 +87,7 @@ def slurm_cluster_values(
     }
     lines = [
         *([_ENFORCE] if spec.slurm.accounts else []),
-        *([SLURM_LINE] if has_schedules(spec) else []),
+        *_kept_awake(spec),
         *spec.slurm.config_lines,
     ]
     if lines:
@@ -149,6 +145,17 @@ def _slurm_config(spec: StackSpec) -> dict[str, Any]:
     return config
 
 
+def _kept_awake(spec: StackSpec) -> list[str]:
+    """Keeps the least nodes of an elastic set awake: their machines are there and paid anyway.
+
+    The operator excepts the nodes of fixed sets alone. Of two lines Slurm takes the later one,
+    which is this, so it names those too ("specified more than once, latest value used").
+    """
+    if not any(0 < worker.min_nodes < worker.max_nodes for worker in spec.nodes.workers):
+        return []
+    return [f"SuspendExcNodes={','.join(minimum_nodes(spec))}"]
+
+
 def _partitions(spec: StackSpec) -> list[dict[str, Any]]:
     return [
         {
@@ -184,7 +191,11 @@ def _accounting(spec: StackSpec) -> dict[str, Any]:
         return {"enabled": False, "k8sNodeFilterName": _SYSTEM}
     own = spec.storage.accounting
     size = f"{database_volume_gib(spec)}Gi" if own is None else LOCAL_VOLUME_SIZE
-    # The storage chart's class holds the accounting filesystem; without one the cloud's default.
+    # The storage chart's class holds the accounting filesystem; without one the cloud's default,
+    # whose disks serve one node. The chart's volume offers ReadWriteMany alone, nothing provisions
+    # another, and a claim binds only to a volume with all its modes (nebius/soperator 4.1.7,
+    # helm/slurm-cluster-storage/templates/accounting-pv.yaml; Kubernetes, FindMatchingVolume).
+    mode = "ReadWriteOnce" if own is None else "ReadWriteMany"
     storage_class = {} if own is None else {"storageClassName": _LOCAL_CLASS}
     left = slurmdbd_amounts(preset_of(group), group.boot_disk.size_gib)
     values: dict[str, Any] = {
@@ -199,7 +210,7 @@ def _accounting(spec: StackSpec) -> dict[str, Any]:
             "storage": {
                 "ephemeral": False,
                 "volumeClaimTemplate": {
-                    "accessModes": ["ReadWriteOnce"],
+                    "accessModes": [mode],
                     "resources": {"requests": {"storage": size}},
                     **storage_class,
                 },
@@ -228,8 +239,6 @@ def _login(spec: StackSpec, allocation_id: Any, ssh_public_keys: Any) -> dict[st
             service["sshdServiceAnnotations"][_BALANCER_ANNOTATION] = "internal"
         if login.allowed_cidrs:
             service["sshdServiceLoadBalancerSourceRanges"] = list(login.allowed_cidrs)
-    if login.sshd_config_map is not None:
-        service["sshdConfigMapRefName"] = login.sshd_config_map
     return {
         "k8sNodeFilterName": "login",
         "size": spec.nodes.login.min_nodes,

@@ -38,20 +38,18 @@ def storage_values(spec: StackSpec) -> dict[str, Any]:
             for submount in storage.submounts
         ],
     }
+    places = {
+        "jail": _placement(names.JAIL_LABEL, "true"),
+        "controllerSpool": _placement(names.NODESET_LABEL, "controller"),
+    }
     if storage.accounting is not None:
         volume["accounting"] = {
             "enabled": True,
             "size": LOCAL_VOLUME_SIZE,
             "filestoreDeviceName": names.ACCOUNTING,
         }
-    return {
-        "volume": volume,
-        "storage": {
-            "jail": _placement(names.JAIL_LABEL, "true"),
-            "controllerSpool": _placement(names.NODESET_LABEL, "controller"),
-            "accounting": _placement(names.NODESET_LABEL, "accounting"),
-        },
-    }
+        places["accounting"] = _placement(names.NODESET_LABEL, "accounting")
+    return {"volume": volume, "storage": places}
 
 
 def _placement(label: str, value: str) -> dict[str, Any]:

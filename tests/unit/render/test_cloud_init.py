@@ -78,6 +78,12 @@ def test_every_script_is_one_that_the_shell_can_read(worker: WorkerSpec) -> None
             assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_what_lies_on_a_local_disk_is_its_owners(worker: WorkerSpec) -> None:
+    """Without the sticky bit users remove and replace each other's staged files."""
+    full = replace(worker, local_nvme=LocalNvmeSpec())
+    assert 'chmod 1777 "$path"' in scripts(cloud_init(full, ()))["20-local-nvme"]
+
+
 def test_options_are_compared_under_the_name_that_the_driver_shows() -> None:
     assert driver_options([OPTION, "blacklist nouveau"]) == [
         ("RmProfilingAdminOnly", "0"),

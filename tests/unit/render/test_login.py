@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from infra.render.login import (
 from stacks.node_spec import LocalDiskSpec
 from stacks.soperator_spec import UserSpec
 from stacks.spec import StackSpec
+from stacks.storage_spec import MemoryMountSpec
 from tests.conftest import PUBLIC_KEY
 
 # Each look of the script is one line of `looks`, its nodes apart by commas; the last one stays.
@@ -32,16 +35,36 @@ cat again
 """
 
 
+# Notes what it is told, and refuses as often as `refusals` has lines.
+SCONTROL = r"""#!/bin/bash
+cd "${0%/*}"
+echo "$*" >> told
+[[ ! -s refusals ]] || { sed -i 1d refusals; exit 1; }
+"""
+
+
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder first on PATH: `sinfo` that shows `looks`, and a `sleep` that takes no time."""
+    """A folder first on PATH: `sinfo` that shows `looks`, `scontrol`, a `sleep` without time."""
     folder = tmp_path / "slurm"
     folder.mkdir()
-    for name, text in {"sinfo": SINFO, "sleep": '#!/bin/sh\necho "$1" >> "${0%/*}/naps"\n'}.items():
+    programs = {
+        "sinfo": SINFO,
+        "scontrol": SCONTROL,
+        "sleep": '#!/bin/sh\necho "$1" >> "${0%/*}/naps"\n',
+    }
+    for name, text in programs.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     return folder
+
+
+def orders(slurm: Path) -> list[str]:
+    """What scontrol was told of nodes."""
+    told = slurm / "told"
+    lines = told.read_text().splitlines() if told.exists() else []
+    return [line for line in lines if line.startswith("update")]
 
 
 def shell(script: str, *, shell: str = "bash") -> subprocess.CompletedProcess[str]:
@@ -61,6 +84,13 @@ def test_the_minimum_of_every_nodeset_is_expected_from_ordinal_zero(spec: StackS
     off = replace(worker, name="off", min_nodes=0, max_nodes=8)
     both = replace(spec, nodes=replace(spec.nodes, workers=(worker, scaling, off)))
     assert minimum_nodes(both) == ("worker-0", "worker-1", "cheap-0")
+
+
+def elastic(spec: StackSpec) -> StackSpec:
+    """The same, with two nodes more that come for a job."""
+    (worker,) = spec.nodes.workers
+    workers = (replace(worker, max_nodes=worker.min_nodes + 2),)
+    return replace(spec, nodes=replace(spec.nodes, workers=workers))
 
 
 @pytest.mark.parametrize("interpreter", ["bash", "dash"])
@@ -95,15 +125,50 @@ def test_a_node_that_takes_no_job_is_not_ready(spec: StackSpec, slurm: Path, sta
     assert shell(ready_script(spec, timeout_s=0)).returncode == 1
 
 
-@pytest.mark.parametrize(("most", "status"), [(2, 1), (4, 0)])
-def test_a_sleeping_node_is_ready_where_slurm_wakes_it(
-    spec: StackSpec, slurm: Path, most: int, status: int
+@pytest.mark.parametrize("shown", [",worker-1 idle~", ""])
+def test_a_node_of_an_elastic_set_that_sleeps_is_woken_once(
+    spec: StackSpec, slurm: Path, shown: str
 ) -> None:
-    (worker,) = spec.nodes.workers
-    workers = (replace(worker, max_nodes=most),)
-    spec = replace(spec, nodes=replace(spec.nodes, workers=workers))
+    """25.11 lists one that is powered down, 22.05 does not."""
+    asleep = f"worker-0 idle{shown}\n"
+    (slurm / "looks").write_text(
+        f"{asleep}{asleep}worker-0 idle,worker-1 idle#\nworker-0 idle,worker-1 idle\n"
+    )
+    done = shell(ready_script(elastic(spec)), shell="dash")
+    assert done.returncode == 0, done.stderr
+    assert orders(slurm) == ["update nodename=worker-1 state=power_up"]
+
+
+def test_an_order_that_slurm_refuses_is_given_again(spec: StackSpec, slurm: Path) -> None:
+    """It takes none while a node is on its way down, nor before it answers."""
+    asleep = "worker-0 idle,worker-1 idle~\n"
+    (slurm / "looks").write_text(
+        f"worker-0 idle,worker-1 idle%\n{asleep}{asleep}worker-0 idle,worker-1 idle\n"
+    )
+    (slurm / "refusals").write_text("one\n")
+    assert shell(ready_script(elastic(spec))).returncode == 0
+    assert len(orders(slurm)) == 2
+
+
+def test_a_sleeping_node_is_not_ready_and_one_of_a_fixed_set_is_not_woken(
+    spec: StackSpec, slurm: Path
+) -> None:
+    """Nodes of a new cluster sleep, as Slurm sees it, until their first slurmd registers."""
     (slurm / "looks").write_text("worker-0 idle,worker-1 idle~\n")
-    assert shell(ready_script(spec, timeout_s=0)).returncode == status
+    assert shell(ready_script(elastic(spec), timeout_s=0)).returncode == 1
+    assert len(orders(slurm)) == 1
+    assert shell(ready_script(spec, timeout_s=0)).returncode == 1
+    assert len(orders(slurm)) == 1
+
+
+def test_slurmctld_writes_its_state_once_the_nodes_are_there(spec: StackSpec, slurm: Path) -> None:
+    """One of 25.11 that is killed before it did so with accounting never starts again."""
+    (slurm / "looks").write_text("worker-0 idle,worker-1 idle\n")
+    for has_accounting in (False, True):
+        declared = replace(spec, slurm=replace(spec.slurm, accounting=has_accounting))
+        assert shell(ready_script(declared)).returncode == 0
+        told = (slurm / "told").read_text() if (slurm / "told").exists() else ""
+        assert told == ("reconfigure\n" if has_accounting else "")
 
 
 def test_a_failure_names_the_node_what_sinfo_shows_and_slurms_reason(
@@ -144,23 +209,25 @@ def test_the_partition_that_holds_every_node_is_asked(spec: StackSpec, slurm: Pa
 
 
 def test_without_a_node_that_always_runs_the_controller_alone_must_answer(
-    spec: StackSpec,
+    spec: StackSpec, slurm: Path
 ) -> None:
     (worker,) = spec.nodes.workers
     scaling = replace(worker, min_nodes=0)
     empty = replace(spec, nodes=replace(spec.nodes, workers=(scaling,)))
-    assert ready_script(empty) == "scontrol ping"
+    assert shell(ready_script(empty)).returncode == 0
+    assert (slurm / "told").read_text().splitlines()[0] == "ping"
 
 
 @pytest.fixture
-def rooted(spec: StackSpec, tmp_path: Path) -> StackSpec:
+def rooted(spec: StackSpec) -> Iterator[StackSpec]:
     """The stack with its paths in a temporary folder, one of them to be quoted."""
-    root = tmp_path / "the jail"
-    assert spec.storage.memory is not None
-    memory = replace(spec.storage.memory, mount_path=f"{root}/mnt/memory")
-    places = {name: f"{root}{path}" for name, path in spec.storage.places.items()}
-    storage = replace(spec.storage, places=places, memory=memory)
-    return replace(spec, storage=storage, code_path=f"{root}/code")
+    # Not in /tmp, which each node has for itself: no place is made there.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        root = Path(folder, "the jail")
+        memory = MemoryMountSpec(mount_path=f"{root}/mnt/memory", size_gib=2)
+        places = {name: f"{root}{path}" for name, path in spec.storage.places.items()}
+        storage = replace(spec.storage, places=places, memory=memory)
+        yield replace(spec, storage=storage, code_path=f"{root}/code")
 
 
 def test_every_shared_place_is_made_and_none_in_the_memory_of_a_worker(rooted: StackSpec) -> None:

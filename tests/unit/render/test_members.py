@@ -1,8 +1,15 @@
-"""The script of users, run in a shell with stand-ins for the commands of a login node."""
+"""The script of users, run in a shell with stand-ins for the commands of a login node.
+
+As root the members of these tests are another user of the machine, with real files of their own.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,15 +21,20 @@ from stacks.soperator_spec import UserSpec
 from stacks.spec import StackSpec
 
 KEY = "ssh-ed25519 AAAA ann@laptop"
+IS_ROOT = os.geteuid() == 0
+as_root = pytest.mark.skipif(not IS_ROOT, reason="only root can act as another user")
+MEMBER = 65534 if IS_ROOT else os.getuid()
 COMMANDS = {
     # Homes are folders under $ROOT; a user exists while it has one in $ROOT/passwd.
-    "id": '[ -e "$ROOT/passwd/$1" ]',
+    "id": f'case $1 in -*) echo {MEMBER} ;; *) [ -e "$ROOT/passwd/$1" ] ;; esac',
     "getent": 'echo "$2:x:1000:1000::$ROOT/home/$2:/bin/bash"',
     "soperator-createuser": 'echo "$@" >> "$ROOT/calls"; touch "$ROOT/passwd/$1"; '
-    'mkdir -p "$ROOT/home/$1/.ssh"; echo internal > "$ROOT/home/$1/.ssh/authorized_keys"',
+    'mkdir -p "$ROOT/home/$1/.ssh"; echo internal >> "$ROOT/home/$1/.ssh/authorized_keys"; '
+    f'chown -R {MEMBER} "$ROOT/home/$1"',
     "userdel": 'echo userdel "$@" >> "$ROOT/calls"; rm "$ROOT/passwd/$2"',
-    "chown": "exit 0",
 }
+if not IS_ROOT:
+    COMMANDS["setpriv"] = 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"'
 
 
 class Node:
@@ -37,18 +49,26 @@ class Node:
             command.write_text(f"#!/bin/sh\n{body}\n")
             command.chmod(0o755)
 
-    def run(self, script: str) -> str:
-        """Output of the script; it must end well."""
+    def run(self, script: str, *, refused: bool = False) -> str:
+        """Output of the script, or what it said where it must be refused."""
         environment = {
             "PATH": f"{self.root}/bin:/usr/bin:/bin",
             "HOME": str(self.root),
             "ROOT": str(self.root),
         }
+        argv = ["/bin/sh", "-c", script.replace("/home/", f"{self.root}/home/")]
         answer = subprocess.run(
-            ["/bin/sh", "-c", script], env=environment, capture_output=True, text=True, check=False
+            argv, env=environment, capture_output=True, text=True, check=False, timeout=100
         )
-        assert answer.returncode == 0, answer.stderr
-        return answer.stdout.strip()
+        assert answer.returncode == (1 if refused else 0), answer.stderr
+        return (answer.stderr if refused else answer.stdout).strip()
+
+    def as_member(self, user: str, command: str) -> None:
+        """What the member does in the own home."""
+        home = self.root / "home" / user
+        subprocess.run(
+            ["/bin/sh", "-euc", command], cwd=home, check=True, user=MEMBER, group=MEMBER
+        )
 
     @property
     def calls(self) -> list[str]:
@@ -60,8 +80,12 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
+def node() -> Iterator[Node]:
+    # Not pytest's own folder: another user may not look into it.
+    root = Path(tempfile.mkdtemp(prefix="members-"))
+    root.chmod(0o755)
+    yield Node(root)
+    shutil.rmtree(root)
 
 
 def script(spec: StackSpec, *users: UserSpec) -> str:
@@ -79,7 +103,7 @@ def test_a_user_is_made_once_and_keeps_the_key_of_the_cluster(spec: StackSpec, n
     """Soperator's own key in that file lets the user from node to node."""
     assert node.run(script(spec, user("ann"))) == "users: 1 declared"
     node.run(script(spec, user("ann")))
-    assert node.calls == ["ann --without-external-ssh"]
+    assert node.calls == ["ann --without-external-ssh --without-sudo --without-docker"]
     assert node.keys("ann") == ["internal", *OURS]
 
 
@@ -112,6 +136,66 @@ def test_a_name_that_contains_another_is_another_user(spec: StackSpec, node: Nod
     node.run(script(spec, user("anna")))
     assert node.calls[-1] == "userdel --force ann"
     assert (node.root / ".soperator-stack-users").read_text() == "anna\n"
+
+
+@as_root
+def test_a_link_in_a_home_leads_root_nowhere(spec: StackSpec, node: Node) -> None:
+    """With ~/.ssh linked to root's, the member's keys would open root's account."""
+    node.run(script(spec, user("ann"), user("bob")))
+    ours = node.root / "root-ssh"
+    ours.mkdir(mode=0o700)
+    (ours / "authorized_keys").write_text("the deployer's key\n")
+    node.as_member("ann", f"rm -r .ssh; ln -s {ours} .ssh")
+    said = node.run(script(spec, user("ann"), user("bob", "ssh-ed25519 NEW b")), refused=True)
+    assert "soperator.users: ann: ~/.ssh/authorized_keys cannot be written" in said
+    assert [each.name for each in ours.iterdir()] == ["authorized_keys"]
+    assert (ours / "authorized_keys").read_text() == "the deployer's key\n"
+    assert (ours.stat().st_uid, (ours / "authorized_keys").stat().st_uid) == (0, 0)
+    # A member who refuses keeps nobody else out, and does not stay.
+    assert "ssh-ed25519 NEW b" in node.keys("bob")
+    node.run(script(spec, user("bob")))
+    assert node.calls[-1] == "userdel --force ann"
+    assert (ours / "authorized_keys").read_text() == "the deployer's key\n"
+
+
+@as_root
+@pytest.mark.parametrize("name", ["authorized_keys", "authorized_keys.new"])
+def test_a_file_of_keys_that_is_a_link_leaves_its_target(
+    spec: StackSpec, node: Node, name: str
+) -> None:
+    node.run(script(spec, user("ann")))
+    target = node.root / "of-root"
+    target.write_text("of root\n")
+    node.as_member("ann", f"echo '* * * * * root id' > .ssh/authorized_keys; rm -f .ssh/{name}")
+    node.as_member("ann", f"ln -s {target} .ssh/{name}")
+    node.run(script(spec, user("ann")))
+    assert (target.read_text(), target.stat().st_uid) == ("of root\n", 0)
+    assert node.keys("ann")[-3:] == OURS
+    assert not (node.root / "home/ann/.ssh/authorized_keys").is_symlink()
+
+
+@as_root
+@pytest.mark.parametrize("name", ["authorized_keys", "authorized_keys.new"])
+def test_a_pipe_in_a_home_stops_nobody(spec: StackSpec, node: Node, name: str) -> None:
+    node.run(script(spec, user("ann")))
+    node.as_member("ann", f"rm -f .ssh/{name}; mkfifo .ssh/{name}")
+    node.run(script(spec, user("ann")))
+    assert node.keys("ann")[-3:] == OURS
+
+
+@as_root
+def test_what_an_earlier_user_left_is_no_way_for_the_program_that_makes_users(
+    spec: StackSpec, node: Node
+) -> None:
+    """soperator-createuser works in ~/.ssh as root and follows links."""
+    node.run(script(spec, user("ann")))
+    target = node.root / "of-root"
+    target.mkdir()
+    node.as_member("ann", f"rm -r .ssh; ln -s {target} .ssh")
+    node.run(script(spec))
+    node.run(script(spec, user("ann")))
+    assert (list(target.iterdir()), target.stat().st_uid) == ([], 0)
+    assert node.keys("ann") == ["internal", *OURS]
 
 
 def test_names_and_limits_reach_the_shell_quoted(spec: StackSpec) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from infra.render import outputs
 from stacks.spec import StackSpec
-from stacks.storage_spec import SubmountSpec
+from stacks.storage_spec import MemoryMountSpec, SubmountSpec
 
 
 def test_every_mount_path_says_what_stands_behind_it(spec: StackSpec) -> None:
@@ -17,7 +17,7 @@ def test_every_mount_path_says_what_stands_behind_it(spec: StackSpec) -> None:
         "/mnt/chkpt": "filesystem chkpt, 256 GiB",
         "/mnt/model": "filesystem model, 256 GiB",
         "/home": "filesystem home, 256 GiB",
-        "/mnt/memory": "tmpfs, 2 GiB a node",
+        "/mnt/memory": "tmpfs, at most 341 GiB a node",
     }
 
 
@@ -27,8 +27,24 @@ def test_an_existing_filesystem_is_named_by_its_id_and_not_by_a_size(spec: Stack
     assert found["/mnt/old"] == "filesystem old, existing computefilesystem-1"
 
 
-def test_without_a_tmpfs_no_mount_speaks_of_one(bare: StackSpec) -> None:
-    assert outputs.mounts(bare) == {"/": "filesystem jail, 256 GiB"}
+def test_soperators_memory_is_there_although_nobody_declares_it(bare: StackSpec) -> None:
+    own = {"/mnt/memory": "tmpfs, at most 341 GiB a node"}
+    assert outputs.mounts(bare) == {"/": "filesystem jail, 256 GiB", **own}
+
+
+def test_a_declared_tmpfs_stands_beside_soperators_of_each_size(spec: StackSpec) -> None:
+    (worker,) = spec.nodes.workers
+    larger = replace(worker, name="h100", platform="gpu-h100-sxm", preset="8gpu-128vcpu-1600gb")
+    memory = MemoryMountSpec(mount_path="/mnt/ram", size_gib=2)
+    found = outputs.mounts(
+        replace(
+            spec,
+            nodes=replace(spec.nodes, workers=(worker, larger)),
+            storage=replace(spec.storage, memory=memory),
+        )
+    )
+    assert found["/mnt/memory"] == "tmpfs, at most 341 or 1436 GiB a node"
+    assert found["/mnt/ram"] == "tmpfs, 2 GiB a node"
 
 
 def test_every_job_has_the_command_that_starts_it(spec: StackSpec) -> None:

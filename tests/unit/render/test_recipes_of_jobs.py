@@ -36,3 +36,14 @@ def test_a_recipe_in_yaml_is_uploaded_as_it_is(public_key_file: Path):
     text = (CHECKOUT / "workloads" / "recipes" / f"{recipe}.yaml").read_bytes()
     assert recipe_problems(CHECKOUT, spec) == []
     assert run_configs(CHECKOUT, spec)[f"recipes/{recipe}.yaml"] == text
+
+
+def test_a_module_that_nothing_runs_is_told_before_nodes_are_paid_for(public_key_file: Path):
+    spec = load_stack("local")
+    first, *rest = spec.jobs
+    jobs = (replace(first, module="workloads.dta"), *rest)
+    (problem,) = recipe_problems(CHECKOUT, replace(spec, jobs=jobs))
+    assert problem == (
+        "local.jobs[0].module: 'workloads.dta' is nothing in workloads/ that `python -m` runs; "
+        "did you mean 'workloads.data'?"
+    )

@@ -21,7 +21,6 @@ from stacks.spec import StackSpec
 SCRONTAB = """#!/bin/bash
 lines=$HOME/lines
 fail() { echo "scrontab: $1" >&2; exit 1; }
-[[ ! -e $HOME/disabled ]] || fail "fatal: scrontab is disabled on this cluster"
 case $1 in
   -l) [[ ! -e $HOME/broken ]] || fail "slurm_request_crontab failed"
       [[ -e $lines ]] || { echo "no crontab for root"; exit 1; }; cat "$lines" ;;
@@ -104,10 +103,9 @@ def test_a_stack_without_schedules_delivers_none_and_sets_nothing(spec: StackSpe
     assert "customSlurmConfig" not in values(spec)
 
 
-def test_slurm_is_told_that_it_may(spec: StackSpec) -> None:
-    assert values(scheduled(spec, evaluate="@daily"))["customSlurmConfig"] == (
-        "ScronParameters=enable\n"
-    )
+def test_a_schedule_needs_no_line_of_ours(spec: StackSpec) -> None:
+    """The operator writes `enable,explicit_scancel`; a later line would drop the second word."""
+    assert "customSlurmConfig" not in values(scheduled(spec, evaluate="@daily"))
 
 
 def values(spec: StackSpec) -> dict[str, object]:
@@ -157,33 +155,6 @@ def test_a_scrontab_that_cannot_be_read_is_never_overwritten(spec: StackSpec, lo
     assert done.returncode != 0
     assert "slurm_request_crontab failed" in done.stderr
     assert (login.lines, login.num_writes) == (OWN, 0)
-
-
-def test_the_last_schedule_goes_though_its_setting_of_slurm_went_first(
-    spec: StackSpec, login: Login
-) -> None:
-    login.activate("a", schedule_files(scheduled(spec, evaluate="@daily")))
-    (login.home / "disabled").touch()
-    programs = Path(login.path.partition(":")[0])
-    for name, text in {
-        "squeue": '[[ " $* " != *" --name=schedule-evaluate "* ]] || echo 12',
-        "scancel": 'echo "$*" >> "$HOME/ended"',
-    }.items():
-        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
-        (programs / name).chmod(0o755)
-    for _ in range(2):
-        done = login.activate("b", {})
-        assert (done.returncode, done.stderr) == (0, "")
-    assert (login.home / "ended").read_text() == "--cron 12\n"
-
-
-def test_a_schedule_whose_setting_slurm_has_not_read_yet_is_told_with_what_to_do(
-    spec: StackSpec, login: Login
-) -> None:
-    (login.home / "disabled").touch()
-    done = login.activate("a", schedule_files(scheduled(spec, evaluate="@daily")))
-    assert done.returncode == 1
-    assert "Slurm has not read ScronParameters=enable yet: run it again" in done.stderr
 
 
 def test_a_login_node_without_scrontab_refuses_a_schedule_and_nothing_else(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from infra.kube.quantity import quantity
 from infra.local.kube.charts.release import Release
 from infra.local.kube.charts.render import Rendered, render
 from infra.render import names
@@ -18,8 +19,9 @@ from infra.render.values.slurm_cluster import slurm_cluster_values
 from infra.render.values.storage import storage_values
 from stacks.load import load_stack, stack_names
 from stacks.slurm_spec import SshServiceType
+from stacks.soperator_mounts import IN_JAIL, IN_POD
 from stacks.spec import StackSpec
-from stacks.storage_spec import SubmountSpec
+from stacks.storage_spec import MemoryMountSpec, SubmountSpec
 from tests.unit.render.conftest import as_json
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
@@ -101,6 +103,37 @@ class TestAgreement:
         used = {*found(cluster, "claimName"), *found(nodesets, "claimName")}
         assert used
         assert used <= made
+
+    def test_the_databases_claim_binds_to_the_accounting_volume(self, stack: str) -> None:
+        """By Kubernetes' rule for a volume that no claim names: class, modes and size."""
+        spec = load_stack(stack)
+        (claim,) = found(values(spec)["helm-slurm-cluster"], "volumeClaimTemplate")
+        free = [
+            each["metadata"]["name"]
+            for each in rendered(spec, "helm-slurm-cluster-storage").objects
+            if each["kind"] == "PersistentVolume"
+            and "claimRef" not in each["spec"]
+            and each["spec"]["storageClassName"] == claim["storageClassName"]
+            and set(claim["accessModes"]) <= set(each["spec"]["accessModes"])
+            and quantity(claim["resources"]["requests"]["storage"])
+            <= quantity(each["spec"]["capacity"]["storage"])
+        ]
+        assert free == ["accounting-pv"]
+
+    def test_no_mount_is_at_the_path_of_another_in_its_pod(self, stack: str) -> None:
+        """As the API server demands; the operator takes it, and no pod is made."""
+        spec = load_stack(stack)
+        cluster, nodesets = (values(spec)[n] for n in ("helm-slurm-cluster", "helm-nodesets"))
+        for pod in [*nodesets["nodesets"], cluster["slurmNodes"]["login"]]:
+            volumes = pod["slurmd"]["volumes"] if "slurmd" in pod else pod["volumes"]
+            custom = volumes.get("customVolumeMounts", [])
+            paths = [
+                *IN_POD,
+                *(f"/mnt/jail.upper{each['mountPath']}" for each in volumes["jailSubMounts"]),
+                *(each["mountPath"].rstrip("/") for each in custom),
+            ]
+            assert len(paths) > len(IN_POD)
+            assert [path for path in paths if paths.count(path) > 1] == []
 
     def test_every_named_volume_source_is_declared(self, stack: str) -> None:
         cluster = values(load_stack(stack))["helm-slurm-cluster"]
@@ -242,6 +275,15 @@ def test_the_database_lives_on_the_accounting_filesystem_where_there_is_one(
     assert claim(spec)["resources"]["requests"]["storage"] == "1Gi"
     without = replace(spec, storage=replace(spec.storage, accounting=None))
     assert "storageClassName" not in claim(without)
+    # The default class makes network disks, which one node has.
+    assert claim(without)["accessModes"] == ["ReadWriteOnce"]
+
+
+def test_what_the_operator_mounts_into_the_jail_is_in_the_list_of_the_rules() -> None:
+    upper = "/mnt/jail.upper"
+    inside = {path.removeprefix(upper) for path in IN_POD if path.startswith(f"{upper}/")}
+    assert "/mnt/memory" in inside
+    assert inside <= {mount.path for mount in IN_JAIL}
 
 
 def test_a_partition_without_nodesets_has_all_nodes(spec: StackSpec) -> None:
@@ -278,6 +320,8 @@ def test_an_existing_filesystem_is_claimed_without_knowing_its_size(spec: StackS
 
 
 def test_shared_memory_and_the_tmpfs_have_their_declared_sizes(spec: StackSpec) -> None:
+    memory = MemoryMountSpec(mount_path="/mnt/ram", size_gib=2)
+    spec = replace(spec, storage=replace(spec.storage, memory=memory))
     volumes = nodeset(with_worker(spec, shared_memory_gib=48))["slurmd"]["volumes"]
     assert volumes["sharedMemorySize"] == "48Gi"
     (tmpfs,) = [each for each in volumes["jailSubMounts"] if each["name"] == "memory"]

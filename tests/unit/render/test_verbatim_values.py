@@ -45,7 +45,6 @@ def test_nothing_is_there_that_nobody_declared(spec: StackSpec) -> None:
     cluster, nodeset = of_cluster(spec), of_nodeset(spec)
     assert "sssd" not in cluster["slurmNodes"]
     assert "customSlurmConfig" not in cluster
-    assert "sshdConfigMapRefName" not in cluster["slurmNodes"]["login"]
     assert not {"sssd", "sssdConfSecretRefName", "configMapRefSshd"} & set(nodeset)
     assert set(nodeset["nodeConfig"]) == {"static", "features"}
 
@@ -96,6 +95,16 @@ def test_declared_lines_stand_after_those_that_accounts_need(spec: StackSpec) ->
     )
 
 
+def test_the_least_nodes_of_an_elastic_set_never_sleep(spec: StackSpec) -> None:
+    """The line replaces the operator's, so that it names the nodes of fixed sets too."""
+    (worker,) = spec.nodes.workers
+    assert "customSlurmConfig" not in of_cluster(with_worker(spec, min_nodes=0, max_nodes=4))
+    some = replace(worker, name="some", min_nodes=1, max_nodes=4)
+    none = replace(worker, name="none", min_nodes=0, max_nodes=4)
+    mixed = replace(spec, nodes=replace(spec.nodes, workers=(worker, some, none)))
+    assert of_cluster(mixed)["customSlurmConfig"] == "SuspendExcNodes=worker-0,worker-1,some-0\n"
+
+
 def test_lines_for_gres_and_extra_reach_the_nodes_of_their_set(spec: StackSpec) -> None:
     line = "Name=gpu File=/dev/nvidia0"
     config = of_nodeset(spec, gres_lines=(line,), extra="plain")["nodeConfig"]
@@ -130,10 +139,7 @@ def test_extra_comes_out_of_the_workers_shell_as_it_was_written(
     assert done.stdout == seen
 
 
-def test_maps_of_sshd_reach_login_and_worker(spec: StackSpec) -> None:
-    login = replace(spec.login, sshd_config_map="login-sshd")
-    values = of_cluster(replace(spec, login=login))["slurmNodes"]["login"]
-    assert values["sshdConfigMapRefName"] == "login-sshd"
+def test_a_map_of_sshd_reaches_the_worker(spec: StackSpec) -> None:
     assert of_nodeset(spec, sshd_config_map="worker-sshd")["configMapRefSshd"] == "worker-sshd"
 
 

@@ -1,4 +1,8 @@
-"""An engine that records: every registration of a program, its full URN, and what was secret."""
+"""Runs the program against a recording engine: declare(spec, folder) returns every resource.
+
+Each with URN, inputs and which of them are secret. Used by tests and by infra/conformance. What a
+provider would answer (ids, keys, addresses) is made up.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ OUTPUTS = "test:index:Outputs"
 """A resource whose inputs are the outputs of the stack."""
 _ROOT = "pulumi:pulumi:Stack"
 _SIGNATURE = "4dabf18193072939515e22adb298388d"
-_SECRET = "1b47061264138c4ac30d75fd1eb44270"
+_SECRET = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105  # marks one on the wire
 _CLUSTER_STATUS = {
     "control_plane": {
         "endpoints": {
@@ -62,6 +66,7 @@ class Registered:
     """URNs, by options and by values."""
     retain_on_delete: bool
     before_create: tuple[str, ...]
+    before_update: tuple[str, ...]
     """Names of hooks."""
     sent: dict[str, Any]
     """Inputs with secrets still wrapped."""
@@ -100,6 +105,7 @@ class Recorder(mocks.MockMonitor):
                 depends_on=tuple(request.dependencies),
                 retain_on_delete=request.retainOnDelete,
                 before_create=tuple(request.hooks.before_create),
+                before_update=tuple(request.hooks.before_update),
                 sent=json_format.MessageToDict(request.object),
             )
         )

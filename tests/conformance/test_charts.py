@@ -1,0 +1,69 @@
+"""Every release of every stack renders through its real chart, and no value is sent in vain."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.conformance.charts import leaves
+from infra.conformance.declared import declared
+from infra.conformance.sources import NotRunError, OutsideError
+from infra.kube.describe import name_of
+from tests.conformance.conftest import STACKS
+
+pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]
+
+WITHOUT_EFFECT = {
+    ("soperator-activechecks", "slurmJob.gpusPerNode"): (
+        "of GPU checks, of which none runs under essential and off; sent all the same, so that a "
+        "check that is started by hand asks for what the nodes have"
+    ),
+}
+"""Release and path of values that may change nothing, and why."""
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_every_release_renders_and_every_value_changes_something(
+    stack, spec, sources, helm, tmp_path, record_property
+):
+    found = declared(spec(stack), tmp_path)
+    record_property("versions", f"Helm {helm.version()}")
+    idle, num_leaves, num_rendered, num_objects = [], 0, 0, 0
+    for release in found.releases:
+        try:
+            chart = sources.chart(release.name, release.version)
+            objects = helm.render(chart, release.name, release.namespace, release.values)
+        except OutsideError as error:
+            record_property("outside", str(error))
+            continue
+        except NotRunError as error:
+            record_property("not run", str(error))
+            continue
+        num_rendered += 1
+        num_objects += len(objects)
+        num_leaves += len(list(leaves(release.values)))
+        idle += [
+            f"{release.name}: {leaf.name} = {leaf.value!r}"
+            for leaf in helm.without_effect(chart, release.name, release.namespace, release.values)
+            if (release.name, leaf.name) not in WITHOUT_EFFECT
+        ]
+    record_property("releases", num_rendered)
+    record_property("objects", num_objects)
+    record_property("leaves", num_leaves)
+    assert not idle, "values without effect:\n" + "\n".join(idle)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_every_check_waits_for_checks_that_are_there(
+    stack, spec, sources, helm, tmp_path, record_property
+):
+    found = {each.name: each for each in declared(spec(stack), tmp_path).releases}
+    release = found.get("soperator-activechecks")
+    if release is None:
+        raise OutsideError("the stack declares no checks")
+    chart = sources.chart(release.name, release.version)
+    objects = helm.render(chart, release.name, release.namespace, release.values)
+    checks = {name_of(each): each["spec"] for each in objects if each["kind"] == "ActiveCheck"}
+    record_property("checks", len(checks))
+    assert checks
+    waited = {name for one in checks.values() for name in one.get("dependsOn") or []}
+    assert waited <= checks.keys()

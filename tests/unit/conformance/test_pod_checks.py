@@ -1,0 +1,147 @@
+"""The checks see what the first comparison with the real operator found, planted once more.
+
+C1: a host key Secret with two of six keys. C2 needs an API server: tests/local. C3: a claim by a
+mode that its only volume does not offer.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.conformance import pod_checks
+from infra.kube.describe import name_of
+from tests.unit.conformance.recorded import NODES, host_keys, objects, one
+
+
+def test_as_recorded_every_pod_would_run():
+    found = objects()
+    every = pod_checks.pods_of(found)
+    assert {name_of(each.owner) for each in every} == {
+        "login",
+        "worker-fabric",
+        "soperator-acct-db",
+    }
+    assert pod_checks.missing_keys(every, found).obstacles == ()
+    assert pod_checks.unplaced(every, NODES).obstacles == ()
+
+
+def test_a_host_key_under_one_name_keeps_login_and_workers_away():
+    """C1."""
+    found = [each for each in objects() if each["kind"] != "Secret"]
+    found.append(host_keys(["ssh_host_ed25519_key", "ssh_host_ed25519_key.pub"]))
+    looked = pod_checks.missing_keys(pod_checks.pods_of(found), found)
+    assert len(looked.obstacles) == 8
+    assert str(looked.obstacles[0]) == (
+        "pods of StatefulSet soperator/login: Secret 'login-host-keys' has no key "
+        "'ssh_host_ecdsa_key' (has: ssh_host_ed25519_key, ssh_host_ed25519_key.pub)"
+    )
+
+
+def test_a_database_that_asks_for_another_mode_gets_no_volume():
+    """C3."""
+    found = objects()
+    database = one("MariaDB", "soperator-acct-db", found)
+    template = database["spec"]["storage"]["volumeClaimTemplate"]
+    template["accessModes"] = ["ReadWriteOnce"]
+    (obstacle,) = pod_checks.unbound(pod_checks.pods_of(found), found, NODES).obstacles
+    assert str(obstacle) == (
+        "PersistentVolumeClaim soperator/storage-soperator-acct-db-0: no volume of class "
+        "'slurm-local-pv' for ReadWriteOnce: accounting-pv is ReadWriteMany, not ReadWriteOnce"
+    )
+    template["accessModes"] = ["ReadWriteMany"]
+    assert pod_checks.unbound(pod_checks.pods_of(found), found, NODES).obstacles == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda spec: spec["capacity"].update(storage="1Mi"), "accounting-pv has 1Mi only"),
+        (lambda spec: spec.update(storageClassName="other"), "no volume of class 'slurm-local-pv'"),
+        (lambda spec: spec.update(volumeMode="Block"), "accounting-pv has volume mode Block"),
+        (
+            lambda spec: spec.update(claimRef={"namespace": "soperator", "name": "another"}),
+            "no volume of class 'slurm-local-pv'",
+        ),
+        (
+            lambda spec: spec["nodeAffinity"]["required"]["nodeSelectorTerms"][0][
+                "matchExpressions"
+            ][0].update(values=["login"]),
+            "accounting-pv is on no node that takes the pods",
+        ),
+    ],
+)
+def test_a_volume_is_bound_by_kubernetes_own_rules(change, cause):
+    found = objects()
+    template = one("MariaDB", "soperator-acct-db", found)["spec"]["storage"]["volumeClaimTemplate"]
+    template["accessModes"] = ["ReadWriteMany"]
+    change(one("PersistentVolume", "accounting-pv", found)["spec"])
+    (obstacle,) = pod_checks.unbound(pod_checks.pods_of(found), found, NODES).obstacles
+    assert cause in obstacle.cause
+
+
+def test_a_volume_serves_one_claim():
+    found = objects()
+    database = one("MariaDB", "soperator-acct-db", found)
+    database["spec"]["storage"]["volumeClaimTemplate"]["accessModes"] = ["ReadWriteMany"]
+    database["spec"]["replicas"] = 2
+    (obstacle,) = pod_checks.unbound(pod_checks.pods_of(found), found, NODES).obstacles
+    assert obstacle.subject.endswith("storage-soperator-acct-db-1")
+
+
+def test_a_pod_that_no_declared_node_takes_is_named():
+    found = objects()
+    spec = one("StatefulSet", "login", found)["spec"]["template"]["spec"]
+    spec["tolerations"] = []
+    (obstacle,) = pod_checks.unplaced(pod_checks.pods_of(found), NODES).obstacles
+    assert obstacle.subject == "pods of StatefulSet soperator/login"
+
+
+def test_a_volume_of_another_node_than_the_pods_is_named():
+    found = objects()
+    volume = one("PersistentVolume", "jail-pv", found)["spec"]
+    rule = volume["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"][0]
+    rule |= {"key": "slurm.nebius.ai/nodeset", "operator": "In", "values": ["login"]}
+    causes = [
+        str(each) for each in pod_checks.unbound(pod_checks.pods_of(found), found, NODES).obstacles
+    ]
+    assert (
+        "pods of StatefulSet soperator/worker-fabric: no node that takes them has all of their "
+        "volumes"
+    ) in causes
+
+
+@pytest.mark.parametrize(
+    ("need", "cause"),
+    [
+        (
+            {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
+            "Secret 's' does not exist",
+        ),
+        ({"envFrom": [{"configMapRef": {"name": "c"}}]}, "ConfigMap 'c' does not exist"),
+        (
+            {"volumeMounts": [{"name": "sshd-keys", "mountPath": "/x", "subPath": "gone"}]},
+            None,  # its volume has items, which decide
+        ),
+        ({"envFrom": [{"configMapRef": {"name": "c", "optional": True}}]}, None),
+    ],
+)
+def test_what_a_container_takes_from_elsewhere_must_be_there(need, cause):
+    found = objects()
+    spec = one("StatefulSet", "login", found)["spec"]["template"]["spec"]
+    spec["containers"][0].update(need)
+    causes = [
+        each.cause for each in pod_checks.missing_keys(pod_checks.pods_of(found), found).obstacles
+    ]
+    assert causes == ([] if cause is None else [cause])
+
+
+def test_a_missing_key_of_a_file_that_is_mounted_alone_is_named():
+    found = objects()
+    spec = one("StatefulSet", "login", found)["spec"]["template"]["spec"]
+    spec["volumes"].append({"name": "daemon", "configMap": {"name": "image-storage"}})
+    mount = {"name": "daemon", "mountPath": "/etc/docker/daemon.json", "subPath": "daemon.json"}
+    spec["containers"][0]["volumeMounts"].append(mount)
+    metadata = {"name": "image-storage", "namespace": "soperator"}
+    found.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"a": ""}})
+    (obstacle,) = pod_checks.missing_keys(pod_checks.pods_of(found), found).obstacles
+    assert obstacle.cause == "ConfigMap 'image-storage' has no key 'daemon.json' (has: a)"
