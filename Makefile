@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup as-root setup-tests demo test test-fast lint lint-delivery docs preview bench bench-cost bench-scale bench-checkpoint bench-data bench-train bench-evaluate bench-serve lock clean
+.PHONY: help setup as-root setup-tests demo test test-fast conformance lint lint-delivery docs preview bench bench-cost bench-scale bench-checkpoint bench-data bench-train bench-evaluate bench-serve lock clean
 
 PYTHON3 := .venv/bin/python
 SOPERATOR := .venv/bin/soperator
@@ -35,7 +35,10 @@ test: setup-tests ## Set up, then run the whole test suite, in parallel where it
 
 test-fast: ## Tests that need no engine, no cluster and no browser
 	@infra/setup/bootstrap.sh
-	@$(PYTHON3) -m pytest -m 'not engine and not local and not browser and not gpu and not cluster'
+	@$(PYTHON3) -m pytest -m 'not engine and not local and not browser and not gpu and not cluster and not conformance'
+
+conformance: setup-tests ## Check our charts' values, plugins and local stack against upstream: make conformance SOURCES=FOLDER PARTS="charts operator"
+	@SOPERATOR_SOURCES="$(SOURCES)" $(PYTHON3) -m tests.conformance $(PARTS)
 
 lint: ## Style, types and layers
 	@infra/setup/bootstrap.sh
@@ -97,6 +100,7 @@ lock: ## Write the lock files anew from the requirements
 	@$(LOCK) -c requirements-workloads.lock requirements.in requirements-dev.in -o requirements.lock
 	@$(LOCK) --no-deps benchmarks/trainers.in -o benchmarks/trainers.lock
 	@$(LOCK) -c requirements-workloads.lock -c requirements.lock infra/image/image.in -o infra/image/image.lock
+	@$(LOCK) -c requirements-workloads.lock workloads/monitoring/tools.in -o workloads/monitoring/tools.lock
 	@for name in bootstrap model data; do $(LOCK) --no-deps infra/setup/$$name.in -o infra/setup/$$name.lock; done
 
 clean: ## Take the local stack down and remove the state folder and .venv (the cache stays)

@@ -19,15 +19,18 @@ from infra.components.deployed import deployed_outputs
 from infra.components.stack import Stack
 from infra.jobs.draining import told, user_key
 from infra.jobs.load_fit import load_fit_problems
+from infra.jobs.recipes import search_problems
 from infra.jobs.records import load_records
 from infra.nebius.discovery import DiscoveryError, discovered
+from infra.nebius.sdk import loopback_target
+from infra.passphrase import public_problem
 from infra.preflight.ask import ask, doubts, in_short, refusal
 from infra.prices.book import price_book
 from infra.prices.errors import LivePriceError
 from infra.render.archive import recipe_problems
 from stacks.check import Level
 from stacks.lifetime import reminders
-from stacks.load import StackError, load_config
+from stacks.load import STACKS_DIR, StackError, load_config
 
 ROOT = Path(__file__).resolve().parent
 SECRETS = "soperator-secrets"
@@ -48,15 +51,20 @@ def main() -> None:
     found = bill(spec, book, load_records(STATE, spec.name, damaged.append))
     # The engine prints the level itself.
     texts = [str(problem).removeprefix(f"{Level.ERROR}: ") for problem in found.errors]
-    if texts := [*texts, *recipe_problems(ROOT, spec), *load_fit_problems(ROOT, spec)]:
+    texts += [*recipe_problems(ROOT, spec), *load_fit_problems(ROOT, spec)]
+    if texts := texts or search_problems(ROOT, spec):
         raise pulumi.RunError("\n".join(texts))
     deployed = deployed_outputs()
     since = change(found, deployed)
     if since.errors:
         texts = (str(problem).removeprefix(f"{Level.ERROR}: ") for problem in since.errors)
         raise pulumi.RunError("\n".join(texts))
+    is_real = loopback_target() is None
+    if is_real and (reason := public_problem(STACKS_DIR / f"Pulumi.{spec.name}.yaml")):
+        raise pulumi.RunError(reason)
     asked = ask(spec, project=pulumi.get_project())
     if reason := refusal(asked):
+        pulumi.log.info(f"\n{render(found)}")
         raise pulumi.RunError(reason)
     warnings = [str(problem).removeprefix(f"{Level.WARNING}: ") for problem in found.warnings]
     # An age depends on the day: it is told, but is no output, which would change by itself.

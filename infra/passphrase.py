@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import base64
 import os
+import re
+from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -16,6 +18,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.pbkdf2 import PBKDF2HMAC
 
+PUBLIC: Final = "soperator-offline"
+"""Opens the salts of the shipped stack files: for the embedded cloud and previews offline alone."""
+SALT: Final = re.compile(r"^encryptionsalt: (\S+)$", re.MULTILINE)
 _ROUNDS: Final = 1_000_000
 _WORD: Final = b"pulumi"
 
@@ -30,12 +35,31 @@ def make_salt(passphrase: str) -> str:
 
 def opens(passphrase: str, text: str) -> bool:
     """Whether the passphrase is the one that the salt was made for."""
-    _, salt, _, nonce, sealed = text.split(":")
-    crypter = AESGCM(_key(passphrase, base64.b64decode(salt)))
     try:
+        _, salt, _, nonce, sealed = text.split(":")
+        crypter = AESGCM(_key(passphrase, base64.b64decode(salt)))
         return crypter.decrypt(base64.b64decode(nonce), base64.b64decode(sealed), None) == _WORD
-    except InvalidTag:
+    except (InvalidTag, ValueError):  # of another passphrase; cut short or mistyped
         return False
+
+
+def public_problem(stack_file: Path) -> str | None:
+    """Why no state of a real cluster may be made with this stack file, and the fix; None: it may.
+
+    A file without a salt has another provider of secrets, or gets a salt from the engine.
+    """
+    salt = SALT.search(stack_file.read_text(encoding="utf-8")) if stack_file.is_file() else None
+    if salt is None or not opens(PUBLIC, salt.group(1)):
+        return None
+    stack = stack_file.name.removeprefix("Pulumi.").removesuffix(".yaml")
+    return (
+        f"{stack_file.name}.encryptionsalt: is of the passphrase of the shipped stacks, which "
+        "everybody knows: whoever reads the state would have the deploy key, which is root's on "
+        "the login node; expected a passphrase of your own: `PULUMI_CONFIG_PASSPHRASE="
+        f"{PUBLIC} pulumi stack change-secrets-provider passphrase --stack {stack}` asks for it, "
+        "and PULUMI_CONFIG_PASSPHRASE_FILE names it from then on; or `soperator init` writes a "
+        "stack of your own"
+    )
 
 
 def _key(passphrase: str, salt: bytes) -> bytes:

@@ -1,13 +1,32 @@
-"""A file that is whole or not there, also after `kill -9` or on a full disk: write(path, text)."""
+"""A file that is whole or not there, also after `kill -9` or on a full disk: write(path, text).
+
+What a path leads to keeps its kind: a link stays a link, a device or a FIFO is written into.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 
 def write(path: Path, content: str | bytes, *, mode: int | None = None) -> None:
-    """Replaces `path` in one step; parents are made. Without `mode` an older file's mode stays."""
+    """Replaces `path` in one step; parents are made. Without `mode` an older file's mode stays.
+
+    With `mode` the name itself is replaced, whatever it led to: a secret follows no link.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    if mode is None:
+        kind = _kind(path)
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if kind and not stat.S_ISREG(kind):
+            # A rename would put a file where the device was, and `-o /dev/null` would end it.
+            with path.open("wb", buffering=0) as file:
+                _all(file.fileno(), data)
+            return
+        path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     part.unlink(missing_ok=True)
@@ -17,9 +36,23 @@ def write(path: Path, content: str | bytes, *, mode: int | None = None) -> None:
         with os.fdopen(opened, "wb") as file:
             if mode is None and path.exists():
                 part.chmod(path.stat().st_mode & 0o7777)
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _kind(path: Path) -> int:
+    """The file mode behind every link; 0 where nothing is."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return 0
+
+
+def _all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]

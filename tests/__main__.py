@@ -24,6 +24,8 @@ from typing import Final
 CHECKOUT: Final = Path(__file__).resolve().parents[1]
 _MAX_PROCESSES: Final = 4
 """A process of the engine part may hold 1 GiB with its engine, emulator and API server."""
+APART: Final = ("conformance",)
+"""Folders of no part: what they hold against each other is on few machines (make conformance)."""
 _SUMMARY: Final = re.compile(r"=+ (.* in [\d.]+s.*?) =+$")
 _INTERRUPTED: Final = 2
 """pytest's status after Ctrl-C."""

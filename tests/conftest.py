@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from infra.local.slurm.setup import FAST_SETTING
+
+# Waits of Slurm that tests of recovery would sit through; 0 in the environment keeps the real ones.
+os.environ.setdefault(FAST_SETTING, "1")
 GOLDEN_DIR = Path(__file__).parent / "golden"
 # Made for the tests with ssh-keygen; its private half was thrown away.
 PUBLIC_KEY = (

@@ -19,6 +19,7 @@ from infra.accept import page, signature
 from infra.accept.errors import AcceptError
 from infra.accept.price import accepting_usd
 from infra.accept.result import Result
+from stacks.text_file import read_text
 
 SCHEMA: Final = "soperator-certificate"
 SCHEMA_VERSION: Final = 1
@@ -122,7 +123,7 @@ def write(values: Mapping[str, Any], folder: Path, key: Path) -> Files:
 def verify(path: Path, signer: str) -> dict[str, Any]:
     """The certificate in a JSON or HTML file, once its signature was found right."""
     signature.verify(path, signer)
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     if path.suffix == ".html":
         _, opened, rest = text.partition(_OPEN)
         text = rest.partition("</script>")[0] if opened else ""

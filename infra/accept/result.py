@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from infra.accept.errors import AcceptError
+from stacks.text_file import read_text
 
 SCHEMA: Final = "soperator-acceptance"
 SCHEMA_VERSION: Final = 1
@@ -110,8 +111,8 @@ class Result:
 def read(path: Path) -> Result:
     """The result in a file; every problem is told with its path."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        values = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise AcceptError(f"{path}: cannot be read as a result: {error}") from error
     return parse(values, str(path))
 

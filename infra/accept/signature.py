@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from infra.accept.errors import AcceptError
+from stacks.text_file import read_bytes, read_text
 
 NAMESPACE: Final = "soperator-acceptance"
 _SIGNER: Final = "soperator"
@@ -48,7 +49,7 @@ def public_key(key: Path) -> str:
     """The public half of a private key, as one line."""
     public = key.with_name(f"{key.name}.pub")
     try:
-        return public.read_text(encoding="utf-8").strip()
+        return read_text(public).strip()
     except OSError as error:
         raise AcceptError(
             f"{public}: {error.strerror}; give the signer's public key with --signer"
@@ -65,7 +66,7 @@ def verify(path: Path, signer: str) -> None:
         allowed = Path(folder) / "allowed_signers"
         allowed.write_text(f'{_SIGNER} namespaces="{NAMESPACE}" {signer}\n', encoding="utf-8")
         words = ("-f", str(allowed), "-I", _SIGNER, "-n", NAMESPACE, "-s", str(signature))
-        done = _run("verify", *words, stdin=path.read_bytes())
+        done = _run("verify", *words, stdin=read_bytes(path))
     if done.returncode:
         raise AcceptError(
             f"{path}: not what was signed, or not by this key ({_last(done)}); get the certificate "

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from infra.accept import certificate, result
 from infra.accept.errors import AcceptError
+from stacks.text_file import read_text
 
 TABLE_SCHEMA: Final = "soperator-throughput"
 TABLE_VERSION: Final = 1
@@ -57,8 +58,8 @@ class Run:
 def read_run(path: Path) -> Run:
     """The run in a file; another format or no training in it is refused."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        values = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise AcceptError(f"{path}: cannot be read as JSON: {error}") from error
     try:
         run = _run(values, path)

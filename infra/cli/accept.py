@@ -13,6 +13,7 @@ from infra.cli import context, output, submission
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.output import Format
 from infra.cli.verdict import exit_code
+from stacks.text_file import read_text
 
 if TYPE_CHECKING:
     from infra.accept.result import Result
@@ -155,15 +156,16 @@ def _run(
                 )
             return sent.submission
 
-        return run.collect(
-            connection,
-            outputs,
-            wanted,
-            send,
-            state=context.state_root(),
-            write=_stderr,
-            say=output.note,
-        )
+        with output.ClusterText(sys.stderr) as shown:
+            return run.collect(
+                connection,
+                outputs,
+                wanted,
+                send,
+                state=context.state_root(),
+                write=shown.write,
+                say=output.note,
+            )
 
 
 def _content(spec: StackSpec, found: Result) -> dict[str, Any]:
@@ -195,11 +197,6 @@ def _public(path: Path) -> str:
     from infra.accept.errors import AcceptError
 
     try:
-        return path.expanduser().read_text(encoding="utf-8").strip()
+        return read_text(path.expanduser()).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise AcceptError(f"--signer {path}: no public key: {error}") from error
-
-
-def _stderr(chunk: bytes) -> None:
-    sys.stderr.buffer.write(chunk)
-    sys.stderr.buffer.flush()

@@ -73,6 +73,12 @@ def command(
         raise AcceptError("\n".join(problems))
     spec = context.spec(stack)
     job = run.accept_job(spec)
+    if job.environment_file is not None:
+        raise AcceptError(
+            f"jobs.{job.name}.environment_file: {job.environment_file} is a file on the cluster, "
+            "which these hosts do not have; remove it from the job for this run and set the "
+            "variables in the environment of the hosts' user"
+        )
     worker = nodesets_of(spec, job)[0]
     run_id = f"hosts-{datetime.now(UTC):%Y%m%dt%H%M%S}"
     names = ", ".join(f'"{stage}"' for stage in run.chosen_stages(stages))
@@ -105,11 +111,8 @@ def command(
         },
     )
 
-    def write(line: bytes) -> None:
-        sys.stderr.buffer.write(line)
-        sys.stderr.buffer.flush()
-
-    text = plain_hosts.run(where, ranks, pack(files), write=write, say=output.note)
+    with output.ClusterText(sys.stderr) as shown:
+        text = plain_hosts.run(where, ranks, pack(files), write=shown.write, say=output.note)
     path = plain_hosts.result_file(context.state_root() / "accept" / stack / run_id, text)
     print(path)
     output.note(

@@ -23,11 +23,18 @@ def command(
         slurm.job_id(job_id)
     outputs = context.read(stack)
     with context.connect(outputs, identity) as connection:
-        for job_id in job_ids:
-            slurm.find(connection, job_id)  # scancel is silent about a job that never was
-        rest = waiting_for(job_ids, slurm.recent(connection, days=1))
-        slurm.cancel(connection, [*job_ids, *(job.id for job in rest)])
+        # scancel is silent about a job that never was, and about one that has ended.
+        found = [slurm.find(connection, job_id) for job_id in job_ids]
+        over = [job for job in found if job.finished]
+        running = [each for each in job_ids if each not in {job.id for job in over}]
+        rest = waiting_for(running, slurm.recent(connection, days=1)) if running else ()
+        if running:
+            slurm.cancel(connection, [*running, *(job.id for job in rest)])
+    for job in over:
+        output.note(f"{job.name} ({job.id}) has ended already: {job.state}")
+    if not running:
+        return
     for job in rest:
         output.note(f"{job.name} ({job.id}) waits for its success and is ended with it")
-    ended = ", ".join((*job_ids, *(job.id for job in rest)))
+    ended = ", ".join((*running, *(job.id for job in rest)))
     output.note(f"{stack}: asked to end {ended}; see: soperator status -s {stack}")

@@ -18,6 +18,8 @@ from infra.cli.output import note
 from infra.local.state import CHECKOUT, State
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from cost.bill import Bill
     from infra.jobs.outputs import StackOutputs
     from infra.jobs.ssh import Connection
@@ -61,6 +63,13 @@ def read(stack: str) -> StackOutputs:
     from infra.jobs.outputs import read_outputs
 
     return read_outputs(stack, root=CHECKOUT, environ=environ())
+
+
+def first_up(stack: str) -> datetime | None:
+    """When the stack was first brought up; None where the engine does not know."""
+    from infra.jobs.outputs import read_first_up
+
+    return read_first_up(stack, root=CHECKOUT, environ=environ())
 
 
 def run_config_store(outputs: StackOutputs) -> dict[str, str] | None:

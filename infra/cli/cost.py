@@ -74,7 +74,11 @@ def command(
     elif alternatives or without:
         put(_alternatives(stack, without or [], format), output)
     else:
-        put(_bill(stack, format), output)
+        text, refused = _bill(stack, format)
+        put(text, output)
+        if refused:
+            # The bill is whole: 1 is for scripts, which see no text.
+            raise typer.Exit(1)
 
 
 @app.command("explain")
@@ -95,8 +99,8 @@ def explain(
     put(render_explanation(explanation_of(found, item), format), output)
 
 
-def _bill(stack: str, format: Format) -> str:
-    """The bill in the format; broken limits and old prices are told on standard error too."""
+def _bill(stack: str, format: Format) -> tuple[str, bool]:
+    """The bill and whether a limit is broken; limits and old prices go to standard error too."""
     from cost.page import bill_page
     from cost.price_ages import price_age_problems
     from cost.table import render
@@ -107,10 +111,11 @@ def _bill(stack: str, format: Format) -> str:
     ages = price_age_problems(found.spec, used, datetime.now(UTC).date())
     for problem in (*found.errors, *ages):
         note(str(problem))
-    return text
+    return text, bool(found.errors)
 
 
 def _compared(stack: str | None, targets: list[str], format: Format) -> str:
+    from cost.comment import SIDES
     from cost.compare import render_compare
     from cost.diff import diff
     from cost.diff_table import render_diff
@@ -123,7 +128,8 @@ def _compared(stack: str | None, targets: list[str], format: Format) -> str:
     if is_path and len(targets) == 1:
         before = bills.of_file(first)
         after = bills.of_stack(stack or before.spec.name)
-        return _paged(render_diff(diff(take(before), take(after)), format), format, "Change")
+        change = diff(take(before), take(after))
+        return _paged(render_diff(change, format, SIDES), format, "Change")
     names = [stack or DEFAULT_STACK, *targets]
     for name in targets:
         if names.count(name) > 1:
@@ -135,7 +141,7 @@ def _compared(stack: str | None, targets: list[str], format: Format) -> str:
 def _since_checkout(stack: str | None, folder: Path, format: Format) -> str:
     from html import escape
 
-    from cost.comment import comment
+    from cost.comment import SIDES, comment
     from cost.csv_text import csv_text
     from cost.diff_table import csv_rows, plain_diff, render_diff
     from cost.page import page
@@ -158,12 +164,16 @@ def _since_checkout(stack: str | None, folder: Path, format: Format) -> str:
     if format is Format.HTML:
         fragments = [
             f"<h2>{escape(each.name)}</h2>"
-            + (f"<p>{escape(each.state)}</p>" if change is None else render_diff(change, format))
+            + (
+                f"<p>{escape(each.state)}</p>"
+                if change is None
+                else render_diff(change, format, SIDES)
+            )
             for each, change in pairs
         ]
         return page("Cost of this change", fragments)
     return "\n".join(
-        f"{each.name}: {each.state}\n" if change is None else render_diff(change)
+        f"{each.name}: {each.state}\n" if change is None else render_diff(change, sides=SIDES)
         for each, change in pairs
     )
 

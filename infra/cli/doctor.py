@@ -6,14 +6,18 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, StackOption
 from infra.cli.output import Format
-from infra.nebius.sdk import CLI_CONFIG, ENDPOINT_VARIABLE, TOKEN_VARIABLE
+from infra.local.slurm.setup import SlurmSetup
+from infra.nebius.sdk import CLI_CONFIG, ENDPOINT_VARIABLE, TOKEN_VARIABLE, loopback_target
+from infra.passphrase import public_problem
+from stacks.load import STACKS_DIR
 
 if TYPE_CHECKING:
     from cost.estimate import Estimate
@@ -35,8 +39,21 @@ class Finding:
 def command(
     stack: StackOption = DEFAULT_STACK,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    sources: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with upstream's charts, operator and tools (docs/conformance.md): check "
+            "whether the stack would come up on them, without a cloud."
+        ),
+    ] = None,
 ) -> None:
-    """Check tools, prices and the project; name each fix. Exit code 1 when something fails."""
+    """Check tools, prices and the project; name each fix. Exit code 1 when something fails.
+
+    With --sources: instead, try each step from Helm releases to pods that could start on the real
+    parts; exit code 69 where the folder lacks something that a step needs.
+    """
+    if sources is not None:
+        _come_up(stack, sources, format)
     findings = [
         *tools(stack, context.environ()["PATH"]),
         *credentials(stack),
@@ -53,10 +70,34 @@ def command(
     raise typer.Exit(any(each.outcome == "FAIL" for each in findings))
 
 
+def _come_up(stack: str, sources: Path, format: Format) -> NoReturn:
+    from infra.cli import doctor_sources
+
+    found = []
+    for step in doctor_sources.steps(stack, sources):
+        found.append(step)
+        if format is Format.TABLE:
+            print(f"{step.outcome:<8} {step.name:<14} {step.counted}".rstrip(), flush=True)
+            for obstacle in step.obstacles:
+                print(f"         {obstacle}")
+            for text in step.not_run:
+                print(f"         not run: {text}")
+            for text in step.outside:
+                print(f"         not looked at: {text}")
+    line, code = doctor_sources.verdict(stack, found)
+    if format is Format.JSON:
+        steps = [{**asdict(each), "outcome": each.outcome} for each in found]
+        output.print_json({"stack": stack, "verdict": line, "steps": steps})
+    else:
+        print(line)
+    raise typer.Exit(code)
+
+
 def tools(stack: str, path: str) -> list[Finding]:
     """Programs that the stack needs on this machine."""
     fixes = {"pulumi": "make setup", "ssh": "apt-get install openssh-client"}
     if stack == DEFAULT_STACK:
+        path = os.pathsep.join((SlurmSetup.from_environ().path, path))
         fixes |= dict.fromkeys((*_LOCAL_TOOLS, "kube-apiserver"), "make setup")
     found = {name: shutil.which(name, path=path) for name in fixes}
     findings = [
@@ -80,6 +121,11 @@ def credentials(stack: str) -> list[Finding]:
     ]
     if stack == DEFAULT_STACK:
         return findings
+    if loopback_target() is None and (
+        reason := public_problem(STACKS_DIR / f"Pulumi.{stack}.yaml")
+    ):
+        seen, _, fix = reason.partition("; expected ")
+        findings.append(Finding("passphrase", "FAIL", seen, fix))
     if os.environ.get(TOKEN_VARIABLE):
         findings.append(Finding("Nebius token", "PASS", f"{TOKEN_VARIABLE} is set"))
     elif CLI_CONFIG.is_file():

@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from infra.cli.errors import CliError
+from infra.cli.output import note
 
 
 class Target(StrEnum):
@@ -41,6 +42,10 @@ def command(
         raise CliError("--offline and --cloud exclude each other; give one of them")
     target = Target.OFFLINE if offline else Target.CLOUD if cloud else Target.LOCAL
     prepare(target)
+    from infra.local.engine import describe_plugins
+
+    for line in describe_plugins():
+        print(line, file=sys.stderr)
     for name, value in environment(target).items():
         print(f"export {name}={shlex.quote(value)}")
     if target is Target.CLOUD:
@@ -58,13 +63,14 @@ def environment(target: Target | None = None) -> dict[str, str]:
         target = Target.CLOUD if os.environ.get("PULUMI_BACKEND_URL") else Target.LOCAL
     from infra.local import engine, offline
     from infra.local.state import CHECKOUT, TOKEN, Cache, Ports, State
+    from infra.passphrase import PUBLIC
 
     state, cache = State.from_environ(), Cache.from_environ()
     backend = state.offline / "pulumi" if target is Target.OFFLINE else state.pulumi
     variables = {
         "SOPERATOR_STATE": str(state.root),
         "SOPERATOR_CACHE": str(cache.root),
-        "PATH": engine.search_path(os.environ.get("PATH", os.defpath), cache),
+        "PATH": engine.search_path(os.environ.get("PATH", os.defpath), cache, state.pulumi_home),
         "PULUMI_HOME": str(state.pulumi_home),
         "PULUMI_BACKEND_URL": f"file://{backend}",
         "PULUMI_CONFIG_PASSPHRASE_FILE": str(state.passphrase),
@@ -72,6 +78,8 @@ def environment(target: Target | None = None) -> dict[str, str]:
         **engine.proxy_exceptions(os.environ),
     }
     if target is Target.CLOUD:
+        if engine.passphrase(state) == PUBLIC:  # for a real cluster the user brings one
+            del variables["PULUMI_CONFIG_PASSPHRASE_FILE"]
         owned = ("PULUMI_BACKEND_URL", "PULUMI_CONFIG_PASSPHRASE_FILE", "PULUMI_HOME")
         return {n: v for n, v in variables.items() if n not in owned or not os.environ.get(n)}
     if "PULUMI_CONFIG_PASSPHRASE" in os.environ:
@@ -97,7 +105,8 @@ def prepare(target: Target = Target.LOCAL) -> None:
 
     state = State.from_environ()
     engine.make_folders(state)
-    engine.make_passphrase(state)
+    if target is not Target.CLOUD:
+        engine.make_passphrase(state)
     engine.make_ssh_key(state)
     engine.link_plugins(state.pulumi_home)
     if target is Target.CLOUD:
@@ -105,4 +114,6 @@ def prepare(target: Target = Target.LOCAL) -> None:
     if target is Target.OFFLINE:
         offline.start(state)
     variables = {**os.environ, **environment(target)}
-    engine.init_stacks(Path(variables["PULUMI_BACKEND_URL"].removeprefix("file://")), variables)
+    backend = Path(variables["PULUMI_BACKEND_URL"].removeprefix("file://"))
+    for line in engine.init_stacks(backend, variables):
+        note(line)

@@ -63,7 +63,8 @@ def command(
     identity: IdentityOption = None,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
-    """Measure a server under load: by the job `load`, or from here with --url."""
+    """Measure a server under load: by the job `load`, which is submitted and not waited for, or
+    from here with --url. Nobody else should use the server meanwhile."""
     from infra.jobs import load_target as targets
 
     chosen = targets.settings(concurrency, rates, sets or ())

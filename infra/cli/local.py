@@ -48,6 +48,7 @@ def up() -> None:
     embedded = cloud.Cloud.from_environ()
     cloud.up(embedded)
     note(f"local cloud: ready after {time.monotonic() - started:.1f} s, in {embedded.state.local}")
+    note(cloud.slurm_setup(embedded).describe())
 
 
 @app.command()
@@ -72,7 +73,8 @@ def status(
     """List the parts; exit 1 if one is down."""
     from infra.local import cloud
 
-    parts = cloud.parts(cloud.Cloud.from_environ())
+    embedded = cloud.Cloud.from_environ()
+    parts = cloud.parts(embedded)
     if output is Format.JSON:
         print_json([asdict(part) for part in parts])
     else:
@@ -81,6 +83,7 @@ def status(
             for part in parts
         ]
         print_table(("part", "pid", "port", "ready", "log"), rows)
+        note(cloud.slurm_setup(embedded).describe())
     if not all(part.ready for part in parts):
         raise typer.Exit(1)
 

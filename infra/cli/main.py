@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -123,6 +123,18 @@ _REFUSALS = frozenset(
 )
 
 
+_NOT_WRITABLE = (
+    "if it is below SOPERATOR_STATE or SOPERATOR_CACHE, set that variable to a folder that you can "
+    "write to"
+)
+_FULL = "free some space there, or move SOPERATOR_STATE or SOPERATOR_CACHE to another disk"
+_OF_THE_MACHINE = {
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _NOT_WRITABLE),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
+}
+"""What to do about a file that the machine refuses, by what it answers."""
+
+
 class LazyGroup(TyperGroup):
     """Commands that are imported when they run; refusals become a line each and exit code 1."""
 
@@ -150,6 +162,10 @@ class LazyGroup(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE and error.filename:
+                advice = _OF_THE_MACHINE[error.errno]
+                line = f"{error.filename}: {error.strerror}; {advice}"
+                raise _refused(line) from error
             if not is_refusal(error):
                 raise
             say_refusal(error)
@@ -188,6 +204,11 @@ def say_refusal(error: BaseException) -> None:
         print(f"soperator: {visible(line)}", file=sys.stderr)
 
 
+def _refused(line: str) -> typer.Exit:
+    print(f"soperator: {line}", file=sys.stderr)
+    return typer.Exit(1)
+
+
 def is_refusal(error: BaseException) -> bool:
     """True for errors that tell a user what to do; any other is a defect with its traceback."""
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
@@ -206,8 +227,22 @@ app = typer.Typer(
 )
 
 
+def _say_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    from importlib import metadata
+
+    print(f"soperator {metadata.version('soperator-stack')}")
+    raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_say_version, is_eager=True),
+    ] = False,
+) -> None:
     """A group even while typer knows of no command."""
 
 

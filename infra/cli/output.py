@@ -1,14 +1,21 @@
-"""What commands print: aligned columns for people, JSON for programs."""
+"""What commands print: aligned columns for people, JSON for programs, text that jobs wrote."""
 
 from __future__ import annotations
 
+import codecs
 import json
+import re
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final, Self, TextIO
 
 from cost.visible import visible
+from infra.jobs.plain_lines import PlainLines
+
+# ECMA-48, 8.3.117: colour and weight of the letters, which is all that a job may tell a terminal.
+_COLOURS: Final = re.compile(r"(\x1b\[[0-9;:]{0,32}m)")
+_COLOURS_IN_PART: Final = re.compile(r"\x1b(\[[0-9;:]{0,32})?\Z")
 
 
 class Format(StrEnum):
@@ -35,6 +42,50 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 def note(text: str) -> None:
     """Lines about what is going on, on standard error."""
     print("\n".join(map(visible, text.split("\n"))), file=sys.stderr, flush=True)
+
+
+class ClusterText:
+    """Writes what the cluster says to a stream of ours; a terminal gets its text and colours only.
+
+    Other control characters are shown, not sent: they could set the clipboard or the title, or
+    write over what stands there. A file or pipe gets all bytes, with the line ends of PlainLines.
+    """
+
+    def __init__(self, stream: TextIO, *, raw: bool = False) -> None:
+        self._stream = stream
+        self._shows = stream.isatty() and not raw
+        self._lines = PlainLines()
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="backslashreplace")
+        self._held = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write(self._lines.rest(), is_last=True)
+
+    def write(self, chunk: bytes) -> None:
+        """Writes a chunk, as far as it is whole."""
+        self._write(self._lines.feed(chunk), is_last=False)
+
+    def _write(self, data: bytes, *, is_last: bool) -> None:
+        if self._shows:
+            text = self._held + self._decoder.decode(data, final=is_last)
+            cut = None if is_last else _COLOURS_IN_PART.search(text)
+            self._held = cut.group() if cut else ""
+            data = _shown(text.removesuffix(self._held)).encode()
+        self._stream.flush()
+        self._stream.buffer.write(data)
+        self._stream.buffer.flush()
+
+
+def _shown(text: str) -> str:
+    pieces = _COLOURS.split(text)
+    pieces[::2] = [
+        "".join(each if each in "\n\t" else visible(each) for each in re.split(r"([\n\t])", piece))
+        for piece in pieces[::2]
+    ]
+    return "".join(pieces)
 
 
 def _text(value: object) -> str:

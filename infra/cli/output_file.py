@@ -20,8 +20,11 @@ OutputOption = Annotated[
 
 
 def put(text: str, file: Path | None) -> None:
-    """Prints the text, or replaces the file by it in one step and prints the file's name."""
-    if file is None:
+    """Prints the text, or replaces the file by it in one step and prints the file's name.
+
+    A file that is standard output itself, such as /dev/stdout, gets the text alone.
+    """
+    if file is None or _is_stdout(file):
         try:
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -39,7 +42,14 @@ def put(text: str, file: Path | None) -> None:
         whole_file.write(file, text)
     except OSError as error:
         raise CliError(
-            f"--output {file}: {error.strerror}; nothing was written: give a file in a folder "
-            "that is there and yours"
+            f"{file}: {error.strerror}; nothing was written: give a file in a folder that is "
+            "there and yours"
         ) from error
     print(file)
+
+
+def _is_stdout(file: Path) -> bool:
+    try:
+        return os.path.samestat(file.stat(), os.fstat(1))
+    except OSError:
+        return False

@@ -12,6 +12,19 @@ def command(stack: StackOption = DEFAULT_STACK) -> None:
     switch(stack, paused=True)
 
 
+def _not_pulled(stack: str) -> list[str]:
+    """Jobs that were submitted from here and have no record here."""
+    from cost.run_record import FILE_NAME
+    from infra.jobs.history import run_folder, submissions
+
+    state = context.state_root()
+    return [
+        each.job_id
+        for each in submissions(state, stack)
+        if not (run_folder(state, stack, each.job_id) / FILE_NAME).is_file()
+    ]
+
+
 def switch(stack: str, *, paused: bool) -> None:
     """Sets the pause switch of a stack file once, and says what that saves or costs."""
     from cost.pause import pause_saving
@@ -30,4 +43,9 @@ def switch(stack: str, *, paused: bool) -> None:
     else:
         whole_file.write(path, changed)
         output.note(f"{stack}: declared as {state} in {path.name}; this {verb} {saving}")
+    if paused and (left := _not_pulled(stack)):
+        output.note(
+            f"{stack}: while it is paused nothing can be fetched; not pulled yet: jobs "
+            f"{', '.join(left)} (soperator pull ID --stack {stack})"
+        )
     output.note(f"{stack}: to make it so: pulumi up --stack {stack}")

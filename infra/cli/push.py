@@ -40,14 +40,17 @@ def command(
     outputs = context.read(stack)
     if source.startswith(fetch.SCHEMES):
         path = push.destination(outputs.places, target, name=fetch.default_name(source))
-        with context.connect(outputs, identity) as connection:
+        with (
+            context.connect(outputs, identity) as connection,
+            output.ClusterText(sys.stderr) as shown,
+        ):
             fetch.fetch(
                 connection,
                 code_path=outputs.code_path,
                 source=source,
                 target=path,
                 environ=os.environ,
-                write=_pass_on,
+                write=shown.write,
                 only_describe=dry_run,
             )
         print(path)
@@ -63,8 +66,3 @@ def command(
         "the others were there already"
     )
     print(path)
-
-
-def _pass_on(chunk: bytes) -> None:
-    sys.stderr.buffer.write(chunk)
-    sys.stderr.flush()

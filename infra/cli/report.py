@@ -11,7 +11,6 @@ import typer
 
 from infra.cli import context
 from infra.cli.context import DEFAULT_STACK, StackOption
-from infra.cli.errors import CliError
 from infra.cli.output_file import put
 
 
@@ -45,7 +44,7 @@ def command(
     from infra.report.collect import collect
     from infra.report.loop import close_loop, plain_loop
     from infra.report.loop_table import loop_text
-    from infra.report.page import write
+    from infra.report.page import render
 
     spec, state = context.spec(stack), context.state_root()
     # A page that leaves a damaged record out looks like one of a job that never ran.
@@ -57,11 +56,6 @@ def command(
         text = json.dumps(plain_loop(loop), indent=2) if plain else loop_text(loop, Format(format))
         put(text.rstrip("\n") + "\n", out)
         return
-    file = out or state / "report.html"
-    try:
-        print(write(found, file))
-    except OSError as error:
-        raise CliError(
-            f"--out {file}: {error.strerror}; nothing was written: give a file in a folder that "
-            "is there and yours"
-        ) from error
+    if out is None:
+        state.mkdir(parents=True, exist_ok=True)
+    put(render(found), out or state / "report.html")

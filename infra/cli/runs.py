@@ -77,6 +77,8 @@ def list_(
         output.note(f"{stack}: no such run is here; soperator pull ID brings one")
         return
     output.print_table(listing.HEADERS, listing.rows(found))
+    for line in listing.notes(found):
+        output.note(line)
 
 
 @app.command()

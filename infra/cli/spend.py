@@ -69,6 +69,9 @@ def command(
             raise CliError(
                 f"--until {last:%Y-%m-%dT%H:%M}: not after {first:%Y-%m-%dT%H:%M} (--since)"
             )
+        if billed is None and (up := context.first_up(stack)) is not None and first < up < last:
+            note(f"{stack}: the period starts at {up:%Y-%m-%dT%H:%M} UTC, when it first came up")
+            first = up
         books = open_books(context.spec(stack), context.state_root(), note)
         if ledger_only:
             report = spent.report_of_ledger(books, since=first, until=last, now=now)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra import whole_file
 from infra.cli import context
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.errors import CliError
@@ -42,11 +43,11 @@ def client_words(outputs: StackOutputs, key: Path, *, options: tuple[str, ...] =
 def login_options(outputs: StackOutputs) -> dict[str, str]:
     """What makes ssh trust the pinned host key alone; the file that holds it is written."""
     known_hosts = context.state_root() / "ssh" / f"known_hosts_{outputs.stack}"
-    known_hosts.parent.mkdir(parents=True, exist_ok=True)
     kind, blob = outputs.login_host_key.split()[:2]
-    known_hosts.write_text(
+    # Whole or not at all: another command may read it now.
+    whole_file.write(
+        known_hosts,
         f"[{outputs.login_ip}]:{outputs.ssh_port},{outputs.login_ip} {kind} {blob}\n",
-        encoding="ascii",
     )
     return {
         "IdentitiesOnly": "yes",

@@ -136,6 +136,11 @@ def ready_all(
     problems: list[str] = []
     books = open_books(spec, context.state_root(), output.note)
     files = context.local_code(spec.name)
+    if spec.nodes.paused:
+        output.note(
+            f"{spec.name}: declared as paused: the next `pulumi up` takes the workers away from "
+            f"what runs; soperator resume --stack {spec.name} keeps them"
+        )
     for job in jobs:
         own = sets.get(job.name, ())
         try:

@@ -17,7 +17,7 @@ from cost.unit_costs import ChatCost, NotKnown, UnitCosts, unit_costs
 from infra.jobs.records import read_object
 from infra.report.collect import Report, collect, evaluation_of
 from infra.report.quality import evaluation_rows, samples
-from infra.report.words import number, signed
+from infra.report.words import number, p_text, signed
 from stacks.spec import StackSpec
 
 _SHOWN = ("perplexity", "function_name_accuracy", "argument_accuracy", "rougeL")
@@ -173,7 +173,7 @@ def _quality_row(row: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
         return row["name"], before, after, row["change"], ""
     difference = f"{signed(row['after'] - row['before'])}{' points' if unit else ''}"
     shown = f"{difference} ({signed(row['low'])} to {signed(row['high'])})"
-    return row["name"], before, after, shown, f"{row['p_value']:.4f}"
+    return row["name"], before, after, shown, p_text(row["p_value"])
 
 
 def _question(prompt: str) -> str:

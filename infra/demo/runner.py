@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cost.size.plan import TRAIN_MODULE
 from infra.cli.errors import CliError
 from infra.demo.tail import Tail
 from infra.jobs import logs, pull, recovery, slurm
@@ -23,7 +22,7 @@ from infra.jobs.parse import Job
 from infra.jobs.ssh import Connection
 from infra.jobs.submit import Submission
 from infra.render.archive import hash_files
-from stacks.slurm_spec import JobSpec
+from stacks.slurm_spec import TRAIN_MODULE, JobSpec
 from stacks.spec import StackSpec
 
 _LAST_LINES = 15

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cost.size.plan import TRAIN_MODULE
 from infra.cli.errors import CliError
 from infra.demo import server_mark
 from infra.demo.runner import Runner, Step
@@ -23,7 +22,7 @@ from infra.jobs.errors import JobsError
 from infra.jobs.parse import Job
 from infra.jobs.server import wait_until_up
 from infra.jobs.submit import Submission
-from stacks.slurm_spec import LOAD_MODULE, SERVE_MODULE, JobSpec
+from stacks.slurm_spec import LOAD_MODULE, SERVE_MODULE, TRAIN_MODULE, JobSpec
 from stacks.spec import StackSpec
 
 

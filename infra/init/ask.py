@@ -124,7 +124,7 @@ def _wants_fabric(options: Options, choice: Choice, nodes: int) -> bool:
 
 
 def _whole(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise InitError(f"--nodes: '{text}' is not a number of nodes; give 1 or more")
     return int(text)
 

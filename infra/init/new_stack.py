@@ -7,7 +7,6 @@ rules are those of every stack.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -16,14 +15,13 @@ from cost.estimate import price_problems
 from cost.price_layers import layered
 from infra.init.errors import InitError
 from infra.init.stack_file import Answers, stack_text
-from infra.passphrase import make_salt, opens
+from infra.passphrase import SALT, make_salt, opens
 from stacks.check import check
 from stacks.load import StackError, load_config, load_stack
 from stacks.problem import Level, Problem
 from stacks.spec import StackSpec
 from stacks.yaml_text import parse_yaml
 
-_SALT: Final = re.compile(r"^encryptionsalt: (\S+)$", re.MULTILINE)
 _ANY_SALT: Final = "v1:AAAAAAAAAAA=:v1:AAAAAAAAAAAAAAAA:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=="
 
 
@@ -78,7 +76,7 @@ def refuse_other_file(answers: Answers, folder: Path) -> None:
     if not path.is_file():
         return
     text = path.read_text(encoding="utf-8")
-    found = _SALT.search(text)
+    found = SALT.search(text)
     if found is None or text != stack_text(answers, found.group(1)):
         raise InitError(
             f"{path}: exists and differs from these answers; it is never overwritten: choose "
@@ -98,7 +96,7 @@ def write_stack(answers: Answers, folder: Path, passphrase: str) -> bool:
 
 def refuse_other_passphrase(path: Path, passphrase: str) -> None:
     """InitError where the project's passphrase does not open the secrets of a stack file."""
-    found = _SALT.search(path.read_text(encoding="utf-8"))
+    found = SALT.search(path.read_text(encoding="utf-8"))
     if found is None or not opens(passphrase, found.group(1)):
         raise InitError(
             f"{path}: its encryptionsalt is of another passphrase; bring the passphrase file "

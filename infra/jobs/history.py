@@ -13,6 +13,7 @@ from pathlib import Path
 from infra import whole_file
 from infra.jobs.errors import JobsError
 from infra.jobs.submit import Submission
+from stacks import text_file
 
 SUBMISSION = "submission.json"
 
@@ -59,7 +60,7 @@ def damaged(state: Path, stack: str) -> tuple[Path, ...]:
 def read_submission(path: Path) -> Submission | None:
     """The submission in the file; a damaged one is as good as none."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(text_file.read_text(path))
         found = Submission(**{**values, "sets": tuple(values["sets"])})
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None

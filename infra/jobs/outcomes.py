@@ -52,16 +52,14 @@ _OF_STATE: Final = {
 _OF_EXIT_CODE: Final = {
     70: OutcomeClass.OOM,
     75: OutcomeClass.PREEMPTED,
-    # The kernel's memory killer. Slurm says OUT_OF_MEMORY only where it limits memory itself.
-    128 + 9: OutcomeClass.OOM,
 }
 _PLAIN: Final = {
     OutcomeClass.COMPLETED: ("its result is on the cluster", "soperator pull {id} -s {stack}"),
     OutcomeClass.OOM: (
         "GPU or host memory was full",
         (
-            "lower train.micro_batch_size and raise train.gradient_accumulation as much, or ask "
-            "for a preset with more memory (soperator size)"
+            "training: lower train.micro_batch_size and raise train.gradient_accumulation as much; "
+            "a server: lower serve.limits; or ask for a preset with more memory (soperator size)"
         ),
     ),
     OutcomeClass.NODE_FAIL: (
@@ -117,6 +115,15 @@ FAILURES: Final = {
     78: (
         "a node lacks Python, a mount or a shared folder; nothing was started",
         "the log names node and path",
+    ),
+    # Slurm says OUT_OF_MEMORY only where it limits memory itself: the kernel's killer, and a
+    # person's `kill -9`, look alike.
+    128 + 9: (
+        "it was killed (signal 9): by somebody, or by the kernel because host memory was full",
+        (
+            "dmesg on the node names it where it was memory: ask for more; else submit it again: "
+            "soperator submit {name} -s {stack}"
+        ),
     ),
 }
 """Exit code -> cause and next step of a job that failed."""

@@ -9,6 +9,7 @@ import json
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,26 @@ def read_run_config_store(
     return json.loads(text)
 
 
+def read_first_up(stack: str, *, root: Path, environ: Mapping[str, str]) -> datetime | None:
+    """When the stack was first brought up, by the engine's history; None where it knows none."""
+    try:
+        # By default it prints the newest ten.
+        every = ("--json", "--page-size", "1000000")
+        text = _stack("history", stack, *every, root=root, environ=environ)
+        ups = [each["startTime"] for each in json.loads(text) if each["kind"] == "update"]
+        return min(map(datetime.fromisoformat, ups), default=None)
+    except (JobsError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _read(stack: str, *arguments: str, root: Path, environ: Mapping[str, str]) -> str:
     """What `pulumi stack output` prints."""
-    command = ["pulumi", "stack", "output", *arguments, "--stack", stack, "--non-interactive"]
+    return _stack("output", stack, *arguments, root=root, environ=environ)
+
+
+def _stack(verb: str, stack: str, *arguments: str, root: Path, environ: Mapping[str, str]) -> str:
+    """What `pulumi stack VERB` prints."""
+    command = ["pulumi", "stack", verb, *arguments, "--stack", stack, "--non-interactive"]
     try:
         done = subprocess.run(
             command,
@@ -107,6 +125,12 @@ def outputs_from(stack: str, values: Mapping[str, Any]) -> StackOutputs:
         "jobs",
     )
     missing = [name for name in needed if values.get(name) in (None, "")]
+    if missing == ["code_hash"]:
+        raise JobsError(
+            f"{stack}: is paused: no login node runs, so nobody can enter and nothing can be "
+            "fetched; results stay on its filesystems. To have them: soperator resume --stack "
+            f"{stack}, pulumi up --stack {stack}, then this again"
+        )
     if missing:
         raise JobsError(
             f"{stack}: outputs {', '.join(missing)} are missing: the stack is paused or not "

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cost.forecast import Forecast, UnknownRun
-from cost.size.plan import TRAIN_MODULE, Plan, make_plan
+from cost.size.plan import Plan, make_plan
 from infra.jobs.errors import JobsError
 from infra.jobs.recipes import recipe_of
-from stacks.slurm_spec import JobSpec
+from stacks.slurm_spec import TRAIN_MODULE, JobSpec
 from stacks.spec import StackSpec
 
 VARIABLE = "SOPERATOR_PLAN"

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from cost.size.plan import TRAIN_MODULE
-from stacks.slurm_spec import JobSpec
+from stacks.slurm_spec import TRAIN_MODULE, JobSpec
 
 EXIT: Final = 66
 """sysexits EX_NOINPUT."""

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from infra.jobs.errors import JobsError
 from infra.jobs.slurm import Shell
+from infra.render.job_mounts import in_memory
 
 _PIECE_BYTES = 16 << 20
 # A part's name holds its content's hash, so that pieces of two versions are never joined.
@@ -54,6 +55,11 @@ def destination(places: Mapping[str, str], target: str, *, name: str) -> str:
     if place not in places:
         raise JobsError(
             f"{target}: {place!r} is no place of this stack; places are: {', '.join(places)}"
+        )
+    if in_memory(places[place]):
+        raise JobsError(
+            f"{target}: {places[place]} is the memory of the login node there, which no worker "
+            "sees; push to a shared place, such as data"
         )
     path = PurePosixPath(rest or name)
     if path.is_absolute() or ".." in path.parts:

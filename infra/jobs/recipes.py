@@ -18,6 +18,7 @@ from cost.size.errors import SizeError
 from infra.jobs.errors import JobsError
 from infra.render.archive import RECIPE_ENDINGS
 from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
 
 
 def recipe_of(job: JobSpec, files: Mapping[str, bytes], sets: Sequence[str] = ()) -> dict[str, Any]:
@@ -43,6 +44,17 @@ def refuse_wrong_trials(
     if done.returncode != 0:
         told = "\n".join(f"{job.name}: {line}" for line in _lines(done))
         raise JobsError(f"{told}; nothing was submitted")
+
+
+def search_problems(root: Path, spec: StackSpec) -> list[str]:
+    """A line for each declared trial that its job would refuse once it holds its nodes."""
+    jobs = {job.name: job for job in spec.jobs}
+    problems: list[str] = []
+    for index, search in enumerate(spec.searches):
+        done = _ask(root, jobs[search.job], (), search.settings)
+        if done.returncode != 0:
+            problems += [f"{spec.name}.searches[{index}]: {line}" for line in _lines(done)]
+    return problems
 
 
 def _ask(

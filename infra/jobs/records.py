@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cost.run_record import RunRecord, RunRecordError, load_run_records
+from stacks.text_file import read_bytes
+
+_MOST_BYTES: Final = 256 << 20
+"""Samples of a long training on many GPUs."""
 
 LOSS_CURVE = "loss_curve.jsonl"
 
@@ -59,6 +63,6 @@ def read_object(path: Path) -> Mapping[str, Any]:
 def read_text(path: Path) -> str:
     """The text of a file; empty where it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_bytes(path, at_most_bytes=_MOST_BYTES).decode(errors="replace")
     except OSError:
         return ""

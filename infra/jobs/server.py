@@ -110,7 +110,7 @@ def wait_until_up(
                     log.read(connection, job, say)  # its last lines came since
                     return address
         except ConnectionLostError as error:
-            say(f"{error}; trying again")
+            say(error.trying_again)
             reopen(connection)
             continue
         if job.state == "RUNNING":

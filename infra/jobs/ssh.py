@@ -11,6 +11,7 @@ import binascii
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from infra.jobs.errors import JobsError
 _CONNECT_TIMEOUT_S = 15
 _KEEPALIVE_S = 15
 _CHUNK_BYTES = 1 << 16
+_SESSION_WAIT_S = 60
+_SESSION_POLL_S = 0.1
 
 # paramiko logs tracebacks of its threads to stderr; we turn each into one line.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
@@ -57,8 +60,16 @@ class Result:
         return self.exit_code == 0
 
 
+_AGAIN = ": run this again"
+
+
 class ConnectionLostError(JobsError):
     """Nobody answers there now; the same may work again later."""
+
+    @property
+    def trying_again(self) -> str:
+        """The same for who goes on by itself, so that nobody is told to run it again."""
+        return f"{str(self).removesuffix(_AGAIN)}; trying again"
 
 
 class Connection:
@@ -67,6 +78,8 @@ class Connection:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._transport = _connect(endpoint)
+        # paramiko keeps one reason for a refused channel, whichever thread asks for it first.
+        self._opening = threading.Lock()
 
     def reopen(self) -> None:
         """Connects anew; what ran on the old connection is gone."""
@@ -165,16 +178,32 @@ class Connection:
 
     def _open(self, command: str) -> paramiko.Channel:
         try:
-            channel = self._transport.open_session(timeout=_CONNECT_TIMEOUT_S)
+            channel = self._session()
             channel.exec_command(command)
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise self._lost(error) from error
         return channel
 
+    def _session(self) -> paramiko.Channel:
+        """A session of the connection; waits while sshd has as many on it as it takes."""
+        deadline_s = time.monotonic() + _SESSION_WAIT_S
+        while True:
+            try:
+                with self._opening:
+                    return self._transport.open_session(timeout=_CONNECT_TIMEOUT_S)
+            except paramiko.ChannelException as error:
+                if time.monotonic() >= deadline_s:
+                    raise JobsError(
+                        f"{self.endpoint}: sshd opens no further session on this connection "
+                        f"({error.text}); 10 are allowed unless its MaxSessions says otherwise: "
+                        "end some, or run this again later"
+                    ) from error
+            time.sleep(_SESSION_POLL_S)
+
     def _lost(self, error: Exception) -> ConnectionLostError:
         reason = str(error) or type(error).__name__
         return ConnectionLostError(
-            f"{self.endpoint}: the connection was lost ({reason}); jobs go on: run this again"
+            f"{self.endpoint}: the connection was lost ({reason}); jobs go on{_AGAIN}"
         )
 
 

@@ -20,6 +20,7 @@ from infra.render.venv import (
     version_of,
 )
 from stacks.spec import StackSpec
+from stacks.text_file import read_bytes
 
 _NOTHING_TRIED = 3
 
@@ -40,7 +41,7 @@ def lock_files(root: Path, lock: Path | None = None) -> dict[str, bytes]:
     """What is sent: the lock of the environment (the checkout's by default) and that of uv."""
     chosen = lock or root / WORKLOADS_LOCK
     try:
-        content = chosen.read_bytes()
+        content = read_bytes(chosen)
     except OSError as error:
         raise JobsError(f"--lock {chosen}: cannot be read ({error.strerror})") from error
     if b"--hash=sha256:" not in content:

@@ -8,7 +8,8 @@ from typing import Final
 
 from infra.jobs.parse import Job
 
-# Codes of https://slurm.schedmd.com/job_reason_codes.html (read 2026-11-21).
+# Codes of https://slurm.schedmd.com/job_reason_codes.html (read 2026-11-21); those of several words
+# are state_desc of slurmctld/job_mgr.c of 25.11.3, which squeue prints in place of a code.
 _WORDS: Final = {
     "Priority": "jobs of higher priority are first",
     "Resources": "waits until enough nodes are free",
@@ -20,6 +21,19 @@ _WORDS: Final = {
     "JobHeldUser": "held by its user: scontrol release ID",
     "JobHeldAdmin": "held by an administrator",
     "JobHoldMaxRequeue": "requeued too often and held: look at its log, then scontrol release ID",
+    "launch failed requeued held": (
+        "a node could not start it, so it is held for ever: sinfo -R names the node; where that "
+        "says Duplicate jobid, the controller was lost as the job began: soperator cancel ID, "
+        "soperator drain NODE --undo, and submit it again"
+    ),
+    "launch failure limit exceeded requeued held": (
+        "nodes could not start it several times, so it is held: look at sinfo -R, then scontrol "
+        "release ID"
+    ),
+    "user env retrieval failed requeued held": (
+        "a node could not read its user's environment, so it is held: look at sinfo -R, then "
+        "scontrol release ID"
+    ),
     "JobLaunchFailure": "a node could not start it: look at sinfo -R",
     "Licenses": "waits for a licence",
     "NodeDown": "a node that it needs is down: look at sinfo -R",
@@ -57,8 +71,8 @@ def in_words(reason: str | None) -> str:
     """The reason for people; a reason that Slurm added since is given as it came."""
     if reason is None:
         return _WORDS["None"]
-    if reason in _WORDS:
-        return _WORDS[reason]
+    if (found := _WORDS.get(reason) or _WORDS.get(reason.replace("_", " "))) is not None:
+        return found
     unavailable = _UNAVAILABLE.match(reason)
     if unavailable:
         nodes = unavailable.group(1).strip()

@@ -79,7 +79,7 @@ def ask_permissions(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding
         seen = f"nebius.project_id: {project} cannot be read ({error.message})"
         fix = "check the id, or ask an administrator of the tenant for the role `editor` in it"
         return [failed(PERMISSION_CHECK, seen, fix, certain=True)]
-    region = found.spec.region or found.status.region
+    region = found.spec.region
     if region not in ("", spec.nebius.region):
         seen = f"nebius.region: the project is in {region}, not in {spec.nebius.region}"
         return [failed(PERMISSION_CHECK, seen, f"set nebius.region to {region}", certain=True)]

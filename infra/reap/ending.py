@@ -16,8 +16,8 @@ from infra.jobs.errors import JobsError
 from infra.jobs.slurm import Shell
 
 POLL_S: Final = 5.0
-_KILL_S: Final = 120.0
-"""Until scancel's SIGKILL is through: KillWait is 30 s, an epilog follows."""
+_KILL_S: Final = 300.0
+"""Until scancel's SIGKILL is through: Soperator's KillWait is 180 s, an epilog follows."""
 
 
 def end_jobs(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from infra.render.outputs import memory_text
 from infra.report import svg
 from stacks.catalog import find_preset
 from stacks.node_spec import Billing, NodeGroupSpec, WorkerSpec
+from stacks.soperator_mounts import MEMORY
 from stacks.spec import StackSpec
 
 _WIDTH = 1080.0
@@ -163,6 +165,7 @@ def _storage(spec: StackSpec) -> list[_Card]:
         disks = spec.nfs.data_disks
         lines = (f"{disks.count} x {disks.size_gib} GiB {disks.type}", spec.nfs.preset)
         cards.append(_Card(f"NFS server  {spec.nfs.mount_path}", lines, "card disk"))
+    cards.append(_Card(f"memory  {MEMORY}", (memory_text(spec),), "card disk"))
     if storage.memory is not None:
         memory = storage.memory
         line = f"{memory.size_gib} GiB tmpfs on every worker"

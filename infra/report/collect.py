@@ -14,6 +14,7 @@ from typing import Any
 
 from cost.bill import Bill
 from cost.bill import bill as make_bill
+from cost.lineage import Lineage, lineage
 from cost.run_record import RunRecord, load_run_records
 from cost.unit_costs import UnitCosts, unit_costs
 from infra.jobs.records import losses, read_object
@@ -35,9 +36,12 @@ class Report:
     """Unit costs without any measurement."""
     records: tuple[RunRecord, ...]
     """Oldest first."""
+    lineage: Lineage
+    """The runs that the figures are of; the others are listed apart."""
     details: Mapping[str, Mapping[str, Any]]
     """Raw record by path of its file: versions, code hash, reason."""
     training: RunRecord | None
+    """Of the lineage, as the evaluation is."""
     losses: tuple[tuple[int, float], ...]
     """(step, loss) of `training`, steps from 1."""
     gpus: GpuUse | None
@@ -53,13 +57,14 @@ def collect(spec: StackSpec, state: Path) -> Report:
     records, problems = load_run_records(state / "runs" / spec.name)
     records = tuple(sorted(records, key=lambda each: (each.finished_at, each.job_id)))
     bill = make_bill(spec, price_book(spec, state), records)
-    training = _last(records, "train")
-    evaluation_run = _last(records, "evaluate")
+    line = lineage(spec.name, records)
+    training, evaluation_run = line.training, line.evaluation
     return Report(
         spec=spec,
         bill=bill,
         assumed=unit_costs(spec, bill.estimate, ()),
         records=records,
+        lineage=line,
         details={each.path: read_object(Path(each.path)) for each in records},
         training=training,
         losses=losses(Path(training.path).parent) if training else (),
@@ -78,11 +83,6 @@ def total_seconds(records: tuple[RunRecord, ...]) -> Decimal:
 def last_finished(report: Report) -> datetime | None:
     """When the newest record ended; None without records."""
     return max((each.finished_at for each in report.records), default=None)
-
-
-def _last(records: tuple[RunRecord, ...], kind: str) -> RunRecord | None:
-    passed = [each for each in records if each.kind == kind and each.outcome == "PASS"]
-    return passed[-1] if passed else None
 
 
 def evaluation_of(folder: Path) -> Mapping[str, Any] | None:

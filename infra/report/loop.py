@@ -18,9 +18,9 @@ from cost.chat import ChatCost
 from cost.chat_report import plain_chat, plain_operating
 from cost.chat_table import NO_POINT
 from cost.finetune import BASE, Finetune, Payback, asked_tuned, finetune
-from cost.run_record import Kind, RunRecord
+from cost.run_record import RunRecord
 from cost.speeds import why_it_prices_nothing
-from cost.unit_costs import NotKnown, RunCost, job_of
+from cost.unit_costs import NotKnown, RunCost, submit_command
 from infra.report.collect import Report
 from infra.report.quality import evaluation_rows, verdict
 
@@ -53,12 +53,12 @@ def close_loop(report: Report) -> Loop:
     spec, bill = report.spec, report.bill
     apis, _ = api_costs(spec.chat, ApiPriceBook.load())
     found = finetune(spec, bill.estimate, bill.unit_costs, report.records, apis)
-    loads = [each for each in report.records if each.kind == Kind.LOAD and each.outcome == "PASS"]
+    loads = report.lineage.loads
     rows = evaluation_rows(report.evaluation)
     loop = Loop(
         report=report,
         quality=tuple(row for row in rows if "per_s" not in row["key"]),
-        load=([each for each in loads if asked_tuned(each)] or loads or [None])[-1],
+        load=([each for each in loads if asked_tuned(each)] or [*loads] or [None])[-1],
         finetune=found,
         missing=(),
     )
@@ -86,6 +86,13 @@ def plain_loop(loop: Loop) -> dict[str, object]:
             for row in loop.quality
         ]
         or None,
+        "lineage": {
+            "data": _job_id(report.lineage.data),
+            "training": _job_id(report.training),
+            "evaluation": _job_id(report.evaluation_run),
+            "load": _job_id(loop.load),
+            "tuned_dir": report.lineage.tuned_dir,
+        },
         "speed": _plain_speed(report.evaluation_run),
         "operating_point": None if found.served is None else plain_operating(found.served),
         "chats": [{"state": state, **plain_chat(row)} for state, row in states(loop)],
@@ -103,10 +110,10 @@ def _missing(loop: Loop) -> Iterator[str]:
     if isinstance(found.training, NotKnown):
         yield f"Training: {NOT_RUN}: {found.training.reason}; run: {found.training.command}"
     if not loop.quality:
-        job = job_of(report.spec, "workloads.evaluate")
+        command = submit_command(report.spec, "workloads.evaluate")
         yield (
             f"Quality and speed: {NOT_RUN}: no evaluation of this stack has passed; run: "
-            f"soperator submit {job} --stack {stack}, then soperator pull"
+            f"{command}, then soperator pull"
         )
     elif isinstance(found.evaluation, NotKnown):
         yield f"Cost before and after: {found.evaluation}"
@@ -142,7 +149,6 @@ def states(loop: Loop) -> Iterator[tuple[str, ChatCost]]:
         yield "before, assumed", assumed[0]
     for state, row in (
         ("before, base model", found.base),
-        ("after, tuned model", found.tuned),
         ("after, its own length", found.tuned_own_length),
         ("after, served under load", found.served),
     ):
@@ -182,6 +188,10 @@ def _plain_payback(each: Payback) -> dict[str, object]:
         "chats": None if each.chats is None else f"{each.chats:.1f}",
         "days": None if each.days is None else f"{each.days:.3f}",
     }
+
+
+def _job_id(run: RunRecord | None) -> str | None:
+    return None if run is None else run.job_id
 
 
 def _usd(usd: Decimal | None) -> str | None:

@@ -18,7 +18,7 @@ from cost.run_record import RunRecord
 from cost.unit_costs import RunCost
 from infra.report.loop import SPEEDS, Loop, states
 from infra.report.quality import SIGNIFICANT_P, verdict
-from infra.report.words import duration, number, signed
+from infra.report.words import duration, number, p_text, signed
 
 
 def loop_text(loop: Loop, format: Format) -> str:
@@ -76,7 +76,7 @@ def _quality_row(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{number(row['after'])}{unit}",
         row["change"],
         "-" if low is None else f"{signed(low)} to {signed(high)}",
-        "-" if p_value is None else f"{p_value:.4f}",
+        "-" if p_value is None else p_text(p_value),
     )
 
 
@@ -97,7 +97,7 @@ def _speed_tables(run: RunRecord | None) -> Iterator[Table]:
     if run is None:
         return
     rows = [
-        (label, number(before), number(after), f"{100 * (after - before) / before:+.1f} %")
+        (label, number(before), number(after))
         for name, label in SPEEDS
         if (before := run.metrics.get(f"{BASE}{name}")) and (after := run.metrics.get(name))
     ]
@@ -105,22 +105,29 @@ def _speed_tables(run: RunRecord | None) -> Iterator[Table]:
         size = run.metrics.get("batch_size")
         batch = "" if size is None else f", batch of {number(size)}"
         yield Table(
-            title=f"Speed in tokens a second (job {run.job_id}{batch})",
-            headings=("Speed", "Base", "Tuned", "Change"),
+            title=f"Speed in tokens a second (job {run.job_id}{batch}), each measured once",
+            headings=("Speed", "Base", "Tuned"),
             rows=tuple(rows),
             num_text_columns=1,
         )
 
 
+def _has_speeds(run: RunRecord | None) -> bool:
+    return any(True for _ in _speed_tables(run))
+
+
 def _cost_table(states: list[tuple[str, ChatCost]]) -> Table:
     return Table(
         title="Cost per chat before and after",
-        headings=("State", "Where from", "Tokens/s", "Whole Cluster", "Serving", "Answer"),
+        headings=("State", "Where from", "Writes/s", "Reads/s", "Cluster", "Serving", "Answer"),
         rows=tuple(
             (
                 state,
                 row.speed.scenario,
                 number(row.speed.output_tokens_per_s),
+                UNKNOWN
+                if row.speed.prefill_tokens_per_s is None
+                else number(row.speed.prefill_tokens_per_s),
                 small_usd_text(row.cluster_low_usd),
                 UNKNOWN if row.serving_usd is None else small_usd_text(row.serving_usd),
                 answer_text(row),
@@ -174,6 +181,11 @@ def _notes(loop: Loop) -> Iterator[str]:
                 f"{what}: job {run.job_id} ({run.job}) of {run.date.isoformat()}, "
                 f"{duration(run.duration_s)} on {nodes}: {usd}."
             )
+    if _has_speeds(loop.report.evaluation_run):
+        yield (
+            "Speeds of base and tuned are one measurement each and have no interval: their "
+            "difference is not told apart from noise, and no cost is made of it."
+        )
     if found.length_ratio is not None:
         yield (
             f"The tuned model's answers have {number(found.length_ratio * 100)} % of the base "

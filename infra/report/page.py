@@ -22,7 +22,7 @@ from infra.report.loop import close_loop
 from infra.report.loop_table import loop_html
 from infra.report.quality import SIGNIFICANT_P, evaluation_rows, samples
 from infra.report.training import Row, speeds, summary
-from infra.report.words import cents, duration, number, price, signed, usd
+from infra.report.words import cents, duration, number, p_text, price, signed, usd
 
 _FOLDER = Path(__file__).parent
 _KIND_NAMES = {
@@ -51,6 +51,7 @@ def render(report: Report) -> str:
         "duration": duration,
         "answer": answer_text,
         "signed": signed,
+        "p_text": p_text,
     }
     metrics = evaluation_rows(report.evaluation)
     loop = close_loop(report)
@@ -82,6 +83,13 @@ def render(report: Report) -> str:
         tiles=tiles(report, metrics),
         updated=last_finished(report),
         total_s=total_seconds(report.records),
+        runs=[
+            (
+                "Runs of this finetune",
+                [each for each in report.records if report.lineage.holds(each)],
+            ),
+            ("Other runs", [each for each in report.records if not report.lineage.holds(each)]),
+        ],
         kind_names=_KIND_NAMES,
     )
 

@@ -48,6 +48,8 @@ def evaluation_rows(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]
         delta = shown_after - shown_before
         largest = max(abs(shown_before), abs(shown_after))
         test = _test(evaluation, key, 100 if share else 1)
+        # One measurement of each says nothing of a difference.
+        is_untested = "per_s" in key and test["p_value"] is None
         rows.append(
             {
                 "key": key,
@@ -55,8 +57,10 @@ def evaluation_rows(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]
                 "unit": "%" if share else "",
                 "before": shown_before,
                 "after": shown_after,
-                "change": _change(before, after, delta, share=share),
-                "better": _better(key, delta),
+                "change": "measured once"
+                if is_untested
+                else _change(before, after, delta, share=share),
+                "better": None if is_untested else _better(key, delta),
                 **test,
                 "before_width": charts.bar_width(shown_before, 100 if share else largest),
                 "after_width": charts.bar_width(shown_after, 100 if share else largest),

@@ -38,6 +38,11 @@ def number(value: Decimal | float) -> str:
     return f"{value:,.{places}f}"
 
 
+def p_text(p_value: float) -> str:
+    """A p of resampling; 2,000 resamples tell nothing below 1 in 2,001."""
+    return "<= 0.0005" if p_value <= 0.0005 else f"{p_value:.4f}"
+
+
 def duration(seconds: Decimal | float) -> str:
     """Seconds as `1 h 02 min`, `3 min 04 s` or `12 s`."""
     total = round(float(seconds))

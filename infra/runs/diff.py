@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cost.layout import small_usd_text
 from infra.runs.losses import TOLERANCE, Agreement, agreement
-from infra.runs.run import Run
+from infra.runs.run import Run, cost_text
 
 HEADERS: Final = ("WHAT", "NAME", "UNIT", "FIRST", "SECOND", "CHANGE")
 _ABSENT: Final = object()
@@ -199,8 +198,8 @@ def _cost(first: Run, second: Run) -> Iterator[Difference]:
         what="cost",
         name="own nodes",
         unit="USD",
-        first=None if first.usd is None else small_usd_text(first.usd),
-        second=None if second.usd is None else small_usd_text(second.usd),
+        first=cost_text(first),
+        second=cost_text(second),
         change_percent=change,
     )
 

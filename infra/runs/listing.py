@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from cost.layout import small_usd_text
-from infra.runs.run import Run
+from infra.runs.run import ACCOUNTING, Run, cost_text
 
 HEADERS: Final = (
     *("RUN", "JOB", "OUTCOME", "MODEL", "METHOD", "TOKENS/S", "USD", "CODE", "REVISION"),
@@ -51,7 +50,7 @@ def rows(runs: Sequence[Run]) -> list[tuple[object, ...]]:
             run.record.model,
             run.method or run.record.kind,
             None if run.tokens_per_s is None else f"{run.tokens_per_s:,.1f}",
-            None if run.usd is None else small_usd_text(run.usd),
+            cost_text(run),
             run.code_hash,
             None if run.git_revision is None else run.git_revision[:_SHORT],
             f"{run.record.started_at:%Y-%m-%d %H:%M}",
@@ -59,6 +58,17 @@ def rows(runs: Sequence[Run]) -> list[tuple[object, ...]]:
         )
         for run in runs
     ]
+
+
+def notes(runs: Sequence[Run]) -> tuple[str, ...]:
+    """What the marks in the rows mean."""
+    if not any(run.usd is not None and run.usd_from != ACCOUNTING for run in runs):
+        return ()
+    note = (
+        "~: an estimate, whole nodes for the time of its record; `soperator pull ID` and "
+        "`soperator spend` ask Slurm's accounting, after which the figure is what it held"
+    )
+    return (note,)
 
 
 def plain(run: Run) -> dict[str, object]:

@@ -63,8 +63,9 @@ def check_code(run: Run, code_hash: str, root: Path, state: Path) -> None:
             f"{said} at the same commit {run.git_revision[:10]}: files or the stack were changed "
             "and not committed, then or now; git status and pulumi config tell the changes of now"
         )
+    folder = shlex.quote(f"../run-{run.record.job_id}")
     raise JobsError(
-        f"{said}: git worktree add ../run-{run.record.job_id} {run.git_revision}; there make setup "
+        f"{said}: git worktree add {folder} {run.git_revision}; there make setup "
         f"and SOPERATOR_STATE={shlex.quote(str(state))} soperator runs reproduce "
         f"{run.name} -s {stack} --sync"
     )

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from cost.budget import actuals
 from cost.forecast import SECONDS_PER_HOUR
+from cost.layout import small_usd_text
 from cost.ledger_entries import ActualEntry, Entry, LineError, VersionError, decode
 from cost.run_rates import RunRates
 from cost.run_record import RunRecord, load_run_records
@@ -28,6 +29,7 @@ SHARED: Final = ".shared"
 """Hidden, so that what others ran counts for no price or speed here."""
 RECIPE: Final = "recipe.json"
 ACTUAL: Final = "actual.json"
+ACCOUNTING: Final = "accounting"
 _SPEEDS: Final = {
     "train": "train_tokens_per_s",
     "load": "operating_output_tokens_per_s",
@@ -176,12 +178,19 @@ def _run(
     )
 
 
+def cost_text(run: Run) -> str | None:
+    """US dollars of the run, with a mark where they are an estimate."""
+    if run.usd is None:
+        return None
+    return small_usd_text(run.usd) if run.usd_from == ACCOUNTING else f"~{small_usd_text(run.usd)}"
+
+
 def _cost(
     record: RunRecord, actual: ActualEntry | None, rates: RunRates | None
 ) -> tuple[Decimal | None, str | None]:
     """What accounting says, else the record's hours at the price of the nodes that it names."""
     if actual is not None and actual.nodes_usd is not None:
-        return actual.nodes_usd, "accounting"
+        return actual.nodes_usd, ACCOUNTING
     hardware = record.hardware
     if rates is None or hardware is None:
         return None, None

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from infra.local.engine import STAND_INS, is_usable, link_plugins, search_path
+from infra.local.engine import LANGUAGE_HOST, STAND_INS, is_usable, link_plugins, search_path
 from infra.local.state import CHECKOUT, PULUMI_VERSION, Cache, State
 from infra.setup import go_build
 from infra.setup.step import Progress, SetupError, Step, whole_folder
@@ -20,7 +20,6 @@ _SITE: Final = "https://get.pulumi.com"
 _REACHED_IN_S: Final = 5
 _PACKAGE: Final = "github.com/pulumi/pulumi/pkg/v3/cmd/pulumi"
 _VERSION_VARIABLE: Final = "github.com/pulumi/pulumi/sdk/v3/go/common/version.Version"
-_HOST: Final = "pulumi-language-python"
 _INSTALL: Final = (
     "import sys; from pulumi.automation import PulumiCommand; from semver import VersionInfo; "
     "PulumiCommand.install(sys.argv[1], VersionInfo.parse(sys.argv[2]))"
@@ -74,7 +73,9 @@ def _install(cache: Cache, progress: Progress) -> None:
             variables={_VERSION_VARIABLE: f"v{PULUMI_VERSION}"},
         )
         # Beside its engine a language host is found without PATH, and without the warning.
-        shutil.copy2(CHECKOUT / "infra" / "local" / "plugins" / "bin" / _HOST, folder / _HOST)
+        shutil.copy2(
+            CHECKOUT / "infra" / "local" / "plugins" / "bin" / LANGUAGE_HOST, folder / LANGUAGE_HOST
+        )
 
 
 def _download(folder: Path, progress: Progress) -> None:
@@ -91,7 +92,7 @@ def _install_plugins(state: State, cache: Cache, progress: Progress) -> None:
     env = {
         "PULUMI_HOME": str(state.pulumi_home),
         "PULUMI_SKIP_UPDATE_CHECK": "true",
-        "PATH": search_path(os.environ.get("PATH", os.defpath), cache),
+        "PATH": search_path(os.environ.get("PATH", os.defpath), cache, state.pulumi_home),
     }
     pulumi = shutil.which("pulumi", path=env["PATH"])
     if pulumi is not None and _reachable(progress):

@@ -14,6 +14,7 @@ from typing import Final
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.slurm import Shell
+from infra.render.job_mounts import place_word
 from infra.shell.ask import Ask
 from infra.shell.guard import ENDED, Guard
 from stacks.spec import StackSpec
@@ -57,13 +58,13 @@ def tools_path(spec: StackSpec) -> str:
 def environment(spec: StackSpec, outputs: StackOutputs) -> str:
     """Shell words that give a session the code, the Python and the places that a job has."""
     exports = {
-        "SOPERATOR_STACK": spec.name,
+        "SOPERATOR_STACK": shlex.quote(spec.name),
         **{
-            f"SOPERATOR_PLACE_{place.upper()}": path
+            f"SOPERATOR_PLACE_{place.upper()}": place_word(path)
             for place, path in sorted(spec.storage.places.items())
         },
     }
-    values = " ".join(f"{name}={shlex.quote(value)}" for name, value in exports.items())
+    values = " ".join(f"{name}={word}" for name, word in exports.items())
     # The release of now: the link leads elsewhere after the next `pulumi up`.
     return (
         f"cd $(readlink -f {shlex.quote(f'{outputs.code_path}/current')}) && "
@@ -145,7 +146,9 @@ def wait_for(guard: Guard, ready: str | None, *, say: Callable[[str], None]) -> 
 
 def wait_until_open(shell: Shell, there: Endpoint, *, patience_s: float = _OPEN_S) -> None:
     """Returns once the login node can connect: a server says that it runs before it listens."""
-    probe = f"timeout 5 bash -c 'exec 3<>/dev/tcp/{there.host}/{there.port}'"
+    # The session said the name: it is no text of ours to a shell.
+    script = 'exec 3<>"/dev/tcp/$1/$2"'
+    probe = shlex.join(["timeout", "5", "bash", "-c", script, "probe", there.host, str(there.port)])
     give_up_at = time.monotonic() + patience_s
     while not shell.run(probe).ok:
         if time.monotonic() >= give_up_at:

@@ -43,6 +43,8 @@ _SHAPES: Final = tuple(
         r"\bsk-[\w-]{20,}",
         r"\bx(?:ox[abeoprs]|app)-[\w-]{10,}",
         r"https://hooks\.slack\.com/[^\s\"'<>]+",
+        r"https://(?:\w{1,20}\.)?discord(?:app)?\.com/api/webhooks/[^\s\"'<>]+",
+        r"\bAIza[\w-]{30,}",
         r"\b(?:AKIA|ASIA|NAKI)[A-Z0-9]{12,}",
         # What Pulumi encrypts: useless without the passphrase, and nobody's business.
         r"\bv1:[A-Za-z0-9+/=]{8,}(?::[A-Za-z0-9+/=]+)+",
@@ -105,6 +107,26 @@ _CALLED: Final = tuple(
         ),
         rf"(?P<kept>\b(?:machine|login|account|default)[ \t]+\S{{1,256}}\s+password[ \t]+){_WORD}",
         rf"(?P<kept>^[ \t]*password[ \t]+){_WORD}(?=[ \t]*$)",
+        # Names that are secret as a whole only: `auth` stands in AuthType, `key` is any key.
+        (
+            r"(?P<kept>(?<![\w.-])(?:_?auth"
+            r"|(?!\w{0,80}(?:public|host|primary|foreign|sort)_key)\w{1,80}_key)"
+            rf"{_QUOTE}[ \t]*[:=][ \t]*){_VALUE}"
+        ),
+        r"(?P<kept>\bcookie[\"']?[ \t]*:[ \t]*)(?!\[REDACTED\])[^\n]+",
+        # Signed addresses of S3, Google and Azure.
+        r"(?P<kept>[?&](?:x-(?:amz|goog)-)?sig(?:nature)?=)(?!\[REDACTED\])[^\s&\"'<>]+",
+        # Command lines whose word has no name.
+        (
+            r"(?P<kept>\bcurl\b[^\n|;]{0,200}?[ \t](?:-u|--user|--proxy-user)[ \t=]{0,9}"
+            rf"[\"']?[^\s:\"']{{0,99}}:){_WORD}"
+        ),
+        (
+            r"(?P<kept>\b(?:mysql|mariadb)(?:-?(?:dump|admin))?[ \t](?:[^\n|;]{0,200}?[ \t])?-p)"
+            r"(?!\[REDACTED\])[^\s-]\S*"
+        ),
+        rf"(?P<kept>\bsshpass[ \t]+-p[ \t]*){_WORD}",
+        rf"(?P<kept>\b(?:wandb|hf[ \t]+auth|huggingface-cli)[ \t]+login[ \t]+)(?!-){_WORD}",
     )
 )
 _EMAIL: Final = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}\b")

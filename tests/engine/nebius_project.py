@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from infra.local import engine
 from infra.local.state import Cache
 from tests.ports import free_ports
 
@@ -64,6 +65,13 @@ def pulumi_binary() -> str | None:
     return shutil.which("pulumi") or (str(installed) if installed.exists() else None)
 
 
+def path_with_plugins(home: Path) -> str:
+    """PATH with an engine, after its plugins were put into PULUMI_HOME `home`."""
+    home.mkdir(exist_ok=True)
+    engine.link_plugins(home)
+    return engine.search_path(os.environ["PATH"], Cache.from_environ(), home)
+
+
 class Emulator:
     """The emulator's process over one state folder."""
 
@@ -110,13 +118,7 @@ class Project:
         self.environ = {
             "HOME": str(folder),
             "LANG": "C.UTF-8",
-            "PATH": os.pathsep.join(
-                (
-                    str(Path(sys.executable).parent),
-                    str(CHECKOUT / "infra" / "local" / "plugins" / "bin"),
-                    os.environ["PATH"],
-                )
-            ),
+            "PATH": path_with_plugins(folder / "pulumi-home"),
             "PYTHONPATH": str(CHECKOUT),
             "NEBIUS_IAM_TOKEN": "local-token",
             "SOPERATOR_CACHE": str(Cache.from_environ().root),
@@ -140,7 +142,7 @@ class Project:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """A running pulumi command."""
-        binary = pulumi_binary()
+        binary = shutil.which("pulumi", path=self.environ["PATH"])
         assert binary is not None
         return subprocess.Popen(
             [binary, *arguments, "--non-interactive", "--color=never"],

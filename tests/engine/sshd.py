@@ -1,4 +1,7 @@
-"""A real sshd on a loopback port for one test, with its own host key and one user key."""
+"""A real sshd on a loopback port for one test, with its own host key and one user key.
+
+Its host key lies where Soperator's login node has it: one pair under the names of three types.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.render.host_keys import FILES, host_key_files
 from tests.ports import free_ports
 
 
@@ -30,7 +34,7 @@ class Sshd:
 
 
 @contextlib.contextmanager
-def running_sshd(folder: Path) -> Iterator[Sshd]:
+def running_sshd(folder: Path, *, accept_env: bool = True) -> Iterator[Sshd]:
     """Start one in `folder`, and stop it with every session that it has."""
     program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None or os.geteuid() != 0:
@@ -42,17 +46,22 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
     # sshd refuses to start without its fixed privilege separation folder.
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     (port,) = free_ports(1)
+    pair = ((folder / "host").read_text(), (folder / "host.pub").read_text())
+    for name, text in host_key_files(*pair).items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o600)
+    host_keys = "\n".join(f"HostKey {folder / name}" for name in FILES)
     config = folder / "sshd_config"
     config.write_text(
         f"""ListenAddress 127.0.0.1:{port}
-HostKey {folder}/host
+{host_keys}
 AuthorizedKeysFile {folder}/user.pub
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 StrictModes no
 UsePAM no
-AcceptEnv *
+{"AcceptEnv *" if accept_env else ""}
 PidFile none
 Subsystem sftp internal-sftp
 """

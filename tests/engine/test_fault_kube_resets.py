@@ -69,7 +69,8 @@ class Run:
     def up(self) -> str:
         """Creates what the state lacks, as a new process does; what it was refused with."""
         plugin = Kubernetes()
-        plugin.configure({"kubeconfig": _kubeconfig(self.proxy)})
+        # As infra/components/stack.py has it; else what a lost answer made "already exists".
+        plugin.configure({"kubeconfig": _kubeconfig(self.proxy), "upsertExistingObjects": "true"})
         try:
             for type_, declared in _declared().items():
                 if type_ not in self.state:

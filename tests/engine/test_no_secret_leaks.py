@@ -25,9 +25,9 @@ import pytest
 
 from infra.local import cloud
 from infra.local.cloud import Cloud
-from infra.local.engine import PASSPHRASE
 from infra.local.errors import LocalError
 from infra.local.state import CHECKOUT, TOKEN, Cache, Ports, State
+from infra.passphrase import PUBLIC
 from tests.engine.nebius_project import pulumi_binary
 from tests.ports import free_base, free_node_port
 
@@ -140,7 +140,7 @@ def secrets(stack: Stack) -> list[bytes]:
     """Every secret as it would be found: line by line, in JSON, and as Kubernetes writes it."""
     exported = stack.pulumi("stack", "export", "--show-secrets")
     stack.printed = {c: text for c, text in stack.printed.items() if "--show-secrets" not in c}
-    found = [TOKEN, PASSPHRASE, *_secret_texts(json.loads(exported)["deployment"])]
+    found = [TOKEN, PUBLIC, *_secret_texts(json.loads(exported)["deployment"])]
     texts = [text for text in found if not text.startswith("ssh-")]  # the public half of a pair
     needles = {base64.b64encode(text.encode())[:80] for text in texts}
     for text in texts:

@@ -64,7 +64,9 @@ class Project:
     def __init__(self, folder):
         self.folder = folder
         self.gone = folder / "gone"
-        path = engine.search_path(os.environ["PATH"], Cache.from_environ())
+        (folder / "home").mkdir()
+        engine.link_plugins(folder / "home")
+        path = engine.search_path(os.environ["PATH"], Cache.from_environ(), folder / "home")
         self.program = shutil.which("pulumi", path=path)
         if self.program is None:
             pytest.skip("no Pulumi engine on this machine (`make setup`)")
@@ -80,7 +82,6 @@ class Project:
         }
         (folder / "backend").mkdir()
         (folder / "bin").mkdir()
-        engine.link_plugins(folder / "home")
         launcher = folder / "bin" / "pulumi-resource-demo"
         python = CHECKOUT / ".venv" / "bin" / "python"
         launcher.write_text(f'#!/bin/sh\nexec {python} -u {folder}/plugin.py "$@"\n')

@@ -17,6 +17,7 @@ from infra.local.nebius_api.faults import Faults
 from infra.local.nebius_api.store import Store
 from infra.local.state import Cache, State
 from infra.nebius.schema import Schema
+from stacks.load import STACKS_DIR
 from tests.engine.nebius_project import pulumi_binary
 from tests.engine.program_env import Program, running_program
 
@@ -47,14 +48,16 @@ def folder(program: Program) -> Path:
     return State(program.root).offline / "nebius"
 
 
-def set_limit(program: Program, limit: int) -> int:
+def set_limit(program: Program, limit: int | None) -> int | None:
     """Changes a quota with the emulator stopped, as support would; the limit before."""
     offline.stop(State(program.root))
     store = Store(folder(program), Schema(Cache.from_environ().root))
     allowance = store.find("quotaallowance", parent_id=PROJECT, name=SIZE)
     assert allowance is not None
-    before = allowance.spec.limit
-    allowance.spec.limit = limit
+    before = allowance.spec.limit if allowance.spec.HasField("limit") else None
+    allowance.spec.ClearField("limit")
+    if limit is not None:
+        allowance.spec.limit = limit
     store.put(allowance)
     store.commit()
     store.close()
@@ -67,7 +70,26 @@ def test_a_preview_tells_what_was_asked(program: Program) -> None:
     assert answer.status == 0, answer.text
     lines = [line for line in answer.messages("info") if line.startswith("pre-flight: ")]
     (line,) = set(lines)
-    assert line.endswith("passed; not checked: token expiry, charts")
+    assert line.endswith("passed; not checked: token expiry, quotas, capacity of worker, charts")
+
+
+def test_a_preview_takes_any_project_region_and_size(program: Program, tmp_path: Path) -> None:
+    """What an account has of quotas and regions, an emulator cannot know: it must not refuse."""
+    path = tmp_path / "Pulumi.h200-elastic.yaml"
+    text = (STACKS_DIR / path.name).read_text(encoding="utf-8")
+    for old, new in (
+        ("project-e00replaceme, region: eu-north1", "project-e01mine, region: eu-west1"),
+        ("nodes: 4\n", "nodes: 1000\n"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text, encoding="utf-8")
+    answer = program.preview("h200-elastic", f"--config-file={path}")
+    assert answer.status == 0, answer.text
+    told = "\n".join(answer.messages("info"))
+    assert "Cost of h200-elastic (USD" in told
+    groups = [each for each in answer.graph() if each["type"].endswith(":NodeGroup")]
+    assert len(groups) > 10
 
 
 def test_an_up_over_a_quota_makes_nothing_and_shows_the_table(
@@ -77,6 +99,7 @@ def test_an_up_over_a_quota_makes_nothing_and_shows_the_table(
     assert done.returncode != 0
     text = done.stdout + done.stderr
     assert "quotas: too small for this stack" in text
+    assert "Cost of h100-prod (USD" in text, "what it would cost is no less known"
     assert "QUOTA" in text
     assert f"{SIZE} " in text
     assert "1024 GiB" in text

@@ -74,6 +74,16 @@ def test_a_warning_has_its_path_and_its_price(preview: Preview) -> None:
     assert controller.endswith("per month)")
 
 
+def test_no_state_of_a_real_cluster_is_made_under_the_passphrase_that_everybody_knows(
+    program: Program,
+) -> None:
+    """Nothing is asked of the cloud before: this one is not reached."""
+    answer = program.preview("h100-prod", SOPERATOR_NEBIUS_ENDPOINT="")
+    assert answer.status != 0
+    (said, *_) = [line for line in answer.messages("error") if "encryptionsalt" in line]
+    assert "change-secrets-provider passphrase --stack h100-prod" in said
+
+
 def test_a_preview_writes_into_no_stack_file(program: Program, preview: Preview) -> None:
     """An engine that finds no salt in the file writes one: each user would have a change."""
     before = {path: path.read_bytes() for path in STACKS_DIR.glob("Pulumi.*.yaml")}

@@ -47,3 +47,58 @@ def test_a_mode_is_kept_or_given_and_parents_are_made(tmp_path: Path) -> None:
     assert (mode_of(path), path.read_text()) == (0o640, "changed")
     whole_file.write(path, "private", mode=0o600)
     assert mode_of(path) == 0o600
+
+
+def test_a_link_stays_and_what_it_names_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    target, link, dangling = tmp_path / "kept" / "file", tmp_path / "link", tmp_path / "dangling"
+    target.write_text("old")
+    link.symlink_to("kept/file")
+    dangling.symlink_to("kept/new")
+    whole_file.write(link, "new")
+    whole_file.write(dangling, "made")
+    assert link.is_symlink()
+    assert dangling.is_symlink()
+    assert {each.name: each.read_text() for each in target.parent.iterdir()} == {
+        "file": "new",
+        "new": "made",
+    }
+
+
+def test_a_secret_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("theirs")
+    link = tmp_path / "key"
+    link.symlink_to("theirs")
+    whole_file.write(link, "secret", mode=0o600)
+    assert not link.is_symlink()
+    assert (tmp_path / "theirs").read_text() == "theirs"
+
+
+def test_a_fifo_is_written_into(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        whole_file.write(fifo, "bill")
+        assert os.read(reader, 100) == b"bill"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+
+
+def test_a_device_is_written_into(tmp_path: Path) -> None:
+    device = tmp_path / "null"
+    try:
+        os.mknod(device, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        device.write_bytes(b"")
+    except PermissionError:
+        pytest.skip("making a device needs root and a filesystem that allows devices")
+    whole_file.write(device, "bill")
+    assert stat.S_ISCHR(device.stat().st_mode)
+    assert list(tmp_path.iterdir()) == [device]
+
+
+@pytest.mark.parametrize("path", ["/", "."])
+def test_a_folder_is_named_as_one(path: str) -> None:
+    with pytest.raises(IsADirectoryError):
+        whole_file.write(Path(path), "bill")

@@ -24,6 +24,8 @@ CONFIG = {
     "tie_word_embeddings": True,
 }
 SMALL = ["advise", "--model", "SmolLM2-135M-Instruct", "--chats-per-day", "1000"]
+SMALL += ["--input-tokens", "6000"]
+"""With its answers of 2,000 within the 8,192 that the model knows."""
 
 
 @pytest.fixture
@@ -33,12 +35,12 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path
 
 
 def test_a_pulled_curve_is_ranked_among_the_estimates(state: Path) -> None:
-    write_load(state / "runs" / "local" / "14", load_json())
+    write_load(state / "runs" / "local" / "14", load_json(prompt_tokens=6000))
     result = RUNNER.invoke(app, [*SMALL, "--slo", SLO, "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     assert found["slo"] == {"ttft_p99_s": "5", "tpot_p99_ms": "500"}
-    assert (found["input_tokens"], found["output_tokens"]) == (8000, 2000)
+    assert (found["input_tokens"], found["output_tokens"]) == (6000, 2000)
     (measured,) = [each for each in found["candidates"] if each["basis"] == "measured"]
     assert measured["preset"] == "2gpu-64vcpu-384gb"
     assert measured["streams_per_server"] == 8
@@ -53,7 +55,7 @@ def test_a_curve_counts_however_its_model_is_named(state: Path, tmp_path: Path, 
     folder = tmp_path / "models" / "SmolLM2-135M-Instruct"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    write_load(state / "runs" / "local" / "14", load_json())
+    write_load(state / "runs" / "local" / "14", load_json(prompt_tokens=6000))
     model = named.format(folder=folder)
     result = RUNNER.invoke(app, ["advise", "--model", model, *SMALL[3:], "--slo", SLO, "--json"])
     assert result.exit_code == 0, result.output
@@ -65,8 +67,9 @@ def test_curves_of_every_stack_count_but_emulated_ones_only_where_asked_for(stat
     """Each stack measures its own preset; the local stack's GPUs are declared, not there."""
     where = {"platform": "gpu-h100-sxm", "preset": "8gpu-128vcpu-1600gb", "device": "H100"}
     hardware = {**where, "num_nodes": 1, "num_gpus_declared": 8}
-    write_load(state / "runs" / "h100-prod" / "15", stack="h100-prod", hardware=hardware)
-    write_load(state / "runs" / "local" / "14")
+    curve = load_json(prompt_tokens=6000)
+    write_load(state / "runs" / "h100-prod" / "15", curve, stack="h100-prod", hardware=hardware)
+    write_load(state / "runs" / "local" / "14", curve)
     measured: dict[str, list[str]] = {}
     for stack in ("local", "l40s-dev"):
         words = [*SMALL, "--json", "--stack", stack]
@@ -81,7 +84,7 @@ def test_curves_of_every_stack_count_but_emulated_ones_only_where_asked_for(stat
 
 
 def test_tokens_of_the_question_win_over_the_stack_s(state: Path) -> None:
-    write_load(state / "runs" / "local" / "14", load_json())
+    write_load(state / "runs" / "local" / "14", load_json(prompt_tokens=6000))
     result = RUNNER.invoke(app, [*SMALL, "--input-tokens", "500", "--output-tokens", "100"])
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
@@ -123,6 +126,13 @@ def test_a_wrong_question_is_refused_by_name(state: Path, words: list[str], mess
     result = RUNNER.invoke(app, [*SMALL, *words])
     assert result.exit_code == 1, result.output
     assert message in result.output
+
+
+def test_more_tokens_than_the_model_knows_are_refused(state: Path) -> None:
+    words = ["--model", "Llama-3.1-8B", "--input-tokens", "900000", "--output-tokens", "10"]
+    result = RUNNER.invoke(app, ["advise", *words, "--chats-per-day", "100"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "900,010 tokens in one context, but Llama-3.1-8B was made for 131,072" in result.stderr
 
 
 def test_without_a_demand_nothing_is_advised(state: Path) -> None:

@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,20 @@ def test_a_checkout_that_cannot_be_read_is_said_in_the_comment(checkout: Path):
     assert result.exit_code == 0, result.output
     assert "cannot be read" in result.stdout
     assert "did you mean 'prices'?" in result.stdout
+
+
+def test_a_stack_file_is_not_called_deployed(checkout: Path):
+    path = checkout / "stacks" / "Pulumi.l40s-dev.yaml"
+    edit(path, "nodes: 4", "nodes: 5")
+    result = cost("--compare", str(path))
+    assert "Change of l40s-dev, declared there to declared here" in result.stdout
+
+
+def test_an_unknown_price_book_is_refused_by_its_key(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    stack_with(tmp_path / "stacks", monkeypatch, prices="nebus")
+    refused(cost("--stack", "mine"), "mine.prices: nebus: no such price book")
 
 
 def test_a_folder_that_is_no_checkout_is_refused(state: Path, tmp_path: Path):
@@ -290,7 +306,7 @@ def test_a_broken_policy_is_shown_with_the_bill_and_told_on_standard_error(
 ):
     stack_with(tmp_path / "stacks", monkeypatch, policy={"max_usd_per_month": 19000})
     result = cost("--stack", "mine")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 1, result.output
     assert "BROKEN" in result.stdout
     assert "error: mine.policy.max_usd_per_month" in result.stderr
     assert "nodes.controller.nodes: 2 -> 1" in result.stderr
@@ -339,3 +355,25 @@ def test_another_checkout_becomes_rows_and_a_page_too(checkout: Path) -> None:
     assert page.startswith("<!doctype html>")
     assert "<h2>l40s-dev</h2>" in page
     assert "storage.jail.size_gib: 128 -&gt; 256" in page
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/proc/self/fd/1"])
+@pytest.mark.parametrize("to_file", [False, True])
+def test_an_output_that_is_standard_output_gets_the_document_alone(
+    state: Path, tmp_path: Path, public_key_file: Path, name: str, to_file: bool
+) -> None:
+    """A pipe, and a file that the shell opened to append to."""
+    words = ["-m", "infra.cli.main", "cost", "--stack", "l40s-dev", "--format", "json", "-o", name]
+    if to_file:
+        path = tmp_path / "log"
+        path.write_text("before\n")
+        with path.open("a") as log:
+            subprocess.run([sys.executable, *words], stdout=log, check=True, cwd=CHECKOUT)
+        before, _, printed = path.read_text().partition("\n")
+        assert before == "before"
+    else:
+        done = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, check=True, cwd=CHECKOUT
+        )
+        printed = done.stdout
+    assert json.loads(printed)["stack"] == "l40s-dev"

@@ -39,16 +39,31 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Pat
     return calls
 
 
-def state(engine: Path, kubeconfig: object) -> None:
+def state(engine: Path, kubeconfig: object, *more: dict[str, str]) -> None:
     inputs = {"cluster_id": "mk8scluster-1", "kubeconfig": json.dumps(kubeconfig)}
-    resource = {"type": "soperator:kube:Teardown", "inputs": inputs}
-    (engine.parent / "state.json").write_text(json.dumps({"deployment": {"resources": [resource]}}))
+    resources = [{"type": "soperator:kube:Teardown", "inputs": inputs}, *more]
+    (engine.parent / "state.json").write_text(json.dumps({"deployment": {"resources": resources}}))
 
 
 def test_a_destroy_is_the_engines_own_with_its_status(engine: Path):
     result = RUNNER.invoke(app, ["destroy", "--stack", "local", "--yes"])
     assert result.exit_code == 3
     assert engine.read_text() == "destroy --stack local --yes unreachable=\n"
+
+
+def test_releases_of_a_cluster_that_is_gone_are_refreshed_out_of_the_state_first(engine: Path):
+    """The official plugin deletes none of them, whatever the variable says."""
+    release = {"type": "kubernetes:helm.sh/v3:Release", "urn": "urn:of:kruise"}
+    secret = {"type": "kubernetes:core/v1:Secret", "urn": "urn:of:key"}
+    state(engine, GONE, release, secret)
+    script = engine.parent / "pulumi"
+    script.write_text(script.read_text().replace("exit 3", "exit 0"))
+    result = RUNNER.invoke(app, ["destroy", "--stack", "local", "--yes"])
+    assert result.exit_code == 0
+    assert engine.read_text().splitlines() == [
+        "refresh --stack local --yes --target=urn:of:kruise unreachable=true",
+        "destroy --stack local --yes unreachable=true",
+    ]
 
 
 def test_a_cluster_that_is_gone_is_told_and_dropped_in_this_run_only(engine: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -51,6 +52,7 @@ def test_the_table_of_verbs_has_a_module_for_each_and_each_module_a_verb() -> No
         "main",
         "bills",
         "context",
+        "doctor_sources",
         "errors",
         "interrupts",
         "output",
@@ -84,6 +86,34 @@ def test_a_refusal_is_a_line_for_each_problem_and_exit_code_1(
     result = RUNNER.invoke(app, ["status"])
     assert result.exit_code == 1
     assert result.stderr == "soperator: one: wrong; do this\nsoperator: two: wrong; do that\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EROFS, "Read-only file system; if it is below SOPERATOR_STATE or SOPERATOR_CACHE, "),
+        (errno.ENOSPC, "No space left on device; free some space there, or move SOPERATOR_STATE "),
+    ],
+)
+def test_a_machine_that_takes_no_files_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, number: int, said: str
+) -> None:
+    """`soperator env` in a read-only checkout ended in a traceback."""
+    fake(monkeypatch, OSError(number, os.strerror(number), "/checkout/.soperator"))
+    result = RUNNER.invoke(app, ["status"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"soperator: /checkout/.soperator: {said}")
+
+
+def test_a_state_folder_that_is_a_file_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "file" / "state"))
+    result = RUNNER.invoke(app, ["env", "--offline"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "Not a directory" in result.stderr
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

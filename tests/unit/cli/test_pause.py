@@ -12,6 +12,8 @@ import stacks.load
 from cost.pause import pause_saving
 from cost.price_book import PriceBook
 from infra.cli.main import app
+from infra.jobs.history import remember, run_folder
+from infra.jobs.submit import Submission
 from stacks.load import STACKS_DIR, load_stack, stack_names
 from stacks.pause import PauseError, set_paused
 
@@ -69,6 +71,42 @@ def test_a_resume_brings_back_what_was_declared(folder: Path) -> None:
     result = run("resume", "--stack", "h100-prod")
     assert "declared as running" in result.output
     assert load_stack("h100-prod", folder) == before
+
+
+def submission(stack: str, job_id: str) -> Submission:
+    return Submission(
+        stack=stack,
+        job="finetune",
+        job_id=job_id,
+        code_hash="0123",
+        sets=(),
+        after=None,
+        log_path="/x",
+        submitted_at="2026-11-22T10:00:00Z",
+        cluster="key",
+    )
+
+
+def test_a_pause_names_the_jobs_whose_results_are_not_here(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
+    for job_id, is_pulled in (("3", True), ("4", False)):
+        made = submission("h100-prod", job_id)
+        remember(tmp_path, made)
+        if is_pulled:
+            (run_folder(tmp_path, "h100-prod", job_id) / "run_record.json").write_text("{}")
+    result = run("pause", "--stack", "h100-prod")
+    assert "not pulled yet: jobs 4 (" in result.output
+
+
+def test_a_pause_and_a_resume_leave_the_file_as_it_was(folder: Path) -> None:
+    path = folder / "Pulumi.h100-prod.yaml"
+    before = path.read_bytes()
+    run("pause", "--stack", "h100-prod")
+    assert path.read_bytes() != before
+    run("resume", "--stack", "h100-prod")
+    assert path.read_bytes() == before
 
 
 def test_the_saving_is_what_the_workers_cost_to_the_cent(folder: Path) -> None:

@@ -179,6 +179,21 @@ def test_spend_on_a_cluster_without_accounting_uses_the_ledger_and_says_so(
     assert "finetune" in done.stdout
 
 
+def test_a_stack_is_not_billed_for_the_time_before_it_came_up(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half an hour after its first `up` a stack had a bill of three weeks."""
+    up = NOW - timedelta(minutes=28)
+    monkeypatch.setattr("infra.cli.context.first_up", lambda _stack: up)
+    done = run("spend", "--since", "2020-01-01", "--format", "json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["since"].startswith(f"{up:%Y-%m-%dT%H:%M}")
+    assert f"the period starts at {up:%Y-%m-%dT%H:%M} UTC, when it first came up" in done.stderr
+    later = f"{NOW - timedelta(minutes=5):%Y-%m-%dT%H:%M}"
+    shown = json.loads(run("spend", "--since", later, "--format", "json").stdout)
+    assert shown["since"].startswith(later)
+
+
 def test_spend_goes_to_a_file_whole(state: Path) -> None:
     target = state / "spend.csv"
     done = run("spend", "--ledger", "--format", "csv", "--output", str(target))

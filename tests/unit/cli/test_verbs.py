@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from infra.cli.doctor import price_ages
 from infra.cli.main import app
 from infra.demo import engine, leftovers
 from infra.jobs.errors import JobsError
-from infra.jobs.outputs import read_outputs
+from infra.jobs.outputs import outputs_from, read_first_up, read_outputs
 from infra.jobs.ssh import Result
 from infra.local import offline
 from infra.local.errors import LocalError
@@ -40,7 +40,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path
 def pulumi(folder: Path, script: str) -> dict[str, str]:
     """An environment in which `pulumi` is this shell script."""
     program = folder / "bin" / "pulumi"
-    program.parent.mkdir()
+    program.parent.mkdir(exist_ok=True)
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
@@ -148,8 +148,8 @@ def test_a_report_that_cannot_be_written_is_refused_and_leaves_nothing(state: Pa
     result = RUNNER.invoke(app, ["report", "--stack", "local", "--out", str(folder)])
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
-        f"soperator: --out {folder}: Is a directory; nothing was written: give a file in a folder "
-        "that is there and yours\n"
+        f"soperator: {folder}: Is a directory; nothing was written: give a file in a folder that "
+        "is there and yours\n"
     )
     assert not [each.name for each in state.iterdir() if "part" in each.name]
 
@@ -174,6 +174,19 @@ def test_what_pulumi_refuses_is_one_line_that_says_what_to_do(
     with pytest.raises(JobsError, match=said) as caught:
         read_outputs("x", root=tmp_path, environ=environ)
     assert "\n" not in str(caught.value)
+
+
+def test_a_stack_came_up_with_the_first_update_of_its_history(tmp_path: Path) -> None:
+    entries = [
+        {"kind": kind, "startTime": f"2026-11-22T{hour}:30:00.000Z"}
+        for kind, hour in (("update", 12), ("destroy", 11), ("update", "09"), ("refresh", "08"))
+    ]
+    environ = pulumi(tmp_path, f"case \"$*\" in *--page-size*) echo '{json.dumps(entries)}';; esac")
+    found = read_first_up("x", root=tmp_path, environ=environ)
+    assert found == datetime(2026, 11, 22, 9, 30, tzinfo=UTC)
+    for nothing in ("echo '[]'", "exit 255", "echo '[{}]'"):
+        environ = pulumi(tmp_path, nothing)
+        assert read_first_up("x", root=tmp_path, environ=environ) is None
 
 
 def test_without_pulumi_the_way_to_get_it_is_named(tmp_path: Path) -> None:
@@ -204,6 +217,53 @@ def test_cancel_refuses_a_job_that_never_was(state: Path, monkeypatch: pytest.Mo
     done = RUNNER.invoke(app, ["cancel", "999"])
     assert done.exit_code == 1
     assert "Slurm knows no such job" in done.stderr
+
+
+def test_cancel_says_what_has_ended_already(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It claimed to have asked a completed job to end."""
+    asked: list[str] = []
+
+    class Cluster:
+        def __enter__(self) -> Cluster:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def run(self, command: str) -> Result:
+            asked.append(command)
+            shown = "JobId=28 JobName=finetune JobState=COMPLETED ExitCode=0:0 NodeList=worker-0\n"
+            return Result(command=command, exit_code=0, stdout=shown, stderr="")
+
+    monkeypatch.setattr("infra.cli.context.read", lambda _: None)
+    monkeypatch.setattr("infra.cli.context.connect", lambda *_: Cluster())
+    done = RUNNER.invoke(app, ["cancel", "28"])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.strip() == "finetune (28) has ended already: COMPLETED"
+    assert not [command for command in asked if "scancel" in command]
+
+
+@pytest.mark.parametrize("words", [["-f"], ["--follow"], ["--no-follow"]])
+def test_logs_takes_what_people_type(
+    state: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    def absent(_stack: str) -> None:
+        raise JobsError("reached the stack")
+
+    monkeypatch.setattr("infra.cli.context.read", absent)
+    done = RUNNER.invoke(app, ["logs", *words, "12"])
+    assert "reached the stack" in done.stderr
+
+
+def test_a_paused_stack_says_that_its_results_stay_and_how_to_have_them() -> None:
+    values = {
+        **dict.fromkeys(("login_ip", "login_host_key", "code_path"), "x"),
+        "ssh_port": 22,
+        "places": {},
+        "jobs": {},
+        "code_hash": "",
+    }
+    with pytest.raises(JobsError, match=r"is paused: .* results stay .* soperator resume"):
+        outputs_from("local", values)
 
 
 def test_doctor_takes_every_credential_that_the_program_takes(

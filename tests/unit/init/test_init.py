@@ -13,9 +13,8 @@ from typer.testing import CliRunner, Result
 from infra.cli.main import app
 from infra.init.stack_file import Answers, stack_text
 from infra.local import engine
-from infra.local.engine import PASSPHRASE
 from infra.nebius import sdk
-from infra.passphrase import make_salt, opens
+from infra.passphrase import PUBLIC, make_salt, opens, public_problem
 from stacks.check import check
 from stacks.load import STACKS_DIR, load_stack
 from tests.unit.init.conftest import PROJECT, environment_of
@@ -229,12 +228,12 @@ def test_a_stack_with_a_passphrase_of_its_own_is_left_out_of_the_local_backend(
     """The engine would refuse it for its passphrase, and `soperator env` with it."""
     stacks = tmp_path / "checkout" / "stacks"
     stacks.mkdir(parents=True)
-    for name, passphrase in (("ours", PASSPHRASE), ("own", "another")):
+    for name, passphrase in (("ours", PUBLIC), ("own", "another")):
         salt = make_salt(passphrase)
         (stacks / f"Pulumi.{name}.yaml").write_text(f"config: {{}}\nencryptionsalt: {salt}\n")
     asked: list[str] = []
     monkeypatch.setattr(engine, "CHECKOUT", tmp_path / "checkout")
-    monkeypatch.setattr(engine, "_pulumi", lambda arguments, environ: asked.append(arguments[2]))
+    monkeypatch.setattr(engine, "_init", lambda stack, environ: asked.append(stack) or "")
     engine.init_stacks(tmp_path / "backend", {})
     assert asked == ["ours"]
 
@@ -243,7 +242,7 @@ def test_a_salt_is_what_the_engine_makes_of_its_passphrase():
     """The shipped files carry salts that the engine itself wrote."""
     text = (STACKS_DIR / "Pulumi.local.yaml").read_text(encoding="utf-8")
     written = text.split("encryptionsalt: ")[1].split()[0]
-    assert opens(PASSPHRASE, written)
+    assert opens(PUBLIC, written)
     assert not opens("another", written)
     assert opens("another", make_salt("another"))
 
@@ -254,3 +253,18 @@ def test_a_folder_that_is_not_there_is_told_before_anything_is_made(served: Any,
     assert result.exit_code == 1
     assert f"--stacks-dir: '{folder / 'none'}' is no folder that can be written to" in result.output
     assert made(served, "ServiceAccount") == []
+
+
+def test_a_stack_under_the_passphrase_that_everybody_knows_is_no_stack_of_a_real_cluster(
+    tmp_path: Path,
+):
+    file = tmp_path / "Pulumi.own.yaml"
+    assert public_problem(file) is None
+    file.write_text("config: {}\nsecretsprovider: awskms://key\n")
+    assert public_problem(file) is None
+    file.write_text(f"config: {{}}\nencryptionsalt: {make_salt('another')}\n")
+    assert public_problem(file) is None
+    file.write_text(f"config: {{}}\nencryptionsalt: {make_salt(PUBLIC)}\n")
+    said = str(public_problem(file))
+    assert said.startswith("Pulumi.own.yaml.encryptionsalt: is of the passphrase of the shipped")
+    assert "pulumi stack change-secrets-provider passphrase --stack own" in said

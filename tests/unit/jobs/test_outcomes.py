@@ -13,6 +13,7 @@ from workloads.common.exit_codes import ExitCode
 _CLASSES = {ExitCode.OK, ExitCode.OUT_OF_MEMORY, ExitCode.PREEMPTED}
 _NOT_STARTED = 78
 """Of the sbatch text itself (infra/render/sbatch.py)."""
+_KILLED = 128 + 9
 
 
 def ended(state: str, exit_code: int | None = None) -> Job:
@@ -25,7 +26,7 @@ def ended(state: str, exit_code: int | None = None) -> Job:
         ("COMPLETED", 0, "COMPLETED"),
         ("FAILED", 1, "FAILED"),
         ("FAILED", 70, "OOM"),
-        ("FAILED", 137, "OOM"),
+        ("FAILED", 137, "FAILED"),
         ("OUT_OF_MEMORY", 137, "OOM"),
         ("NODE_FAIL", 1, "NODE_FAIL"),
         ("BOOT_FAIL", 1, "NODE_FAIL"),
@@ -60,7 +61,8 @@ def test_a_job_that_may_still_run_has_no_outcome(state: str) -> None:
 
 def test_every_failure_of_the_workloads_is_explained() -> None:
     assert set(FAILURES) == {int(code) for code in ExitCode if code not in _CLASSES} | {
-        _NOT_STARTED
+        _NOT_STARTED,
+        _KILLED,
     }
 
 
@@ -72,6 +74,20 @@ def test_a_next_step_names_job_and_stack() -> None:
 
 def test_a_signal_is_named() -> None:
     assert outcome(ended("FAILED", 128 + 11), "local").cause == "signal 11 ended it"  # type: ignore[union-attr]
+
+
+def test_a_kill_is_not_taken_for_full_memory_nor_a_server_for_a_training() -> None:
+    killed = str(outcome(ended("FAILED", _KILLED), "local"))
+    assert "by somebody, or by the kernel" in killed
+    assert "micro_batch_size" not in killed
+    assert "a server: lower serve.limits" in str(outcome(ended("FAILED", 70), "local"))
+
+
+@pytest.mark.parametrize("reason", ["launch failed requeued held", "launch_failed_requeued_held"])
+def test_a_job_that_is_held_after_a_lost_controller_says_the_way_out(reason: str) -> None:
+    words = in_words(reason)
+    assert "Duplicate jobid" in words
+    assert "soperator drain NODE --undo" in words
 
 
 @pytest.mark.parametrize(

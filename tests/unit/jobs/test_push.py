@@ -14,7 +14,7 @@ from infra.jobs.fetch import default_name
 from infra.jobs.push import destination, push
 from infra.jobs.ssh import Result
 
-PLACES = {"data": "/mnt/data", "model": "/mnt/model"}
+PLACES = {"data": "/mnt/data", "model": "/mnt/model", "scratch": "/mnt/memory"}
 
 
 class LocalShell:
@@ -178,7 +178,8 @@ def test_a_target_is_a_place_and_a_path_in_it(target: str, path: str) -> None:
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        ("/mnt/data", "is no place of this stack; places are: data, model"),
+        ("/mnt/data", "is no place of this stack; places are: data, model, scratch"),
+        ("scratch/x", "/mnt/memory is the memory of the login node there, which no worker sees"),
         ("dta/x", "'dta' is no place of this stack"),
         ("data/../x", "stays inside it"),
         ("data//etc", "stays inside it"),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from infra.jobs.recipes import recipe_of
+from infra.jobs.recipes import recipe_of, search_problems
+from stacks.load import STACKS_DIR, load_stack
+from stacks.search_spec import AxisSpec, SearchSpec
 from stacks.slurm_spec import JobSpec
 
 FILES = {"workloads/recipes/r.json": b'{"model": "m", "train": {"max_steps": 1}}'}
@@ -27,3 +31,20 @@ def test_settings_count_in_both_forms_in_which_the_job_reads_them(
     """Else the plan, the refusal and the stored config are those of another run."""
     job = JobSpec(name="j", module="workloads.train", recipe="r", args=arguments)
     assert recipe_of(job, FILES)["train"] == train
+
+
+def test_a_searched_setting_that_no_recipe_has_is_told_by_its_trial(
+    public_key_file: object,
+) -> None:
+    """It failed on nodes that were paid for."""
+    spec = load_stack("l40s-dev")
+
+    def searching(key: str) -> list[str]:
+        grid = (AxisSpec(key=key, values=("1e-5",)),)
+        search = SearchSpec(name="rates", job="finetune", metric="last_loss", grid=grid)
+        return search_problems(STACKS_DIR.parent, replace(spec, searches=(search,)))
+
+    assert searching("train.learning_rate") == []
+    (problem,) = searching("train.lerning_rate")
+    assert problem.startswith("l40s-dev.searches[0]: trial 0 (train.lerning_rate=1e-5): ")
+    assert "unknown key; did you mean 'learning_rate'?" in problem

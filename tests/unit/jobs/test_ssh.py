@@ -29,5 +29,8 @@ def test_a_command_that_cannot_be_sent_any_more_is_a_lost_connection(
 ) -> None:
     with pytest.raises(ConnectionLostError, match=r"root@h:22: the connection was lost \(EOFError"):
         connection.run("sbatch", stdin=b"plan")
-    with pytest.raises(ConnectionLostError, match="jobs go on: run this again"):
+    with pytest.raises(ConnectionLostError, match="jobs go on: run this again") as lost:
         next(connection.stream("tail", poll_s=1, stdin=b"x"))
+    again = lost.value.trying_again
+    assert again.endswith("jobs go on; trying again")
+    assert "run this again" not in again, "two things to do"

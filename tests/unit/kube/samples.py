@@ -126,7 +126,7 @@ NODESETS: dict[str, Any] = {
                         },
                         {
                             "name": "memory",
-                            "mountPath": "/mnt/memory",
+                            "mountPath": "/mnt/ram",
                             "volumeSource": {"emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
                         },
                     ],

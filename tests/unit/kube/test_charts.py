@@ -96,6 +96,25 @@ def test_the_door_has_the_fields_of_its_service_type_only():
     assert "sshdServiceNodePort" not in login
 
 
+def test_priorities_are_those_of_the_real_chart():
+    """templates/priority-class.yaml of helm-slurm-cluster 4.1.7."""
+    made = [x for x in rendered("helm-slurm-cluster", CLUSTER) if x["kind"] == "PriorityClass"]
+    assert {x["metadata"]["name"]: x["value"] for x in made} == {
+        "soperator-slurm-worker": 1000000,
+        "soperator-slurm-controller": 1000001,
+        "soperator-slurm-login": 100002,
+        "soperator-slurm-accounting": 100003,
+        "soperator-slurm-exporter": 100004,
+        "soperator-slurm-rest": 100005,
+        "soperator-slurm-sconfigcontroller": 100006,
+        "soperator-slurm-populate-jail": 100007,
+        "soperator-slurm-mariadb": 100008,
+    }
+    assert {x.get("preemptionPolicy", "PreemptLowerPriority") for x in made} == {
+        "PreemptLowerPriority"
+    }
+
+
 def test_a_spool_with_two_sources_is_refused():
     """The chart has a default template: giving a source name without a null leaves both."""
     values = copy.deepcopy(CLUSTER)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.kube.helm_records import drop_unknown, mark
+from infra.kube.helm_records import drop_unfinished, drop_unknown, mark
 
 CAME = "2026-11-21T10:00:00Z"
 Object = dict[str, Any]
@@ -71,3 +71,13 @@ def test_the_mark_of_the_first_run_is_never_made_anew() -> None:
     again = Cluster(*cluster.objects.values(), now="2027-01-01T00:00:00Z")
     again.objects["r"] = record("r", "2026-12-01T00:00:00Z")
     assert drop(again) == ["r"]
+
+
+def test_only_a_change_that_was_never_finished_is_asked_for_before_a_change() -> None:
+    cluster = Cluster(came(CAME), record("sh.helm.release.v1.kruise.v2", CAME), now="later")
+    dropped = drop_unfinished(cluster, "own", release="kruise", namespace="kruise-system")  # type: ignore[arg-type]
+    assert dropped == ["sh.helm.release.v1.kruise.v2"]
+    ((*_, label),) = cluster.asked
+    assert label == (
+        "owner=helm,name=kruise,status in (pending-install, pending-upgrade, pending-rollback)"
+    )

@@ -82,7 +82,6 @@ def everything(spec: StackSpec) -> StackSpec:
     )
     return replace(
         spec,
-        login=replace(spec.login, sshd_config_map="login-sshd"),
         nodes=replace(spec.nodes, workers=(own, *others)),
         slurm=slurm,
         soperator=settings,

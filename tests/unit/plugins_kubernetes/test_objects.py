@@ -6,7 +6,7 @@ import pytest
 
 from infra.local.plugins.kubernetes import Kubernetes
 from infra.local.plugins.kubernetes_drift import project
-from infra.local.plugins.kubernetes_wait import readiness_of, waits_of
+from infra.local.plugins.kubernetes_wait import waits_of
 from infra.plugins.provider import ProviderError
 
 URN_TYPE = "kubernetes:core/v1:ConfigMap"
@@ -29,12 +29,12 @@ def test_a_new_name_replaces_and_the_old_object_may_stay_until_then():
     assert not found.delete_before_replace
 
 
-def test_another_namespace_replaces_the_old_object_before_the_new_one_comes():
+def test_another_namespace_replaces_and_the_old_object_may_stay_until_then():
     new = config_map()
     new["metadata"]["namespace"] = "elsewhere"
     found = diff(config_map(), new)
     assert found.replaces == ("metadata.namespace",)
-    assert found.delete_before_replace
+    assert not found.delete_before_replace
 
 
 def test_a_label_is_changed_in_place():
@@ -107,14 +107,6 @@ def test_a_wait_expression_holds_for_the_live_object_it_describes(expression):
 def test_a_wait_expression_that_is_not_understood_is_refused():
     with pytest.raises(ProviderError, match=r"waitFor: 'phase=Ready' is not understood"):
         wait("phase=Ready")
-
-
-def test_only_soperator_kinds_have_a_readiness_of_their_own():
-    assert readiness_of({"apiVersion": "v1", "kind": "ConfigMap"}) is None
-    assert readiness_of({"apiVersion": "example.com/v1", "kind": "NodeSet"}) is None
-    ready = readiness_of({"apiVersion": "slurm.nebius.ai/v1", "kind": "SlurmCluster"})
-    assert ready is not None
-    assert ready.is_met({"metadata": {}, "status": {"phase": "Available"}})
 
 
 def test_components_of_the_official_plugin_are_refused_by_name():

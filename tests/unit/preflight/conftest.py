@@ -53,8 +53,11 @@ class Account:
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    served = Served(tmp_path / "emulator", latency_s=0.0)
+def served(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Served]:
+    """An emulator; with the options that a test hands over as its parameter."""
+    served = Served(tmp_path / "emulator", latency_s=0.0, **getattr(request, "param", {}))
     monkeypatch.setenv("SOPERATOR_NEBIUS_ENDPOINT", served.endpoint)
     monkeypatch.setenv("NEBIUS_IAM_TOKEN", "local-token")
     sdk.shared_sdk.cache_clear()

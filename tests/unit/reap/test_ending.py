@@ -47,6 +47,20 @@ def test_what_does_not_end_by_itself_is_cancelled_after_its_time() -> None:
     assert commands.count("wait 5") == 60 / POLL_S + 1
 
 
+def test_what_takes_no_sigterm_is_waited_for_until_slurm_kills_it() -> None:
+    """Soperator's slurm.conf has KillWait=180."""
+    slurm = Slurm("13", deaf=True)
+
+    def wait(seconds: float) -> None:
+        slurm.wait(seconds)
+        _, told, since = "\n".join(slurm.commands).partition("\nscancel 13\n")
+        if told and since.count("wait 5") * POLL_S > 190:
+            slurm.jobs.clear()
+
+    end_jobs(slurm, lambda: tuple(slurm.jobs), save_s=0, say=print, pause=wait)
+    assert slurm.jobs == []
+
+
 def test_what_never_ends_is_an_error_and_nothing_is_paused() -> None:
     with pytest.raises(JobsError, match="jobs 13 do not end, so nothing was paused"):
         ended(Slurm("13", deaf=True))

@@ -58,6 +58,51 @@ def test_a_job_runs_the_release_that_it_was_submitted_with(spec: StackSpec, tmp_
     assert ran() == f"new {tmp_path}/releases/new\n", "typed by hand it is the live one"
 
 
+def read_variables(spec: StackSpec, file: Path) -> subprocess.CompletedProcess[str]:
+    """The lines of a job that read its file of variables, and what a rank would then see."""
+    text = render_sbatch(spec, replace(JOB, environment_file=str(file)))
+    lines = text[text.index("environment_file=") : text.index("mkdir -p")]
+    script = f"set -euo pipefail\n{lines}env"
+    return subprocess.run(
+        ["bash", "-c", script], env={"SOPERATOR_JOB": "train"}, capture_output=True, text=True
+    )
+
+
+def test_variables_come_out_of_a_file_of_the_user_and_are_no_text_of_the_job(
+    spec: StackSpec, tmp_path: Path
+) -> None:
+    file = tmp_path / "of me.env"
+    file.write_text("# mine\n\nHF_TOKEN=hf_x=$(touch here) 'y'\nWANDB_MODE=offline")
+    file.chmod(0o600)
+    seen = read_variables(spec, file).stdout.splitlines()
+    assert "HF_TOKEN=hf_x=$(touch here) 'y'" in seen
+    assert "WANDB_MODE=offline" in seen
+    assert "hf_x" not in render_sbatch(spec, replace(JOB, environment_file=str(file)))
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        (None, 0o600, "no such file"),
+        ("A=1", 0o640, "is not of this user with mode 600"),
+        ("export A=1", 0o600, "has a line that is not NAME=value"),
+        ("LD_PRELOAD=/x.so", 0o600, "LD_PRELOAD cannot be set"),
+        ("BASH_ENV=/x", 0o600, "BASH_ENV cannot be set"),
+        ("SOPERATOR_PYTHON=/x", 0o600, "SOPERATOR_PYTHON cannot be set"),
+    ],
+)
+def test_a_file_of_variables_that_is_not_closed_or_says_more_ends_the_job(
+    spec: StackSpec, tmp_path: Path, text: str | None, mode: int, said: str
+) -> None:
+    file = tmp_path / "token.env"
+    if text is not None:
+        file.write_text(text)
+        file.chmod(mode)
+    done = read_variables(spec, file)
+    assert done.returncode == 78
+    assert f"soperator: train: {file}: {said}" in done.stderr
+
+
 def test_the_node_rank_is_read_on_the_node(spec: StackSpec) -> None:
     """Outside single quotes the batch host expands it: both nodes were rank 0 and the job hung."""
     text = render_sbatch(spec, JOB)
@@ -70,6 +115,23 @@ def test_a_job_without_gpus_on_one_node_has_no_launcher(spec: StackSpec) -> None
     text = render_sbatch(spec, replace(JOB, nodes=1, gpus_per_node=0))
     assert "workloads.common.launch" not in text
     assert "--gpus-per-node" not in text
+
+
+def test_a_place_in_soperators_memory_is_the_jobs_own_folder_there(spec: StackSpec) -> None:
+    """What lies beside the folders of jobs is never removed, until the prolog drains the node."""
+    places = {**spec.storage.places, "scratch": "/mnt/memory", "cache": "/mnt/memory/cache"}
+    stack = replace(spec, storage=replace(spec.storage, places=places))
+    exports = [
+        line.removeprefix("export SOPERATOR_PLACE_")
+        for line in render_sbatch(stack, JOB).splitlines()
+        if "/mnt/memory" in line and line.startswith("export ")
+    ]
+    assert exports == [
+        "CACHE=/mnt/memory/job_$SLURM_JOB_ID/cache",
+        "SCRATCH=/mnt/memory/job_$SLURM_JOB_ID",
+    ]
+    made = [line.split()[2] for line in render_sbatch(stack, JOB).splitlines() if "mkdir" in line]
+    assert made[1:] == ['"$SOPERATOR_PLACE_CACHE"', '"$SOPERATOR_PLACE_SCRATCH"']
 
 
 def test_a_server_is_one_process_with_all_its_gpus(spec: StackSpec) -> None:

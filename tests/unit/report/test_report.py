@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from decimal import Decimal
@@ -177,3 +178,23 @@ def test_small_amounts_keep_three_digits(amount: str, shown: str) -> None:
 )
 def test_times_are_written_for_people(seconds: int, shown: str) -> None:
     assert page.duration(seconds) == shown
+
+
+def test_a_later_try_stands_apart_from_the_finetune_that_was_evaluated(
+    tmp_path: Path, public_key_file: Path
+):
+    adapter = {"adapter_dir": "/mnt/chkpt/finetune/2/final"}
+    write_record(tmp_path, record("train", "2", artifacts=adapter))
+    folder = write_record(tmp_path, record("evaluate", "3", artifacts=adapter))
+    (folder / "evaluation.json").write_text(json.dumps(evaluation()))
+    own = {"adapter_dir": "/mnt/chkpt/finetune/7/final"}
+    slow = {"train_tokens_per_s": 87.79}
+    write_record(tmp_path, record("train", "7", artifacts=own, metrics=slow))
+    report = collect(load_stack("local"), tmp_path)
+    assert report.training is not None
+    assert report.training.job_id == "2"
+    text = page.render(report)
+    assert "387.4 tokens/s" in text
+    before, apart = text.split("<h3>Other runs</h3>")
+    assert "7 finetune" not in before.split("<h3>Runs of this finetune</h3>")[1]
+    assert "7 finetune" in apart

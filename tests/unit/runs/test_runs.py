@@ -43,6 +43,19 @@ def test_a_run_has_the_dollars_of_accounting_before_those_of_its_own_clock(
     assert three.usd_from == "its record's time, whole nodes"
 
 
+def test_the_list_marks_what_no_accounting_has_said(state: Path, public_key_file: Path) -> None:
+    """Of whole nodes an estimate was 17 times what accounting said, under the same heading."""
+    write_run(state, "2", cluster=CLUSTER)
+    write_run(state, "3")
+    entries = [actual_entry("2", "7.25", at(5), at(6))]
+    found = runs(state, rates=rates_of(l40s()), entries=entries)
+    shown = [row[listing.HEADERS.index("USD")] for row in listing.rows(found)]
+    assert shown == ["$7.25", "~$0.533"]
+    (note,) = listing.notes(found)
+    assert note.startswith("~: an estimate, whole nodes")
+    assert listing.notes(found[:1]) == ()
+
+
 def test_filters_keep_what_fits_and_the_newest_of_it(state: Path) -> None:
     write_run(state, "2")
     write_run(state, "3", outcome="FAIL", reason="loss is NaN")

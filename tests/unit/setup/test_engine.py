@@ -2,6 +2,7 @@
 
 import base64
 import os
+import shutil
 import stat
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +13,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.pbkdf2 import PBKDF2HMAC
 
-from infra.cli.env import Target, environment
+from infra.cli.env import Target, environment, prepare
 from infra.local import engine
 from infra.local.errors import LocalError
 from infra.local.state import CHECKOUT, Cache, State
@@ -37,16 +38,44 @@ def test_the_shared_passphrase_opens_the_salt_of_every_shipped_stack(file):
     assert scheme == "v1"
     # Source: pulumi/pulumi sdk/go/common/resource/config/crypt.go, v3.190.0.
     kdf = PBKDF2HMAC(SHA256(), 32, base64.b64decode(salt), 1_000_000)
-    cipher = AESGCM(kdf.derive(engine.PASSPHRASE.encode()))
+    cipher = AESGCM(kdf.derive(engine.PUBLIC.encode()))
     opened = cipher.decrypt(base64.b64decode(nonce), base64.b64decode(text), None)
     assert opened == b"pulumi"
 
 
-def test_a_stack_file_without_a_salt_is_refused_before_the_engine_writes_one(tmp_path, monkeypatch):
-    (tmp_path / "stacks").mkdir()
-    (tmp_path / "stacks" / "Pulumi.dev.yaml").write_text("config: {}\n")
+def test_one_bad_stack_file_is_told_and_keeps_nobody_from_another_stack(tmp_path, monkeypatch):
+    """The engine would write a salt into a file without one; `env` printed nothing at all."""
+    stacks = tmp_path / "stacks"
+    stacks.mkdir()
+    (stacks / "Pulumi.a-bare.yaml").write_text("config: {}\n")
+    (stacks / "Pulumi.b-cut.yaml").write_text("encryptionsalt: v1:abc\n")
+    (stacks / "Pulumi.c-binary.yaml").write_bytes(b"\xff\xfe")
+    os.mkfifo(stacks / "Pulumi.d-fifo.yaml")
+    good = next(path for path in STACKS if "h100-prod" in path.name).read_text()
+    for name in ("e-refused", "h100-prod"):
+        (stacks / f"Pulumi.{name}.yaml").write_text(good)
+    before = (stacks / "Pulumi.a-bare.yaml").read_bytes()
+    program = tmp_path / "bin" / "pulumi"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\necho "$5" >> {tmp_path}/made\n'
+        '[ "$5" != e-refused ] || { echo no such name >&2; exit 1; }\n'
+    )
+    program.chmod(0o755)
     monkeypatch.setattr(engine, "CHECKOUT", tmp_path)
-    with pytest.raises(LocalError, match=r"^Pulumi.dev.yaml: encryptionsalt is missing"):
+    left_out = engine.init_stacks(tmp_path / "backend", {"PATH": str(program.parent)})
+    assert (tmp_path / "made").read_text().split() == ["e-refused", "h100-prod"]
+    bare, binary, fifo, refused = left_out
+    assert bare.startswith("Pulumi.a-bare.yaml: encryptionsalt is missing")
+    assert "`pulumi stack init a-bare`" in bare
+    assert binary.startswith("Pulumi.c-binary.yaml: cannot be read")
+    assert fifo.startswith("Pulumi.d-fifo.yaml: cannot be read")
+    assert refused == "Pulumi.e-refused.yaml: no preview of this stack: no such name"
+    assert (stacks / "Pulumi.a-bare.yaml").read_bytes() == before
+
+
+def test_without_an_engine_no_stack_is_made_at_all(tmp_path):
+    with pytest.raises(LocalError, match=r"^pulumi: not installed"):
         engine.init_stacks(tmp_path / "backend", {"PATH": ""})
 
 
@@ -106,10 +135,79 @@ def test_a_plugin_on_path_wins_over_a_stand_in(state, monkeypatch, tmp_path):
     assert not program_of(state.pulumi_home, "command").exists()
 
 
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    """A folder of official programs, without the kubernetes plugin, and an engine in the cache."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("SOPERATOR_CACHE", str(tmp_path / "cache"))
+    engine_there = Cache.from_environ().pulumi
+    folder = tmp_path / "built"
+    host = "pulumi-language-python"
+    for path in (
+        engine_there,
+        *(folder / name for name in (host, f"{host}-exec", "pulumi-resource-command")),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"official {path.name}")
+        path.chmod(0o755)
+    monkeypatch.setenv("SOPERATOR_PLUGINS", str(folder))
+    return folder
+
+
+def test_programs_of_the_given_folder_win_and_missing_ones_are_named(state, built):
+    home = state.pulumi_home
+    assert engine.link_plugins(home) == ["kubernetes"]
+    placed = program_of(home, "command")
+    assert placed.read_text() == "official pulumi-resource-command"
+    assert not placed.is_symlink()
+    assert [line.split(":")[1:3] for line in engine.describe_plugins()] == [
+        [" pulumi-language-python", " official, from " + str(built)],
+        [" pulumi-language-python-exec", " official, from " + str(built)],
+        [" pulumi-resource-command", " official, from " + str(built)],
+        [
+            " pulumi-resource-kubernetes",
+            f" not in {built}; the one that would be used without SOPERATOR_PLUGINS is used",
+        ],
+    ]
+
+
+def test_a_program_that_was_built_anew_replaces_the_placed_one(state, built):
+    engine.link_plugins(state.pulumi_home)
+    fresh = built / "fresh"
+    fresh.write_text("built anew")
+    fresh.replace(built / "pulumi-resource-command")
+    engine.link_plugins(state.pulumi_home)
+    assert program_of(state.pulumi_home, "command").read_text() == "built anew"
+
+
+def test_without_the_setting_the_stand_ins_are_back(state, built, monkeypatch):
+    engine.link_plugins(state.pulumi_home)
+    monkeypatch.delenv("SOPERATOR_PLUGINS")
+    assert engine.link_plugins(state.pulumi_home) == ["command", "kubernetes"]
+    assert program_of(state.pulumi_home, "command").is_symlink()
+    assert not (state.pulumi_home / "engine").exists()
+
+
+def test_the_engine_runs_beside_the_official_language_host(state, built):
+    """From beside its own program alone it takes one without a warning at every run."""
+    engine.link_plugins(state.pulumi_home)
+    path = engine.search_path("/usr/bin", Cache.from_environ(), state.pulumi_home)
+    found = Path(shutil.which("pulumi", path=path))
+    assert found == state.pulumi_home / "engine" / "pulumi"
+    assert not found.is_symlink()
+    assert found.with_name("pulumi-language-python").read_text().startswith("official")
+
+
+def test_a_setting_that_names_no_folder_is_refused(state, monkeypatch, tmp_path):
+    monkeypatch.setenv("SOPERATOR_PLUGINS", str(tmp_path / "nowhere"))
+    with pytest.raises(LocalError, match=r"^SOPERATOR_PLUGINS: '.*nowhere' is no folder; give one"):
+        engine.link_plugins(state.pulumi_home)
+
+
 def test_the_path_is_the_same_after_a_second_eval(tmp_path):
     cache = Cache(tmp_path)
-    once = engine.search_path("/opt/tools:/usr/bin", cache)
-    assert engine.search_path(once, cache) == once
+    once = engine.search_path("/opt/tools:/usr/bin", cache, tmp_path)
+    assert engine.search_path(once, cache, tmp_path) == once
     assert once.split(":")[0] == str(CHECKOUT / ".venv" / "bin")
 
 
@@ -131,9 +229,21 @@ def test_a_passphrase_variable_of_the_shell_is_overruled_on_the_embedded_cloud(s
     """The engine prefers PULUMI_CONFIG_PASSPHRASE, even empty, to the file."""
     monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE", "")
     engine.make_passphrase(state)
-    assert environment(Target.LOCAL)["PULUMI_CONFIG_PASSPHRASE"] == engine.PASSPHRASE
+    assert environment(Target.LOCAL)["PULUMI_CONFIG_PASSPHRASE"] == engine.PUBLIC
 
 
 def test_offline_without_its_emulator_says_what_to_run(state):
     with pytest.raises(LocalError, match=r"not running; run: eval"):
         environment(Target.OFFLINE)
+
+
+def test_the_environment_of_a_real_cloud_has_no_passphrase_that_everybody_knows(state, monkeypatch):
+    for name in ("PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE", "PULUMI_BACKEND_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SOPERATOR_STATE", str(state.root))
+    prepare(Target.CLOUD)
+    assert not state.passphrase.exists()
+    engine.make_passphrase(state)  # of a local stack on the same machine
+    assert "PULUMI_CONFIG_PASSPHRASE_FILE" not in environment(Target.CLOUD)
+    state.passphrase.write_text("own\n")
+    assert environment(Target.CLOUD)["PULUMI_CONFIG_PASSPHRASE_FILE"] == str(state.passphrase)

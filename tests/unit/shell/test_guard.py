@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,9 +172,22 @@ def test_a_port_that_nobody_reaches_is_told_and_one_that_opens_late_is_waited_fo
     opening = Opening([shut, shut])
     served.wait_until_open(opening, there)
     assert opening.tries == 3
-    login.answer("/dev/tcp/worker-0/8888", code=1)
+    login.answer("worker-0 8888", code=1)
     with pytest.raises(JobsError, match="worker-0:8888: runs, but the login node cannot connect"):
         served.wait_until_open(login, there, patience_s=0)
+
+
+def test_a_name_that_a_session_says_is_no_command() -> None:
+    class Here:
+        def run(self, command: str, *, stdin: bytes = b"") -> Result:
+            argv = ["bash", "-c", command]
+            done = subprocess.run(argv, input=stdin, capture_output=True, check=False, timeout=30)
+            assert b"owned" not in done.stdout
+            return Result(command=command, exit_code=done.returncode, stdout="", stderr="")
+
+    there = served.Endpoint(host="x';echo${IFS}owned;'", port=1)
+    with pytest.raises(JobsError, match="cannot connect"):
+        served.wait_until_open(Here(), there, patience_s=0)
 
 
 def test_what_ends_before_it_is_up_is_refused_with_its_last_words(login: Login) -> None:

@@ -79,6 +79,7 @@ def test_a_terminal_says_its_price_runs_srun_with_a_pty_and_is_ended(
     assert remote.startswith("srun --job-name=shell-")
     assert "--pty bash -c" in remote
     assert "SOPERATOR_PLACE_RESULTS=" in remote
+    assert "SOPERATOR_PLACE_SCRATCH=/mnt/memory/job_$SLURM_JOB_ID" in remote
     name = remote.split()[1].removeprefix("--job-name=")
     assert (tmp_path / "cancelled").read_text() == f"--name={name}\n"
     assert f"{name} is told to end" in done.stderr

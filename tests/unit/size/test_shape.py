@@ -165,3 +165,49 @@ def test_the_weights_of_a_layer_are_those_of_its_linear_layers_norms_and_biases(
     shape = load_shape("Qwen2-7B")
     linear = sum(a * b for a, b in map(shape.linear, LINEAR_MODULES))
     assert shape.weights_per_layer == linear + 2 * 3584 + 3584 + 2 * 512
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("num_local_experts", 8, "mixture of experts"),
+        ("num_experts", 128, "mixture of experts"),
+        ("quantization_config", {"quant_method": "gptq", "bits": 4}, "quantised already"),
+        ("architectures", ["LlamaForSequenceClassification"], "no causal language model"),
+    ],
+)
+def test_a_known_decoder_in_an_unknown_form_is_refused(key: str, value: Any, said: str) -> None:
+    """Each was counted as a plain bf16 Llama."""
+    with pytest.raises(SizeError, match=rf"c\.json\.{key}: .*{said}"):
+        shape_from_config({**CONFIG, key: value}, name="m", at="c.json")
+
+
+@pytest.mark.parametrize(
+    ("more", "known"),
+    [
+        ({}, None),
+        ({"max_position_embeddings": 8192}, 8192),
+        (
+            {
+                "max_position_embeddings": 32768,
+                "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768},
+            },
+            131072,
+        ),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_scaling": {"factor": 8.0, "original_max_position_embeddings": 8192},
+            },
+            131072,
+        ),
+    ],
+)
+def test_the_longest_context_is_what_the_config_says(
+    more: dict[str, Any], known: int | None
+) -> None:
+    config = {**CONFIG, "architectures": ["LlamaForCausalLM"], "num_experts": None, **more}
+    shape = shape_from_config(config, name="m", at="c.json")
+    assert shape.max_positions == known
+    assert shape.context_problem(10**6) is None if known is None else shape.context_problem(10**6)
+    assert shape.context_problem(known or 1) is None

@@ -63,3 +63,11 @@ def test_what_cannot_be_answered_is_one_line_and_exit_1(
 
 def test_no_model_and_no_rule_is_wrong_usage() -> None:
     assert run()[0] == 2
+
+
+def test_a_context_that_the_model_does_not_know_is_refused() -> None:
+    code, out, said = run("Qwen3-14B", "--serve", "--seq", "1000000")
+    assert (code, out) == (1, "")
+    assert "--seq: 1,000,000 tokens in one context, but Qwen3-14B was made for 40,960" in said
+    # A packed row of training holds many contexts.
+    assert run("Qwen3-0.6B", "--seq", "65536")[0] == 0

@@ -85,7 +85,7 @@ def test_its_python_is_the_one_of_the_lock_files():
 
 def test_every_action_is_pinned_to_a_commit_and_no_secret_is_used():
     used = re.findall(r"uses: (\S+) ?(.*)", TEXT)
-    assert len(used) == 5
+    assert len(used) == 7
     for action, comment in used:
         assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action)
         assert re.fullmatch(r"# v\d+\.\d+\.\d+", comment)

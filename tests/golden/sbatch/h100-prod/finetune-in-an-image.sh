@@ -30,7 +30,7 @@ export SOPERATOR_PLACE_ELASTIC=/mnt/shared/checkpoints/elastic
 export SOPERATOR_PLACE_LOGS=/mnt/shared/logs
 export SOPERATOR_PLACE_MODEL=/mnt/training/models
 export SOPERATOR_PLACE_RESULTS=/mnt/inference/results
-export SOPERATOR_PLACE_SCRATCH=/mnt/memory
+export SOPERATOR_PLACE_SCRATCH=/mnt/memory/job_$SLURM_JOB_ID
 export SOPERATOR_PLATFORM=gpu-h100-sxm SOPERATOR_PRESET=8gpu-128vcpu-1600gb NCCL_SOCKET_IFNAME='^docker0,lo'
 export OMP_NUM_THREADS=16
 
@@ -54,7 +54,8 @@ for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
   [[ -z $path || -w $path ]] || fail "$path cannot be written: check its owner and mode"
 done
 [[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
-  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"' check /home /mnt/inference /mnt/memory /mnt/shared /mnt/training
+  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"
+mkdir -p "$SOPERATOR_PLACE_SCRATCH" || fail "$SOPERATOR_PLACE_SCRATCH cannot be made: is its node out of memory?"' check /home /mnt/inference /mnt/memory /mnt/shared /mnt/training
 
 rm -f "${SOPERATOR_SHARED_MARK:-}"
 read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

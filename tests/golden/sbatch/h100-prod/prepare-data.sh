@@ -27,7 +27,7 @@ export SOPERATOR_PLACE_ELASTIC=/mnt/shared/checkpoints/elastic
 export SOPERATOR_PLACE_LOGS=/mnt/shared/logs
 export SOPERATOR_PLACE_MODEL=/mnt/training/models
 export SOPERATOR_PLACE_RESULTS=/mnt/inference/results
-export SOPERATOR_PLACE_SCRATCH=/mnt/memory
+export SOPERATOR_PLACE_SCRATCH=/mnt/memory/job_$SLURM_JOB_ID
 export SOPERATOR_PLATFORM=gpu-h100-sxm SOPERATOR_PRESET=8gpu-128vcpu-1600gb
 export OMP_NUM_THREADS=64
 
@@ -50,6 +50,7 @@ for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
   [[ -z $path || -w $path ]] || fail "$path cannot be written: check its owner and mode"
 done
 [[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
-  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"' check /home /mnt/inference /mnt/memory /mnt/shared /mnt/training
+  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"
+mkdir -p "$SOPERATOR_PLACE_SCRATCH" || fail "$SOPERATOR_PLACE_SCRATCH cannot be made: is its node out of memory?"' check /home /mnt/inference /mnt/memory /mnt/shared /mnt/training
 
 exec srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=64 "$SOPERATOR_PYTHON" -m workloads.data --recipe glaive_qwen2_7b "$@"

@@ -30,7 +30,7 @@ export SOPERATOR_PLACE_ELASTIC=/mnt/chkpt/elastic
 export SOPERATOR_PLACE_LOGS=/mnt/chkpt/logs
 export SOPERATOR_PLACE_MODEL=/mnt/model
 export SOPERATOR_PLACE_RESULTS=/mnt/chkpt/results
-export SOPERATOR_PLACE_SCRATCH=/mnt/memory
+export SOPERATOR_PLACE_SCRATCH=/mnt/memory/job_$SLURM_JOB_ID
 export SOPERATOR_PLATFORM=gpu-l40s-d SOPERATOR_PRESET=2gpu-64vcpu-384gb
 export OMP_NUM_THREADS=1
 
@@ -53,7 +53,8 @@ for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
   [[ -z $path || -w $path ]] || fail "$path cannot be written: check its owner and mode"
 done
 [[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
-  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"' check /home /mnt/chkpt /mnt/data /mnt/memory /mnt/model
+  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"
+mkdir -p "$SOPERATOR_PLACE_SCRATCH" || fail "$SOPERATOR_PLACE_SCRATCH cannot be made: is its node out of memory?"' check /home /mnt/chkpt /mnt/data /mnt/memory /mnt/model
 
 read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # A port that is free now on this node, the first: jobs that share a node do not collide.

@@ -30,7 +30,7 @@ export SOPERATOR_PLACE_ELASTIC=/mnt/chkpt/elastic
 export SOPERATOR_PLACE_LOGS=/mnt/chkpt/logs
 export SOPERATOR_PLACE_MODEL=/mnt/model
 export SOPERATOR_PLACE_RESULTS=/mnt/chkpt/results
-export SOPERATOR_PLACE_SCRATCH=/mnt/memory
+export SOPERATOR_PLACE_SCRATCH=/mnt/memory/job_$SLURM_JOB_ID
 export SOPERATOR_PLATFORM=gpu-l40s-d SOPERATOR_PRESET=2gpu-64vcpu-384gb NCCL_SOCKET_IFNAME='^docker0,lo' NCCL_IB_DISABLE=1
 export OMP_NUM_THREADS=1
 
@@ -62,6 +62,7 @@ for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
 done
 [[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
   fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"
+mkdir -p "$SOPERATOR_PLACE_SCRATCH" || fail "$SOPERATOR_PLACE_SCRATCH cannot be made: is its node out of memory?"
 [[ -z $SOPERATOR_INPUTS ]] || exec "$SOPERATOR_PYTHON" -m workloads.train.inputs \
   --recipe smollm2_135m_lora_2xcpu' check /home /mnt/chkpt /mnt/data /mnt/memory /mnt/model
 (( inputs == 0 )) || exit $inputs

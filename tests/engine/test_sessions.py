@@ -1,0 +1,57 @@
+"""One SSH connection carries more commands at once than a real sshd opens sessions on it."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from infra.jobs import ssh
+from infra.jobs.errors import JobsError
+from infra.jobs.ssh import Connection, Endpoint
+from infra.local.ports import is_listening
+from tests.engine.sshd import Sshd, running_sshd
+
+MAX_SESSIONS = 10
+"""Of sshd_config(5), which Soperator's login nodes leave as it is."""
+
+
+def connection(server: Sshd, folder: Path) -> Connection:
+    deadline_s = time.monotonic() + 10
+    while not is_listening(server.port) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    return Connection(
+        Endpoint(
+            host="127.0.0.1", port=server.port, host_key=server.host_key, identity=folder / "user"
+        )
+    )
+
+
+def test_a_command_waits_for_a_session_where_all_are_taken(tmp_path: Path) -> None:
+    with running_sshd(tmp_path) as server, connection(server, tmp_path) as login:
+        held = [login.hold("cat") for _ in range(MAX_SESSIONS)]
+        with ThreadPoolExecutor(3) as threads:
+            waiting = [threads.submit(login.run, f"echo {number}") for number in range(3)]
+            time.sleep(0.5)
+            assert not any(each.done() for each in waiting)
+            held.pop().close()
+            said = [each.result(timeout=30).stdout for each in waiting]
+        assert said == ["0\n", "1\n", "2\n"]
+        for channel in held:
+            channel.close()
+
+
+def test_sessions_that_stay_taken_are_told_as_what_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as a lost connection, after which one runs the same again."""
+    monkeypatch.setattr(ssh, "_SESSION_WAIT_S", 0.3)
+    with running_sshd(tmp_path) as server, connection(server, tmp_path) as login:
+        held = [login.hold("cat") for _ in range(MAX_SESSIONS)]
+        with pytest.raises(JobsError, match="opens no further session on this connection"):
+            login.run("true")
+        assert login.is_open
+        for channel in held:
+            channel.close()

@@ -1,0 +1,108 @@
+"""`soperator doctor --sources`: three verdicts, three exit codes, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.cli import context, doctor_sources
+from infra.cli.doctor_sources import NOT_RUN, verdict
+from infra.cli.errors import CliError
+from infra.cli.main import app
+from infra.conformance.cluster import ApiServer
+from infra.conformance.come_up import STEPS, ComeUp, Step
+from infra.conformance.pod_checks import Obstacle
+from infra.conformance.sources import Sources
+from infra.kube.kubeconfig import Access
+from stacks.load import load_stack
+
+YES = "dev would come up, as far as its charts, operator and pods decide"
+GOOD = Step(name="rendered", counted="13 releases")
+BAD = Step(
+    name="keys present",
+    counted="84 keys",
+    obstacles=(Obstacle(subject="pods of StatefulSet soperator/login", cause="no key 'a'"),),
+)
+MISSING = Step(name="reconciled", counted="", not_run=("no program bin/soperator-operator",))
+PARTLY = Step(name="rendered", counted="12 releases", not_run=("no checkout k8up",))
+OUTSIDE = Step(name="rendered", counted="12 releases", outside=("chart of metrics", "4 Issuer"))
+
+
+@pytest.mark.parametrize(
+    ("steps", "line", "code"),
+    [
+        ([GOOD], YES, 0),
+        (
+            [GOOD, MISSING, BAD],
+            "dev would not come up: pods of StatefulSet soperator/login: no key 'a'",
+            1,
+        ),
+        (
+            [GOOD, MISSING],
+            "dev: not known whether it would come up: 1 missing, in reconciled",
+            NOT_RUN,
+        ),
+        (
+            [PARTLY, OUTSIDE],
+            "dev: not known whether it would come up: 1 missing, in rendered",
+            NOT_RUN,
+        ),
+        (
+            [OUTSIDE, GOOD],
+            f"{YES}; 2 not looked at, which no folder can give",
+            0,
+        ),
+    ],
+)
+def test_the_verdict_names_what_stops_it(steps, line, code):
+    assert verdict("dev", steps) == (line, code)
+
+
+def test_the_verb_prints_a_line_a_step_and_ends_with_the_verdict(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor_sources, "steps", lambda stack, sources: iter([OUTSIDE, MISSING]))
+    done = CliRunner().invoke(app, ["doctor", "--stack", "dev", "--sources", str(tmp_path)])
+    assert done.exit_code == NOT_RUN
+    assert done.output.splitlines() == [
+        "PASS     rendered       12 releases",
+        "         not looked at: chart of metrics",
+        "         not looked at: 4 Issuer",
+        "NOT RUN  reconciled",
+        "         not run: no program bin/soperator-operator",
+        "dev: not known whether it would come up: 1 missing, in reconciled",
+    ]
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path):
+    done = CliRunner().invoke(app, ["doctor", "--sources", str(tmp_path / "none")])
+    assert done.exit_code == 1
+    assert "--sources: " in done.output
+    assert "is no folder; docs/conformance.md says what is in it" in done.output
+
+
+def test_a_stack_with_errors_is_refused_by_its_own_rules(
+    monkeypatch, tmp_path: Path, public_key_file
+):
+    """Before anything is started: one that cannot be deployed has no answer of its parts."""
+    spec = load_stack("h100-prod")
+    cluster = replace(spec.cluster, soperator_version="5.0.0")
+    monkeypatch.setattr(context, "spec", lambda stack: replace(spec, cluster=cluster))
+    with pytest.raises(CliError, match=r"soperator_version: '5\.0\.0' cannot be deployed: "):
+        next(doctor_sources.steps("h100-prod", tmp_path))
+
+
+def test_no_step_is_made_with_another_version_than_the_stack_has(tmp_path: Path, public_key_file):
+    """The checkout of 4.1.7 once answered for every version."""
+    (tmp_path / "soperator").mkdir()
+    (tmp_path / "soperator" / "VERSION").write_text("4.1.7\n")
+    spec = load_stack("h100-prod")
+    cluster = replace(spec.cluster, soperator_version="4.0.0")
+    server = ApiServer(access=Access(server=""), certificate=tmp_path, key=tmp_path)
+    way = ComeUp(Sources(tmp_path)).steps(replace(spec, cluster=cluster), server, tmp_path)
+    found = list(way)
+    assert [each.name for each in found] == list(STEPS)
+    assert {each.outcome for each in found} == {"NOT RUN"}
+    (why,) = {text for each in found for text in each.not_run}
+    assert why.startswith(f"no checkout of soperator 4.0.0: {tmp_path}/soperator is of 4.1.7; ")
