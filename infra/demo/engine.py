@@ -5,7 +5,6 @@ Owns what a killed run leaves in the file backend. The environment is the caller
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import time
@@ -13,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from infra.cli.errors import CliError
+from infra.local import locks
 from infra.local.engine import PROJECT
 
 _LAST_LINES = 12
@@ -79,11 +79,9 @@ def release_lock(
     if backend is None:
         return
     told = False
-    while locks := _locks(backend, stack):
-        alive = [pid for pid in locks if _is_pulumi(pid)]
-        if not alive:
-            say("a killed run left the stack locked; unlocking")
-            _quietly(["cancel", "--yes", "--stack", stack], root, environ).check_returncode()
+    while True:
+        if locks.clear_dead(backend, stack):
+            say("a killed run left the stack locked; unlocked")
             # What it was about to create is found or made anew by its plugin; the engine would warn
             # of it at every run. Of the stack's own resource alone, this asks no cloud. It fails,
             # rightly, where the killed run had made nothing at all.
@@ -91,9 +89,11 @@ def release_lock(
             forget = ["refresh", "--clear-pending-creates", "--target", target]
             options = ["--yes", "--skip-preview", "--non-interactive", "--stack", stack]
             _quietly([*forget, *options], root, environ)
+        pids = locks.holders(backend, stack)
+        if not pids:
             return
         if not told:
-            say(f"pulumi (pid {alive[0]}) of an earlier run still works on {stack}; waiting for it")
+            say(f"pulumi (pid {pids[0]}) of an earlier run still works on {stack}; waiting for it")
             told = True
         time.sleep(_WAIT_S)
 
@@ -115,26 +115,6 @@ def _quietly(
 def _backend(environ: Mapping[str, str]) -> Path | None:
     url = environ.get("PULUMI_BACKEND_URL", "")
     return Path(url.removeprefix("file://")) if url.startswith("file://") else None
-
-
-def _locks(backend: Path, stack: str) -> list[int]:
-    """Process ids in the lock files of the stack."""
-    pids = []
-    for path in (backend / ".pulumi" / "locks").glob(f"**/{stack}/*.json"):
-        try:
-            pids.append(int(json.loads(path.read_text(encoding="utf-8"))["pid"]))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, KeyError):
-            pids.append(0)  # cut by the kill: nobody holds it
-    return pids
-
-
-def _is_pulumi(pid: int) -> bool:
-    try:
-        return pid > 0 and "pulumi" in str(Path(f"/proc/{pid}/exe").readlink())
-    except OSError:
-        return False
 
 
 def _failure(verb: str, code: int, log: Path) -> str:

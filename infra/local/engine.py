@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from infra import whole_file
+from infra.local import locks
 from infra.local.errors import LocalError
 from infra.local.state import CHECKOUT, PULUMI_VERSION, Cache, State
 from infra.passphrase import PUBLIC, SALT, opens
@@ -253,8 +254,10 @@ def init_stacks(backend: Path, environ: Mapping[str, str]) -> list[str]:
                 f"`pulumi stack init {stack}` in this environment writes one into the file"
             )
         # Else of `soperator init`, which has a backend and a passphrase of its own.
-        elif opens(PUBLIC, salt.group(1)) and (refused := _init(stack, environ)):
-            left_out.append(f"{file.name}: no preview of this stack: {refused}")
+        elif opens(PUBLIC, salt.group(1)):
+            locks.clear_dead(backend, stack)
+            if refused := _init(stack, environ):
+                left_out.append(f"{file.name}: no preview of this stack: {refused}")
     return left_out
 
 
