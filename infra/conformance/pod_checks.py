@@ -12,15 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from infra.kube import binding
 from infra.kube.client import KubeClient
 from infra.kube.describe import Object, describe, name_of
 from infra.kube.errors import KubeError
-from infra.kube.quantity import quantity
-from infra.kube.scheduling import matches, matches_terms, untolerated
+from infra.kube.scheduling import matches, untolerated
 
 _WORKLOADS: Final = ("StatefulSet", "Deployment", "DaemonSet", "Job", "CronJob")
 _CONTAINERS: Final = ("initContainers", "containers")
-_MANUAL: Final = "kubernetes.io/no-provisioner"
 _CERTIFICATE: Final = re.compile(r"--(?:ca|cert)-secret-name=(.+)")
 _CERTIFICATE_KEYS: Final = ("tls.crt", "tls.key", "ca.crt")
 
@@ -179,11 +178,7 @@ def unbound(pods: Sequence[Pods], objects: Sequence[Object], nodes: Sequence[Obj
 
 @dataclass(slots=True)
 class _Volumes:
-    """Volumes and classes, and which are taken: the binder of Kubernetes over plain objects.
-
-    Rules of FindMatchingVolume (k8s.io/component-helpers/storage/volume, v0.36) and of the index
-    by access modes before it (pkg/controller/volume/persistentvolume/index.go).
-    """
+    """Volumes and classes, and which are taken."""
 
     objects: Sequence[Object]
     taken: set[str] = field(default_factory=set[str])
@@ -196,67 +191,26 @@ class _Volumes:
             # The kube cluster's own default makes a disk where the pod lands.
             return list(nodes), ""
         known = {name_of(each): each for each in self.objects if each["kind"] == "StorageClass"}
-        provisioner = known[class_name]["provisioner"] if class_name in known else _MANUAL
-        if provisioner != _MANUAL:
+        provisioner = known[class_name]["provisioner"] if class_name in known else binding.MANUAL
+        if provisioner != binding.MANUAL:
             return list(nodes), ""
-        reasons: list[str] = []
-        fitting: list[Object] = []
-        for volume in self.objects:
-            if volume["kind"] != "PersistentVolume" or name_of(volume) in self.taken:
-                continue
-            reason = _misfit(volume, claim, nodes)
-            if reason is None:
-                fitting.append(volume)
-            elif reason:
-                reasons.append(f"{name_of(volume)} {reason}")
-        if not fitting:
+        free = [
+            each
+            for each in self.objects
+            if each["kind"] == "PersistentVolume" and name_of(each) not in self.taken
+        ]
+        volume = binding.best(free, claim, nodes)
+        if volume is None:
+            reasons = [
+                f"{name_of(each)} {reason}"
+                for each in free
+                if (reason := binding.misfit(each, claim, nodes))
+            ]
             modes = ", ".join(wanted["accessModes"])
             why = f": {'; '.join(reasons)}" if reasons else ""
             return [], f"no volume of class '{class_name}' for {modes}{why}"
-        best = min(fitting, key=lambda each: (not _names(each, claim), _size(each)))
-        self.taken.add(name_of(best))
-        return [node for node in nodes if _sees(best, node)], ""
-
-
-def _misfit(volume: Object, claim: Object, nodes: Sequence[Object]) -> str | None:
-    """Why the volume is not the claim's: empty where that is plain, None where it fits."""
-    offered, wanted = volume["spec"], claim["spec"]
-    if offered.get("claimRef") and not _names(volume, claim):
-        return ""
-    if offered.get("storageClassName", "") != wanted.get("storageClassName", ""):
-        return ""
-    if wanted.get("volumeName") not in (None, "", name_of(volume)):
-        return ""
-    if missing := set(wanted["accessModes"]) - set(offered["accessModes"]):
-        return f"is {', '.join(offered['accessModes'])}, not {', '.join(sorted(missing))}"
-    if _size(volume) < quantity(wanted["resources"]["requests"]["storage"]):
-        return f"has {offered['capacity']['storage']} only"
-    modes = [each.get("volumeMode", "Filesystem") for each in (offered, wanted)]
-    if modes[0] != modes[1]:
-        return f"has volume mode {modes[0]}"
-    labels = volume["metadata"].get("labels") or {}
-    selector = (wanted.get("selector") or {}).get("matchLabels") or {}
-    if any(labels.get(key) != value for key, value in selector.items()):
-        return "does not match the claim's selector"
-    if not any(_sees(volume, node) for node in nodes):
-        return "is on no node that takes the pods"
-    return None
-
-
-def _names(volume: Object, claim: Object) -> bool:
-    reference = volume["spec"].get("claimRef") or {}
-    place = claim["metadata"].get("namespace"), name_of(claim)
-    return (reference.get("namespace"), reference.get("name")) == place
-
-
-def _size(volume: Object) -> Any:
-    return quantity(volume["spec"]["capacity"]["storage"])
-
-
-def _sees(volume: Object, node: Object) -> bool:
-    required = (volume["spec"].get("nodeAffinity") or {}).get("required")
-    labels = node["metadata"].get("labels") or {}
-    return required is None or matches_terms(labels, required["nodeSelectorTerms"])
+        self.taken.add(name_of(volume))
+        return [node for node in nodes if binding.is_seen(volume, node)], ""
 
 
 def _places(spec: Mapping[str, Any], nodes: Sequence[Object]) -> list[Object]:

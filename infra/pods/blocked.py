@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from infra.kube import binding
 from infra.kube.describe import Object
 from infra.kube.quantity import quantity
 from infra.kube.scheduling import matches, untolerated
@@ -183,20 +184,23 @@ class _Look:
 
     def _claims(self, pod: Object) -> Iterator[Cause]:
         for volume in pod["spec"].get("volumes") or ():
-            name = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+            own = "ephemeral" in volume  # made with the pod, by the pod's template
+            name = f"{pod['metadata']['name']}-{volume['name']}" if own else None
+            name = (volume.get("persistentVolumeClaim") or {}).get("claimName", name)
             if name is None:
                 continue
             place = {"name": name, "namespace": self._namespace}
             claim = self._get("v1", "PersistentVolumeClaim", place)
-            if claim is None:
+            if claim is not None:
+                if claim.get("status", {}).get("phase") != "Bound":
+                    yield from self._unbound(claim, self._anew(pod, name))
+            elif not own:
                 make = f"make it: kubectl -n {self._namespace} create -f FILE"
                 shows = f"helm -n {self._namespace} get manifest RELEASE shows that of a chart"
                 advice = f"{make} ({shows}), {_AGAIN}"
                 yield Cause(
                     what=f"claim {name} does not exist", advice=advice, blamed=f"claim {name}"
                 )
-            elif claim.get("status", {}).get("phase") != "Bound":
-                yield from self._unbound(claim, self._anew(pod, name))
 
     def _anew(self, pod: Object, claim: str) -> str:
         """How an unbound claim of the pod gets another specification."""
@@ -234,25 +238,20 @@ class _Look:
                 advice=f"kubectl get storageclass lists those there are; {anew}",
                 blamed=f"claim {name}",
             )
-        if known is None or known["provisioner"] != "kubernetes.io/no-provisioner":
+        if known is None or known["provisioner"] != binding.MANUAL:
             return  # its disk is on its way
-        volumes = [
-            each
-            for each in self._list("v1", "PersistentVolume", None)
-            if each["spec"].get("storageClassName", "") == class_name
-            and _may_take(each, claim["metadata"])
-        ]
         size = wanted["resources"]["requests"]["storage"]
-        if any(
-            set(wanted["accessModes"]) <= set(each["spec"]["accessModes"])
-            and quantity(each["spec"]["capacity"]["storage"]) >= quantity(size)
-            for each in volumes
-        ):
+        misfits = [
+            (each, binding.misfit(each, claim))
+            for each in self._list("v1", "PersistentVolume", None)
+        ]
+        if any(reason is None for _, reason in misfits):
             return
         free = ", ".join(
             f"{each['metadata']['name']} ({'+'.join(each['spec']['accessModes'])}, "
             f"{each['spec']['capacity']['storage']})"
-            for each in volumes
+            for each, reason in misfits
+            if reason
         )
         yield Cause(
             what=f"claim {name} ({asks}, {size}) fits no volume; free of this class: "
@@ -338,12 +337,6 @@ def _is_slurms(pod: Object, cluster: str) -> bool:
 def _condition(pod: Object, type_: str) -> Mapping[str, Any]:
     conditions = pod.get("status", {}).get("conditions") or ()
     return next((each for each in conditions if each["type"] == type_), {})
-
-
-def _may_take(volume: Object, claim: Mapping[str, Any]) -> bool:
-    owner = volume["spec"].get("claimRef") or {}
-    mine = (owner.get("namespace"), owner.get("name")) == (claim["namespace"], claim["name"])
-    return not owner or (mine and owner.get("uid", claim["uid"]) == claim["uid"])
 
 
 def _is_full(owner: Object) -> bool:

@@ -12,8 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from infra.kube import binding
 from infra.kube.quantity import quantity
-from infra.kube.scheduling import matches_terms
 from infra.local.kube.charts.release import MADE_FOLDERS, MOUNT_TAG
 from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of, secret_data
 from infra.teardown.objects import CSI_DRIVER
@@ -24,7 +24,6 @@ _DEFAULT_SHM: Final = "64Gi"
 _FOLDERS: Final = "madeFolders"
 
 
-_NO_PROVISIONER: Final = "kubernetes.io/no-provisioner"
 _DISK_CLASSES: Final = frozenset(
     (
         "compute-csi-default-sc",
@@ -130,28 +129,8 @@ def own_source(mount: Mapping[str, Any], nodeset: Object) -> Mapping[str, Any]:
 
 
 def bound_volume(claim: Object, snapshot: Snapshot) -> Object | None:
-    """The PersistentVolume of a claim: one that names it, else the smallest free one that fits.
-
-    As FindMatchingVolume of Kubernetes (component-helpers v0.36): class, every access mode, size.
-    """
-    reference = (claim["metadata"]["namespace"], name_of(claim))
-    fitting = [each for each in snapshot.all("PersistentVolume") if _fits(each, claim["spec"])]
-    owners = [(each["spec"].get("claimRef") or {}, each) for each in fitting]
-    for owner, volume in owners:
-        if (owner.get("namespace"), owner.get("name")) == reference:
-            return volume
-    free = [volume for owner, volume in owners if not owner]
-    return min(free, key=lambda each: quantity(each["spec"]["capacity"]["storage"]), default=None)
-
-
-def _fits(volume: Object, wanted: Mapping[str, Any]) -> bool:
-    spec = volume["spec"]
-    return (
-        spec.get("storageClassName", "") == wanted.get("storageClassName", "")
-        and set(wanted["accessModes"]) <= set(spec["accessModes"])
-        and quantity(spec["capacity"]["storage"])
-        >= quantity(wanted["resources"]["requests"]["storage"])
-    )
+    """The PersistentVolume of a claim, where there is one for it."""
+    return binding.best(snapshot.all("PersistentVolume"), claim)
 
 
 def is_made_on_demand(claim: Object, snapshot: Snapshot) -> bool:
@@ -162,7 +141,7 @@ def is_made_on_demand(claim: Object, snapshot: Snapshot) -> bool:
     name = claim["spec"].get("storageClassName", "compute-csi-default-sc")
     known = snapshot.find("StorageClass", name)
     if known is not None and known["provisioner"] != CSI_DRIVER:
-        return known["provisioner"] != _NO_PROVISIONER
+        return known["provisioner"] != binding.MANUAL
     is_disk = known is not None or name in _DISK_CLASSES
     return is_disk and set(claim["spec"].get("accessModes", ())) <= _DISK_MODES
 
@@ -180,11 +159,7 @@ def filesystem_folder(volume: Object, node: Object, places: Places) -> Path:
     tag = annotation(volume, MOUNT_TAG)
     if not tag:
         raise UnboundError(f"PersistentVolume {name_of(volume)} has no mount tag of a filesystem")
-    required = ((volume["spec"].get("nodeAffinity") or {}).get("required") or {}).get(
-        "nodeSelectorTerms"
-    )
-    labels = node["metadata"].get("labels") or {}
-    if required and not matches_terms(labels, required):
+    if not binding.is_seen(volume, node):
         raise UnboundError(
             f"1 node(s) had volume node affinity conflict: {name_of(node)} and PersistentVolume "
             f"{name_of(volume)}",

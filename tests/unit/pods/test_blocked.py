@@ -145,6 +145,15 @@ def test_a_claim_that_no_volume_will_fit_is_named(objects: list[Object], said: s
     assert said in lines(CLAIMING, *objects)
 
 
+def test_a_claim_that_a_pod_makes_for_itself_is_looked_at_too() -> None:
+    volumes = [{"name": "images", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}]
+    worker = pod("worker-0", spec={"volumes": volumes})
+    assert lines(worker) == ""  # Kubernetes is about to make it
+    unfit = claim(class_name="gone")
+    unfit["metadata"]["name"] = "worker-0-images"
+    assert "claim worker-0-images asks for storage class gone" in lines(worker, unfit)
+
+
 def test_the_advice_for_a_claim_deletes_what_cannot_change_and_what_owns_it() -> None:
     database = {**CLAIMING, "metadata": dict(CLAIMING["metadata"])}
     said = lines(database, claim(), CLASS, volume())
