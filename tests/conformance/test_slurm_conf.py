@@ -6,8 +6,10 @@ Each difference is gone or stands in slurm_conf.tsv with what it means for jobs.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +97,38 @@ def test_every_difference_is_in_the_table(stack, spec, came_up, tmp_path, seen, 
     record_property("differences", len(seen[stack]))
     unlisted = slurm_files.unlisted(seen[stack], slurm_files.known())
     assert not unlisted, "not in slurm_conf.tsv:\n" + "\n".join(map(str, unlisted))
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_every_worker_has_the_programs_that_its_slurmd_runs(stack, spec, came_up, record_property):
+    """Slurm drains a node whose prolog is not there."""
+    live = came_up(stack).way.live
+    conf = real_files(live, spec(stack).cluster.slurm_cluster_name)["slurm.conf"]
+    programs = re.findall(r"^(?:Prolog|Epilog|HealthCheckProgram)=(/.+)$", conf, re.MULTILINE)
+    assert len(programs) == 3
+    keys = {name_of(each): each.get("data", {}) for each in live if each["kind"] == "ConfigMap"}
+    workers = [each for each in live if "slurmd" in containers(each)]
+    record_property("worker sets", len(workers))
+    assert workers or spec(stack).paused
+    for worker in workers:
+        pod = worker["spec"]["template"]["spec"]
+        volumes = {each["name"]: each.get("configMap", {}) for each in pod["volumes"]}
+        folders = {
+            each["mountPath"].rstrip("/"): volumes.get(each["name"], {})
+            for each in containers(worker)["slurmd"]["volumeMounts"]
+        }
+        for program in programs:
+            folder, _, name = program.rpartition("/")
+            scripts = folders.get(folder, {})
+            assert name in keys.get(scripts.get("name"), {}), f"{name_of(worker)}: no {program}"
+            assert scripts["defaultMode"] & 0o111 == 0o111
+
+
+def containers(owner: Object) -> dict[str, Any]:
+    """Containers of the pods that a set makes, by name; of anything else, none."""
+    if owner["kind"] != "StatefulSet":
+        return {}
+    return {each["name"]: each for each in owner["spec"]["template"]["spec"]["containers"]}
 
 
 def test_every_row_of_the_table_is_still_a_difference(seen, record_property):

@@ -80,6 +80,7 @@ def running_cluster(
     ports = free_ports(6)
     settings = SlurmSettings(
         cluster="jobs",
+        namespace="jobs",
         slurmctld_port=ports[0],
         slurmdbd_port=ports[1],
         mariadb_port=ports[2],

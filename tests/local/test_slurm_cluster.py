@@ -28,7 +28,7 @@ from tests.local.slurm_stand import CLUSTER, Stand, node_groups, running_stand
 
 pytestmark = pytest.mark.local
 
-CENTRAL = ("accounting-0", "acct-db-0", "controller-0", "login-0", "munged")
+CENTRAL = ("accounting", "acct-db-0", "controller-0", "login-0", "munged")
 """Daemons beside the workers."""
 
 

@@ -37,6 +37,7 @@ def slurm_settings(
     gather = (spec["slurmNodes"].get("accounting") or {}).get("slurmConfig") or {}
     return SlurmSettings(
         cluster=name_of(cluster),
+        namespace=cluster["metadata"]["namespace"],
         slurmctld_port=ports.slurmctld,
         slurmdbd_port=ports.slurmdbd,
         mariadb_port=ports.mariadb,

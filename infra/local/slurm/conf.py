@@ -21,7 +21,7 @@ from infra.local.slurm.settings import Partition, SlurmSettings, WorkerNode
 from infra.local.slurm.setup import SlurmSetup
 
 CONTROLLER = "controller-0"
-ACCOUNTING = "accounting-0"
+ACCOUNTING = "accounting"
 LOGIN = "login-0"
 MUNGE_SOCKET = f"{STATE_PATH}/munge/socket"
 SLURM_CONF = f"{STATE_PATH}/slurm.conf"
@@ -185,9 +185,23 @@ def render_profile(text: str, setup: SlurmSetup) -> str:
     return f"{text.rstrip()}\nexport PATH={PROGRAMS}:{setup.path}\n"
 
 
-def render_hosts(names: Sequence[str]) -> str:
-    """/etc/hosts of every pod: all names are this machine."""
-    return "127.0.0.1 localhost " + " ".join(names) + "\n"
+def render_hosts(settings: SlurmSettings | None = None) -> str:
+    """/etc/hosts of every pod: the names that DNS knows on the cloud; all of them this machine's.
+
+    Pods of login and workers search both of their services there, so their names work alone; the
+    controller's works with its service only (Soperator 4.1.7, internal/render). A kubelet writes a
+    pod's own name in the pod's own file: here CONTROLLER and ACCOUNTING are in everybody's.
+    """
+    names = ["localhost", CONTROLLER, ACCOUNTING]
+    if settings is not None:
+        services = [f"{settings.cluster}-{name}-svc" for name in ("controller", "accounting")]
+        login, worker = (f"{settings.cluster}-{name}-svc" for name in ("login-headless", "nodeset"))
+        pods = {LOGIN: login, **{each.name: worker for each in settings.workers}}
+        short = [*services, f"{CONTROLLER}.{services[0]}"]
+        short += [f"{pod}.{service}" for pod, service in pods.items()]
+        names += [*pods, *short]
+        names += [f"{name}.{settings.namespace}.svc.cluster.local" for name in short]
+    return f"127.0.0.1 {' '.join(names)}\n"
 
 
 def gpus(static: str) -> tuple[str | None, int]:

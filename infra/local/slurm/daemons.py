@@ -77,7 +77,7 @@ class SharedFolder:
             whole_file.write(password, secrets.token_hex(16), mode=0o600)
         hosts = self.folder / "hosts"
         if not hosts.exists():
-            hosts.write_text(conf.render_hosts([]))
+            hosts.write_text(conf.render_hosts())
 
     def munged_argv(self, pod: str = "") -> list[str]:
         """The munged of a pod, or the one that the others share; its folder is made."""
@@ -109,12 +109,10 @@ class SharedFolder:
         else:  # Debian's 22.05 refuses what the newer one needs
             for name in ("cgroup.conf", PROFILE):
                 (self.folder / name).unlink(missing_ok=True)
-        names = [conf.CONTROLLER, conf.ACCOUNTING, conf.LOGIN]
-        names += [worker.name for worker in settings.workers]
         # In place: the pods have this very file mounted over their /etc/hosts.
         hosts = self.folder / "hosts"
-        if hosts.read_text() != conf.render_hosts(names):
-            hosts.write_text(conf.render_hosts(names))
+        if hosts.read_text() != conf.render_hosts(settings):
+            hosts.write_text(conf.render_hosts(settings))
         for worker in settings.workers:
             (self.folder / "spool" / worker.name).mkdir(exist_ok=True)
         most = max((conf.gpus(worker.static)[1] for worker in settings.workers), default=0)

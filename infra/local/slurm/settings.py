@@ -47,6 +47,8 @@ class SlurmSettings:
     """One cluster, as its custom resources declare it."""
 
     cluster: str
+    namespace: str
+    """Of its pods: a part of their names in DNS."""
     slurmctld_port: int
     slurmdbd_port: int
     mariadb_port: int

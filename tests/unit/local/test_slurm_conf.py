@@ -30,6 +30,7 @@ def settings() -> SlurmSettings:
     )
     return SlurmSettings(
         cluster="soperator",
+        namespace="gpu",
         slurmctld_port=17804,
         slurmdbd_port=17805,
         mariadb_port=17806,
@@ -136,3 +137,18 @@ def test_gpus_are_read_from_the_gres_of_the_static_line(
     static: str, expected: tuple[str | None, int]
 ) -> None:
     assert conf.gpus(static) == expected
+
+
+def test_a_pod_knows_the_names_that_it_would_know_on_the_cloud() -> None:
+    address, *names = conf.render_hosts(settings()).split()
+    assert address == "127.0.0.1"
+    assert {
+        "worker-1",
+        "login-0",
+        "worker-1.soperator-nodeset-svc",
+        "worker-1.soperator-nodeset-svc.gpu.svc.cluster.local",
+        "soperator-accounting-svc.gpu.svc.cluster.local",
+        "controller-0.soperator-controller-svc",
+    } <= set(names)
+    # No search path leads there.
+    assert "worker-1.gpu.svc.cluster.local" not in names
