@@ -56,6 +56,6 @@ class ClusterSpec:
     soperator_version: str = "4.1.7"
     """Version of every Soperator chart."""
     slurm_cluster_name: str = "soperator"
-    """Name of the SlurmCluster object."""
+    """Name of the SlurmCluster object; another needs `soperator.checks: off`."""
     namespace: str = "soperator"
-    """Kubernetes namespace of the Slurm cluster."""
+    """Kubernetes namespace of the Slurm cluster; another needs `soperator.checks: off`."""

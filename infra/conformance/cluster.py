@@ -68,9 +68,10 @@ class Cluster:
     def accept(self, objects: Sequence[Object], namespace: str) -> Accepted:
         """Makes all of them under strict validation; `namespace` is the release's.
 
-        As Helm does: a create, and an apply of what is there already. Webhooks are left out: nobody
-        answers them before their operator runs.
+        As Helm does: its namespace and no other, a create, and an apply of what is there already.
+        Webhooks are left out: nobody answers them before their operator runs.
         """
+        self.need_namespace(namespace)
         result = Accepted()
         for each in sorted(objects, key=_rank):
             if not each["kind"].endswith(_WEBHOOKS):
@@ -84,7 +85,6 @@ class Cluster:
             if error.status != 404:
                 raise
             return Accepted(unknown=Counter([(one["apiVersion"], one["kind"])]))
-        self._need_namespace(placed)
         try:
             try:
                 self.client.create(placed)
@@ -101,10 +101,10 @@ class Cluster:
             return one
         return {**one, "metadata": {"namespace": namespace, **one["metadata"]}}
 
-    def _need_namespace(self, one: Object) -> None:
-        name = one["metadata"].get("namespace")
+    def need_namespace(self, name: str) -> None:
+        """Makes the namespace where it is missing."""
         made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-        if name is not None and self.client.get(made) is None:
+        if self.client.get(made) is None:
             self.client.apply(made)
 
 

@@ -172,6 +172,9 @@ class ComeUp:
         crds, missing = definitions(self.sources, self.soperator)
         sent = [*found.own, *(each for one in self.renderings for each in one.objects)]
         cluster.define(needed(crds, sent))
+        # A release may bring objects for another's namespace; the engine has both by then.
+        for release in found.releases:
+            cluster.need_namespace(release.namespace)
         result = cluster.accept([*found.own, *found.given], found.spec.cluster.namespace)
         for each in self.renderings:
             result += cluster.accept(each.objects, each.namespace)

@@ -12,6 +12,7 @@ from stacks.mounts import paths_of_one_node, shared_mounts
 from stacks.problem import Findings
 from stacks.rules.naming import cidr_problem, is_under, name_problem, path_problem, repeated
 from stacks.slurm_spec import SshServiceType
+from stacks.soperator_spec import ChecksProfile
 from stacks.spec import StackSpec
 
 # Kubernetes' default range of node ports.
@@ -19,7 +20,8 @@ _NODE_PORTS: Final = range(30000, 32768)
 _SSH_PORT: Final = 22
 # nebius.mk8s.v1.ControlPlaneSpec.etcd_cluster_size accepts 0 (default), 1 and 3.
 _ETCD_SIZES: Final = (1, 3)
-# Active checks of Soperator 4.1.7 hard-code this cluster name and namespace (ssh-check).
+# The release of active checks of Soperator 4.1.7 puts objects into this namespace whatever its own,
+# and mounts files of a cluster of this name (templates/run-extensive-check-on-reservations.yaml).
 _SOPERATOR_NAME: Final = "soperator"
 _TAKEN_NAMESPACES: Final = re.compile(r"default|kube-.*|.*-system")
 _KEY_TYPES: Final = (
@@ -104,10 +106,11 @@ def _check_cluster(spec: StackSpec, findings: Findings) -> None:
         problem = name_problem(value, longest=63)
         if problem:
             findings.error(f"cluster.{key}", problem, rule="cluster.name")
-        elif value != _SOPERATOR_NAME:
-            findings.warn(
+        elif value != _SOPERATOR_NAME and spec.soperator.checks is not ChecksProfile.OFF:
+            findings.error(
                 f"cluster.{key}",
-                f"'{value}': Soperator's ssh-check only works with '{_SOPERATOR_NAME}'",
+                f"'{value}': Soperator's active checks install only where it is "
+                f"'{_SOPERATOR_NAME}'; use that, or set soperator.checks to off",
                 rule="cluster.soperator-name",
             )
     if _TAKEN_NAMESPACES.fullmatch(cluster.namespace):

@@ -59,10 +59,10 @@ def cluster(way, sources, tmp_path_factory) -> Iterator[Cluster]:
         for rendering in way.renderings:
             for each in rendering.objects:
                 if each["kind"] == "PriorityClass":
-                    found.accept([each], "")
+                    found.accept([each], "default")
         for each in way.live:
             if each["kind"] in _LAID:
-                found.accept([laid(each)], "default")
+                found.accept([laid(each)], each["metadata"].get("namespace", "default"))
             if each["kind"] == "PersistentVolumeClaim":
                 # The binder's word; whether it would say so is asked in test_operator.py.
                 found.client.merge_patch(

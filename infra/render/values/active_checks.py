@@ -23,7 +23,6 @@ _TOPOLOGY: Final = "wait-for-topology"
 _JAIL_STATE: Final = "manage-jail-state"
 _HEALTHY: Final = "ensure-healthy-nodes"
 _SSH: Final = "ssh-check"
-_SOPERATOR: Final = "soperator"
 # Minutes on an exclusive node each.
 _QUICK_GPU: Final = (
     "cuda-samples",
@@ -105,9 +104,5 @@ def _gpu_check(once: bool) -> dict[str, Any]:
 
 
 def _ssh_check(spec: StackSpec) -> dict[str, Any]:
-    cluster = spec.cluster
-    if (cluster.slurm_cluster_name, cluster.namespace) != (_SOPERATOR, _SOPERATOR):
-        # It looks for the login nodes of a cluster of this name in a namespace of this name.
-        return {"enabled": False}
     count = {"name": "NUM_OF_LOGIN_NODES", "value": str(spec.nodes.login.min_nodes)}
     return {**_run([_USER]), "k8sJobSpec": {"jobContainer": {"env": [count]}}}

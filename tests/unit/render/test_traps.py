@@ -229,8 +229,6 @@ def test_the_ssh_check_knows_how_many_login_nodes_there_are(stack: str) -> None:
     spec = replace(spec, nodes=replace(spec.nodes, login=login))
     job = active_checks_values(spec)["checks"]["ssh-check"]["k8sJobSpec"]["jobContainer"]
     assert job["env"] == [{"name": "NUM_OF_LOGIN_NODES", "value": "3"}]
-    renamed = replace(spec, cluster=replace(spec.cluster, namespace="slurm"))
-    assert active_checks_values(renamed)["checks"]["ssh-check"] == {"enabled": False}
 
 
 def test_the_pods_of_a_role_tolerate_the_taint_of_its_nodes(stack: str) -> None:

@@ -60,6 +60,8 @@ ERRORS: list[tuple[Change, str, str]] = [
     (lambda c: c["cluster"].update(soperator_version="latest"), "cluster.soperator_version", "4.1.7"),
     (lambda c: c["cluster"].update(etcd_size=2), "cluster.etcd_size", "use 1 or 3"),
     (lambda c: c["cluster"].update(namespace="So"), "cluster.namespace", "lower-case"),
+    (lambda c: c["cluster"].update(namespace="slurm"), "cluster.namespace", "or set soperator.checks to off"),
+    (lambda c: c["cluster"].update(slurm_cluster_name="hpc"), "cluster.slurm_cluster_name", "only where it is 'soperator'"),
     (lambda c: c["login"].update(ssh_public_keys=[]), "login.ssh_public_keys", "no key"),
     (lambda c: c["login"].update(ssh_public_keys=["ssh-dss A"]), "login.ssh_public_keys[0]", "not an OpenSSH"),
     (lambda c: c["login"].update(ssh_port=2222), "login.ssh_port", "listens on 22"),
@@ -226,7 +228,6 @@ WARNINGS: list[tuple[Change, str, str]] = [
     (lambda c: c["storage"].update(backup={"keep_daily": 7, "size_gib": 256}, purge_on_destroy=True), "storage.purge_on_destroy", "no copy is left"),
     (lambda c: c["storage"].update(backup={"keep_daily": 7, "size_gib": 1024}), "storage.backup.size_gib", "256 GiB"),
     (lambda c: c.update(code_path="/opt/code"), "code_path", "under no declared submount"),
-    (lambda c: c["cluster"].update(namespace="slurm"), "cluster.namespace", "ssh-check"),
     (lambda c: c["nodes"]["login"].update(billing="preemptible"), "nodes.login.billing", "stops the cluster"),
 ]  # fmt: skip
 
