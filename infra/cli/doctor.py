@@ -80,8 +80,9 @@ def _come_up(stack: str, sources: Path, format: Format) -> NoReturn:
             print(f"{step.outcome:<8} {step.name:<14} {step.counted}".rstrip(), flush=True)
             for obstacle in step.obstacles:
                 print(f"         {obstacle}")
+            told = {text for each in found[:-1] for text in each.not_run}
             for text in step.not_run:
-                print(f"         not run: {text}")
+                print(f"         not run: {'the same is missing' if text in told else text}")
             for text in step.outside:
                 print(f"         not looked at: {text}")
     line, code = doctor_sources.verdict(stack, found)

@@ -192,10 +192,11 @@ class Sources:
             if self.version(name) == version:
                 return name
         is_of = f"{self.folder / 'soperator'} is of {self.version('soperator')}; "
-        wanted = CHECKOUTS.get(own) or _of_soperator(own)
+        name = "soperator" if CHECKOUTS["soperator"].version == version else own
+        wanted = CHECKOUTS.get(name) or _of_soperator(name)
         raise NotRunError(
             f"no checkout of soperator {version}: "
-            f"{is_of if (self.folder / 'soperator').is_dir() else ''}{wanted.fetched_by(own)}"
+            f"{is_of if (self.folder / 'soperator').is_dir() else ''}{wanted.fetched_by(name)}"
         )
 
     def version(self, name: str) -> str | None:

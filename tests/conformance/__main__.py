@@ -213,8 +213,9 @@ def read(part: Part, report: ElementTree.Element) -> Result:
     """A part's result out of what pytest wrote."""
     counted: Counter[str] = Counter()
     versions: dict[str, None] = {}
-    not_run: dict[str, None] = {}
-    outside: dict[str, None] = {}
+    # Each reason with the tests that skipped for it, or none where a test told of it and went on.
+    not_run: dict[str, list[str]] = {}
+    outside: dict[str, list[str]] = {}
     problems: dict[str, None] = {}
     num_passed = 0
     for case in report.iter("testcase"):
@@ -225,9 +226,9 @@ def read(part: Part, report: ElementTree.Element) -> Result:
             if name == "versions":
                 versions[value] = None
             elif name == "not run":
-                not_run[value] = None
+                not_run.setdefault(value, [])
             elif name == "outside":
-                outside[value] = None
+                outside.setdefault(value, [])
             elif name == "counted":
                 for count, noun in _NUMBER.findall(value):
                     counted[noun] += int(count)
@@ -240,7 +241,7 @@ def read(part: Part, report: ElementTree.Element) -> Result:
         if skipped is not None:
             why = skipped.attrib.get("message", "")
             into = outside if why.startswith(OUTSIDE) else not_run
-            into[f"{case.attrib['name']}: {why.removeprefix(OUTSIDE)}"] = None
+            into.setdefault(why.removeprefix(OUTSIDE), []).append(case.attrib["name"])
         num_passed += not bad and skipped is None
     whole = num_passed and not not_run
     outcome = "FAIL" if problems else "PASS" if whole else "NOT RUN"
@@ -251,9 +252,18 @@ def read(part: Part, report: ElementTree.Element) -> Result:
         counted={**counted, "tests passed": num_passed},
         versions=list(versions),
         problems=list(problems),
-        not_run=list(not_run),
-        outside=list(outside),
+        not_run=_reasons(not_run),
+        outside=_reasons(outside),
     )
+
+
+def _reasons(found: Mapping[str, Sequence[str]]) -> list[str]:
+    """Each reason once, with the test that it kept from running, and how many others."""
+    lines = []
+    for why, names in found.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        lines.append(f"{names[0]}{more}: {why}" if names else why)
+    return lines
 
 
 def _first(failure: ElementTree.Element) -> str:

@@ -62,7 +62,9 @@ def test_the_verdict_names_what_stops_it(steps, line, code):
 
 
 def test_the_verb_prints_a_line_a_step_and_ends_with_the_verdict(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor_sources, "steps", lambda stack, sources: iter([OUTSIDE, MISSING]))
+    monkeypatch.setattr(
+        doctor_sources, "steps", lambda stack, sources: iter([OUTSIDE, MISSING, MISSING])
+    )
     done = CliRunner().invoke(app, ["doctor", "--stack", "dev", "--sources", str(tmp_path)])
     assert done.exit_code == NOT_RUN
     assert done.output.splitlines() == [
@@ -71,7 +73,9 @@ def test_the_verb_prints_a_line_a_step_and_ends_with_the_verdict(monkeypatch, tm
         "         not looked at: 4 Issuer",
         "NOT RUN  reconciled",
         "         not run: no program bin/soperator-operator",
-        "dev: not known whether it would come up: 1 missing, in reconciled",
+        "NOT RUN  reconciled",
+        "         not run: the same is missing",
+        "dev: not known whether it would come up: 1 missing, in reconciled, reconciled",
     ]
 
 

@@ -60,6 +60,11 @@ def test_a_part_of_skips_alone_is_no_success():
     assert (found.outcome, found.not_run) == ("NOT RUN", ["a: no checkout"])
 
 
+def test_what_keeps_many_tests_from_running_is_told_once():
+    found = result(("a", SKIPPED), ("b", SKIPPED), ("c", SKIPPED))
+    assert found.not_run == ["a and 2 more: no checkout"]
+
+
 def test_what_no_folder_can_give_is_told_apart_from_what_this_one_lacks():
     found = result(("a", COUNTED), ("b", '<skipped message="outside: no daemons"/>'))
     assert (found.outcome, found.not_run, found.outside) == (
