@@ -19,7 +19,7 @@ from infra.local.kube.api_server import ApiServerConfig
 from infra.nebius.sdk import ENDPOINT_VARIABLE
 from infra.plugins.provider import ProviderError
 from tests.local.kube_server import config_in, kubeconfig
-from tests.unit.kube.test_crds import REAL
+from tests.unit.kube.test_crds import ABSENT, REAL
 
 pytestmark = pytest.mark.local
 CHART = "oci://cr.eu-north1.nebius.cloud/soperator/helm-soperator"
@@ -34,7 +34,7 @@ Object = dict[str, Any]
 def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServerConfig]:
     """An API server that knows none of the kinds yet."""
     if not REAL.is_dir():
-        pytest.skip(f"needs the real CRDs in {REAL.name}, which the project does not ship")
+        pytest.skip(ABSENT)
     config = config_in(tmp_path_factory.mktemp("kube"))
     try:
         api_server.start(config)

@@ -65,6 +65,11 @@ def test_what_keeps_many_tests_from_running_is_told_once():
     assert found.not_run == ["a and 2 more: no checkout"]
 
 
+def test_a_test_that_waits_for_another_parts_programs_is_not_this_parts():
+    found = result(("a", ""), ("b", '<skipped message="SOPERATOR_SLURM names no folder"/>'))
+    assert (found.outcome, found.counted) == ("PASS", {"tests passed": 1})
+
+
 def test_what_no_folder_can_give_is_told_apart_from_what_this_one_lacks():
     found = result(("a", COUNTED), ("b", '<skipped message="outside: no daemons"/>'))
     assert (found.outcome, found.not_run, found.outside) == (

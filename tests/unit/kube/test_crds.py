@@ -2,28 +2,63 @@
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from infra.conformance.definitions import definitions
+from infra.conformance.sources import Sources
 from infra.local.kube.crd import load_crds
 
-REAL = Path(__file__).parents[3].parent / "shared/data/soperator-crds-4.1.7"
+# Soperator's: of a folder with parts of upstream (docs/conformance.md), else beside the checkout.
+SOURCES = os.environ.get("SOPERATOR_SOURCES")
+REAL = (
+    Path(SOURCES, "soperator/config/crd/bases")
+    if SOURCES
+    else Path(__file__).parents[3].parent / "shared/data/soperator-crds-4.1.7"
+)
+ABSENT = f"needs Soperator's own definitions, and {REAL} is no folder (docs/conformance.md)"
 CRDS = {crd["spec"]["names"]["plural"]: crd for crd in load_crds()}
 LIMITS = ("enum", "pattern", "minimum", "maximum", "minItems", "maxItems", "minLength", "maxLength")
 
 
+_OPEN = "x-kubernetes-preserve-unknown-fields"
+
+
+def stored(crd: dict[str, Any]) -> dict[str, Any]:
+    """The version that is stored; ours have no other."""
+    (version,) = [each for each in crd["spec"]["versions"] if each["storage"]]
+    return version
+
+
 def schema(crd: dict[str, Any]) -> dict[str, Any]:
-    return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return stored(crd)["schema"]["openAPIV3Schema"]
 
 
 def real(plural: str, folder: Path = REAL) -> dict[str, Any]:
+    """Upstream's own definition; a skip where it is not at hand."""
     path = folder / f"slurm.nebius.ai_{plural}.yaml"
-    if not path.exists():
-        pytest.skip(f"needs the real CRDs in {folder.name}, which the project does not ship")
-    return yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    if path.exists():
+        return yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    if folder != REAL or not REAL.is_dir():
+        pytest.skip(ABSENT if folder == REAL else f"{folder} has no {path.name}")
+    group = CRDS[plural]["spec"]["group"]
+    if plural not in others():
+        pytest.skip(f"needs SOPERATOR_SOURCES, for the definition of {plural}.{group}")
+    return others()[plural]
+
+
+@cache
+def others() -> dict[str, dict[str, Any]]:
+    """Definitions of the operators beside Soperator's, by plural name."""
+    if not SOURCES:
+        return {}
+    found, _ = definitions(Sources(Path(SOURCES).resolve()), "soperator")
+    return {each["spec"]["names"]["plural"]: each for each in found}
 
 
 def wider(ours: dict[str, Any], theirs: dict[str, Any], path: str) -> list[str]:
@@ -34,7 +69,7 @@ def wider(ours: dict[str, Any], theirs: dict[str, Any], path: str) -> list[str]:
     for limit in LIMITS:
         if limit in theirs and ours.get(limit) != theirs[limit]:
             problems.append(f"{path}: {limit} {ours.get(limit)} is not {theirs[limit]}")
-    if ours.get("x-kubernetes-preserve-unknown-fields"):
+    if ours.get(_OPEN) and not theirs.get(_OPEN):
         problems.append(f"{path}: is open to unknown fields")
     for rule in theirs.get("x-kubernetes-validations", []):
         if rule["rule"] not in [own["rule"] for own in ours.get("x-kubernetes-validations", [])]:
@@ -63,7 +98,7 @@ def test_name_scope_version_and_status_are_the_real_ones(plural):
     ours, theirs = CRDS[plural], real(plural)
     for key in ("group", "names", "scope"):
         assert ours["spec"][key] == theirs["spec"][key]
-    own, real_one = ours["spec"]["versions"][0], theirs["spec"]["versions"][0]
+    own, real_one = stored(ours), stored(theirs)
     for key in ("name", "served", "storage"):
         assert own[key] == real_one[key]
     assert own.get("subresources", {}) == real_one.get("subresources", {})
