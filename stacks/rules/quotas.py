@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from stacks.catalog import PLATFORMS, find_preset
-from stacks.chart_volumes import database_volume_gib
 from stacks.decode import nearest
 from stacks.machines import node_groups
 from stacks.node_spec import (
@@ -65,12 +64,9 @@ def quota_use(spec: StackSpec, *, at_max: bool) -> Mapping[str, int]:
             used["compute.instance.non-gpu.vcpu"] += num_nodes * preset.vcpus
         elif preset is not None and not _is_reserved(group):
             used[gpu_quota(group.platform)] += num_nodes * preset.gpus
-    # One cluster, the address of the login node, and the disk that the accounting database claims.
+    # One cluster and the address of the login node.
     used["mk8s.cluster.count"] = 1
     used["vpc.allocation.count"] += 1
-    if size_gib := database_volume_gib(spec):
-        used["compute.disk.count"] += 1
-        used[f"compute.disk.size.{DiskType.NETWORK_SSD}"] += size_gib
     used.update(_nfs_use(spec))
     made = [worker for worker in spec.nodes.workers if worker.gpu_cluster_id is None]
     used["compute.gpucluster.count"] = len({worker.infiniband_fabric for worker in made} - {None})
