@@ -23,7 +23,7 @@ from stacks.node_spec import (
     WorkerSpec,
 )
 from stacks.problem import Findings
-from stacks.rules.naming import repeated
+from stacks.rules.naming import check_unique
 from stacks.spec import StackSpec
 from stacks.storage_spec import DiskType, FilesystemType
 
@@ -110,10 +110,14 @@ def _is_reserved(group: NodeGroupSpec) -> bool:
 
 def check_quotas(spec: StackSpec, findings: Findings) -> None:
     """Every declared quota: an error when the least of the stack is over it, else a warning."""
-    for name in repeated(quota.name for quota in spec.quotas):
-        findings.error(
-            "quotas", f"'{name}' is given twice; give each quota once", rule="quotas.twice"
-        )
+    check_unique(
+        (quota.name for quota in spec.quotas),
+        "quotas",
+        findings,
+        key="name",
+        rule="quotas.twice",
+        advice="give it once",
+    )
     least, most = quota_use(spec, at_max=False), quota_use(spec, at_max=True)
     for index, quota in enumerate(spec.quotas):
         path = f"quotas[{index}]"

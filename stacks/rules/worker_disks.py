@@ -10,10 +10,10 @@ from stacks.mounts import shared_mounts
 from stacks.node_spec import IMAGE_PATH, WorkerSpec
 from stacks.problem import Findings
 from stacks.rules.naming import (
+    check_unique,
     is_under,
     name_problem,
     path_problem,
-    repeated,
     reserved_problem,
 )
 from stacks.spec import StackSpec
@@ -41,12 +41,13 @@ def check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findin
             f"'{worker.image_disk.type}' is too slow for images; use {' or '.join(STRIPED)}",
             rule="nodes.image-disk-type",
         )
-    for name in repeated(disk.name for disk in worker.local_disks):
-        findings.error(
-            f"{path}.local_disks",
-            f"name '{name}' is used twice; names are unique",
-            rule="nodes.disk-twice",
-        )
+    check_unique(
+        (disk.name for disk in worker.local_disks),
+        f"{path}.local_disks",
+        findings,
+        key="name",
+        rule="nodes.disk-twice",
+    )
     for index, disk in enumerate(worker.local_disks):
         problem = name_problem(disk.name, longest=_DISK_NAME_MAX)
         if problem:

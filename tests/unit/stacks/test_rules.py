@@ -163,20 +163,19 @@ MISTAKES: list[tuple[str, Change]] = [
 """Rule and a mistake that only it is about, beside those of test_check.py."""
 
 
+_FINDERS = {"findings.error": "error", "findings.warn": "warn", "check_unique": "error"}
+
+
 def calls() -> list[tuple[str, str, str | None]]:
     """File with line, method and rule of every finding in stacks/rules/."""
     found: list[tuple[str, str, str | None]] = []
-    for path in sorted(RULES_DIR.glob("*.py")):
+    for path in sorted(set(RULES_DIR.glob("*.py")) - {RULES_DIR / "naming.py"}):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in ("error", "warn")
-                and ast.unparse(node.func.value) == "findings"
-            ):
+            method = _FINDERS.get(ast.unparse(node.func)) if isinstance(node, ast.Call) else None
+            if isinstance(node, ast.Call) and method is not None:
                 rules = [word.value for word in node.keywords if word.arg == "rule"]
                 rule = rules[0].value if rules and isinstance(rules[0], ast.Constant) else None
-                found.append((f"{path.name}:{node.lineno}", node.func.attr, rule))
+                found.append((f"{path.name}:{node.lineno}", method, rule))
     return found
 
 
