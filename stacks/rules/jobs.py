@@ -11,7 +11,7 @@ from stacks.problem import Findings
 from stacks.rules.job_order import check_order
 from stacks.rules.naming import check_unique, name_problem, path_problem
 from stacks.rules.partition_line import HIDDEN, check_line
-from stacks.slurm_spec import TRAIN_MODULE, JobSpec, PartitionSpec
+from stacks.slurm_spec import JobSpec, PartitionSpec
 from stacks.slurm_time import slurm_seconds
 from stacks.spec import StackSpec
 
@@ -215,10 +215,10 @@ def _check_faults(job: JobSpec, path: str, findings: Findings) -> None:
 def _check_notice(
     job: JobSpec, workers: tuple[WorkerSpec, ...], path: str, findings: Findings
 ) -> None:
-    """Whether training can save while a preempted node still runs."""
+    """Whether the job can save while a preempted node still runs."""
     preempted = [worker.name for worker in workers if worker.billing is Billing.PREEMPTIBLE]
-    if preempted and job.module == TRAIN_MODULE and job.save_s > PREEMPTION_NOTICE_S:
-        findings.warn(
+    if preempted and job.save_s > PREEMPTION_NOTICE_S:
+        findings.error(
             f"{path}.save_s",
             f"{job.save_s}, but nodes of {', '.join(preempted)} are preemptible and stop "
             f"{PREEMPTION_NOTICE_S} s after the notice; write {PREEMPTION_NOTICE_S} or less, and "

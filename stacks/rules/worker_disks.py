@@ -24,7 +24,8 @@ STRIPED: Final = (DiskType.NETWORK_SSD_NON_REPLICATED, DiskType.NETWORK_SSD_IO_M
 _DISK_NAME_MAX: Final = 22
 
 
-def _disks(worker: WorkerSpec, path: str) -> Iterator[tuple[str, int, DiskType]]:
+def disks_of(worker: WorkerSpec, path: str) -> Iterator[tuple[str, int, DiskType]]:
+    """Path, GiB and type of every disk that a node has beside its boot disk."""
     for index, disk in enumerate(worker.local_disks):
         yield f"{path}.local_disks[{index}]", disk.size_gib, disk.type
     if worker.image_disk is not None:
@@ -33,7 +34,7 @@ def _disks(worker: WorkerSpec, path: str) -> Iterator[tuple[str, int, DiskType]]
 
 def check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
     """Every local disk and the image disk of one nodeset."""
-    for at, size_gib, type_ in _disks(worker, path):
+    for at, size_gib, type_ in disks_of(worker, path):
         check_stripes(at, size_gib, type_, findings)
     if worker.image_disk is not None and worker.image_disk.type not in STRIPED:
         findings.error(
