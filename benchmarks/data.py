@@ -56,6 +56,11 @@ _PACKAGES = ("tokenizers", "transformers", "pyarrow")
 def main() -> int:
     """Measure, print, write; 0 when every target is met."""
     options = _parser().parse_args()
+    if options.chats <= _BASE_CHATS:
+        _parser().error(
+            f"--chats {options.chats}: give more than {_BASE_CHATS}; what a pass of so many takes "
+            "is taken off"
+        )
     # Processes that lose their parent become ours, so that their CPU time can be read.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     result: dict[str, Any] = {

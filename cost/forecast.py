@@ -23,9 +23,12 @@ from stacks.slurm_time import slurm_seconds
 from stacks.spec import StackSpec
 
 SPEED_METRIC: Final = "train_tokens_per_s"
+STEP_METRIC: Final = "train_step_s"
+"""Mean, over the same steps as the speed."""
 TOKENS_METRIC: Final = "num_train_tokens"
 SECONDS_PER_HOUR: Final = Decimal(3600)
 _EPOCHS_SETTING: Final = "train.epochs"
+_STEPS_SETTING: Final = "train.max_steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,8 @@ class TrainSpeed:
     source: str
     measured_on: date | None
     """Day of the measurement; None for a declared speed."""
+    tokens_per_step: Decimal | None = None
+    """Of all ranks; None where nothing measured it."""
 
     def __str__(self) -> str:
         """The speed with its origin."""
@@ -131,7 +136,7 @@ def _known(
     sets: Sequence[str],
 ) -> Forecast:
     notes: list[str] = []
-    epochs = _epochs(declared, sets, notes)
+    epochs, steps = _asked(declared, speed, sets, notes)
     counted = _counted(rates.spec, job, records)
     tokens_per_epoch = Decimal(declared.tokens_per_epoch)
     if counted is not None and counted[0] != tokens_per_epoch:
@@ -141,6 +146,8 @@ def _known(
             f"{declared.tokens_per_epoch:,}: the count is used"
         )
     num_tokens = tokens_per_epoch * epochs
+    if steps is not None and speed.tokens_per_step is not None:
+        num_tokens = steps * speed.tokens_per_step
     busy_hours = num_tokens / speed.tokens_per_s / SECONDS_PER_HOUR
     losses, hours = _disturbed(rates.spec, job, worker, busy_hours, records, notes)
     nodes_usd = rates.nodes_usd(worker, job.nodes, hours)
@@ -167,23 +174,34 @@ def _known(
     )
 
 
-def _epochs(declared: RunForecastSpec, sets: Sequence[str], notes: list[str]) -> Decimal:
-    """Epochs of this submission: its own setting wins; settings that are not counted are named."""
-    epochs = declared.epochs
+def _asked(
+    declared: RunForecastSpec, speed: TrainSpeed, sets: Sequence[str], notes: list[str]
+) -> tuple[Decimal, Decimal | None]:
+    """Epochs of this submission, and steps instead of them; what is not counted is named."""
+    epochs, steps = declared.epochs, None
     for setting in sets:
         key, _, value = setting.partition("=")
-        if key != _EPOCHS_SETTING:
-            notes.append(f"--set {setting} is not in the forecast")
-            continue
         try:
             wanted = Decimal(value)
         except InvalidOperation:
             wanted = Decimal("NaN")
-        if wanted.is_finite() and wanted > 0:
+        if key not in (_EPOCHS_SETTING, _STEPS_SETTING):
+            notes.append(f"--set {setting} is not in the forecast")
+        elif value == "null":  # a recipe has either, and the other takes its place
+            continue
+        elif not (wanted.is_finite() and wanted > 0):
+            kind = key.rpartition("_")[2].removeprefix("train.")
+            notes.append(f"--set {setting} is no number of {kind} and not in the forecast")
+        elif key == _EPOCHS_SETTING:
             epochs = wanted
+        elif speed.tokens_per_step is None:
+            notes.append(
+                f"--set {setting} is not in the forecast: no run of this recipe on these nodes has "
+                "told how many tokens a step reads"
+            )
         else:
-            notes.append(f"--set {setting} is no number of epochs and not in the forecast")
-    return epochs
+            steps = wanted
+    return epochs, steps
 
 
 def _disturbed(
@@ -223,11 +241,13 @@ def _speed(
     for record in sorted(records, key=lambda each: (each.finished_at, each.job_id), reverse=True):
         tokens_per_s = record.metrics.get(SPEED_METRIC, Decimal(0))
         if tokens_per_s > 0 and any(same_run(record, job, worker) for worker in workers):
+            step_s = record.metrics.get(STEP_METRIC)
             device = "unknown device" if record.hardware is None else record.hardware.device
             return TrainSpeed(
                 tokens_per_s=tokens_per_s,
                 source=f"job {record.job_id} of stack {record.stack or '?'} on {device}",
                 measured_on=record.finished_at.date(),
+                tokens_per_step=None if step_s is None else tokens_per_s * step_s,
             )
     if declared.train_tokens_per_s is None:
         return None

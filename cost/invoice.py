@@ -21,6 +21,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import IO, Final
 
+from stacks.text_file import read_bytes
+
 NEEDED: Final = ("BilledCost", "BillingCurrency", "ChargePeriodStart", "ChargePeriodEnd")
 NAMES: Final = (
     "ServiceName",
@@ -223,8 +225,9 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
     """(name, content) of every CSV file in the export."""
     left = _MOST_BYTES
     try:
+        export = io.BytesIO(read_bytes(path, at_most_bytes=_MOST_BYTES))
         if path.name.endswith((".tar.gz", ".tgz", ".tar")):
-            with tarfile.open(path) as archive:
+            with tarfile.open(fileobj=export) as archive:
                 for member in archive:
                     if member.isfile() and member.name.endswith((".csv", ".csv.gz")):
                         content = archive.extractfile(member)
@@ -233,8 +236,7 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
                         left -= len(found)
                         yield f"{path}:{member.name}", found
         else:
-            with path.open("rb") as content:
-                yield str(path), _content(content, path.name, left, path)
+            yield str(path), _content(export, path.name, left, path)
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise InvoiceError(f"{path}: cannot be read: {error}") from error
 

@@ -14,6 +14,7 @@ with file and key, all at once. Does not own which reading is used (price_book.p
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -24,7 +25,7 @@ from typing import Final, TypeGuard
 import yaml
 
 from cost.price import CURRENCY, Price, PriceBookError, Unit
-from cost.sku import unit_of
+from cost.sku import UNITS, unit_of
 from stacks.catalog import REGIONS
 from stacks.text_file import read_text
 from stacks.yaml_text import MAX_BYTES, parse_yaml
@@ -79,8 +80,9 @@ def read_price_file(path: Path) -> PriceFile:
             readings[sku] = _sku(sku, entry, f"{path}.prices.{sku}", problems)
     else:
         problems.add(f"{path}.prices", "expected a mapping of SKUs")
+    caveat = text(document["caveat"], f"{path}.caveat", problems) if "caveat" in document else ""
     problems.refuse()
-    return PriceFile(name=path.stem, caveat=str(document.get("caveat", "")), readings=readings)
+    return PriceFile(name=path.stem, caveat=caveat or "", readings=readings)
 
 
 def read_document(path: Path) -> Mapping[str, object]:
@@ -107,13 +109,13 @@ def _sku(sku: str, entry: object, path: str, problems: Problems) -> tuple[Price,
         problems.add(path, f"expected a mapping of {', '.join(_SKU_KEYS)}")
         return ()
     unknown_keys(entry, _SKU_KEYS, path, problems)
-    unit = _unit(sku, entry.get("unit"), f"{path}.unit", problems)
+    sold_by = unit(sku, entry.get("unit"), path, problems)
     covers_vm = entry.get("covers_vm", False)
     if not isinstance(covers_vm, bool):
         problems.add(f"{path}.covers_vm", f"{covers_vm!r} is neither true nor false")
     rows = reading_rows(entry, _READING_KEYS, path, problems)
     found = [
-        _reading(sku, unit, covers_vm is True, row, row_path, problems) for row_path, row in rows
+        _reading(sku, sold_by, covers_vm is True, row, row_path, problems) for row_path, row in rows
     ]
     readings = tuple(price for price in found if price is not None)
     _refuse_duplicates(readings, path, problems)
@@ -146,7 +148,7 @@ def reading_rows(
 
 def _reading(
     sku: str,
-    unit: Unit | None,
+    sold_by: Unit | None,
     covers_vm: bool,
     row: Mapping[str, object],
     path: str,
@@ -160,14 +162,14 @@ def _reading(
     region = row.get("region")
     if region is not None and region not in REGIONS:
         problems.add(f"{path}.region", f"{region!r} is not one of {', '.join(REGIONS)}")
-    if len(problems.lines) > before or unit is None:
+    if len(problems.lines) > before or sold_by is None:
         return None
     assert usd is not None
     assert source is not None
     assert day is not None
     return Price(
         sku=sku,
-        unit=unit,
+        unit=sold_by,
         usd=usd,
         source=source,
         date=day,
@@ -188,18 +190,23 @@ def _refuse_duplicates(readings: Sequence[Price], path: str, problems: Problems)
         seen.add(key)
 
 
-def _unit(sku: str, value: object, path: str, problems: Problems) -> Unit | None:
-    if value is None:
-        problems.add(path, "missing")
-        return None
-    if value not in tuple(Unit):
-        problems.add(path, f"{value!r} is not one of {', '.join(Unit)}")
-        return None
-    unit, sold_by = Unit(str(value)), unit_of(sku)
-    if sold_by not in (None, unit):
-        problems.add(path, f"{unit}, but '{sku}' is sold by {sold_by}; convert the price")
-        return None
-    return unit
+def unit(
+    sku: str, value: object, path: str, problems: Problems, *, sku_path: str = ""
+) -> Unit | None:
+    """The unit of a SKU that is sold, which its price must be for."""
+    sold_by = unit_of(sku)
+    if sold_by is None:
+        near = difflib.get_close_matches(sku, UNITS, n=1)
+        advice = f"; did you mean '{near[0]}'?" if near else " (docs/prices.md lists them)"
+        problems.add(sku_path or path, f"'{sku}' is not sold{advice}")
+    elif value is None:
+        problems.add(f"{path}.unit", "missing")
+    elif value != sold_by:
+        other = f"'{sku}' is sold by {sold_by}; convert the price"
+        problems.add(f"{path}.unit", f"'{value}', but {other}")
+    else:
+        return sold_by
+    return None
 
 
 def day_of(row: Mapping[str, object], path: str, problems: Problems) -> tuple[date | None, bool]:

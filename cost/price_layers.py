@@ -7,15 +7,14 @@ contract price must satisfy; asking the provider is infra/prices.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 
-from cost.price import Layer, Price, PriceBookError, Unit, UnknownBookError
+from cost.price import Layer, Price, PriceBookError, UnknownBookError
 from cost.price_book import PriceBook
-from cost.price_file import Problems, day, money, text
-from cost.sku import UNITS, covers_vm, unit_of
+from cost.price_file import Problems, day, money, text, unit
+from cost.sku import covers_vm
 from stacks.cost_spec import ContractPriceSpec
 from stacks.spec import StackSpec
 
@@ -59,34 +58,17 @@ def contract_prices(spec: StackSpec) -> tuple[Price, ...]:
 
 
 def _contract_price(declared: ContractPriceSpec, path: str, problems: Problems) -> Iterator[Price]:
-    unit = _unit(declared, path, problems)
+    sold_by = unit(declared.sku, declared.unit, path, problems, sku_path=f"{path}.sku")
     usd = money(declared.usd, f"{path}.usd", problems)
     source = text(declared.source, f"{path}.source", problems)
     agreed = day(declared.date, f"{path}.date", problems)
-    if unit is not None and usd is not None and source is not None and agreed is not None:
+    if sold_by is not None and usd is not None and source is not None and agreed is not None:
         yield Price(
             sku=declared.sku,
-            unit=unit,
+            unit=sold_by,
             usd=usd,
             source=source,
             date=agreed,
             covers_vm=covers_vm(declared.sku),
             layer=Layer.CONTRACT,
         )
-
-
-def _unit(declared: ContractPriceSpec, path: str, problems: Problems) -> Unit | None:
-    """The unit of a known SKU, which the contract price must be for."""
-    sold_by = unit_of(declared.sku)
-    if sold_by is None:
-        near = difflib.get_close_matches(declared.sku, UNITS, n=1)
-        advice = f"; did you mean '{near[0]}'?" if near else " (docs/prices.md lists them)"
-        problems.add(f"{path}.sku", f"'{declared.sku}' is not sold{advice}")
-        return None
-    if declared.unit != sold_by:
-        problems.add(
-            f"{path}.unit",
-            f"'{declared.unit}', but '{declared.sku}' is sold by {sold_by}; convert the price",
-        )
-        return None
-    return sold_by

@@ -197,6 +197,9 @@ STRIPED_DISK_STEP_GIB: Final = 93
 STRIPED_DISK_MAX_GIB: Final = 262_074
 BOOT_DISK_MIN_GIB: Final = 64
 """What the mk8s API accepts (nebius.mk8s.v1.NodeTemplate.boot_disk: at least 64 GiB)."""
+BOOT_DISK_LARGE_GIB: Final = 10 << 10
+"""No document bounds a network-ssd disk. This is twenty times what the recipe wants for a worker,
+whose jobs write elsewhere, and less than any advised size in MiB."""
 BOOT_DISK_ADVISED_GIB: Final[Mapping[str, int]] = MappingProxyType(
     {"system": 128, "controller": 128, "login": 256, "accounting": 128, "nfs": 128, "worker": 512}
 )
@@ -218,6 +221,9 @@ ALLOWED_CIDRS_MAX: Final = 100
 # Machines with drives of their own. Source: local_nvme_supported of the same module, 7b687e5.
 LOCAL_NVME: Final = frozenset({("uk-south1", "gpu-b300-sxm", "8gpu-192vcpu-2768gb")})
 """Region, platform and preset of nodes whose NVMe drives can be passed through."""
+DISK_LARGE_GIB: Final = 64 << 10
+"""As BOOT_DISK_LARGE_GIB, of a disk for data: 64 GiB given in MiB, and a hundred times the recipe's
+image disk of 930 GiB, rounded down."""
 LARGE_FILESYSTEM_GIB: Final = 2048
 """Filesystems over 2 TiB need Nebius support (README of the recipe)."""
 

@@ -12,8 +12,6 @@ from typing import Final
 from stacks.soperator_spec import Observability
 from stacks.spec import StackSpec
 
-DATABASE_GIB: Final = 30
-"""Claim of the accounting database (nebius/soperator helm/slurm-cluster/values.yaml at 4.1.7)."""
 _OBSERVABILITY_GIB: Final[Mapping[Observability, Mapping[str, int]]] = MappingProxyType(
     {
         Observability.OFF: MappingProxyType({}),
@@ -23,13 +21,6 @@ _OBSERVABILITY_GIB: Final[Mapping[Observability, Mapping[str, int]]] = MappingPr
         Observability.FULL: MappingProxyType({"metrics": 512, "logs": 256}),
     }
 )
-
-
-def database_volume_gib(spec: StackSpec) -> int:
-    """GiB that the accounting database claims from the default storage class; 0 without a claim."""
-    if not spec.slurm.accounting or spec.nodes.accounting is None:
-        return 0
-    return 0 if spec.storage.accounting is not None else DATABASE_GIB
 
 
 def home_volume_gib(spec: StackSpec) -> int:

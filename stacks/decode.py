@@ -36,7 +36,7 @@ _MOST_OF: Final[Mapping[str, int]] = {
         CLUSTER_NODES_MOST,
     ),
     "count": 1_000,
-    "size_gib": 4 << 20,
+    **dict.fromkeys(("size_gib", "config_bucket_gib", "registry_gib"), 4 << 20),
     "keep_daily": 3_650,
     "key_days": 3_650,
     "drain_timeout_s": 366 * 24 * 3_600,

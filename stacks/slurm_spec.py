@@ -135,9 +135,9 @@ class JobSpec:
     """Fewest nodes that it may go on with when some are lost; without it: `nodes`."""
     restarts: int = 3
     """How often lost or hung ranks start again from the last checkpoint."""
-    save_s: int = 120
-    """Seconds that it gets to save before its time limit and when it is preempted; training on
-    preemptible nodes needs at most 60."""
+    save_s: int = 60
+    """Seconds that it gets to save before its time limit and when it is preempted; on preemptible
+    nodes at most 60, the notice of the cloud."""
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Variables of its ranks, such as `NCCL_DEBUG: INFO`; they win over the derived ones. No
     secrets: every user of the cluster may read a job's script."""

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any, Final
 
+# `typing` takes longer than all of these, before anybody hears Ctrl-C (main.py).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any, Final
+
+INTERRUPTED: Final = 130
+"""As a shell says that SIGINT ended a command."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Ctrl-C ends the process without a word: nothing is begun yet, and a traceback says nothing.
+
+    Where it is ignored, as of `nohup`, or another's, it stays so.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    with _handled((signal.SIGINT,), lambda number, frame: os._exit(INTERRUPTED)):
+        yield
 
 
 @contextmanager

@@ -7,16 +7,19 @@ no reader of its output any more.
 
 from __future__ import annotations
 
-import errno
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
-from typing import Annotated, Any, NamedTuple
+from infra.cli import interrupts
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+with interrupts.at_once():  # these imports are most of the first 0.15 s
+    import errno
+    import os
+    import sys
+    from collections.abc import Iterator
+    from contextlib import contextmanager
+    from importlib import import_module
+    from typing import Annotated, Any, NamedTuple
+
+    import typer
+    from typer.core import TyperCommand, TyperGroup
 
 
 class _Verb(NamedTuple):
@@ -149,7 +152,12 @@ class LazyGroup(TyperGroup):
             return None
         if self._listing:
             return TyperCommand(cmd_name, help=verb.help, short_help=verb.help)
-        return _load(cmd_name, verb)
+        with interrupts.at_once():
+            return _load(cmd_name, verb)
+
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        with interrupts.at_once():
+            return super().make_context(*arguments, **settings)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self._listing = True
@@ -160,7 +168,7 @@ class LazyGroup(TyperGroup):
             with _flushed():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+            raise typer.Exit(interrupts.INTERRUPTED) from None
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE and error.filename:
                 advice = _OF_THE_MACHINE[error.errno]
@@ -215,7 +223,14 @@ def is_refusal(error: BaseException) -> bool:
     return bool(names & _REFUSALS)
 
 
-app = typer.Typer(
+class _App(typer.Typer):
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        with interrupts.at_once():
+            command = typer.main.get_command(self)
+        return command(*arguments, **settings)
+
+
+app = _App(
     name="soperator",
     cls=LazyGroup,
     help="Slurm on Nebius Kubernetes, as declared in stacks/: what it costs, what runs, what came.",
@@ -257,7 +272,34 @@ def _load(name: str, verb: _Verb) -> Any:
         single.command(name, help=module.command.__doc__ or verb.help)(module.command)
         command = typer.main.get_command(single)
     command.name = name
+    _refuse_repeats(command)
     return command
+
+
+def _refuse_repeats(command: Any) -> None:
+    """An option of one value that is given twice is wrong usage: which of them is meant?"""
+    for each in getattr(command, "commands", {}).values():
+        _refuse_repeats(each)
+    make_parser = command.make_parser
+
+    def strict_parser(ctx: Any) -> Any:
+        parser = make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_once(args: list[str]) -> Any:
+            values, rest, given = parse(args=args)
+            for option in given:
+                has_one = option.param_type_name == "option" and not (
+                    option.multiple or option.is_flag or option.count
+                )
+                if has_one and given.count(option) > 1:
+                    ctx.fail(f"{option.opts[0]} is given {given.count(option)} times; give it once")
+            return values, rest, given
+
+        parser.parse_args = parse_once
+        return parser
+
+    command.make_parser = strict_parser
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Outcomes:
             return ""
 
     def num_rows(self) -> str:
-        """Rows that both models were tested on."""
+        """Rows that both models answered; perplexity reads more of them."""
         base = (self._evaluation() or {}).get("base_model", {})
         return str(base.get("num_rows", "?"))
 

@@ -64,7 +64,7 @@ def _quality(outcomes: Outcomes) -> list[str]:
         return []
     heading = ("", "base", "fine-tuned", "difference, 95 % interval", "p")
     return [
-        f"Quality on {outcomes.num_rows()} held-out rows",
+        f"Quality on held-out rows, of which {outcomes.num_rows()} were answered",
         *_aligned([heading, *rows], right=(1, 2)),
     ]
 

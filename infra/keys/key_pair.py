@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pulumi
 
+from infra.plugins.resource import OwnResource
 
-class KeyPair(pulumi.CustomResource):
+
+class KeyPair(OwnResource):
     """One ed25519 key pair, kept in the state; a new comment makes a new pair."""
 
     public_key: pulumi.Output[str]

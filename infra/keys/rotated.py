@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pulumi
 
+from infra.plugins.resource import OwnResource
 
-class Password(pulumi.CustomResource):
+
+class Password(OwnResource):
     """256 random bits as text, kept in the state; a higher version makes the next one."""
 
     fingerprint: pulumi.Output[str]
@@ -25,7 +27,7 @@ class Password(pulumi.CustomResource):
         super().__init__("soperator:random:Password", name, properties, merged)
 
 
-class Expiry(pulumi.CustomResource):
+class Expiry(OwnResource):
     """A moment `days` after it was chosen; chosen anew with a new version, or near its end."""
 
     at: pulumi.Output[str]

@@ -13,8 +13,10 @@ from typing import Any
 
 import pulumi
 
+from infra.plugins.resource import OwnResource
 
-class Resource(pulumi.CustomResource):
+
+class Resource(OwnResource):
     """Any resource of the Nebius API, with the fields of its proto message."""
 
     metadata: pulumi.Output[dict[str, Any]]

@@ -15,7 +15,6 @@ from infra.preflight.cloud import Cloud
 from infra.render.names import NODESET_NAME_LABEL
 from infra.teardown.disks import CLAIM_LABEL
 from stacks.catalog import find_preset
-from stacks.chart_volumes import database_volume_gib
 from stacks.rules.quotas import ADDRESSES_PER_NODE, gpu_quota
 from stacks.spec import StackSpec
 
@@ -83,11 +82,7 @@ def own_use(cloud: Cloud, spec: StackSpec, owner: Owner) -> Mapping[str, int]:
             used["compute.instance.non-gpu.vcpu"] += preset.vcpus
     used["compute.gpucluster.count"] = len(list(own(cloud, spec, owner, "GPU cluster")))
     used["vpc.allocation.count"] = len(list(own(cloud, spec, owner, "address")))
-    clusters = len(list(own(cloud, spec, owner, "cluster")))
-    used["mk8s.cluster.count"] = clusters
-    if clusters and (size_gib := database_volume_gib(spec)):
-        used["compute.disk.count"] += 1
-        used["compute.disk.size.network-ssd"] += size_gib
+    used["mk8s.cluster.count"] = len(list(own(cloud, spec, owner, "cluster")))
     groups = list(own_node_groups(cloud, spec, owner))
     for group in groups:
         used += _group_use(group)

@@ -10,7 +10,7 @@ from typing import Final
 from stacks.catalog import REGIONS
 from stacks.mounts import paths_of_one_node, shared_mounts
 from stacks.problem import Findings
-from stacks.rules.naming import cidr_problem, is_under, name_problem, path_problem, repeated
+from stacks.rules.naming import check_unique, cidr_problem, is_under, name_problem, path_problem
 from stacks.slurm_spec import SshServiceType
 from stacks.soperator_spec import ChecksProfile
 from stacks.spec import StackSpec
@@ -160,8 +160,13 @@ def _check_sources(spec: StackSpec, findings: Findings) -> None:
             "a NodePort lets everybody in who reaches a node; use service LoadBalancer",
             rule="login.cidrs-unused",
         )
-    for cidr in repeated(login.allowed_cidrs):
-        findings.error("login.allowed_cidrs", f"'{cidr}' is given twice", rule="login.cidr-twice")
+    check_unique(
+        login.allowed_cidrs,
+        "login.allowed_cidrs",
+        findings,
+        rule="login.cidr-twice",
+        advice="give it once",
+    )
     for index, cidr in enumerate(login.allowed_cidrs):
         if problem := cidr_problem(cidr):
             findings.error(f"login.allowed_cidrs[{index}]", problem, rule="login.cidr-form")

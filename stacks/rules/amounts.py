@@ -1,15 +1,19 @@
-"""Rules of how much one cluster holds: nodes in all, filesystems of a machine, the largest release.
+"""Rules of how much one cluster holds: nodes in all, filesystems of a machine, the largest
+release, disks of a size that is hardly meant.
 
 Each set's own count is bounded where it is decoded (decode.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
+from stacks.catalog import BOOT_DISK_LARGE_GIB, DISK_LARGE_GIB
 from stacks.decode import CLUSTER_NODES_MOST
 from stacks.machines import node_groups
 from stacks.problem import Findings
+from stacks.rules.worker_disks import disks_of
 from stacks.spec import StackSpec
 
 _PAIRS_MOST: Final = 39_000
@@ -19,6 +23,20 @@ read 2026-11-21). Each set lists each submount, which takes 26.6 bytes of it: 1,
 values of 300 sets with 200 submounts, 2026-11-21."""
 _FILESYSTEMS_ADVISED: Final = 32
 """Devices of one PCI bus (PCI Local Bus Specification 3.0, 3.2.2.3.2); each filesystem is one."""
+
+
+def _disks(spec: StackSpec) -> Iterator[tuple[str, int, int]]:
+    """Path and GiB of every disk, and from where on its size is doubted."""
+    for _, path, group in node_groups(spec):
+        yield f"{path}.boot_disk", group.boot_disk.size_gib, BOOT_DISK_LARGE_GIB
+    for index, worker in enumerate(spec.nodes.workers):
+        for path, size_gib, _ in disks_of(worker, f"nodes.workers[{index}]"):
+            yield path, size_gib, DISK_LARGE_GIB
+    if spec.nfs is not None:
+        yield "nfs.boot_disk", spec.nfs.boot_disk.size_gib, BOOT_DISK_LARGE_GIB
+        yield "nfs.data_disks", spec.nfs.data_disks.size_gib, DISK_LARGE_GIB
+    if spec.soperator.nfs_home is not None:
+        yield "soperator.nfs_home", spec.soperator.nfs_home.size_gib, DISK_LARGE_GIB
 
 
 def check_amounts(spec: StackSpec, findings: Findings) -> None:
@@ -40,6 +58,14 @@ def check_amounts(spec: StackSpec, findings: Findings) -> None:
             "sets, or folders on fewer filesystems",
             rule="nodes.sets-and-submounts",
         )
+    for path, size_gib, large_gib in _disks(spec):
+        if size_gib > large_gib:
+            findings.warn(
+                f"{path}.size_gib",
+                f"{size_gib:,} GiB are {size_gib / 1024:,.0f} TiB on one disk; if they are MiB, "
+                f"write {size_gib // 1024}",
+                rule="storage.disk-large",
+            )
     own = (spec.storage.jail, *spec.storage.submounts)
     if len(own) > _FILESYSTEMS_ADVISED:
         findings.warn(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stacks.problem import Findings
-from stacks.rules.naming import repeated
+from stacks.rules.naming import check_unique
 from stacks.spec import StackSpec
 
 
@@ -38,12 +38,13 @@ def _check_profile(spec: StackSpec, findings: Findings) -> None:
             "(a quarter is 0.25, not 25)",
             rule="chat.cached-share",
         )
-    for name in repeated(chat.api_models):
-        findings.error(
-            "chat.api_models",
-            f"'{name}' is named twice; name each model once",
-            rule="chat.model-twice",
-        )
+    check_unique(
+        chat.api_models,
+        "chat.api_models",
+        findings,
+        rule="chat.model-twice",
+        advice="name each once",
+    )
 
 
 def _check_serving(spec: StackSpec, findings: Findings) -> None:
@@ -78,12 +79,13 @@ def _check_serving(spec: StackSpec, findings: Findings) -> None:
 
 def _check_speeds(spec: StackSpec, findings: Findings) -> None:
     chat = spec.chat
-    for name in repeated(speed.scenario for speed in chat.speeds):
-        findings.error(
-            "chat.speeds",
-            f"scenario '{name}' is used twice; names are unique",
-            rule="chat.scenario-twice",
-        )
+    check_unique(
+        (speed.scenario for speed in chat.speeds),
+        "chat.speeds",
+        findings,
+        key="scenario",
+        rule="chat.scenario-twice",
+    )
     for index, speed in enumerate(chat.speeds):
         same = [
             other.scenario

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stacks.catalog import ALLOWED_CIDRS_MAX, PLATFORMS
 from stacks.problem import Findings
-from stacks.rules.naming import cidr_problem, repeated
+from stacks.rules.naming import check_unique, cidr_problem
 from stacks.spec import StackSpec
 
 
@@ -48,8 +48,9 @@ def _check_endpoint(spec: StackSpec, findings: Findings) -> None:
             f"{len(cluster.allowed_cidrs)} blocks; the API takes {ALLOWED_CIDRS_MAX}: join some",
             rule="cluster.cidrs-most",
         )
-    for cidr in repeated(cluster.allowed_cidrs):
-        findings.error(path, f"'{cidr}' is given twice; give it once", rule="cluster.cidr-twice")
+    check_unique(
+        cluster.allowed_cidrs, path, findings, rule="cluster.cidr-twice", advice="give it once"
+    )
     for index, cidr in enumerate(cluster.allowed_cidrs):
         problem = cidr_problem(cidr)
         if problem:

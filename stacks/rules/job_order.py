@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stacks.problem import Findings
-from stacks.rules.naming import repeated
+from stacks.rules.naming import check_unique
 from stacks.spec import StackSpec
 
 
@@ -21,12 +21,13 @@ def check_order(spec: StackSpec, findings: Findings) -> None:
                     f"'{name}' is not a job (has: {', '.join(after)})",
                     rule="jobs.after",
                 )
-        for name in repeated(job.after):
-            findings.error(
-                f"jobs[{index}].after",
-                f"'{name}' is named twice; name each job once",
-                rule="jobs.after-twice",
-            )
+        check_unique(
+            job.after,
+            f"jobs[{index}].after",
+            findings,
+            rule="jobs.after-twice",
+            advice="name each once",
+        )
         for name in sorted(servers.intersection(job.after)):
             findings.error(
                 f"jobs[{index}].after",

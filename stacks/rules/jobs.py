@@ -9,9 +9,9 @@ from stacks.catalog import find_preset
 from stacks.node_spec import Billing, WorkerSpec
 from stacks.problem import Findings
 from stacks.rules.job_order import check_order
-from stacks.rules.naming import name_problem, path_problem, repeated
+from stacks.rules.naming import check_unique, name_problem, path_problem
 from stacks.rules.partition_line import HIDDEN, check_line
-from stacks.slurm_spec import TRAIN_MODULE, JobSpec, PartitionSpec
+from stacks.slurm_spec import JobSpec, PartitionSpec
 from stacks.slurm_time import slurm_seconds
 from stacks.spec import StackSpec
 
@@ -42,10 +42,9 @@ https://docs.nebius.com/compute/virtual-machines/preemptible, read 2026-11-22.""
 def check_jobs(spec: StackSpec, findings: Findings) -> None:
     """Partitions first, then the jobs that use them."""
     _check_partitions(spec, findings)
-    for name in repeated(job.name for job in spec.jobs):
-        findings.error(
-            "jobs", f"name '{name}' is used twice; job names are unique", rule="jobs.name-twice"
-        )
+    check_unique(
+        (job.name for job in spec.jobs), "jobs", findings, key="name", rule="jobs.name-twice"
+    )
     for index, job in enumerate(spec.jobs):
         _check_job(spec, job, f"jobs[{index}]", findings)
     check_order(spec, findings)
@@ -62,12 +61,13 @@ def nodesets_of(spec: StackSpec, partition: PartitionSpec) -> tuple[WorkerSpec, 
 def _check_partitions(spec: StackSpec, findings: Findings) -> None:
     partitions = spec.slurm.partitions
     known = [worker.name for worker in spec.nodes.workers]
-    for name in repeated(partition.name for partition in partitions):
-        findings.error(
-            "slurm.partitions",
-            f"name '{name}' is used twice; names are unique",
-            rule="partitions.name-twice",
-        )
+    check_unique(
+        (partition.name for partition in partitions),
+        "slurm.partitions",
+        findings,
+        key="name",
+        rule="partitions.name-twice",
+    )
     for index, partition in enumerate(partitions):
         path = f"slurm.partitions[{index}]"
         problem = name_problem(partition.name, longest=63)
@@ -81,12 +81,13 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
                     rule="partitions.refs",
                 )
         check_line(partition, path, findings)
-        for nodeset in repeated(partition.nodesets):
-            findings.error(
-                f"{path}.nodesets",
-                f"'{nodeset}' is named twice; name each nodeset once",
-                rule="partitions.ref-twice",
-            )
+        check_unique(
+            partition.nodesets,
+            f"{path}.nodesets",
+            findings,
+            rule="partitions.ref-twice",
+            advice="name each once",
+        )
         if partition.name == HIDDEN and partition.nodesets:
             findings.error(
                 f"{path}.nodesets",
@@ -214,10 +215,10 @@ def _check_faults(job: JobSpec, path: str, findings: Findings) -> None:
 def _check_notice(
     job: JobSpec, workers: tuple[WorkerSpec, ...], path: str, findings: Findings
 ) -> None:
-    """Whether training can save while a preempted node still runs."""
+    """Whether the job can save while a preempted node still runs."""
     preempted = [worker.name for worker in workers if worker.billing is Billing.PREEMPTIBLE]
-    if preempted and job.module == TRAIN_MODULE and job.save_s > PREEMPTION_NOTICE_S:
-        findings.warn(
+    if preempted and job.save_s > PREEMPTION_NOTICE_S:
+        findings.error(
             f"{path}.save_s",
             f"{job.save_s}, but nodes of {', '.join(preempted)} are preemptible and stop "
             f"{PREEMPTION_NOTICE_S} s after the notice; write {PREEMPTION_NOTICE_S} or less, and "

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Final
 
+from stacks.problem import Findings
 from stacks.soperator_mounts import IN_JAIL, KEPT
 
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
@@ -75,12 +76,20 @@ def is_under(path: str, parent: str) -> bool:
     return f"{path}/".startswith(f"{parent.rstrip('/')}/")
 
 
-def repeated(names: Iterable[str]) -> tuple[str, ...]:
-    """Names that occur more than once, in order of their second occurrence."""
-    seen: set[str] = set()
-    twice: dict[str, None] = {}
-    for name in names:
-        if name in seen:
-            twice[name] = None
-        seen.add(name)
-    return tuple(twice)
+def check_unique(
+    names: Iterable[str],
+    at: str,
+    findings: Findings,
+    *,
+    rule: str,
+    key: str = "",
+    advice: str = "names are unique",
+) -> None:
+    """An error at each entry of the list `at` whose name, in a mapping its `key`, was there."""
+    first: dict[str, str] = {}
+    for index, name in enumerate(names):
+        place = f"{at}[{index}].{key}".removesuffix(".")
+        if name in first:
+            twice = f"'{name}' is used twice, first by {first[name]}; {advice}"
+            findings.error(place, twice, rule=rule)
+        first.setdefault(name, place)

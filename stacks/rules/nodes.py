@@ -20,7 +20,7 @@ from stacks.names import Alias
 from stacks.node_spec import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec, WorkerSpec
 from stacks.problem import Findings, SpareNodes
 from stacks.rules.fabrics import check_network
-from stacks.rules.naming import name_problem, repeated
+from stacks.rules.naming import check_unique, name_problem
 from stacks.rules.workers import check_labels, check_workers
 from stacks.spec import StackSpec
 from stacks.storage_spec import DiskType
@@ -47,12 +47,13 @@ def check_nodes(spec: StackSpec, findings: Findings) -> None:
             "no nodeset, so no job could run; declare at least one",
             rule="nodes.no-worker",
         )
-    for name in repeated(worker.name for worker in spec.nodes.workers):
-        findings.error(
-            "nodes.workers",
-            f"name '{name}' is used twice; nodeset names are unique",
-            rule="nodes.name-twice",
-        )
+    check_unique(
+        (worker.name for worker in spec.nodes.workers),
+        "nodes.workers",
+        findings,
+        key="name",
+        rule="nodes.name-twice",
+    )
     check_workers(spec, findings)
     _check_accounting(spec, findings)
 

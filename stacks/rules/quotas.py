@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from stacks.catalog import PLATFORMS, find_preset
-from stacks.chart_volumes import database_volume_gib
 from stacks.decode import nearest
 from stacks.machines import node_groups
 from stacks.node_spec import (
@@ -24,7 +23,7 @@ from stacks.node_spec import (
     WorkerSpec,
 )
 from stacks.problem import Findings
-from stacks.rules.naming import repeated
+from stacks.rules.naming import check_unique
 from stacks.spec import StackSpec
 from stacks.storage_spec import DiskType, FilesystemType
 
@@ -65,12 +64,9 @@ def quota_use(spec: StackSpec, *, at_max: bool) -> Mapping[str, int]:
             used["compute.instance.non-gpu.vcpu"] += num_nodes * preset.vcpus
         elif preset is not None and not _is_reserved(group):
             used[gpu_quota(group.platform)] += num_nodes * preset.gpus
-    # One cluster, the address of the login node, and the disk that the accounting database claims.
+    # One cluster and the address of the login node.
     used["mk8s.cluster.count"] = 1
     used["vpc.allocation.count"] += 1
-    if size_gib := database_volume_gib(spec):
-        used["compute.disk.count"] += 1
-        used[f"compute.disk.size.{DiskType.NETWORK_SSD}"] += size_gib
     used.update(_nfs_use(spec))
     made = [worker for worker in spec.nodes.workers if worker.gpu_cluster_id is None]
     used["compute.gpucluster.count"] = len({worker.infiniband_fabric for worker in made} - {None})
@@ -114,10 +110,14 @@ def _is_reserved(group: NodeGroupSpec) -> bool:
 
 def check_quotas(spec: StackSpec, findings: Findings) -> None:
     """Every declared quota: an error when the least of the stack is over it, else a warning."""
-    for name in repeated(quota.name for quota in spec.quotas):
-        findings.error(
-            "quotas", f"'{name}' is given twice; give each quota once", rule="quotas.twice"
-        )
+    check_unique(
+        (quota.name for quota in spec.quotas),
+        "quotas",
+        findings,
+        key="name",
+        rule="quotas.twice",
+        advice="give it once",
+    )
     least, most = quota_use(spec, at_max=False), quota_use(spec, at_max=True)
     for index, quota in enumerate(spec.quotas):
         path = f"quotas[{index}]"

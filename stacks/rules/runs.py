@@ -7,7 +7,7 @@ from typing import Final
 
 from stacks.node_spec import Billing
 from stacks.problem import Findings
-from stacks.rules.naming import repeated
+from stacks.rules.naming import check_unique
 from stacks.slurm_spec import JobSpec
 from stacks.slurm_time import slurm_seconds
 from stacks.spec import StackSpec
@@ -18,10 +18,14 @@ _SECONDS_PER_HOUR: Final = Decimal(3600)
 def check_runs(spec: StackSpec, findings: Findings) -> None:
     """Forecasts name jobs and sources; losses are declared where nodes are preemptible."""
     jobs = {job.name: job for job in spec.jobs}
-    for name in repeated(run.job for run in spec.runs):
-        findings.error(
-            "runs", f"job '{name}' is named twice; keep one entry", rule="runs.job-twice"
-        )
+    check_unique(
+        (run.job for run in spec.runs),
+        "runs",
+        findings,
+        key="job",
+        rule="runs.job-twice",
+        advice="keep one entry",
+    )
     for index, run in enumerate(spec.runs):
         path = f"runs[{index}]"
         if run.job not in jobs:

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Final
 
 from stacks.problem import Findings
-from stacks.rules.naming import name_problem, repeated
+from stacks.rules.naming import check_unique, name_problem
 from stacks.search_spec import SearchSpec
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
@@ -24,10 +24,13 @@ _METRIC: Final = re.compile(r"[a-z][a-z0-9_]*")
 def check_searches(spec: StackSpec, findings: Findings) -> None:
     """Names, jobs, settings and numbers of the declared searches."""
     jobs = {job.name: job for job in spec.jobs}
-    for name in repeated(search.name for search in spec.searches):
-        findings.error(
-            "searches", f"name '{name}' is used twice; names are unique", rule="searches.name-twice"
-        )
+    check_unique(
+        (search.name for search in spec.searches),
+        "searches",
+        findings,
+        key="name",
+        rule="searches.name-twice",
+    )
     for index, search in enumerate(spec.searches):
         path = f"searches[{index}]"
         problem = name_problem(search.name, longest=63)
@@ -108,12 +111,14 @@ def _check_count(search: SearchSpec, path: str, findings: Findings) -> bool:
 
 
 def _check_settings(search: SearchSpec, path: str, findings: Findings) -> None:
-    for name in repeated(axis.key for axis in search.grid):
-        findings.error(
-            f"{path}.grid",
-            f"'{name}' is there twice; give all of its values at once",
-            rule="searches.axis-twice",
-        )
+    check_unique(
+        (axis.key for axis in search.grid),
+        f"{path}.grid",
+        findings,
+        key="key",
+        rule="searches.axis-twice",
+        advice="give all of its values at once",
+    )
     wrong: list[str] = []
     for index, axis in enumerate(search.grid):
         if not _KEY.fullmatch(axis.key):

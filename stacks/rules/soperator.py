@@ -13,7 +13,7 @@ from stacks.node_capacity import GIB, slurmd_amounts, slurmdbd_amounts
 from stacks.problem import Findings
 from stacks.rules.access import public_key_problem
 from stacks.rules.alerts import check_alerts
-from stacks.rules.naming import is_under, path_problem, repeated
+from stacks.rules.naming import check_unique, is_under, path_problem
 from stacks.soperator_mounts import IN_JAIL
 from stacks.soperator_spec import HOME, ChecksProfile, JailFileSpec, Observability
 from stacks.spec import StackSpec
@@ -46,12 +46,15 @@ def check_soperator(spec: StackSpec, findings: Findings) -> None:
     check_alerts(spec, findings)
     for index, file in enumerate(spec.soperator.jail_files):
         _check_file(spec, file, f"soperator.jail_files[{index}]", findings)
-    for path in repeated(file.path for file in spec.soperator.jail_files):
-        findings.error(
-            "soperator.jail_files",
-            f"'{path}' is given twice; paths are unique",
-            rule="soperator.file-twice",
-        )
+    paths = (file.path for file in spec.soperator.jail_files)
+    check_unique(
+        paths,
+        "soperator.jail_files",
+        findings,
+        key="path",
+        rule="soperator.file-twice",
+        advice="paths are unique",
+    )
     size = sum(len(file.content.encode()) for file in spec.soperator.jail_files)
     if size > _CONFIG_MAP_BYTES:
         findings.error(
@@ -162,10 +165,13 @@ def _check_home(spec: StackSpec, findings: Findings) -> None:
 
 def _check_users(spec: StackSpec, findings: Findings) -> None:
     users = spec.soperator.users
-    for name in repeated(user.name for user in users):
-        findings.error(
-            "soperator.users", f"name '{name}' is used twice", rule="soperator.user-twice"
-        )
+    check_unique(
+        (user.name for user in users),
+        "soperator.users",
+        findings,
+        key="name",
+        rule="soperator.user-twice",
+    )
     for index, user in enumerate(users):
         path = f"soperator.users[{index}]"
         if not _USER_NAME.fullmatch(user.name) or user.name in _TAKEN_USERS:

@@ -11,10 +11,10 @@ from stacks.mounts import paths_of_one_node, shared_mounts
 from stacks.node_capacity import GIB, slurmd_amounts
 from stacks.problem import Findings, SpareGib
 from stacks.rules.naming import (
+    check_unique,
     is_under,
     name_problem,
     path_problem,
-    repeated,
     reserved_problem,
 )
 from stacks.rules.schedule import schedule_problem
@@ -45,13 +45,16 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
     for path, filesystem in _filesystems(spec):
         _check_filesystem(filesystem, path, findings)
         _check_deletion(filesystem, path, findings, purge=storage.purge_on_destroy)
-    existing = [filesystem.existing_id for _, filesystem in _filesystems(spec)]
-    for id_ in repeated(id_ for id_ in existing if id_ is not None):
-        findings.error(
-            "storage",
-            f"existing_id '{id_}' is used twice; one filesystem has one mount",
-            rule="storage.id-twice",
-        )
+    first: dict[str, str] = {}
+    for path, filesystem in _filesystems(spec):
+        if (id_ := filesystem.existing_id) in first:
+            findings.error(
+                f"{path}.existing_id",
+                f"'{id_}' is used twice, first by {first[id_]}; one filesystem has one mount",
+                rule="storage.id-twice",
+            )
+        elif id_ is not None:
+            first[id_] = path
     _check_weka(spec, findings)
     if spec.slurm.accounting and storage.accounting is None:
         findings.error(
@@ -189,12 +192,13 @@ def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
         mounts.append(("storage.memory.mount_path", spec.storage.memory.mount_path))
     if spec.nfs is not None:
         mounts.append(("nfs.mount_path", spec.nfs.mount_path))
-    for name in repeated(submount.name for submount in spec.storage.submounts):
-        findings.error(
-            "storage.submounts",
-            f"name '{name}' is used twice; names are unique",
-            rule="storage.name-twice",
-        )
+    check_unique(
+        (submount.name for submount in spec.storage.submounts),
+        "storage.submounts",
+        findings,
+        key="name",
+        rule="storage.name-twice",
+    )
     for index, (key, path) in enumerate(mounts):
         problem = path_problem(path)
         if problem:

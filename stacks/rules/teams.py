@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from stacks.problem import Findings
-from stacks.rules.naming import repeated
+from stacks.rules.naming import check_unique
 from stacks.slurm_spec import AccountSpec, QosSpec
 from stacks.slurm_time import slurm_seconds
 from stacks.spec import StackSpec
@@ -30,10 +30,7 @@ def check_teams(spec: StackSpec, findings: Findings) -> None:
         ("slurm.qos", [qos.name for qos in slurm.qos]),
         ("slurm.accounts", [account.name for account in slurm.accounts]),
     ):
-        for name in repeated(names):
-            findings.error(
-                key, f"name '{name}' is used twice; names are unique", rule="teams.name-twice"
-            )
+        check_unique(names, key, findings, key="name", rule="teams.name-twice")
     for index, qos in enumerate(slurm.qos):
         _check_qos(spec, qos, f"slurm.qos[{index}]", findings)
     for index, account in enumerate(slurm.accounts):
@@ -66,8 +63,7 @@ def _check_account(spec: StackSpec, account: AccountSpec, path: str, findings: F
                 f"'{name}' is not a QOS (has: {', '.join([*known, _NORMAL])})",
                 rule="teams.qos-unknown",
             )
-    for name in repeated(account.users):
-        findings.error(f"{path}.users", f"'{name}' is named twice", rule="teams.user-twice")
+    check_unique(account.users, f"{path}.users", findings, rule="teams.user-twice")
     users = [user.name for user in spec.soperator.users]
     for name in account.users:
         if name == _ROOT:

@@ -10,10 +10,10 @@ from stacks.mounts import shared_mounts
 from stacks.node_spec import IMAGE_PATH, WorkerSpec
 from stacks.problem import Findings
 from stacks.rules.naming import (
+    check_unique,
     is_under,
     name_problem,
     path_problem,
-    repeated,
     reserved_problem,
 )
 from stacks.spec import StackSpec
@@ -24,7 +24,8 @@ STRIPED: Final = (DiskType.NETWORK_SSD_NON_REPLICATED, DiskType.NETWORK_SSD_IO_M
 _DISK_NAME_MAX: Final = 22
 
 
-def _disks(worker: WorkerSpec, path: str) -> Iterator[tuple[str, int, DiskType]]:
+def disks_of(worker: WorkerSpec, path: str) -> Iterator[tuple[str, int, DiskType]]:
+    """Path, GiB and type of every disk that a node has beside its boot disk."""
     for index, disk in enumerate(worker.local_disks):
         yield f"{path}.local_disks[{index}]", disk.size_gib, disk.type
     if worker.image_disk is not None:
@@ -33,7 +34,7 @@ def _disks(worker: WorkerSpec, path: str) -> Iterator[tuple[str, int, DiskType]]
 
 def check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
     """Every local disk and the image disk of one nodeset."""
-    for at, size_gib, type_ in _disks(worker, path):
+    for at, size_gib, type_ in disks_of(worker, path):
         check_stripes(at, size_gib, type_, findings)
     if worker.image_disk is not None and worker.image_disk.type not in STRIPED:
         findings.error(
@@ -41,12 +42,13 @@ def check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findin
             f"'{worker.image_disk.type}' is too slow for images; use {' or '.join(STRIPED)}",
             rule="nodes.image-disk-type",
         )
-    for name in repeated(disk.name for disk in worker.local_disks):
-        findings.error(
-            f"{path}.local_disks",
-            f"name '{name}' is used twice; names are unique",
-            rule="nodes.disk-twice",
-        )
+    check_unique(
+        (disk.name for disk in worker.local_disks),
+        f"{path}.local_disks",
+        findings,
+        key="name",
+        rule="nodes.disk-twice",
+    )
     for index, disk in enumerate(worker.local_disks):
         problem = name_problem(disk.name, longest=_DISK_NAME_MAX)
         if problem:

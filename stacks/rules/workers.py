@@ -20,7 +20,7 @@ from stacks.node_spec import (
 )
 from stacks.problem import Findings
 from stacks.rules.access import public_key_problem
-from stacks.rules.naming import name_problem, repeated
+from stacks.rules.naming import check_unique, name_problem
 from stacks.rules.worker_disks import check_disks
 from stacks.spec import StackSpec
 
@@ -230,12 +230,14 @@ def _check_group_names(spec: StackSpec, findings: Findings) -> None:
 
 
 def _check_users(spec: StackSpec, findings: Findings) -> None:
-    for name in repeated(user.name for user in spec.nodes.ssh_users):
-        findings.error(
-            "nodes.ssh_users",
-            f"name '{name}' is used twice; give the user all keys at once",
-            rule="nodes.ssh-user-twice",
-        )
+    check_unique(
+        (user.name for user in spec.nodes.ssh_users),
+        "nodes.ssh_users",
+        findings,
+        key="name",
+        rule="nodes.ssh-user-twice",
+        advice="give the user all keys at once",
+    )
     for index, user in enumerate(spec.nodes.ssh_users):
         path = f"nodes.ssh_users[{index}]"
         problem = name_problem(user.name, longest=_USER_NAME_MAX)

@@ -187,6 +187,17 @@ def test_a_missing_public_key_is_refused_with_how_to_make_one(program: Program) 
         assert "ssh-keygen -t ed25519" in line
 
 
+def test_a_first_up_of_the_root_alone_is_told_what_else_it_needs(tmp_path: Path) -> None:
+    """What --target leaves out has no outputs yet: they were taken for None, a traceback."""
+    root = f"urn:pulumi:local::soperator-stack::{ROOT}::soperator-stack-local"
+    with running_program(tmp_path) as program:
+        done = program("up", "--yes", "--skip-preview", "--stack=local", f"--target={root}")
+    assert done.returncode != 0
+    said = done.stdout + done.stderr
+    assert "specified in --target list" in said
+    assert not re.search(r"Traceback|\w+Error\b", said), said
+
+
 def test_an_up_of_a_refused_stack_makes_nothing(
     program: Program, changed: Callable[[str, str], str]
 ) -> None:

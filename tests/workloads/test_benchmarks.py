@@ -134,6 +134,18 @@ def test_the_benchmark_of_data_measures_packing_and_the_library(
     assert min(module._library(tmp_path / "texts.json")) > 0
 
 
+@pytest.mark.parametrize("chats", ["4", "512"])
+def test_fewer_chats_than_are_taken_off_are_refused(
+    chats: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing was left of the pass: a ratio of -0.000."""
+    module = importlib.import_module("benchmarks.data")
+    monkeypatch.setattr(sys, "argv", ["data", "--chats", chats, "--no-write"])
+    with pytest.raises(SystemExit, match="2"):
+        module.main()
+    assert f"--chats {chats}: give more than 512" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", TRAINING)
 def test_every_measured_trainer_takes_its_steps(
     name: str, cache: Path, settings: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

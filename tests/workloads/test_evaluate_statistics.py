@@ -11,6 +11,7 @@ from workloads.evaluate.resampling import (
     Sampling,
     interval,
     mean_of,
+    p_text,
     paired,
     perplexity_of,
 )
@@ -111,3 +112,10 @@ def test_a_bootstrap_of_bleu_is_corpus_bleu_of_the_drawn_rows() -> None:
         [answers[0], answers[0], answers[2]], [[references[0], references[0], references[2]]]
     )
     assert metric.value_of(counts @ metric.rows)[0] == pytest.approx(drawn.score, abs=1e-9)
+
+
+def test_a_p_at_its_floor_is_a_bound() -> None:
+    """2,000 resamples tell nothing below 1 in 2,001: it was printed as 0.0005."""
+    assert p_text(1 / 2001, resamples=2000) == "<= 0.0005"
+    assert p_text(2 / 2001, resamples=2000) == "0.0010"
+    assert p_text(1 / 201, resamples=200) == "<= 0.005"

@@ -514,7 +514,7 @@ def test_a_model_that_does_not_attend_fully_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sliding_attention.*lower.*to 512"):
         kv_cache.check_model(config, context_tokens=1024)
     kv_cache.check_model(config, context_tokens=512)
-    with pytest.raises(ConfigError, match="the model knows 4096 positions"):
+    with pytest.raises(ConfigError, match="the model has 4096 positions"):
         kv_cache.check_model(LlamaConfig(max_position_embeddings=4096), context_tokens=8192)
 
 

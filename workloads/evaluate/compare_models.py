@@ -18,7 +18,7 @@ from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError
 from workloads.data.manifest import command
 from workloads.evaluate.comparison import read_results, report
-from workloads.evaluate.resampling import Sampling
+from workloads.evaluate.resampling import Sampling, p_text
 
 _TEMPLATE = "comparison.html.j2"
 
@@ -68,7 +68,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
             f"{name:<24}{before['mean']:>10.4f} +- {before['std']:<9.4f}->"
             f"{after['mean']:>10.4f} +- {after['std']:<9.4f} {better:>10}"
             f"  difference {test['difference']:+.4f} [{test['low']:+.4f}, {test['high']:+.4f}]"
-            f"  p {test['p_value']:.4f}"
+            f"  p {p_text(test['p_value'], resamples=result['sampling']['resamples'])}"
         )
     made.append(f"better on {result['num_gains']} rows, worse on {result['num_regressions']}")
     return made
@@ -91,6 +91,7 @@ def render(result: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters["percent"] = percent
+    environment.filters["p_text"] = p_text
     return environment.get_template(_TEMPLATE).render(result=result)
 
 

@@ -142,6 +142,12 @@ def paired(base: Measured, tuned: Measured, sampling: Sampling) -> Paired:
     )
 
 
+def p_text(p_value: float, *, resamples: int) -> str:
+    """Return a p of resampling as text; so many resamples tell nothing below 1 in one more."""
+    floor = 1 / (1 + resamples)
+    return f"<= {floor:.2g}" if p_value <= floor else f"{p_value:.4f}"
+
+
 def _counts(metric: Measured, sampling: Sampling) -> Iterator[Array]:
     """Yield how often each row is drawn, some resamples at a time; by seed and rows alone."""
     rng = np.random.default_rng((sampling.seed, 0))

@@ -161,22 +161,22 @@ def bytes_per_row(config: Any, *, context_tokens: int, dtype: torch.dtype) -> in
 
 
 def check_model(config: Any, *, context_tokens: int) -> None:
-    """Refuse a model that does not attend fully, or whose positions end before the context does."""
+    """Refuse a model whose layers or positions do not reach over the whole context."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
     window = getattr(config, "sliding_window", None)
     if kinds == {"sliding_attention"} and window and context_tokens <= window:
         kinds = set()
     if kinds:
         raise ConfigError(
-            f"serve.engine: transformers: layers of kind {', '.join(sorted(kinds))} are not served "
-            "by it; serve this model with vLLM"
+            f"serve.engine: transformers serves layers that see the whole context, and this model "
+            f"has {', '.join(sorted(kinds))}; set it to vllm"
             + (f", or lower serve.limits.context_tokens to {window}" if window else "")
         )
     longest = getattr(config, "max_position_embeddings", None)
     if longest and context_tokens > longest:
         raise ConfigError(
-            f"serve.limits.context_tokens: {context_tokens}, the model knows {longest} positions; "
-            f"lower it to {longest}"
+            f"serve.limits.context_tokens: {context_tokens}, but the model has {longest} positions "
+            f"(max_position_embeddings); lower it to {longest}"
         )
 
 

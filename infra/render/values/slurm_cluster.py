@@ -14,7 +14,6 @@ from infra.render.resources import preset_of, quantities
 from infra.render.values.mounts import NFS, claim, nfs_volume, virtiofs_guards
 from infra.render.values.nfs_server import home_on_login, home_source
 from infra.render.values.storage import LOCAL_VOLUME_SIZE
-from stacks.chart_volumes import database_volume_gib
 from stacks.node_capacity import (
     MARIADB,
     MUNGE,
@@ -189,14 +188,6 @@ def _accounting(spec: StackSpec) -> dict[str, Any]:
     group = spec.nodes.accounting
     if not spec.slurm.accounting or group is None:
         return {"enabled": False, "k8sNodeFilterName": _SYSTEM}
-    own = spec.storage.accounting
-    size = f"{database_volume_gib(spec)}Gi" if own is None else LOCAL_VOLUME_SIZE
-    # The storage chart's class holds the accounting filesystem; without one the cloud's default,
-    # whose disks serve one node. The chart's volume offers ReadWriteMany alone, nothing provisions
-    # another, and a claim binds only to a volume with all its modes (nebius/soperator 4.1.7,
-    # helm/slurm-cluster-storage/templates/accounting-pv.yaml; Kubernetes, FindMatchingVolume).
-    mode = "ReadWriteOnce" if own is None else "ReadWriteMany"
-    storage_class = {} if own is None else {"storageClassName": _LOCAL_CLASS}
     left = slurmdbd_amounts(preset_of(group), group.boot_disk.size_gib)
     values: dict[str, Any] = {
         "enabled": True,
@@ -209,10 +200,14 @@ def _accounting(spec: StackSpec) -> dict[str, Any]:
             "resources": quantities(MARIADB),
             "storage": {
                 "ephemeral": False,
+                # The storage chart's volume offers ReadWriteMany alone, nothing provisions another,
+                # and a claim binds only to a volume with all its modes (nebius/soperator 4.1.7,
+                # helm/slurm-cluster-storage/templates/accounting-pv.yaml; Kubernetes,
+                # FindMatchingVolume).
                 "volumeClaimTemplate": {
-                    "accessModes": [mode],
-                    "resources": {"requests": {"storage": size}},
-                    **storage_class,
+                    "accessModes": ["ReadWriteMany"],
+                    "resources": {"requests": {"storage": LOCAL_VOLUME_SIZE}},
+                    "storageClassName": _LOCAL_CLASS,
                 },
             },
         },

@@ -334,7 +334,7 @@ def test_a_limit_that_is_declared_twice_is_refused_and_one_that_is_passed_is_sho
     found = cost("--compare", str(path))
     assert found.exit_code == 0, found.stderr
     edit(path, quota, f"{quota}, {quota}")
-    refused(cost("--compare", str(path)), "'compute.instance.gpu.l40s' is given twice")
+    refused(cost("--compare", str(path)), "'compute.instance.gpu.l40s' is used twice")
 
 
 def test_a_share_of_more_than_everything_is_refused(checkout: Path) -> None:

@@ -42,7 +42,7 @@ def test_help_imports_no_verb_and_nothing_slow() -> None:
     assert not [name for name in loaded if name.startswith("infra.") and name not in _NEEDED]
 
 
-_NEEDED = {"infra.cli", "infra.cli.main"}
+_NEEDED = {"infra.cli", "infra.cli.interrupts", "infra.cli.main"}
 
 
 def test_the_table_of_verbs_has_a_module_for_each_and_each_module_a_verb() -> None:
@@ -124,6 +124,53 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     fake(monkeypatch, KeyboardInterrupt())
     assert RUNNER.invoke(app, ["status"]).exit_code == 130
+
+
+_INTERRUPTED_AT = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["INTERRUPTED_AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from infra.cli.main import app
+app()
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["typer", "typer.core", "typer.main", "infra.cli.cost", "infra.cli.output"]
+)
+def test_ctrl_c_while_the_command_is_imported_is_quiet(module: str) -> None:
+    """Within the first 0.15 s it showed a traceback of the imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_AT, "cost", "--stack", "l40s-dev"],
+        env={**os.environ, "INTERRUPTED_AT": module},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["cost", "-s", "local", "--stack", "l40s-dev"],
+        ["submit", "prepare-data", "-s", "local", "-s", "local"],
+        ["runs", "list", "--stack", "local", "--stack", "other"],
+    ],
+)
+def test_an_option_of_one_value_is_given_once(words: list[str]) -> None:
+    """The last one won without a word."""
+    result = RUNNER.invoke(app, words)
+    assert result.exit_code == 2
+    assert "--stack is given 2 times; give it once" in result.stderr
+
+
+def test_an_option_of_several_values_is_given_as_often_as_wanted() -> None:
+    words = ["submit", "no-such-job", "-s", "local", "--set", "a=1", "--set", "b=2", "--dry-run"]
+    assert "times; give it once" not in RUNNER.invoke(app, words).stderr
 
 
 @pytest.mark.parametrize("words", [["nonsense"], ["submit"], ["cost", "--format", "pdf"]])

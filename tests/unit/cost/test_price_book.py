@@ -10,6 +10,7 @@ import pytest
 from cost.price_book import PRICES_DIR, Price, PriceBook, PriceBookError, Unit, UnknownPrice
 
 BOOKS = sorted(path.stem for path in PRICES_DIR.glob("*.yaml"))
+GPU = "gpu-l40s-a/gpu"
 ENTRY = '{unit: GPU-hour, usd: "1.35", source: s, date: "2026-01-02"}'
 H100 = "gpu-h100-sxm/gpu"
 
@@ -98,13 +99,15 @@ def test_a_missing_reserved_price_says_where_such_prices_come_from():
 
 
 def test_a_price_keeps_every_digit(tmp_path: Path):
-    found = book(tmp_path, "a: " + ENTRY.replace("1.35", "0.10")).find("a", Unit.GPU_HOUR)
+    found = book(tmp_path, f"{GPU}: " + ENTRY.replace("1.35", "0.10")).find(GPU, Unit.GPU_HOUR)
     assert str(price(found).usd) == "0.10"
 
 
 def test_a_price_by_another_unit_is_refused_rather_than_multiplied(tmp_path: Path):
-    with pytest.raises(PriceBookError, match=r"b\.a\.unit: sold by GPU-hour, but needed by GiB"):
-        book(tmp_path, f"a: {ENTRY}").find("a", Unit.GIB_MONTH)
+    with pytest.raises(
+        PriceBookError, match=rf"b\.{GPU}\.unit: sold by GPU-hour, but needed by GiB"
+    ):
+        book(tmp_path, f"{GPU}: {ENTRY}").find(GPU, Unit.GIB_MONTH)
 
 
 def test_a_book_that_does_not_exist_is_answered_with_those_that_do():

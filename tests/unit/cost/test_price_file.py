@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cost.price import PriceBookError
+from cost import sku
+from cost.price import PriceBookError, Unit
 from cost.price_file import read_price_file
 
 ENTRY = '{unit: GPU-hour, usd: "1.35", source: s, date: "2026-01-02"}'
@@ -15,6 +16,11 @@ TWO = (
     "a: {unit: GPU-hour, readings: [{usd: 1, source: s, date: 2026-01-02}, "
     "{usd: 2, source: t, date: 2026-01-03}]}"
 )
+
+
+@pytest.fixture(autouse=True)
+def a_is_sold_by_the_gpu_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sku, "UNITS", {**sku.UNITS, "a": Unit.GPU_HOUR})
 
 
 def read(tmp_path: Path, prices: str, head: str = "name: b\ncurrency: USD"):
@@ -37,9 +43,13 @@ def problems(tmp_path: Path, prices: str, head: str = "name: b\ncurrency: USD") 
         ("a: " + ENTRY.replace("1.35", "-1"), "prices.a.usd: -1 is not an amount of money"),
         ("a: " + ENTRY.replace('"1.35"', "1e40"), "not an amount of money; use 0 to 1,000,000,000"),
         ("a: " + ENTRY.replace("1.35", "NaN"), "prices.a.usd: NaN is not an amount of money"),
-        ("a: " + ENTRY.replace("GPU-hour", "GPU"), "prices.a.unit: 'GPU' is not one of GPU-hour"),
+        (
+            "a: " + ENTRY.replace("GPU-hour", "GPU"),
+            "prices.a.unit: 'GPU', but 'a' is sold by GPU-hour",
+        ),
         ("a: " + ENTRY.replace("unit: GPU-hour, ", ""), "prices.a.unit: missing"),
-        (f"public-ip: {ENTRY}", "unit: GPU-hour, but 'public-ip' is sold by address-hour"),
+        (f"gpu-h100/gpu: {ENTRY}", "'gpu-h100/gpu' is not sold; did you mean 'gpu-h100-sxm/gpu'?"),
+        (f"public-ip: {ENTRY}", "unit: 'GPU-hour', but 'public-ip' is sold by address-hour"),
         ("a: " + ENTRY.replace("2026-01-02", "January"), "'January' is not a day of the form YYYY"),
         ("a: " + ENTRY.replace(', date: "2026-01-02"', ""), "prices.a.date: missing; give `date`"),
         ("a: " + ENTRY.replace("}", ", read: 2026-01-02}"), "has both 'date' and 'read'"),
@@ -89,7 +99,7 @@ def test_a_date_in_the_future_is_refused(tmp_path: Path):
 
 
 def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path):
-    bad = "a: {unit: GPU-hour, usd: -1}\n  b: {unit: mile, usd: 1, source: s, date: 2026-01-02}"
+    bad = "a: {unit: GPU-hour, usd: -1}\n  public-ip: " + ENTRY.replace("GPU-hour", "mile")
     lines = problems(tmp_path, bad, "name: c\ncurrency: EUR")
     assert [line.removeprefix(f"{tmp_path}/b.yaml.").split(":")[0] for line in lines] == [
         "name",
@@ -97,8 +107,13 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path):
         "prices.a.usd",
         "prices.a.source",
         "prices.a.date",
-        "prices.b.unit",
+        "prices.public-ip.unit",
     ]
+
+
+def test_a_caveat_is_one_line_of_text(tmp_path: Path):
+    (line,) = problems(tmp_path, f"a: {ENTRY}", 'name: b\ncurrency: USD\ncaveat: "x\\e[31m"')
+    assert line.endswith(r".caveat: 'x\x1b[31m': expected one line of printable text")
 
 
 def test_a_file_without_prices_is_refused(tmp_path: Path):

@@ -17,6 +17,7 @@ from cost.price_book import PriceBook
 from cost.price_file import read_price_file
 
 days = st.dates(min_value=date(2024, 1, 1), max_value=date(2026, 1, 1))
+GPU = "gpu-l40s-a/gpu"
 amounts = st.decimals(min_value=0, max_value=1000, places=6)
 rows = st.lists(st.tuples(days, amounts), min_size=1, max_size=5, unique_by=lambda row: row[0])
 texts = st.text(max_size=12)
@@ -62,20 +63,20 @@ def entry(readings: list[tuple[date, Decimal]]) -> dict[str, Any]:
 @given(rows)
 @settings(max_examples=50, deadline=None)
 def test_the_newest_day_is_used_and_every_digit_kept(readings: list[tuple[date, Decimal]]):
-    book = read({"a": entry(readings)})
+    book = read({GPU: entry(readings)})
     day, usd = max(readings)
-    assert (book.prices["a"].date, str(book.prices["a"].usd)) == (day, str(usd))
-    assert {(price.date, price.usd) for price in book.readings["a"]} == set(readings)
+    assert (book.prices[GPU].date, str(book.prices[GPU].usd)) == (day, str(usd))
+    assert {(price.date, price.usd) for price in book.readings[GPU]} == set(readings)
 
 
 @given(rows)
 @settings(max_examples=50, deadline=None)
 def test_the_order_of_the_file_changes_no_price(readings: list[tuple[date, Decimal]]):
-    there, back = read({"a": entry(readings)}), read({"a": entry(readings[::-1])})
+    there, back = read({GPU: entry(readings)}), read({GPU: entry(readings[::-1])})
     assert there.prices == back.prices
 
 
-@given(st.dictionaries(st.sampled_from(["a", "public-ip"]), junk | entries, max_size=2))
+@given(st.dictionaries(st.sampled_from([GPU, "public-ip"]), junk | entries, max_size=2))
 @settings(max_examples=100, deadline=None)
 def test_any_file_is_read_or_refused_with_the_file_in_every_line(prices: dict[str, Any]):
     with tempfile.TemporaryDirectory() as folder:

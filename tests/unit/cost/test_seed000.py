@@ -120,17 +120,6 @@ def test_without_a_source_that_says_free_the_line_is_unpriced(priced: Callable[[
     assert not bill.subtotal(Scope.SEED).is_lower_bound
 
 
-def test_the_database_of_accounting_takes_a_disk_where_it_has_no_filesystem(
-    priced: Callable[[str], Priced],
-):
-    """30 GiB of network SSD at 0.071."""
-    spec, _ = priced("l40s-dev")
-    spec = replace(spec, storage=replace(spec.storage, accounting=None))
-    bill = estimate(spec, PriceBook.load(spec.prices))
-    (line,) = [line for line in bill.components if line.id == "charts.volumes"]
-    assert line.monthly_low_usd == Decimal("2.130")
-
-
 @pytest.mark.parametrize(
     ("name", "usd"),
     [

@@ -264,21 +264,6 @@ def test_without_accounting_what_needs_it_is_off_too(bare: StackSpec) -> None:
         assert rendered(bare, chart).objects
 
 
-def test_the_database_lives_on_the_accounting_filesystem_where_there_is_one(
-    spec: StackSpec,
-) -> None:
-    def claim(of: StackSpec) -> dict[str, Any]:
-        (template,) = found(slurm(of)["slurmNodes"]["accounting"], "volumeClaimTemplate")
-        return template
-
-    assert claim(spec)["storageClassName"] == "slurm-local-pv"
-    assert claim(spec)["resources"]["requests"]["storage"] == "1Gi"
-    without = replace(spec, storage=replace(spec.storage, accounting=None))
-    assert "storageClassName" not in claim(without)
-    # The default class makes network disks, which one node has.
-    assert claim(without)["accessModes"] == ["ReadWriteOnce"]
-
-
 def test_what_the_operator_mounts_into_the_jail_is_in_the_list_of_the_rules() -> None:
     upper = "/mnt/jail.upper"
     inside = {path.removeprefix(upper) for path in IN_POD if path.startswith(f"{upper}/")}

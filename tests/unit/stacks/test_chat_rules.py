@@ -29,7 +29,7 @@ def refused(**chat: Any) -> list[tuple[str, str]]:
         ({"cached_share": 25}, "chat.cached_share", "a quarter is 0.25"),
         ({"turns": 2001}, "chat.turns", "writes 2000 tokens"),
         ({"output_tokens": 16001, "turns": 2}, "chat.output_tokens", "raise context_tokens"),
-        ({"api_models": ["m", "m"]}, "chat.api_models", "'m' is named twice"),
+        ({"api_models": ["m", "m"]}, "chat.api_models[1]", "first by chat.api_models[0];"),
         ({"serving_nodes": 2}, "chat.serving_nodes", "has: worker"),
         ({"serving_nodeset": "w"}, "chat.serving_nodeset", "has: worker"),
         (
@@ -37,7 +37,7 @@ def refused(**chat: Any) -> list[tuple[str, str]]:
             "chat.serving_nodes",
             "at most 2 nodes",
         ),
-        ({"speeds": [SPEED, SPEED]}, "chat.speeds", "used twice"),
+        ({"speeds": [SPEED, SPEED]}, "chat.speeds[1].scenario", "used twice"),
         (
             {
                 "speeds": [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stacks.check import check
 from stacks.load import StackError, load_stack
 from tests.unit.stacks.conftest import load
 
@@ -50,6 +52,44 @@ def test_a_drain_that_would_wait_for_more_than_a_year_is_refused(config: dict[st
     wanted = "expected a whole number from 0 to 31,622,400, got 1000000000000"
     path = "demo.nodes.workers[0].strategy.drain_timeout_s"
     assert problems_of(config) == (f"{path}: {wanted}",)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (
+            lambda c: c["nodes"]["login"]["boot_disk"].update(size_gib=262_144),
+            "nodes.login.boot_disk",
+        ),
+        (
+            lambda c: c["nodes"]["workers"][0].update(
+                image_disk={"size_gib": 186_000, "type": "network-ssd-io-m3"}
+            ),
+            "nodes.workers[0].image_disk",
+        ),
+        (
+            lambda c: c["soperator"].update(nfs_home={"size_gib": 102_400}),
+            "soperator.nfs_home",
+        ),
+    ],
+)
+def test_a_disk_that_was_meant_in_mib_is_doubted(
+    config: dict[str, Any], change: Callable[[dict[str, Any]], None], path: str
+):
+    """512 GiB in MiB, on each node, was priced without a word."""
+    config.setdefault("soperator", {})
+    assert "storage.disk-large" not in {each.rule for each in check(load(config))}
+    change(config)
+    (doubt,) = [each for each in check(load(config)) if each.rule == "storage.disk-large"]
+    assert doubt.path == f"demo.{path}.size_gib"
+
+
+@pytest.mark.parametrize("key", ["config_bucket_gib", "registry_gib"])
+def test_a_bucket_of_pebibytes_is_refused(config: dict[str, Any], key: str):
+    config["storage"][key] = (4 << 20) + 1
+    wanted = "expected a whole number from"
+    (problem,) = problems_of(config)
+    assert problem.startswith(f"demo.storage.{key}: {wanted}")
 
 
 @pytest.mark.parametrize("number", ["1e400", "1E-300"])

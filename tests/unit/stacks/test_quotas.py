@@ -56,7 +56,7 @@ def test_a_quota_that_we_do_not_count_is_refused_with_the_nearest_name(public_ke
 
 def test_one_quota_is_given_once(public_key_file: Path):
     problems = found("local", ("compute.disk.count", 90), ("compute.disk.count", 80))
-    assert [problem.path for problem in problems] == ["local.quotas"]
+    assert [problem.path for problem in problems] == ["local.quotas[1].name"]
 
 
 def test_a_limit_of_zero_is_a_limit_and_a_negative_one_is_refused():

@@ -37,7 +37,7 @@ def test_a_declared_run_within_its_time_limit_has_nothing_to_say():
     ("runs", "level", "path", "said"),
     [
         ([{**RUN, "job": "x"}], Level.ERROR, "runs[0].job", "(has: prepare, finetune)"),
-        ([RUN, RUN], Level.ERROR, "runs", "job 'finetune' is named twice"),
+        ([RUN, RUN], Level.ERROR, "runs[1].job", "'finetune' is used twice"),
         ([{**RUN, "source": None}], Level.ERROR, "runs[0].source", "say where and when"),
         ([{**RUN, "train_tokens_per_s": None}], Level.WARNING, "runs[0].source", "no effect"),
         ([{**RUN, "epochs": 2}], Level.WARNING, "runs[0]", "would take 2.00 hours"),

@@ -86,8 +86,8 @@ SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
     ),
     (
         lambda c: c["login"].update(allowed_cidrs=["10.0.0.0/8", "10.0.0.0/8"]),
-        "login.allowed_cidrs",
-        "given twice",
+        "login.allowed_cidrs[1]",
+        "used twice",
     ),
     (
         lambda c: c["login"].update(
@@ -140,8 +140,8 @@ SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
     (file(path="/etc/enroot/enroot.conf"), "soperator.jail_files[0].path", "behind that mount"),
     (
         soperator(jail_files=[{"path": "/etc/motd", "content": "x"}] * 2),
-        "soperator.jail_files",
-        "given twice",
+        "soperator.jail_files[1].path",
+        "used twice",
     ),
     (file(content="x" * (1024 * 1024 + 1)), "soperator.jail_files", "1048577 bytes"),
     (soperator(nfs_home={"size_gib": 100}), "storage.submounts[1].mount_path", "keep one"),
@@ -155,7 +155,7 @@ SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
     ),
     (
         soperator(users=[{"name": "ann", "ssh_public_keys": [PUBLIC_KEY]}] * 2),
-        "soperator.users",
+        "soperator.users[1].name",
         "used twice",
     ),
     (
@@ -190,11 +190,11 @@ SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
         "slurm.accounts",
         "set it to true",
     ),
-    (slurm(accounts=[{"name": "red", "users": []}] * 2), "slurm.accounts", "used twice"),
+    (slurm(accounts=[{"name": "red", "users": []}] * 2), "slurm.accounts[1].name", "used twice"),
     (account(name="root"), "slurm.accounts[0].name", "not 'root'"),
     (account(name="Red"), "slurm.accounts[0].name", "lower-case"),
     (account(qos=["urgent"]), "slurm.accounts[0].qos", "has: normal"),
-    (account(users=["ann", "ann"]), "slurm.accounts[0].users", "named twice"),
+    (account(users=["ann", "ann"]), "slurm.accounts[0].users[1]", "used twice"),
     (account(users=["root"]), "slurm.accounts[0].users", "every account"),
     (slurm(qos=[{"name": "normal"}]), "slurm.qos[0].name", "not 'normal'"),
     (slurm(qos=[{"name": "short", "max_wall": "soon"}]), "slurm.qos[0].max_wall", "no Slurm time"),

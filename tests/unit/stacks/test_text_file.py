@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cost.invoice import InvoiceError, read_invoice
 from cost.price import PriceBookError
 from cost.price_file import read_document
 from cost.size.catalog import load_shape
@@ -77,6 +78,14 @@ def test_price_books_and_models_are_refused(tmp_path: Path, kind: str, said: str
     path.rename(tmp_path / "model" / "config.json")
     with pytest.raises(SizeError, match=said):
         load_shape(str(tmp_path / "model"))
+
+
+@KINDS
+def test_a_billing_export_is_refused(tmp_path: Path, kind: str, said: str) -> None:
+    for name in ("export.csv", "export.csv.gz", "export.tar.gz"):
+        path = no_file(tmp_path, kind).rename(tmp_path / name)
+        with pytest.raises(InvoiceError, match=said):
+            read_invoice(path)
 
 
 def test_a_file_of_proc_which_says_that_it_is_empty_is_read_within_the_bound() -> None:

@@ -11,7 +11,7 @@
 #SBATCH --output=/mnt/training-data/logs/%x_%j.out
 #SBATCH --open-mode=append
 #SBATCH --requeue
-#SBATCH --signal=B:USR1@120
+#SBATCH --signal=B:USR1@60
 #SBATCH --mem=180224M
 set -euo pipefail
 
@@ -59,10 +59,10 @@ read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # A port that is free now on this node, the first: jobs that share a node do not collide.
 MASTER_PORT=$("$SOPERATOR_PYTHON" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
 export MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE=1
-export SOPERATOR_MIN_NODES=1 SOPERATOR_MAX_NODES=1 SOPERATOR_RESTARTS=3 SOPERATOR_SAVE_S=120
+export SOPERATOR_MIN_NODES=1 SOPERATOR_MAX_NODES=1 SOPERATOR_RESTARTS=3 SOPERATOR_SAVE_S=60
 export SOPERATOR_EXIT_FILE=$run/.first_exit_status SOPERATOR_NODES_FILE=$run/.nodes
 # Passes signals on, requeues what has saved, and lets the job have lost nodes back.
-exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes=1 --save-s=120 -- \
+exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes=1 --save-s=60 -- \
 srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=16 --kill-on-bad-exit=1 bash -c 'is_host=0
 [[ $SLURM_NODEID != 0 ]] || is_host=1
 conf=is_host=$is_host,join_timeout=600,last_call_timeout=${SOPERATOR_LAST_CALL_S:-15}
