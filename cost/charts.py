@@ -18,14 +18,17 @@ from cost.rounding import rounded
 # Okabe and Ito, "Color Universal Design" (2008): told apart by the colour-blind, on light and dark.
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _DASHES: Final = ("", "7 4", "2 4", "10 4 2 4")
-_WIDTH: Final = 760
-_PLOT_HEIGHT: Final = 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 20, 40, 52
-_LEGEND_ROW: Final = 20
-_LEGEND_COLUMN: Final = (_WIDTH - _LEFT) // 2
-_LETTER_WIDTH, _LETTER_HEIGHT = 7, 14
+# Two stand side by side on a desk; on a phone, 330 px wide, a letter still has 9 px.
+_WIDTH: Final = 520
+_PLOT_HEIGHT: Final = 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 28, 64, 72
+_LEGEND_ROW: Final = 22
+_LETTER_WIDTH, _LETTER_HEIGHT = Decimal(8), 17
 """About what a letter of the font takes; names are placed by it, not measured."""
-_FONT: Final = 'font-family="system-ui, sans-serif" font-size="12" fill="currentColor"'
+_FONT: Final = 'font-family="system-ui, sans-serif" font-size="14" fill="currentColor"'
+
+# A name stays readable where it has to stand on another line.
+_HALO: Final = ' style="paint-order: stroke; stroke: var(--card, transparent); stroke-width: 5px"'
 
 
 class Scale(StrEnum):
@@ -44,6 +47,8 @@ class Axis:
     text: Callable[[Decimal], str]
     reach: Decimal | None = None
     """Value that the axis goes on to beyond its lines."""
+    ticks: tuple[Decimal, ...] = ()
+    """The measured values, where they stand in for round ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +81,12 @@ def line_chart(
         for point in (*line.points, *((mark.x, mark.y) for mark in line.marks))
     ]
     across, up = [spot[0] for spot in spots], [spot[1] for spot in spots]
-    if x.reach is not None:
-        across.append(x.reach)
+    across += [] if x.reach is None else [x.reach]
+    up += [] if y.reach is None else [y.reach]
     if len(set(across)) < 2:
         return ""
-    x_ticks, y_ticks = ticks(min(across), max(across), x.scale), ticks(min(up), max(up), y.scale)
+    x_ticks = x.ticks or ticks(min(across), max(across), x.scale)
+    y_ticks = ticks(min(up), max(up), y.scale)
     plot = _Plot(
         x=_place(min(across), max(across), x.scale, _LEFT, _WIDTH - _RIGHT),
         y=_place(
@@ -99,15 +105,14 @@ def line_chart(
         *(part for line in series for part in _marks(plot, line)),
         *_legend(series),
     ]
-    rows = (len(series) + 1) // 2
-    height = _TOP + _PLOT_HEIGHT + _BOTTOM + _LEGEND_ROW * rows
+    height = _TOP + _PLOT_HEIGHT + _BOTTOM + _LEGEND_ROW * len(series)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
         f'aria-labelledby="{escape(key)}-title {escape(key)}-desc" '
-        f'style="max-width: {_WIDTH}px; width: 100%; height: auto">'
+        'style="width: 100%; height: auto">'
         f'<title id="{escape(key)}-title">{escape(title)}</title>'
         f'<desc id="{escape(key)}-desc">{escape(description)}</desc>'
-        f'<text x="0" y="18" {_FONT} font-weight="600">{escape(title)}</text>'
+        f'<text x="0" y="16" {_FONT} font-weight="600">{escape(title)}</text>'
         f"{''.join(parts)}</svg>"
     )
 
@@ -176,12 +181,16 @@ def _grid(
         at = _n(plot.y(tick))
         parts.append(f'<line x1="{_LEFT}" y1="{at}" x2="{right}" y2="{at}" {rule}/>')
         parts.append(_text(Decimal(_LEFT - 8), plot.y(tick) + 4, y.text(tick), "end"))
+    written_to = Decimal(0)
     for tick in x_ticks:
         at = _n(plot.x(tick))
-        parts.append(f'<line x1="{at}" y1="{_TOP}" x2="{at}" y2="{bottom}" {rule}/>')
-        parts.append(_text(plot.x(tick), Decimal(bottom + 18), x.text(tick), "middle"))
-    parts.append(_text(Decimal((_LEFT + right) // 2), Decimal(bottom + 38), x.label, "middle"))
-    parts.append(_text(Decimal(_WIDTH - _RIGHT), Decimal(_TOP - 8), y.label, "end"))
+        half = len(x.text(tick)) * _LETTER_WIDTH / 2
+        if plot.x(tick) - half >= written_to:
+            parts.append(f'<line x1="{at}" y1="{_TOP}" x2="{at}" y2="{bottom}" {rule}/>')
+            parts.append(_text(plot.x(tick), Decimal(bottom + 20), x.text(tick), "middle"))
+            written_to = plot.x(tick) + half + _LETTER_WIDTH
+    parts.append(_text(Decimal((_LEFT + right) // 2), Decimal(bottom + 44), x.label, "middle"))
+    parts.append(_text(Decimal(0), Decimal(_TOP - 20), y.label, "start"))
     return parts
 
 
@@ -201,14 +210,17 @@ def _marks(plot: _Plot, line: Series) -> list[str]:
         colour = _COLOURS[line.style % len(_COLOURS)]
         parts.append(f'<circle cx="{_n(x)}" cy="{_n(y)}" r="4" fill="{colour}">{title}</circle>')
         if mark.name:
-            # Costs fall from left to right: above on the right and below on the left are free.
+            # Where the line does not go: below it on the right where it rises, else above it.
             length = len(mark.name) * _LETTER_WIDTH
             fits = x + 8 + length <= _WIDTH
-            dx, dy, anchor = (8, -8, "start") if fits else (-8, 16, "end")
-            if fits and x < written_to and abs(y - written_at) < _LETTER_HEIGHT:
-                dy = 16
+            rises = len(line.points) > 1 and line.points[-1][1] > line.points[0][1]
+            dx, dy, anchor = (8, 20 if rises else -8, "start")
+            if not fits:
+                dx, dy, anchor = -8, -10 if rises else 20, "end"
+            elif x < written_to and abs(y - written_at) < _LETTER_HEIGHT:
+                dy = 12 - dy
             written_to, written_at = x + dx + length, y
-            parts.append(_text(x + dx, y + dy, mark.name, anchor))
+            parts.append(_text(x + dx, y + dy, mark.name, anchor, _HALO))
     return parts
 
 
@@ -216,12 +228,9 @@ def _legend(series: Sequence[Series]) -> list[str]:
     parts: list[str] = []
     top = _TOP + _PLOT_HEIGHT + _BOTTOM
     for index, line in enumerate(series):
-        x = _LEFT + index % 2 * _LEGEND_COLUMN
-        y = top + index // 2 * _LEGEND_ROW
-        parts.append(
-            f'<line x1="{x}" y1="{y}" x2="{x + 26}" y2="{y}" stroke-width="2" {_stroke(line)}/>'
-        )
-        parts.append(_text(Decimal(x + 34), Decimal(y + 4), line.name, "start"))
+        y = top + index * _LEGEND_ROW
+        parts.append(f'<line x1="0" y1="{y}" x2="26" y2="{y}" stroke-width="2" {_stroke(line)}/>')
+        parts.append(_text(Decimal(34), Decimal(y + 5), line.name, "start"))
     return parts
 
 
@@ -231,8 +240,9 @@ def _stroke(line: Series) -> str:
     return f'stroke="{_COLOURS[line.style % len(_COLOURS)]}"{broken}'
 
 
-def _text(x: Decimal, y: Decimal, content: str, anchor: str) -> str:
-    return f'<text x="{_n(x)}" y="{_n(y)}" text-anchor="{anchor}" {_FONT}>{escape(content)}</text>'
+def _text(x: Decimal, y: Decimal, content: str, anchor: str, style: str = "") -> str:
+    at = f'x="{_n(x)}" y="{_n(y)}" text-anchor="{anchor}"'
+    return f"<text {at} {_FONT}{style}>{escape(content)}</text>"
 
 
 def _n(value: Decimal) -> str:

@@ -15,6 +15,7 @@ from cost.charts import Axis, Mark, Scale, Series, line_chart, spread
 from cost.chat import HOURS_PER_DAY, ChatCost, chat_cost
 from cost.chat_table import percent
 from cost.layout import small_usd_text
+from cost.rounding import short
 from cost.unit_costs import NotKnown, UnitCosts
 
 _NUM_POINTS: Final = 41
@@ -49,7 +50,7 @@ def _against_throughput(units: UnitCosts, rows: Sequence[ChatCost]) -> str:
             chat_cost(units.chat, replace(speed, output_tokens_per_s=place), units.hourly)
             for place in places
         ]
-        suffix = f", reads {prefill:,f} tokens/s" if prefill is not None else ""
+        suffix = f", reads {short(prefill)} tokens/s" if prefill is not None else ""
         series.append(
             Series(
                 name=f"{_CLUSTER}{suffix}",

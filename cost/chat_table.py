@@ -12,13 +12,12 @@ from typing import Final
 from cost.chat import ChatCost, prompt_tokens
 from cost.layout import UNKNOWN, Table, small_usd_text, span
 from cost.price_book import HOURS_PER_MONTH
-from cost.rounding import rounded
+from cost.rounding import rounded, short
 from cost.speeds import Basis
 from cost.unit_costs import NotKnown, UnitCosts
 
 MISSES: Final = "MISSES SLO"
 NO_POINT: Final = "NO OPERATING POINT"
-_TINY: Final = Decimal("0.000001")
 _SEED_MONTH_DAYS: Final = 30
 """Seed 000 divides its monthly bill by the chats of 30 days."""
 
@@ -43,7 +42,7 @@ def chat_table(units: UnitCosts) -> Table | None:
         rows=tuple(
             (
                 row.speed.scenario,
-                _number(row.speed.output_tokens_per_s),
+                short(row.speed.output_tokens_per_s),
                 f"{int(row.tokens_per_day):,}",
                 f"{int(row.chats_per_day):,}",
                 span(
@@ -89,15 +88,15 @@ def speed_text(row: ChatCost) -> str:
     reading = (
         ""
         if speed.prefill_tokens_per_s is None
-        else f", reads {_number(speed.prefill_tokens_per_s)} tokens/s ({speed.prefill_basis})"
+        else f", reads {short(speed.prefill_tokens_per_s)} tokens/s ({speed.prefill_basis})"
     )
     each = (
         ""
         if speed.batch_size == 1
-        else f", {_number(speed.stream_tokens_per_s)} for each of {speed.batch_size} conversations"
+        else f", {short(speed.stream_tokens_per_s)} for each of {speed.batch_size} conversations"
     )
     return (
-        f"{speed.scenario}: {_number(speed.output_tokens_per_s)} tokens/s{each}{reading}, {origin}:"
+        f"{speed.scenario}: {short(speed.output_tokens_per_s)} tokens/s{each}{reading}, {origin}:"
         f" {speed.source}"
     )
 
@@ -115,8 +114,8 @@ def operating_text(row: ChatCost) -> str:
     streams = "1 stream" if point.concurrency == 1 else f"{point.concurrency} streams"
     return (
         f"Operating point of {row.speed.scenario}: {streams}, "
-        f"{_short(point.output_tokens_per_s)} tokens/s, {_short(point.requests_per_s)} "
-        f"requests/s (goodput {_short(point.goodput_requests_per_s)}), {point.latencies}; {kept}"
+        f"{short(point.output_tokens_per_s)} tokens/s, {short(point.requests_per_s)} "
+        f"requests/s (goodput {short(point.goodput_requests_per_s)}), {point.latencies}; {kept}"
     )
 
 
@@ -200,21 +199,11 @@ def _serving(units: UnitCosts) -> str:
 
 def percent(ratio: Decimal) -> str:
     """A ratio as percent with one digit behind the point where it has one."""
-    value = rounded(ratio * 100, Decimal("0.1"))
-    return f"{_number(value)} %"
+    text = f"{rounded(ratio * 100, Decimal('0.1')):,f}"
+    return f"{text.removesuffix('.0')} %"
 
 
 def _seconds(value: Decimal) -> str:
     """Whole seconds from ten up, tenths below."""
     step = Decimal(1) if value >= 10 else Decimal("0.1")
     return f"{rounded(value, step):,f} s"
-
-
-def _short(value: Decimal) -> str:
-    return _number(rounded(value, Decimal("0.001")))
-
-
-def _number(value: Decimal) -> str:
-    """The number with at most six digits behind the point and no zeros at the end."""
-    text = f"{rounded(value, _TINY):,f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text

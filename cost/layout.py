@@ -139,13 +139,19 @@ def _html(document: Document) -> str:
         parts.append(f'<p class="heading">{html.escape(document.heading)}</p>')
     for table in document.tables:
         parts += [f"<table><caption>{html.escape(table.title)}</caption>", "<thead><tr>"]
-        parts += [f"<th>{html.escape(heading)}</th>" for heading in table.headings]
+        kinds = [
+            "" if i < table.num_text_columns else " class=number"
+            for i in range(len(table.headings))
+        ]
+        parts += [
+            f"<th{kind}>{html.escape(heading)}</th>"
+            for kind, heading in zip(kinds, table.headings, strict=True)
+        ]
         parts.append("</tr></thead><tbody>")
         for index, row in enumerate(table.rows):
             cells = "".join(
-                f"<td{'' if column < table.num_text_columns else ' class=number'}>"
-                f"{html.escape(cell.strip())}</td>"
-                for column, cell in enumerate(row)
+                f"<td{kind}>{html.escape(cell.strip())}</td>"
+                for kind, cell in zip(kinds, row, strict=False)
             )
             if len(row) == 1:
                 width = len(table.headings)
@@ -156,7 +162,9 @@ def _html(document: Document) -> str:
             kind = "" if any(row[1:]) else " class=section"
             parts.append(f"<tr{' class=bad' if index in table.bad_rows else kind}>{cells}</tr>")
         parts.append("</tbody></table>")
-    parts += [f"<figure>{figure}</figure>" for figure in document.figures]
+    if document.figures:
+        figures = "\n".join(f"<figure>{figure}</figure>" for figure in document.figures)
+        parts.append(f'<div class="figures">{figures}</div>')
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in document.notes)
     parts += [f'<ul class="notes">{notes}</ul>', "</section>"]
     return "\n".join(parts) + "\n"

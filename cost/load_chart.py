@@ -70,7 +70,7 @@ def _throughput(curve: LoadCurve, sweep: Sequence[LoadPoint]) -> str:
         title="Output tokens a second against streams",
         description="The load test's closed loops; the operating point is the highest that keeps "
         f"{curve.slo}.",
-        x=_across(),
+        x=_across(sweep),
         y=Axis(label="tokens/s", scale=Scale.LINEAR, text=short),
         series=series,
     )
@@ -102,14 +102,15 @@ def _latencies(curve: LoadCurve, sweep: Sequence[LoadPoint]) -> str:
         "load-latencies",
         title="Milliseconds of 99 in 100 answers against streams",
         description="Time to the first token and for each further one; broken lines are the SLO.",
-        x=_across(),
+        x=_across(sweep),
         y=Axis(label="ms", scale=Scale.LOG, text=short),
         series=series,
     )
 
 
-def _across() -> Axis:
-    return Axis(label="streams (closed loop)", scale=Scale.LOG, text=short)
+def _across(sweep: Sequence[LoadPoint]) -> Axis:
+    measured = tuple(map(_streams, sweep))
+    return Axis(label="streams (closed loop)", scale=Scale.LOG, text=short, ticks=measured)
 
 
 def _points(sweep: Sequence[LoadPoint]) -> tuple[tuple[Decimal, Decimal], ...]:

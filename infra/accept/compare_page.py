@@ -71,22 +71,19 @@ def html(found: Comparison) -> str:
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
         for row in rows(found)
     )
-    graphs = "".join(
-        f"<section><h2>{escape(workload)}</h2>{graph}</section>"
-        for workload, graph in _graphs(found).items()
-    )
+    graphs = "".join(f'<section class="figures">{graph}</section>' for graph in _graphs(found))
     said = "".join(f"<p>{escape(line)}</p>" for line in notes(found))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>Two runs compared</title><style>{style}</style></head><body><main>"
         f"<header><h1>Two runs compared</h1>{said}</header>"
-        f'<section><div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody>'
+        f'<section><div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody>'
         f"</table></div></section>{graphs}</main></body></html>\n"
     )
 
 
-def _graphs(found: Comparison) -> dict[str, str]:
-    graphs: dict[str, str] = {}
+def _graphs(found: Comparison) -> list[str]:
+    graphs: list[str] = []
     for workload in dict.fromkeys(row.workload for row in found.rows):
         mine = [row for row in found.rows if row.workload == workload]
         base = mine[0]
@@ -96,7 +93,7 @@ def _graphs(found: Comparison) -> dict[str, str]:
             "ideal": [(float(row.nodes), base.first / base.nodes * row.nodes) for row in mine],
         }
         if len({row.nodes for row in mine}) > 1:
-            graphs[workload] = plots.compared(lines)
+            graphs.append(plots.compared(workload, lines))
     return graphs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from infra.accept.page import limit_text, number_text, outcome_text, ranks_text, usd_text
+from infra.accept.page import limit_text, measured_text, outcome_text, ranks_text, usd_text
 
 HEADERS: Final = ("outcome", "check", "of", "measured", "limit", "$ a month")
 
@@ -14,8 +14,6 @@ def rows(values: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """A row for each check; what failed or is missing comes with its reason below the table."""
     found: list[tuple[str, ...]] = []
     for check in values["checks"]:
-        measured = check["measured"]
-        number = "" if measured is None else f"{number_text(measured)} {check['unit']}".rstrip()
         usd = check["usd_per_month"]
         cost = usd_text(usd) if usd else "not known" if check["outcome"] == "FAIL" else ""
         found.append(
@@ -23,7 +21,7 @@ def rows(values: Mapping[str, Any]) -> list[tuple[str, ...]]:
                 check["outcome"].replace("_", " "),
                 check["id"],
                 check["subject"],
-                number,
+                measured_text(check, values["measurements"]),
                 limit_text(check["limit"]),
                 cost,
             )
@@ -42,8 +40,7 @@ def summary(values: Mapping[str, Any]) -> list[str]:
         memory = node["gpu_memory_gib"]
         size = "" if memory is None else f", {node['gpus']} x {memory:.2f} GiB"
         lines.append(
-            f"{node['name']} ({node['role']}): ranks {ranks_text(node['ranks'])}, "
-            f"{node['device']}{size}"
+            f"{node['name']} ({node['role']}): {ranks_text(node['ranks'])}, {node['device']}{size}"
         )
     total = values["hardware"].get("total_gpu_memory_gib")
     if total:

@@ -198,7 +198,10 @@ def _page(
         key=key,
         record=_record(outputs, job_id),
         checkout=CHECKOUT,
-        options=["--share"] if share else [],
+        options=[
+            f"--server=job {job_id} on {address.host}",
+            *(["--share"] if share else []),
+        ],
     )
     closing.callback(page.close)
     page.wait_until_up()

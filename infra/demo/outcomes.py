@@ -17,7 +17,7 @@ from cost.unit_costs import ChatCost, NotKnown, UnitCosts, unit_costs
 from infra.jobs.records import read_object
 from infra.report.collect import Report, collect, evaluation_of
 from infra.report.quality import evaluation_rows, samples
-from infra.report.words import number, p_text, signed
+from infra.report.words import figure, number, p_text, signed
 from stacks.spec import StackSpec
 
 _SHOWN = ("perplexity", "function_name_accuracy", "argument_accuracy", "rougeL")
@@ -168,11 +168,11 @@ def _chats(units: UnitCosts) -> tuple[ChatCost, ...]:
 
 def _quality_row(row: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     unit = row["unit"]
-    before, after = (f"{number(row[name])}{unit}" for name in ("before", "after"))
+    before, after = (figure(row[name], unit) for name in ("before", "after"))
     if row["p_value"] is None:
         return row["name"], before, after, row["change"], ""
-    difference = f"{signed(row['after'] - row['before'])}{' points' if unit else ''}"
-    shown = f"{difference} ({signed(row['low'])} to {signed(row['high'])})"
+    difference = f"{signed(row['after'] - row['before'], unit)}{' points' if unit else ''}"
+    shown = f"{difference} ({signed(row['low'], unit)} to {signed(row['high'], unit)})"
     return row["name"], before, after, shown, p_text(row["p_value"])
 
 

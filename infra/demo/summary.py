@@ -14,7 +14,7 @@ from cost.bill import Bill
 from cost.load_curve import LoadPoint
 from infra.demo.outcomes import ChatStep, Outcomes
 from infra.demo.serving import roles
-from infra.report.page import cents, duration, number, usd
+from infra.report.words import cents, duration, number, usd
 
 Stage = tuple[str, float, str]
 """Name, seconds, remark."""

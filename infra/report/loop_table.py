@@ -18,7 +18,7 @@ from cost.run_record import RunRecord
 from cost.unit_costs import RunCost
 from infra.report.loop import SPEEDS, Loop, states
 from infra.report.quality import SIGNIFICANT_P, verdict
-from infra.report.words import duration, number, p_text, signed
+from infra.report.words import duration, figure, number, p_text, signed, span_of_days
 
 
 def loop_text(loop: Loop, format: Format) -> str:
@@ -29,17 +29,15 @@ def loop_text(loop: Loop, format: Format) -> str:
 
 
 def loop_html(loop: Loop) -> str:
-    """The loop as a fragment of the page with its charts; quality has its own section there."""
+    """The loop as a fragment of the page; quality has its own section there."""
+    found = Document(heading=None, tables=_tables(loop), notes=tuple(_notes(loop)))
+    return lay_out(found, Format.HTML)
+
+
+def loop_charts(loop: Loop) -> tuple[str, ...]:
+    """The load test as inline SVG; none without one."""
     curve = None if loop.load is None else loop.load.curve
-    return lay_out(
-        Document(
-            heading=None,
-            tables=_tables(loop),
-            notes=tuple(_notes(loop)),
-            figures=() if curve is None else load_charts(curve),
-        ),
-        Format.HTML,
-    )
+    return () if curve is None else load_charts(curve)
 
 
 def _quality_tables(loop: Loop) -> tuple[Table, ...]:
@@ -72,10 +70,10 @@ def _quality_row(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         row["name"],
         verdict(row),
-        f"{number(row['before'])}{unit}",
-        f"{number(row['after'])}{unit}",
+        figure(row["before"], unit),
+        figure(row["after"], unit),
         row["change"],
-        "-" if low is None else f"{signed(low)} to {signed(high)}",
+        "-" if low is None else f"{signed(low, unit)} to {signed(high, unit)}",
         "-" if p_value is None else p_text(p_value),
     )
 
@@ -146,7 +144,7 @@ def _payback_table(found: Finetune) -> Table:
     cost = "of unknown cost" if usd is None else f"of {small_usd_text(usd)}"
     return Table(
         title=f"Break-even of the finetune {cost} (own nodes of training and evaluation)",
-        headings=("Against", "USD There", "USD Here", "Saving", "Chats", "Days"),
+        headings=("Against", "USD There", "USD Here", "Saving", "Chats", "After"),
         rows=tuple(_payback_row(each) for each in found.paybacks),
         num_text_columns=1,
     )
@@ -161,7 +159,7 @@ def _payback_row(each: Payback) -> tuple[str, ...]:
         small_usd_text(each.ours_usd),
         f"{'-' if saving < 0 else ''}{small_usd_text(abs(saving))}",
         never if each.chats is None else f"{each.chats.to_integral_value(ROUND_CEILING):,}",
-        never if each.days is None else number(each.days),
+        never if each.days is None else span_of_days(each.days),
     )
 
 

@@ -72,20 +72,21 @@ def evaluation_rows(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]
 def _test(evaluation: Mapping[str, Any], key: str, scale: float) -> dict[str, float | None]:
     """The paired test of the metric in the row's own unit; None where there is none."""
     found = (evaluation.get("significance") or {}).get(key)
-    low, high, p_value = (
+    low, high, p_value, rows = (
         found.get(name) if isinstance(found, Mapping) else None
-        for name in ("low", "high", "p_value")
+        for name in ("low", "high", "p_value", "num_rows")
     )
+    num_rows = rows if _is_number(rows) else evaluation["base_model"].get("num_rows")
     if not (_is_number(low) and _is_number(high) and _is_number(p_value)):
-        return {"low": None, "high": None, "p_value": None}
-    return {"low": scale * low, "high": scale * high, "p_value": p_value}
+        return {"low": None, "high": None, "p_value": None, "num_rows": num_rows}
+    return {"low": scale * low, "high": scale * high, "p_value": p_value, "num_rows": num_rows}
 
 
 def verdict(row: Mapping[str, Any]) -> str:
     """Better, worse, or not told apart; a figure without a test or a direction gets none."""
     if row["p_value"] is None:
         return "-"
-    if row["p_value"] >= SIGNIFICANT_P:
+    if row["p_value"] >= SIGNIFICANT_P or row["low"] <= 0 <= row["high"]:
         return "not told apart"
     return {True: "better", False: "worse", None: "differs"}[row["better"]]
 

@@ -22,20 +22,8 @@ def rect(x: float, y: float, width: float, height: float, cls: str, radius: floa
     )
 
 
-def path(points: Sequence[tuple[float, float]], cls: str) -> str:
-    """Straight lines from point to point."""
-    steps = " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    return f'<path d="M{steps}" class="{cls}"/>'
-
-
 def line(x1: float, y1: float, x2: float, y2: float, cls: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{cls}"/>'
-
-
-def circle(x: float, y: float, radius: float, cls: str, title: str = "") -> str:
-    """A dot; `title` shows when pointed at."""
-    inner = f"<title>{escape(title)}</title>" if title else ""
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" class="{cls}">{inner}</circle>'
 
 
 def document(width: float, height: float, label: str, parts: Sequence[str]) -> str:

@@ -13,12 +13,6 @@ def usd(amount: Decimal | None) -> str:
     return f"${amount:,.0f}" if abs(amount) >= 100 else f"${amount:,.2f}"
 
 
-def price(amount: Decimal) -> str:
-    """Dollars as a price list writes them: at least cents, no zeros behind them."""
-    whole, _, places = f"{amount:.6f}".partition(".")
-    return f"${int(whole):,}.{places.rstrip('0').ljust(2, '0')}"
-
-
 def cents(amount: Decimal | None) -> str:
     """Dollars with as many places as a small amount needs for three digits."""
     if amount is None:
@@ -52,6 +46,20 @@ def duration(seconds: Decimal | float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-def signed(value: float) -> str:
-    """The number with its sign."""
-    return f"+{number(value)}" if value > 0 else number(value)
+def figure(value: float, unit: str) -> str:
+    """A metric of quality.py: a share as percent with three digits, any other as a number."""
+    return f"{value:.3g} {unit}" if unit else number(value)
+
+
+def signed(value: float, unit: str = "") -> str:
+    """A difference of a metric with its sign, that of a share in points."""
+    shown = f"{value:.3g}" if unit else number(value)
+    return f"+{shown}" if value > 0 else shown
+
+
+def span_of_days(days: Decimal | float) -> str:
+    """Days; hours and minutes below one, minutes below an hour."""
+    seconds = float(days) * 86400
+    if days >= 1:
+        return f"{number(days)} days"
+    return f"{seconds / 60:.0f} min" if 60 <= seconds < 3570 else duration(seconds)

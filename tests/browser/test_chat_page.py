@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,6 +48,7 @@ _FLAGS = (
 _LIMITS = {"context_tokens": 1024, "max_output_tokens": 600, "max_concurrency": 4}
 _ELSEWHERE = "http://192.0.2.1/spy.png"
 _KEY = "a-key-of-the-chat-tests"
+_CALLED = "job 4 on worker-0"
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,10 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
         tunnel = Tunnel(login.endpoint, "127.0.0.1", port, say=said.append)
         closing.callback(tunnel.close)
         record = folder / "chat.jsonl"
-        page = ChatPage(tunnel.url, port=page_port, key=_KEY, record=record, checkout=CHECKOUT)
+        called = [f"--server={_CALLED}"]
+        page = ChatPage(
+            tunnel.url, port=page_port, key=_KEY, record=record, checkout=CHECKOUT, options=called
+        )
         closing.callback(page.close)
         page.wait_until_up()
         yield Stand(page.address, login, said, record)
@@ -190,6 +195,7 @@ def test_a_full_chat_side_by_side_with_times_votes_metrics_and_export(
     tab: Tab, stand: Stand
 ) -> None:
     page = tab.page
+    expect(page.locator("#status")).to_contain_text(f"Connected to {_CALLED}: ")
     expect(page.locator("#load")).to_contain_text("memory of the server")
     ask(page, "Say hello.")
     better = page.get_by_role("button", name="Right is better")
@@ -251,6 +257,66 @@ def test_a_lost_tunnel_is_told_and_the_question_can_be_sent_again(tab: Tab, stan
     expect(page.get_by_role("button", name="Both alike")).to_be_visible()
 
 
+@pytest.mark.parametrize("tab", [(1200, 860), (390, 844)], indirect=True)
+def test_the_question_can_be_written_without_scrolling(tab: Tab) -> None:
+    box = tab.page.get_by_label("Question").bounding_box()
+    size = tab.page.viewport_size
+    assert box is not None
+    assert size is not None
+    scrolled = tab.page.evaluate("scrollY")
+    assert scrolled + box["y"] + box["height"] <= size["height"]
+    # One accent: what is chosen has the colour of what sends.
+    chosen, send = (
+        tab.page.locator(each).first.evaluate("each => getComputedStyle(each).backgroundColor")
+        for each in ("#mode input:checked", "#send")
+    )
+    assert chosen == send
+
+
+class _OneModel(BaseHTTPRequestHandler):
+    """A server that lists one model, without an adapter, and answers it in one piece."""
+
+    def do_GET(self) -> None:
+        self._answer("application/json", json.dumps({"data": [{"id": "alone"}]}))
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        choice = {"index": 0, "delta": {"content": "Yes."}, "finish_reason": "stop"}
+        self._answer(
+            "text/event-stream", f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n"
+        )
+
+    def _answer(self, kind: str, text: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+def test_one_model_is_neither_compared_with_itself_nor_given_an_adapter(
+    browser: Browser, tmp_path: Path
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _OneModel)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    with contextlib.ExitStack() as closing:
+        closing.callback(server.server_close)
+        closing.callback(server.shutdown)
+        record = tmp_path / "chat.jsonl"
+        chat = ChatPage(url, port=port, key=None, record=record, checkout=CHECKOUT)
+        closing.callback(chat.close)
+        chat.wait_until_up()
+        page = closing.enter_context(browser.new_context()).new_page()
+        page.goto(chat.address)
+        expect(page.locator("#status .up")).to_contain_text("alone")
+        expect(page.locator("#mode, #right-model, #right-chat")).to_have_count(0)
+        ask(page, "Are you alone?")
+        expect(page.locator("#left-chat")).to_contain_text("Yes.")
+        expect(page.locator("#left-chat")).to_contain_text("TTFT ")
+        expect(page.locator("#left-chat")).not_to_contain_text("adapter")
+
+
 @pytest.mark.parametrize("tab", [(390, 844)], indirect=True)
 def test_a_narrow_screen_needs_no_sideways_scroll(tab: Tab) -> None:
     page = tab.page
@@ -281,7 +347,7 @@ def test_the_keyboard_reaches_everything_and_text_can_be_read(tab: Tab) -> None:
     page.get_by_label("Question").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Both alike")).to_be_visible()
-    for selector in ("#status p", "#load p", "#left-chat code", "#send", "#new", "label span"):
+    for selector in ("#status p", "#load p", "#left-chat em", "#send", "#new", "label span"):
         assert _contrast(page, selector) >= 4.5, selector
 
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
+from infra.accept import page as certificate_page
+from infra.accept.certificate import content
+from infra.accept.result import parse
 from infra.report import page
 from infra.report.collect import collect
 from stacks.load import load_stack
+from tests.unit.accept import acceptance
+from tests.unit.report.loops import write_loop
 from tests.unit.report.reports import HOSTILE, write_runs
 
 pytestmark = pytest.mark.browser
@@ -58,14 +66,13 @@ def test_every_section_and_figure_is_there_and_no_foreign_text_came_alive(
     report: Path, tmp_path: Path
 ) -> None:
     dom = chromium(tmp_path, "--dump-dom", report.as_uri())
-    sections = "architecture cost training evaluation chat unit-costs runs real"
-    for section in sections.split():
-        assert f'<section id="{section}"' in dom
+    for section in ("loop", "charts", "cost", "training", "architecture", "runs", "real"):
+        assert f'<details id="{section}">' in dom
     # The architecture, the loss curve, and a chat against throughput, utilisation and chats a day.
     assert dom.count("<svg") == 5
     assert "API openai/gpt-4o-mini" in dom
-    assert 'class="curve"' in dom
-    assert "measured 2026-11-21" in dom
+    assert "Loss from 2.000 to 0.900 over 12 steps" in dom
+    assert "measured on 2026-11-21" in dom
     assert "<script" not in dom
     assert "<img" not in dom
     assert HOSTILE in unescape(dom)
@@ -77,3 +84,114 @@ def test_the_page_makes_the_browser_ask_nobody(report: Path, tmp_path: Path) -> 
     asked = set(re.findall(r'"url":"https?://([^/"]+)', log.read_text(errors="replace")))
     # What the browser asks of its maker is not the page's doing.
     assert not {host for host in asked if not host.endswith((".google.com", ".googleapis.com"))}
+
+
+SIZES = ((1280, 800), (400, 800))
+SCHEMES = ("light", "dark")
+# Contrast by WCAG 2.2, "relative luminance" (https://www.w3.org/TR/WCAG22/#dfn-relative-luminance).
+_LOOK = """() => {
+  const light = css => {
+    const [r, g, b] = css.match(/[\\d.]+/g).map(Number).map(each => each / 255)
+      .map(each => each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const paper = node => {
+    const css = getComputedStyle(node).backgroundColor;
+    return css === "rgba(0, 0, 0, 0)" && node.parentElement ? paper(node.parentElement) : css;
+  };
+  const contrast = node => {
+    const [a, b] = [light(getComputedStyle(node).color), light(paper(node))].sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05);
+  };
+  const openDetails = document.querySelectorAll("details[open]").length;
+  const folded = document.querySelectorAll("details").length;
+  const bottoms = [...document.querySelectorAll("#answers dd, h1, .certifies")].map(
+    each => each.getBoundingClientRect().bottom);
+  document.querySelectorAll("details").forEach(each => { each.open = true; });
+  const texts = [...document.querySelectorAll("svg text")].filter(
+    each => each.getBoundingClientRect().width > 0);
+  const scale = each => {
+    const svg = each.ownerSVGElement;
+    return svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+  };
+  const words = document.querySelectorAll("h1, h2, p, dt, dd, dd strong, dd span, th, td, li, summary");
+  return {
+    overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+    openDetails, folded, bottoms,
+    chartPx: Math.min(...texts.map(
+      each => parseFloat(getComputedStyle(each).fontSize) * scale(each))),
+    contrast: Math.min(...[...words].map(contrast)),
+    cut: texts.filter(each => each.closest("figure") && (
+      each.getBoundingClientRect().right > each.ownerSVGElement.getBoundingClientRect().right + 1
+    )).map(each => each.textContent),
+  };
+}"""  # noqa: E501
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("needs the Debian package chromium (`make setup`)")
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"]
+        opened = playwright.chromium.launch(executable_path=program, args=flags)
+        yield opened
+        opened.close()
+
+
+def looked_at(
+    browser: Browser, path: Path, size: tuple[int, int], scheme: Literal["light", "dark"]
+) -> dict[str, Any]:
+    """What a reader sees of the page; the screenshot of the first screen lies beside it."""
+    width, height = size
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    with context:
+        page = context.new_page()
+        page.goto(path.as_uri())
+        shot = path.with_name(f"{path.stem}-{width}-{scheme}.png")
+        page.screenshot(path=shot)
+        assert shot.stat().st_size > 10_000
+        return {"text": page.inner_text("body"), **page.evaluate(_LOOK)}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", ["measured", "nothing measured", "certificate"])
+def test_the_first_screen_answers_and_everything_is_readable(
+    kind: str,
+    size: tuple[int, int],
+    scheme: Literal["light", "dark"],
+    browser: Browser,
+    tmp_path: Path,
+    public_key_file: Path,
+) -> None:
+    if kind == "certificate":
+        path, answers = tmp_path / "certificate.html", ["FAIL", "It certifies"]
+        path.write_text(certificate_page.render(certified()), encoding="utf-8")
+    else:
+        if kind == "measured":
+            write_loop(tmp_path)
+        path = page.write(collect(load_stack("local"), tmp_path), tmp_path / "report.html")
+        answers = [
+            "Yes, better." if kind == "measured" else "NOT MEASURED: no evaluation",
+            "Measured: $" if kind == "measured" else "NOT MEASURED: no speed",
+            "$7,332 to $7,640 a month.",
+        ]
+    seen = looked_at(browser, path, size, scheme)
+    for answer in answers:
+        assert answer in seen["text"]
+    assert max(seen["bottoms"]) <= size[1], "below the first screen"
+    assert (seen["openDetails"], seen["folded"] >= 3) == (0, True)
+    assert seen["overflow"] == 0
+    assert seen["chartPx"] >= 9
+    assert seen["contrast"] >= 4.5
+    assert not seen["cut"]
+
+
+def certified() -> dict[str, Any]:
+    """The certificate of two nodes, one slow GPU."""
+    points = (acceptance.point(8, 41467.8), acceptance.point(16, 8572.6, 2))
+    made = acceptance.report(points=points, extra=[acceptance.slow_gpu()])
+    result = parse(acceptance.values(made), "made")
+    return content(result, stack="h100-prod", prices={}, price_note="Prices: a book.")

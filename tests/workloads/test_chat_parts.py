@@ -80,6 +80,8 @@ def test_a_call_that_comes_in_pieces_is_one_call() -> None:
     assert shown[0]["metadata"] == {"title": "Tool call: get_weather"}
     assert json.loads(shown[0]["content"].split("```")[1].removeprefix("json")) == {"city": "Oslo"}
     assert "m, adapter on" in shown[-1]["content"]
+    bare = {**reply.to_json(), "is_tuned": None}
+    assert "adapter" not in render.answer_messages(bare, hides_name=False)[-1]["content"]
 
 
 def answer(model: str = "base", text: str = "yes", **more: Any) -> dict[str, Any]:
@@ -486,7 +488,7 @@ def launched(
 
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")  # the program sets it for good
     monkeypatch.setattr(Client, "models", models)
-    monkeypatch.setattr("workloads.chat.page.Page", lambda _: SimpleNamespace(blocks=blocks))
+    monkeypatch.setattr("workloads.chat.page.Page", lambda *_: SimpleNamespace(blocks=blocks))
     over = threading.Event()
     over.set()
     options = program.parse(["--url", URL, "--port", "0", *flags])

@@ -43,6 +43,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--url", action="append", required=True, help="server up to /v1; repeatable"
     )
+    parser.add_argument("--server", help="what the page calls the first --url: its job and node")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0: any free one")
     parser.add_argument(
         "--share", action="store_true", help="public link through Gradio, with a password"
@@ -91,7 +92,8 @@ def serve(options: argparse.Namespace, over: threading.Event) -> None:
 
     password = secrets.token_urlsafe(12) if options.share else None
     dialogue = Dialogue(client, models, arms)
-    blocks = page.Page(dialogue).blocks
+    names = {client.urls[0]: options.server} if options.server else {}
+    blocks = page.Page(dialogue, names).blocks
     blocks.launch(
         server_name=HOST,
         server_port=port,

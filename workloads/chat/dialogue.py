@@ -18,7 +18,7 @@ from workloads.chat import render
 from workloads.chat.arms import Arms
 from workloads.chat.client import Client
 from workloads.chat.conversation import Conversation, Mode, Vote
-from workloads.chat.models import Model, by_label
+from workloads.chat.models import Model, by_label, partner
 from workloads.chat.render import Shown
 from workloads.chat.reply import Reply
 from workloads.chat.settings import HIDING, Settings, SettingsError
@@ -106,7 +106,13 @@ class Dialogue:
             "settings": settings.to_json(),
         }
         replies = [
-            Reply(model=each.label, is_tuned=each.base is not None, began_s=time.perf_counter())
+            Reply(
+                model=each.label,
+                is_tuned=None
+                if partner(self.models, each.label) is None
+                else each.base is not None,
+                began_s=time.perf_counter(),
+            )
             for each in models
         ]
         hides = _hides(conversation, settings)

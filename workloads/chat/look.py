@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from gradio.themes import Default
+from gradio.themes import Base, Default
 
 from workloads.chat.conversation import Vote
 
@@ -28,6 +28,15 @@ SAVE_FILE: Final = """(text) => {
 """Gives the reader a text as a file, without a copy of it on the server."""
 
 
-def theme() -> Default:
+def theme() -> Base:
     """Return Gradio's plain theme with the fonts that the reader's system has."""
-    return Default(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace"))
+    # One accent: Send has this blue in page.css.
+    accent = "*primary_700"
+    plain = Default(
+        primary_hue="blue",
+        font=("system-ui", "sans-serif"),
+        font_mono=("ui-monospace", "monospace"),
+    )
+    return plain.set(
+        checkbox_background_color_selected=accent, checkbox_background_color_selected_dark=accent
+    )

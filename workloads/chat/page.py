@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 import gradio as gr
@@ -31,8 +31,10 @@ _NUM_AT_ONCE: Final = 32
 class Page:
     """The parts of one page over one Dialogue."""
 
-    def __init__(self, dialogue: Dialogue) -> None:
+    def __init__(self, dialogue: Dialogue, servers: Mapping[str, str] | None = None) -> None:
+        """`servers` names them by URL, as their job and node; without a name it is the URL."""
         self._dialogue = dialogue
+        self._servers = {url: (servers or {}).get(url, url) for url in dialogue.client.urls}
         self._labels = [each.label for each in dialogue.models]
         self._start = settings.default(dialogue.models)
         with gr.Blocks(title="Chat", analytics_enabled=False) as self.blocks:
@@ -41,7 +43,7 @@ class Page:
 
     def _lay_out(self) -> None:
         start = self._start
-        gr.HTML("<h1>Chat</h1>")
+        gr.HTML("<h1>Chat</h1>", elem_id="title")
         self._status = gr.HTML(elem_id="status")
         self._load = gr.HTML(elem_id="load")
         with gr.Row():
@@ -50,6 +52,7 @@ class Page:
                 value=_name(start),
                 label="Who answers",
                 elem_id="mode",
+                visible=len(self._labels) > 1,
                 scale=2,
                 min_width=300,
             )
@@ -66,6 +69,7 @@ class Page:
                 label="Model (right, arm B)",
                 elem_id="right-model",
                 min_width=240,
+                visible=len(self._labels) > 1,
             )
             self._adapter = gr.Checkbox(
                 label="Adapter on", elem_id="adapter", visible=False, interactive=True
@@ -78,7 +82,7 @@ class Page:
                 gr.Chatbot(
                     label=label,
                     elem_id=f"{label.lower()}-chat",
-                    height="min(26rem, 55vh)",
+                    height="clamp(8rem, calc(100vh - 34rem), 26rem)",
                     min_width=300,
                     buttons=["copy"],
                     feedback_options=None,
@@ -109,7 +113,9 @@ class Page:
                 for vote, text in look.VOTES.items()
             }
         with gr.Accordion("System prompt, sampling, tools", open=False, elem_id="settings"):
-            self._system = gr.Textbox(label="System prompt", lines=2, elem_id="system")
+            self._system = gr.Textbox(
+                start.system, label="System prompt", lines=2, elem_id="system"
+            )
             self._temperature = gr.Slider(
                 0,
                 2,
@@ -121,6 +127,7 @@ class Page:
                 start.max_tokens, label="Tokens of an answer, at most", precision=0, minimum=1
             )
             self._tools = gr.Textbox(
+                start.tools,
                 label="Tools: JSON list, as OpenAI's or their functions alone",
                 lines=3,
                 elem_id="tools",
@@ -204,12 +211,12 @@ class Page:
         lines: list[str] = []
         for url, each in zip(client.urls, found, strict=True):
             if isinstance(each, UnreachableError):
-                problems[url] = str(each)
+                problems[self._servers[url]] = str(each)
             elif isinstance(each, BaseException):
                 raise each
             else:
                 lines.append(load_line(read_metrics(each)))
-        status = render.status_html(problems, client.urls, self._labels)
+        status = render.status_html(problems, list(self._servers.values()), self._labels)
         return [status, render.load_html(lines)]
 
     async def _ask(

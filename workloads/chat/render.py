@@ -49,7 +49,7 @@ def answer_messages(answer: Mapping[str, Any], *, hides_name: bool) -> Shown:
         shown.append(_said("(an empty answer)" if is_over else "..."))
     if is_over and (line := caption(answer)):
         who = "name shown after your vote" if hides_name else _who(answer)
-        shown.append(_said(f"`{line}`\n\n`{who}`"))
+        shown.append(_said(f"*{_plain(line)}*\n\n*{_plain(who)}*"))
     return shown
 
 
@@ -105,7 +105,8 @@ def _fold(title: str, text: str, status: str | None) -> dict[str, Any]:
 
 
 def _who(answer: Mapping[str, Any]) -> str:
-    return f"{answer['model']}, adapter {'on' if answer['is_tuned'] else 'off'}"
+    adapter = {True: ", adapter on", False: ", adapter off"}.get(answer["is_tuned"], "")
+    return f"{answer['model']}{adapter}"
 
 
 def _plain(text: str) -> str:

@@ -18,7 +18,8 @@ class Reply:
 
     model: str
     """Label of the model that answers."""
-    is_tuned: bool
+    is_tuned: bool | None
+    """Whether its adapter is on; None: it has none."""
     began_s: float
     text: str = ""
     thought: str = ""

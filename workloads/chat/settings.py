@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, cast, get_args
 
 from workloads.chat.conversation import Mode
@@ -73,7 +73,9 @@ def restored(value: Any, models: Sequence[Model]) -> Settings:
         return default(models)
     if not {value["left"], value["right"]} <= labels or value["mode"] not in get_args(Mode):
         return default(models)
-    return Settings(**value)
+    kept = Settings(**value)
+    # A server that lost its adapter has nothing left to put beside its model.
+    return kept if len(models) > 1 else replace(kept, mode="one")
 
 
 def parse_tools(text: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.accept import certificate, signature
+from infra.accept import certificate, page, signature
 from infra.accept.errors import AcceptError
 from infra.accept.price import accepting_usd, lost_share
 from infra.accept.result import Check, parse
@@ -134,6 +134,36 @@ def test_the_page_has_every_message_with_algbw_busbw_and_the_formula(
     assert "<td>mlx5_0</td><td>worker-0</td><td>worker-1</td><td>387.6</td>" in page
 
 
+def test_a_rehearsal_says_so_beside_its_outcome_and_shows_what_it_measured() -> None:
+    values = json.loads(json.dumps(_content()))
+    for node in values["nodes"]:
+        node |= {"gpus": 0, "gpu_memory_gib": None, "ranks": node["ranks"][:1], "device": "cpu"}
+    values |= {"outcome": "PASS", "checks": [c for c in values["checks"] if c["outcome"] == "PASS"]}
+    html = page.render(values)
+    assert '<span class="rehearsal">PASS (CPU rehearsal)</span></h1>' in html
+    assert "<td>1 rank (0)</td>" in html
+    assert summary(values)[-1].startswith("PASS (CPU rehearsal): ")
+    shown = {row[1]: row[3] for row in rows(values)}
+    assert shown["collectives.values"] == "yes; up to 430 GB/s"
+    assert shown["readiness.all"] == "yes"
+    assert "" not in shown.values()
+
+
+def test_storage_is_told_of_the_place_that_the_check_is_of() -> None:
+    places = [
+        {"path": "/mnt/data", "write_gb_per_s": 1.5, "read_gb_per_s": 2.0},
+        {"path": "/mnt/data2", "write_gb_per_s": 9.0, "read_gb_per_s": 9.0},
+    ]
+    check = {
+        "id": "storage.data",
+        "outcome": "PASS",
+        "measured": None,
+        "subject": "/mnt/data on 2 nodes at once",
+    }
+    told = page.measured_text(check, {"storage": places})
+    assert told == "yes; write 1.5 GB/s, read 2 GB/s"
+
+
 def test_foreign_text_is_escaped_everywhere(key: Path, tmp_path: Path) -> None:
     files = certificate.write(_content(HOSTILE), tmp_path / "c", key)
     assert "<script>alert" not in files.html.read_text()
@@ -209,5 +239,5 @@ def test_the_table_names_each_reason_and_ends_with_the_outcome() -> None:
     assert found["compute.gemm"][3:] == ("630 TFLOP/s", "at least 700", "1,722.80")
     lines = summary(values)
     assert "readiness.gpus of worker-0: 7 of 8 GPUs" in lines
-    assert "worker-1 (worker): ranks 8-15, NVIDIA H100 80GB HBM3, 8 x 79.19 GiB" in lines
+    assert "worker-1 (worker): 8 ranks (8-15), NVIDIA H100 80GB HBM3, 8 x 79.19 GiB" in lines
     assert lines[-1].startswith("FAIL: ")

@@ -65,8 +65,8 @@ def test_a_line_goes_from_corner_to_corner():
         tuple(map(float, point.split(",")))
         for point in (chart.findall(f"{SVG}polyline")[0].get("points") or "").split()
     ]
-    assert points[0] == (76.0, 40.0)
-    assert points[1][0] == 740.0
+    assert points[0] == (72.0, 64.0)
+    assert points[1][0] == 492.0
     assert points[1][1] > points[0][1]
 
 

@@ -93,7 +93,7 @@ def test_an_assumed_speed_is_called_assumed_with_its_source(billed: Billed):
 
 def test_a_measured_speed_carries_its_date_and_job(billed: Billed):
     text = " ".join(rendered(billed, "local", Format.TABLE).split())
-    assert "12.25 tokens/s, measured on 2026-11-21: job 12 of stack local on cpu" in text
+    assert "12.3 tokens/s, measured on 2026-11-21: job 12 of stack local on cpu" in text
 
 
 def test_json_holds_the_stack_output_and_every_line(billed: Billed):

@@ -239,7 +239,7 @@ def test_the_stack_output_gives_money_as_text_and_dates_but_no_ages(
         "per_1m_tokens_usd": "227.764172",
         "per_chat_usd": "0.455528",
         "serving_node_per_chat_usd": "0.207202",
-        "basis": "transformers, batch 1: 12.25 tokens/s, measured on 2026-11-21: "
+        "basis": "transformers, batch 1: 12.3 tokens/s, measured on 2026-11-21: "
         "job 12 of stack local on cpu",
         "reasons": {},
         "price_book": "seed000",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -13,7 +14,7 @@ from cost.layout import WIDTH, Format
 from infra.report import page
 from infra.report.collect import collect
 from infra.report.loop import Loop, close_loop, plain_loop, states
-from infra.report.loop_table import loop_html, loop_text
+from infra.report.loop_table import loop_charts, loop_text
 from infra.report.quality import evaluation_rows, verdict
 from stacks.load import load_stack
 from tests.unit.cost.loads import SLO, load_json
@@ -148,9 +149,12 @@ def test_the_text_holds_every_part_and_fits_its_width(closed: Callable[..., Loop
 
 
 def test_the_page_draws_the_load_curve(closed: Callable[..., Loop]):
-    html = loop_html(closed())
-    assert html.count("<svg ") == 2
+    throughput, latencies = loop_charts(closed())
+    html = throughput + latencies
     assert ">operating point</text>" in html
+    # The streams that were measured, not round numbers.
+    ticks = re.findall(r'text-anchor="middle"[^>]*>([0-9,]+)</text>', throughput)
+    assert ticks == ["1", "4", "8", "16"]
     assert ">TTFT p99 allowed: 5,000 ms</text>" in html
 
 
@@ -288,8 +292,6 @@ def test_json_is_plain_and_holds_the_same(closed: Callable[..., Loop]):
 
 
 def test_a_curve_of_one_load_has_a_table_and_no_chart(closed: Callable[..., Loop]):
-    html = loop_html(
-        closed(load=load_json(((1, 12.0, 0.4, None),), dict.fromkeys(SLO) | {"share": 1}))
-    )
-    assert "<svg " not in html
-    assert "1 stream, operating point" in html
+    loop = closed(load=load_json(((1, 12.0, 0.4, None),), dict.fromkeys(SLO) | {"share": 1}))
+    assert loop_charts(loop) == ()
+    assert "1 stream, operating point" in loop_text(loop, Format.TABLE)

@@ -14,8 +14,9 @@ import pytest
 
 from cost.bill import bill
 from infra.prices.book import price_book
-from infra.report import architecture, charts, page
+from infra.report import architecture, charts, page, words
 from infra.report.collect import Report, collect
+from infra.report.quality import evaluation_rows
 from stacks.cost_spec import PolicySpec
 from stacks.load import load_stack, stack_names
 from tests.unit.report.reports import HOSTILE, evaluation, record, write_record, write_runs
@@ -66,14 +67,6 @@ def test_a_cut_line_of_the_loss_curve_is_skipped(report: Report) -> None:
     assert [step for step, _ in report.losses] == list(range(1, 13))
 
 
-def test_the_measured_speed_makes_the_cost_per_chat(report: Report) -> None:
-    (one, batch) = page.chat_rows(report)
-    assert [page.basis(row) for row in (one, batch)] == ["measured 2026-11-21"] * 2
-    # 2,000 output tokens at 11.83 tokens/s, for what the whole cluster costs an hour.
-    hourly = report.bill.estimate.hourly_low_usd
-    assert one.cluster_low_usd == hourly * 2000 / (Decimal("11.83") * 3600)
-
-
 def test_every_part_of_the_bill_is_on_the_page_in_its_own_words(
     tmp_path: Path, public_key_file: Path
 ) -> None:
@@ -82,8 +75,8 @@ def test_every_part_of_the_bill_is_on_the_page_in_its_own_words(
     parts = bill(spec, price_book(spec, tmp_path)).parts
     tables = [table.title for part in parts for table in part.tables]
     assert tables
-    for words in (*tables, *(note for part in parts for note in part.notes)):
-        assert escape(words) in html
+    for line in (*tables, *(note for part in parts for note in part.notes)):
+        assert escape(line) in html
     assert f"The same tables as <code>soperator cost --stack {spec.name}</code>" in html
 
 
@@ -94,7 +87,7 @@ def test_a_broken_limit_stands_above_the_bill(tmp_path: Path, public_key_file: P
 
 
 def test_before_and_after_say_which_direction_is_better() -> None:
-    rows = {row["key"]: row for row in page.evaluation_rows(evaluation())}
+    rows = {row["key"]: row for row in evaluation_rows(evaluation())}
     # (4.704128742218018 - 7.033111572265625) / 7.033111572265625, as seed 000 prints it.
     assert (rows["perplexity"]["change"], rows["perplexity"]["better"]) == ("-33.1 %", True)
     accuracy = rows["function_name_accuracy"]
@@ -145,16 +138,6 @@ def test_every_declared_nodeset_and_mount_is_in_the_picture(
         assert submount.mount_path in picture
 
 
-@pytest.mark.parametrize(
-    ("low", "high"), [(0.41, 2.03), (0, 0), (1e-9, 2e-9), (-3, 5), (100000, 100001)]
-)
-def test_ticks_cover_what_they_stand_for(low: float, high: float) -> None:
-    ticks = charts.nice_ticks(low, high, 5)
-    assert ticks[0] <= low
-    assert ticks[-1] >= high
-    assert 2 <= len(ticks) <= 9
-
-
 def test_the_moving_average_of_a_constant_is_the_constant() -> None:
     smoothed = charts.smooth([(step, 3.0) for step in range(9)])
     assert [loss for _, loss in smoothed] == pytest.approx([3.0] * 9)
@@ -170,14 +153,14 @@ def test_a_loss_that_is_not_a_number_leaves_no_gap_in_the_markup() -> None:
     [("0.4717", "$0.472"), ("0.00612", "$0.00612"), ("12.5", "$12.50"), ("0", "$0.00")],
 )
 def test_small_amounts_keep_three_digits(amount: str, shown: str) -> None:
-    assert page.cents(Decimal(amount)) == shown
+    assert words.cents(Decimal(amount)) == shown
 
 
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(12, "12 s"), (184, "3 min 04 s"), (3720, "1 h 02 min")]
 )
 def test_times_are_written_for_people(seconds: int, shown: str) -> None:
-    assert page.duration(seconds) == shown
+    assert words.duration(seconds) == shown
 
 
 def test_a_later_try_stands_apart_from_the_finetune_that_was_evaluated(

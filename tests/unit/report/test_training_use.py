@@ -148,7 +148,7 @@ def test_the_page_has_graphs_of_utilisation_loss_and_throughput(state: Path) -> 
     (folder / "loss_curve.jsonl").write_text("\n".join(lines))
     report: Report = collect(load_stack("local"), state)
     html = page.render(report)
-    assert 'aria-label="GPU utilisation over 1 minutes, 85.0 percent in the mean"' in html
-    assert 'aria-label="Loss from 2.000 to 1.600 over 5 steps"' in html
+    assert "GPU utilisation over 1 minutes, 85.0 percent in the mean</desc>" in html
+    assert "Loss from 2.000 to 1.600 over 5 steps</desc>" in html
     assert "Throughput of every training run" in html
     assert '<td class="n">4,000</td><td class="bars">' in html

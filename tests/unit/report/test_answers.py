@@ -1,0 +1,159 @@
+"""The three sentences of the first screen claim what was measured, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.report import page
+from infra.report.answers import Answer, answers
+from infra.report.collect import Report, collect
+from infra.report.quality import evaluation_rows, verdict
+from infra.report.words import span_of_days
+from stacks.load import load_stack
+from tests.unit.report.loops import TESTED, write_loop
+from tests.unit.report.reports import evaluation, write_runs
+
+ACCURACY = "function_name_accuracy"
+
+
+@pytest.fixture
+def state(tmp_path: Path, public_key_file: Path) -> Path:
+    return tmp_path
+
+
+def opened(state: Path, stack: str = "local") -> tuple[Answer, ...]:
+    report = collect(load_stack(stack), state)
+    return answers(report, evaluation_rows(report.evaluation))
+
+
+def text(answer: Answer) -> str:
+    return f"{answer.lead} {answer.sentence}"
+
+
+def judged(state: Path, change: Callable[[dict[str, Any]], None]) -> Answer:
+    """The first answer after a change of the evaluation's result."""
+    write_loop(state)
+    path = state / "runs" / "local" / "3" / "evaluation.json"
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+    return opened(state)[0]
+
+
+def with_test(**changes: Mapping[str, float]) -> Callable[[dict[str, Any]], None]:
+    return lambda values: values["significance"].update(changes)
+
+
+def test_a_gain_is_named_with_metric_rows_and_interval(state: Path) -> None:
+    sure = {**TESTED[ACCURACY], "num_rows": 24}
+    found = judged(state, with_test(**{ACCURACY: sure}))
+    assert text(found) == (
+        "Yes, better. Function name accuracy on 24 held-out rows: 12.5 % base, 95.8 % tuned; "
+        "difference +83.3 points, 95 % interval +60 to +95."
+    )
+    assert found.more.startswith("Of 2 other tested metrics 1 better, 0 worse")
+
+
+@pytest.mark.parametrize("p_value", [0.001, 0.4])
+def test_an_interval_with_zero_in_it_is_not_shown_to_be_better(state: Path, p_value: float) -> None:
+    """However small the p of the other test is."""
+    found = judged(state, with_test(**{ACCURACY: {"low": -0.1, "high": 0.95, "p_value": p_value}}))
+    assert found.lead == "Not shown to be better."
+    assert found.sentence.endswith("95 % interval -10 to +95, which includes zero.")
+    assert not found.kind
+
+
+def test_an_interval_beside_zero_with_a_large_p_is_not_shown_to_be_better(state: Path) -> None:
+    found = judged(state, with_test(**{ACCURACY: {"low": 0.1, "high": 0.95, "p_value": 0.13}}))
+    assert found.lead == "Not shown to be better."
+    assert found.sentence.endswith("but p 0.1300 is not below 0.05.")
+
+
+def test_a_loss_is_told_and_so_is_one_beside_a_gain(state: Path) -> None:
+    def worse(values: dict[str, Any]) -> None:
+        values["finetuned_model"]["perplexity"] = 9.0
+        values["significance"]["perplexity"] = {"low": 1.0, "high": 3.0, "p_value": 0.001}
+
+    found = judged(state, worse)
+    assert found.lead == "Yes, better."
+    assert "1 worse (Perplexity on held-out rows)" in found.more
+
+
+def test_perplexity_decides_where_no_function_is_called(state: Path) -> None:
+    def without(values: dict[str, Any]) -> None:
+        del values["base_model"][ACCURACY]
+
+    found = judged(state, without)
+    assert text(found).startswith("Yes, better. Perplexity on the held-out rows: 7.03 base, 4.70 ")
+
+
+def test_a_difference_without_an_interval_is_no_gain(state: Path) -> None:
+    write_runs(state)
+    found = opened(state)[0]
+    assert found.lead == "Not shown to be better."
+    assert "without an interval this shows no gain; run: soperator submit evaluate" in text(found)
+    assert 'class="n good"' not in page.render(collect(load_stack("local"), state))
+
+
+def test_a_speed_has_no_verdict_and_decides_nothing() -> None:
+    values = {**evaluation(), "significance": TESTED}
+    values["finetuned_model"]["output_tokens_per_s"] *= 3
+    (row,) = [row for row in evaluation_rows(values) if row["key"] == "output_tokens_per_s"]
+    assert (verdict(row), row["change"]) == ("-", "measured once")
+
+
+def test_what_was_not_measured_names_what_measures_it(state: Path) -> None:
+    better, chat, _ = opened(state)
+    assert text(better) == (
+        "NOT MEASURED: no evaluation of this stack has passed; run: soperator submit evaluate "
+        "--stack local, then soperator pull."
+    )
+    assert text(chat).startswith("NOT MEASURED: no speed of SmolLM2-135M-Instruct is declared or ")
+    assert "run: soperator submit evaluate --stack local" in text(chat)
+
+
+def test_a_chat_is_measured_once_on_cpus_and_says_so(state: Path) -> None:
+    write_loop(state)
+    _, chat, cluster = opened(state)
+    # 52 tokens/s written and 900 read by a batch of 8: 2,000 / 52 + 8,000 / 900 s of the cluster.
+    report = collect(load_stack("local"), state)
+    usd = float(report.bill.estimate.hourly_low_usd) * (2000 / 52 + 8000 / 900) / 3600
+    assert chat.lead.startswith(f"Measured: ${usd:.3f} to $0.")
+    assert "reads 8,000 tokens and writes 2,000" in chat.sentence
+    assert "on CPUs in place of the declared GPUs: no confidence interval" in chat.sentence
+    assert "reading is not counted" not in chat.sentence
+    assert text(cluster).startswith("$7,332 to $7,640 a month. $10.04 to $10.47 an hour")
+    assert cluster.more == "What this shape would cost on Nebius; this machine bills nothing."
+    assert "PASS, CPU rehearsal" in page.render(report)
+
+
+def test_an_assumed_speed_is_an_estimate_with_its_source(state: Path) -> None:
+    _, chat, _ = opened(state, "l40s-dev")
+    assert chat.lead.startswith("Estimated: $")
+    assert "assumed: seed 000" in chat.sentence
+    assert "NOT MEASURED, run: soperator submit evaluate --stack l40s-dev" in chat.sentence
+    assert chat.sentence.endswith("reading is not counted.")
+
+
+def test_a_line_without_a_price_is_named_and_makes_the_total_a_lower_bound(state: Path) -> None:
+    report: Report = collect(load_stack("l40s-dev"), state)
+    first, *others = report.bill.estimate.components
+    lines = (replace(first, rate=None, unknown="no price is known"), *others)
+    estimate = replace(report.bill.estimate, components=lines)
+    report = replace(report, bill=replace(report.bill, estimate=estimate))
+    _, _, cluster = answers(report, [])
+    assert cluster.lead.startswith("At least $")
+    assert f"not priced: {first.name}." in cluster.sentence
+
+
+@pytest.mark.parametrize(
+    ("days", "shown"), [(0.0390, "56 min"), (0.5, "12 h 00 min"), (3.21, "3.21 days")]
+)
+def test_a_part_of_a_day_is_written_in_minutes(days: float, shown: str) -> None:
+    assert span_of_days(days) == shown
