@@ -23,6 +23,7 @@ from workloads.common.exit_codes import (
     ExitCode,
     WorkloadError,
     exit_code_of,
+    full_text,
     reason_of,
 )
 from workloads.common.log import log, never_silent
@@ -126,7 +127,7 @@ def _fail(record: RunRecord, error: Exception, code: ExitCode) -> ExitCode:
     record.outcome = "NOT_RUN" if code is ExitCode.NOT_RUN else "FAIL"
     record.exit_code = code
     record.reason = reason_of(error)
-    if not isinstance(error, WorkloadError):
+    if not isinstance(error, WorkloadError) and full_text(error) is None:
         traceback.print_exc(file=sys.stderr)
     log(f"{code.name} (exit {int(code)}): {record.reason}", every_rank=True)
     return code
