@@ -49,6 +49,7 @@ class StandIn:
         self._template_tokens = template_tokens
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.num_ended = 0
         self._server: asyncio.Server | None = None
 
     async def start(self, port: int = 0) -> int:
@@ -74,10 +75,18 @@ class StandIn:
                 path = head[0].split(" ")[1]
                 if path == "/v1/models":
                     _json(writer, 200, {"object": "list", "data": [{"id": "stand-in"}]})
+                elif path == "/metrics":
+                    underway = len(self.requests) - self.num_ended
+                    page = f"serve_requests_total {self.num_ended}\n"
+                    _text(writer, 200, f"{page}serve_running_requests {underway}\n")
                 elif path != "/v1/chat/completions":
                     _json(writer, 404, {"detail": "Not Found"})
-                elif not await self._chat(json.loads(body), writer):
-                    break
+                else:
+                    try:
+                        if not await self._chat(json.loads(body), writer):
+                            break
+                    finally:
+                        self.num_ended += 1
                 await writer.drain()
         writer.close()
 
@@ -124,7 +133,13 @@ def _sized(data: bytes) -> bytes:
 def _json(
     writer: asyncio.StreamWriter, status: int, value: Any, retry_after: str | None = None
 ) -> None:
-    body = json.dumps(value).encode()
+    _text(writer, status, json.dumps(value), retry_after)
+
+
+def _text(
+    writer: asyncio.StreamWriter, status: int, text: str, retry_after: str | None = None
+) -> None:
+    body = text.encode()
     more = f"Retry-After: {retry_after}\r\n" if retry_after is not None else ""
     writer.write(
         f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n{more}\r\n".encode() + body

@@ -107,7 +107,13 @@ def collect(
                 missing |= dict.fromkeys(batch.stages, f"not submitted: {error}")
         for batch, submission in submitted:
             say(f"{', '.join(batch.stages)}: job {submission.job_id}")
-            ended = logs.follow(connection, submission.log_path, submission.job_id, write=write)
+            ended = logs.follow(
+                connection,
+                submission.log_path,
+                submission.job_id,
+                write=write,
+                on_state=lambda job: say(f"job {job.id} is {job.state}"),
+            )
             result = None
             try:
                 folder = pull(connection, outputs, submission.job, submission.job_id, state=state)

@@ -87,9 +87,17 @@ def command(
             signature.refuse_unusable(context.private_key(identity))
             if folder is not None:
                 certificate.refuse_full(folder)
-        found = _run(
-            spec, profile, stages, sets or [], sync=sync, dry_run=dry_run, force=force, key=identity
-        )
+        with output.never_silent(f"acceptance of {stack}: its outputs and its login node"):
+            found = _run(
+                spec,
+                profile,
+                stages,
+                sets or [],
+                sync=sync,
+                dry_run=dry_run,
+                force=force,
+                key=identity,
+            )
     if found is None:
         return
     values = _content(spec, found)

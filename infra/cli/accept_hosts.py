@@ -111,7 +111,8 @@ def command(
         },
     )
 
-    with output.ClusterText(sys.stderr) as shown:
+    ranks_run = output.never_silent(f"acceptance on {', '.join(hosts)}")
+    with ranks_run, output.ClusterText(sys.stderr) as shown:
         text = plain_hosts.run(where, ranks, pack(files), write=shown.write, say=output.note)
     path = plain_hosts.result_file(context.state_root() / "accept" / stack / run_id, text)
     print(path)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from cost.bill import Bill
+    from infra.jobs.errors import StackPausedError
     from infra.jobs.outputs import StackOutputs
     from infra.jobs.ssh import Connection
     from infra.kube.client import KubeClient
@@ -63,6 +64,18 @@ def read(stack: str) -> StackOutputs:
     from infra.jobs.outputs import read_outputs
 
     return read_outputs(stack, root=CHECKOUT, environ=environ())
+
+
+def fetched(stack: str, job_id: str, error: StackPausedError) -> Path:
+    """The folder of what was brought here of a paused stack's job; raises `error` without one."""
+    from infra.jobs.history import run_folder
+    from infra.jobs.pull import LOG_NAME
+
+    folder = run_folder(state_root(), stack, job_id)
+    if not (folder / LOG_NAME).is_file():
+        raise error
+    note(f"{stack}: is paused; this is job {job_id} as it was when it was fetched")
+    return folder
 
 
 def first_up(stack: str) -> datetime | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli import context
+from infra.cli import context, output
 from infra.cli.errors import CliError
 from infra.local.state import CHECKOUT
 
@@ -66,10 +66,12 @@ def command(
     with _alone(state / "demo" / "lock"):
         progress = Progress()
         _bring_up(state, progress)
-        folders = _run_jobs(state, progress, _REDUCED if reduced else {})
+        with output.never_silent("the stack's outputs and its login node", progress.say):
+            folders = _run_jobs(state, progress, _REDUCED if reduced else {})
         # The measured speed becomes the stack's cost per chat: outputs change, resources do not.
         _pulumi_up(state, progress, "pulumi up, measured cost")
-        _report(state, progress, folders, reduced=reduced, kept=not destroy)
+        with output.never_silent("report.html", progress.say):
+            _report(state, progress, folders, reduced=reduced, kept=not destroy)
         if destroy:
             _take_down(state, progress)
 
@@ -93,7 +95,7 @@ def _bring_up(state: Path, progress: Progress) -> None:
         bill = context.bill(_STACK)
         print(render(bill), flush=True)
         remark.text = month(bill)
-    with progress.stage("local up"):
+    with progress.stage("local up", tells_itself=True):
         _local("up")
     _pulumi_up(state, progress, "pulumi up")
 

@@ -63,8 +63,11 @@ def command(
     identity: IdentityOption = None,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
-    """Measure a server under load: by the job `load`, which is submitted and not waited for, or
-    from here with --url. Nobody else should use the server meanwhile."""
+    """Measure a server under load: by the job `load`, or from here with --url.
+
+    The job is submitted and not waited for, unlike by `serve` and `accept`: `soperator logs ID`
+    follows it. While others use the server nothing is measured: NOT RUN, 69.
+    """
     from infra.jobs import load_target as targets
 
     chosen = targets.settings(concurrency, rates, sets or ())

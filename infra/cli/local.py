@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from infra.cli.output import Format, note, print_json, print_table
+from infra.cli.output import Format, never_silent, note, print_json, print_table
 
 app = typer.Typer(
     name="local",
@@ -46,7 +46,8 @@ def up() -> None:
 
     started = time.monotonic()
     embedded = cloud.Cloud.from_environ()
-    cloud.up(embedded)
+    with never_silent("local up"):
+        cloud.up(embedded)
     note(f"local cloud: ready after {time.monotonic() - started:.1f} s, in {embedded.state.local}")
     note(cloud.slurm_setup(embedded).describe())
 
@@ -61,8 +62,9 @@ def down(
     from infra.local import cloud, offline
 
     embedded = cloud.Cloud.from_environ()
-    cloud.down(embedded, purge=purge)
-    offline.stop(embedded.state)
+    with never_silent("local down"):
+        cloud.down(embedded, purge=purge, say=note)
+        offline.stop(embedded.state)
     note(f"local cloud: stopped{' and removed' if purge else ''}, {embedded.state.local}")
 
 

@@ -25,15 +25,23 @@ def command(
 ) -> None:
     """Follow the log of a job to its end; the exit code is the job's."""
     from infra.jobs import logs, slurm
+    from infra.jobs.errors import StackPausedError
     from infra.jobs.outcomes import outcome
     from infra.jobs.parse import Job
+    from infra.jobs.pull import LOG_NAME
     from infra.jobs.waiting import in_words
 
     def say(job: Job) -> None:
         where = in_words(job.where) if job.waits else job.where
         output.note(f"job {job.id} {job.name}: {job.state}{f' ({where})' if where else ''}")
 
-    outputs = context.read(stack)
+    try:
+        outputs = context.read(stack)
+    except StackPausedError as error:
+        path = context.fetched(stack, job_id, error) / LOG_NAME
+        with output.ClusterText(sys.stdout, raw=raw) as shown:
+            shown.write(path.read_bytes())
+        return
     with (
         context.connect(outputs, identity) as connection,
         output.ClusterText(sys.stdout, raw=raw) as shown,

@@ -1,4 +1,7 @@
-"""What commands print: aligned columns for people, JSON for programs, text that jobs wrote."""
+"""What commands print: aligned columns for people, JSON for programs, text that jobs wrote.
+
+Owns that a long command is not silent: `never_silent` says again what it is at, and for how long.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ import codecs
 import json
 import re
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Final, Self, TextIO
 
@@ -16,6 +22,8 @@ from infra.jobs.plain_lines import PlainLines
 # ECMA-48, 8.3.117: colour and weight of the letters, which is all that a job may tell a terminal.
 _COLOURS: Final = re.compile(r"(\x1b\[[0-9;:]{0,32}m)")
 _COLOURS_IN_PART: Final = re.compile(r"\x1b(\[[0-9;:]{0,32})?\Z")
+QUIET_S = 8.0
+"""Seconds without a line after which one comes: on a busy machine it is still within 10."""
 
 
 class Format(StrEnum):
@@ -42,6 +50,49 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 def note(text: str) -> None:
     """Lines about what is going on, on standard error."""
     print("\n".join(map(visible, text.split("\n"))), file=sys.stderr, flush=True)
+    _now.begin(text)
+
+
+def at(text: str) -> None:
+    """What goes on now, without a line of its own; one comes once nothing else does."""
+    _now.text = text.partition("\n")[0]
+
+
+@contextmanager
+def never_silent(doing: str, say: Callable[[str], None] = note) -> Iterator[None]:
+    """While the block runs, no QUIET_S go by without a line: what it is at, and how long."""
+    _now.begin(doing)
+    ended = threading.Event()
+    thread = threading.Thread(target=_repeat, args=(ended, say), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+class _Now:
+    """What this command is at, since when, and when its last line came."""
+
+    def __init__(self) -> None:
+        self.begin("")
+
+    def begin(self, text: str) -> None:
+        self.at_s = self.line_s = time.monotonic()
+        self.text = text.partition("\n")[0]
+
+
+_now: Final = _Now()
+
+
+def _repeat(ended: threading.Event, say: Callable[[str], None]) -> None:
+    while not ended.wait(max(0.0, _now.line_s + QUIET_S - time.monotonic())):
+        if time.monotonic() - _now.line_s < QUIET_S:
+            continue
+        text, at_s = _now.text, _now.at_s
+        say(f"still: {text}, {time.monotonic() - at_s:.0f} s")
+        _now.text, _now.at_s = text, at_s
 
 
 class ClusterText:
@@ -77,6 +128,8 @@ class ClusterText:
         self._stream.flush()
         self._stream.buffer.write(data)
         self._stream.buffer.flush()
+        if data:
+            _now.line_s = time.monotonic()
 
 
 def _shown(text: str) -> str:

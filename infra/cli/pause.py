@@ -2,24 +2,79 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
 from infra import whole_file
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from infra.jobs.outputs import StackOutputs
+    from infra.jobs.ssh import Connection
+    from infra.jobs.submit import Submission
 
 
-def command(stack: StackOption = DEFAULT_STACK) -> None:
+def command(
+    stack: StackOption = DEFAULT_STACK,
+    fetch: Annotated[
+        bool,
+        typer.Option(help="First bring the results that are not here: nobody enters meanwhile."),
+    ] = True,
+    identity: IdentityOption = None,
+) -> None:
     """Pause a stack: no workers, and no cost for them, until it is resumed."""
+    from infra.jobs.errors import JobsError
+
+    left = [] if not fetch or context.spec(stack).nodes.paused else _not_pulled(stack)
+    if left:
+        try:
+            outputs = context.read(stack)
+            with context.connect(outputs, identity) as connection:
+                problems = bring(stack, outputs, connection)
+        except JobsError as error:
+            problems = [str(error)]
+        if problems:
+            jobs = ", ".join(each.job_id for each in left)
+            why = (
+                f"{stack}: nothing was changed: of jobs {jobs} there are results that are not "
+                "here, and a paused stack gives none; --no-fetch pauses all the same"
+            )
+            raise CliError("\n".join([*problems, why]))
     switch(stack, paused=True)
 
 
-def _not_pulled(stack: str) -> list[str]:
+def bring(stack: str, outputs: StackOutputs, connection: Connection) -> list[str]:
+    """Fetch what jobs of this machine left and is not here; returns what went wrong."""
+    from infra.jobs import pull
+    from infra.jobs.errors import JobsError, NothingThereError
+
+    problems: list[str] = []
+    for each in _not_pulled(stack):
+        if each.cluster != outputs.login_host_key:
+            continue  # of a former cluster of this name
+        try:
+            folder = pull.pull(
+                connection, outputs, each.job, each.job_id, state=context.state_root()
+            )
+            output.note(f"{each.job} ({each.job_id}): fetched to {folder}")
+        except NothingThereError:
+            continue
+        except JobsError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _not_pulled(stack: str) -> list[Submission]:
     """Jobs that were submitted from here and have no record here."""
     from cost.run_record import FILE_NAME
     from infra.jobs.history import run_folder, submissions
 
     state = context.state_root()
     return [
-        each.job_id
+        each
         for each in submissions(state, stack)
         if not (run_folder(state, stack, each.job_id) / FILE_NAME).is_file()
     ]
@@ -45,7 +100,8 @@ def switch(stack: str, *, paused: bool) -> None:
         output.note(f"{stack}: declared as {state} in {path.name}; this {verb} {saving}")
     if paused and (left := _not_pulled(stack)):
         output.note(
-            f"{stack}: while it is paused nothing can be fetched; not pulled yet: jobs "
-            f"{', '.join(left)} (soperator pull ID --stack {stack})"
+            f"{stack}: while it is paused nothing can be fetched, and jobs "
+            f"{', '.join(each.job_id for each in left)} have no result here: what they write until "
+            f"`pulumi up` is fetched by soperator pull ID --stack {stack}"
         )
     output.note(f"{stack}: to make it so: pulumi up --stack {stack}")

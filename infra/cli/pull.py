@@ -23,11 +23,15 @@ def command(
     from cost.price_book import PriceBookError
     from infra.jobs import pull, slurm
     from infra.jobs.books import open_books
-    from infra.jobs.errors import JobsError
+    from infra.jobs.errors import JobsError, StackPausedError
     from infra.jobs.spent import note_actual
     from stacks.load import StackError
 
-    outputs = context.read(stack)
+    try:
+        outputs = context.read(stack)
+    except StackPausedError as error:
+        print(context.fetched(stack, job_id, error))
+        return
     with context.connect(outputs, identity) as connection:
         job = slurm.find(connection, job_id)
         print(pull.pull(connection, outputs, job.name, job.id, state=context.state_root()))

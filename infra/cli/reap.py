@@ -14,6 +14,7 @@ from infra.cli import context, output, reap_engine
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
 from infra.cli.errors import CliError
 from infra.cli.output import Format
+from infra.cli.pause import bring
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,6 +176,8 @@ def _pause_idle(
                 return 0
             if end_jobs and _is_over(spec):
                 _end_jobs(spec, outputs, connection)
+            for problem in bring(spec.name, outputs, connection):
+                output.note(f"{spec.name}: not fetched, it stays there: {problem}")
             code = reap_engine.pause(spec.name)
             is_paused = code == 0
             return code

@@ -48,7 +48,7 @@ def command(
         raise CliError(f"--output {path}: no folder {path.parent}; make it; nothing was written")
     state, environ = State.from_environ(), context.environ()
     redactor = Redactor(known(state, {**os.environ, **environ}), emails=emails)
-    with ExitStack() as closing:
+    with output.never_silent("support bundle"), ExitStack() as closing:
         parts = _parts(stack, state, environ, identity, closing, preview=preview)
         try:
             made = write_bundle(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from infra.cli import output
 from infra.cli.errors import CliError
 from infra.local import locks
 from infra.local.engine import PROJECT
@@ -51,6 +52,8 @@ def run(
         assert process.stdout is not None
         for line in process.stdout:
             file.write(line)
+            if line.strip():
+                output.at(f"pulumi {arguments[0]}: {' '.join(line.split())}")
             if line.rstrip().endswith((" created", " updated", " deleted", "s)")):
                 done += 1
                 if done % _PROGRESS_EVERY == 0:
@@ -61,9 +64,9 @@ def run(
     return changes(log.read_text(encoding="utf-8"))
 
 
-def changes(output: str) -> str:
+def changes(printed: str) -> str:
     """The counts at the end of what pulumi printed; where it changed nothing, that."""
-    found = _CHANGE.findall(output.rpartition("\nResources:\n")[2])
+    found = _CHANGE.findall(printed.rpartition("\nResources:\n")[2])
     return f"resources: {', '.join(found)}" if found else "nothing to change"
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+
+from infra.cli import output
 
 
 @dataclass(slots=True)
@@ -31,16 +32,21 @@ class Progress:
 
     def say(self, text: str) -> None:
         """One line, at once."""
-        print(f"[{self.elapsed_s:6.1f} s] {text}", file=sys.stderr, flush=True)
+        output.note(f"[{self.elapsed_s:6.1f} s] {text}")
+        output.at(text)
 
     def note(self, name: str, seconds: float, remark: str) -> None:
         """Remembers a stage whose time is known from elsewhere."""
         self.stages.append((name, seconds, remark))
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Remark]:
-        """Times the block; a stage that is left by an error is not among the stages."""
+    def stage(self, name: str, *, tells_itself: bool = False) -> Iterator[Remark]:
+        """Times the block; a stage that is left by an error is not among the stages.
+
+        `tells_itself`: a command of ours runs in it, which is never silent.
+        """
         self.say(name)
         started, remark = time.monotonic(), Remark()
-        yield remark
+        with nullcontext() if tells_itself else output.never_silent(name, self.say):
+            yield remark
         self.note(name, time.monotonic() - started, remark.text)

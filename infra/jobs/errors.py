@@ -11,6 +11,14 @@ class JobsError(Exception):
     """A command that cannot do what was asked; the message says why and what to do."""
 
 
+class StackPausedError(JobsError):
+    """The stack is paused: nobody can enter."""
+
+
+class NothingThereError(JobsError):
+    """The job left nothing on the cluster, or not yet."""
+
+
 class UnknownJobError(JobsError):
     """Slurm answered, and knows no job of that id any more."""
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from infra.jobs.errors import JobsError
+from infra.jobs.errors import JobsError, StackPausedError
 from infra.jobs.ssh import Endpoint
 
 
@@ -126,10 +126,11 @@ def outputs_from(stack: str, values: Mapping[str, Any]) -> StackOutputs:
     )
     missing = [name for name in needed if values.get(name) in (None, "")]
     if missing == ["code_hash"]:
-        raise JobsError(
-            f"{stack}: is paused: no login node runs, so nobody can enter and nothing can be "
-            "fetched; results stay on its filesystems. To have them: soperator resume --stack "
-            f"{stack}, pulumi up --stack {stack}, then this again"
+        raise StackPausedError(
+            f"{stack}: is paused: no login node runs, so nobody can enter; what was fetched before "
+            "is here (soperator runs list, pull ID, logs ID), all else stays on its filesystems. "
+            f"To have it: soperator resume --stack {stack}, pulumi up --stack {stack}, then this "
+            "again"
         )
     if missing:
         raise JobsError(

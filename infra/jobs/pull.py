@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from infra.jobs import history
-from infra.jobs.errors import JobsError
+from infra.jobs.errors import JobsError, NothingThereError
 from infra.jobs.outputs import StackOutputs
 from infra.jobs.reconnect import PATIENCE_S, reopen
 from infra.jobs.ssh import Connection, ConnectionLostError
@@ -135,7 +135,7 @@ def _list(
         raise JobsError(f"job {job_id}: {result.stderr.strip() or 'no message'}; pull it again")
     entries = [each.decode(errors="surrogateescape") for each in listing.split(b"\0") if each]
     if not entries:
-        raise JobsError(
+        raise NothingThereError(
             f"job {job_id}: no results and no log on the cluster yet; "
             f"wait for it with `soperator logs {job_id}`"
         )

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -115,15 +115,24 @@ def up(cloud: Cloud) -> None:
     start_reconciler(cloud)
 
 
-def down(cloud: Cloud, *, purge: bool = False) -> None:
+def down(
+    cloud: Cloud, *, purge: bool = False, say: Callable[[str], None] = lambda _line: None
+) -> None:
     """Stop every part, job and session; with `purge` remove what they stored."""
-    process.stop(RECONCILER, cloud.state.run)
-    cloud.runtime.stop_all()
-    k8up.Runner(cloud.state.local / "k8up", cloud.state.run).stop_all()
-    api_server.stop(cloud.kube)
-    process.stop(OBJECT_STORAGE, cloud.state.run)
-    process.stop(EMULATOR, cloud.state.run)
+    run = cloud.state.run
+    stops: dict[str, Callable[[], object]] = {
+        RECONCILER: lambda: process.stop(RECONCILER, run),
+        "Slurm's daemons, jobs and sessions": cloud.runtime.stop_all,
+        "backups": k8up.Runner(cloud.state.local / "k8up", run).stop_all,
+        "kube-apiserver, etcd": lambda: api_server.stop(cloud.kube),
+        OBJECT_STORAGE: lambda: process.stop(OBJECT_STORAGE, run),
+        EMULATOR: lambda: process.stop(EMULATOR, run),
+    }
+    for part, stop in stops.items():
+        say(f"local cloud: stopping {part}")
+        stop()
     if purge and cloud.state.local.exists():
+        say(f"local cloud: removing {cloud.state.local}")
         shutil.rmtree(cloud.state.local)
 
 

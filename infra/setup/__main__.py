@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from infra.cli import output
 from infra.local.errors import LocalError
 from infra.local.state import Cache, State
 from infra.setup import apt, engine, kube_apiserver, packages
@@ -70,7 +71,8 @@ def _run(step: Step, console: Console) -> None:
         with console.status(step.name) as status:
             step.run(Progress(console, step.name, status))
     else:
-        step.run(Progress(console, step.name, None))
+        with output.never_silent(step.name):
+            step.run(Progress(console, step.name, None))
     if not step.done():
         raise SetupError(f"{step.name}: made, but not found; remove the cache's copy and run again")
     seconds = time.monotonic() - begin
@@ -95,7 +97,8 @@ def _alone(cache: Cache, console: Console) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             console.print("setup: another one runs in this cache; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            with output.never_silent("waiting for the other set-up"):
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

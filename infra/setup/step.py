@@ -21,8 +21,8 @@ from typing import Final
 from rich.console import Console
 from rich.status import Status
 
-_PLAIN_EVERY_S: Final = 15
-"""How often a step that runs long says so where no terminal can show a spinner."""
+from infra.cli import output
+
 _KEPT_LINES: Final = 15
 _SHOWN_CHARS: Final = 90
 
@@ -44,11 +44,11 @@ class Step:
 
 
 class Progress:
-    """Tells the user what a step does now: a spinner on a terminal, else a line now and then."""
+    """Tells the user what a step does now: a spinner on a terminal, else what is said again."""
 
     def __init__(self, console: Console, name: str, status: Status | None) -> None:
         self._console, self._name, self._status = console, name, status
-        self._begin = self._last = time.monotonic()
+        self._begin = time.monotonic()
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -60,9 +60,8 @@ class Progress:
         text = text.strip()[:_SHOWN_CHARS]
         if self._status is not None:
             self._status.update(f"{self._name}  {seconds:.0f} s  [dim]{_plain(text)}[/dim]")
-        elif time.monotonic() - self._last >= _PLAIN_EVERY_S:
-            self._last = time.monotonic()
-            self.say(f"{seconds:.0f} s: {text}")
+        else:
+            output.at(f"{self._name}: {text}")
 
     def execute(
         self,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -219,6 +221,27 @@ def test_a_process_killed_in_its_saves_goes_on_from_the_last_good_one(tmp_path: 
 def test_on_a_full_disk_the_last_good_one_stays_and_the_job_says_so(tmp_path: Path) -> None:
     line = proof_damage.prove_full_disk(tmp_path)
     assert line.outcome == "PASS", line.detail
+
+
+def test_a_save_on_a_full_filesystem_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.checkpoint.filesystem import FileSystem
+
+    @contextlib.contextmanager
+    def full(*_: object) -> Iterator[BinaryIO]:
+        with Path("/dev/full").open("wb") as file:
+            yield file
+
+    run = saved(tmp_path, 1)
+    run.train(2)
+    monkeypatch.setattr(FileSystem, "create_stream", full)
+    run.checkpoints.save(run.state, 2, loss=1.0)
+    words = (
+        r"checkpoint-2 was not saved: rank 0: No space left on device; [\d,]+ MiB are free there"
+    )
+    with pytest.raises(CheckpointError, match=words):
+        run.checkpoints.wait()
 
 
 def test_a_save_that_fails_between_two_others_does_not_end_the_run(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import json
 import os
 import signal
@@ -93,6 +95,53 @@ def test_a_full_filesystem_says_so_with_its_path_and_what_to_do() -> None:
     assert text.startswith("no space left: ")
     assert "/mnt/results/4" in text
     assert "soperator status --filesystems" in text
+
+
+@pytest.mark.parametrize("library", ["torch", "torch elsewhere", "safetensors"])
+def test_a_library_on_a_full_filesystem_is_told_as_that(library: str, tmp_path: Path) -> None:
+    """torch says "[enforce fail at inline_container.cc:671] unexpected pos 704 vs 598"."""
+    import torch
+    from safetensors import SafetensorError
+
+    error: Exception = SafetensorError("I/O error: No space left on device (os error 28)")
+    if library != "safetensors":
+        file = io.BufferedWriter(io.FileIO("/dev/full", "w"))
+        with pytest.raises(RuntimeError, match=r"inline_container.*unexpected pos") as caught:
+            torch.save({"weight": torch.zeros(2**16)}, file)
+        with contextlib.suppress(OSError):
+            file.close()
+        error = caught.value
+    if library == "torch elsewhere":  # an error of another process comes without its context
+        error.__context__ = error.__cause__ = None
+    assert exit_code_of(error) == ExitCode.NOT_SAVED
+    assert reason_of(error).startswith("no space left: ")
+    assert "full" in reason_of(error) or "No space left on device" in reason_of(error)
+    folder = tmp_path / "final"
+    with pytest.raises(OSError, match=rf"'{folder}'") as named, atomic.new_directory(folder):
+        raise error
+    assert exit_code_of(named.value) == ExitCode.NOT_SAVED
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_job_on_a_full_filesystem_ends_with_a_line_and_the_path(
+    recipe_file: Path,
+    places: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def keep(job: Job) -> None:
+        def full(_: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fsync", full)
+            job.keep("config", "config.json", "{}")
+
+    assert run_job("serve", keep, ["--recipe", str(recipe_file)]) == ExitCode.NOT_SAVED
+    told = capsys.readouterr().err
+    assert f"no space left: [Errno 28] No space left on device: '{places}/results/" in told
+    assert "config.json'; free space there" in told
+    assert "Traceback" not in told
 
 
 def test_a_real_cpu_allocation_failure_counts_as_out_of_memory() -> None:

@@ -7,16 +7,17 @@ fault has its class, and every end has its own exit code and one line.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.stand_in import Behaviour, running
+from benchmarks.stand_in import Behaviour, StandIn, running
 from tests.ports import free_ports
 from workloads.common.job import run_job
 from workloads.load.__main__ import main, recipe_arguments
@@ -281,6 +282,42 @@ def test_the_job_writes_curve_record_and_settings(load: RunLoad, tmp_path: Path)
     texts = [each["messages"][0]["content"] for each in server.requests]
     assert len(set(texts)) == len(texts), "a prefix cache must not gain by equal prompts"
     assert all(each["ignore_eos"] for each in server.requests)
+
+
+@contextlib.contextmanager
+def with_another_client(beside: Sequence[int]) -> Iterator[tuple[StandIn, str]]:
+    """A server that somebody else asks too, at the same time as these requests."""
+    others: list[threading.Thread] = []
+
+    def behave(number: int, _: dict[str, Any]) -> Behaviour:
+        if number in beside:
+            others.append(threading.Thread(target=ask, args=(url,)))
+            others[-1].start()
+        return Behaviour(first_s=0.05)
+
+    with running(behave) as (server, url):
+        yield server, url
+        for each in others:
+            each.join()
+
+
+def test_a_stage_beside_requests_of_others_is_measured_again(load: RunLoad):
+    with with_another_client([4]) as (server, url):
+        code, record, result = load("--url", url, "--concurrency", "1")
+    assert (code, record["outcome"]) == (0, "PASS")
+    assert len(result["curve"]) == 1
+    # The template's, 9 of the stage that does not count, the other's, 9 of the one that does.
+    assert len(server.requests) == 1 + 9 + 1 + 9
+
+
+def test_a_server_that_others_use_all_the_time_gives_no_speed_and_no_price(load: RunLoad):
+    with with_another_client([4, 6, 16]) as (server, url):
+        code, record, result = load("--url", url, "--concurrency", "1,4")
+    assert (code, record["outcome"]) == (69, "NOT_RUN")
+    assert "others use this server: 1 requests of theirs beside 1 streams" in record["reason"]
+    assert result["curve"] == []
+    assert "output_tokens_per_s" not in record["metrics"]
+    assert len(server.requests) == 1 + 9 + 2 + 9 + 1
 
 
 def test_rows_of_a_file_are_asked_without_their_answers(load: RunLoad, tmp_path: Path):

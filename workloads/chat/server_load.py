@@ -32,6 +32,8 @@ class ServerLoad:
     num_running: float | None
     num_waiting: float | None
     kv_share: float | None
+    num_ended: float | None = None
+    """Requests since its start that came to an end, whatever it was."""
 
 
 def read_metrics(text: str) -> ServerLoad:
@@ -66,6 +68,7 @@ def read_metrics(text: str) -> ServerLoad:
         memory_bytes=sums.get("serve_memory_bytes"),
         num_running=sums.get("serve_running_requests", sums.get("vllm:num_requests_running")),
         num_waiting=sums.get("serve_waiting_requests", sums.get("vllm:num_requests_waiting")),
+        num_ended=sums.get("serve_requests_total", sums.get("vllm:request_success_total")),
         kv_share=used / room if room and used is not None else sums.get("vllm:kv_cache_usage_perc"),
     )
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from workloads.common.exit_codes import full_text
 
 
 def fsync_path(path: Path) -> None:
@@ -20,12 +23,23 @@ def fsync_path(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name `path` where the filesystem is full: a write says so without, libraries in their way."""
+    try:
+        yield
+    except Exception as error:
+        if (full := full_text(error)) is None or (isinstance(error, OSError) and error.filename):
+            raise
+        raise OSError(errno.ENOSPC, full, str(path)) from error
+
+
+@contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """Yield a binary file that becomes `path` when the block ends well; parents are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
+        with writing(path), partial.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -54,7 +68,8 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
-        yield partial
+        with writing(path):
+            yield partial
         for folder, _, names in os.walk(partial):
             for name in names:
                 fsync_path(Path(folder) / name)

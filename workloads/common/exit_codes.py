@@ -117,14 +117,30 @@ _HUNG_TEXT = ("Timed out waiting", "Watchdog caught collective operation timeout
 _DATA_LOADER_TEXT = ("DataLoader worker",)
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = {errno.ENOSPC: "No space left on device", errno.EDQUOT: "Disk quota exceeded"}
+# torch's writer finds its file shorter than it should be (caffe2/serialize/inline_container.cc)
+# and says so alone, where it writes by itself or in another process.
+_CUT_SHORT_TEXT = ("inline_container.cc", "unexpected pos")
+
+
+def full_text(error: BaseException) -> str | None:
+    """Return what a failed write says of a full filesystem; None where it failed otherwise."""
+    seen: BaseException | None = error
+    while seen is not None:
+        # safetensors has errors of its own, with the system's text in them.
+        for number, text in _FULL.items():
+            if text in str(seen) or (isinstance(seen, OSError) and seen.errno == number):
+                return text
+        seen = seen.__cause__ or seen.__context__
+    is_cut = all(part in str(error) for part in _CUT_SHORT_TEXT)
+    return "a file was cut short, as on a full filesystem" if is_cut else None
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
     """Return the exit code that tells what kind of failure `error` is."""
     if isinstance(error, WorkloadError):
         return error.exit_code
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if full_text(error) is not None:
         return ExitCode.NOT_SAVED
     if isinstance(error, MemoryError):
         return ExitCode.OUT_OF_MEMORY
@@ -155,7 +171,7 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, WorkloadError):
         return text
     cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if isinstance(error, OSError) and error.errno in _FULL:
-        cause = f"no space left: {text}"
+    if (full := full_text(error)) is not None:
+        cause = f"no space left: {text if full in text else full}"
     advice = ADVICE.get(exit_code_of(error))
     return f"{cause}; {advice}" if advice else cause

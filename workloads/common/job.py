@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -22,12 +23,16 @@ from workloads.common.exit_codes import (
     ExitCode,
     WorkloadError,
     exit_code_of,
+    full_text,
     reason_of,
 )
-from workloads.common.log import log
+from workloads.common.log import log, never_silent
 from workloads.common.places import Places
 from workloads.common.record import RunRecord, job_id
 from workloads.recipes import Recipe, load_recipe, read_recipe
+
+_TELL_THEMSELVES = frozenset({"train", "serve"})
+"""Training has a line a step, which may take long; a server that nobody asks has nothing to say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +98,8 @@ def run_job(
         record.recipe = recipe.name
         record.model = Path(recipe.model).name
         record.hardware = hardware.detect("cpu")
-        main(Job(recipe=recipe, places=places, record=record, results_dir=results_dir))
+        with nullcontext() if kind in _TELL_THEMSELVES else never_silent():
+            main(Job(recipe=recipe, places=places, record=record, results_dir=results_dir))
         record.outcome, code = "PASS", ExitCode.OK
     except Exception as error:
         code = _fail(record, error, exit_code_of(error))
@@ -121,7 +127,7 @@ def _fail(record: RunRecord, error: Exception, code: ExitCode) -> ExitCode:
     record.outcome = "NOT_RUN" if code is ExitCode.NOT_RUN else "FAIL"
     record.exit_code = code
     record.reason = reason_of(error)
-    if not isinstance(error, WorkloadError):
+    if not isinstance(error, WorkloadError) and full_text(error) is None:
         traceback.print_exc(file=sys.stderr)
     log(f"{code.name} (exit {int(code)}): {record.reason}", every_rank=True)
     return code

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from workloads.common.log import Counted
+
 NUM_SPEED_RUNS = 3
 PADDING_SHARE = 0.25
 """Most padding in a bucket, of all the tokens that its prompts take."""
@@ -59,8 +61,12 @@ def generate(
     max_new_tokens: int,
     pad_id: int,
     stop_ids: frozenset[int],
+    work: Counted | None = None,
 ) -> Generated:
-    """Return the greedy continuation of each prompt; empty `stop_ids` decodes to the limit."""
+    """Return the greedy continuation of each prompt; empty `stop_ids` decodes to the limit.
+
+    `work` gets where this batch is.
+    """
     from transformers import DynamicCache
 
     device = model.device
@@ -81,6 +87,8 @@ def generate(
     next_B = _forward(model, input_ids_BT, mask_BT, position_ids_BT, cache)
     prefilled_s = _clock(device)
     for step in range(max_new_tokens):
+        if work is not None:
+            work.detail = f"{len(prompts)} at once, token {step + 1} of {max_new_tokens} at most"
         for row, token in zip(rows, next_B.tolist(), strict=True):
             if not running[row]:
                 continue
@@ -164,6 +172,7 @@ def generate_in_batches(
     max_new_tokens: int,
     pad_id: int,
     stop_ids: frozenset[int],
+    work: Counted | None = None,
 ) -> Iterator[dict[int, tuple[int, ...]]]:
     """Yield the continuations of each bucket as it ends, by the number of their prompt."""
     for rows in batches([len(prompt) for prompt in prompts], batch_size=batch_size):
@@ -173,23 +182,30 @@ def generate_in_batches(
             max_new_tokens=max_new_tokens,
             pad_id=pad_id,
             stop_ids=stop_ids,
+            work=work,
         )
         yield dict(zip(rows, made.token_ids, strict=True))
 
 
 def measure_speed(
-    model: Any, prompts: Sequence[Sequence[int]], *, num_tokens: int, pad_id: int
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    num_tokens: int,
+    pad_id: int,
+    work: Counted | None = None,
 ) -> Speed:
     """Return how fast the model reads the prompts and writes `num_tokens` for each of them.
 
     Streams do not stop at an end of turn, so that both models decode the same number of tokens.
     """
     nothing: frozenset[int] = frozenset()
-    generate(model, prompts, max_new_tokens=3, pad_id=pad_id, stop_ids=nothing)
-    runs = [
-        generate(model, prompts, max_new_tokens=num_tokens, pad_id=pad_id, stop_ids=nothing)
-        for _ in range(NUM_SPEED_RUNS)
-    ]
+    runs: list[Generated] = []
+    for limit in (3, *(num_tokens for _ in range(NUM_SPEED_RUNS))):
+        runs.append(generate(model, prompts, max_new_tokens=limit, pad_id=pad_id, stop_ids=nothing))
+        if work is not None:
+            work.done += 1
+    del runs[0]  # the warm-up
     return Speed(
         prefill_tokens_per_s=statistics.median(
             run.num_prompt_tokens / run.prefill_s for run in runs

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.common.dist import World
 from workloads.common.exit_codes import DataError
-from workloads.common.log import log
+from workloads.common.log import Counted, counted, log
 from workloads.evaluate.config import EvaluateConfig
 from workloads.evaluate.held_out import HeldOut
 from workloads.evaluate.row_store import Part, RowStore
@@ -43,11 +43,11 @@ def run_rows(
     here: World,
 ) -> ModelRows:
     """Return all rows of one model; each rank does its share of what is missing."""
-    answers = _share("answer", len(held_out.chats), store, here, lambda rows: _answers(
-        model, tokenizer, config, held_out, rows
+    answers = _share(name, "answer", len(held_out.chats), store, here, lambda rows, work: _answers(
+        model, tokenizer, config, held_out, rows, work
     ))  # fmt: skip
     log(f"{name}: {len(answers)} answers")
-    losses = _share("loss", len(held_out.examples), store, here, lambda rows: _losses(
+    losses = _share(name, "loss", len(held_out.examples), store, here, lambda rows, _: _losses(
         model, held_out, rows
     ))  # fmt: skip
     if not any(row["num_tokens"] for row in losses):
@@ -60,7 +60,7 @@ def run_rows(
 
 
 def _share(
-    part: Part, num_rows: int, store: RowStore, here: World, work: Any
+    name: str, part: Part, num_rows: int, store: RowStore, here: World, do: Any
 ) -> list[Mapping[str, Any]]:
     # One look at the disk for all: ranks that see different files would deal rows differently.
     rows = here.broadcast(store.finished(part) if here.is_main else None)
@@ -69,17 +69,25 @@ def _share(
         log(f"{part} rows: {num_rows - len(todo)} are finished, {len(todo)} to do")
     made: dict[int, Mapping[str, Any]] = {}
     mine = todo[here.rank :: here.world_size]
-    for finished in work(mine) if mine else ():
-        store.add(part, finished)
-        made |= finished
     everything: dict[int, Mapping[str, Any]] = dict(rows)
-    for theirs in here.gather(made):
-        everything |= theirs
+    whose = " of rank 0" if here.world_size > 1 else ""
+    with counted(f"{name}: {part}{whose}", len(mine)) as work:
+        for finished in do(mine, work) if mine else ():
+            store.add(part, finished)
+            made |= finished
+            work.done, work.detail = len(made), ""
+        for theirs in here.gather(made):
+            everything |= theirs
     return [everything[row] for row in range(num_rows)]
 
 
 def _answers(
-    model: Any, tokenizer: Any, config: EvaluateConfig, held_out: HeldOut, rows: list[int]
+    model: Any,
+    tokenizer: Any,
+    config: EvaluateConfig,
+    held_out: HeldOut,
+    rows: list[int],
+    work: Counted,
 ) -> Iterator[dict[int, dict[str, Any]]]:
     from workloads.evaluate.generate import generate_in_batches, stop_token_ids
 
@@ -90,6 +98,7 @@ def _answers(
         max_new_tokens=config.max_new_tokens,
         pad_id=held_out.pad_id,
         stop_ids=stop_token_ids(model, tokenizer),
+        work=work,
     ):
         texts = tokenizer.batch_decode(list(made.values()), skip_special_tokens=True)
         yield {
@@ -113,19 +122,25 @@ def speeds(
     name: str, model: Any, config: EvaluateConfig, held_out: HeldOut, here: World
 ) -> tuple[Speed, Speed]:
     """Return rank 0's speeds with one stream and with a full batch, on every rank."""
-    from workloads.evaluate.generate import measure_speed
+    from workloads.evaluate.generate import NUM_SPEED_RUNS, measure_speed
 
     found: tuple[Speed, ...] = ()
     if here.is_main:
         began = time.monotonic()
         prompts = held_out.prompts
         batch = [prompts[i % len(prompts)] for i in range(config.batch_size)]
-        found = tuple(
-            measure_speed(
-                model, streams, num_tokens=config.num_speed_tokens, pad_id=held_out.pad_id
+        both = (batch[:1], batch)
+        with counted(f"{name}: speed", len(both) * (1 + NUM_SPEED_RUNS), "runs") as work:
+            found = tuple(
+                measure_speed(
+                    model,
+                    streams,
+                    num_tokens=config.num_speed_tokens,
+                    pad_id=held_out.pad_id,
+                    work=work,
+                )
+                for streams in both
             )
-            for streams in (batch[:1], batch)
-        )
         for speed, streams in zip(found, ("one stream", f"a batch of {len(batch)}"), strict=True):
             log(
                 f"{name}: {streams} reads {speed.prefill_tokens_per_s:.1f} and writes "

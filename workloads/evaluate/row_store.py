@@ -46,7 +46,7 @@ class RowStore:
     def add(self, part: Part, rows: Mapping[int, Mapping[str, Any]]) -> None:
         """Append rows and flush them to the disk."""
         lines = [json.dumps({"part": part, "row": row, **values}) for row, values in rows.items()]
-        with self._path.open("ab") as file:
+        with atomic.writing(self._path), self._path.open("ab") as file:
             # The end of a line that a kill cut, so that it takes no new row with it.
             lead = b"\n" if file.tell() and not _ends_line(self._path) else b""
             file.write(lead + "".join(f"{line}\n" for line in lines).encode())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from workloads.chat.server_load import read_metrics
 from workloads.common.exit_codes import ConfigError, WorkloadError
 from workloads.load.http import Answer, HttpClient, HttpError
 from workloads.load.prompts import Message
@@ -35,12 +36,22 @@ class ServedModel:
     context_tokens: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Requests of all who use the server."""
+
+    ended: float
+    """Since its start."""
+    underway: float
+
+
 class ChatClient:
     """One server and how it is asked."""
 
     def __init__(self, url: str, key: str | None, *, timeout_s: float, ignore_eos: bool) -> None:
         self.url = url.rstrip("/")
         self._http = HttpClient(self.url)
+        self._root = HttpClient(self.url.removesuffix("/v1"))
         self._headers: Mapping[str, str] = {"Authorization": f"Bearer {key}"} if key else {}
         self._timeout_s = timeout_s
         self._ignore_eos = ignore_eos
@@ -49,6 +60,21 @@ class ChatClient:
     def close(self) -> None:
         """Close the kept connections."""
         self._http.close()
+        self._root.close()
+
+    async def traffic(self) -> Traffic | None:
+        """Return what the server's /metrics counts; None where it has no such page."""
+        try:
+            async with asyncio.timeout(_CONTROL_TIMEOUT_S):
+                answer = await self._root.request("GET", "/metrics", headers=self._headers)
+        except (TimeoutError, HttpError):
+            return None
+        load = read_metrics(bytes(answer.body).decode(errors="replace"))
+        if answer.status != 200 or load.num_ended is None:
+            return None
+        return Traffic(
+            ended=load.num_ended, underway=(load.num_running or 0) + (load.num_waiting or 0)
+        )
 
     async def models(self) -> list[ServedModel]:
         """Return the models that the server lists; whatever else is there is refused."""

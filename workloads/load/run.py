@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workloads.common.exit_codes import ConfigError, WorkloadError
+from workloads.common.exit_codes import ConfigError, NotRunError, WorkloadError
 from workloads.common.log import log
 from workloads.load.arrivals import Arrival, poisson, read_trace
-from workloads.load.chat_client import ChatClient
+from workloads.load.chat_client import ChatClient, Traffic
 from workloads.load.config import Lengths, LoadConfig
 from workloads.load.lengths import draw_lengths
 from workloads.load.loops import Chat, Loop, closed_loop, open_loop
@@ -19,6 +20,10 @@ from workloads.load.prompts import PromptSource, Words
 
 _LEAST_REQUESTS = 8
 _ARRIVALS_A_WARM_UP = 16
+_STAGE_TRIES = 2
+"""Runs of a stage in which others used the server, before the test gives up."""
+_SETTLED_S = 3.0
+"""Within this a server has counted an answer that has ended, or a client that went away."""
 
 
 @dataclass(slots=True)
@@ -54,6 +59,8 @@ class LoadTest:
         self._prompts = prompts
         self._trace = None if trace is None else read_trace(trace)
         self._next_chat = 0
+        self._seen: Traffic | None = None
+        """What the server had counted when the last stage had ended."""
         self.found = Found()
 
     async def run(self) -> None:
@@ -69,6 +76,9 @@ class LoadTest:
         self.found.engine = self._config.target.engine or models[wanted].engine
         self.found.model = self._client.model = wanted
         log(f"load test of {self.found.model} at {self._client.url}")
+        self._seen = await self._client.traffic()
+        if self._seen is None:
+            log("the server counts no requests in /metrics: whether others use it is not known")
         await self._measure_template()
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         try:
@@ -104,13 +114,18 @@ class LoadTest:
             text = chat[0]["content"]
             added = sample.prompt_tokens - self._prompts.count(text)
             self._prompts.template_tokens = max(0, added)
+        await self._num_others(1)
 
     async def _closed(self, streams: int) -> None:
         config = self._config
         num_warm_up = streams * config.warm_up_requests
         count = max(_LEAST_REQUESTS, streams * config.requests_per_stream)
-        chats = self._chats(num_warm_up + count)
-        loop = await closed_loop(self._client, chats, streams, num_warm_up)
+
+        async def once() -> Loop:
+            chats = self._chats(num_warm_up + count)
+            return await closed_loop(self._client, chats, streams, num_warm_up)
+
+        loop = await self._alone(f"{streams} streams", once)
         self._keep(loop, point(loop, config.slo, kind="closed", concurrency=streams))
 
     async def _open(self) -> None:
@@ -131,11 +146,41 @@ class LoadTest:
     async def _arrivals(
         self, arrivals: Sequence[Arrival], num_warm_up: int, kind: str, rate_per_s: float
     ) -> None:
-        chats = self._chats(len(arrivals), arrivals)
-        loop = await open_loop(
-            self._client, chats, arrivals, num_warm_up, self._config.max_in_flight
-        )
+
+        async def once() -> Loop:
+            chats = self._chats(len(arrivals), arrivals)
+            return await open_loop(
+                self._client, chats, arrivals, num_warm_up, self._config.max_in_flight
+            )
+
+        loop = await self._alone(f"{rate_per_s:.3g} req/s", once)
         self._keep(loop, point(loop, self._config.slo, kind=kind, rate_per_s=rate_per_s))
+
+    async def _alone(self, load: str, once: Callable[[], Awaitable[Loop]]) -> Loop:
+        """Return a loop during which the server answered nobody else."""
+        num_others = 0
+        for _ in range(_STAGE_TRIES):
+            loop = await once()
+            num_others = await self._num_others(len(loop.samples))
+            if not num_others:
+                return loop
+            log(f"{load}: {num_others} requests of others meanwhile: it does not count")
+        raise NotRunError(
+            f"{self._client.url}: others use this server: {num_others} requests of theirs beside "
+            f"{load}, in each of {_STAGE_TRIES} runs, so no speed is measured; stop them, or start "
+            "a server for the test alone (soperator serve), and run it again"
+        )
+
+    async def _num_others(self, num_own: int) -> int:
+        """Return how many requests of others ended since the last look, or are underway."""
+        before, until_s = self._seen, time.monotonic() + _SETTLED_S
+        while before is not None and (now := await self._client.traffic()) is not None:
+            ended = now.ended - before.ended
+            if (ended >= num_own and not now.underway) or time.monotonic() > until_s:
+                self._seen = now
+                return max(0, round(ended + now.underway - num_own))
+            await asyncio.sleep(0.05)
+        return 0
 
     def _num_warm_up(self, count: int) -> int:
         return self._config.warm_up_requests * -(-count // _ARRIVALS_A_WARM_UP)

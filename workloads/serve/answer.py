@@ -19,10 +19,11 @@ class Answer:
     ) -> None:
         self.sequence = Sequence(asked=asked)
         self.sink = sink
-        self.sampler = RowSampler(asked.sampling, asked.constraint)
-        self._text = TextStream(tokenizer, asked.stop)
+        wanted = asked.sampling
+        self._stop_ids = wanted.stop_token_ids + (() if asked.ignore_eos else tuple(stop_ids))
+        self.sampler = RowSampler(wanted, asked.constraint, asked.prompt_ids, self._stop_ids)
+        self._text = TextStream(tokenizer, asked.stop, min_tokens=wanted.min_tokens)
         self._tokenizer = tokenizer
-        self._stop_ids = stop_ids
 
     def write(self, token: int, logits_V: Any) -> Delta:
         """Add the token that was chosen from `logits_V`; return what the client gets of it."""
@@ -31,7 +32,7 @@ class Answer:
         self.sampler.wrote(token)
         finish: FinishReason | None = None
         text, entries = "", ()
-        if token in self._stop_ids and not asked.ignore_eos:
+        if token in self._stop_ids:
             finish = "stop"
         else:
             text = self._text.push(token)

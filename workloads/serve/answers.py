@@ -69,16 +69,16 @@ class Frame:
         *,
         logprobs: Sequence[TokenLogprob] = (),
         finish_reason: str | None = None,
-        with_usage: bool = False,
+        more: Mapping[str, Any],
     ) -> bytes:
-        """Return one event of a stream; with usage asked for, all but the last say null."""
+        """Return one event of a stream; `more` stands beside its choice."""
         body: dict[str, Any] = {
             "index": index,
             "delta": delta,
             "logprobs": _logprobs(logprobs) if logprobs else None,
             "finish_reason": finish_reason,
         }
-        return self._event([body], {"usage": None} if with_usage else {})
+        return self._event([body], more)
 
     def usage_chunk(self, choices: Sequence[Choice]) -> bytes:
         """Return the event that ends a stream which asked for usage."""
@@ -93,7 +93,7 @@ class Frame:
             "total_tokens": self.num_prompt_tokens + written,
         }
 
-    def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
+    def _event(self, choices: list[dict[str, Any]], more: Mapping[str, Any]) -> bytes:
         return event(
             {
                 "id": self.id,

@@ -24,6 +24,14 @@ class Sampling:
     """0: no limit."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """Over 1: what stands in the prompt or the answer is less likely; 1 changes nothing."""
+    min_p: float = 0.0
+    """Least probability of a token, as a share of the most likely one's."""
+    min_tokens: int = 0
+    """Tokens before which no stop ends the answer."""
+    stop_token_ids: tuple[int, ...] = ()
+    """End the answer as the model's own end of turn does, also where that is ignored."""
     seed: int = 0
 
 

@@ -1,7 +1,8 @@
 """OpenAI's chat request, read strictly: what has no effect here is refused, not ignored.
 
 https://platform.openai.com/docs/api-reference/chat/create (2026-11-21). Beyond it, as vLLM has
-them: `top_k`, `ignore_eos`, `chat_template_kwargs`.
+them: `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos`,
+`stream_options.continuous_usage_stats`, `chat_template_kwargs`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from workloads.serve.generation import Sampling
 from workloads.serve.grammar import Form
 
 _MAX_STOPS = 4
+_MAX_STOP_IDS = 128
 _MAX_OPTION_CHARACTERS = 100
 # What changes nothing about the answer.
 _WITHOUT_EFFECT = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 )
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 _MESSAGE_ROLES = ("system", "developer", "user", "assistant", "tool")
 # Refused unless they are what this server does anyway.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
@@ -42,6 +45,8 @@ class ChatRequest:
     template: Mapping[str, Any]
     stream: bool
     include_usage: bool
+    continuous_usage: bool
+    """Whether each chunk tells the usage so far, not the last one alone."""
     num_choices: int
     max_tokens: int | None
     sampling: Sampling
@@ -86,6 +91,7 @@ def parse_chat(body: bytes, limits: Limits, template_options: Sequence[str] = ()
     seed = fields.whole("seed", -(2**63), 2**63 - 1)
     tools = _tools(fields.take("tools"))
     choice = fields.take("tool_choice")
+    usage = _usage(fields.mapping("stream_options"), stream=stream)
     # tool_choice none: the model is not told of the tools.
     tools = [] if choice == "none" else tools
     form = Form(
@@ -101,7 +107,8 @@ def parse_chat(body: bytes, limits: Limits, template_options: Sequence[str] = ()
         form=form,
         template=_template(fields.mapping("chat_template_kwargs"), template_options),
         stream=stream,
-        include_usage=_include_usage(fields.mapping("stream_options"), stream=stream),
+        include_usage=usage["include_usage"],
+        continuous_usage=usage["include_usage"] and usage["continuous_usage_stats"],
         num_choices=_or(fields.whole("n", 1, limits.max_choices), 1),
         max_tokens=max_tokens,
         sampling=Sampling(
@@ -110,6 +117,13 @@ def parse_chat(body: bytes, limits: Limits, template_options: Sequence[str] = ()
             top_k=max(0, _or(fields.whole("top_k", -1, 2**31), 0)),
             presence_penalty=_or(fields.number("presence_penalty", -2.0, 2.0), 0.0),
             frequency_penalty=_or(fields.number("frequency_penalty", -2.0, 2.0), 0.0),
+            # vLLM takes any number over 0; beyond these bounds nothing but noise is written.
+            repetition_penalty=_or(fields.number("repetition_penalty", 0.01, 100.0), 1.0),
+            min_p=_or(fields.number("min_p", 0.0, 1.0), 0.0),
+            min_tokens=_or(
+                fields.whole("min_tokens", 0, max_tokens or limits.max_output_tokens), 0
+            ),
+            stop_token_ids=_token_ids(fields.take("stop_token_ids")),
             seed=seed or 0,
         ),
         has_seed=seed is not None,
@@ -118,11 +132,15 @@ def parse_chat(body: bytes, limits: Limits, template_options: Sequence[str] = ()
         ignore_eos=fields.flag("ignore_eos"),
     )
     fields.refuse_rest()
-    if request.ignore_eos and not form.is_free:
-        raise bad_request(
-            "'ignore_eos' writes to the limit, and an answer with a form has an end; leave it out",
-            "ignore_eos",
-        )
+    for name, is_given in (
+        ("ignore_eos", request.ignore_eos),
+        ("min_tokens", request.sampling.min_tokens > 0),
+    ):
+        if is_given and not form.is_free:
+            raise bad_request(
+                f"'{name}' writes past an end, and an answer with a form has one; leave it out",
+                name,
+            )
     return request
 
 
@@ -210,15 +228,24 @@ def _max_tokens(fields: _Fields, limits: Limits) -> int | None:
     return old if new is None else new
 
 
-def _include_usage(options: Mapping[str, Any], *, stream: bool) -> bool:
-    if not options:
-        return False
-    if not stream:
+def _usage(options: Mapping[str, Any], *, stream: bool) -> dict[str, bool]:
+    if options and not stream:
         raise bad_request("'stream_options' needs 'stream': true", "stream_options")
-    unknown = sorted(set(options) - {"include_usage", "include_obfuscation"})
-    if unknown or not isinstance(options.get("include_usage", False), bool):
-        raise bad_request("'stream_options': allowed: include_usage: true", "stream_options")
-    return options.get("include_usage", False)
+    found = {**dict.fromkeys(_STREAM_OPTIONS, False), **options}
+    if len(found) > len(_STREAM_OPTIONS) or not all(isinstance(x, bool) for x in found.values()):
+        raise _wrong("stream_options", options, f"true or false for {', '.join(_STREAM_OPTIONS)}")
+    return found
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    items = [] if value is None else value
+    if (
+        not isinstance(items, list)
+        or len(items) > _MAX_STOP_IDS
+        or not all(isinstance(x, int) and not isinstance(x, bool) and x >= 0 for x in items)
+    ):
+        raise _wrong("stop_token_ids", value, f"a list of up to {_MAX_STOP_IDS} token ids")
+    return tuple(items)
 
 
 def _template(given: Mapping[str, Any], allowed: Sequence[str]) -> Mapping[str, Any]:

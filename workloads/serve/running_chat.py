@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
@@ -92,26 +93,33 @@ class RunningChat:
         return JSONResponse(body)
 
     async def stream(self) -> AsyncIterator[bytes]:
-        frame, usage = self.frame, self.request.include_usage
+        frame = self.frame
         for index in range(len(self.choices)):
-            yield frame.chunk(index, {"role": "assistant", "content": ""}, with_usage=usage)
+            yield frame.chunk(index, {"role": "assistant", "content": ""}, more=self._usage(index))
         try:
             async for index, delta, text, parts in self._deltas():
                 if text or delta.logprobs:
                     yield frame.chunk(
-                        index, {"content": text}, logprobs=delta.logprobs, with_usage=usage
+                        index, {"content": text}, logprobs=delta.logprobs, more=self._usage(index)
                     )
                 if parts:
                     calls = {"tool_calls": answers.call_deltas(parts)}
-                    yield frame.chunk(index, calls, with_usage=usage)
+                    yield frame.chunk(index, calls, more=self._usage(index))
                 reason = self.choices[index].finish_reason
                 if reason is not None:
-                    yield frame.chunk(index, {}, finish_reason=reason, with_usage=usage)
-            if usage:
+                    yield frame.chunk(index, {}, finish_reason=reason, more=self._usage(index))
+            if self.request.include_usage:
                 yield frame.usage_chunk(self.choices)
         except ApiError as error:
             yield answers.event(error.to_json())
         yield answers.DONE
+
+    def _usage(self, index: int) -> dict[str, Any]:
+        """What a chunk says of its choice's tokens: null unless every one is to tell them."""
+        if not self.request.include_usage:
+            return {}
+        asked = self.request.continuous_usage
+        return {"usage": self.frame.usage([self.choices[index]]) if asked else None}
 
 
 def _failed(failure: Failure) -> ApiError:

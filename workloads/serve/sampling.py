@@ -27,9 +27,18 @@ https://platform.openai.com/docs/api-reference/chat/object (2026-11-21)."""
 class RowSampler:
     """The random numbers, the penalties and the form of one answer."""
 
-    def __init__(self, sampling: Sampling, constraint: Constraint | None = None) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        constraint: Constraint | None = None,
+        prompt_ids: Sequence[int] = (),
+        stop_ids: Sequence[int] = (),
+    ) -> None:
         self.sampling = sampling
         self._constraint = constraint
+        self._prompt_ids = frozenset(prompt_ids if sampling.repetition_penalty != 1 else ())
+        self._stop_ids = stop_ids
+        self._num_before_stop = sampling.min_tokens
         self._random = random.Random(sampling.seed)
         self._number = self._random.random()
         self._counts: Counter[int] = Counter()
@@ -42,12 +51,13 @@ class RowSampler:
     @property
     def changes_logits(self) -> bool:
         """Whether a token is not chosen from the model's logits as they are."""
-        return self.has_penalty or self._constraint is not None
+        return self.has_penalty or self._constraint is not None or self._num_before_stop > 0
 
     @property
     def has_penalty(self) -> bool:
         """Whether tokens that were written already count less."""
-        return bool(self.sampling.presence_penalty or self.sampling.frequency_penalty)
+        of = self.sampling
+        return bool(of.presence_penalty or of.frequency_penalty or of.repetition_penalty != 1)
 
     @property
     def number(self) -> float:
@@ -57,17 +67,30 @@ class RowSampler:
     def wrote(self, token: int) -> None:
         """Count a token that was written."""
         self._number = self._random.random()
+        self._num_before_stop -= 1
         if self.has_penalty:
             self._counts[token] += 1
         if self._constraint is not None:
             self._constraint.take(token)
 
     def adjust(self, logits_V: torch.Tensor) -> None:
-        """Apply penalties and form to the logits of the next token, in place."""
+        """Apply penalties, least length and form to the next token's logits, in place.
+
+        The order and the meaning of each are vLLM's (vllm/v1/sample/sampler.py, 2026-11-22).
+        """
+        if self._num_before_stop > 0:
+            ends = [each for each in self._stop_ids if each < len(logits_V)]
+            logits_V[ends] = -torch.inf
+        if seen := self._prompt_ids | self._counts.keys():
+            self._repeat_less(logits_V, torch.tensor(list(seen), device=logits_V.device))
         if self._counts:
             self._punish(logits_V)
         if self._constraint is not None:
             self._constraint.mask(logits_V)
+
+    def _repeat_less(self, logits_V: torch.Tensor, seen: torch.Tensor) -> None:
+        penalty, values = self.sampling.repetition_penalty, logits_V[seen]
+        logits_V[seen] = torch.where(values > 0, values / penalty, values * penalty)
 
     def _punish(self, logits_V: torch.Tensor) -> None:
         ids = torch.tensor(list(self._counts), device=logits_V.device)
@@ -107,6 +130,11 @@ def _draw(
 ) -> list[int]:
     temperatures_B = _column([row.sampling.temperature for row in rows], logits_BV)
     probabilities_BV = torch.softmax(logits_BV / temperatures_B, dim=-1)
+    if any(row.sampling.min_p for row in rows):
+        least_B = _column([row.sampling.min_p for row in rows], logits_BV)
+        most_B = probabilities_BV.amax(-1, keepdim=True)
+        probabilities_BV = probabilities_BV.where(probabilities_BV >= least_B * most_B, 0)
+        probabilities_BV /= probabilities_BV.sum(-1, keepdim=True)
     numbers_B = _column(numbers, logits_BV)
     if all(row.sampling.top_p >= 1 and not row.sampling.top_k for row in rows):
         return _invert(probabilities_BV, numbers_B)[:, 0].tolist()

@@ -15,16 +15,19 @@ from tokenizers.decoders import DecodeStream
 class TextStream:
     """The text of one answer."""
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Any, stop: Sequence[str], *, min_tokens: int = 0) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = tuple(stop)
+        self._num_unstopped = min_tokens
+        """Tokens from now in whose text no stop string is looked for."""
         self._undecoded: list[int] = []
         self._held = ""
         self.has_stopped = False
 
     def push(self, token: int) -> str:
         """Take a token; return the text that is sure."""
+        self._num_unstopped -= 1
         piece = self._stream.step(self._tokenizer.backend_tokenizer, token)
         if piece is None:
             self._undecoded.append(token)
@@ -45,7 +48,7 @@ class TextStream:
         return text
 
     def _take(self, piece: str) -> str:
-        if not self._stop:
+        if not self._stop or self._num_unstopped >= 0:
             return piece
         self._held += piece
         found = [place for stop in self._stop if (place := self._held.find(stop)) >= 0]

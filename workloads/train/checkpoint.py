@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from workloads.common.dist import World
-from workloads.common.exit_codes import CheckpointError, ConfigError, DataError
+from workloads.common.exit_codes import CheckpointError, ConfigError, DataError, full_text
 from workloads.common.log import log
 from workloads.train import elastic
 from workloads.train.checkpoint_choice import Choice
@@ -282,7 +282,7 @@ def _clean_up(scratch: Path, done: Future[Any], world: World) -> None:
 
 
 def _free_text(folder: Path) -> str:
-    """What a full disk looks like: torch's writer tells of a wrong position in its file only."""
+    """How much room there is once the save that failed is removed."""
     try:
         return f"{shutil.disk_usage(folder).free / 2**20:,.0f} MiB are free there"
     except OSError as error:
@@ -295,4 +295,5 @@ def _cause(error: BaseException) -> str:
     if failures:
         rank, (inner, _) = min(failures.items())
         return f"rank {rank}: {_cause(inner)}"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    full = full_text(error)
+    return full or f"{type(error).__name__}: {' '.join(str(error).split())}"

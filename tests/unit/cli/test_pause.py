@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -12,7 +14,9 @@ import stacks.load
 from cost.pause import pause_saving
 from cost.price_book import PriceBook
 from infra.cli.main import app
+from infra.jobs.errors import JobsError, NothingThereError
 from infra.jobs.history import remember, run_folder
+from infra.jobs.outputs import outputs_from
 from infra.jobs.submit import Submission
 from stacks.load import STACKS_DIR, load_stack, stack_names
 from stacks.pause import PauseError, set_paused
@@ -87,17 +91,77 @@ def submission(stack: str, job_id: str) -> Submission:
     )
 
 
-def test_a_pause_names_the_jobs_whose_results_are_not_here(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def deployed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A stack with jobs 3, 4 and 5, of which 3 is here and 5 has left nothing; what is fetched."""
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
-    for job_id, is_pulled in (("3", True), ("4", False)):
-        made = submission("h100-prod", job_id)
-        remember(tmp_path, made)
-        if is_pulled:
-            (run_folder(tmp_path, "h100-prod", job_id) / "run_record.json").write_text("{}")
+    for job_id in ("3", "4", "5"):
+        remember(tmp_path, submission("h100-prod", job_id))
+    (run_folder(tmp_path, "h100-prod", "3") / "run_record.json").write_text("{}")
+    asked: list[str] = []
+
+    def pull(_connection: object, _outputs: object, _job: str, job_id: str, **_: object) -> Path:
+        asked.append(job_id)
+        if job_id == "5":
+            raise NothingThereError("job 5: no results")
+        made = run_folder(tmp_path, "h100-prod", job_id)
+        (made / "run_record.json").write_text("{}")
+        (made / "job.log").write_text("the log of job 4\n")
+        return made
+
+    outputs = SimpleNamespace(login_host_key="key")
+    monkeypatch.setattr("infra.cli.context.read", lambda _stack: outputs)
+    monkeypatch.setattr("infra.cli.context.connect", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("infra.jobs.pull.pull", pull)
+    return asked
+
+
+def test_a_pause_fetches_what_is_not_here_and_names_who_left_nothing(
+    deployed: list[str], tmp_path: Path
+) -> None:
     result = run("pause", "--stack", "h100-prod")
-    assert "not pulled yet: jobs 4 (" in result.output
+    assert result.exit_code == 0, result.output
+    assert deployed == ["4", "5"]
+    assert f"finetune (4): fetched to {run_folder(tmp_path, 'h100-prod', '4')}" in result.output
+    assert "and jobs 5 have no result here" in result.output
+
+
+def test_a_stack_whose_results_cannot_be_fetched_is_not_paused_unless_told_to(
+    deployed: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> None:
+        raise JobsError("login node: no route to host")
+
+    monkeypatch.setattr("infra.cli.context.connect", lost)
+    result = run("pause", "--stack", "h100-prod")
+    assert result.exit_code == 1
+    assert "no route to host\n" in result.output
+    assert "of jobs 4, 5 there are results that are not here" in result.output
+    assert not load_stack("h100-prod", folder).nodes.paused
+    assert run("pause", "--stack", "h100-prod", "--no-fetch").exit_code == 0
+    assert load_stack("h100-prod", folder).nodes.paused
+    assert deployed == []
+
+
+def test_results_that_were_fetched_are_read_while_the_stack_is_paused(
+    deployed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("pause", "--stack", "h100-prod")
+    values = dict.fromkeys(
+        ("login_ip", "ssh_port", "login_host_key", "code_path", "places", "jobs"), "x"
+    )
+    monkeypatch.setattr(
+        "infra.cli.context.read", lambda stack: outputs_from(stack, {**values, "code_hash": ""})
+    )
+    pulled = run("pull", "4", "--stack", "h100-prod")
+    assert pulled.exit_code == 0, pulled.output
+    assert pulled.stdout.strip() == str(run_folder(tmp_path, "h100-prod", "4"))
+    assert "h100-prod: is paused; this is job 4 as it was when it was fetched" in pulled.stderr
+    assert run("logs", "4", "--stack", "h100-prod").stdout == "the log of job 4\n"
+    for verb in ("pull", "logs"):
+        refused = run(verb, "5", "--stack", "h100-prod")
+        assert refused.exit_code == 1
+        assert "all else stays on its filesystems" in refused.stderr
 
 
 def test_a_pause_and_a_resume_leave_the_file_as_it_was(folder: Path) -> None:

@@ -263,7 +263,7 @@ def test_a_paused_stack_says_that_its_results_stay_and_how_to_have_them() -> Non
         "jobs": {},
         "code_hash": "",
     }
-    with pytest.raises(JobsError, match=r"is paused: .* results stay .* soperator resume"):
+    with pytest.raises(JobsError, match=r"is paused: .* all else stays .* soperator resume"):
         outputs_from("local", values)
 
 

@@ -1,0 +1,195 @@
+"""No long command is silent: the longest gap between its lines while one of its parts is slow."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+
+from infra.accept import signature
+from infra.accept.errors import AcceptError
+from infra.cli import accept, context, demo, local, output, support_bundle
+from infra.demo import engine
+from infra.demo.progress import Progress
+from infra.local import cloud, offline
+from infra.setup import __main__ as setup
+from infra.setup.step import Step
+from infra.support.part import Part
+
+QUIET_S = 0.2
+SLOW_S = 1.2
+LONGEST_S = 0.8
+"""A silent part would make a gap of SLOW_S; a busy machine makes one over QUIET_S."""
+
+
+class Lines(io.StringIO):
+    """Standard error that knows when each line came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times_s = [time.monotonic()]
+
+    @property
+    def buffer(self) -> Any:
+        return SimpleNamespace(write=self.came, flush=lambda: None)
+
+    def write(self, text: str, /) -> int:
+        self.came(text)
+        return super().write(text)
+
+    def came(self, text: Any) -> None:
+        if text.strip():
+            self.times_s.append(time.monotonic())
+
+    def longest_gap_s(self) -> float:
+        times_s = [*self.times_s, time.monotonic()]
+        return max(b - a for a, b in pairwise(times_s))
+
+
+def slow(*_: object, **__: object) -> None:
+    time.sleep(SLOW_S)
+
+
+def said(work: Callable[[], object]) -> str:
+    """What the work, which has a slow part, wrote; it was never silent."""
+    lines = Lines()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output, "QUIET_S", QUIET_S)
+        patch.setattr(sys, "stderr", lines)
+        began_s = time.monotonic()
+        work()
+    assert time.monotonic() - began_s > SLOW_S
+    assert lines.longest_gap_s() < LONGEST_S
+    return lines.getvalue()
+
+
+def test_a_line_says_what_is_waited_for_and_for_how_long() -> None:
+    def wait() -> None:
+        with output.never_silent("asking"):
+            output.note("job 5 is PENDING")
+            slow()
+
+    still = re.findall(r"^still: (.*), (\d+) s$", said(wait), re.MULTILINE)
+    assert {text for text, _ in still} == {"job 5 is PENDING"}
+    assert still[-1][1] == "1"
+
+
+def test_what_a_job_writes_is_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "QUIET_S", 1.0)
+    lines = Lines()
+    monkeypatch.setattr(sys, "stderr", lines)
+    with output.never_silent("job"), output.ClusterText(lines) as text:
+        for _ in range(8):
+            text.write(b"step\n")
+            time.sleep(0.2)
+    assert "still" not in lines.getvalue()
+
+
+def test_a_stage_of_the_demo_is_not_silent() -> None:
+    def stage() -> None:
+        with Progress().stage("plan and price"):
+            slow()
+
+    assert re.search(r"^\[ +1\.\d s\] still: plan and price, 1 s$", said(stage), re.MULTILINE)
+
+
+def test_pulumi_in_the_demo_says_what_it_printed_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "pulumi"
+    program.write_text(f"#!/bin/sh\necho ' + kube:Release slurm creating'; sleep {SLOW_S}\n")
+    program.chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    monkeypatch.setenv("PATH", path)
+
+    def up() -> None:
+        progress = Progress()
+        with progress.stage("pulumi up"):
+            engine.run(
+                ["up"],
+                stack="local",
+                root=tmp_path,
+                environ={"PATH": path},
+                log=tmp_path / "up.log",
+                say=progress.say,
+            )
+
+    assert "still: pulumi up: + kube:Release slurm creating, 1 s" in said(up)
+
+
+@pytest.mark.parametrize("part", ["_run_jobs", "_report"])
+def test_the_jobs_and_the_report_of_the_demo_are_not_silent(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_bring_up", "_run_jobs", "_pulumi_up", "_report"):
+        monkeypatch.setattr(demo, name, slow if name == part else lambda *_, **__: None)
+    monkeypatch.setattr(context, "state_root", lambda: tmp_path)
+    monkeypatch.setattr(demo.os, "geteuid", lambda: 0)
+    assert "still: " in said(lambda: demo.command(reduced=True, destroy=False))
+
+
+def test_an_acceptance_is_not_silent_before_its_first_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def read(_stack: str) -> None:
+        slow()
+        raise AcceptError("enough")
+
+    monkeypatch.setattr(context, "read", read)
+    monkeypatch.setattr(signature, "refuse_unusable", lambda _key: None)
+    monkeypatch.setattr(context, "private_key", lambda _key: Path())
+
+    def command() -> None:
+        with pytest.raises(AcceptError, match="enough"):
+            accept.command(stack="local")
+
+    assert "still: acceptance of local: its outputs and its login node, 1 s" in said(command)
+
+
+def test_a_part_of_the_support_bundle_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [Part(name="kube/pods.txt", says="pods", gather=lambda: str(slow()))]
+    monkeypatch.setattr(support_bundle, "_parts", lambda *_, **__: parts)
+
+    def command() -> None:
+        with pytest.raises(typer.Exit):
+            support_bundle.command(stack="local", file=tmp_path / "b.tar.gz")
+
+    assert "still: kube/pods.txt, 1 s" in said(command)
+
+
+@pytest.mark.parametrize(
+    ("verb", "doing"),
+    [(local.up, "local up"), (local.down, "local cloud: stopping kube-apiserver, etcd")],
+)
+def test_the_local_stack_is_not_silent(
+    verb: Callable[[], None], doing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
+    monkeypatch.setattr(cloud, "up", slow)
+    monkeypatch.setattr(cloud.api_server, "stop", slow)
+    monkeypatch.setattr(offline, "stop", lambda _state: None)
+    assert f"still: {doing}, 1 s" in said(verb)
+
+
+def test_a_step_of_the_set_up_is_not_silent_where_no_terminal_is() -> None:
+    done: list[bool] = []
+
+    def build(progress: Any) -> None:
+        progress.now("go: compiling k8s.io/api")
+        slow()
+        done.append(True)
+
+    step = Step(name="kube-apiserver", expect="7 min", done=lambda: bool(done), run=build)
+    text = said(lambda: setup._run(step, setup.Console(stderr=True)))
+    assert "still: kube-apiserver: go: compiling k8s.io/api, 1 s" in text

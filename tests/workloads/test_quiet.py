@@ -1,0 +1,108 @@
+"""An evaluation of a slow model is never silent: rows done of all, their rate, time left."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workloads.common import log as logging
+from workloads.common.exit_codes import ExitCode
+from workloads.common.job import Job, run_job
+from workloads.common.log import Counted, log
+
+QUIET_S = 0.2
+SLOW_S = 0.05
+LONGEST_S = 1.5
+"""Loading the tiny model on a busy machine comes on top of QUIET_S."""
+
+
+class Lines:
+    """Standard error that knows when each line came."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lines: list[tuple[float, str]] = [(time.monotonic(), "")]
+        monkeypatch.setattr(logging, "QUIET_S", QUIET_S)
+        monkeypatch.setattr(sys, "stderr", self)
+
+    def write(self, text: str) -> int:
+        self.lines.append((time.monotonic(), text.strip()))
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def isatty(self) -> bool:
+        return False
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line for _, line in self.lines)
+
+    def longest_gap_s(self) -> float:
+        times_s = [*(at_s for at_s, _ in self.lines), time.monotonic()]
+        return max(b - a for a, b in pairwise(times_s))
+
+
+def test_a_slow_evaluation_says_how_many_rows_are_done_at_what_rate(
+    run: Any, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workloads.evaluate import generate
+    from workloads.evaluate.__main__ import main
+
+    assert run("prepare-data")[0] == run("train", "train.max_steps=1")[0] == 0
+    forward = generate._forward
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(SLOW_S)
+        return forward(*arguments)
+
+    monkeypatch.setattr(generate, "_forward", slow)
+    lines = Lines(monkeypatch)
+    sets = ("evaluate.batch_size=2", "evaluate.max_new_tokens=16", "evaluate.num_speed_tokens=6")
+    words = [word for each in sets for word in ("--set", each)]
+    assert run_job("evaluate", main, ["--recipe", str(recipe_file), *words]) == ExitCode.OK
+    assert lines.longest_gap_s() < LONGEST_S
+    rows = r"base: answer: \d+ of \d+ rows, [\d.]+ rows/s, \d+ s left"
+    assert re.search(rows, lines.text), lines.text
+    assert re.search(r"\(\d at once, token \d+ of \d+ at most\)", lines.text)
+    assert re.search(r"base: speed: \d of 8 runs", lines.text)
+
+
+def test_a_job_that_logs_nothing_repeats_what_it_is_at(
+    recipe_file: Path, places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del places
+
+    def wait(_job: Job) -> None:
+        log("base: loading")
+        time.sleep(1.3)
+
+    lines = Lines(monkeypatch)
+    assert run_job("evaluate", wait, ["--recipe", str(recipe_file)]) == ExitCode.OK
+    assert "still: base: loading, 1 s" in lines.text
+    assert lines.longest_gap_s() < 1.0
+
+
+def test_a_server_that_nobody_asks_has_nothing_to_say(
+    recipe_file: Path, places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del places
+    lines = Lines(monkeypatch)
+    run_job("serve", lambda _job: time.sleep(0.6), ["--recipe", str(recipe_file)])
+    assert "still" not in lines.text
+
+
+def test_the_time_left_follows_from_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s = [100.0]
+    monkeypatch.setattr(logging.time, "monotonic", lambda: clock_s[0])
+    work = Counted(what="base: answer", total=24, began_s=100.0)
+    clock_s[0] += 12
+    assert str(work) == "base: answer: 0 of 24 rows, 12 s"
+    work.done = 6
+    assert str(work) == "base: answer: 6 of 24 rows, 0.5 rows/s, 36 s left"
