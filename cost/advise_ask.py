@@ -13,16 +13,13 @@ from cost.chat import SECONDS_PER_DAY
 from cost.rounding import short
 from cost.size.shape import ModelShape
 from stacks.catalog import REGIONS
+from stacks.errors import UserError
 
 PEAK_FACTOR: Final = Decimal(2)
 """Chats in the busiest hours over the mean of the day, where nothing else is said: assumed."""
 SLO_NAMES: Final = ("ttft_p99_s", "tpot_p99_ms")
 _MOST_TOKENS: Final = 10**6
 _MOST_CHATS: Final = 10**12
-
-
-class AskError(ValueError):
-    """A question that has no answer; a line for each reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +99,7 @@ class Ask:
         if not problems and (problem := self.shape.context_problem(self.most_context_tokens)):
             problems.append(f"input_tokens and the answer: {problem}")
         if problems:
-            raise AskError("\n".join(problems))
+            raise UserError("\n".join(problems))
 
     @property
     def answer_tokens(self) -> Decimal:

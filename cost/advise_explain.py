@@ -17,6 +17,7 @@ from cost.advise_peaks import BANDWIDTH_SHARE, FLOPS_SHARE, LINK_SOURCE, PEAKS
 from cost.chat import HOURS_PER_DAY, SECONDS_PER_DAY
 from cost.component import Input
 from cost.explanation import Explanation, Figure, number
+from stacks.errors import UserError
 
 _FORMULA = (
     "servers = chats x turns x peak factor / 86,400 s / answers a second of one server; "
@@ -24,16 +25,12 @@ _FORMULA = (
 )
 
 
-class UnknownCandidateError(ValueError):
-    """A name that no candidate has."""
-
-
 def explain_candidate(advice: Advice, name: str) -> Explanation:
     """Formula, inputs with their sources and exact arithmetic of PLATFORM/PRESET."""
     found = next((each for each in advice.candidates if each.name == name), None)
     if found is None:
         names = ", ".join(sorted(each.name for each in advice.candidates))
-        raise UnknownCandidateError(f"{name}: no such preset; known: {names}")
+        raise UserError(f"{name}: no such preset; known: {names}")
     ask = advice.ask
     return Explanation(
         item=found.name,

@@ -24,6 +24,7 @@ from cost.unit_costs import unit_costs
 from stacks.catalog import PLATFORMS
 from stacks.check import Level, check
 from stacks.decode import nearest
+from stacks.errors import UserError
 from stacks.spec import StackSpec
 
 
@@ -67,10 +68,6 @@ class Alternative:
         return tuple(limit for limit in self.limits if limit.is_kept is None)
 
 
-class ShortageError(ValueError):
-    """Hardware that is not in the catalog."""
-
-
 def parse_shortage(text: str) -> Shortage:
     """`PLATFORM[/PRESET][@REGION]` as a shortage."""
     hardware, _, region = text.partition("@")
@@ -78,13 +75,13 @@ def parse_shortage(text: str) -> Shortage:
     known = PLATFORMS.get(platform)
     if known is None:
         hint = nearest(platform, tuple(PLATFORMS))
-        raise ShortageError(f"--without {text}: '{platform}' is not a platform{hint}")
+        raise UserError(f"--without {text}: '{platform}' is not a platform{hint}")
     if preset and preset not in known.presets:
         hint = nearest(preset, tuple(known.presets))
-        raise ShortageError(f"--without {text}: '{preset}' is not a preset of {platform}{hint}")
+        raise UserError(f"--without {text}: '{preset}' is not a preset of {platform}{hint}")
     if region and region not in known.regions:
         hint = nearest(region, known.regions)
-        raise ShortageError(f"--without {text}: {platform} is not offered in '{region}'{hint}")
+        raise UserError(f"--without {text}: {platform} is not offered in '{region}'{hint}")
     return Shortage(platform=platform, preset=preset or None, region=region or None)
 
 

@@ -21,6 +21,7 @@ from cost.explanation import Explanation, Figure, added, line_expression, number
 from cost.limits import Limit, limits
 from cost.price import HOURS_PER_MONTH
 from cost.unit_costs import NotKnown
+from stacks.errors import UserError
 
 _ALIASES = {
     "per_chat_usd": "chat",
@@ -46,10 +47,6 @@ _ALIASES = {
 _MOST_HINTS = 3
 
 
-class UnknownItemError(ValueError):
-    """A name that no figure of the bill has."""
-
-
 def explain(bill: Bill, item: str) -> Explanation:
     """The explanation of the item; a line also answers to the name that the bill prints."""
     found = {each.item: each for each in explanations(bill)}
@@ -64,7 +61,7 @@ def explain(bill: Bill, item: str) -> Explanation:
     parts = [name for name in known if item.strip().lower() in name.lower()]
     near = list(dict.fromkeys([*get_close_matches(item, known, n=1), *parts]))[:_MOST_HINTS]
     hint = f"did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
-    raise UnknownItemError(
+    raise UserError(
         f"{item}: no figure of {bill.spec.name} has this name; "
         + (hint or f"known: {', '.join(found)}")
     )

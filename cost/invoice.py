@@ -21,6 +21,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import IO, Final
 
+from stacks.errors import UserError
 from stacks.text_file import read_bytes
 
 NEEDED: Final = ("BilledCost", "BillingCurrency", "ChargePeriodStart", "ChargePeriodEnd")
@@ -43,10 +44,6 @@ _MOST_DIGITS: Final = 15
 _MOST_BYTES: Final = 2**28
 """Of an export, unpacked: a month of three hundred resources by the hour, a kilobyte a row."""
 _MOST_PROBLEMS: Final = 5
-
-
-class InvoiceError(ValueError):
-    """A file that is no billing export that can be read; one line a problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +99,7 @@ def read_invoice(path: Path, columns: Mapping[str, str] | None = None) -> Invoic
     """
     unknown = sorted(set(columns or {}) - set(COLUMNS))
     if unknown:
-        raise InvoiceError(f"--column {unknown[0]}: not one of {', '.join(COLUMNS)}")
+        raise UserError(f"--column {unknown[0]}: not one of {', '.join(COLUMNS)}")
     lines: list[InvoiceLine] = []
     problems: list[str] = []
     seen: set[int] = set()
@@ -112,9 +109,9 @@ def read_invoice(path: Path, columns: Mapping[str, str] | None = None) -> Invoic
     if problems:
         more = len(problems) - _MOST_PROBLEMS
         said = problems[:_MOST_PROBLEMS] + ([f"{path}: and {more} more"] if more > 0 else [])
-        raise InvoiceError("\n".join(said))
+        raise UserError("\n".join(said))
     if not lines:
-        raise InvoiceError(f"{path}: has no row; export the period again")
+        raise UserError(f"{path}: has no row; export the period again")
     return Invoice(file=str(path), lines=tuple(lines), num_repeated=num_rows - len(seen))
 
 
@@ -238,7 +235,7 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
         else:
             yield str(path), _content(export, path.name, left, path)
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise InvoiceError(f"{path}: cannot be read: {error}") from error
+        raise UserError(f"{path}: cannot be read: {error}") from error
 
 
 def _content(source: IO[bytes], name: str, most: int, path: Path) -> bytes:
@@ -249,7 +246,7 @@ def _content(source: IO[bytes], name: str, most: int, path: Path) -> bytes:
     else:
         found = source.read(most + 1)
     if len(found) > most:
-        raise InvoiceError(
+        raise UserError(
             f"{path}: has more than {_MOST_BYTES // 2**20} MiB of rows; export a shorter period, "
             "of this project only"
         )

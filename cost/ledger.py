@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from cost.ledger_entries import Entry, LineError, VersionError, decode, encode
+from stacks.errors import UserError
 
 FILE_NAME: Final = "ledger.jsonl"
 
 
-class LedgerError(ValueError):
+class LedgerError(UserError):
     """A ledger that must not be read or written as it is, with file and line."""
 
 

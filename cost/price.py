@@ -11,6 +11,8 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Final
 
+from stacks.errors import UserError
+
 HOURS_PER_MONTH: Final = Decimal(730)
 """Nebius's own month (docs.nebius.com/object-storage/resources/pricing: 730 hours)."""
 CURRENCY: Final = "USD"
@@ -36,7 +38,7 @@ class Layer(StrEnum):
     CONTRACT = "contract"
 
 
-class PriceBookError(ValueError):
+class PriceBookError(UserError):
     """Prices that are missing or cannot be read; one line for each problem found."""
 
 

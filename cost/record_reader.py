@@ -13,12 +13,14 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Final, NoReturn, TypeGuard
 
+from stacks.errors import UserError
+
 _LEAST: Final = -30
 _MOST: Final = 15
 """Powers of ten between which a measurement lies that is not 0."""
 
 
-class RunRecordError(ValueError):
+class RunRecordError(UserError):
     """A file that is not a run record of this schema."""
 
 

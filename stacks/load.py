@@ -16,6 +16,7 @@ from typing import Final, cast, get_args, get_type_hints
 import yaml
 
 from stacks.decode import Decoder, is_map, nearest
+from stacks.errors import UserError
 from stacks.spec import StackSpec
 from stacks.text_file import read_text
 from stacks.yaml_text import MAX_BYTES, parse_yaml
@@ -25,7 +26,7 @@ PROJECT: Final = "soperator-stack"
 STACKS_DIR: Final = Path(__file__).parent
 
 
-class StackError(ValueError):
+class StackError(UserError):
     """A stack that cannot be loaded, with every problem found."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:

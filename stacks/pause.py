@@ -10,6 +10,7 @@ import re
 from typing import Final
 
 from stacks.decode import is_map
+from stacks.errors import UserError
 from stacks.load import PROJECT
 from stacks.yaml_text import parse_yaml
 
@@ -22,10 +23,6 @@ _ROUND_TRIP: Final = (
 )
 
 
-class PauseError(ValueError):
-    """A stack file whose pause switch cannot be set safely; one line, with what to do."""
-
-
 def set_paused(text: str, *, paused: bool) -> str:
     """The text with `nodes.paused` at the value; the same text where it already has it."""
     nodes = _nodes(text)
@@ -34,7 +31,7 @@ def set_paused(text: str, *, paused: bool) -> str:
     lines = text.splitlines(keepends=True)
     at = next((place for place, line in enumerate(lines) if _HEAD.match(line.rstrip("\n"))), None)
     if at is None:
-        raise PauseError(f"'{_KEY}' is not a block of its own lines; {_ROUND_TRIP}")
+        raise UserError(f"'{_KEY}' is not a block of its own lines; {_ROUND_TRIP}")
     first = next(line for line in lines[at + 1 :] if line.strip() and line.lstrip()[0] != "#")
     indent = len(first) - len(first.lstrip(" "))
     value = str(paused).lower()
@@ -52,7 +49,7 @@ def set_paused(text: str, *, paused: bool) -> str:
     others = {key: value for key, value in nodes.items() if key != "paused"}
     after = _nodes(changed)
     if bool(after.pop("paused", False)) is not paused or after != others:
-        raise PauseError(f"'{_KEY}' has a shape that is not edited here; {_ROUND_TRIP}")
+        raise UserError(f"'{_KEY}' has a shape that is not edited here; {_ROUND_TRIP}")
     return changed
 
 
@@ -61,5 +58,5 @@ def _nodes(text: str) -> dict[str, object]:
     config = document.get("config") if is_map(document) else None
     nodes = config.get(_KEY) if is_map(config) else None
     if not is_map(nodes):
-        raise PauseError(f"no mapping '{_KEY}' in the file; {_ROUND_TRIP}")
+        raise UserError(f"no mapping '{_KEY}' in the file; {_ROUND_TRIP}")
     return dict(nodes)

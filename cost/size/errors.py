@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stacks.errors import UserError
 
-class SizeError(ValueError):
+
+class SizeError(UserError):
     """A model, method or number that cannot be planned, a line for each problem."""

@@ -14,7 +14,7 @@ import typer
 
 from infra.cli import context
 from infra.cli.context import DEFAULT_STACK, StackOption
-from infra.cli.errors import CliError
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from infra.nebius.api import Api
@@ -65,9 +65,9 @@ def command(
         else:
             print(_label(api, spec, kind, id, role))
     except HandoverError as error:
-        raise CliError(f"adopt {kind} {error}") from error
+        raise UserError(f"adopt {kind} {error}") from error
     except ApiError as error:
-        raise CliError(explain(error, f"adopt {kind} {id}", target=api.target)) from error
+        raise UserError(explain(error, f"adopt {kind} {id}", target=api.target)) from error
 
 
 def _api() -> Api:
@@ -111,12 +111,12 @@ def _filesystem(spec: StackSpec, role: str) -> tuple[str, dict[str, Any]]:
     tag = role if role in declared else submount_tag(role)
     if tag not in declared:
         roles = ", ".join(each.removeprefix(submount_tag("")) for each in declared)
-        raise CliError(
+        raise UserError(
             f"adopt: --as {role}: {spec.name} declares no such filesystem (has: {roles})"
         )
     existing_id = declared[tag].existing_id
     if existing_id is not None:
-        raise CliError(
+        raise UserError(
             f"adopt: --as {role}: {spec.name} uses {existing_id} there by existing_id and does not "
             "manage it; declare size_gib instead"
         )
@@ -144,5 +144,5 @@ def _name_in_stack_file(api: Api, spec: StackSpec, kind: Kind, id_: str) -> str:
     )
     if done.returncode != 0:
         reason = " ".join((done.stderr or done.stdout).split())
-        raise CliError(f"pulumi config set {key}: {reason}")
+        raise UserError(f"pulumi config set {key}: {reason}")
     return f"{spec.name}: {key} is {id_} now; `pulumi up --stack {spec.name}` uses it"

@@ -10,8 +10,8 @@ import typer
 from cost.layout import Format
 from infra.cli import context
 from infra.cli.context import DEFAULT_STACK, StackOption
-from infra.cli.errors import CliError
 from infra.cli.output_file import OutputOption, put
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from cost.advise_ask import Ask, Promise
@@ -86,7 +86,7 @@ def command(
     emulated = [f"Curves of stack {stack}: {heading}"] if heading else []
     put(render_advice(found, shape, [source, *emulated]), output)
     if found.winner is None:
-        raise CliError(
+        raise UserError(
             f"no preset keeps {ask.promise} for {ask.shape.name}; relax --slo, shorten the chats, "
             "or take a smaller model"
         )
@@ -125,7 +125,7 @@ def _ask(
     chat = spec.chat
     demand = chat.chats_per_day if chats_per_day is None else chats_per_day
     if demand is None:
-        raise CliError(f"--chats-per-day: missing, and {spec.name} declares no chat.chats_per_day")
+        raise UserError(f"--chats-per-day: missing, and {spec.name} declares no chat.chats_per_day")
     is_declared = input_tokens is None and output_tokens is None
     ask = Ask(
         shape=load_shape(model),
@@ -156,10 +156,10 @@ def _promise(text: str | None) -> Promise:
             problems.append(f"--slo {part}: {name} is given twice")
         try:
             bounds[name] = _number(f"--slo {name}", value)
-        except CliError as error:
+        except UserError as error:
             problems.append(str(error))
     if problems:
-        raise CliError("\n".join(problems))
+        raise UserError("\n".join(problems))
     return Promise(**bounds)
 
 
@@ -169,5 +169,5 @@ def _number(option: str, text: str) -> Decimal:
     except InvalidOperation:
         value = Decimal("NaN")
     if not value.is_finite() or not 0 < value <= 10**9:
-        raise CliError(f"{option}: got {text!r}, expected a number over 0, such as 2.5")
+        raise UserError(f"{option}: got {text!r}, expected a number over 0, such as 2.5")
     return value

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.cli import context
-from infra.cli.errors import CliError
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def of_file(path: Path) -> Bill:
 
     name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
     if path.name != f"Pulumi.{name}.yaml" or not path.is_file():
-        raise CliError(f"--compare {path}: no such stack file; give one called Pulumi.NAME.yaml")
+        raise UserError(f"--compare {path}: no such stack file; give one called Pulumi.NAME.yaml")
     spec = load_stack(name, path.parent, environ=context.environ())
     of_checkout = path.resolve().parent.parent / _PRICES
     prices_dir = of_checkout if of_checkout.is_dir() else PRICES_DIR
@@ -56,7 +56,7 @@ def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChang
 
     then = folder / _STACKS
     if not then.is_dir():
-        raise CliError(f"--compare {folder}: no folder {_STACKS} in it; give a checkout")
+        raise UserError(f"--compare {folder}: no folder {_STACKS} in it; give a checkout")
     was, now = set(stack_names(then)), set(stack_names())
     found: list[StackChange] = []
     for name in stacks or sorted(was | now):
@@ -65,7 +65,7 @@ def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChang
         if name in was:
             try:
                 before = of_file(then / f"Pulumi.{name}.yaml")
-            except (StackError, PriceBookError, CliError) as error:
+            except (StackError, PriceBookError, UserError) as error:
                 problem = str(error).splitlines()[0]
         found.append(StackChange(name=name, before=before, after=after, problem=problem))
     return tuple(found)
@@ -79,7 +79,7 @@ def _bill(spec: StackSpec, book: PriceBook) -> Bill:
     found = bill(spec, book, load_whole_records(context.state_root(), spec.name))
     refused = [problem for problem in found.errors if not _is_unaffordable(problem, spec)]
     if refused:
-        raise CliError("\n".join(str(problem) for problem in refused))
+        raise UserError("\n".join(str(problem) for problem in refused))
     return found
 
 

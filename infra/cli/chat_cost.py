@@ -10,8 +10,8 @@ import typer
 from cost.layout import Format
 from infra.cli import bills
 from infra.cli.context import DEFAULT_STACK, StackOption
-from infra.cli.errors import CliError
 from infra.cli.output_file import OutputOption, put
+from stacks.errors import UserError
 
 _LEAST = Decimal("0.01")
 _MOST = 10**12
@@ -39,7 +39,7 @@ def command(
     total = bills.of_stack(stack)
     chats = total.unit_costs.chats
     if isinstance(chats, NotKnown):
-        raise CliError(f"{stack}: cost per chat: {chats}")
+        raise UserError(f"{stack}: cost per chat: {chats}")
     put(render_chats(total, format, shared), output)
 
 
@@ -49,5 +49,7 @@ def _positive(option: str, text: str) -> Decimal:
     except InvalidOperation:
         value = Decimal("NaN")
     if not value.is_finite() or not _LEAST <= value <= _MOST:
-        raise CliError(f"{option} {text}: expected a number from {_LEAST} to {_MOST:,}, such as 30")
+        raise UserError(
+            f"{option} {text}: expected a number from {_LEAST} to {_MOST:,}, such as 30"
+        )
     return value

@@ -9,10 +9,10 @@ import typer
 
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, StackOption
-from infra.cli.errors import CliError
 from infra.cli.output import Format
 from infra.cli.output_file import OutputOption, put
 from infra.cli.verdict import comparing, exit_code
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from stacks.node_spec import WorkerSpec
@@ -52,7 +52,7 @@ def command(
 
     with comparing():
         if files is None or len(files) != 2:
-            raise CliError(
+            raise UserError(
                 "compare-runs: give two result files, the one that counts as 100 % first"
             )
         found = compare(read_run(files[0]), read_run(files[1]), limit_percent=limit)
@@ -79,7 +79,7 @@ def _kube_job(
     from infra.render.kube_job import to_yaml
 
     if image is None:
-        raise CliError("compare-runs: --kube-job needs --image, with this code and torch in it")
+        raise UserError("compare-runs: --kube-job needs --image, with this code and torch in it")
     worker = _worker(spec, nodeset)
     job = kube_job.KubeJob(name=name, image=image, nodes=nodes)
     put(to_yaml(kube_job.render(spec, worker, job)), file)
@@ -93,4 +93,4 @@ def _worker(spec: StackSpec, nodeset: str | None) -> WorkerSpec:
         if nodeset in (None, worker.name):
             return worker
     have = ", ".join(worker.name for worker in spec.nodes.workers)
-    raise CliError(f"{spec.name}: nodes.workers: {nodeset!r} is not a nodeset (has: {have})")
+    raise UserError(f"{spec.name}: nodes.workers: {nodeset!r} is not a nodeset (has: {have})")

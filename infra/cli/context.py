@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli.errors import CliError
 from infra.cli.output import note
 from infra.local.state import CHECKOUT, State
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -138,7 +138,7 @@ def bill(stack: str) -> Bill:
     state = state_root()
     found = make_bill(declared, price_book(declared, state), load_records(state, stack, note))
     if found.errors:
-        raise CliError("\n".join(str(problem) for problem in found.problems))
+        raise UserError("\n".join(str(problem) for problem in found.problems))
     return found
 
 

@@ -16,9 +16,9 @@ import typer
 from cost.layout import Document, Format, lay_out
 from infra.cli import bills
 from infra.cli.context import DEFAULT_STACK, StackOption
-from infra.cli.errors import CliError
 from infra.cli.output import note
 from infra.cli.output_file import OutputOption, put
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from cost.bill import Bill
@@ -66,7 +66,7 @@ def command(
     if ctx.invoked_subcommand is not None:
         return
     if compare and (alternatives or without):
-        raise CliError("--compare and --alternatives are two questions; ask one at a time")
+        raise UserError("--compare and --alternatives are two questions; ask one at a time")
     if compare:
         given = ctx.get_parameter_source("stack")
         is_given = given is not None and given.name == "COMMANDLINE"
@@ -133,7 +133,7 @@ def _compared(stack: str | None, targets: list[str], format: Format) -> str:
     names = [stack or DEFAULT_STACK, *targets]
     for name in targets:
         if names.count(name) > 1:
-            raise CliError(f"--compare {name}: named twice; name other stacks, each once")
+            raise UserError(f"--compare {name}: named twice; name other stacks, each once")
     found = [bills.of_stack(name) for name in names]
     return _paged(render_compare(found, format), format, f"Cost of {', '.join(names)}")
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.errors import CliError
 from infra.local.state import CHECKOUT
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from infra.demo.progress import Progress
@@ -62,7 +62,7 @@ def command(
 
     state = context.state_root()
     if os.geteuid() != 0:
-        raise CliError("demo: needs root for mount namespaces and Slurm's daemons; run it as root")
+        raise UserError("demo: needs root for mount namespaces and Slurm's daemons; run it as root")
     with _alone(state / "demo" / "lock"):
         progress = Progress()
         _bring_up(state, progress)
@@ -172,7 +172,7 @@ def _take_down(state: Path, progress: Progress) -> None:
     before = state / "demo" / "before.json"
     left = leftovers.find(state, before)
     if left:
-        raise CliError("\n".join(["destroy: something is left:", *left]))
+        raise UserError("\n".join(["destroy: something is left:", *left]))
     before.unlink(missing_ok=True)
     print(f"Destroyed: no process, mount or file is left outside {state}.")
 
@@ -202,7 +202,7 @@ def _local(verb: str) -> None:
         check=False,
     )
     if done.returncode != 0:
-        raise CliError(f"demo: `soperator local {verb}` ended with {done.returncode}; see above")
+        raise UserError(f"demo: `soperator local {verb}` ended with {done.returncode}; see above")
 
 
 @contextmanager
@@ -213,7 +213,7 @@ def _alone(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise CliError(
+            raise UserError(
                 f"demo: another one runs with {path.parent.parent}; wait for it, or give this one "
                 "its own SOPERATOR_STATE and SOPERATOR_LOCAL_PORT_BASE"
             ) from error

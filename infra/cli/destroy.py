@@ -10,8 +10,8 @@ import typer
 
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, StackOption
-from infra.cli.errors import CliError
 from infra.local.state import CHECKOUT
+from stacks.errors import UserError
 
 _CLUSTER = "nebius:mk8s/v1:Cluster"
 _ASK_S = 5.0
@@ -26,7 +26,7 @@ def command(
     from infra.teardown.run import destroy
 
     if not yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise CliError(
+        raise UserError(
             f"destroy: nobody to ask; read `pulumi destroy --preview-only --stack {stack}` and "
             "give --yes"
         )
@@ -41,12 +41,12 @@ def command(
             say=lambda line: output.note(f"{stack}: {line}"),
         )
     except FileNotFoundError as error:
-        raise CliError("pulumi: not on PATH; run `make setup`") from error
+        raise UserError("pulumi: not on PATH; run `make setup`") from error
     raise typer.Exit(status)
 
 
 def _refuse_bad_token() -> None:
-    """CliError where the API does not take the credential: the kube cluster would say as much of
+    """UserError where the API does not take the credential: the kube cluster would say as much of
     each object, and no more. An API that is away stops nobody."""
     from infra.nebius.errors import ApiError
     from infra.nebius.sdk import EndpointError
@@ -58,7 +58,7 @@ def _refuse_bad_token() -> None:
     except (ApiError, EndpointError):
         return
     if problem is not None:
-        raise CliError(f"destroy: {problem}; nothing was destroyed")
+        raise UserError(f"destroy: {problem}; nothing was destroyed")
 
 
 def _exists(cluster_id: str) -> bool:

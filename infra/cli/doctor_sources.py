@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.cli import context
-from infra.cli.errors import CliError
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from infra.conformance.come_up import Step
@@ -27,10 +27,12 @@ def steps(stack: str, sources: Path) -> Iterator[Step]:
     from stacks.check import Level, check
 
     if not sources.is_dir():
-        raise CliError(f"--sources: {sources} is no folder; docs/conformance.md says what is in it")
+        raise UserError(
+            f"--sources: {sources} is no folder; docs/conformance.md says what is in it"
+        )
     spec = context.spec(stack)
     if errors := [each for each in check(spec) if each.level is Level.ERROR]:
-        raise CliError("\n".join(map(str, errors)))
+        raise UserError("\n".join(map(str, errors)))
     with tempfile.TemporaryDirectory(prefix="soperator-come-up-") as name:
         folder = Path(name)
         with api_server.running(folder, Ports.from_environ().come_up) as config:

@@ -8,7 +8,7 @@ import typer
 
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
-from infra.cli.errors import CliError
+from stacks.errors import UserError
 
 _WAYS = "give --reason TEXT to drain, or --undo"
 
@@ -23,9 +23,9 @@ def command(
 ) -> None:
     """Keep new jobs off nodes until `--undo`; jobs that run there go on to their end."""
     if undo and (reason or wait):
-        raise CliError("--undo excludes --reason and --wait; " + _WAYS)
+        raise UserError("--undo excludes --reason and --wait; " + _WAYS)
     if not undo and not reason:
-        raise CliError(f"drain: {_WAYS}")
+        raise UserError(f"drain: {_WAYS}")
     from infra.jobs.draining import listed
     from infra.jobs.nodes import await_idle, drain, resume
 

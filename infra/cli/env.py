@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 
-from infra.cli.errors import CliError
 from infra.cli.output import note
+from stacks.errors import UserError
 
 
 class Target(StrEnum):
@@ -39,7 +39,7 @@ def command(
 ) -> None:
     """Print the environment that plain pulumi needs, for eval."""
     if offline and cloud:
-        raise CliError("--offline and --cloud exclude each other; give one of them")
+        raise UserError("--offline and --cloud exclude each other; give one of them")
     target = Target.OFFLINE if offline else Target.CLOUD if cloud else Target.LOCAL
     prepare(target)
     from infra.local.engine import describe_plugins

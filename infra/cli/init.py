@@ -15,6 +15,7 @@ import typer
 
 from infra.cli import output
 from infra.init.backend import Backend
+from stacks.errors import UserError
 
 
 def command(
@@ -53,7 +54,6 @@ def command(
     from infra.init.backend import make_stack
     from infra.init.calls import Calls
     from infra.init.choices import worker_choices
-    from infra.init.errors import InitError
     from infra.init.new_stack import (
         check_stack,
         kept_stack,
@@ -69,14 +69,14 @@ def command(
 
     ask = _ask if sys.stdin.isatty() and sys.stdout.isatty() else None
     if not project and ask is None:
-        raise InitError("--project: not given, and there is no terminal to ask on; give it")
+        raise UserError("--project: not given, and there is no terminal to ask on; give it")
     if key_file is not None:
         os.environ.pop(TOKEN_VARIABLE, None)
         os.environ[KEY_FILE_VARIABLE] = str(key_file)
     project = project or _ask("Project id (project-...)", "")
     folder = STACKS_DIR if stacks_dir is None else stacks_dir
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise InitError(
+        raise UserError(
             f"--stacks-dir: '{folder}' is no folder that can be written to; make it, or leave the "
             "option out"
         )

@@ -11,8 +11,8 @@ import typer
 
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
-from infra.cli.errors import CliError
 from infra.cli.output import Format
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from infra.jobs.leaderboard import Board
@@ -60,7 +60,7 @@ def declared(spec: StackSpec, name: str) -> SearchSpec:
         if search.name == name:
             return search
     have = tuple(search.name for search in spec.searches)
-    raise CliError(f"{spec.name}: searches: '{name}' is not declared{nearest(name, have)}")
+    raise UserError(f"{spec.name}: searches: '{name}' is not declared{nearest(name, have)}")
 
 
 def _print(board: Board, spec: StackSpec) -> None:

@@ -11,8 +11,8 @@ import typer
 
 from infra.cli import context
 from infra.cli.context import DEFAULT_STACK, StackOption
-from infra.cli.errors import CliError
 from infra.cli.output import Format, note, print_json, print_table
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -69,7 +69,7 @@ def _find(api: Api, spec: StackSpec) -> list[Owned]:
     try:
         there = [*owned(api, project_id=project_id, stack=spec.name, project=PROJECT)]
     except ApiError as error:
-        raise CliError(explain(error, f"list of {project_id}", target=api.target)) from error
+        raise UserError(explain(error, f"list of {project_id}", target=api.target)) from error
     known = known_ids(root=CHECKOUT, environ=context.environ())
     return [each for each in there if each.id not in known]
 
@@ -83,7 +83,7 @@ def _purge(api: Api, found: list[Owned], wanted: list[str]) -> list[Owned]:
     by_id = {each.id: each for each in found}
     unknown = [id_ for id_ in wanted if id_ not in by_id]
     if unknown:
-        raise CliError(
+        raise UserError(
             f"leftovers: {', '.join(unknown)}: not among the leftovers of this stack, so nothing "
             "was deleted; `soperator leftovers` lists them"
         )
@@ -93,7 +93,7 @@ def _purge(api: Api, found: list[Owned], wanted: list[str]) -> list[Owned]:
             remove(api, ResourceType.of_token(api.schema, each.token), each.id)
         except ApiError as error:
             what = f"delete {each.type} {each.id}"
-            raise CliError(explain(error, what, target=api.target)) from error
+            raise UserError(explain(error, what, target=api.target)) from error
         note(f"deleted {each.type} {each.name} ({each.id})")
     return [each for each in found if each.id not in wanted]
 

@@ -13,8 +13,8 @@ import typer
 
 from infra.cli import context, output
 from infra.cli.context import CHECKOUT, DEFAULT_STACK, IdentityOption, StackOption
-from infra.cli.errors import CliError
 from infra.cli.output import Format
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from stacks.spec import StackSpec
@@ -74,7 +74,7 @@ def command(
     declared = context.spec(stack)
     if url is not None:
         if serve_job is not None:
-            raise CliError("load: give a job id or --url, not both")
+            raise UserError("load: give a job id or --url, not both")
         hardware = [] if preset is None else targets.preset_settings(preset)
         words = _words(url, rows, tokenizer, [*hardware, *chosen], declared)
         if dry_run:
@@ -83,7 +83,7 @@ def command(
         raise typer.Exit(_run(words, stack, declared))
     given = {"--rows": rows, "--tokenizer": tokenizer, "--preset": preset}
     if wrong := [name for name, value in given.items() if value is not None]:
-        raise CliError(f"{' and '.join(wrong)}: only with --url; for a job use --set load.prompts")
+        raise UserError(f"{' and '.join(wrong)}: only with --url; for a job use --set load.prompts")
     from infra.cli import submit
     from infra.jobs import slurm
     from infra.jobs.server import DAYS

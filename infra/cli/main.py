@@ -8,6 +8,7 @@ no reader of its output any more.
 from __future__ import annotations
 
 from infra.cli import interrupts
+from stacks.errors import UserError
 
 with interrupts.at_once():  # these imports are most of the first 0.15 s
     import errno
@@ -96,35 +97,6 @@ VERBS = {
 
 _READER_GONE = 141
 """As a shell says that SIGPIPE ended a command: `runs diff A B | head -1` is no verdict."""
-
-# By name, so that catching them imports nothing.
-_REFUSALS = frozenset(
-    {
-        "infra.init.errors.InitError",
-        "infra.jobs.errors.JobsError",
-        "infra.restore.errors.RestoreError",
-        "infra.kube.errors.KubeError",
-        "infra.kube.kubeconfig.KubeconfigError",
-        "infra.local.errors.LocalError",
-        "infra.nebius.sdk.EndpointError",
-        "infra.render.job_nodes.RenderError",
-        "infra.render.venv.PackageSourceError",
-        "infra.cli.errors.CliError",
-        "stacks.load.StackError",
-        "stacks.pause.PauseError",
-        "cost.price.PriceBookError",
-        "infra.prices.errors.LivePriceError",
-        "cost.size.errors.SizeError",
-        "cost.explain.UnknownItemError",
-        "cost.alternatives.ShortageError",
-        "cost.advise_ask.AskError",
-        "cost.advise_explain.UnknownCandidateError",
-        "cost.record_reader.RunRecordError",
-        "cost.ledger.LedgerError",
-        "cost.invoice.InvoiceError",
-    }
-)
-
 
 _NOT_WRITABLE = (
     "if it is below SOPERATOR_STATE or SOPERATOR_CACHE, set that variable to a folder that you can "
@@ -219,8 +191,7 @@ def _refused(line: str) -> typer.Exit:
 
 def is_refusal(error: BaseException) -> bool:
     """True for errors that tell a user what to do; any other is a defect with its traceback."""
-    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
-    return bool(names & _REFUSALS)
+    return isinstance(error, UserError)
 
 
 class _App(typer.Typer):

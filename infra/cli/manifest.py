@@ -8,8 +8,8 @@ import typer
 
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, StackOption
-from infra.cli.errors import CliError
 from infra.cli.output_file import OutputOption, put
+from stacks.errors import UserError
 
 
 def command(
@@ -47,7 +47,7 @@ def command(
     declared = next((each for each in spec.jobs if each.name == job), None)
     if declared is None:
         have = ", ".join(each.name for each in spec.jobs)
-        raise CliError(f"{stack}: jobs: {job!r} is not declared (has: {have})")
+        raise UserError(f"{stack}: jobs: {job!r} is not declared (has: {have})")
     pods = training_pods(
         spec,
         declared,

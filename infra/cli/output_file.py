@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from infra import whole_file
-from infra.cli.errors import CliError
+from stacks.errors import UserError
 
 OutputOption = Annotated[
     Path | None,
@@ -31,7 +31,7 @@ def put(text: str, file: Path | None) -> None:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise CliError(
+            raise UserError(
                 f"standard output: {error.strerror}; not all of it was written"
             ) from error
         return
@@ -41,7 +41,7 @@ def put(text: str, file: Path | None) -> None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         whole_file.write(file, text)
     except OSError as error:
-        raise CliError(
+        raise UserError(
             f"{file}: {error.strerror}; nothing was written: give a file in a folder that is "
             "there and yours"
         ) from error

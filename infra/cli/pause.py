@@ -9,7 +9,7 @@ import typer
 from infra import whole_file
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
-from infra.cli.errors import CliError
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from infra.jobs.outputs import StackOutputs
@@ -42,7 +42,7 @@ def command(
                 f"{stack}: nothing was changed: of jobs {jobs} there are results that are not "
                 "here, and a paused stack gives none; --no-fetch pauses all the same"
             )
-            raise CliError("\n".join([*problems, why]))
+            raise UserError("\n".join([*problems, why]))
     switch(stack, paused=True)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
-from infra.cli.errors import CliError
+from stacks.errors import UserError
 
 
 def command(
@@ -56,7 +56,7 @@ def command(
         print(path)
         return
     if "://" in source:
-        raise CliError(f"{source}: give a local path, or one of {', '.join(fetch.SCHEMES)}")
+        raise UserError(f"{source}: give a local path, or one of {', '.join(fetch.SCHEMES)}")
     local = Path(source).expanduser()
     path = push.destination(outputs.places, target, name=local.resolve().name)
     with context.connect(outputs, identity) as connection:

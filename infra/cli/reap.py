@@ -12,9 +12,9 @@ import typer
 
 from infra.cli import context, output, reap_engine
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
-from infra.cli.errors import CliError
 from infra.cli.output import Format
 from infra.cli.pause import bring
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ def command(
     """Pause a stack that was idle for its declared hours, or whose declared end has passed."""
     spec = context.spec(stack)
     if spec.lifetime is None:
-        raise CliError(
+        raise UserError(
             f"{stack}: lifetime: not declared, so nothing says when the stack is to end; declare "
             f"lifetime.idle_hours or lifetime.until in stacks/Pulumi.{stack}.yaml"
         )
@@ -64,7 +64,7 @@ def _only_one(stack: str, act: bool) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise CliError(f"{stack}: another `soperator reap --act` is at work; wait") from error
+            raise UserError(f"{stack}: another `soperator reap --act` is at work; wait") from error
         yield
 
 
@@ -75,7 +75,7 @@ def _look_and_act(
     spec = context.spec(stack)
     if spec.nodes.paused:
         if act and not reap_engine.is_deployed(stack):
-            raise CliError(
+            raise UserError(
                 f"{stack}: its file says paused, but that is not what is deployed, and machines "
                 f"may be paid on; see what runs there, then: pulumi up --stack {stack}"
             )

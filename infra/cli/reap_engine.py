@@ -9,9 +9,9 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from infra.cli import context, output
-from infra.cli.errors import CliError
 from infra.cli.pause import switch
 from infra.local.state import CHECKOUT
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from stacks.spec import StackSpec
@@ -30,7 +30,7 @@ def pause_silent(spec: StackSpec) -> int:
         return pause(spec.name)
     export = _pulumi("stack", "export", stack=spec.name, quiet=True)
     if export.returncode:
-        raise CliError(f"{spec.name}: pulumi stack export: {export.stderr.strip()}")
+        raise UserError(f"{spec.name}: pulumi stack export: {export.stderr.strip()}")
     groups = worker_groups(export.stdout, {worker.name for worker in spec.nodes.workers})
     code = 1
     if groups:
@@ -47,7 +47,7 @@ def pause_silent(spec: StackSpec) -> int:
 def check_deployed(stack: str) -> None:
     """Refuses a checkout whose `pulumi up` would do more than pause: nobody looks at it."""
     if not is_deployed(stack):
-        raise CliError(
+        raise UserError(
             f"{stack}: nothing was paused: this checkout is not what is deployed, and `pulumi up` "
             "would apply all of it; bring the checkout up to date, or deploy it, then run this "
             f"again: pulumi preview --stack {stack}"
@@ -89,4 +89,4 @@ def _pulumi(*words: str, stack: str, quiet: bool = False) -> subprocess.Complete
             text=True,
         )
     except FileNotFoundError as error:
-        raise CliError("pulumi: not on PATH; run `make setup`") from error
+        raise UserError("pulumi: not on PATH; run `make setup`") from error

@@ -11,8 +11,8 @@ import typer
 
 from infra.cli import context
 from infra.cli.context import DEFAULT_STACK, StackOption
-from infra.cli.errors import CliError
 from infra.cli.output import Format, note, print_json, print_table
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from infra.restore.run import Plan
@@ -119,9 +119,9 @@ def _ask() -> None:
     import sys
 
     if not sys.stdin.isatty():
-        raise CliError("restore: nobody to ask; read the lines above and give --yes")
+        raise UserError("restore: nobody to ask; read the lines above and give --yes")
     if not typer.confirm("Go on?", err=True):
-        raise CliError("restore: nothing was done")
+        raise UserError("restore: nothing was done")
 
 
 def _show(spec: StackSpec, found: tuple[JailSnapshot, ...], format: Format) -> None:

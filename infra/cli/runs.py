@@ -10,9 +10,9 @@ import typer
 
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
-from infra.cli.errors import CliError
 from infra.cli.output import Format
 from infra.cli.verdict import comparing, exit_code
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from infra.runs.run import Run
@@ -60,7 +60,7 @@ def list_(
 
     wrong = sorted(set(outcome or ()) - set(Outcome))
     if wrong:
-        raise CliError(f"--outcome {wrong[0]}: not one of {', '.join(Outcome)}")
+        raise UserError(f"--outcome {wrong[0]}: not one of {', '.join(Outcome)}")
     wanted = listing.Wanted(
         jobs=tuple(job or ()),
         kinds=tuple(kind or ()),
@@ -201,7 +201,7 @@ def export(
 
     found = listing.select(_runs(stack, shared=shared), listing.Wanted(jobs=tuple(job or ())))
     if not found:
-        raise CliError(f"{stack}: no such run is here; soperator pull ID brings one")
+        raise UserError(f"{stack}: no such run is here; soperator pull ID brings one")
     number = mlflow_store.export(found, stack, folder)
     print(folder)
     output.note(
@@ -221,7 +221,7 @@ def _runs(stack: str, *, shared: bool) -> Sequence[Run]:
     if shared:
         store = context.run_config_store(context.read(stack))
         if store is None:
-            raise CliError(
+            raise UserError(
                 f"{stack}: has no bucket for its runs; declare storage.config_bucket_gib and run "
                 "pulumi up"
             )

@@ -15,8 +15,8 @@ import typer
 
 from infra.cli import context, interrupts, output, submission
 from infra.cli.context import CHECKOUT, DEFAULT_STACK, IdentityOption, StackOption
-from infra.cli.errors import CliError
 from infra.jobs.chat_page import DEFAULT_PORT
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from infra.jobs.chat_page import ChatPage
@@ -63,7 +63,7 @@ def command(
     from infra.jobs import chat_page, server, submit
 
     if share and not open_:
-        raise CliError("--share: only with --open, which opens the page")
+        raise UserError("--share: only with --open, which opens the page")
     spec = context.spec(stack)
     wanted = server.server_job(spec, job)
     submit.job_args(sets or ())
@@ -164,7 +164,7 @@ def _found(connection: Connection, name: str, sets: Sequence[str]) -> str | None
     if job is None:
         return None
     if sets:
-        raise CliError(
+        raise UserError(
             f"--set: job {job.id} {name} is {job.state} already and was started without it; leave "
             f"--set out, or run: soperator cancel {job.id}"
         )
@@ -224,7 +224,7 @@ def _watch(page: ChatPage, connection: Connection, job_id: str, stack: str) -> N
     while True:
         time.sleep(_LOOK_EVERY_S)
         if not page.is_running:
-            raise CliError("the chat page ended by itself; its last line says why")
+            raise UserError("the chat page ended by itself; its last line says why")
         if time.monotonic() - asked_s < _ASK_EVERY_S:
             continue
         asked_s = time.monotonic()
@@ -233,4 +233,4 @@ def _watch(page: ChatPage, connection: Connection, job_id: str, stack: str) -> N
             if not connection.is_open:
                 connection.reopen()
             if (ended := slurm.find(connection, job_id)).finished:
-                raise CliError(f"job {job_id} ended: {outcome(ended, stack)}")
+                raise UserError(f"job {job_id} ended: {outcome(ended, stack)}")

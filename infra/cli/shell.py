@@ -15,7 +15,7 @@ import typer
 from infra import whole_file
 from infra.cli import context, interrupts, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
-from infra.cli.errors import CliError
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from infra.jobs.outputs import StackOutputs
@@ -56,9 +56,9 @@ def command(
     from infra.shell.guard import Guard
 
     if jupyter and vscode:
-        raise CliError("--jupyter --vscode: one session is one of them")
+        raise UserError("--jupyter --vscode: one session is one of them")
     if not (jupyter or vscode or sys.stdin.isatty()):
-        raise CliError(
+        raise UserError(
             "standard input is no terminal: run this in one, or take --jupyter or --vscode; a "
             "command without one: soperator ssh 'srun ...'"
         )
@@ -165,7 +165,7 @@ def _jupyter(
     print(f"http://127.0.0.1:{tunnel.port}/lab?token={token}", flush=True)
     output.note("Ctrl-C closes Jupyter, the tunnel and the session")
     served.wait_for_end(guard)
-    raise CliError("the session ended: its time limit was reached, or Jupyter was shut down")
+    raise UserError("the session ended: its time limit was reached, or Jupyter was shut down")
 
 
 def _vscode(guard: Guard, outputs: StackOutputs, identity: Path | None) -> None:
@@ -193,4 +193,4 @@ def _vscode(guard: Guard, outputs: StackOutputs, identity: Path | None) -> None:
         f"Remote-SSH: Connect to Host: soperator-{outputs.stack}-shell. Ctrl-C ends the session"
     )
     served.wait_for_end(guard)
-    raise CliError("the session ended: its time limit was reached")
+    raise UserError("the session ended: its time limit was reached")

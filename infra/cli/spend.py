@@ -14,10 +14,10 @@ import typer
 from cost.layout import Format
 from infra.cli import context
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
-from infra.cli.errors import CliError
 from infra.cli.output import note
 from infra.cli.output_file import OutputOption, put
 from infra.cli.verdict import comparing, exit_code
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from cost.invoice import Invoice
@@ -66,7 +66,7 @@ def command(
         first = first if since is None else moment("--since", since, now)
         last = last if until is None else moment("--until", until, now)
         if last <= first:
-            raise CliError(
+            raise UserError(
                 f"--until {last:%Y-%m-%dT%H:%M}: not after {first:%Y-%m-%dT%H:%M} (--since)"
             )
         if billed is None and (up := context.first_up(stack)) is not None and first < up < last:
@@ -105,14 +105,14 @@ def _read(path: Path, columns: Sequence[str]) -> Invoice:
 
     wrong = [each for each in columns if "=" not in each.strip("=")]
     if wrong:
-        raise CliError(f"--column {wrong[0]}: not OURS=THEIRS; write BilledCost=Amount")
+        raise UserError(f"--column {wrong[0]}: not OURS=THEIRS; write BilledCost=Amount")
     return read_invoice(path, dict(each.split("=", 1) for each in columns))
 
 
 def close(option: str, percent: float) -> Decimal:
     """The percentage as a part; one within which anything agrees is refused."""
     if not 0 <= percent < 100:
-        raise CliError(f"{option} {percent:g}: not from 0 to below 100, where anything agrees")
+        raise UserError(f"{option} {percent:g}: not from 0 to below 100, where anything agrees")
     return Decimal(str(percent)) / 100
 
 
@@ -122,11 +122,11 @@ def moment(option: str, text: str, now: datetime) -> datetime:
         found = datetime.fromisoformat(text)
         found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise CliError(
+        raise UserError(
             f"{option} {text}: not a time; write 2026-11-01 or 2026-11-01T08:00"
         ) from error
     if found > now:
-        raise CliError(
+        raise UserError(
             f"{option} {text}: in the future (now is {now:%Y-%m-%dT%H:%M} UTC); spend is what ran, "
             "`soperator cost` is what is declared"
         )

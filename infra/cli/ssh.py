@@ -12,7 +12,7 @@ import typer
 from infra import whole_file
 from infra.cli import context
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
-from infra.cli.errors import CliError
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from infra.jobs.outputs import StackOutputs
@@ -33,7 +33,9 @@ def client_words(outputs: StackOutputs, key: Path, *, options: tuple[str, ...] =
     """The ssh client with the login node as its target; `options` stand before it."""
     client = shutil.which("ssh")
     if client is None:
-        raise CliError("ssh: not on PATH; install openssh-client, or use soperator status and logs")
+        raise UserError(
+            "ssh: not on PATH; install openssh-client, or use soperator status and logs"
+        )
     arguments = [client, "-F", "/dev/null", "-i", str(key), "-p", str(outputs.ssh_port)]
     for name, value in login_options(outputs).items():
         arguments += ["-o", f"{name}={value}"]

@@ -11,8 +11,8 @@ import typer
 
 from infra.cli import context, interrupts, output, submission, submit_pipeline, submit_search
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
-from infra.cli.errors import CliError
 from infra.cli.output import Format
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from infra.jobs.dispatch import Order
@@ -73,7 +73,7 @@ def command(
     for search in spec.searches:
         if search.name == job:
             if pipeline:
-                raise CliError(f"--pipeline: {job} is a search; submit what its job needs first")
+                raise UserError(f"--pipeline: {job} is a search; submit what its job needs first")
             submit_search.run(
                 spec, outputs, search, sets=sets or (), options=options, identity=identity
             )
@@ -165,7 +165,7 @@ def declared(spec: StackSpec, name: str) -> JobSpec:
     for job in spec.jobs:
         if job.name == name:
             return job
-    raise CliError(
+    raise UserError(
         f"{spec.name}: jobs: {name!r} is deployed but no longer declared; run `pulumi up --stack "
         f"{spec.name}`"
     )

@@ -12,9 +12,9 @@ import typer
 
 from infra.cli import context, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
-from infra.cli.errors import CliError
 from infra.cli.verdict import NOT_RUN
 from infra.local.state import State
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from infra.jobs.outputs import StackOutputs
@@ -43,9 +43,9 @@ def command(
     now = datetime.now(UTC)
     path = file or Path(f"support-{stack}-{now:%Y%m%dT%H%M%SZ}.tar.gz")
     if path.exists():
-        raise CliError(f"--output {path}: is there already; name another file")
+        raise UserError(f"--output {path}: is there already; name another file")
     if not path.parent.is_dir():
-        raise CliError(f"--output {path}: no folder {path.parent}; make it; nothing was written")
+        raise UserError(f"--output {path}: no folder {path.parent}; make it; nothing was written")
     state, environ = State.from_environ(), context.environ()
     redactor = Redactor(known(state, {**os.environ, **environ}), emails=emails)
     with output.never_silent("support bundle"), ExitStack() as closing:
@@ -55,7 +55,7 @@ def command(
                 parts, path, stack=stack, redactor=redactor, now=now, say=output.note
             )
         except OSError as error:
-            raise CliError(f"--output {path}: {error.strerror}; nothing was written") from error
+            raise UserError(f"--output {path}: {error.strerror}; nothing was written") from error
     print(made.index, end="")
     print(path)
     raise typer.Exit(NOT_RUN if made.not_run else 0)

@@ -10,7 +10,7 @@ import typer
 
 from infra.cli import context, interrupts, output
 from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
-from infra.cli.errors import CliError
+from stacks.errors import UserError
 
 
 def command(
@@ -28,7 +28,7 @@ def command(
     from infra.shell.guard import Guard
 
     if not math.isfinite(hours):
-        raise CliError(f"--hours {hours:g}: not a time; give hours such as 8 or 0.5")
+        raise UserError(f"--hours {hours:g}: not a time; give hours such as 8 or 0.5")
     spec = context.spec(stack)
     outputs = context.read(stack)
     folder = f"{outputs.places['logs']}/tensorboard"
@@ -51,7 +51,7 @@ def command(
             print(f"http://127.0.0.1:{tunnel.port}/", flush=True)
             output.note(f"{folder} on the login node; Ctrl-C closes it and the tunnel")
             served.wait_for_end(guard)
-            raise CliError("TensorBoard ended by itself, or the connection was lost: run it again")
+            raise UserError("TensorBoard ended by itself, or the connection was lost: run it again")
         finally:
             with interrupts.ignored():
                 closing.close()

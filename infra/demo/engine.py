@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from infra.cli import output
-from infra.cli.errors import CliError
 from infra.local import locks
 from infra.local.engine import PROJECT
+from stacks.errors import UserError
 
 _LAST_LINES = 12
 _WAIT_S = 0.5
@@ -60,7 +60,7 @@ def run(
                     say(f"pulumi {arguments[0]}: {done} resources")
         code = process.wait()
     if code != 0:
-        raise CliError(_failure(arguments[0], code, log))
+        raise UserError(_failure(arguments[0], code, log))
     return changes(log.read_text(encoding="utf-8"))
 
 

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.cli.errors import CliError
 from infra.demo.tail import Tail
 from infra.jobs import logs, pull, recovery, slurm
 from infra.jobs.books import Books, open_books
@@ -22,6 +21,7 @@ from infra.jobs.parse import Job
 from infra.jobs.ssh import Connection
 from infra.jobs.submit import Submission
 from infra.render.archive import hash_files
+from stacks.errors import UserError
 from stacks.slurm_spec import TRAIN_MODULE, JobSpec
 from stacks.spec import StackSpec
 
@@ -95,7 +95,7 @@ class Runner:
         """Follows the job to its end and pulls what it left; a failed job is an error."""
         job = self.follow(submission)
         if not job.succeeded:
-            raise CliError(self.failure(submission, job))
+            raise UserError(self.failure(submission, job))
         return Step(job=job, reused=reused, folder=self.pull(submission))
 
     def follow(self, submission: Submission) -> Job:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.cli.errors import CliError
 from infra.demo import server_mark
 from infra.demo.runner import Runner, Step
 from infra.demo.server_mark import ServerMark
@@ -22,6 +21,7 @@ from infra.jobs.errors import JobsError
 from infra.jobs.parse import Job
 from infra.jobs.server import wait_until_up
 from infra.jobs.submit import Submission
+from stacks.errors import UserError
 from stacks.slurm_spec import LOAD_MODULE, SERVE_MODULE, TRAIN_MODULE, JobSpec
 from stacks.spec import StackSpec
 
@@ -42,7 +42,7 @@ def roles(spec: StackSpec) -> Roles:
     found = {module: [job for job in spec.jobs if job.module == module] for module in modules}
     missing = [module for module in modules if not found[module]]
     if missing:
-        raise CliError(f"{spec.name}: jobs: the demo needs a job of {' and of '.join(missing)}")
+        raise UserError(f"{spec.name}: jobs: the demo needs a job of {' and of '.join(missing)}")
     tune, server, load = (found[module][0] for module in modules)
     return Roles(tune=tune, server=server, load=load)
 
@@ -84,7 +84,7 @@ def _adapter(tuned: Step) -> str:
     """Where the cluster keeps the adapter that this very fine-tune wrote."""
     adapter = _record(tuned.folder).get("artifacts", {}).get("adapter_dir")
     if not adapter:
-        raise CliError(
+        raise UserError(
             f"{tuned.job.name} (job {tuned.job.id}): its record in {tuned.folder} names no "
             "adapter_dir; the demo serves a LoRA adapter, so set train.method=lora"
         )
@@ -157,7 +157,7 @@ def _end(runner: Runner, serving: Submission, *, reused: bool) -> Step:
     outcome = _record(folder).get("outcome")
     # Slurm calls it cancelled, however well it ended: the record knows.
     if outcome != "PASS":
-        raise CliError(f"its record says {outcome}: {runner.failure(serving, job)}")
+        raise UserError(f"its record says {outcome}: {runner.failure(serving, job)}")
     server_mark.remove(runner.state)
     return Step(job=job, reused=reused, folder=folder)
 

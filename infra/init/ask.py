@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.init.choices import Choice
-from infra.init.errors import InitError
 from infra.init.project import Place
 from infra.init.stack_file import Answers
+from stacks.errors import UserError
 from stacks.rules.access import STACK_NAME_MAX
 from stacks.rules.naming import name_problem
 
@@ -53,11 +53,11 @@ def missing_options(options: Options) -> list[str]:
 
 
 def fill(options: Options, place: Place, choices: Sequence[Choice], ask: Ask | None) -> Answers:
-    """Every answer; without `ask` the missing ones are an InitError that lists the choices."""
+    """Every answer; without `ask` the missing ones are an UserError that lists the choices."""
     missing = missing_options(options)
     if missing and ask is None:
         listed = "\n".join(f"  {line}" for line in choice_lines(choices))
-        raise InitError(
+        raise UserError(
             f"{', '.join(missing)}: not given, and there is no terminal to ask on; give them\n"
             f"--worker is one of, for one node in {place.region}:\n{listed}"
         )
@@ -77,7 +77,7 @@ def fill(options: Options, place: Place, choices: Sequence[Choice], ask: Ask | N
             f"{', '.join(choice.fabrics)}"
         )
     if problems or choice is None:
-        raise InitError("\n".join(problems))
+        raise UserError("\n".join(problems))
     nodes = options.nodes or _whole(answer(f"Number of workers ({choice.price} each)", "2"))
     keys = options.ssh_keys or (answer("Public key of who may enter", _own_key()),)
     fabric = options.fabric
@@ -125,7 +125,7 @@ def _wants_fabric(options: Options, choice: Choice, nodes: int) -> bool:
 
 def _whole(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise InitError(f"--nodes: '{text}' is not a number of nodes; give 1 or more")
+        raise UserError(f"--nodes: '{text}' is not a number of nodes; give 1 or more")
     return int(text)
 
 

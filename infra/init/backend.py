@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from infra.init.errors import InitError
+from stacks.errors import UserError
 
 _AGAIN: Final = "; what was made stays, and the same `soperator init` goes on from there"
 _NO_STACK: Final = "no stack named"
@@ -43,10 +43,10 @@ def make_stack(name: str, checkout: Path, environ: Mapping[str, str]) -> bool:
     if found.returncode == 0:
         return False
     if _NO_STACK not in found.stderr:
-        raise InitError(_refusal(f"stack select {name}", found))
+        raise UserError(_refusal(f"stack select {name}", found))
     made = _pulumi(["stack", "init", name], checkout, environ)
     if made.returncode != 0:
-        raise InitError(_refusal(f"stack init {name}", made))
+        raise UserError(_refusal(f"stack init {name}", made))
     return True
 
 
@@ -55,7 +55,7 @@ def _pulumi(
 ) -> subprocess.CompletedProcess[str]:
     program = shutil.which("pulumi", path=environ.get("PATH"))
     if program is None:
-        raise InitError(f"pulumi: not installed; run `make setup`{_AGAIN}")
+        raise UserError(f"pulumi: not installed; run `make setup`{_AGAIN}")
     argv = [program, "-C", str(checkout), "--non-interactive", "--color=never", *words]
     try:
         return subprocess.run(
@@ -69,7 +69,7 @@ def _pulumi(
         )
     except subprocess.TimeoutExpired as error:
         where = environ.get("PULUMI_BACKEND_URL", "its backend")
-        raise InitError(
+        raise UserError(
             f"pulumi {' '.join(words)}: no answer from {where} within {_WAIT_S} s; is it to be "
             f"reached from here?{_AGAIN}"
         ) from error

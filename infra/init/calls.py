@@ -12,12 +12,13 @@ from typing import Any, Final
 
 from google.protobuf import json_format
 
-from infra.init.errors import InitError, UnseenError
+from infra.init.errors import UnseenError
 from infra.nebius.api import Api
 from infra.nebius.errors import ApiError, explain
 from infra.nebius.schema import Schema
 from infra.nebius.sdk import cache_dir
 from infra.nebius.validation import Validator
+from stacks.errors import UserError
 
 _PAGE: Final = 500
 
@@ -37,11 +38,11 @@ class Calls:
         json_format.ParseDict(fields, request, descriptor_pool=self._schema.pool)
         problems = [f"{path}: {reason}" for path, reason in self._rules.violations(request)]
         if problems:
-            raise InitError(f"{service}/{method}: the API would refuse it: {'; '.join(problems)}")
+            raise UserError(f"{service}/{method}: the API would refuse it: {'; '.join(problems)}")
         try:
             return self._api.call(found, method, request)
         except ApiError as error:
-            refusal = UnseenError if error.is_unseen else InitError
+            refusal = UnseenError if error.is_unseen else UserError
             what = f"{service}/{method}"
             raise refusal(explain(error, what, target=self._api.target)) from error
 
@@ -66,4 +67,4 @@ class Calls:
             return self._api.wait(found, operation).resource_id
         except ApiError as error:
             what = f"{service}/Create"
-            raise InitError(explain(error, what, target=self._api.target)) from error
+            raise UserError(explain(error, what, target=self._api.target)) from error

@@ -1,9 +1,7 @@
 """Refusals of `soperator init`."""
 
-
-class InitError(Exception):
-    """What was asked cannot be set up; one line per problem, with what to do."""
+from stacks.errors import UserError
 
 
-class UnseenError(InitError):
+class UnseenError(UserError):
     """What was named is not there, or the credential may not see it."""

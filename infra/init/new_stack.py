@@ -13,10 +13,10 @@ from typing import Final
 
 from cost.estimate import price_problems
 from cost.price_layers import layered
-from infra.init.errors import InitError
 from infra.init.stack_file import Answers, stack_text
 from infra.passphrase import SALT, make_salt, opens
 from stacks.check import check
+from stacks.errors import UserError
 from stacks.load import StackError, load_config, load_stack
 from stacks.problem import Level, Problem
 from stacks.spec import StackSpec
@@ -33,28 +33,28 @@ def stack_path(folder: Path, name: str) -> Path:
 def check_stack(
     answers: Answers, environ: Mapping[str, str]
 ) -> tuple[StackSpec, tuple[Problem, ...]]:
-    """The stack that the answers declare and its warnings; InitError where it has errors."""
+    """The stack that the answers declare and its warnings; UserError where it has errors."""
     document = parse_yaml(stack_text(answers, _ANY_SALT))
     assert isinstance(document, dict)
     try:
         spec = load_config(document["config"], answers.name, environ=environ)
     except StackError as error:
-        raise InitError(str(error)) from error
+        raise UserError(str(error)) from error
     return spec, _warnings(spec)
 
 
 def kept_stack(
     name: str, folder: Path, project_id: str, environ: Mapping[str, str]
 ) -> tuple[StackSpec, tuple[Problem, ...]]:
-    """The stack of a file that is there, and its warnings; InitError where it cannot be deployed
+    """The stack of a file that is there, and its warnings; UserError where it cannot be deployed
     to the project.
     """
     try:
         spec = load_stack(name, folder, environ=environ)
     except StackError as error:
-        raise InitError(str(error)) from error
+        raise UserError(str(error)) from error
     if spec.nebius.project_id != project_id:
-        raise InitError(
+        raise UserError(
             f"--project: '{project_id}', but {stack_path(folder, name)} has nebius.project_id "
             f"'{spec.nebius.project_id}'; give that one, or choose another --name"
         )
@@ -62,30 +62,30 @@ def kept_stack(
 
 
 def _warnings(spec: StackSpec) -> tuple[Problem, ...]:
-    """What may be wrong; InitError for what is."""
+    """What may be wrong; UserError for what is."""
     problems = price_problems(check(spec), spec, layered(spec))
     errors = [str(problem) for problem in problems if problem.level is Level.ERROR]
     if errors:
-        raise InitError("\n".join(errors))
+        raise UserError("\n".join(errors))
     return problems
 
 
 def refuse_other_file(answers: Answers, folder: Path) -> None:
-    """InitError where the stack's file exists and says something else."""
+    """UserError where the stack's file exists and says something else."""
     path = stack_path(folder, answers.name)
     if not path.is_file():
         return
     text = path.read_text(encoding="utf-8")
     found = SALT.search(text)
     if found is None or text != stack_text(answers, found.group(1)):
-        raise InitError(
+        raise UserError(
             f"{path}: exists and differs from these answers; it is never overwritten: choose "
             "another --name, or edit the file (docs/stack.md) and give --project and --name only"
         )
 
 
 def write_stack(answers: Answers, folder: Path, passphrase: str) -> bool:
-    """Whether it wrote the file, which may be there; InitError for a lost passphrase."""
+    """Whether it wrote the file, which may be there; UserError for a lost passphrase."""
     path = stack_path(folder, answers.name)
     if path.is_file():
         refuse_other_passphrase(path, passphrase)
@@ -95,10 +95,10 @@ def write_stack(answers: Answers, folder: Path, passphrase: str) -> bool:
 
 
 def refuse_other_passphrase(path: Path, passphrase: str) -> None:
-    """InitError where the project's passphrase does not open the secrets of a stack file."""
+    """UserError where the project's passphrase does not open the secrets of a stack file."""
     found = SALT.search(path.read_text(encoding="utf-8"))
     if found is None or not opens(passphrase, found.group(1)):
-        raise InitError(
+        raise UserError(
             f"{path}: its encryptionsalt is of another passphrase; bring the passphrase file "
             "of whoever made it, or choose another --name"
         )

@@ -17,8 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from infra.init.backend import Backend
 from infra.init.calls import Calls
 from infra.init.deployer import Bucket, Deployer
-from infra.init.errors import InitError, UnseenError
+from infra.init.errors import UnseenError
 from infra.init.state import ProjectState
+from stacks.errors import UserError
 
 _RSA_BITS = 4096
 _LOOPBACK: Final = "127."
@@ -48,13 +49,13 @@ class Prepared:
 def find_place(
     calls: Calls, project_id: str, *, tenant_id: str | None, region: str | None
 ) -> Place:
-    """The project at the API; InitError where the given tenant or region is another one."""
+    """The project at the API; UserError where the given tenant or region is another one."""
     if not project_id.startswith("project-"):
-        raise InitError(f"--project: '{project_id}' is no project id; it starts with 'project-'")
+        raise UserError(f"--project: '{project_id}' is no project id; it starts with 'project-'")
     try:
         found = calls.get("iam.v2.ProjectService", "Get", id=project_id)
     except UnseenError as error:
-        raise InitError(
+        raise UserError(
             f"--project: '{project_id}' is no project that this credential can see; copy the id "
             "from the console (its list of projects) or from `nebius iam project list --parent-id "
             "TENANT`, or give the credential of a member of that project"
@@ -71,7 +72,7 @@ def find_place(
         if given is not None and given != real
     ]
     if problems:
-        raise InitError("\n".join(problems))
+        raise UserError("\n".join(problems))
     return place
 
 
@@ -123,7 +124,7 @@ def _refuse_other_backend(state: ProjectState, backend: Backend) -> None:
     """The states of earlier stacks would be left behind where nobody looks for them."""
     now = state.backend()
     if now is not None and now.startswith("file://") is not (backend is Backend.FILE):
-        raise InitError(
+        raise UserError(
             f"--backend {backend}: the states of this project lie in {now.partition('?')[0]} "
             f"({state.environment_file}); leave the option as it was, or move each stack with "
             "`pulumi stack export` and `import` and remove that file"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from stacks.errors import UserError
+
 _FULL: Final = "No space left on device"
 
 
-class JobsError(Exception):
+class JobsError(UserError):
     """A command that cannot do what was asked; the message says why and what to do."""
 
 

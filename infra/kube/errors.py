@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from stacks.errors import UserError
 
-class KubeError(Exception):
+
+class KubeError(UserError):
     """The API server refused a request; one line."""
 
     def __init__(self, message: str, *, status: int = 0) -> None:

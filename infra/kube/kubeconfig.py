@@ -20,11 +20,13 @@ from typing import Any
 
 import yaml
 
+from stacks.errors import UserError
+
 _EXEC_TIMEOUT_S = 60
 _RENEW_BEFORE_S = 60
 
 
-class KubeconfigError(ValueError):
+class KubeconfigError(UserError):
     """A kubeconfig that leads nowhere."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.cli.errors import CliError
+from stacks.errors import UserError
 
 
 def known_ids(*, root: Path, environ: Mapping[str, str]) -> frozenset[str]:
@@ -38,12 +38,12 @@ def _pulumi(arguments: list[str], root: Path, environ: Mapping[str, str]) -> str
             check=False,
         )
     except FileNotFoundError as error:
-        raise CliError(
+        raise UserError(
             'pulumi: not on PATH; run `make setup`, then `eval "$(soperator env)"`'
         ) from error
     if done.returncode != 0:
         reason = " ".join((done.stderr or done.stdout).split())
-        raise CliError(
+        raise UserError(
             f"pulumi {' '.join(arguments)}: {reason}; without every state it is not known what "
             "is left over"
         )

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from stacks.errors import UserError
+
 if TYPE_CHECKING:
     from nebius.sdk import SDK
 
@@ -28,7 +30,7 @@ CLI_CONFIG: Final = Path.home() / ".nebius" / "config.yaml"
 _USER_AGENT: Final = "soperator-stack/0.1"
 
 
-class EndpointError(Exception):
+class EndpointError(UserError):
     """The environment does not say how to reach the API safely; one line, with what to do."""
 
 

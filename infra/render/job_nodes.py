@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stacks.catalog import find_preset
+from stacks.errors import UserError
 from stacks.node_capacity import slurmd_amounts
 from stacks.node_spec import WorkerSpec
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
 
 
-class RenderError(ValueError):
+class RenderError(UserError):
     """A job that this stack cannot run, with the path of the value and what is allowed."""
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from stacks.errors import UserError
 from stacks.spec import StackSpec
 
 PYTHON: Final = "3.11"
@@ -66,10 +67,6 @@ echo "made $(( $(date +%s) - begin )) $(du -sm "$made" | cut -f1)"
 """.strip("\n")
 
 
-class PackageSourceError(ValueError):
-    """A source of packages that cannot be used, with the option, what came and what is allowed."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageSource:
     """Where packages come from; without any value: the index that the login node is set up for."""
@@ -87,20 +84,20 @@ class PackageSource:
                 continue
             parts = urlsplit(address)
             if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise PackageSourceError(f"{option} {address}: write https://HOST/PATH")
+                raise UserError(f"{option} {address}: write https://HOST/PATH")
             if parts.username or parts.password:
-                raise PackageSourceError(
+                raise UserError(
                     f"{option}: an address with a password in it is seen by everybody in the list "
                     "of processes; put it into ~/.netrc of the login node"
                 )
         if self.wheelhouse is not None:
             if not self.wheelhouse.startswith("/"):
-                raise PackageSourceError(
+                raise UserError(
                     f"--wheelhouse {self.wheelhouse}: give an absolute path on the cluster; "
                     "`soperator push` brings a folder there"
                 )
             if self.index or self.extra_index:
-                raise PackageSourceError(
+                raise UserError(
                     "--wheelhouse: with it no index is asked; leave --index and --extra-index out"
                 )
 

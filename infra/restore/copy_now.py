@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from infra.kube.client import KubeClient
 from infra.render import backup as render
 from infra.restore.end import await_end
-from infra.restore.errors import RestoreError
 from infra.restore.snapshots import JailSnapshot, list_snapshots, schedule_spec
+from stacks.errors import UserError
 
 
 def new_name(at: datetime | None = None) -> str:
@@ -36,5 +36,5 @@ def copy_now(
     client.apply(target)
     problem = await_end(client, target, tell=tell, cancelled=cancelled)
     if problem is not None:
-        raise RestoreError(problem)
+        raise UserError(problem)
     return tuple(each for each in list_snapshots(client, namespace) if each.id not in known)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from infra.kube.client import KubeClient
 from infra.kube.errors import WaitTimeoutError
-from infra.restore.errors import RestoreError
+from stacks.errors import UserError
 
 _LONGEST_S: Final = 48 * 3600.0
 
@@ -33,7 +33,7 @@ def await_end(
             cancelled=cancelled,
         )
     except WaitTimeoutError as error:
-        raise RestoreError(str(error)) from error
+        raise UserError(str(error)) from error
     ended = _completed(done)
     if ended is not None and ended["reason"] == "Succeeded":
         return None

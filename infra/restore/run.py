@@ -17,8 +17,8 @@ from infra.kube.errors import KubeError
 from infra.render import restore as render
 from infra.render.backup import CLAIM
 from infra.restore.end import await_end
-from infra.restore.errors import RestoreError
 from infra.restore.snapshots import JailSnapshot
+from stacks.errors import UserError
 
 _SLURM: Final = ("slurm.nebius.ai/v1", "SlurmCluster")
 
@@ -73,7 +73,7 @@ def make_plan(
             "cluster has; add it there by hand"
         )
     if problems or chosen is None:
-        raise RestoreError("\n".join(problems))
+        raise UserError("\n".join(problems))
     return Plan(
         name=f"jail-{snapshot.id[:8]}-{datetime.now(UTC):%Y%m%d%H%M%S}",
         snapshot=snapshot,
@@ -109,7 +109,7 @@ def run(
     for each in reversed(extra):
         client.delete(each)
     if problem is not None:
-        raise RestoreError(problem)
+        raise UserError(problem)
 
 
 def _running(client: KubeClient, namespace: str) -> list[str]:

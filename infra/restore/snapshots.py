@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from infra.kube.client import KubeClient
 from infra.render.backup import API_VERSION, BACKUP_KIND, KIND, SCHEDULE
-from infra.restore.errors import RestoreError
+from stacks.errors import UserError
 
 LATEST: Final = "latest"
 _ID: Final = re.compile(r"[0-9a-f]{8,64}")
@@ -49,14 +49,14 @@ def choose(found: Sequence[JailSnapshot], wanted: str) -> JailSnapshot:
     """The copy that `latest` or the first digits of an id mean."""
     if wanted == LATEST:
         if not found:
-            raise RestoreError("latest: the cluster lists no copy of the jail; give an id")
+            raise UserError("latest: the cluster lists no copy of the jail; give an id")
         return found[0]
     if not _ID.fullmatch(wanted):
-        raise RestoreError(f"'{wanted}' is no snapshot; give 'latest' or 8 or more hex digits")
+        raise UserError(f"'{wanted}' is no snapshot; give 'latest' or 8 or more hex digits")
     matching = [each for each in found if each.id.startswith(wanted)]
     if len(matching) > 1:
         ids = ", ".join(each.id[:16] for each in matching)
-        raise RestoreError(f"'{wanted}' means several snapshots ({ids}); give more digits")
+        raise UserError(f"'{wanted}' means several snapshots ({ids}); give more digits")
     # A new cluster lists none: the repository may have it all the same.
     return matching[0] if matching else JailSnapshot(id=wanted, at=None, repository="")
 
@@ -75,7 +75,7 @@ def schedule_spec(client: KubeClient, namespace: str) -> Mapping[str, Any]:
     }
     schedule = client.get(target)
     if schedule is None:
-        raise RestoreError(
+        raise UserError(
             f"no {KIND} {namespace}/{SCHEDULE} in the cluster; declare storage.backup and run "
             "`pulumi up` first"
         )

@@ -23,7 +23,6 @@ from typer.testing import CliRunner
 from infra.accept import certificate, signature
 from infra.accept.result import STAGES
 from infra.cli import context
-from infra.cli.errors import CliError
 from infra.cli.main import app
 from infra.cli.ssh import client_words
 from infra.demo import chain
@@ -48,6 +47,7 @@ from infra.shell import room, served
 from infra.shell.ask import ask
 from infra.shell.guard import Guard
 from stacks.cost_spec import BudgetSpec, RunForecastSpec
+from stacks.errors import UserError
 from stacks.search_spec import AxisSpec, Goal, SearchSpec, TrialSpec
 from stacks.slurm_spec import ACCEPT_MODULE, JobSpec
 from stacks.spec import StackSpec
@@ -499,7 +499,7 @@ def test_a_failed_job_ends_the_chain_with_its_last_words(
 ) -> None:
     spec = replace(cluster.spec, jobs=cluster.spec.jobs[:1])
     runner = demo_runner(cluster, connection, tmp_path, spec)
-    with pytest.raises(CliError, match=r"probe \(job \d+\) ended FAILED with 65(.|\n)*line 0"):
+    with pytest.raises(UserError, match=r"probe \(job \d+\) ended FAILED with 65(.|\n)*line 0"):
         chain.run(runner, {"probe": ("lines=1", "exit=65")})
 
 

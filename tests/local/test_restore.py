@@ -17,8 +17,8 @@ from infra.local.state import Cache
 from infra.render import backup as render
 from infra.restore import run, snapshots
 from infra.restore.copy_now import copy_now
-from infra.restore.errors import RestoreError
 from infra.restore.snapshots import JailSnapshot
+from stacks.errors import UserError
 from stacks.storage_spec import BackupSpec
 from tests.local.slurm_stand import CLUSTER, NAMESPACE, Stand, running_stand
 from tests.object_cloud import credentials, object_cloud
@@ -183,7 +183,7 @@ def test_a_path_alone_is_restored_without_the_rest(copies: Copies) -> None:
 def test_the_jail_of_a_running_cluster_is_not_written_over_unless_asked(copies: Copies) -> None:
     copies.backup()
     told = "SlurmCluster soperator runs, and its files would change under it"
-    with pytest.raises(RestoreError, match=told):
+    with pytest.raises(UserError, match=told):
         copies.restore(copies.newest(), into_jail=True)
 
 
@@ -229,7 +229,7 @@ def test_a_copy_that_cannot_be_made_says_what_restic_said(copies: Copies) -> Non
     copies.backup()
     copies.passwords["third"] = "of nobody"
     copies.declare()
-    with pytest.raises(RestoreError, match="restic ended with 1: Fatal: wrong password"):
+    with pytest.raises(UserError, match="restic ended with 1: Fatal: wrong password"):
         copies.backup()
     copies.passwords["third"] = "of the third"
     copies.declare()

@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 
 from infra.cli import context, doctor_sources
 from infra.cli.doctor_sources import NOT_RUN, verdict
-from infra.cli.errors import CliError
 from infra.cli.main import app
 from infra.conformance.cluster import ApiServer
 from infra.conformance.come_up import STEPS, ComeUp, Step
 from infra.conformance.pod_checks import Obstacle
 from infra.conformance.sources import Sources
 from infra.kube.kubeconfig import Access
+from stacks.errors import UserError
 from stacks.load import load_stack
 
 YES = "dev would come up, as far as its charts, operator and pods decide"
@@ -93,7 +93,7 @@ def test_a_stack_with_errors_is_refused_by_its_own_rules(
     spec = load_stack("h100-prod")
     cluster = replace(spec.cluster, soperator_version="5.0.0")
     monkeypatch.setattr(context, "spec", lambda stack: replace(spec, cluster=cluster))
-    with pytest.raises(CliError, match=r"soperator_version: '5\.0\.0' cannot be deployed: "):
+    with pytest.raises(UserError, match=r"soperator_version: '5\.0\.0' cannot be deployed: "):
         next(doctor_sources.steps("h100-prod", tmp_path))
 
 

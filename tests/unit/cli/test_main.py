@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -176,12 +175,6 @@ def test_an_option_of_several_values_is_given_as_often_as_wanted() -> None:
 @pytest.mark.parametrize("words", [["nonsense"], ["submit"], ["cost", "--format", "pdf"]])
 def test_wrong_usage_ends_with_2(words: list[str]) -> None:
     assert RUNNER.invoke(app, words).exit_code == 2
-
-
-def test_every_refusal_named_in_the_table_exists() -> None:
-    for name in main._REFUSALS:
-        module, _, kind = name.rpartition(".")
-        assert issubclass(getattr(import_module(module), kind), Exception)
 
 
 def test_a_full_disk_under_standard_output_is_one_line() -> None:

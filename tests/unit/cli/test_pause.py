@@ -18,8 +18,9 @@ from infra.jobs.errors import JobsError, NothingThereError
 from infra.jobs.history import remember, run_folder
 from infra.jobs.outputs import outputs_from
 from infra.jobs.submit import Submission
+from stacks.errors import UserError
 from stacks.load import STACKS_DIR, load_stack, stack_names
-from stacks.pause import PauseError, set_paused
+from stacks.pause import set_paused
 
 
 @pytest.fixture
@@ -214,5 +215,5 @@ def test_a_switch_of_something_else_is_left_alone() -> None:
     "text", [f"{HEAD} {{system: 1}}\n", "config: {}\n", "a: 1\n", f"{HEAD} |\n    paused: no\n"]
 )
 def test_a_shape_that_cannot_be_edited_safely_is_refused_with_the_line_to_write(text: str) -> None:
-    with pytest.raises(PauseError, match=r"write it by hand: `paused: true`"):
+    with pytest.raises(UserError, match=r"write it by hand: `paused: true`"):
         set_paused(text, paused=True)

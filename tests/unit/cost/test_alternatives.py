@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cost.alternatives import Shortage, ShortageError, alternatives, parse_shortage
+from cost.alternatives import Shortage, alternatives, parse_shortage
 from cost.alternatives_table import alternatives_part
 from cost.candidates import candidates
 from cost.estimate import estimate
@@ -21,6 +21,7 @@ from cost.price_layers import layered
 from stacks.catalog import PLATFORMS
 from stacks.check import Level, check
 from stacks.cost_spec import ContractPriceSpec, PolicySpec, QuotaSpec, RunForecastSpec
+from stacks.errors import UserError
 from stacks.load import load_stack, stack_names
 from stacks.node_spec import Billing
 from stacks.spec import StackSpec
@@ -216,7 +217,7 @@ def test_a_contract_price_holds_in_another_region_too():
     ],
 )
 def test_a_shortage_of_unknown_hardware_is_refused_with_the_nearest(text: str, said: str):
-    with pytest.raises(ShortageError) as caught:
+    with pytest.raises(UserError) as caught:
         parse_shortage(text)
     assert said in str(caught.value)
 

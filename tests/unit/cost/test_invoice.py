@@ -14,12 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 from cost.estimate import Estimate, estimate
-from cost.invoice import COLUMNS, Invoice, InvoiceError, read_invoice
+from cost.invoice import COLUMNS, Invoice, read_invoice
 from cost.layout import Format
 from cost.reconcile import Product, Reconciliation, Verdict, product_of, reconcile
 from cost.reconcile_table import render_reconciliation
 from cost.spend import Spend, spend
 from infra.cli.main import app
+from stacks.errors import UserError
 from tests.unit.cost.run_stacks import at, l40s, rates_of, use
 
 Ours = tuple[Estimate, Spend]
@@ -171,7 +172,7 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
         row("1", "Compute", "GPU").replace("T00:00:00Z", "T99", 1),
         row("NaN", "Compute", "GPU"),
     )
-    with pytest.raises(InvoiceError) as refused:
+    with pytest.raises(UserError) as refused:
         read_invoice(path)
     lines = str(refused.value).splitlines()
     assert lines[0].startswith(f"{path}:2: BilledCost: got 'x', expected an amount such as 1.35,")
@@ -183,7 +184,7 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
 def test_other_columns_are_named_and_missing_ones_listed(tmp_path: Path) -> None:
     header = "Amount,Currency,From,To,Product"
     path = written(tmp_path, "1.5,USD,2026-11-01,2026-11-02,GPU", header=header)
-    with pytest.raises(InvoiceError, match="no column BilledCost, BillingCurrency"):
+    with pytest.raises(UserError, match="no column BilledCost, BillingCurrency"):
         read_invoice(path)
     found = read_invoice(
         path,
@@ -198,7 +199,7 @@ def test_other_columns_are_named_and_missing_ones_listed(tmp_path: Path) -> None
     (line,) = found.lines
     assert (line.billed_usd, line.category, line.names) == (Decimal("1.5"), "Usage", ("GPU",))
     assert (found.since, found.until) == (SINCE, datetime(2026, 11, 2, tzinfo=UTC))
-    with pytest.raises(InvoiceError, match="--column Cost: not one of"):
+    with pytest.raises(UserError, match="--column Cost: not one of"):
         read_invoice(path, {"Cost": "Amount"})
 
 
@@ -215,12 +216,12 @@ def test_an_archive_of_packed_files_is_read_as_one(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_export_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvoiceError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         read_invoice(tmp_path / "nothing.csv")
     (tmp_path / "torn.tar.gz").write_bytes(b"no archive")
-    with pytest.raises(InvoiceError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         read_invoice(tmp_path / "torn.tar.gz")
-    with pytest.raises(InvoiceError, match="has no row"):
+    with pytest.raises(UserError, match="has no row"):
         read_invoice(written(tmp_path))
 
 

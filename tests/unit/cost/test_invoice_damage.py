@@ -14,10 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from cost.estimate import estimate
-from cost.invoice import Invoice, InvoiceError, read_invoice
+from cost.invoice import Invoice, read_invoice
 from cost.reconcile import Product, Verdict, reconcile
 from cost.spend import spend
 from infra.cli.main import app
+from stacks.errors import UserError
 from tests.unit.cost.run_stacks import l40s, rates_of
 from tests.unit.cost.test_invoice import (
     HEADER,
@@ -36,7 +37,7 @@ LAST = "ChargePeriodStart,ChargePeriodEnd,BillingCurrency,ServiceName,BilledCost
 
 
 def refused(path: Path) -> str:
-    with pytest.raises(InvoiceError) as problem:
+    with pytest.raises(UserError) as problem:
         read_invoice(path)
     return str(problem.value)
 

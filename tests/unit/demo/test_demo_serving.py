@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from infra.cli.errors import CliError
 from infra.demo import chain, server_mark
 from infra.demo.runner import Runner, Step
 from infra.demo.serving import roles, serve_and_load
@@ -24,6 +23,7 @@ from infra.jobs.parse import Job
 from infra.jobs.sending import Sent
 from infra.jobs.ssh import Result
 from infra.jobs.submit import Submission
+from stacks.errors import UserError
 from stacks.load import load_stack
 
 KEY = "ssh-ed25519 AAAA"
@@ -225,7 +225,7 @@ def test_a_load_test_that_fails_ends_the_server_and_the_next_run_starts_both_ane
     demo: Demo, cluster: Slurm
 ) -> None:
     cluster.load_ends = "FAILED"
-    with pytest.raises(CliError, match=r"load \(job 2\) ended FAILED(.|\n)*its last words"):
+    with pytest.raises(UserError, match=r"load \(job 2\) ended FAILED(.|\n)*its last words"):
         demo()
     assert cluster.running() == []
     cluster.load_ends = "COMPLETED"
@@ -245,7 +245,7 @@ def test_a_server_that_does_not_come_up_is_an_error_with_its_last_words(
 def test_a_fine_tune_without_an_adapter_is_refused_before_a_server_is_submitted(
     demo: Demo, cluster: Slurm
 ) -> None:
-    with pytest.raises(CliError, match=r"names no adapter_dir; .* set train\.method=lora"):
+    with pytest.raises(UserError, match=r"names no adapter_dir; .* set train\.method=lora"):
         demo(adapter="")
     assert cluster.names() == []
 
@@ -256,7 +256,7 @@ def test_a_stack_without_server_or_load_test_is_refused_with_what_is_missing(
     spec = load_stack("local", environ={"SOPERATOR_SSH_PUBLIC_KEY_FILE": str(public_key_file)})
     found = roles(spec)
     assert (found.tune.name, found.server.name, found.load.name) == ("finetune", "serve", "load")
-    with pytest.raises(CliError, match=r"needs a job of workloads\.serve and of workloads\.load"):
+    with pytest.raises(UserError, match=r"needs a job of workloads\.serve and of workloads\.load"):
         roles(replace(spec, jobs=(found.tune,)))
 
 

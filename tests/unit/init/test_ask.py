@@ -9,8 +9,8 @@ import pytest
 from cost.price_book import PriceBook
 from infra.init.ask import Options, fill
 from infra.init.choices import worker_choices
-from infra.init.errors import InitError
 from infra.init.project import Place
+from stacks.errors import UserError
 
 PLACE = Place(tenant_id="tenant-e00t", project_id="project-e00p", region="eu-north1")
 NOTHING = Options(name=None, worker=None, nodes=None, fabric=None, ssh_keys=())
@@ -53,27 +53,27 @@ def test_what_was_given_is_not_asked_for(public_key_file: Path):
 
 def test_a_preset_that_the_region_does_not_have_is_refused_with_those_it_has():
     given = Options(name="a", worker="gpu-b200-sxm/x", nodes=1, fabric=None, ssh_keys=("k a",))
-    with pytest.raises(InitError, match=r"not offered in eu-north1; one of:\n"):
+    with pytest.raises(UserError, match=r"not offered in eu-north1; one of:\n"):
         fill(given, PLACE, CHOICES, None)
 
 
 def test_every_option_that_is_wrong_is_told_at_once():
     keys = ("/none/key.pub", "ssh-ed25519 AAAA me", "file:$SOPERATOR_SSH_PUBLIC_KEY_FILE")
     given = Options(name="Own_1", worker="gpu-b200-sxm/x", nodes=1, fabric=None, ssh_keys=keys)
-    with pytest.raises(InitError) as told:
+    with pytest.raises(UserError) as told:
         fill(given, PLACE, CHOICES, None)
     starts = [line.partition("' ")[0] for line in str(told.value).splitlines() if line[0] == "-"]
     assert starts == ["--name: 'Own_1", "--ssh-key: '/none/key.pub", "--worker: 'gpu-b200-sxm/x"]
 
 
 def test_a_number_of_nodes_that_is_none_is_refused():
-    with pytest.raises(InitError, match="--nodes: 'many' is not a number"):
+    with pytest.raises(UserError, match="--nodes: 'many' is not a number"):
         fill(NOTHING, PLACE, CHOICES, Person("prod", H100, "many"))
 
 
 def test_a_fabric_must_be_given_where_nobody_can_be_asked():
     given = Options(name="a", worker=H100, nodes=2, fabric=None, ssh_keys=("k a",))
-    with pytest.raises(InitError, match=r"--fabric: .* give one of: fabric-2, fabric-3"):
+    with pytest.raises(UserError, match=r"--fabric: .* give one of: fabric-2, fabric-3"):
         fill(given, PLACE, CHOICES, None)
 
 

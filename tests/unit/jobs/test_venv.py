@@ -15,13 +15,8 @@ import pytest
 from infra.jobs import venv
 from infra.jobs.errors import JobsError
 from infra.jobs.ssh import Result
-from infra.render.venv import (
-    WORKLOADS_LOCK,
-    PackageSource,
-    PackageSourceError,
-    venv_script,
-    version_of,
-)
+from infra.render.venv import WORKLOADS_LOCK, PackageSource, venv_script, version_of
+from stacks.errors import UserError
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 
@@ -167,7 +162,7 @@ def test_an_index_takes_the_place_of_the_default_one_and_a_second_one_stands_bes
     ],
 )
 def test_a_source_that_cannot_work_is_refused(values: dict[str, str], message: str) -> None:
-    with pytest.raises(PackageSourceError, match=message) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         PackageSource(**values)
     assert "secret" not in str(caught.value)
 

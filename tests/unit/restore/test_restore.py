@@ -14,8 +14,8 @@ from infra.cli.restore import explain
 from infra.render import backup as render
 from infra.render import restore as restoring
 from infra.restore import run, snapshots
-from infra.restore.errors import RestoreError
 from infra.restore.snapshots import JailSnapshot
+from stacks.errors import UserError
 from stacks.load import load_stack
 from stacks.storage_spec import BackupSpec
 
@@ -69,11 +69,11 @@ def test_snapshots_are_listed_newest_first() -> None:
 def test_digits_that_mean_several_copies_or_none_at_all_are_refused() -> None:
     found = [copy("abcdef12" + "0" * 56), copy("abcdef12" + "1" * 56)]
     assert snapshots.choose(found, "abcdef120").id == found[0].id
-    with pytest.raises(RestoreError, match="means several snapshots"):
+    with pytest.raises(UserError, match="means several snapshots"):
         snapshots.choose(found, "abcdef12")
-    with pytest.raises(RestoreError, match="is no snapshot"):
+    with pytest.raises(UserError, match="is no snapshot"):
         snapshots.choose(found, "yesterday")
-    with pytest.raises(RestoreError, match="lists no copy"):
+    with pytest.raises(UserError, match="lists no copy"):
         snapshots.choose([], "latest")
 
 
@@ -84,14 +84,14 @@ def test_a_copy_that_a_new_cluster_does_not_list_is_asked_of_the_repository() ->
 
 
 def test_a_cluster_without_a_schedule_names_the_key_that_makes_it() -> None:
-    with pytest.raises(RestoreError, match=r"declare storage\.backup"):
+    with pytest.raises(UserError, match=r"declare storage\.backup"):
         snapshots.backend(cluster(), NAMESPACE)
 
 
 def test_the_jail_is_written_over_when_nothing_runs_or_when_asked() -> None:
     assert plan(cluster("downscale"), into_jail=True).target == "/"
     assert plan(cluster(), into_jail=True, while_running=True).target == "/"
-    with pytest.raises(RestoreError, match="--while-running"):
+    with pytest.raises(UserError, match="--while-running"):
         plan(cluster(), into_jail=True)
 
 
@@ -103,7 +103,7 @@ def test_beside_is_a_folder_of_its_own_and_asks_nothing_of_the_cluster() -> None
 
 def test_every_problem_is_told_at_once() -> None:
     old = copy("ab" * 32, repository="s3:https://s3:443/b/old")
-    with pytest.raises(RestoreError) as told:
+    with pytest.raises(UserError) as told:
         plan(cluster(), old, path="home/*", into_jail=True)
     lines = str(told.value).splitlines()
     assert [line.partition(":")[0] for line in lines] == [
@@ -139,7 +139,7 @@ def test_an_earlier_repository_is_opened_with_its_own_password() -> None:
 
 def test_a_copy_from_before_a_lost_state_is_opened_with_what_the_cluster_kept() -> None:
     old = copy("ab" * 32, repository="s3:https://s3:443/b/old")
-    with pytest.raises(RestoreError, match="nor secret jail-backup-old has key backup-password"):
+    with pytest.raises(UserError, match="nor secret jail-backup-old has key backup-password"):
         plan(cluster(), old)
     kept = {"metadata": {"name": "jail-backup-old"}, "data": {"backup-password": "eA=="}}
     client = cluster()

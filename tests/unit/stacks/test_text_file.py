@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cost.invoice import InvoiceError, read_invoice
+from cost.invoice import read_invoice
 from cost.price import PriceBookError
 from cost.price_file import read_document
 from cost.size.catalog import load_shape
 from cost.size.errors import SizeError
+from stacks.errors import UserError
 from stacks.load import STACKS_DIR, StackError, load_stack
 from stacks.text_file import read_text
 
@@ -84,7 +85,7 @@ def test_price_books_and_models_are_refused(tmp_path: Path, kind: str, said: str
 def test_a_billing_export_is_refused(tmp_path: Path, kind: str, said: str) -> None:
     for name in ("export.csv", "export.csv.gz", "export.tar.gz"):
         path = no_file(tmp_path, kind).rename(tmp_path / name)
-        with pytest.raises(InvoiceError, match=said):
+        with pytest.raises(UserError, match=said):
             read_invoice(path)
 
 

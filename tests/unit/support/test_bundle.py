@@ -14,7 +14,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from infra.cli import context
-from infra.cli.errors import CliError
 from infra.cli.main import app
 from infra.jobs.errors import JobsError
 from infra.jobs.outputs import StackOutputs
@@ -24,6 +23,7 @@ from infra.support.cluster import Once, parts_of_cluster
 from infra.support.kube import parts_of_kube
 from infra.support.part import NotRunError, Part, gather, output_of
 from infra.support.redact import MARK, Redactor
+from stacks.errors import UserError
 from stacks.load import load_stack
 
 NOW = datetime(2026, 11, 21, 18, tzinfo=UTC)
@@ -281,7 +281,7 @@ def test_an_invalid_stack_file_costs_its_parts_alone(
     """Who asks for help often has just that."""
 
     def refuse(stack: str) -> None:
-        raise CliError("stacks/Pulumi.local.yaml: nodes: not a list")
+        raise UserError("stacks/Pulumi.local.yaml: nodes: not a list")
 
     monkeypatch.setattr(context, "spec", refuse)
     done = run("-o", "mine.tar.gz")
