@@ -364,7 +364,8 @@ def test_a_server_that_dies_in_the_middle_ends_the_test_with_what_it_has(load: R
     found: list[Any] = []
 
     def behave(number: int, _: dict[str, Any]) -> Behaviour:
-        if number >= 12:
+        # The first of the second stage: each connection that is kept ends one request otherwise.
+        if number >= 10:
             found[0].stop()
             return Behaviour(cut_after=1)
         return Behaviour()
