@@ -114,3 +114,22 @@ IN_POD: Final = MappingProxyType(
 helm-slurm-cluster adds /opt/slurm_scripts to login pods, here and in the jail; that of workers is
 ours.
 """
+
+VOLUMES: Final = frozenset(
+    # internal/consts/volume.go, as internal/render/{worker,login}/volume.go call them.
+    {
+        "boot", "dev-shm", "in-memory", "jail", "munge-key", "munge-socket", "nvidia",
+        "nvidia-imex-cli", "nvidia-imex-cli-jail", "nvidia-imex-config", "nvidia-imex-config-jail",
+        "security-limits", "ssh-configs", "ssh-configs-worker", "ssh-root-keys", "sshd-keys",
+        "sssd-conf", "sssd-ldap-ca", "sssd-socket", "supervisord-config", "sysctl", "tmp-disk",
+        "topology-node-labels", "worker-spool",
+    }
+    # infra/render/values: of this program.
+    | {
+        "docker-on-image-storage", "enroot-on-image-storage", "home-dir", "hpc-jobs-dir",
+        "image-storage", "local-nvme", "memory", "nfs", "nvidia-driver-root", "slurm-scripts",
+        "slurm-scripts-jail",
+    }
+)  # fmt: skip
+"""Names of the other volumes in pods of login and workers: a second of a name makes a pod that the
+API server refuses, and a disk of a node by that name takes the other's place."""

@@ -82,7 +82,7 @@ def _come_up(stack: str, sources: Path, format: Format) -> NoReturn:
                 print(f"         {obstacle}")
             told = {text for each in found[:-1] for text in each.not_run}
             for text in step.not_run:
-                print(f"         not run: {'the same is missing' if text in told else text}")
+                print(f"         not run: {'for a reason given above' if text in told else text}")
             for text in step.outside:
                 print(f"         not looked at: {text}")
     line, code = doctor_sources.verdict(stack, found)

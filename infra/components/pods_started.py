@@ -20,7 +20,7 @@ _PODS = ("controller-0", "login-0")
 def awaited_pods(spec: StackSpec) -> list[str]:
     """Pods of the system, and of the workers that run from the start.
 
-    Those of an elastic set come once somebody wakes them, which needs the login node.
+    Those of an elastic set are not awaited: their nodes may sleep.
     """
     fixed = {each.name for each in spec.nodes.workers if not is_elastic(each)}
     workers = [name for name in awaited_nodes(spec) if name.rpartition("-")[0] in fixed]

@@ -17,6 +17,7 @@ from infra.kube.client import KubeClient
 from infra.kube.describe import Object, describe, name_of
 from infra.kube.errors import KubeError
 from infra.kube.scheduling import matches, untolerated
+from infra.teardown.objects import CSI_DRIVER
 
 _WORKLOADS: Final = ("StatefulSet", "Deployment", "DaemonSet", "Job", "CronJob")
 _CONTAINERS: Final = ("initContainers", "containers")
@@ -192,6 +193,12 @@ class _Volumes:
             return list(nodes), ""
         known = {name_of(each): each for each in self.objects if each["kind"] == "StorageClass"}
         provisioner = known[class_name]["provisioner"] if class_name in known else binding.MANUAL
+        more = set(wanted["accessModes"]) - binding.DISK_MODES
+        if provisioner == CSI_DRIVER and more:
+            return (
+                [],
+                f"class '{class_name}' makes disks of one node, not {', '.join(sorted(more))}",
+            )
         if provisioner != binding.MANUAL:
             return list(nodes), ""
         free = [

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from stacks.errors import UserError
+
+_TOO_MANY: Final = 429
+_SERVERS_OWN: Final = 500
 
 
 class KubeError(UserError):
@@ -13,9 +18,18 @@ class KubeError(UserError):
         self.status = status
         """HTTP status; 0 where there was no answer."""
 
+    @property
+    def passes(self) -> bool:
+        """Whether the same request may go through in a moment."""
+        return self.status == _TOO_MANY or self.status >= _SERVERS_OWN
+
 
 class UnreachableError(KubeError):
     """There is no answer from the API server."""
+
+    @property
+    def passes(self) -> bool:
+        return True
 
 
 class CancelledError(KubeError):

@@ -1,10 +1,10 @@
 """Why pods of a Slurm cluster cannot start: blocked(pods), from objects of the API server alone.
 
-Counts what no waiting ends: a Secret, ConfigMap or claim that is not what the pod asks for, a pod
-that the API server refuses, an image that cannot be had, a node that cannot be, a container that
-ends again and again. Does not count what takes time: nodes, disks and images on their way, init
-containers that wait for another pod. Looks once; the caller decides for how long a cause must be
-seen before it counts.
+Reports only what no waiting cures: a Secret, ConfigMap or claim that is not what the pod asks for,
+a pod that the API server refuses, an image that cannot be had, a node that cannot be, a container
+that ends again and again. Does not report what takes time: nodes, disks and images on their way,
+init containers that wait for another pod. Looks once; the caller decides for how long a cause must
+be seen before it counts.
 """
 
 from __future__ import annotations
@@ -28,12 +28,17 @@ _LOOPS: Final = 4
 """Restarts, after 150 s of pauses, from which on an end is no start-up: a guard of a filesystem
 ends until the DaemonSet beside it has mounted it."""
 _REFUSED: Final = re.compile(r'[Pp]ods? "(?P<pod>[^"]+)" is (?:invalid|forbidden): (?P<why>.*)')
+_NOT_MADE: Final = re.compile(
+    r"create (?:Pod|Claim \S+ for Pod) (?P<pod>\S+) in StatefulSet \S+ failed error: (?P<why>.*)"
+)
+"""By a webhook, or for a claim of the pod: whatever else keeps a set from making it."""
 _PULLS: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _BROKEN: Final = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _PASSING: Final = re.compile(
-    r"(?i)timeout|timed out|deadline|connection|toomanyrequests|\b(429|50\d)\b|temporar|EOF"
+    r"(?i)timeout|timed out|deadline|connection (?:refused|reset|closed)|toomanyrequests"
+    r"|\b(?:429|50\d)\b|temporar|unavailable|\bEOF$"
 )
-"""Words of a registry that does not answer now."""
+"""Words of a registry, or of a maker of disks, that does not answer now."""
 _SYSTEM_TAINTS: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 """Of a node that is not ready yet."""
 _SIZES: Final = ("cpu", "memory")
@@ -139,8 +144,11 @@ class _Look:
     def refused(self) -> Iterator[tuple[str, Cause]]:
         """Pods that a set wants and the API server refuses."""
         for event in self._list("v1", "Event", self._namespace):
-            match = _REFUSED.search(event.get("message", ""))
+            told = event.get("message", "")
+            match = _REFUSED.search(told) or _NOT_MADE.search(told)
             if event.get("reason") != "FailedCreate" or match is None:
+                continue
+            if _PASSING.search(match["why"]):
                 continue
             about = event["involvedObject"]
             place = {"name": about["name"], "namespace": self._namespace}
@@ -223,7 +231,8 @@ class _Look:
         asks = f"{'+'.join(wanted['accessModes'])} of class {class_name or 'none'}"
         for event in self._list("v1", "Event", self._namespace):
             about = event["involvedObject"]
-            if event.get("reason") == "ProvisioningFailed" and about.get("name") == name:
+            failed = event.get("reason") == "ProvisioningFailed" and about.get("name") == name
+            if failed and not _PASSING.search(event["message"]):
                 yield Cause(
                     what=f"claim {name} ({asks}) gets no disk: {event['message']}",
                     advice="correct what the message names: a quota in the project; what the claim "
@@ -247,11 +256,8 @@ class _Look:
         ]
         if any(reason is None for _, reason in misfits):
             return
-        free = ", ".join(
-            f"{each['metadata']['name']} ({'+'.join(each['spec']['accessModes'])}, "
-            f"{each['spec']['capacity']['storage']})"
-            for each, reason in misfits
-            if reason
+        free = "; ".join(
+            f"{each['metadata']['name']} {reason}" for each, reason in misfits if reason
         )
         yield Cause(
             what=f"claim {name} ({asks}, {size}) fits no volume; free of this class: "

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from infra.kube.client import KubeClient
 from infra.kube.describe import Object
-from infra.kube.errors import KubeError, UnreachableError
+from infra.kube.errors import KubeError
 from infra.kube.kubeconfig import KubeconfigError, read_kubeconfig
 from infra.plugins.provider import UNKNOWN, Diff, Failure, Provider, ProviderError, compare
 from infra.pods.blocked import Cause, blocked, in_one_line, is_ready, slurm_pods
@@ -122,8 +122,8 @@ class PodsStartedProvider(Provider):
             now = self._clock()
             try:
                 text = seen.look(client, inputs, now)
-            except UnreachableError:
-                if now - answered >= self._patience_s:
+            except KubeError as error:
+                if not error.passes or now - answered >= self._patience_s:
                     raise
                 text = said or "the API server does not answer"
             else:

@@ -18,7 +18,7 @@ from stacks.rules.naming import (
     reserved_problem,
 )
 from stacks.rules.schedule import schedule_problem
-from stacks.soperator_mounts import MEMORY
+from stacks.soperator_mounts import MEMORY, VOLUMES
 from stacks.spec import StackSpec
 from stacks.storage_spec import PLACES, BackupSpec, FilesystemSpec, FilesystemType, SubmountSpec
 
@@ -181,6 +181,12 @@ def _check_submount(submount: SubmountSpec, path: str, findings: Findings) -> No
     problem = name_problem(submount.name, longest=_SUBMOUNT_NAME_MAX)
     if problem:
         findings.error(f"{path}.name", problem, rule="storage.name")
+    if submount.name in VOLUMES:
+        findings.error(
+            f"{path}.name",
+            f"'{submount.name}' is the name of a volume that each pod has already; choose another",
+            rule="storage.name-taken",
+        )
 
 
 def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:

@@ -16,6 +16,7 @@ from stacks.rules.naming import (
     path_problem,
     reserved_problem,
 )
+from stacks.soperator_mounts import VOLUMES
 from stacks.spec import StackSpec
 from stacks.storage_spec import DiskType
 
@@ -49,10 +50,18 @@ def check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findin
         key="name",
         rule="nodes.disk-twice",
     )
+    taken = VOLUMES | {each.name for each in spec.storage.submounts}
     for index, disk in enumerate(worker.local_disks):
         problem = name_problem(disk.name, longest=_DISK_NAME_MAX)
         if problem:
             findings.error(f"{path}.local_disks[{index}].name", problem, rule="nodes.disk-name")
+        if disk.name in taken:
+            findings.error(
+                f"{path}.local_disks[{index}].name",
+                f"'{disk.name}' is the name of a submount or of a volume that each pod has; choose "
+                "another",
+                rule="nodes.disk-name-taken",
+            )
         for folder in disk.folders:
             if path_problem(f"/{folder}"):
                 findings.error(

@@ -26,6 +26,8 @@ from infra.local.state import CHECKOUT, State
 from tests.conformance.conftest import OUTSIDE, SOURCES
 
 NOT_RUN: Final = 69
+_ENDED: Final = (0, 1, 5)
+"""pytest's statuses of a run that came to its end: passed, failed, nothing collected."""
 _HERE: Final = "tests/conformance"
 _NUMBER: Final = re.compile(r"(\d+) ([A-Za-z][A-Za-z, ]*?)(?=, \d|$)")
 
@@ -188,7 +190,7 @@ def _run(group: Sequence[Part], folder: str) -> list[Result]:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        if not report.is_file():
+        if done.returncode not in _ENDED or not report.is_file():
             tail = " ".join(done.stdout.split())[-500:]
             return [
                 Result(name=part.name, what=part.what, outcome="FAIL", problems=[tail])

@@ -101,6 +101,12 @@ def came_up(
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item):
+    """As of the test itself: a fixture may be what finds that a part is missing."""
+    return (yield from pytest_runtest_call(item))
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
     """A part of upstream that is missing is no failure, and no success."""
     try:

@@ -6,6 +6,7 @@ as virtiofs tags are followed on the cloud. Makes no folder: it says which one.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,7 +39,6 @@ _DISK_CLASSES: Final = frozenset(
 
 Their objects are not here: the charts of others have no content on the local stack.
 """
-_DISK_MODES: Final = frozenset(("ReadWriteOnce", "ReadWriteOncePod"))
 
 
 class Held(StrEnum):
@@ -143,7 +143,7 @@ def is_made_on_demand(claim: Object, snapshot: Snapshot) -> bool:
     if known is not None and known["provisioner"] != CSI_DRIVER:
         return known["provisioner"] != binding.MANUAL
     is_disk = known is not None or name in _DISK_CLASSES
-    return is_disk and set(claim["spec"].get("accessModes", ())) <= _DISK_MODES
+    return is_disk and set(claim["spec"].get("accessModes", ())) <= binding.DISK_MODES
 
 
 def _unbound_words(claim: Object, snapshot: Snapshot) -> str:
@@ -283,6 +283,8 @@ def _payload(
         data = secret_data(found)
     else:
         data = {key: text.encode() for key, text in (found.get("data") or {}).items()}
+        binary = found.get("binaryData") or {}
+        data |= {key: base64.b64decode(text) for key, text in binary.items()}
     items = source.get("items")
     if not items:
         return data

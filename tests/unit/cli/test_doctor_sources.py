@@ -74,7 +74,7 @@ def test_the_verb_prints_a_line_a_step_and_ends_with_the_verdict(monkeypatch, tm
         "NOT RUN  reconciled",
         "         not run: no program bin/soperator-operator",
         "NOT RUN  reconciled",
-        "         not run: the same is missing",
+        "         not run: for a reason given above",
         "dev: not known whether it would come up: 1 missing, in reconciled, reconciled",
     ]
 

@@ -79,6 +79,37 @@ def test_a_volume_is_bound_by_kubernetes_own_rules(change, cause):
     assert cause in obstacle.cause
 
 
+def test_a_class_of_disks_serves_no_claim_of_several_nodes():
+    found = objects()
+    template = one("MariaDB", "soperator-acct-db", found)["spec"]["storage"]["volumeClaimTemplate"]
+    template |= {"accessModes": ["ReadWriteMany"], "storageClassName": "disks"}
+    made = {"kind": "StorageClass", "metadata": {"name": "disks"}}
+    found.append({**made, "provisioner": "compute.csi.nebius.com"})
+    (obstacle,) = pod_checks.unbound(pod_checks.pods_of(found), found, NODES).obstacles
+    assert obstacle.cause == "class 'disks' makes disks of one node, not ReadWriteMany"
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (
+            lambda claim, _: claim.update(
+                selector={"matchExpressions": [{"key": "x", "operator": "Exists"}]}
+            ),
+            "does not match the claim's selector",
+        ),
+        (lambda _, volume: volume.update(status={"phase": "Failed"}), "accounting-pv is Failed"),
+    ],
+)
+def test_what_a_binder_passes_over_is_named(change, cause):
+    found = objects()
+    template = one("MariaDB", "soperator-acct-db", found)["spec"]["storage"]["volumeClaimTemplate"]
+    template["accessModes"] = ["ReadWriteMany"]
+    change(template, one("PersistentVolume", "accounting-pv", found))
+    (obstacle,) = pod_checks.unbound(pod_checks.pods_of(found), found, NODES).obstacles
+    assert cause in obstacle.cause
+
+
 def test_a_volume_serves_one_claim():
     found = objects()
     database = one("MariaDB", "soperator-acct-db", found)

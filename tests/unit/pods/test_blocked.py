@@ -132,8 +132,11 @@ CLAIMING = pod(
     [
         ([], "claim storage-0 does not exist"),
         ([claim(), CLASS, volume()], "storage-0 (ReadWriteOnce of class slurm-local-pv, 1Gi) fits"),
-        ([claim(), CLASS, volume()], "free of this class: accounting-pv (ReadWriteMany, 1Gi)"),
-        ([claim("ReadWriteMany"), CLASS, volume("512Mi")], "accounting-pv (ReadWriteMany, 512Mi)"),
+        (
+            [claim(), CLASS, volume()],
+            "free of this class: accounting-pv is ReadWriteMany, not ReadWriteOnce",
+        ),
+        ([claim("ReadWriteMany"), CLASS, volume("512Mi")], "accounting-pv has 512Mi only"),
         (
             [claim("ReadWriteMany"), CLASS, volume(claimRef={"namespace": "x", "name": "y"})],
             "free of this class: none",
@@ -180,6 +183,8 @@ def test_a_claim_whose_volume_is_on_its_way_is_no_cause() -> None:
         involvedObject={"kind": "PersistentVolumeClaim", "name": "storage-0"},
     )
     assert "gets no disk: quota" in lines(CLAIMING, claim(class_name="disk"), disk, failed)
+    later = {**failed, "message": "rpc error: code = DeadlineExceeded desc = still being made"}
+    assert lines(CLAIMING, claim(class_name="disk"), disk, later) == ""
 
 
 INVALID = (
@@ -209,6 +214,23 @@ def test_a_pod_that_the_api_server_refuses_is_named_with_its_words() -> None:
     said = lines(None, owner, refusal(owner))
     assert said.startswith("pod soperator/worker-0 cannot start: the API server refuses it: spec.")
     assert '"/x": must be unique; the message names the field: correct it' in said
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        ("Pod worker-0", 'admission webhook "policy" denied the request: no host paths'),
+        ("Claim d-worker-0 for Pod worker-0", 'persistentvolumeclaims "d" is forbidden: quota'),
+    ],
+)
+def test_what_a_webhook_or_a_quota_keeps_from_being_made_is_named(of: str, why: str) -> None:
+    owner = statefulset(replicas=1)
+    told = f"create {of} in StatefulSet worker failed error: {why}"
+    assert f"worker-0 cannot start: the API server refuses it: {why}" in lines(
+        None, owner, refusal(owner, told)
+    )
+    away = "create Pod worker-0 in StatefulSet worker failed error: Post: connection refused"
+    assert lines(None, owner, refusal(owner, away)) == ""
 
 
 def test_a_refusal_of_an_earlier_time_is_no_cause() -> None:

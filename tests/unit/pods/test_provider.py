@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.kube.errors import UnreachableError
+from infra.kube.errors import KubeError, UnreachableError
 from infra.plugins.provider import ProviderError
 from infra.pods.provider import PATIENCE_S, SETTLE_S, TYPE, PodsStartedProvider
 from tests.unit.pods.test_blocked import Cluster, Object, made, pod
@@ -185,6 +185,21 @@ def test_an_api_server_that_is_away_for_a_moment_ends_nothing_and_for_long_is_to
     with pytest.raises(ProviderError, match="pods of soperator: https://k: no answer"):
         wait(gone)
     assert wait.took == PATIENCE_S  # pyright: ignore
+
+
+def test_an_error_of_the_api_servers_own_is_waited_out_and_a_refusal_is_not() -> None:
+    def answers(status: int) -> Callable[[float], list[Object]]:
+        def look(now: float) -> list[Object]:
+            if now < PATIENCE_S / 2:
+                raise KubeError("etcdserver: leader changed", status=status)
+            return [STARTED]
+
+        return look
+
+    for status in (429, 500, 503):
+        assert wait(answers(status))[0] == PATIENCE_S / 2
+    with pytest.raises(ProviderError, match="leader changed"):
+        wait(answers(403))
 
 
 def test_a_preview_asks_nobody() -> None:

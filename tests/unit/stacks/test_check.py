@@ -60,6 +60,7 @@ ERRORS: list[tuple[Change, str, str]] = [
     (lambda c: c["cluster"].update(soperator_version="latest"), "cluster.soperator_version", "4.1.7"),
     (lambda c: c["cluster"].update(etcd_size=2), "cluster.etcd_size", "use 1 or 3"),
     (lambda c: c["cluster"].update(namespace="So"), "cluster.namespace", "lower-case"),
+    (lambda c: submount(c, name="tmp-disk"), "storage.submounts[4].name", "a volume that each pod has already"),
     (lambda c: c["cluster"].update(namespace="slurm"), "cluster.namespace", "or set soperator.checks to off"),
     (lambda c: c["cluster"].update(slurm_cluster_name="hpc"), "cluster.slurm_cluster_name", "only where it is 'soperator'"),
     (lambda c: c["login"].update(ssh_public_keys=[]), "login.ssh_public_keys", "no key"),

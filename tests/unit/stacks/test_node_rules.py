@@ -82,6 +82,7 @@ NODE_ERRORS: list[tuple[Change, str, str]] = [
     (disk(type="network-ssd-io-m3", size_gib=262167), "nodes.workers[0].local_disks[0].size_gib", "ends at 262074"),
     (lambda c: worker(c).update(local_disks=[DISK, {**DISK, "mount_path": "/mnt/b"}]), "nodes.workers[0].local_disks[1].name", "'scratch' is used twice"),
     (disk(name="Scratch"), "nodes.workers[0].local_disks[0].name", "lower-case"),
+    (disk(name="jail"), "nodes.workers[0].local_disks[0].name", "a volume that each pod has"),
     (disk(mount_path="mnt"), "nodes.workers[0].local_disks[0].mount_path", "not absolute"),
     (disk(mount_path="/"), "nodes.workers[0].local_disks[0].mount_path", "the jail itself"),
     (disk(mount_path="/root/scratch"), "nodes.workers[0].local_disks[0].mount_path", "lies in /root, the home of root"),
