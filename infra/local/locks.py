@@ -55,7 +55,8 @@ def _locks(backend: Path, stack: str) -> dict[Path, int]:
 
 
 def _is_pulumi(pid: int) -> bool:
+    # Its name, which everybody may read, not its program: the engine may be another user's.
     try:
-        return pid > 0 and "pulumi" in str(Path(f"/proc/{pid}/exe").readlink())
+        return pid > 0 and Path(f"/proc/{pid}/comm").read_text().startswith("pulumi")
     except OSError:
         return False
