@@ -24,11 +24,10 @@ from infra.local import cloud, offline
 from infra.setup import __main__ as setup
 from infra.setup.step import Step
 from infra.support.part import Part
+from tests.ticks import Ticks
 
 QUIET_S = 0.2
 SLOW_S = 1.2
-LONGEST_S = 0.8
-"""A silent part would make a gap of SLOW_S; a busy machine makes one over QUIET_S."""
 
 
 class Lines(io.StringIO):
@@ -66,9 +65,11 @@ def said(work: Callable[[], object]) -> str:
         patch.setattr(output, "QUIET_S", QUIET_S)
         patch.setattr(sys, "stderr", lines)
         began_s = time.monotonic()
-        work()
+        with Ticks(QUIET_S) as ticks:
+            work()
+            longest_s = lines.longest_gap_s()
     assert time.monotonic() - began_s > SLOW_S
-    assert lines.longest_gap_s() < LONGEST_S
+    assert longest_s < ticks.allowed_s()
     return lines.getvalue()
 
 
@@ -80,18 +81,19 @@ def test_a_line_says_what_is_waited_for_and_for_how_long() -> None:
 
     still = re.findall(r"^still: (.*), (\d+) s$", said(wait), re.MULTILINE)
     assert {text for text, _ in still} == {"job 5 is PENDING"}
-    assert still[-1][1] == "1"
+    assert int(still[-1][1]) >= 1
 
 
 def test_what_a_job_writes_is_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "QUIET_S", 1.0)
     lines = Lines()
     monkeypatch.setattr(sys, "stderr", lines)
-    with output.never_silent("job"), output.ClusterText(lines) as text:
+    with Ticks(0.2) as ticks, output.never_silent("job"), output.ClusterText(lines) as text:
         for _ in range(8):
             text.write(b"step\n")
             time.sleep(0.2)
-    assert "still" not in lines.getvalue()
+    # Unless the machine kept this very loop waiting.
+    assert "still" not in lines.getvalue() or ticks.longest_s > 0.5
 
 
 def test_a_stage_of_the_demo_is_not_silent() -> None:
@@ -99,7 +101,7 @@ def test_a_stage_of_the_demo_is_not_silent() -> None:
         with Progress().stage("plan and price"):
             slow()
 
-    assert re.search(r"^\[ +1\.\d s\] still: plan and price, 1 s$", said(stage), re.MULTILINE)
+    assert re.search(r"^\[ +\d+\.\d s\] still: plan and price, [1-9] s$", said(stage), re.MULTILINE)
 
 
 def test_pulumi_in_the_demo_says_what_it_printed_last(
@@ -123,7 +125,7 @@ def test_pulumi_in_the_demo_says_what_it_printed_last(
                 say=progress.say,
             )
 
-    assert "still: pulumi up: + kube:Release slurm creating, 1 s" in said(up)
+    assert re.search(r"still: pulumi up: \+ kube:Release slurm creating, [1-9] s", said(up))
 
 
 @pytest.mark.parametrize("part", ["_run_jobs", "_report"])
@@ -152,7 +154,9 @@ def test_an_acceptance_is_not_silent_before_its_first_stage(
         with pytest.raises(AcceptError, match="enough"):
             accept.command(stack="local")
 
-    assert "still: acceptance of local: its outputs and its login node, 1 s" in said(command)
+    command()  # what it imports takes seconds on a busy machine, the first time
+    text = said(command)
+    assert re.search(r"still: acceptance of local: its outputs and its login node, [1-9] s", text)
 
 
 def test_a_part_of_the_support_bundle_is_not_silent(
@@ -165,7 +169,7 @@ def test_a_part_of_the_support_bundle_is_not_silent(
         with pytest.raises(typer.Exit):
             support_bundle.command(stack="local", file=tmp_path / "b.tar.gz")
 
-    assert "still: kube/pods.txt, 1 s" in said(command)
+    assert re.search(r"still: kube/pods.txt, [1-9] s", said(command))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,7 @@ def test_the_local_stack_is_not_silent(
     monkeypatch.setattr(cloud, "up", slow)
     monkeypatch.setattr(cloud.api_server, "stop", slow)
     monkeypatch.setattr(offline, "stop", lambda _state: None)
-    assert f"still: {doing}, 1 s" in said(verb)
+    assert re.search(f"still: {doing}, [1-9] s", said(verb))
 
 
 def test_a_step_of_the_set_up_is_not_silent_where_no_terminal_is() -> None:
@@ -192,4 +196,4 @@ def test_a_step_of_the_set_up_is_not_silent_where_no_terminal_is() -> None:
 
     step = Step(name="kube-apiserver", expect="7 min", done=lambda: bool(done), run=build)
     text = said(lambda: setup._run(step, setup.Console(stderr=True)))
-    assert "still: kube-apiserver: go: compiling k8s.io/api, 1 s" in text
+    assert re.search(r"still: kube-apiserver: go: compiling k8s.io/api, [1-9] s", text)
