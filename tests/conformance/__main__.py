@@ -84,9 +84,10 @@ PARTS: Final = (
         name="plugins",
         what="Pulumi's own plugins under our program, and beside the stand-ins",
         tests=(
-            "tests/engine",
+            # First: from its own first test on tests/engine hides the kubernetes plugin.
             "tests/local/test_kube_recorded.py",
             "tests/local/test_kube_plugins_up.py",
+            "tests/engine",
         ),
         variable="SOPERATOR_PLUGINS",
         inside="bin",
