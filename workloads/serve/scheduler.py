@@ -120,11 +120,6 @@ class Scheduler:
         return move if move.num_tokens else None
 
     @property
-    def youngest(self) -> Sequence | None:
-        """The running sequence that came last."""
-        return self._arrived[-1] if self._arrived else None
-
-    @property
     def num_cached(self) -> int:
         """Tokens in the cache, of all rows in use."""
         return sum(each.num_cached for each in self.running)
