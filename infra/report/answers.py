@@ -72,6 +72,9 @@ def _better(report: Report, rows: Sequence[Mapping[str, Any]]) -> Answer:
     found = verdict(row)
     if row["low"] is None:
         sentence += f"; without an interval this shows no gain; run: {command}."
+    elif row["low"] == row["high"] == 0:
+        # Resampling rows without a difference gives an interval without width: false precision.
+        sentence += "; no difference in any resample of them, so no interval can be told."
     else:
         points = " points" if unit else ""
         sentence += (

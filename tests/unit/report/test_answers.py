@@ -60,6 +60,14 @@ def test_a_gain_is_named_with_metric_rows_and_interval(state: Path) -> None:
     assert found.more.startswith("Of 2 other tested metrics 1 better, 0 worse")
 
 
+def test_rows_without_a_difference_give_no_interval(state: Path) -> None:
+    found = judged(state, with_test(**{ACCURACY: {"low": 0.0, "high": 0.0, "p_value": 1.0}}))
+    assert found.lead == "Not shown to be better."
+    assert found.sentence.endswith(
+        "; no difference in any resample of them, so no interval can be told."
+    )
+
+
 @pytest.mark.parametrize("p_value", [0.001, 0.4])
 def test_an_interval_with_zero_in_it_is_not_shown_to_be_better(state: Path, p_value: float) -> None:
     """However small the p of the other test is."""
