@@ -1,8 +1,8 @@
 # The jobs' image: the locked packages, this project's workloads, and the tests that hold in it.
 # No CUDA base: torch's own wheels bring it, with the hashes of the lock file; the driver comes from
-# the node. Build, tag and push: infra/image/build.sh.
+# the node. Build, tag and push: infra/setup/image/build.sh.
 FROM python:3.11-slim-bookworm AS packages
-COPY infra/setup/bootstrap.lock requirements-workloads.lock infra/image/image.lock /locks/
+COPY infra/setup/tools/bootstrap.lock requirements-workloads.lock infra/setup/image/image.lock /locks/
 RUN python -m venv /uv && \
     /uv/bin/pip install --no-cache-dir --require-hashes -r /locks/bootstrap.lock && \
     /uv/bin/uv venv --python /usr/local/bin/python3.11 /opt/venv && \
@@ -19,7 +19,7 @@ RUN apt-get update && \
     rm -rf /var/lib/apt/lists/*
 COPY --from=packages /opt/venv /opt/venv
 COPY --from=packages /locks/requirements-workloads.lock /app/
-COPY infra/image/entrypoint.sh /usr/local/bin/entrypoint
+COPY infra/setup/image/entrypoint.sh /usr/local/bin/entrypoint
 COPY workloads /app/workloads
 COPY tests/workloads/image /app/tests
 # The last two: what the hooks of the NVIDIA runtime and of enroot mount into the container.

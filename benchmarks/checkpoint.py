@@ -22,13 +22,13 @@ import torch
 
 from benchmarks.machine import describe
 from workloads.common.dist import World
+from workloads.recipes.train import CheckpointConfig
 from workloads.train.checkpoint import FolderCheckpoints
-from workloads.train.checkpoint_config import CheckpointConfig
 from workloads.train.checkpoint_state import capture, num_local_bytes
-from workloads.train.optimizer import AdamW
+from workloads.train.loop import Progress, TrainState
+from workloads.train.run import StopRequest
 from workloads.train.run_folder import RunFolder
-from workloads.train.signals import StopRequest
-from workloads.train.state import Progress, TrainState
+from workloads.train.strategy import AdamW
 
 RESULT = Path(__file__).with_name("checkpoint.json")
 MAX_SHARE = 0.10

@@ -55,14 +55,14 @@ def preview_s() -> float:
     spec = _spec()
     check(spec)
     started = time.process_time()
-    from cost import summary
-    from cost.bill import bill
-    from cost.change import change
-    from cost.price_layers import layered
-    from cost.table import render
+    from cost.bill.bill import bill
+    from cost.bill.table import render
+    from cost.diff import snapshot
+    from cost.diff.table import change
+    from cost.prices.book import layered
 
     found = bill(spec, layered(spec))
-    outputs = summary.outputs(found)
+    outputs = snapshot.outputs(found)
     text = render(found) + change(found, {"cost": outputs}).render()
     elapsed = time.process_time() - started
     assert "No change in cost." in text
@@ -71,12 +71,12 @@ def preview_s() -> float:
 
 def lines_s() -> float:
     """Seconds from a declaration of 10,000 lines to their totals, their text and their snapshot."""
-    from cost.bill import Bill
-    from cost.estimate import estimate
-    from cost.price_layers import layered
-    from cost.snapshot import take
-    from cost.table import render
-    from cost.unit_costs import unit_costs
+    from cost.bill.bill import Bill
+    from cost.bill.table import render
+    from cost.chat.unit_costs import unit_costs
+    from cost.diff.snapshot import take
+    from cost.prices.book import layered
+    from cost.resources.estimate import estimate
 
     spec = _spec()
     worker, *_ = spec.nodes.workers

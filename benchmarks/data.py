@@ -29,12 +29,11 @@ from typing import Any
 from benchmarks.chats import chats_of
 from benchmarks.data_pipeline import pipeline
 from benchmarks.machine import describe
-from workloads.data import bfcl
-from workloads.data.config import BFCL_CATEGORIES
+from workloads.data import calls
 from workloads.data.dataset_tokenize import tokenize_file
-from workloads.data.packing import pack, unused_percent
-from workloads.data.token_rows import TokenRows, read_parquet
+from workloads.data.token_rows import TokenRows, pack, read_parquet, unused_percent
 from workloads.data.token_worker import TokenizeConfig
+from workloads.recipes.data import BFCL_CATEGORIES
 
 RESULT = Path(__file__).with_name("data.json")
 LIMITS = {
@@ -204,7 +203,7 @@ def _write_texts(source: Path, texts: Path) -> None:
 def packing(folder: Path) -> dict[str, Any]:
     """Return the share of positions that hold a token in packed rows of 4,096."""
     source = folder / "bfcl.jsonl"
-    source.write_bytes(b"".join(chat.to_line() for chat in bfcl.read(BFCL, BFCL_CATEGORIES)))
+    source.write_bytes(b"".join(chat.to_line() for chat in calls.read_bfcl(BFCL, BFCL_CATEGORIES)))
     config = TokenizeConfig(max_tokens=_SEQUENCE_LENGTH)
     tokenize_file(source, folder / "bfcl.parquet", BytesIO(), model_dir=MODEL, config=config)
     return {

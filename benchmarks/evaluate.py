@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from infra.local.state import Cache
+from infra.state import Cache
 
 RESULT = Path(__file__).with_name("evaluate.json")
 MODEL = "SmolLM2-135M-Instruct"
@@ -77,10 +77,10 @@ def main() -> int:
 
 def _prompts(cache: Cache, tokenizer: Any, rows: int) -> list[list[int]]:
     """The questions without the offer of functions: short prompts, as chats mostly are."""
-    from workloads.data import bfcl
+    from workloads.data import calls
     from workloads.data.chat_template import prompt_text
 
-    chats = bfcl.read(cache.data / "bfcl")[:rows]
+    chats = calls.read_bfcl(cache.data / "bfcl")[:rows]
     texts = [
         prompt_text(tokenizer, [turn for turn in chat.messages if turn["role"] == "user"])
         for chat in chats

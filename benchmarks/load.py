@@ -18,10 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import machine
-from workloads.load.chat_client import ChatClient
-from workloads.load.config import Slo
-from workloads.load.loops import Chat, closed_loop
-from workloads.load.measure import point
+from workloads.load.client import ChatClient
+from workloads.load.measure import Chat, closed_loop, point
+from workloads.recipes.load import Slo
 
 RESULT = Path(__file__).with_name("load.json")
 NUM_STREAMS = 64

@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from infra.cli import env
-from infra.demo import engine
-from infra.jobs import logs, slurm
-from infra.jobs.outputs import StackOutputs, read_outputs
-from infra.jobs.parse import ACTIVE_STATES
-from infra.jobs.ssh import Connection
-from infra.local.state import CHECKOUT, State
+from infra.clients import slurm
+from infra.clients.pulumi import StackOutputs, read_outputs
+from infra.clients.slurm import ACTIVE_STATES
+from infra.clients.ssh import Connection
+from infra.jobs import follow
+from infra.setup.demo import engine
+from infra.state import CHECKOUT, State
 
 STACK = "local"
 RESULT = Path(__file__).with_name("local.json")
@@ -131,7 +132,7 @@ def _log_delays(connection: Connection, outputs: StackOutputs) -> list[float]:
         now = time.time()
         delays.extend(now - float(line) for line in chunk.split())
 
-    logs.follow(connection, log.replace("%j", job_id), job_id, write=write)
+    follow.follow(connection, log.replace("%j", job_id), job_id, write=write)
     return delays
 
 

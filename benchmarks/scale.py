@@ -30,10 +30,10 @@ from typing import Any
 
 from benchmarks.machine import describe
 from infra.local import offline
-from infra.local.nebius_api.seed import seed
+from infra.local.nebius_api.states import seed
 from infra.local.nebius_api.store import Store
-from infra.local.state import CHECKOUT, Cache, State
-from infra.nebius.schema import Schema
+from infra.providers.nebius.schema import Schema
+from infra.state import CHECKOUT, Cache, State
 from stacks.load import STACKS_DIR, load_config
 from stacks.spec import StackSpec
 from stacks.yaml_text import parse_yaml
@@ -114,11 +114,11 @@ def _fresh_cloud() -> Iterator[tuple[Path, dict[str, str]]]:
 
 def cost_s(num_sets: int) -> float:
     """Seconds of CPU from a declaration of so many nodesets to its printed bill."""
-    from cost.bill import Bill
-    from cost.estimate import estimate
-    from cost.price_layers import layered
-    from cost.table import render
-    from cost.unit_costs import unit_costs
+    from cost.bill.bill import Bill
+    from cost.bill.table import render
+    from cost.chat.unit_costs import unit_costs
+    from cost.prices.book import layered
+    from cost.resources.estimate import estimate
 
     spec = with_worker_sets(num_sets)
     book = layered(spec)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from infra.local.state import Cache
+from infra.state import Cache
 
 RESULT = Path(__file__).with_name("serve.json")
 MODEL = Cache.from_environ().models / "SmolLM2-135M-Instruct"
@@ -99,10 +99,9 @@ def _measure(rounds: int) -> dict[str, list[float]]:
     import torch
 
     from workloads.common.models import load_model, load_tokenizer
-    from workloads.serve.engine import TransformersEngine
-    from workloads.serve.kv_cache import RowCache
-    from workloads.serve.prompts import prompt_ids
-    from workloads.serve.runner import Runner
+    from workloads.serve.engine import Runner, TransformersEngine
+    from workloads.serve.protocol import prompt_ids
+    from workloads.serve.rows import RowCache
     from workloads.serve.scheduler import Scheduler
 
     sys.setswitchinterval(0.0005)
@@ -155,7 +154,7 @@ def _chat(index: int) -> list[dict[str, Any]]:
 
 
 def _engine_speed(engine: Any, prompts: list[tuple[int, ...]]) -> float:
-    from workloads.serve.generation import Delta, Generation, Sampling
+    from workloads.serve.scheduler import Delta, Generation, Sampling
 
     left = threading.Semaphore(0)
 
@@ -230,10 +229,10 @@ def _http_speed(url: str) -> float:
 def _served(engine: Any, tokenizer: Any) -> Iterator[str]:
     import uvicorn
 
+    from workloads.recipes.serve import Limits, ServeConfig
     from workloads.serve.app import ChatServer, make_app
-    from workloads.serve.config import Limits, ServeConfig
-    from workloads.serve.grammar import Grammars
     from workloads.serve.metrics import ServeMetrics
+    from workloads.serve.sampling import Grammars
 
     config = ServeConfig(limits=Limits(context_tokens=512))
     metrics = ServeMetrics(engine.load, lambda: 0)

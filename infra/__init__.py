@@ -1,0 +1,1 @@
+"""What acts from outside the cluster: components, providers, the command, the embedded cloud."""

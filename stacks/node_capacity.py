@@ -1,7 +1,7 @@
 """What Soperator's pods may ask of a node: the resource arithmetic of the official recipe, exactly.
 
-Owns the figures; infra/render/resources.py writes them as Kubernetes quantities, and the rules
-refuse presets that leave nothing. Whole millicores and MiB, so that nothing is rounded twice.
+Owns the figures; infra/render/values/resources.py writes them as Kubernetes quantities, and the
+rules refuse presets that leave nothing. Whole millicores and MiB, so that nothing is rounded twice.
 
 Source: nebius-solutions-library soperator/modules/available_resources and modules/slurm/locals.tf,
 commit 7b687e5, 2026-04-21.

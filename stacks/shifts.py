@@ -1,7 +1,7 @@
 """Who holds the nodes of a partition by day and by night, as `jobs[].schedule` and limits say.
 
 Owns the timeline: every scheduled job from each of its times to its time limit, over four weeks.
-Prices are cost/shifts.py's.
+Prices are cost/runs/searches.py's.
 """
 
 from __future__ import annotations

@@ -18,13 +18,23 @@ from stacks.cost_spec import (
     QuotaSpec,
     RunForecastSpec,
 )
-from stacks.lifetime_spec import LifetimeSpec
 from stacks.nfs_spec import NfsSpec
 from stacks.node_spec import NodesSpec
 from stacks.search_spec import SearchSpec
 from stacks.slurm_spec import JobSpec, LoginSpec, SlurmSpec
 from stacks.soperator_spec import SoperatorSpec
 from stacks.storage_spec import StorageSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifetimeSpec:
+    """When `soperator reap` pauses the stack; None never does."""
+
+    until: str | None = None
+    """Time in UTC, such as `2026-12-24T18:00Z`, after which no job is submitted and the stack is
+    paused."""
+    idle_hours: int | None = None
+    """Hours without any job after which the stack is paused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

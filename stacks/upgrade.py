@@ -1,7 +1,7 @@
 """Which changes of a deployed stack are refused before anything is made: refused(before, after).
 
 Both sides are values of declared.py. A version that cannot follow the deployed one, and a
-filesystem that would shrink; what a change drains is cost/rollout.py's.
+filesystem that would shrink; what a change drains is cost/diff/rollout.py's.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.slurm.setup import FAST_SETTING
+from infra.local.slurm.pod import FAST_SETTING
 
 # Waits of Slurm that tests of recovery would sit through; 0 in the environment keeps the real ones.
 os.environ.setdefault(FAST_SETTING, "1")

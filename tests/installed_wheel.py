@@ -57,7 +57,7 @@ def _price(soperator: Path, stack: str, folder: Path) -> list[str]:
 
 def _start(packages: Path, name: str) -> list[str]:
     """A plugin prints the port that it listens on, and ends with its engine."""
-    launcher = packages / "infra" / "plugins" / "bin" / name
+    launcher = packages / "infra" / "providers" / "engine" / "bin" / name
     if not os.access(launcher, os.X_OK):
         return [f"{launcher}: is missing, or no program"]
     started = subprocess.Popen(

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.local.nebius_api import access_keys
+from infra.local.nebius_api import store
 from infra.local.nebius_api.store import Store
-from infra.local.state import Cache
-from infra.nebius.schema import Schema
+from infra.providers.nebius.schema import Schema
+from infra.state import Cache
 
 PROJECT = "project-e00p"
 
@@ -72,8 +72,8 @@ def credentials(bucket: str) -> dict[str, str]:
     """Access key id and secret of the bucket's account."""
     key = _key(bucket)
     return {
-        "access_key_id": access_keys.key_id(key),
-        "secret_access_key": access_keys.secret(key),
+        "access_key_id": store.key_id(key),
+        "secret_access_key": store.secret(key),
     }
 
 

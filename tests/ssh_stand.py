@@ -13,7 +13,7 @@ from pathlib import Path
 
 import paramiko
 
-from infra.jobs.ssh import Endpoint
+from infra.clients.ssh import Endpoint
 
 
 class _Door(paramiko.ServerInterface):

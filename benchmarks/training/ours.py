@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from benchmarks.training import work
 from benchmarks.training.contest import Turns
 from benchmarks.training.work import Work
-from workloads.train.metrics import LossCurve, StepResult
+from workloads.train.measure import LossCurve, StepResult
 
 
 def train(turns: Turns, *, size: Work, **settings: Any) -> float:
@@ -61,16 +61,10 @@ def loop(size: Work, *, curve: Curve, settings: dict[str, Any]) -> Any:
 
     from workloads.common.dist import World
     from workloads.data.token_rows import Writer
-    from workloads.train.build import compiled
-    from workloads.train.config import LoraConfig, TrainConfig
-    from workloads.train.faults import Watchdog
-    from workloads.train.loop import Trainer
-    from workloads.train.optimizer import build_optimizer
-    from workloads.train.order import Stream
-    from workloads.train.precision import build_precision
-    from workloads.train.signals import StopRequest
-    from workloads.train.state import Progress, TrainState
-    from workloads.train.strategy import spread_ddp
+    from workloads.recipes.train import LoraConfig, TrainConfig
+    from workloads.train.loop import Progress, Stream, Trainer, TrainState, Watchdog
+    from workloads.train.run import StopRequest
+    from workloads.train.strategy import build_optimizer, build_precision, compiled, spread_ddp
     from workloads.train.tasks.causal_lm import CausalLm
 
     packing = settings.get("packing", True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.local.state import Cache
+from infra.state import Cache
 
 MODEL = "SmolLM2-135M-Instruct"
 LIMIT_TOKENS = 256
@@ -49,7 +49,7 @@ def token_rows(count: int) -> Any:
 
 def rows_in_order(work: Work) -> list[dict[str, list[int]]]:
     """Return the rows of every step in the order of our stream, which the others keep."""
-    from workloads.train.order import Stream
+    from workloads.train.loop import Stream
 
     made = token_rows(work.num_rows)
     order = Stream(packs=range(work.num_rows), seed=SEED, length=lambda row: 0)

@@ -1,22 +1,37 @@
-"""Answers to `soperator size`: text for people and values for programs, of one computation."""
+"""Answers to `soperator size`: text for people and values for programs, of one computation.
+
+The rule of seed 004 is that of a deck of March 2024, which prints nine rows and no rule. This one
+gives all nine: weights are bytes times billions; training takes 3.5 times that, rounded up to 1 or
+1.5 times a power of two where that is at most a tenth more; GPUs are the next power of two of
+memory by 40 GB. docs/sizing.md says where it is low.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 from typing import Final
 
-from cost.layout import Document, Format, lay_out
-from cost.price_book import PriceBook
-from cost.size import table
-from cost.size.catalog import load_shape
-from cost.size.choice import Choice, serving_choices, training_choices
-from cost.size.errors import SizeError
-from cost.size.gpu import usable_bytes
-from cost.size.seed004 import DTYPES, GPU_MEMORY_GB, billions_of, deck_row
-from cost.size.serving import Serving, serving_memory
-from cost.size.shape import ModelShape
-from cost.size.training import Dtype, Training
-from cost.size.verdict import Gpus, Verdict, verdicts
+from cost.prices.book import PriceBook
+from cost.report.layout import Document, Format, Table, lay_out, usd_text
+from cost.size.choice import Choice, Gpus, Verdict, serving_choices, training_choices, verdicts
+from cost.size.memory import Memory, Serving, cache_bytes_per_token, serving_memory, training_memory
+from cost.size.shape import ModelShape, SizeError, load_shape
+from cost.size.training import (
+    ABOUT,
+    BITS,
+    GIB,
+    USABLE_PERCENT,
+    Dtype,
+    Method,
+    Sharding,
+    Strategy,
+    Training,
+    usable_bytes,
+)
 from stacks.catalog import PLATFORMS
 
 GPUS_ASKED: Final = 8
@@ -53,7 +68,7 @@ def training_answer(
     count = gpus or GPUS_ASKED
     found = verdicts_on(shape, training, gpus=count, memory_gb=memory_gb)
     return Answer(
-        document=table.training_document(
+        document=training_document(
             shape, training, found, choices, gpus_heading=f"{count} GPUs of {memory_gb} GB"
         ),
         values={
@@ -63,8 +78,8 @@ def training_answer(
             "dtype": training.dtype.value,
             "gpus": count,
             "gpu_memory_gb": memory_gb,
-            "strategies": [table.verdict_json(each) for each in found],
-            "presets": [table.choice_json(each) for each in choices],
+            "strategies": [verdict_json(each) for each in found],
+            "presets": [choice_json(each) for each in choices],
         },
     )
 
@@ -94,7 +109,7 @@ def serving_answer(
     memory = serving_memory(shape, serving)
     choices = serving_choices(shape, serving, book)
     return Answer(
-        document=table.serving_document(shape, serving, memory, choices),
+        document=serving_document(shape, serving, memory, choices),
         values={
             "model": shape.name,
             "parameters": shape.parameters,
@@ -102,7 +117,7 @@ def serving_answer(
             "streams": serving.streams,
             "context_tokens": serving.context_tokens,
             "bytes_per_gpu": {**memory.parts, "total": memory.total},
-            "presets": [table.choice_json(each) for each in choices],
+            "presets": [choice_json(each) for each in choices],
         },
     )
 
@@ -113,7 +128,7 @@ def seed004_answer(
     """The deck's rule beside the planner: its nine rows, or the rows of one model."""
     memory_gb = GPU_MEMORY_GB if gpu_memory_gb is None else gpu_memory_gb
     _require_positive(gpu_mem=memory_gb)
-    shapes = [load_shape(name) for name in ([model] if model else table.deck_models())]
+    shapes = [load_shape(name) for name in ([model] if model else deck_models())]
     rows = [
         (shape, deck_row(billions_of(shape), each, gpu_memory_gb=memory_gb))
         for each in (DTYPES if dtype is None else (dtype,))
@@ -121,7 +136,7 @@ def seed004_answer(
     ]
     values: list[dict[str, object]] = []
     for shape, row in rows:
-        state, total, gpus = table.honest(shape, row.dtype, gpu_memory_gb=memory_gb)
+        state, total, gpus = honest(shape, row.dtype, gpu_memory_gb=memory_gb)
         values.append(
             {
                 "model": shape.name,
@@ -135,7 +150,7 @@ def seed004_answer(
             }
         )
     return Answer(
-        document=table.seed004_document(rows, gpu_memory_gb=memory_gb),
+        document=seed004_document(rows, gpu_memory_gb=memory_gb),
         values={"gpu_memory_gb": memory_gb, "rows": values},
     )
 
@@ -154,3 +169,317 @@ def _require_positive(**values: int | None) -> None:
     ]
     if problems:
         raise SizeError("\n".join(problems))
+
+
+_YES_NO = {True: "yes", False: "no"}
+
+
+def training_document(
+    shape: ModelShape,
+    training: Training,
+    found: Sequence[Verdict],
+    choices: Sequence[Choice],
+    *,
+    gpus_heading: str,
+) -> Document:
+    """Memory by strategy on the asked GPUs, then every preset, the cheapest that fits first."""
+    rank = f" r{training.rank}" if training.has_adapters else ""
+    checkpointing = "with" if training.gradient_checkpointing else "without"
+    return Document(
+        heading=(
+            f"{shape.name}: {shape.parameters:,} weights; {training.method}{rank}, "
+            f"{training.dtype}, {training.micro_batch_size} x {training.sequence_length} tokens "
+            f"a GPU, {checkpointing} gradient checkpointing"
+        ),
+        tables=(
+            _memory_table(f"GiB of one GPU by strategy, {gpus_heading}", found),
+            _strategy_table(found),
+            _choice_table(choices, batch="rows"),
+        ),
+        notes=(
+            *(f"{each.sharding.label}: {each.reason}" for each in found if not each.usable_here),
+            *_losers(choices),
+            _RESERVE_NOTE,
+        ),
+    )
+
+
+def serving_document(
+    shape: ModelShape, serving: Serving, memory: Memory, choices: Sequence[Choice]
+) -> Document:
+    """Memory of one process, then every preset, the cheapest that fits first."""
+    return Document(
+        heading=(
+            f"{shape.name}: {shape.parameters:,} weights in {serving.dtype}, {serving.streams} "
+            f"streams of {serving.context_tokens} tokens; "
+            f"{cache_bytes_per_token(shape, serving.dtype):,} bytes of keys and values a token"
+        ),
+        tables=(
+            Table(
+                title=f"GiB of each GPU, {serving.tensor} to a process",
+                headings=("part", "GiB"),
+                rows=tuple(
+                    (name, f"{amount / GIB:,.2f}")
+                    for name, amount in [*memory.parts.items(), ("total", memory.total)]
+                    if amount
+                ),
+                num_text_columns=1,
+            ),
+            _choice_table(choices, batch="streams"),
+        ),
+        notes=(*_losers(choices), _RESERVE_NOTE),
+    )
+
+
+def seed004_document(rows: Sequence[tuple[ModelShape, DeckRow]], *, gpu_memory_gb: int) -> Document:
+    """The deck's rule beside what training takes: AdamW in fp32, one row of 4,096 tokens, FSDP."""
+    return Document(
+        heading=None,
+        tables=(
+            Table(
+                title=(
+                    f"Rule of seed 004 on GPUs of {gpu_memory_gb} GB, beside this planner "
+                    "(full training, fsdp; decimal GB)"
+                ),
+                headings=(
+                    "model",
+                    "weights",
+                    "deck: training",
+                    "GPUs",
+                    "planner: state",
+                    "with activations",
+                    "GPUs",
+                ),
+                rows=tuple(_deck_cells(shape, row, gpu_memory_gb) for shape, row in rows),
+                num_text_columns=1,
+            ),
+        ),
+        notes=(
+            "state: weights, gradients and AdamW in fp32, 16 bytes a weight in every trained type",
+            "the deck's rule: 14 bytes a weight in fp32, 7 in fp16, and no activations",
+            "int8: weights in 8 bits have no gradients; the planner's figure is qlora r16",
+            f"GPUs of the planner: the fewest on which fsdp fits in {USABLE_PERCENT} % of memory",
+        ),
+    )
+
+
+def deck_models() -> tuple[str, ...]:
+    """Catalog names of the deck's three models."""
+    return tuple(f"Llama-2-{billions}b" for billions in BILLIONS)
+
+
+def honest(shape: ModelShape, dtype: Dtype, *, gpu_memory_gb: int) -> tuple[int, int, int]:
+    """Bytes of training state on all GPUs, bytes with activations, and the GPUs that fsdp needs."""
+    method = Method.FULL if dtype in (Dtype.FP32, Dtype.FP16) else Method.QLORA
+    training = Training(
+        method=method,
+        dtype=dtype if method is Method.FULL else Dtype.BF16,
+        gradient_checkpointing=True,
+    )
+    alone = training_memory(shape, training, Sharding())
+    usable = usable_bytes(gpu_memory_gb)
+    for gpus in range(1, 4097):
+        sharding = Sharding(strategy=Strategy.FSDP, data=gpus)
+        if training_memory(shape, training, sharding).total <= usable:
+            break
+    else:
+        gpus = 0
+    return alone.weights + alone.gradients + alone.optimizer, alone.total, gpus
+
+
+def _deck_cells(shape: ModelShape, row: DeckRow, gpu_memory_gb: int) -> tuple[str, ...]:
+    state, total, gpus = honest(shape, row.dtype, gpu_memory_gb=gpu_memory_gb)
+    return (
+        f"{shape.name} {row.dtype}",
+        f"{row.weights_gb:,}",
+        f"{row.training_gb:,}",
+        f"{row.gpus}",
+        _gb(state),
+        _gb(total),
+        f"{gpus}" if gpus else "none",
+    )
+
+
+def _gb(amount: int) -> str:
+    return f"{amount / 10**9:,.1f}"
+
+
+def _memory_table(title: str, found: Sequence[Verdict]) -> Table:
+    names = [name for name in found[0].memory.parts if any(v.memory.parts[name] for v in found)]
+    return Table(
+        title=title,
+        headings=("strategy", *(name.replace("_", " ") for name in names), "total"),
+        rows=tuple(
+            (
+                each.sharding.label,
+                *(f"{each.memory.parts[name] / GIB:,.2f}" for name in names),
+                f"{each.memory.total / GIB:,.2f}",
+            )
+            for each in found
+        ),
+        num_text_columns=1,
+    )
+
+
+def _strategy_table(found: Sequence[Verdict]) -> Table:
+    return Table(
+        title="Verdicts, least traffic between GPUs first",
+        headings=("strategy", "what it divides", "fits", "runs here", "most rows a GPU"),
+        rows=tuple(
+            (
+                each.sharding.label,
+                ABOUT[each.sharding.strategy],
+                _YES_NO[each.fits],
+                _YES_NO[each.runs_here],
+                f"{each.largest_micro_batch}",
+            )
+            for each in found
+        ),
+        num_text_columns=4,
+        bad_rows=frozenset(index for index, each in enumerate(found) if not each.fits),
+    )
+
+
+def _choice_table(choices: Sequence[Choice], *, batch: str) -> Table:
+    return Table(
+        title="Presets, the cheapest that fits and runs here first",
+        headings=("nodes", "strategy", "fits", "runs here", "GiB a GPU", f"most {batch}", "$/h"),
+        rows=tuple(
+            (
+                f"{each.nodes} x {each.platform} {each.preset}",
+                each.strategy,
+                _YES_NO[each.fits],
+                _YES_NO[each.runs_here],
+                f"{each.need_bytes / GIB:,.1f} of {each.usable_bytes / GIB:,.1f}",
+                f"{each.largest_batch}",
+                usd_text(each.usd_per_hour),
+            )
+            for each in choices
+        ),
+        num_text_columns=4,
+        bad_rows=frozenset(index for index, each in enumerate(choices) if not each.fits),
+    )
+
+
+def _losers(choices: Sequence[Choice]) -> list[str]:
+    """Why presets behind the first do not win, one note for those with one reason."""
+    reasons: dict[str, list[str]] = {}
+    for each in choices[1:]:
+        if each.fits and each.runs_here and each.usd_per_hour is not None:
+            continue
+        reasons.setdefault(each.reason, []).append(
+            f"{each.nodes} x {each.preset} ({each.platform})"
+        )
+    dearer = "presets that fit and run here stand by price; --format json has how much more"
+    return [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()] + [dearer]
+
+
+_RESERVE_NOTE = (
+    f"usable is {USABLE_PERCENT} % of what CUDA shows; working is the greatest of logits, one "
+    "layer's backward pass and an optimizer step; no figure here was measured on a GPU"
+)
+
+
+def choice_json(choice: Choice) -> dict[str, object]:
+    """One preset as plain values; money is text."""
+    return {
+        "platform": choice.platform,
+        "preset": choice.preset,
+        "nodes": choice.nodes,
+        "gpus": choice.gpus,
+        "fits": choice.fits,
+        "runs_here": choice.runs_here,
+        "strategy": choice.strategy,
+        "need_bytes_per_gpu": choice.need_bytes,
+        "usable_bytes_per_gpu": choice.usable_bytes,
+        "largest_batch": choice.largest_batch,
+        "usd_per_hour": None if choice.usd_per_hour is None else f"{choice.usd_per_hour:f}",
+        "region": choice.region,
+        "reason": choice.reason,
+    }
+
+
+def verdict_json(verdict: Verdict) -> dict[str, object]:
+    """One strategy as plain values."""
+    return {
+        "strategy": verdict.sharding.strategy.value,
+        "data": verdict.sharding.data,
+        "tensor": verdict.sharding.tensor,
+        "pipeline": verdict.sharding.pipeline,
+        "fits": verdict.fits,
+        "runs_here": verdict.runs_here,
+        "largest_micro_batch": verdict.largest_micro_batch,
+        "reason": verdict.reason,
+        "bytes_per_gpu": {**verdict.memory.parts, "total": verdict.memory.total},
+        "host_bytes_per_gpu": verdict.memory.host,
+    }
+
+
+GPU_MEMORY_GB: Final = 40
+"""The deck's assumption; its own benchmark ran on GPUs of 80 GB."""
+DTYPES: Final = (Dtype.FP32, Dtype.FP16, Dtype.INT8)
+BILLIONS: Final = (7, 13, 70)
+"""The deck's models: Llama-2."""
+_FACTOR: Final = Fraction(7, 2)
+_ROUNDED_UP_BY: Final = Fraction(11, 10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeckRow:
+    """What the deck's rule says of one size and type, in its decimal GB."""
+
+    billions: int
+    dtype: Dtype
+    weights_gb: int
+    training_gb: int
+    gpus: int
+
+
+def deck_row(billions: int, dtype: Dtype, *, gpu_memory_gb: int = GPU_MEMORY_GB) -> DeckRow:
+    """The deck's row, or what its rule gives for another size or another GPU."""
+    problems = [
+        f"{name}: got {value}, expected 1 or more"
+        for name, value in (("billions of parameters", billions), ("gpu-mem", gpu_memory_gb))
+        if value < 1
+    ]
+    if dtype not in DTYPES:
+        problems.append(
+            f"dtype: {dtype} is not a type that the deck prints; use one of {', '.join(DTYPES)}"
+        )
+    if problems:
+        raise SizeError("\n".join(problems))
+    weights_gb = billions * BITS[dtype] // 8
+    training_gb = _deck_rounding(_FACTOR * weights_gb)
+    return DeckRow(
+        billions=billions,
+        dtype=dtype,
+        weights_gb=weights_gb,
+        training_gb=training_gb,
+        gpus=_next_power_of_two(-(-training_gb // gpu_memory_gb)),
+    )
+
+
+def deck_table(*, gpu_memory_gb: int = GPU_MEMORY_GB) -> tuple[DeckRow, ...]:
+    """The nine rows of the deck, in its order."""
+    return tuple(
+        deck_row(billions, dtype, gpu_memory_gb=gpu_memory_gb)
+        for dtype in DTYPES
+        for billions in BILLIONS
+    )
+
+
+def billions_of(shape: ModelShape) -> int:
+    """The size that a model is called by, as the deck does: 70 for Llama-2-70b with its 69."""
+    named = re.search(r"(?<![\d.])(\d+)b$", shape.name, re.IGNORECASE)
+    return int(named.group(1)) if named else max(1, round(shape.parameters / 10**9))
+
+
+def _deck_rounding(amount_gb: Fraction) -> int:
+    power = _next_power_of_two(ceil(amount_gb))
+    steps = (Fraction(3 * power, 4), Fraction(power))
+    round_number = next(step for step in steps if step >= amount_gb)
+    return ceil(round_number if round_number <= amount_gb * _ROUNDED_UP_BY else amount_gb)
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,22 +1,26 @@
-"""Memory of one GPU in training, part by part: training_memory(shape, training, sharding).
+"""Memory of one GPU, part by part, in training and in serving: training_memory, serving_memory.
 
 The convention is that of workloads/train: AdamW with two fp32 states a trained weight and an fp32
 copy of a trained weight that is not fp32; gradients in the type of their weight; adapters in fp32.
 That is 16 bytes a trained weight, whatever its type. DDP reduces gradients in place
 (`gradient_as_bucket_view`), so it adds nothing.
+What a forward pass keeps for the backward pass are the tensors that autograd saves in the decoders
+of transformers 5.23 under SDPA with an explicit mask, with peft 0.21 adapters in fp32;
+tests/workloads/test_plan.py compares the sum with the trainer's own saved tensors. Letters: h
+hidden width, q of the queries, k of the keys, i of the MLP, s bytes of a value.
+The working set of serving assumes an engine that reads prompts in pieces of 2,048 tokens, as vLLM
+does by default (docs.vllm.ai, max_num_batched_tokens), and keeps fp32 logits of one token a stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from cost.size import activations
-from cost.size.shape import LINEAR_MODULES, ModelShape
-from cost.size.sharding import Sharding, Strategy
-from cost.size.training import Dtype, Method, Training
+from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError
+from cost.size.training import BITS, Dtype, Method, Sharding, Strategy, Training
 
 _ADAM_STATES: Final = 2 * 4
 _MASTER: Final = 4
@@ -129,23 +133,23 @@ def _stage_memory(
     adapters = trained_weights(shape, training) * layers // shape.layers * training.has_adapters
     trained = adapters or layers * shape.weights_per_layer + outer
     base = _up(layers * _layer_bytes(shape, training) + outer * s, t)
-    adapter_bytes = _up(adapters * activations.FP32, t)
+    adapter_bytes = _up(adapters * FP32, t)
     needs_master = not training.has_adapters and training.dtype is not Dtype.FP32
-    gradient_bytes = _up(trained * (activations.FP32 if training.has_adapters else s), t)
+    gradient_bytes = _up(trained * (FP32 if training.has_adapters else s), t)
     optimizer_bytes = _up(trained * (_ADAM_STATES + (_MASTER if needs_master else 0)), t)
 
     kept, backward = (
-        activations.layer_kept(shape, training),
-        activations.layer_backward(shape, training),
+        layer_kept(shape, training),
+        layer_backward(shape, training),
     )
     # One micro batch is in flight for each later stage, and no more than there are.
     in_flight = min(sharding.pipeline - stage, training.gradient_accumulation)
     saved = in_flight * layers * (kept.whole + _up(kept.split, t))
-    saved += activations.outside_layers(shape, training) if is_last else 0
-    loss = _up(activations.logits(shape, training), t) if is_last else 0
+    saved += outside_layers(shape, training) if is_last else 0
+    loss = _up(logits(shape, training), t) if is_last else 0
     # A step works on one tensor at a time, when the activations are gone: two fp32 temporaries,
     # and an fp32 copy of a gradient that is not fp32.
-    scratch = (3 if needs_master else 2) * activations.FP32 * _largest_trained(shape, training)
+    scratch = (3 if needs_master else 2) * FP32 * _largest_trained(shape, training)
     divided = _DIVIDED.get(sharding.strategy, ())
     weights = _up(base + adapter_bytes, sharding.data if "weights" in divided else 1)
     gradients = _up(gradient_bytes, sharding.data if "gradients" in divided else 1)
@@ -184,7 +188,7 @@ def _gathered(shape: ModelShape, training: Training, sharding: Sharding) -> int:
         return _up(unpacked, sharding.tensor)
     adapters = 0
     if training.has_adapters:
-        adapters = 2 * activations.FP32 * trained_weights(shape, training) // shape.layers
+        adapters = 2 * FP32 * trained_weights(shape, training) // shape.layers
     layers = min(2, shape.layers) * _layer_bytes(shape, training)
     return unpacked + adapters + layers + shape.outer_weights * s
 
@@ -198,3 +202,200 @@ def _largest_trained(shape: ModelShape, training: Training) -> int:
 def _up(amount: int, parts: int) -> int:
     """Bytes of the largest of `parts` equal parts."""
     return -(-amount // parts)
+
+
+FP32: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerBytes:
+    """Bytes that one decoder layer keeps, by what tensor parallelism does with them."""
+
+    whole: int
+    """On every GPU: of the hidden width."""
+    split: int
+    """Divided: of the width of heads or of the MLP."""
+
+    @property
+    def total(self) -> int:
+        """Bytes on a GPU that holds whole layers."""
+        return self.whole + self.split
+
+
+def layer_saved(shape: ModelShape, training: Training) -> LayerBytes:
+    """Bytes that one layer saves when nothing is computed again."""
+    tokens, s = training.tokens, training.value_bytes
+    h, q, k, i = shape.hidden, shape.query_width, shape.kv_width, shape.intermediate
+    # RMSNorm: its input in fp32 and one scale a token, twice.
+    whole = 2 * (FP32 * tokens * h + FP32 * tokens)
+    # Queries, keys and values with one copy per query head, the result, one scale a head.
+    split = 4 * s * tokens * q + FP32 * tokens * shape.heads
+    # Gate, up, and the activated gate.
+    split += 3 * s * tokens * i
+    # SDPA turns the boolean mask into numbers, once a layer.
+    whole += s * training.micro_batch_size * training.sequence_length**2
+    if shape.qk_norm:
+        split += FP32 * tokens * (q + k) + FP32 * tokens * (shape.heads + shape.kv_heads)
+    if training.has_adapters:
+        adapters = _adapter_inputs(shape, training)
+        return LayerBytes(whole=whole + adapters.whole, split=split + adapters.split)
+    # Weights of norms and linear layers are trained: their inputs stay as well.
+    whole += 2 * s * tokens * h + 2 * s * tokens * h
+    split += s * tokens * i
+    if shape.qk_norm:
+        split += s * tokens * (q + k)
+    return LayerBytes(whole=whole, split=split)
+
+
+def _adapter_inputs(shape: ModelShape, training: Training) -> LayerBytes:
+    """Inputs of the adapters: each module has an fp32 copy of its own, and the low-rank result."""
+    tokens = training.tokens
+    # Without a cast or a dropout the modules of one input share it, and o_proj's is attention's.
+    is_shared = training.value_bytes == FP32 and not training.dropout
+    bytes_each = FP32 + (1 if training.dropout else 0)
+    whole, split = 0, 0
+    for module in training.targets:
+        width, _ = shape.linear(module)
+        whole += FP32 * tokens * training.rank
+        if module in ("o_proj", "down_proj"):
+            split += 0 if is_shared and module == "o_proj" else bytes_each * tokens * width
+        elif not is_shared or module in _first_of_input(training.targets):
+            whole += bytes_each * tokens * width
+    return LayerBytes(whole=whole, split=split)
+
+
+def _first_of_input(targets: tuple[str, ...]) -> set[str]:
+    groups = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+    return {
+        next(name for name in group if name in targets) for group in groups if {*group} & {*targets}
+    }
+
+
+def layer_kept(shape: ModelShape, training: Training) -> LayerBytes:
+    """Bytes that one layer keeps until its backward pass."""
+    if training.gradient_checkpointing:
+        kept = training.value_bytes * training.tokens * shape.hidden
+        return LayerBytes(whole=kept, split=0)
+    return layer_saved(shape, training)
+
+
+def layer_backward(shape: ModelShape, training: Training) -> LayerBytes:
+    """Bytes that the backward pass of one layer needs beside what was kept: its peak is the MLP."""
+    tokens, s = training.tokens, training.value_bytes
+    again = layer_saved(shape, training)
+    if not training.gradient_checkpointing:
+        again = LayerBytes(whole=0, split=0)
+    gradients = (FP32 + s if training.has_adapters else 2 * s) * tokens * shape.intermediate
+    hidden = 2 * s * tokens * shape.hidden
+    return LayerBytes(whole=again.whole + hidden, split=again.split + gradients)
+
+
+def outside_layers(shape: ModelShape, training: Training) -> int:
+    """Bytes kept outside the layers: token ids, mask, last norm and, where trained, head input."""
+    tokens, h = training.tokens, shape.hidden
+    ids = 4 * 8 * tokens  # tokens, labels, positions and documents are 64-bit numbers
+    mask = training.micro_batch_size * training.sequence_length**2
+    norm = FP32 * tokens * h + FP32 * tokens
+    trained = 0 if training.has_adapters else 2 * training.value_bytes * tokens * h
+    return ids + mask + norm + trained
+
+
+def logits(shape: ModelShape, training: Training) -> int:
+    """Bytes at the peak of the loss: log-probabilities and two gradients of them, in fp32."""
+    tokens = min(training.tokens, training.logits_chunk_tokens or training.tokens)
+    return 3 * FP32 * tokens * shape.vocab
+
+
+PROMPT_PIECE_TOKENS: Final = 2048
+_CACHE_BYTES: Final = 2
+"""Keys and values stay in 16 bits when the weights have fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """One serving process, on `tensor` GPUs."""
+
+    dtype: Dtype = Dtype.BF16
+    streams: int = 1
+    """Conversations at once."""
+    context_tokens: int = 4096
+    """Tokens of one conversation, prompt and answer."""
+    tensor: int = 1
+    """GPUs that share each layer."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name}: got {getattr(self, name)}, expected 1 or more"
+            for name in ("streams", "context_tokens", "tensor")
+            if getattr(self, name) < 1
+        ]
+        if problems:
+            raise SizeError("\n".join(problems))
+
+
+def cache_bytes_per_token(shape: ModelShape, dtype: Dtype = Dtype.BF16) -> int:
+    """Bytes of keys and values that one token of one stream takes in all layers."""
+    return 2 * shape.layers * shape.kv_width * max(_CACHE_BYTES, BITS[dtype] // 8)
+
+
+def serving_memory(shape: ModelShape, serving: Serving) -> Memory:
+    """Memory of one GPU with all streams at their full length."""
+    bits = BITS[serving.dtype]
+    inner = shape.layers * shape.linear_weights_per_layer
+    # Quantised models keep embedding, norms and head in 16 bits.
+    outer_bits = max(16, bits)
+    weights = (inner * bits + (shape.parameters - inner) * outer_bits) // 8
+    cache = cache_bytes_per_token(shape, serving.dtype) * serving.streams * serving.context_tokens
+    piece = min(PROMPT_PIECE_TOKENS, serving.streams * serving.context_tokens)
+    widths = 2 * shape.hidden + 2 * shape.intermediate + shape.query_width + 2 * shape.kv_width
+    working = piece * widths * outer_bits // 8 + serving.streams * shape.vocab * 4
+    # A cache cannot be divided further than its heads: they are copied beyond.
+    cache_ways = min(serving.tensor, shape.kv_heads)
+    return Memory(
+        weights=-(-weights // serving.tensor),
+        kv_cache=-(-cache // cache_ways),
+        working=-(-working // serving.tensor),
+    )
+
+
+def most_streams(shape: ModelShape, serving: Serving, *, usable: int) -> int:
+    """The most streams of that length on `usable` bytes; 0 where not even one fits."""
+    return greatest(
+        lambda streams: (
+            serving_memory(
+                shape,
+                Serving(
+                    dtype=serving.dtype,
+                    streams=streams,
+                    context_tokens=serving.context_tokens,
+                    tensor=serving.tensor,
+                ),
+            ).total
+            <= usable
+        )
+    )
+
+
+def largest_micro_batch(
+    shape: ModelShape, training: Training, sharding: Sharding, *, usable: int
+) -> int:
+    """Rows per GPU and forward pass that fit on `usable` bytes; 0 where one row does not."""
+    return greatest(
+        lambda rows: (
+            training_memory(shape, replace(training, micro_batch_size=rows), sharding).total
+            <= usable
+        )
+    )
+
+
+def greatest(fits: Callable[[int], bool]) -> int:
+    """The greatest whole number from 1 that fits, 0 for none; `fits` never turns true again."""
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,19 +1,34 @@
-"""The shape of a causal language model and what follows from it exactly: its numbers of weights.
+"""The shape of a causal language model by its name or config.json, and its numbers of weights.
 
-Owns the parser of a Hugging Face config.json and the list of linear layers. Knows the decoder of
-Llama, Mistral, Qwen2 and Qwen3: pre-norm, grouped-query attention, gated MLP. Mixture-of-experts
-and other decoders are refused, since a wrong plan is worse than none.
+`Qwen/Qwen3-14B` and `SmolLM2-135M-Instruct` are the rows Qwen3-14B and SmolLM2-135M of models.yaml:
+a tuned model has the shape of its base. Knows the decoder of Llama, Mistral, Qwen2 and Qwen3:
+pre-norm, grouped-query attention, gated MLP. Mixture-of-experts and other decoders are refused,
+since a wrong plan is worse than none.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from difflib import get_close_matches
+from functools import cache
 from numbers import Real
-from typing import Final, TypeGuard, cast
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any, Final, cast
 
-from cost.size.errors import SizeError
+import yaml
+
+from stacks.decode import is_map
+from stacks.errors import UserError
+from stacks.text_file import read_text
+
+
+class SizeError(UserError):
+    """A model, method or number that cannot be planned, a line for each problem."""
+
 
 MODEL_TYPES: Final = ("llama", "mistral", "qwen2", "qwen3")
 LINEAR_MODULES: Final = (
@@ -143,7 +158,7 @@ class ModelShape:
 
 def shape_from_config(config: object, *, name: str, at: str) -> ModelShape:
     """The shape that a config.json declares; every problem is told at once, under `at`."""
-    if not _is_map(config):
+    if not is_map(config):
         raise SizeError(f"{at}: got {type(config).__name__}, expected the mapping of a config.json")
     problems: list[str] = []
     kind = config.get("model_type")
@@ -216,7 +231,7 @@ def _max_positions(config: Mapping[str, object], at: str, problems: list[str]) -
         return None
     known = _size(config, "max_position_embeddings", at, problems)
     scaling = config.get("rope_scaling")
-    if _is_map(scaling):
+    if is_map(scaling):
         factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
         if isinstance(factor, Real) and isinstance(original, int):
             grown = Decimal(str(factor)) * original
@@ -247,5 +262,49 @@ def _flag(config: Mapping[str, object], key: str, at: str, problems: list[str]) 
     return value
 
 
-def _is_map(value: object) -> TypeGuard[Mapping[str, object]]:
-    return isinstance(value, Mapping)
+MODELS_FILE: Final = Path(__file__).parent / "models.yaml"
+_TUNED: Final = ("-Instruct", "-Chat", "-chat", "-Base", "-hf", "-v0.1")
+_NOTES: Final = ("parameters", "source", "date")
+
+
+@cache
+def rows() -> Mapping[str, Mapping[str, Any]]:
+    """Every row of models.yaml by name, with its source, date and number of weights."""
+    return MappingProxyType(yaml.safe_load(MODELS_FILE.read_text(encoding="utf-8")))
+
+
+def load_shape(model: str) -> ModelShape:
+    """The shape of a model: a name of the catalog, a config.json, or a folder that holds one."""
+    path = Path(model)
+    if path.suffix == ".json" or path.is_dir():
+        return _read(path / "config.json" if path.is_dir() else path)
+    name = base_name(model)
+    by_lower = {each.lower(): each for each in rows()}
+    known = by_lower.get(name.lower())
+    if known is None:
+        near = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+        hint = f"; did you mean {by_lower[near[0]]}?" if near else ""
+        raise SizeError(
+            f"model: {model!r} is not in the catalog{hint} "
+            f"(has: {', '.join(rows())}; or give the path of a config.json)"
+        )
+    values = {key: value for key, value in rows()[known].items() if key not in _NOTES}
+    return ModelShape(name=known, **values)
+
+
+def base_name(model: str) -> str:
+    """`Qwen/Qwen3-14B` and `SmolLM2-135M-Instruct` as Qwen3-14B and SmolLM2-135M."""
+    name = PurePosixPath(model).name
+    for ending in _TUNED * 2:
+        name = name.removesuffix(ending)
+    return name
+
+
+def _read(path: Path) -> ModelShape:
+    try:
+        config: object = json.loads(read_text(path))
+    except OSError as error:
+        raise SizeError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise SizeError(f"{path}: not JSON: {error}") from error
+    return shape_from_config(config, name=path.resolve().parent.name, at=str(path))

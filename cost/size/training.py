@@ -1,17 +1,18 @@
-"""What is trained and how: method, type of the weights, lengths, adapters.
+"""What is trained and how: method, type of the weights, lengths, adapters, spread over GPUs.
 
-Owns the values that decide memory and their allowed ranges. The defaults are those of the trainer
-(workloads/train/config.py); a test compares the two.
+The defaults are those of the trainer (workloads/recipes/train.py); a test compares the two, and
+`TRAINED` with the strategies that the trainer can run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final
 
-from cost.size.errors import SizeError
-from cost.size.shape import LINEAR_MODULES
+from cost.size.shape import LINEAR_MODULES, SizeError
 
 
 class Method(StrEnum):
@@ -102,3 +103,91 @@ class Training:
     def value_bytes(self) -> int:
         """Bytes of one value in the forward pass."""
         return BITS[self.dtype] // 8
+
+
+class Strategy(StrEnum):
+    """What is divided between GPUs."""
+
+    DDP = "ddp"
+    ZERO1 = "zero-1"
+    ZERO2 = "zero-2"
+    FSDP = "fsdp"
+    OFFLOAD = "offload"
+    TENSOR = "tensor"
+    PIPELINE = "pipeline"
+    THREE_D = "3d"
+
+
+ABOUT: Final = {
+    Strategy.DDP: "every GPU has all of it and other rows",
+    Strategy.ZERO1: "optimizer state divided",
+    Strategy.ZERO2: "optimizer state and gradients divided",
+    Strategy.FSDP: "weights, gradients and optimizer state divided (ZeRO-3)",
+    Strategy.OFFLOAD: "as fsdp, kept in the memory of the host",
+    Strategy.TENSOR: "each layer divided inside a node",
+    Strategy.PIPELINE: "layers divided into stages",
+    Strategy.THREE_D: "tensor in a node, pipeline over nodes, rows over the rest",
+}
+TRAINED: Final = (Strategy.DDP, Strategy.FSDP, Strategy.OFFLOAD)
+"""Strategies that workloads/train can run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """A strategy with its degrees; their product is the number of GPUs."""
+
+    strategy: Strategy = Strategy.DDP
+    data: int = 1
+    """GPUs that see other rows: the replicas, and what ZeRO divides by."""
+    tensor: int = 1
+    pipeline: int = 1
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name}: got {getattr(self, name)} GPUs, expected 1 or more"
+            for name in ("data", "tensor", "pipeline")
+            if getattr(self, name) < 1
+        ]
+        if problems:
+            raise SizeError("\n".join(problems))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the job."""
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def label(self) -> str:
+        """The strategy and its degrees, such as `3d (tensor 8 x pipeline 2 x data 1)`."""
+        if self.strategy in (Strategy.TENSOR, Strategy.PIPELINE, Strategy.THREE_D):
+            parts = [f"tensor {self.tensor}"] if self.tensor > 1 else []
+            parts += [f"pipeline {self.pipeline}"] if self.pipeline > 1 else []
+            parts += [f"data {self.data}"]
+            return f"{self.strategy} ({' x '.join(parts)})"
+        return f"{self.strategy} x {self.data}"
+
+
+GIB: Final = 2**30
+BYTES_PER_GB: Final = 10**9
+USABLE_PERCENT: Final = 92
+"""The CUDA context, buffers of NCCL and fragmentation take the rest; measured by nobody here."""
+
+# What CUDA shows of a data sheet's GB ("GPU 0 has a total capacity of ..."), the least reading.
+# 48 (L40): github.com/QwenLM/Qwen3-VL/issues/2097, 2026-06-04; L40S shows 44.42 in
+# github.com/stepfun-ai/Step-Video-T2V/issues/8, 2025-02-17. 80 (H100): seed 001.
+# 141 (H200), 180 (B200): out-of-memory messages in public logs, read 2026-11-21.
+_SHOWN_GIB: Final[Mapping[int, float]] = MappingProxyType(
+    {48: 44.40, 80: 79.19, 141: 139.72, 180: 178.35}
+)
+
+
+def usable_bytes(gpu_memory_gb: int) -> int:
+    """Bytes that tensors may take on a GPU of this many GB; decimal GB where none was read."""
+    shown_gib = _SHOWN_GIB.get(gpu_memory_gb)
+    shown = gpu_memory_gb * BYTES_PER_GB if shown_gib is None else round(shown_gib * GIB)
+    return shown * USABLE_PERCENT // 100
+
+
+def usable_host_bytes(memory_gib: int) -> int:
+    """Bytes that a job may take of a node's own memory."""
+    return memory_gib * GIB * USABLE_PERCENT // 100

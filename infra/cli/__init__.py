@@ -1,0 +1,1 @@
+"""The command `soperator`: parses, calls, prints."""

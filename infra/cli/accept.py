@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.accept.result import Profile
 from infra.cli import context, output, submission
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format
 from infra.cli.verdict import exit_code
+from infra.reports.acceptance.result import Profile
+from infra.state import DEFAULT_STACK
 from stacks.text_file import read_text
 
 if TYPE_CHECKING:
-    from infra.accept.result import Result
     from infra.jobs.submit import Submission
+    from infra.reports.acceptance.result import Result
     from stacks.spec import StackSpec
 
 
@@ -68,12 +69,12 @@ def command(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Hold a cluster against its limits; ends with 0 for PASS, 1 for FAIL, 69 for NOT RUN."""
-    from infra.accept import certificate, signature
-    from infra.accept.result import merge, read
+    from infra.reports.acceptance import certificate
+    from infra.reports.acceptance.result import merge, read
 
     if verify is not None:
         own = context.private_key(identity)
-        public = signature.public_key(own) if signer is None else _public(signer)
+        public = certificate.public_key(own) if signer is None else _public(signer)
         values = certificate.verify(verify, public)
         _print(values, format)
         output.note(f"{verify}: the signature is right; made {values['made_at']}")
@@ -84,7 +85,7 @@ def command(
     else:
         if not dry_run:
             # What could not be certified need not hold nodes for hours first.
-            signature.refuse_unusable(context.private_key(identity))
+            certificate.refuse_unusable(context.private_key(identity))
             if folder is not None:
                 certificate.refuse_full(folder)
         with output.never_silent(f"acceptance of {stack}: its outputs and its login node"):
@@ -121,11 +122,11 @@ def _run(
     key: Path | None,
 ) -> Result | None:
     """What the jobs measured; None after a dry run."""
-    from infra.accept import run
-    from infra.jobs import dispatch, submit
-    from infra.jobs import sync as code
-    from infra.jobs.books import open_books
-    from infra.render.archive import hash_files
+    from infra.jobs import submit, submit_once
+    from infra.jobs import transfer as code
+    from infra.jobs.ledger import open_books
+    from infra.render.delivery import hash_files
+    from infra.reports.acceptance import run
     from stacks.mounts import shared_mounts
 
     job = run.accept_job(spec)
@@ -138,7 +139,7 @@ def _run(
     with context.connect(outputs, key) as connection:
         if dry_run:
             for batch in wanted:
-                ordered = dispatch.order(books, job, files, batch.sets, say=output.note)
+                ordered = submit_once.order(books, job, files, batch.sets, say=output.note)
                 made = submission.ReadyJob(books=books, files=files, order=ordered)
                 print(made.dry_run(connection, outputs), end="")
             return None
@@ -149,8 +150,8 @@ def _run(
 
         def send(batch: run.Batch, nodes: tuple[str, ...]) -> Submission:
             with submission.alone(connection, outputs):
-                sent = dispatch.dispatch(
-                    dispatch.order(books, job, files, batch.sets, say=output.note),
+                sent = submit_once.dispatch(
+                    submit_once.order(books, job, files, batch.sets, say=output.note),
                     books,
                     connection,
                     outputs,
@@ -178,11 +179,11 @@ def _run(
 
 def _content(spec: StackSpec, found: Result) -> dict[str, Any]:
     """The certificate with the stack's prices in it."""
-    from infra.accept import certificate, price
-    from infra.jobs.books import open_books
+    from infra.jobs.ledger import open_books
+    from infra.reports.acceptance import certificate
 
     rates = open_books(spec, context.state_root(), output.note).rates
-    prices = price.node_prices(rates, tuple(str(node["name"]) for node in found.nodes))
+    prices = certificate.node_prices(rates, tuple(str(node["name"]) for node in found.nodes))
     note = (
         f"Prices: the book of stack {spec.name} ({spec.prices}), a node with its boot disk, 730 "
         "hours a month."
@@ -194,7 +195,7 @@ def _print(values: dict[str, Any], format: Format) -> None:
     if format is Format.JSON:
         output.print_json(values)
         return
-    from infra.accept.table import HEADERS, rows, summary
+    from infra.reports.acceptance.certificate import HEADERS, rows, summary
 
     output.print_table(HEADERS, rows(values))
     for line in summary(values):
@@ -202,7 +203,7 @@ def _print(values: dict[str, Any], format: Format) -> None:
 
 
 def _public(path: Path) -> str:
-    from infra.accept.errors import AcceptError
+    from infra.reports.acceptance.result import AcceptError
 
     try:
         return read_text(path.expanduser()).strip()

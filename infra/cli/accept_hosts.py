@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from infra.accept.plain_hosts import DEFAULT_PORT
-from infra.accept.result import Profile
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import StackOption
 from infra.cli.verdict import exit_code
+from infra.reports.acceptance.result import Profile
+from infra.reports.acceptance.run import DEFAULT_PORT
+from infra.state import DEFAULT_STACK
 
 
 def command(
@@ -57,10 +58,10 @@ def command(
     """
     import sys
 
-    from infra.accept import plain_hosts, result, run
-    from infra.accept.errors import AcceptError
-    from infra.render.archive import hash_files, pack
-    from infra.render.job_nodes import hardware_environment, nodesets_of
+    from infra.render.delivery import hash_files, pack
+    from infra.render.sbatch import hardware_environment, nodesets_of
+    from infra.reports.acceptance import result, run
+    from infra.reports.acceptance.result import AcceptError
     from stacks.rules.naming import path_problem
 
     problems: list[str] = []
@@ -85,7 +86,7 @@ def command(
     own = (f"accept.profile={profile}", f"accept.stages=[{names}]")
     # A host's folders are its own: any other place would be measured as one that is shared.
     changes = (*own, 'accept.storage.places=["scratch"]', *(sets or ()))
-    where = plain_hosts.PlainHosts(
+    where = run.PlainHosts(
         hosts=tuple(hosts),
         python=python,
         folder=folder,
@@ -93,7 +94,7 @@ def command(
         ssh=("ssh",) if ssh_config is None else ("ssh", "-F", str(ssh_config)),
     )
     files = context.local_code(stack)
-    ranks = plain_hosts.Ranks(
+    ranks = run.Ranks(
         run_id=run_id,
         code=f"code-{hash_files(files)}",
         per_host=max(1, job.gpus_per_node),
@@ -113,8 +114,8 @@ def command(
 
     ranks_run = output.never_silent(f"acceptance on {', '.join(hosts)}")
     with ranks_run, output.ClusterText(sys.stderr) as shown:
-        text = plain_hosts.run(where, ranks, pack(files), write=shown.write, say=output.note)
-    path = plain_hosts.result_file(context.state_root() / "accept" / stack / run_id, text)
+        text = run.run(where, ranks, pack(files), write=shown.write, say=output.note)
+    path = run.result_file(context.state_root() / "accept" / stack / run_id, text)
     print(path)
     output.note(
         f"certificate: soperator accept --stack {stack} --result {path}; against another route: "

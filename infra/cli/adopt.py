@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from infra.cli import context
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import StackOption
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from infra.nebius.api import Api
+    from infra.providers.nebius.api import Api
     from stacks.spec import StackSpec
 
 
@@ -52,8 +53,8 @@ def command(
     ] = None,
 ) -> None:
     """Make an existing resource the stack's, so that the next `up` takes it over."""
-    from infra.nebius.errors import ApiError, explain
-    from infra.nebius.handover import HandoverError
+    from infra.providers.nebius.adoption import HandoverError
+    from infra.providers.nebius.api import ApiError, explain
 
     spec = context.spec(stack)
     if (kind is Kind.FILESYSTEM) != (role is not None):
@@ -73,17 +74,17 @@ def command(
 def _api() -> Api:
     import threading
 
-    from infra.nebius.api import Api
-    from infra.nebius.schema import Schema
-    from infra.nebius.sdk import cache_dir
+    from infra.providers.nebius.api import Api
+    from infra.providers.nebius.schema import Schema
+    from infra.providers.nebius.sdk import cache_dir
 
     return Api(Schema(cache_dir()), threading.Event())
 
 
 def _label(api: Api, spec: StackSpec, kind: Kind, id_: str, role: str | None) -> str:
     from infra.local.engine import PROJECT
-    from infra.nebius.handover import get, hand_over
-    from infra.nebius.resource_type import ResourceType
+    from infra.providers.nebius.adoption import get, hand_over
+    from infra.providers.nebius.resource_type import ResourceType
 
     type_ = ResourceType.of_token(api.schema, _TOKENS[kind])
     wanted: dict[str, Any] = {
@@ -104,7 +105,7 @@ def _label(api: Api, spec: StackSpec, kind: Kind, id_: str, role: str | None) ->
 
 def _filesystem(spec: StackSpec, role: str) -> tuple[str, dict[str, Any]]:
     """Name and declaration of the filesystem that the stack has in this role."""
-    from infra.render.filesystem import filesystem_spec
+    from infra.render.kube_cluster import filesystem_spec
     from infra.render.names import filesystems, submount_tag
 
     declared = dict(filesystems(spec))
@@ -125,9 +126,9 @@ def _filesystem(spec: StackSpec, role: str) -> tuple[str, dict[str, Any]]:
 
 def _name_in_stack_file(api: Api, spec: StackSpec, kind: Kind, id_: str) -> str:
     from infra.local.engine import PROJECT
-    from infra.local.state import CHECKOUT
-    from infra.nebius.handover import get, refuse_other_owner
-    from infra.nebius.resource_type import ResourceType
+    from infra.providers.nebius.adoption import get, refuse_other_owner
+    from infra.providers.nebius.resource_type import ResourceType
+    from infra.state import CHECKOUT
 
     type_ = ResourceType.of_token(api.schema, _TOKENS[kind])
     found = get(api, type_, id_, project_id=spec.nebius.project_id)

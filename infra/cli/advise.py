@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cost.layout import Format
+from cost.report.layout import Format
 from infra.cli import context
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import StackOption
 from infra.cli.output_file import OutputOption, put
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from cost.advise_ask import Ask, Promise
+    from cost.choose.demand import Ask, Promise
     from cost.run_record import RunRecord
     from stacks.spec import StackSpec
 
@@ -65,12 +66,11 @@ def command(
     output: OutputOption = None,
 ) -> None:
     """Rank presets and numbers of servers by cost per chat, measured or estimated, and say why."""
-    from cost.advise import advise
-    from cost.advise_explain import explain_candidate
-    from cost.advise_load import measured_curves
-    from cost.advise_table import render_advice
-    from cost.explain_table import render_explanation
-    from cost.price_book import PriceBook
+    from cost.choose.advise import advise, render_advice
+    from cost.choose.advise_explain import explain_candidate
+    from cost.choose.servers import measured_curves
+    from cost.prices.book import PriceBook
+    from cost.report.explanation import render_explanation
 
     declared = context.spec(stack)
     ask, source = _ask(
@@ -119,8 +119,8 @@ def _ask(
     spec: StackSpec,
 ) -> tuple[Ask, str]:
     """The question, and in one sentence where its chats come from."""
-    from cost.advise_ask import Ask
-    from cost.size.catalog import load_shape
+    from cost.choose.demand import Ask
+    from cost.size.shape import load_shape
 
     chat = spec.chat
     demand = chat.chats_per_day if chats_per_day is None else chats_per_day
@@ -143,7 +143,7 @@ def _ask(
 
 
 def _promise(text: str | None) -> Promise:
-    from cost.advise_ask import SLO_NAMES, Promise
+    from cost.choose.demand import SLO_NAMES, Promise
 
     bounds: dict[str, Decimal] = {}
     problems: list[str] = []

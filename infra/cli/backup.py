@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from infra.cli import context
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import StackOption
 from infra.cli.output import Format, note, print_json
+from infra.state import DEFAULT_STACK
 
 
 def command(
@@ -16,7 +17,7 @@ def command(
     format: Annotated[Format, typer.Option(help="How to print the snapshot.")] = Format.TABLE,
 ) -> None:
     """Copy the jail to object storage now; returns with the snapshot once the copy has ended."""
-    from infra.restore.copy_now import copy_now, new_name
+    from infra.operate.restore import copy_now, new_name
 
     spec = context.spec(stack)
     client = context.kube_client(stack)

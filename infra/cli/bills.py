@@ -15,9 +15,9 @@ from stacks.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cost.bill import Bill
-    from cost.comment import StackChange
-    from cost.price_book import PriceBook
+    from cost.bill.bill import Bill
+    from cost.diff.comment import StackChange
+    from cost.prices.book import PriceBook
     from stacks.problem import Problem
     from stacks.spec import StackSpec
 
@@ -27,7 +27,7 @@ _PRICES = Path("cost/prices")
 
 def of_stack(stack: str) -> Bill:
     """The bill of a declared stack, with the runs that were pulled here."""
-    from infra.prices.book import price_book
+    from infra.operate.prices import price_book
 
     spec = context.spec(stack)
     return _bill(spec, price_book(spec, context.state_root()))
@@ -35,8 +35,7 @@ def of_stack(stack: str) -> Bill:
 
 def of_file(path: Path) -> Bill:
     """The bill of `Pulumi.NAME.yaml`, with the price books of the checkout that it is in."""
-    from cost.price_book import PRICES_DIR, PriceBook
-    from cost.price_layers import layered
+    from cost.prices.book import PRICES_DIR, PriceBook, layered
     from stacks.load import load_stack
 
     name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
@@ -50,8 +49,8 @@ def of_file(path: Path) -> Bill:
 
 def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChange, ...]:
     """What became of the stacks of another checkout; every stack of either where none is named."""
-    from cost.comment import StackChange
-    from cost.price import PriceBookError
+    from cost.diff.comment import StackChange
+    from cost.prices.price import PriceBookError
     from stacks.load import StackError, stack_names
 
     then = folder / _STACKS
@@ -73,7 +72,7 @@ def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChang
 
 def _bill(spec: StackSpec, book: PriceBook) -> Bill:
     """The bill; refused are errors other than what the stack may not afford, which a bill shows."""
-    from cost.bill import bill
+    from cost.bill.bill import bill
     from infra.jobs.records import load_whole_records
 
     found = bill(spec, book, load_whole_records(context.state_root(), spec.name))

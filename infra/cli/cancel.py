@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
+from infra.state import DEFAULT_STACK
 
 
 def command(
@@ -16,8 +17,8 @@ def command(
     identity: IdentityOption = None,
 ) -> None:
     """End jobs, running or waiting, and those that wait for their success."""
-    from infra.jobs import slurm
-    from infra.jobs.rest import waiting_for
+    from infra.clients import slurm
+    from infra.jobs.follow import waiting_for
 
     for job_id in job_ids:
         slurm.job_id(job_id)

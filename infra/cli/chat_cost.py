@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from cost.layout import Format
+from cost.report.layout import Format
 from infra.cli import bills
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import StackOption
 from infra.cli.output_file import OutputOption, put
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 _LEAST = Decimal("0.01")
@@ -30,8 +31,8 @@ def command(
     output: OutputOption = None,
 ) -> None:
     """Show what one reference chat costs on a stack, at which wait, and against hosted models."""
-    from cost.chat_report import SharedBill, render_chats
-    from cost.unit_costs import NotKnown
+    from cost.bill.chat_report import SharedBill, render_chats
+    from cost.chat.unit_costs import NotKnown
 
     shared = None
     if usd is not None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import StackOption
 from infra.cli.output import Format
 from infra.cli.output_file import OutputOption, put
 from infra.cli.verdict import comparing, exit_code
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,9 +47,8 @@ def command(
     if kube_job:
         _kube_job(context.spec(stack), nodeset, image, nodes, name, file)
         return
-    from infra.accept import compare_page
-    from infra.accept.compare import compare
-    from infra.accept.throughput import read_run
+    from infra.reports.acceptance import comparison
+    from infra.reports.acceptance.comparison import compare, read_run
 
     with comparing():
         if files is None or len(files) != 2:
@@ -57,12 +57,12 @@ def command(
             )
         found = compare(read_run(files[0]), read_run(files[1]), limit_percent=limit)
     if file is not None:
-        put(compare_page.html(found), file)
+        put(comparison.html(found), file)
     if format is Format.JSON:
-        output.print_json(compare_page.plain(found))
+        output.print_json(comparison.plain(found))
     else:
-        output.print_table(compare_page.HEADERS, compare_page.rows(found))
-        for line in compare_page.notes(found):
+        output.print_table(comparison.HEADERS, comparison.rows(found))
+        for line in comparison.notes(found):
             print(line)
     raise typer.Exit(exit_code(found.outcome))
 
@@ -75,15 +75,15 @@ def _kube_job(
     name: str,
     file: Path | None,
 ) -> None:
-    from infra.accept import kube_job
     from infra.render.kube_job import to_yaml
+    from infra.reports.acceptance import comparison
 
     if image is None:
         raise UserError("compare-runs: --kube-job needs --image, with this code and torch in it")
     worker = _worker(spec, nodeset)
-    job = kube_job.KubeJob(name=name, image=image, nodes=nodes)
-    put(to_yaml(kube_job.render(spec, worker, job)), file)
-    lines = kube_job.how_to_run(spec, worker, job, file=None if file is None else str(file))
+    job = comparison.KubeJob(name=name, image=image, nodes=nodes)
+    put(to_yaml(comparison.render(spec, worker, job)), file)
+    lines = comparison.how_to_run(spec, worker, job, file=None if file is None else str(file))
     for line in lines:
         output.note(line)
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli.output import note
-from infra.local.state import CHECKOUT, State
+from infra.state import CHECKOUT, State
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from cost.bill import Bill
-    from infra.jobs.errors import StackPausedError
-    from infra.jobs.outputs import StackOutputs
-    from infra.jobs.ssh import Connection
-    from infra.kube.client import KubeClient
+    from cost.bill.bill import Bill
+    from infra.clients.errors import StackPausedError
+    from infra.clients.kube import KubeClient
+    from infra.clients.pulumi import StackOutputs
+    from infra.clients.ssh import Connection
     from stacks.spec import StackSpec
 
 StackOption = Annotated[str, typer.Option("--stack", "-s", help="Stack to use.")]
@@ -32,7 +32,6 @@ IdentityOption = Annotated[
     Path | None,
     typer.Option("--identity", "-i", help="Private key; the state folder's own by default."),
 ]
-DEFAULT_STACK = "local"
 
 
 def state_root() -> Path:
@@ -61,7 +60,7 @@ def environ() -> dict[str, str]:
 
 def read(stack: str) -> StackOutputs:
     """Outputs of the deployed stack, read once through pulumi."""
-    from infra.jobs.outputs import read_outputs
+    from infra.clients.pulumi import read_outputs
 
     return read_outputs(stack, root=CHECKOUT, environ=environ())
 
@@ -69,7 +68,7 @@ def read(stack: str) -> StackOutputs:
 def fetched(stack: str, job_id: str, error: StackPausedError) -> Path:
     """The folder of what was brought here of a paused stack's job; raises `error` without one."""
     from infra.jobs.history import run_folder
-    from infra.jobs.pull import LOG_NAME
+    from infra.jobs.transfer import LOG_NAME
 
     folder = run_folder(state_root(), stack, job_id)
     if not (folder / LOG_NAME).is_file():
@@ -80,34 +79,34 @@ def fetched(stack: str, job_id: str, error: StackPausedError) -> Path:
 
 def first_up(stack: str) -> datetime | None:
     """When the stack was first brought up; None where the engine does not know."""
-    from infra.jobs.outputs import read_first_up
+    from infra.clients.pulumi import read_first_up
 
     return read_first_up(stack, root=CHECKOUT, environ=environ())
 
 
 def run_config_store(outputs: StackOutputs) -> dict[str, str] | None:
     """What opens the stack's bucket of run configs; None where it has none."""
-    from infra.jobs.outputs import read_run_config_store
+    from infra.clients.pulumi import read_run_config_store
 
     return read_run_config_store(outputs, root=CHECKOUT, environ=environ())
 
 
 def kube_client(stack: str) -> KubeClient:
     """A client of the deployed stack's Kubernetes API."""
-    from infra.jobs.outputs import read_kubeconfig
-    from infra.kube.client import KubeClient
-    from infra.kube.kubeconfig import read_kubeconfig as parse
+    from infra.clients.kube import KubeClient
+    from infra.clients.kube import read_kubeconfig as parse
+    from infra.clients.pulumi import read_kubeconfig
 
     return KubeClient(parse(read_kubeconfig(stack, root=CHECKOUT, environ=environ())))
 
 
 def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:
     """A connection to the stack's login node; jobs of submissions cut off are put back first."""
-    from infra.jobs import recovery
-    from infra.jobs.ssh import Connection
+    from infra.clients.ssh import Connection
+    from infra.jobs import submit_once
 
     connection = Connection(outputs.endpoint(private_key(identity)))
-    recovery.put_back(state_root(), connection, outputs, note)
+    submit_once.put_back(state_root(), connection, outputs, note)
     return connection
 
 
@@ -130,9 +129,9 @@ def spec(stack: str) -> StackSpec:
 
 def bill(stack: str) -> Bill:
     """The stack's bill with the runs that were pulled here; a stack with errors has none."""
-    from cost.bill import bill as make_bill
+    from cost.bill.bill import bill as make_bill
     from infra.jobs.records import load_records
-    from infra.prices.book import price_book
+    from infra.operate.prices import price_book
 
     declared = spec(stack)
     state = state_root()
@@ -144,7 +143,7 @@ def bill(stack: str) -> Bill:
 
 def local_code(stack: str) -> dict[str, bytes]:
     """What this checkout would deliver to the stack."""
-    from infra.render.archive import code_files
+    from infra.render.delivery import code_files
 
     return code_files(CHECKOUT, spec(stack))
 

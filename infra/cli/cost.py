@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cost.layout import Document, Format, lay_out
+from cost.report.layout import Document, Format, lay_out
 from infra.cli import bills
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import StackOption
 from infra.cli.output import note
 from infra.cli.output_file import OutputOption, put
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from cost.bill import Bill
+    from cost.bill.bill import Bill
 
 _MOST_ALTERNATIVES = 10
 
@@ -92,8 +93,8 @@ def explain(
     output: OutputOption = None,
 ) -> None:
     """Show formula, inputs with their sources, and arithmetic of any figure of the bill."""
-    from cost.explain import explain as explanation_of
-    from cost.explain_table import render_explanation
+    from cost.bill.explain import explain as explanation_of
+    from cost.report.explanation import render_explanation
 
     found = bills.of_stack(stack or ctx.obj)
     put(render_explanation(explanation_of(found, item), format), output)
@@ -101,9 +102,8 @@ def explain(
 
 def _bill(stack: str, format: Format) -> tuple[str, bool]:
     """The bill and whether a limit is broken; limits and old prices go to standard error too."""
-    from cost.page import bill_page
-    from cost.price_ages import price_age_problems
-    from cost.table import render
+    from cost.bill.table import bill_page, render
+    from cost.prices.book import price_age_problems
 
     found = bills.of_stack(stack)
     text = bill_page(found) if format is Format.HTML else render(found, format)
@@ -115,11 +115,11 @@ def _bill(stack: str, format: Format) -> tuple[str, bool]:
 
 
 def _compared(stack: str | None, targets: list[str], format: Format) -> str:
-    from cost.comment import SIDES
-    from cost.compare import render_compare
-    from cost.diff import diff
-    from cost.diff_table import render_diff
-    from cost.snapshot import take
+    from cost.diff.comment import SIDES
+    from cost.diff.compare import render_compare
+    from cost.diff.diff import diff
+    from cost.diff.snapshot import take
+    from cost.diff.table import render_diff
 
     first = Path(targets[0])
     is_path = first.suffix == ".yaml" or len(first.parts) > 1
@@ -141,10 +141,9 @@ def _compared(stack: str | None, targets: list[str], format: Format) -> str:
 def _since_checkout(stack: str | None, folder: Path, format: Format) -> str:
     from html import escape
 
-    from cost.comment import SIDES, comment
-    from cost.csv_text import csv_text
-    from cost.diff_table import csv_rows, plain_diff, render_diff
-    from cost.page import page
+    from cost.diff.comment import SIDES, comment
+    from cost.diff.table import csv_rows, plain_diff, render_diff
+    from cost.report.layout import csv_text, page
 
     changes = bills.since_checkout(folder, [stack] if stack else [])
     if format is Format.MARKDOWN:
@@ -179,9 +178,8 @@ def _since_checkout(stack: str | None, folder: Path, format: Format) -> str:
 
 
 def _alternatives(stack: str, without: list[str], format: Format) -> str:
-    from cost.alternatives import alternatives, parse_shortage
-    from cost.alternatives_table import alternatives_part
-    from cost.csv_text import csv_text
+    from cost.choose.alternatives import alternatives, alternatives_part, parse_shortage
+    from cost.report.layout import csv_text
 
     shortages = [parse_shortage(text) for text in without]
     found: Bill = bills.of_stack(stack)
@@ -199,6 +197,6 @@ def _alternatives(stack: str, without: list[str], format: Format) -> str:
 
 def _paged(text: str, format: Format, title: str) -> str:
     """A whole page where the text is a fragment of HTML."""
-    from cost.page import page
+    from cost.report.layout import page
 
     return page(title, [text]) if format is Format.HTML else text

@@ -1,6 +1,6 @@
 """`soperator demo`: the main job on the `local` stack, end to end; runs again after any kill.
 
-Owns the order of the stages; each stage in infra/demo/ does nothing that is already done.
+Owns the order of the stages; each stage in infra/setup/demo/ does nothing that is already done.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, output
-from infra.local.state import CHECKOUT
+from infra.state import CHECKOUT
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from infra.demo.progress import Progress
+    from infra.setup.demo.runner import Progress
 
 _STACK = "local"
 # Small enough for a check of the whole path in about three minutes; the numbers mean little. The
@@ -58,7 +58,7 @@ def command(
     ] = False,
 ) -> None:
     """Run the main job on the local stack, end to end, and write report.html."""
-    from infra.demo.progress import Progress
+    from infra.setup.demo.runner import Progress
 
     state = context.state_root()
     if os.geteuid() != 0:
@@ -77,14 +77,14 @@ def command(
 
 
 def _bring_up(state: Path, progress: Progress) -> None:
-    from cost.table import render
+    from cost.bill.table import render
     from infra.cli import env
-    from infra.demo import leftovers
-    from infra.demo.serving import roles
-    from infra.demo.summary import month
     from infra.local import cloud
+    from infra.setup.demo import runner
+    from infra.setup.demo.serving import roles
+    from infra.setup.demo.summary import month
 
-    leftovers.remember(state / "demo" / "before.json")
+    runner.remember(state / "demo" / "before.json")
     env.prepare()
     declared = context.spec(_STACK)
     roles(declared)
@@ -101,7 +101,7 @@ def _bring_up(state: Path, progress: Progress) -> None:
 
 
 def _pulumi_up(state: Path, progress: Progress, stage: str) -> None:
-    from infra.demo import engine
+    from infra.setup.demo import engine
 
     with progress.stage(stage) as remark:
         remark.text = engine.run(
@@ -118,10 +118,9 @@ def _run_jobs(
     state: Path, progress: Progress, settings: dict[str, tuple[str, ...]]
 ) -> dict[str, Path]:
     """What each job left on this machine, by its name."""
-    from infra.demo import chain
-    from infra.demo.runner import Runner
-    from infra.demo.serving import roles, serve_and_load
-    from infra.jobs.outputs import read_outputs
+    from infra.clients.pulumi import read_outputs
+    from infra.setup.demo.runner import Runner, run_chain
+    from infra.setup.demo.serving import roles, serve_and_load
 
     outputs = read_outputs(_STACK, root=CHECKOUT, environ=_environ())
     with context.connect(outputs) as connection:
@@ -134,7 +133,7 @@ def _run_jobs(
             git_revision=context.git_revision(),
             say=progress.say,
         )
-        steps = chain.run(runner, settings)
+        steps = run_chain(runner, settings)
         steps |= serve_and_load(runner, steps[roles(runner.spec).tune.name], settings)
     for name, step in steps.items():
         remark = f"job {step.job.id}" + (", from an earlier run" if step.reused else "")
@@ -145,9 +144,9 @@ def _run_jobs(
 def _report(
     state: Path, progress: Progress, folders: dict[str, Path], *, reduced: bool, kept: bool
 ) -> None:
-    from infra.demo import summary
-    from infra.demo.outcomes import outcomes
-    from infra.report.page import write
+    from infra.reports.page.page import write
+    from infra.setup.demo import summary
+    from infra.setup.demo.summary import outcomes
 
     found = outcomes(context.spec(_STACK), state, folders)
     page = write(found.report, state / "report.html")
@@ -157,7 +156,7 @@ def _report(
 
 
 def _take_down(state: Path, progress: Progress) -> None:
-    from infra.demo import engine, leftovers
+    from infra.setup.demo import engine, runner
 
     with progress.stage("pulumi destroy"):
         engine.run(
@@ -170,7 +169,7 @@ def _take_down(state: Path, progress: Progress) -> None:
         )
     _local("down")
     before = state / "demo" / "before.json"
-    left = leftovers.find(state, before)
+    left = runner.find(state, before)
     if left:
         raise UserError("\n".join(["destroy: something is left:", *left]))
     before.unlink(missing_ok=True)

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, StackOption
-from infra.local.state import CHECKOUT
+from infra.cli.context import StackOption
+from infra.state import CHECKOUT, DEFAULT_STACK
 from stacks.errors import UserError
 
 _CLUSTER = "nebius:mk8s/v1:Cluster"
@@ -23,7 +23,7 @@ def command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Destroy without a question.")] = False,
 ) -> None:
     """Destroy a stack; files stay unless it purges them. Works when its kube cluster is gone."""
-    from infra.teardown.run import destroy
+    from infra.providers.soperator.teardown import destroy
 
     if not yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError(
@@ -48,10 +48,10 @@ def command(
 def _refuse_bad_token() -> None:
     """UserError where the API does not take the credential: the kube cluster would say as much of
     each object, and no more. An API that is away stops nobody."""
-    from infra.nebius.errors import ApiError
-    from infra.nebius.sdk import EndpointError
-    from infra.preflight.cloud import Cloud
-    from infra.preflight.credentials import credential_problem
+    from infra.operate.preflight.access import credential_problem
+    from infra.operate.preflight.check import Cloud
+    from infra.providers.nebius.api import ApiError
+    from infra.providers.nebius.sdk import EndpointError
 
     try:
         problem = credential_problem(Cloud(within_s=_ASK_S))
@@ -63,11 +63,10 @@ def _refuse_bad_token() -> None:
 
 def _exists(cluster_id: str) -> bool:
     """Whether the cloud has the cluster; one that cannot be asked for counts as there."""
-    from infra.nebius.api import Api
-    from infra.nebius.errors import ApiError
-    from infra.nebius.resource_type import ResourceType
-    from infra.nebius.schema import Schema
-    from infra.nebius.sdk import EndpointError, cache_dir
+    from infra.providers.nebius.api import Api, ApiError
+    from infra.providers.nebius.resource_type import ResourceType
+    from infra.providers.nebius.schema import Schema
+    from infra.providers.nebius.sdk import EndpointError, cache_dir
 
     try:
         api = Api(Schema(cache_dir()), threading.Event())

@@ -12,15 +12,21 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import StackOption
 from infra.cli.output import Format
-from infra.local.slurm.setup import SlurmSetup
-from infra.nebius.sdk import CLI_CONFIG, ENDPOINT_VARIABLE, TOKEN_VARIABLE, loopback_target
-from infra.passphrase import public_problem
+from infra.clients.passphrase import public_problem
+from infra.local.slurm.pod import SlurmSetup
+from infra.providers.nebius.sdk import (
+    CLI_CONFIG,
+    ENDPOINT_VARIABLE,
+    TOKEN_VARIABLE,
+    loopback_target,
+)
+from infra.state import DEFAULT_STACK
 from stacks.load import STACKS_DIR
 
 if TYPE_CHECKING:
-    from cost.estimate import Estimate
+    from cost.resources.estimate import Estimate
     from stacks.spec import StackSpec
 
 _LOCAL_TOOLS = ("munged", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "sshd", "etcd")
@@ -85,6 +91,8 @@ def _come_up(stack: str, sources: Path, format: Format) -> NoReturn:
                 print(f"         not run: {'for a reason given above' if text in told else text}")
             for text in step.outside:
                 print(f"         not looked at: {text}")
+            for text in step.assumed:
+                print(f"         assumed: {text}, which you make")
     line, code = doctor_sources.verdict(stack, found)
     if format is Format.JSON:
         steps = [{**asdict(each), "outcome": each.outcome} for each in found]
@@ -139,8 +147,8 @@ def credentials(stack: str) -> list[Finding]:
 
 def declared(stack: str) -> list[Finding]:
     """The stack file by its own rules, and how old the prices are."""
-    from cost.bill import bill
-    from infra.prices.book import price_book
+    from cost.bill.bill import bill
+    from infra.operate.prices import price_book
     from stacks.check import Level
 
     spec = context.spec(stack)
@@ -167,7 +175,7 @@ def declared(stack: str) -> list[Finding]:
 def asked(stack: str) -> list[Finding]:
     """What the project holds and lacks, as the API tells within seconds."""
     from infra.cli.env import Target, environment
-    from infra.preflight.ask import ask
+    from infra.operate.preflight.ask import ask
     from stacks.load import PROJECT
 
     if stack == DEFAULT_STACK:
@@ -189,7 +197,7 @@ def _one_line(seen: str) -> str:
 
 def price_ages(spec: StackSpec, total: Estimate, today: date) -> Finding:
     """Whether a price in use is older than the stack's policy allows."""
-    from cost.price_ages import price_age_problems
+    from cost.prices.book import price_age_problems
 
     used = [price for line in total.components for price in line.prices]
     problems = price_age_problems(spec, used, today)

@@ -11,7 +11,7 @@ from infra.cli import context
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from infra.conformance.come_up import Step
+    from infra.operate.conformance.come_up import Step
 
 NOT_RUN = 69
 """Exit code where nothing failed and the folder lacks something."""
@@ -19,11 +19,11 @@ NOT_RUN = 69
 
 def steps(stack: str, sources: Path) -> Iterator[Step]:
     """The way of the stack from its releases to pods that could run, step by step."""
-    from infra.conformance.cluster import ApiServer
-    from infra.conformance.come_up import ComeUp
-    from infra.conformance.sources import Sources
     from infra.local.kube import api_server
-    from infra.local.state import Ports
+    from infra.operate.conformance.cluster import ApiServer
+    from infra.operate.conformance.come_up import ComeUp
+    from infra.operate.conformance.sources import Sources
+    from infra.state import Ports
     from stacks.check import Level, check
 
     if not sources.is_dir():
@@ -55,4 +55,6 @@ def verdict(stack: str, found: list[Step]) -> tuple[str, int]:
         return f"{stack}: not known whether it would come up: {where}", NOT_RUN
     outside = len({text for step in found for text in step.outside})
     rest = f"; {outside} not looked at, which no folder can give" if outside else ""
+    assumed = sum(len(step.assumed) for step in found)
+    rest += f"; {assumed} assumed, which you make" if assumed else ""
     return f"{stack} would come up, as far as its charts, operator and pods decide{rest}", 0

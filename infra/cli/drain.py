@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 _WAYS = "give --reason TEXT to drain, or --undo"
@@ -26,8 +27,7 @@ def command(
         raise UserError("--undo excludes --reason and --wait; " + _WAYS)
     if not undo and not reason:
         raise UserError(f"drain: {_WAYS}")
-    from infra.jobs.draining import listed
-    from infra.jobs.nodes import await_idle, drain, resume
+    from infra.jobs.nodes import await_idle, drain, listed, resume
 
     named = ", ".join(nodes)
     with context.connect(context.read(stack), identity) as shell:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from infra.cli import context
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import StackOption
 from infra.cli.output_file import OutputOption, put
+from infra.state import DEFAULT_STACK
 
 
 def command(stack: StackOption = DEFAULT_STACK, file: OutputOption = None) -> None:

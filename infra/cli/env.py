@@ -61,9 +61,9 @@ def environment(target: Target | None = None) -> dict[str, str]:
     """
     if target is None:
         target = Target.CLOUD if os.environ.get("PULUMI_BACKEND_URL") else Target.LOCAL
+    from infra.clients.passphrase import PUBLIC
     from infra.local import engine, offline
-    from infra.local.state import CHECKOUT, TOKEN, Cache, Ports, State
-    from infra.passphrase import PUBLIC
+    from infra.state import CHECKOUT, TOKEN, Cache, Ports, State
 
     state, cache = State.from_environ(), Cache.from_environ()
     backend = state.offline / "pulumi" if target is Target.OFFLINE else state.pulumi
@@ -101,7 +101,7 @@ def environment(target: Target | None = None) -> dict[str, str]:
 def prepare(target: Target = Target.LOCAL) -> None:
     """Make what `environment` names: keys, plugins, the backend with its stacks, the emulator."""
     from infra.local import engine, offline
-    from infra.local.state import State
+    from infra.state import State
 
     state = State.from_environ()
     engine.make_folders(state)

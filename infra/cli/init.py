@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from infra.cli import output
-from infra.init.backend import Backend
+from infra.setup.project.project import Backend
 from stacks.errors import UserError
 
 
@@ -46,15 +46,13 @@ def command(
     With --project and --name alone, a stack file that is there stays as it was edited, and the
     keys of the project are renewed in their last two weeks.
     """
-    from cost.bill import bill
-    from cost.price_book import PriceBook
-    from cost.price_layers import layered
+    from cost.bill.bill import bill
+    from cost.prices.book import PriceBook, layered
     from infra.cli.context import environ, state_root
-    from infra.init.ask import Options, fill
-    from infra.init.backend import make_stack
-    from infra.init.calls import Calls
-    from infra.init.choices import worker_choices
-    from infra.init.new_stack import (
+    from infra.providers.nebius.sdk import KEY_FILE_VARIABLE, TOKEN_VARIABLE
+    from infra.setup.project.ask import Options, fill, worker_choices
+    from infra.setup.project.project import Calls, find_place, make_stack, prepare
+    from infra.setup.project.stack_file import (
         check_stack,
         kept_stack,
         refuse_other_file,
@@ -62,9 +60,7 @@ def command(
         stack_path,
         write_stack,
     )
-    from infra.init.project import find_place, prepare
-    from infra.local.state import CHECKOUT
-    from infra.nebius.sdk import KEY_FILE_VARIABLE, TOKEN_VARIABLE
+    from infra.state import CHECKOUT
     from stacks.load import STACKS_DIR
 
     ask = _ask if sys.stdin.isatty() and sys.stdout.isatty() else None
@@ -129,7 +125,7 @@ def engine_environ(environment_file: Path) -> dict[str, str]:
     """Environment of the engine for a project, as the printed lines set it."""
     from infra.cli.env import Target, environment
     from infra.cli.env import prepare as prepare_engine
-    from infra.init.backend import variables_of
+    from infra.setup.project.project import variables_of
 
     prepare_engine(Target.CLOUD)
     return {**os.environ, **environment(Target.CLOUD), **variables_of(environment_file)}

@@ -5,6 +5,6 @@ from __future__ import annotations
 
 def command() -> None:
     """Print a Kubernetes exec credential."""
-    from infra.nebius.token import exec_credential
+    from infra.providers.nebius.sdk import exec_credential
 
     print(exec_credential())

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from infra.jobs.leaderboard import Board
+    from infra.jobs.search import Board
     from stacks.search_spec import SearchSpec
     from stacks.spec import StackSpec
 
@@ -27,9 +28,8 @@ def command(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Rank the trials of a declared search by its metric, with what each cost."""
-    from infra.jobs.books import open_books
-    from infra.jobs.leaderboard import leaderboard, usd_by_job
-    from infra.jobs.trials import runs_of, states_of
+    from infra.jobs.ledger import open_books
+    from infra.jobs.search import leaderboard, runs_of, states_of, usd_by_job
 
     spec = context.spec(stack)
     wanted = declared(spec, search)
@@ -64,8 +64,8 @@ def declared(spec: StackSpec, name: str) -> SearchSpec:
 
 
 def _print(board: Board, spec: StackSpec) -> None:
-    from cost.layout import small_usd_text
-    from infra.jobs.leaderboard import NO_METRIC
+    from cost.report.layout import small_usd_text
+    from infra.jobs.search import NO_METRIC
 
     search = board.search
     if spec.bill_heading is not None:

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import StackOption
 from infra.cli.output import Format, note, print_json, print_table
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from decimal import Decimal
 
-    from infra.leftovers.resources import Owned
-    from infra.nebius.api import Api
+    from infra.operate.orphans import Owned
+    from infra.providers.nebius.api import Api
     from stacks.spec import StackSpec
 
 _HEADERS = ("Type", "Name", "Id", "USD a month")
@@ -50,19 +51,18 @@ def command(
 def _api() -> Api:
     import threading
 
-    from infra.nebius.api import Api
-    from infra.nebius.schema import Schema
-    from infra.nebius.sdk import cache_dir
+    from infra.providers.nebius.api import Api
+    from infra.providers.nebius.schema import Schema
+    from infra.providers.nebius.sdk import cache_dir
 
     return Api(Schema(cache_dir()), threading.Event())
 
 
 def _find(api: Api, spec: StackSpec) -> list[Owned]:
-    from infra.leftovers.resources import owned
-    from infra.leftovers.states import known_ids
     from infra.local.engine import PROJECT
-    from infra.local.state import CHECKOUT
-    from infra.nebius.errors import ApiError, explain
+    from infra.operate.orphans import known_ids, owned
+    from infra.providers.nebius.api import ApiError, explain
+    from infra.state import CHECKOUT
 
     project_id = spec.nebius.project_id
     # The cloud first: what an `up` makes meanwhile is then in a state.
@@ -76,9 +76,9 @@ def _find(api: Api, spec: StackSpec) -> list[Owned]:
 
 def _purge(api: Api, found: list[Owned], wanted: list[str]) -> list[Owned]:
     """What is left after the named ones are deleted."""
-    from infra.nebius.errors import ApiError, explain
-    from infra.nebius.removal import remove
-    from infra.nebius.resource_type import ResourceType
+    from infra.providers.nebius.api import ApiError, explain
+    from infra.providers.nebius.provider import remove
+    from infra.providers.nebius.resource_type import ResourceType
 
     by_id = {each.id: each for each in found}
     unknown = [id_ for id_ in wanted if id_ not in by_id]
@@ -99,8 +99,8 @@ def _purge(api: Api, found: list[Owned], wanted: list[str]) -> list[Owned]:
 
 
 def _show(spec: StackSpec, found: list[Owned], format: Format) -> None:
-    from infra.leftovers.price import usd_per_month
-    from infra.prices.book import price_book
+    from infra.operate.orphans import usd_per_month
+    from infra.operate.prices import price_book
 
     book = price_book(spec, context.state_root())
     prices = {each.id: usd_per_month(each, book) for each in found}

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import CHECKOUT, DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import CHECKOUT, IdentityOption, StackOption
 from infra.cli.output import Format
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def command(
     The job is submitted and not waited for, unlike by `serve` and `accept`: `soperator logs ID`
     follows it. While others use the server nothing is measured: NOT RUN, 69.
     """
-    from infra.jobs import load_target as targets
+    from infra.jobs import server as targets
 
     chosen = targets.settings(concurrency, rates, sets or ())
     declared = context.spec(stack)
@@ -85,7 +86,7 @@ def command(
     if wrong := [name for name, value in given.items() if value is not None]:
         raise UserError(f"{' and '.join(wrong)}: only with --url; for a job use --set load.prompts")
     from infra.cli import submit
-    from infra.jobs import slurm
+    from infra.clients import slurm
     from infra.jobs.server import DAYS
 
     name = targets.load_job(declared).name
@@ -113,7 +114,7 @@ def command(
 def _words(
     url: str, rows: Path | None, tokenizer: Path | None, sets: list[str], spec: StackSpec
 ) -> list[str]:
-    from infra.jobs import load_target as targets
+    from infra.jobs import server as targets
 
     words = [sys.executable, "-m", "workloads.load", "--url", url, "--model", spec.chat.model]
     for job in spec.jobs:
@@ -129,8 +130,8 @@ def _words(
 
 def _run(words: list[str], stack: str, spec: StackSpec) -> int:
     """The test here; its record comes to lie where pulled ones do, so cost/ reads it."""
-    from infra.local.state import Cache
     from infra.render.sbatch import chat_profile
+    from infra.state import Cache
 
     environment = {
         "SOPERATOR_PLACE_MODEL": str(Cache.from_environ().models),

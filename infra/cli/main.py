@@ -178,7 +178,7 @@ def _flushed() -> Iterator[None]:
 
 def say_refusal(error: BaseException) -> None:
     """Each problem in a line on standard error."""
-    from cost.visible import visible
+    from cost.report.layout import visible
 
     for line in str(error).splitlines():
         print(f"soperator: {visible(line)}", file=sys.stderr)

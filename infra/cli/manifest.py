@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import StackOption
 from infra.cli.output_file import OutputOption, put
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 
@@ -41,7 +42,7 @@ def command(
     """Print a declared job as a Kubernetes Job or PyTorchJob; reads the stack file only."""
     from infra.jobs.submit import job_args
     from infra.render import kube_job
-    from infra.render.kube_training import training_pods
+    from infra.render.kube_job import training_pods
 
     spec = context.spec(stack)
     declared = next((each for each in spec.jobs if each.name == job), None)

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Final, Self, TextIO
 
-from cost.visible import visible
-from infra.jobs.plain_lines import PlainLines
+from cost.report.layout import visible
 
 # ECMA-48, 8.3.117: colour and weight of the letters, which is all that a job may tell a terminal.
 _COLOURS: Final = re.compile(r"(\x1b\[[0-9;:]{0,32}m)")
@@ -143,3 +142,25 @@ def _shown(text: str) -> str:
 
 def _text(value: object) -> str:
     return "-" if value is None else visible(str(value))
+
+
+class PlainLines:
+    """Bytes whose lines end with a line feed only.
+
+    plain = PlainLines(); plain.feed(b"10%\\r20%") == b"10%\\n20%"; plain.rest() == b""
+    """
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The chunk with plain line ends; a carriage return at its end waits for the next one."""
+        text = self._held + chunk
+        self._held = b"\r" if text.endswith(b"\r") else b""
+        text = text.removesuffix(b"\r")
+        return text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+    def rest(self) -> bytes:
+        """What the end of all chunks still owes: a line end, or nothing."""
+        held, self._held = self._held, b""
+        return b"\n" if held else b""

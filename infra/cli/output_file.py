@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from infra import whole_file
+from infra import files
 from stacks.errors import UserError
 
 OutputOption = Annotated[
@@ -39,7 +39,7 @@ def put(text: str, file: Path | None) -> None:
         if not file.parent.is_dir():
             # A mistyped folder is not made.
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        whole_file.write(file, text)
+        files.write(file, text)
     except OSError as error:
         raise UserError(
             f"{file}: {error.strerror}; nothing was written: give a file in a folder that is "

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra import whole_file
+from infra import files
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from infra.jobs.outputs import StackOutputs
-    from infra.jobs.ssh import Connection
+    from infra.clients.pulumi import StackOutputs
+    from infra.clients.ssh import Connection
     from infra.jobs.submit import Submission
 
 
@@ -26,7 +27,7 @@ def command(
     identity: IdentityOption = None,
 ) -> None:
     """Pause a stack: no workers, and no cost for them, until it is resumed."""
-    from infra.jobs.errors import JobsError
+    from infra.clients.errors import JobsError
 
     left = [] if not fetch or context.spec(stack).nodes.paused else _not_pulled(stack)
     if left:
@@ -48,15 +49,15 @@ def command(
 
 def bring(stack: str, outputs: StackOutputs, connection: Connection) -> list[str]:
     """Fetch what jobs of this machine left and is not here; returns what went wrong."""
-    from infra.jobs import pull
-    from infra.jobs.errors import JobsError, NothingThereError
+    from infra.clients.errors import JobsError, NothingThereError
+    from infra.jobs import transfer
 
     problems: list[str] = []
     for each in _not_pulled(stack):
         if each.cluster != outputs.login_host_key:
             continue  # of a former cluster of this name
         try:
-            folder = pull.pull(
+            folder = transfer.pull(
                 connection, outputs, each.job, each.job_id, state=context.state_root()
             )
             output.note(f"{each.job} ({each.job_id}): fetched to {folder}")
@@ -82,8 +83,8 @@ def _not_pulled(stack: str) -> list[Submission]:
 
 def switch(stack: str, *, paused: bool) -> None:
     """Sets the pause switch of a stack file once, and says what that saves or costs."""
-    from cost.pause import pause_saving
-    from infra.prices.book import price_book
+    from cost.bill.left_running import pause_saving
+    from infra.operate.prices import price_book
     from stacks.load import STACKS_DIR
     from stacks.pause import set_paused
 
@@ -96,7 +97,7 @@ def switch(stack: str, *, paused: bool) -> None:
     if changed == text:
         output.note(f"{stack}: already declared as {state}; it {verb} {saving}")
     else:
-        whole_file.write(path, changed)
+        files.write(path, changed)
         output.note(f"{stack}: declared as {state} in {path.name}; this {verb} {saving}")
     if paused and (left := _not_pulled(stack)):
         output.note(

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.cli import context
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import StackOption
 from infra.cli.output import Format, note, print_json, print_table
+from infra.state import DEFAULT_STACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cost.price import Price
-    from cost.price_book import PriceBook
+    from cost.prices.book import PriceBook
+    from cost.prices.price import Price
     from stacks.spec import StackSpec
 
 _HEADERS = ("SKU", "USD", "Per", "Region", "Layer", "Date", "Age", "Source")
@@ -32,7 +33,7 @@ def command(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Show the prices of a stack with source, date and age, and the readings that are not used."""
-    from infra.prices.book import price_book
+    from infra.operate.prices import price_book
 
     spec = context.spec(stack)
     today = _today()
@@ -68,17 +69,17 @@ def _print(spec: StackSpec, book: PriceBook, prices: list[Price], unused: list[P
 
 def _refresh(spec: StackSpec, today: date) -> bool:
     """Keeps today's estimates; where there are none, says so in a line and is False."""
-    from infra.nebius.sdk import EndpointError
-    from infra.prices import cache, live
-    from infra.prices.errors import LivePriceError
+    from infra.operate import prices
+    from infra.operate.prices import LivePriceError
+    from infra.providers.nebius.sdk import EndpointError
 
     try:
-        found = live.estimate(spec, today)
+        found = prices.estimate(spec, today)
     except (LivePriceError, EndpointError) as error:
         for line in str(error).splitlines():
             note(f"soperator: {line}; the prices stay as they were")
         return False
-    path = cache.save(context.state_root(), found.prices)
+    path = prices.save(context.state_root(), found.prices)
     note(f"{len(found.prices.prices)} prices of {found.prices.source}: {path}")
     for line in found.not_recognised:
         note(f"not refreshed: {line}")
@@ -89,7 +90,7 @@ def _refresh(spec: StackSpec, today: date) -> bool:
 
 def _used(spec: StackSpec, book: PriceBook) -> list[Price]:
     """Prices of the bill, in the order of its lines, each once."""
-    from cost.estimate import estimate
+    from cost.resources.estimate import estimate
 
     lines = estimate(spec, book).components
     return list(dict.fromkeys(price for line in lines for price in line.prices))
@@ -100,7 +101,7 @@ def _today() -> date:
 
 
 def _tell_age(spec: StackSpec, prices: Iterable[Price], today: date) -> None:
-    from cost.price_ages import price_age_problems
+    from cost.prices.book import price_age_problems
 
     for problem in price_age_problems(spec, prices, today):
         note(str(problem))

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
+from infra.state import DEFAULT_STACK
 
 if TYPE_CHECKING:
-    from infra.jobs.outputs import StackOutputs
+    from infra.clients.pulumi import StackOutputs
 
 
 def command(
@@ -19,12 +20,12 @@ def command(
     identity: IdentityOption = None,
 ) -> None:
     """Bring results, run record and log of a job here; prints the folder, and what it cost."""
-    from cost.ledger import LedgerError
-    from cost.price_book import PriceBookError
-    from infra.jobs import pull, slurm
-    from infra.jobs.books import open_books
-    from infra.jobs.errors import JobsError, StackPausedError
-    from infra.jobs.spent import note_actual
+    from cost.prices.price import PriceBookError
+    from cost.runs.ledger import LedgerError
+    from infra.clients import slurm
+    from infra.clients.errors import JobsError, StackPausedError
+    from infra.jobs import transfer
+    from infra.jobs.ledger import note_actual, open_books
     from stacks.load import StackError
 
     try:
@@ -34,7 +35,7 @@ def command(
         return
     with context.connect(outputs, identity) as connection:
         job = slurm.find(connection, job_id)
-        print(pull.pull(connection, outputs, job.name, job.id, state=context.state_root()))
+        print(transfer.pull(connection, outputs, job.name, job.id, state=context.state_root()))
         if not job.finished:
             output.note(f"job {job.id} is {job.state}: its cost is written down once it ended")
             return
@@ -49,11 +50,11 @@ def command(
 
 def _share(outputs: StackOutputs, stack: str, job_id: str) -> None:
     """Puts the run's record where others of the stack see it; without a bucket there is no such."""
-    from cost.budget import actuals
-    from cost.ledger import FILE_NAME, Ledger, LedgerError
-    from infra.jobs.errors import JobsError
+    from cost.runs.ledger import FILE_NAME, Ledger, LedgerError
+    from cost.runs.spend import actuals
+    from infra.clients.errors import JobsError
     from infra.jobs.history import run_folder
-    from infra.runs.shared import publish
+    from infra.reports.runs.shared import publish
 
     state = context.state_root()
     try:

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 
@@ -35,16 +36,16 @@ def command(
     Local files cross SSH and continue where an earlier try stopped. The login node itself fetches
     hf:// and s3:// sources, with HF_TOKEN and AWS_* of this shell; licence and size come first.
     """
-    from infra.jobs import fetch, push
+    from infra.jobs import transfer
 
     outputs = context.read(stack)
-    if source.startswith(fetch.SCHEMES):
-        path = push.destination(outputs.places, target, name=fetch.default_name(source))
+    if source.startswith(transfer.SCHEMES):
+        path = transfer.destination(outputs.places, target, name=transfer.default_name(source))
         with (
             context.connect(outputs, identity) as connection,
             output.ClusterText(sys.stderr) as shown,
         ):
-            fetch.fetch(
+            transfer.fetch(
                 connection,
                 code_path=outputs.code_path,
                 source=source,
@@ -56,11 +57,11 @@ def command(
         print(path)
         return
     if "://" in source:
-        raise UserError(f"{source}: give a local path, or one of {', '.join(fetch.SCHEMES)}")
+        raise UserError(f"{source}: give a local path, or one of {', '.join(transfer.SCHEMES)}")
     local = Path(source).expanduser()
-    path = push.destination(outputs.places, target, name=local.resolve().name)
+    path = transfer.destination(outputs.places, target, name=local.resolve().name)
     with context.connect(outputs, identity) as connection:
-        done = push.push(connection, local, path, say=output.note, dry_run=dry_run)
+        done = transfer.push(connection, local, path, say=output.note, dry_run=dry_run)
     output.note(
         f"{done.num_sent} of {done.num_files} files sent, {done.sent_bytes / 2**30:.2f} GiB; "
         "the others were there already"

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, output, reap_engine
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format
 from infra.cli.pause import bring
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from infra.jobs.outputs import StackOutputs
-    from infra.jobs.slurm import Shell
-    from infra.reap.activity import Activity
-    from infra.reap.verdict import Verdict
+    from infra.clients.pulumi import StackOutputs
+    from infra.clients.slurm import Shell
+    from infra.operate.idle import Activity, Verdict
     from stacks.spec import StackSpec
 
 _MARGIN_S = 60
@@ -100,8 +100,8 @@ def _first_look(
     spec: StackSpec, identity: Path | None, *, end_jobs: bool
 ) -> tuple[StackOutputs | None, Verdict]:
     """The verdict, and the outputs of a stack whose login node answers."""
-    from infra.jobs.errors import JobsError
-    from infra.reap.verdict import Verdict
+    from infra.clients.errors import JobsError
+    from infra.operate.idle import Verdict
 
     with ExitStack() as stack:
         try:
@@ -122,7 +122,7 @@ def _is_over(spec: StackSpec) -> bool:
 
 
 def _verdict(spec: StackSpec, outputs: StackOutputs, shell: Shell, *, end_jobs: bool) -> Verdict:
-    from infra.reap.verdict import verdict
+    from infra.operate.idle import verdict
 
     seen = _seen(spec, outputs, shell)
     return verdict(spec, seen, datetime.now(UTC), ends_jobs=end_jobs)
@@ -130,9 +130,8 @@ def _verdict(spec: StackSpec, outputs: StackOutputs, shell: Shell, *, end_jobs: 
 
 def _seen(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> Activity:
     """What Slurm and Kubernetes say of the stack now; one that is silent is an error."""
-    from infra.reap.activity import activity
-    from infra.reap.kube_activity import kube_activity
-    from infra.render.schedule import placeholders
+    from infra.operate.idle import activity, kube_activity
+    from infra.render.delivery import placeholders
 
     assert spec.lifetime is not None
     seen = activity(
@@ -160,8 +159,7 @@ def _pause_idle(
     spec: StackSpec, outputs: StackOutputs, identity: Path | None, *, end_jobs: bool
 ) -> int:
     """Exit status; new work is kept off, and what came since the verdict keeps the stack."""
-    from infra.reap.cordon import cordon
-    from infra.reap.hold import hold
+    from infra.operate.idle import cordon, hold
 
     with context.connect(outputs, identity) as connection:
         held = hold(connection)
@@ -190,7 +188,7 @@ def _pause_idle(
 
 
 def _end_jobs(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> None:
-    from infra.reap.ending import end_jobs
+    from infra.operate.idle import end_jobs
 
     end_jobs(
         shell,
@@ -201,10 +199,9 @@ def _end_jobs(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> None:
 
 
 def _uncordon(stack: str, nodes: tuple[str, ...]) -> None:
-    from infra.jobs.errors import JobsError
-    from infra.kube.errors import KubeError
-    from infra.kube.kubeconfig import KubeconfigError
-    from infra.reap.cordon import uncordon
+    from infra.clients.errors import JobsError, KubeError
+    from infra.clients.kube import KubeconfigError
+    from infra.operate.idle import uncordon
 
     if not nodes:
         return
@@ -222,8 +219,8 @@ def _release(
     stack: str, outputs: StackOutputs, identity: Path | None, held: tuple[str, ...]
 ) -> None:
     """On a connection of its own: the engine may have run for long."""
-    from infra.jobs.errors import JobsError
-    from infra.reap.hold import how_to_release, release
+    from infra.clients.errors import JobsError
+    from infra.operate.idle import how_to_release, release
 
     try:
         with context.connect(outputs, identity) as connection:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from infra.cli import context, output
 from infra.cli.pause import switch
-from infra.local.state import CHECKOUT
+from infra.state import CHECKOUT
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def pause_silent(spec: StackSpec) -> int:
 
     Of the first only the worker groups: the engine would make what is missing.
     """
-    from infra.reap.half_made import is_half_made, worker_groups
+    from infra.operate.idle import is_half_made, worker_groups
 
     preview = _pulumi("preview", "--json", "--non-interactive", stack=spec.name, quiet=True)
     if preview.returncode or not is_half_made(preview.stdout):

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from infra.cli import context
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import StackOption
 from infra.cli.output_file import put
+from infra.state import DEFAULT_STACK
 
 
 class ReportFormat(StrEnum):
@@ -27,7 +28,9 @@ def command(
     stack: StackOption = DEFAULT_STACK,
     format: Annotated[
         ReportFormat,
-        typer.Option(help="The page; or what the finetune brought, as text or JSON."),
+        typer.Option(
+            help="The page; or its answers and what the finetune brought, as text or JSON."
+        ),
     ] = ReportFormat.HTML,
     out: Annotated[
         Path | None,
@@ -39,12 +42,11 @@ def command(
     ] = None,
 ) -> None:
     """Write report.html from what is declared and measured; prints its path."""
-    from cost.layout import Format
+    from cost.report.layout import Format
     from infra.jobs.records import load_whole_records
-    from infra.report.collect import collect
-    from infra.report.loop import close_loop, plain_loop
-    from infra.report.loop_table import loop_text
-    from infra.report.page import render
+    from infra.reports.page.loop import close_loop, loop_text, plain_loop
+    from infra.reports.page.page import render
+    from infra.reports.page.training import collect
 
     spec, state = context.spec(stack), context.state_root()
     # A page that leaves a damaged record out looks like one of a job that never ran.

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import StackOption
 from infra.cli.output import Format, note, print_json, print_table
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from infra.restore.run import Plan
-    from infra.restore.snapshots import JailSnapshot
+    from infra.operate.restore import JailSnapshot, Plan
     from stacks.spec import StackSpec
 
 _SHORT = 8
@@ -46,29 +46,29 @@ def command(
         raise typer.BadParameter("name a snapshot too: restore latest --path PATH")
     if while_running and not into_jail:
         raise typer.BadParameter("--while-running is for --into-jail only")
-    from infra.restore import snapshots
+    from infra.operate import restore
 
     spec = context.spec(stack)
     client = context.kube_client(stack)
     try:
         namespace = spec.cluster.namespace
-        backend = snapshots.backend(client, namespace)
-        found = snapshots.list_snapshots(client, namespace)
+        backend = restore.backend(client, namespace)
+        found = restore.list_snapshots(client, namespace)
         if snapshot is None:
             _show(spec, found, format)
             return
-        from infra.restore.run import make_plan, run
+        from infra.operate.restore import make_plan, run
 
         plan = make_plan(
             client,
             namespace,
-            snapshots.choose(found, snapshot),
+            restore.choose(found, snapshot),
             backend,
             path=path,
             into_jail=into_jail,
             while_running=while_running,
         )
-        for line in explain(spec, plan, snapshots.longest_backup_s(client, namespace)):
+        for line in explain(spec, plan, restore.longest_backup_s(client, namespace)):
             note(line)
         if not yes:
             _ask()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from infra.cli.context import DEFAULT_STACK, StackOption
+from infra.cli.context import StackOption
 from infra.cli.pause import switch
+from infra.state import DEFAULT_STACK
 
 
 def command(stack: StackOption = DEFAULT_STACK) -> None:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format
 from infra.cli.verdict import comparing, exit_code
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from infra.runs.run import Run
+    from infra.reports.runs.run import Run
 
 app = typer.Typer(
     add_completion=False,
@@ -56,12 +57,12 @@ def list_(
 
     from cost.run_record import Outcome
     from infra.cli.spend import moment
-    from infra.runs import listing
+    from infra.reports.runs import run
 
     wrong = sorted(set(outcome or ()) - set(Outcome))
     if wrong:
         raise UserError(f"--outcome {wrong[0]}: not one of {', '.join(Outcome)}")
-    wanted = listing.Wanted(
+    wanted = run.Wanted(
         jobs=tuple(job or ()),
         kinds=tuple(kind or ()),
         outcomes=tuple(outcome or ()),
@@ -69,15 +70,15 @@ def list_(
         since=None if since is None else moment("--since", since, datetime.now(UTC)),
         last=last,
     )
-    found = listing.select(_runs(stack, shared=shared), wanted)
+    found = run.select(_runs(stack, shared=shared), wanted)
     if json or format is Format.JSON:
-        output.print_json([listing.plain(run) for run in found])
+        output.print_json([run.plain(each) for each in found])
         return
     if not found:
         output.note(f"{stack}: no such run is here; soperator pull ID brings one")
         return
-    output.print_table(listing.HEADERS, listing.rows(found))
-    for line in listing.notes(found):
+    output.print_table(run.HEADERS, run.rows(found))
+    for line in run.notes(found):
         output.note(line)
 
 
@@ -94,8 +95,8 @@ def diff(
 ) -> None:
     """Compare two runs; ends 0 where their losses agree, 1 DIFFER, 69 NOT RUN, 2 for trouble."""
     from infra.cli.spend import close
-    from infra.runs import diff as differ
-    from infra.runs.run import find_run
+    from infra.reports.runs import diff as differ
+    from infra.reports.runs.run import find_run
 
     with comparing():
         share = float(close("--tolerance", tolerance))
@@ -134,11 +135,11 @@ def reproduce(
     from datetime import UTC, datetime
 
     from infra.cli import interrupts, submission
-    from infra.jobs import budget
+    from infra.jobs import ledger
     from infra.jobs import submit as submitting
-    from infra.render.archive import hash_files
-    from infra.runs import reproduce as again
-    from infra.runs.run import find_run
+    from infra.render.delivery import hash_files
+    from infra.reports.runs import reproduce as again
+    from infra.reports.runs.run import find_run
 
     run = find_run(_runs(stack, shared=shared), name)
     spec = context.spec(stack)
@@ -153,7 +154,7 @@ def reproduce(
         if (line := again.check_data(run, connection)) is not None:
             output.note(line)
         if not submit:
-            for line in budget.budget_lines(made.books, made.order.run, datetime.now(UTC)):
+            for line in ledger.budget_lines(made.books, made.order.run, datetime.now(UTC)):
                 output.note(line)
             print(made.dry_run(connection, outputs), end="")
             output.note(f"nothing was submitted: soperator runs reproduce {name} --submit does it")
@@ -197,9 +198,9 @@ def export(
     shared: SharedOption = False,
 ) -> None:
     """Write runs as an experiment that MLflow reads."""
-    from infra.runs import listing, mlflow_store
+    from infra.reports.runs import mlflow_store, run
 
-    found = listing.select(_runs(stack, shared=shared), listing.Wanted(jobs=tuple(job or ())))
+    found = run.select(_runs(stack, shared=shared), run.Wanted(jobs=tuple(job or ())))
     if not found:
         raise UserError(f"{stack}: no such run is here; soperator pull ID brings one")
     number = mlflow_store.export(found, stack, folder)
@@ -212,9 +213,9 @@ def export(
 
 def _runs(stack: str, *, shared: bool) -> Sequence[Run]:
     """The runs that are known here, after those of others came where that was asked."""
-    from infra.jobs.books import open_books
-    from infra.runs.run import read_runs
-    from infra.runs.shared import bring
+    from infra.jobs.ledger import open_books
+    from infra.reports.runs.run import read_runs
+    from infra.reports.runs.shared import bring
 
     state = context.state_root()
     books = open_books(context.spec(stack), state, lambda _: None)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, interrupts, output, submission
-from infra.cli.context import CHECKOUT, DEFAULT_STACK, IdentityOption, StackOption
-from infra.jobs.chat_page import DEFAULT_PORT
+from infra.cli.context import CHECKOUT, IdentityOption, StackOption
+from infra.jobs.server import DEFAULT_PORT
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from infra.jobs.chat_page import ChatPage
-    from infra.jobs.outputs import StackOutputs
-    from infra.jobs.server import ServerAddress
-    from infra.jobs.ssh import Connection
+    from infra.clients.pulumi import StackOutputs
+    from infra.clients.ssh import Connection
+    from infra.jobs.server import ChatPage, ServerAddress
 
 _LOOK_EVERY_S = 0.5
 _ASK_EVERY_S = 5.0
@@ -60,14 +60,14 @@ def command(
     identity: IdentityOption = None,
 ) -> None:
     """Serve a model as a job; with --open talk to it in the browser."""
-    from infra.jobs import chat_page, server, submit
+    from infra.jobs import server, submit
 
     if share and not open_:
         raise UserError("--share: only with --open, which opens the page")
     spec = context.spec(stack)
     wanted = server.server_job(spec, job)
     submit.job_args(sets or ())
-    page_port = chat_page.free_port(port) if open_ else None
+    page_port = server.free_port(port) if open_ else None
     outputs = context.read(stack)
     submit.check_job(outputs, wanted.name)
     closing = ExitStack()
@@ -138,8 +138,8 @@ class _OwnJob:
 
     def end(self) -> None:
         """Ends it, unless it is kept; where nobody answers says how to end it later."""
-        from infra.jobs import slurm
-        from infra.jobs.errors import JobsError
+        from infra.clients import slurm
+        from infra.clients.errors import JobsError
 
         if self.job_id is None or self.is_kept:
             return
@@ -158,7 +158,8 @@ class _OwnJob:
 
 def _found(connection: Connection, name: str, sets: Sequence[str]) -> str | None:
     """Id of the server that runs or waits already; refused where settings could not reach it."""
-    from infra.jobs import server, slurm
+    from infra.clients import slurm
+    from infra.jobs import server
 
     job = server.open_job(slurm.recent(connection, days=server.DAYS), name)
     if job is None:
@@ -184,9 +185,9 @@ def _page(
     share: bool,
 ) -> ChatPage:
     """The page behind a tunnel of its own, both closed by `closing`."""
+    from infra.clients.ssh import Tunnel
     from infra.jobs import server
-    from infra.jobs.chat_page import ChatPage
-    from infra.jobs.tunnel import Tunnel
+    from infra.jobs.server import ChatPage
 
     key = server.read_key(connection, address, environment=os.environ)
     login = outputs.endpoint(context.private_key(identity))
@@ -216,9 +217,9 @@ def _record(outputs: StackOutputs, job_id: str) -> Path:
 
 def _watch(page: ChatPage, connection: Connection, job_id: str, stack: str) -> None:
     """Returns never: a page or a job that ends is an error, and Ctrl-C an interrupt."""
-    from infra.jobs import slurm
-    from infra.jobs.outcomes import outcome
-    from infra.jobs.ssh import ConnectionLostError
+    from infra.clients import slurm
+    from infra.clients.ssh import ConnectionLostError
+    from infra.jobs.follow import outcome
 
     asked_s = time.monotonic()
     while True:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra import whole_file
+from infra import files
 from infra.cli import context, interrupts, output
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from infra.jobs.outputs import StackOutputs
-    from infra.jobs.ssh import Connection
-    from infra.shell.ask import Ask
-    from infra.shell.guard import Guard
+    from infra.clients.pulumi import StackOutputs
+    from infra.clients.ssh import Connection
+    from infra.operate.sessions import Ask, Guard
     from stacks.spec import StackSpec
 
 
@@ -49,11 +49,9 @@ def command(
     identity: IdentityOption = None,
 ) -> None:
     """Open a terminal with GPUs on a worker; it ends with you, and says before what it costs."""
-    from infra.jobs.books import open_books
-    from infra.jobs.budget import check_together
-    from infra.shell import room, served
-    from infra.shell.ask import ask
-    from infra.shell.guard import Guard
+    from infra.jobs.ledger import check_together, open_books
+    from infra.operate import sessions
+    from infra.operate.sessions import Guard, ask
 
     if jupyter and vscode:
         raise UserError("--jupyter --vscode: one session is one of them")
@@ -71,7 +69,7 @@ def command(
         try:
             connection = closing.enter_context(context.connect(outputs, identity))
             if jupyter:
-                served.check_installed(connection, spec, outputs, "jupyterlab")
+                sessions.check_installed(connection, spec, outputs, "jupyterlab")
             check_together(
                 books,
                 connection,
@@ -81,19 +79,19 @@ def command(
                 now=datetime.now(UTC),
                 say=output.note,
             )
-            found = room.look(connection, asked)
+            found = sessions.look(connection, asked)
             if not wait:
-                room.refuse_full(asked, found)
+                sessions.refuse_full(asked, found)
             _say(asked, found.num_waiting)
             token = secrets.token_urlsafe(24) if jupyter else ""
             start = (
-                served.jupyter(asked, spec, outputs)
+                sessions.jupyter(asked, spec, outputs)
                 if jupyter
-                else served.held(asked)
+                else sessions.held(asked)
                 if vscode
                 else ""
             )
-            guard = Guard(connection, start=start, end=served.end(asked), secret=token)
+            guard = Guard(connection, start=start, end=sessions.end(asked), secret=token)
             closing.callback(_end, guard, asked, stack)
             if jupyter:
                 _jupyter(closing, connection, guard, outputs, identity, token)
@@ -108,7 +106,7 @@ def command(
 
 
 def _say(asked: Ask, num_waiting: int) -> None:
-    from cost.layout import small_usd_text
+    from cost.report.layout import small_usd_text
 
     price, most = asked.usd_per_hour, asked.most_usd
     cost = (
@@ -123,7 +121,7 @@ def _say(asked: Ask, num_waiting: int) -> None:
 
 
 def _end(guard: Guard, asked: Ask, stack: str) -> None:
-    from infra.shell.guard import SILENCE_S
+    from infra.operate.sessions import SILENCE_S
 
     if guard.close():
         output.note(f"{asked.name} is told to end")
@@ -137,9 +135,9 @@ def _end(guard: Guard, asked: Ask, stack: str) -> None:
 def _terminal(asked: Ask, spec: StackSpec, outputs: StackOutputs, identity: Path | None) -> int:
     """The terminal until it is left; its exit status."""
     from infra.cli.ssh import client_words
-    from infra.shell import served
+    from infra.operate import sessions
 
-    inside = f"{served.environment(spec, outputs)}; exec bash -i"
+    inside = f"{sessions.environment(spec, outputs)}; exec bash -i"
     remote = asked.srun("bash", "-c", inside, options=["--pty"])
     options = ("-t", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
     words = client_words(outputs, context.private_key(identity), options=options)
@@ -154,26 +152,26 @@ def _jupyter(
     identity: Path | None,
     token: str,
 ) -> None:
-    from infra.jobs.tunnel import Tunnel
-    from infra.shell import served
+    from infra.clients.ssh import Tunnel
+    from infra.operate import sessions
 
-    there = served.wait_for(guard, served.JUPYTER_READY, say=output.note)
-    served.wait_until_open(connection, there)
+    there = sessions.wait_for(guard, sessions.JUPYTER_READY, say=output.note)
+    sessions.wait_until_open(connection, there)
     login = outputs.endpoint(context.private_key(identity))
     tunnel = Tunnel(login, there.host, there.port, say=output.note)
     closing.callback(tunnel.close)
     print(f"http://127.0.0.1:{tunnel.port}/lab?token={token}", flush=True)
     output.note("Ctrl-C closes Jupyter, the tunnel and the session")
-    served.wait_for_end(guard)
+    sessions.wait_for_end(guard)
     raise UserError("the session ended: its time limit was reached, or Jupyter was shut down")
 
 
 def _vscode(guard: Guard, outputs: StackOutputs, identity: Path | None) -> None:
     from infra.cli.ssh import login_options
-    from infra.shell import served
-    from infra.shell.ssh_config import ssh_config
+    from infra.operate import sessions
+    from infra.operate.sessions import ssh_config
 
-    there = served.wait_for(guard, None, say=output.note)
+    there = sessions.wait_for(guard, None, say=output.note)
     folder = context.state_root() / "ssh"
     text = ssh_config(
         outputs.stack,
@@ -186,11 +184,11 @@ def _vscode(guard: Guard, outputs: StackOutputs, identity: Path | None) -> None:
     )
     path = folder / f"config_{outputs.stack}"
     # Every ssh of the user reads it once it is included: never half of it.
-    whole_file.write(path, text)
+    files.write(path, text)
     print(text, flush=True)
     output.note(
         f"Put this line first into ~/.ssh/config once: Include {path.absolute()}; then in VS Code: "
         f"Remote-SSH: Connect to Host: soperator-{outputs.stack}-shell. Ctrl-C ends the session"
     )
-    served.wait_for_end(guard)
+    sessions.wait_for_end(guard)
     raise UserError("the session ended: its time limit was reached")

@@ -49,9 +49,9 @@ def command(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Show the memory that a model needs and where it fits, the cheapest preset first."""
-    from cost.price_book import PriceBook
+    from cost.prices.book import PriceBook
     from cost.size import answer
-    from cost.size.serving import Serving
+    from cost.size.memory import Serving
     from cost.size.training import Training
 
     if rule is not None:

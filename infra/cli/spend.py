@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cost.layout import Format
+from cost.report.layout import Format
 from infra.cli import context
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import note
 from infra.cli.output_file import OutputOption, put
 from infra.cli.verdict import comparing, exit_code
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from cost.invoice import Invoice
+    from cost.runs.invoice import Invoice
 
 
 def command(
@@ -51,10 +52,10 @@ def command(
     output: OutputOption = None,
 ) -> None:
     """Show what ran and what it cost; with --invoice: PASS 0, FAIL 1, NOT RUN 69, trouble 2."""
-    from cost.budget import month_of
-    from cost.spend_table import render_spend
-    from infra.jobs import spent
-    from infra.jobs.books import open_books
+    from cost.runs.spend import month_of
+    from cost.runs.spend_table import render_spend
+    from infra.jobs import ledger
+    from infra.jobs.ledger import open_books
 
     # Beside an invoice, 1 says that the bill differs from it.
     with nullcontext() if invoice is None else comparing():
@@ -74,20 +75,19 @@ def command(
             first = up
         books = open_books(context.spec(stack), context.state_root(), note)
         if ledger_only:
-            report = spent.report_of_ledger(books, since=first, until=last, now=now)
+            report = ledger.report_of_ledger(books, since=first, until=last, now=now)
         else:
             outputs = context.read(stack)
             cluster = outputs.login_host_key
             with context.connect(outputs, identity) as connection:
-                report = spent.report_of_cluster(
+                report = ledger.report_of_cluster(
                     books, connection, cluster=cluster, since=first, until=last, now=now
                 )
         if billed is None:
             put(render_spend(report, format), output)
             return
-        from cost.estimate import estimate
-        from cost.reconcile import reconcile
-        from cost.reconcile_table import render_reconciliation
+        from cost.resources.estimate import estimate
+        from cost.runs.reconcile import reconcile, render_reconciliation
 
         found = reconcile(
             estimate(books.spec, books.rates.book),
@@ -101,7 +101,7 @@ def command(
 
 def _read(path: Path, columns: Sequence[str]) -> Invoice:
     """The export, its columns named as FOCUS does unless told otherwise."""
-    from cost.invoice import read_invoice
+    from cost.runs.invoice import read_invoice
 
     wrong = [each for each in columns if "=" not in each.strip("=")]
     if wrong:

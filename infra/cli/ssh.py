@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra import whole_file
+from infra import files
 from infra.cli import context
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from infra.jobs.outputs import StackOutputs
+    from infra.clients.pulumi import StackOutputs
 
 
 def command(
@@ -47,7 +48,7 @@ def login_options(outputs: StackOutputs) -> dict[str, str]:
     known_hosts = context.state_root() / "ssh" / f"known_hosts_{outputs.stack}"
     kind, blob = outputs.login_host_key.split()[:2]
     # Whole or not at all: another command may read it now.
-    whole_file.write(
+    files.write(
         known_hosts,
         f"[{outputs.login_ip}]:{outputs.ssh_port},{outputs.login_ip} {kind} {blob}\n",
     )

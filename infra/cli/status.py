@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format
+from infra.state import DEFAULT_STACK
 
 if TYPE_CHECKING:
-    from infra.jobs.outputs import StackOutputs
-    from infra.jobs.ssh import Connection
+    from infra.clients.pulumi import StackOutputs
+    from infra.clients.ssh import Connection
 
-_EVERY_S = 2.0
 _CLEAR = "\x1b[2J\x1b[H"
 
 
@@ -33,8 +33,11 @@ def command(
         bool, typer.Option("--filesystems", help="How full the mounted filesystems are instead.")
     ] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Look again every two seconds until Ctrl-C.")
+        bool, typer.Option("--watch", help="Look again and again until Ctrl-C.")
     ] = False,
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="Time between looks of --watch.")
+    ] = 2.0,
     identity: IdentityOption = None,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
@@ -52,7 +55,7 @@ def command(
             if not watch:
                 return
             sys.stdout.flush()
-            time.sleep(_EVERY_S)
+            time.sleep(every)
 
 
 def _remind(stack: str) -> None:
@@ -77,10 +80,9 @@ def _jobs(
     *,
     mine: bool,
 ) -> None:
-    from infra.jobs import expectation, history, slurm
-    from infra.jobs.outcomes import outcome
-    from infra.jobs.rest import rest_lines
-    from infra.jobs.waiting import why
+    from infra.clients import slurm
+    from infra.jobs import follow, history
+    from infra.jobs.follow import outcome, rest_lines, why
 
     if job_id is None:
         jobs = slurm.recent(connection, days=days, mine=mine)
@@ -88,11 +90,11 @@ def _jobs(
         jobs = (slurm.find(connection, job_id),)
     stack = outputs.stack
     cluster = outputs.login_host_key
-    hours = expectation.forecast_hours(context.state_root(), stack, cluster)
+    hours = follow.forecast_hours(context.state_root(), stack, cluster)
     submissions = history.submissions(context.state_root(), stack)
     names = {each.job_id: each.job for each in submissions if each.cluster == cluster}
     names |= {job.id: job.name for job in jobs}
-    ends = {job.id: expectation.expected(job, hours.get(job.id)) for job in jobs}
+    ends = {job.id: follow.expected(job, hours.get(job.id)) for job in jobs}
     if format is Format.JSON:
         output.print_json(
             [
@@ -132,7 +134,7 @@ def _jobs(
 
 
 def _filesystems(connection: Connection, outputs: StackOutputs, format: Format) -> None:
-    from infra.jobs.filesystems import usage
+    from infra.jobs.nodes import usage
 
     found = usage(connection, outputs.mounts)
     if format is Format.JSON:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from infra.cli import context, output
 
 if TYPE_CHECKING:
-    from infra.jobs.books import Books
-    from infra.jobs.dispatch import Order
-    from infra.jobs.earlier import Earlier
-    from infra.jobs.outputs import StackOutputs
-    from infra.jobs.sending import Sent
-    from infra.jobs.ssh import Connection
+    from infra.clients.pulumi import StackOutputs
+    from infra.clients.ssh import Connection
+    from infra.jobs.history import Earlier
+    from infra.jobs.ledger import Books
+    from infra.jobs.submit_once import Order, Sent
     from stacks.slurm_spec import JobSpec
     from stacks.spec import StackSpec
 
@@ -48,13 +47,13 @@ class ReadyJob:
 
         To be called in `alone`. `once`: not beside a job of equal inputs that runs or waits.
         """
-        from infra.jobs import dispatch
-        from infra.jobs import sync as code
-        from infra.render.archive import hash_files
+        from infra.jobs import submit_once
+        from infra.jobs import transfer as code
+        from infra.render.delivery import hash_files
 
         if sync:
             code.send(connection, outputs.code_path, self.files)
-        return dispatch.dispatch(
+        return submit_once.dispatch(
             self.order,
             self.books,
             connection,
@@ -75,8 +74,8 @@ class ReadyJob:
         self, connection: Connection, outputs: StackOutputs, *, after: str | None = None
     ) -> str:
         """The sbatch of `submit` with its variables, and the script; nothing is queued."""
-        from infra.jobs import dispatch, submit
-        from infra.render.archive import hash_files
+        from infra.jobs import submit, submit_once
+        from infra.render.delivery import hash_files
 
         code_hash = hash_files(self.files)
         return submit.dry_run(
@@ -84,7 +83,7 @@ class ReadyJob:
             outputs,
             self.order.job.name,
             code_hash=code_hash,
-            exported=dispatch.environment(
+            exported=submit_once.environment(
                 self.order,
                 outputs,
                 code_hash=code_hash,
@@ -97,8 +96,8 @@ class ReadyJob:
 
     def earlier(self, connection: Connection, outputs: StackOutputs) -> Earlier:
         """What was submitted before with this checkout's code."""
-        from infra.jobs.earlier import Earlier
-        from infra.render.archive import hash_files
+        from infra.jobs.history import Earlier
+        from infra.render.delivery import hash_files
 
         return Earlier(
             shell=connection,
@@ -112,9 +111,9 @@ class ReadyJob:
 @contextmanager
 def alone(connection: Connection, outputs: StackOutputs) -> Generator[None]:
     """No other command of this state folder submits to the stack in the block."""
-    from infra.jobs import recovery
+    from infra.jobs import submit_once
 
-    with recovery.alone(context.state_root(), connection, outputs, output.note):
+    with submit_once.alone(context.state_root(), connection, outputs, output.note):
         yield
 
 
@@ -127,10 +126,10 @@ def ready_all(
     spec: StackSpec, jobs: Sequence[JobSpec], sets: Mapping[str, Sequence[str]]
 ) -> dict[str, ReadyJob]:
     """The jobs by name, each with its forecast; everything that is wrong is refused at once."""
-    from cost.size.errors import SizeError
-    from infra.jobs import dispatch, recipes
-    from infra.jobs.books import open_books
-    from infra.jobs.errors import JobsError
+    from cost.size.shape import SizeError
+    from infra.clients.errors import JobsError
+    from infra.jobs import recipes, submit_once
+    from infra.jobs.ledger import open_books
 
     found: dict[str, ReadyJob] = {}
     problems: list[str] = []
@@ -145,7 +144,7 @@ def ready_all(
         own = sets.get(job.name, ())
         try:
             recipes.refuse_wrong(context.CHECKOUT, job, own)
-            order = dispatch.order(books, job, files, own, say=output.note)
+            order = submit_once.order(books, job, files, own, say=output.note)
         except (JobsError, SizeError) as error:
             problems.append(str(error))
         else:

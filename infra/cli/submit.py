@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, interrupts, output, submission, submit_pipeline, submit_search
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from infra.jobs.dispatch import Order
     from infra.jobs.submit import Submission
+    from infra.jobs.submit_once import Order
     from stacks.slurm_spec import JobSpec
     from stacks.spec import StackSpec
 
@@ -54,10 +55,10 @@ def command(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Submit a declared job or search; prints its id, and what it is expected to cost."""
-    from cost.pipelines import pipeline_cost
-    from cost.runs import plain_run
-    from cost.schedules import schedule_lines
-    from infra.jobs import budget, slurm, submit
+    from cost.runs.pipelines import pipeline_cost, schedule_lines
+    from cost.runs.runs import plain_run
+    from infra.clients import slurm
+    from infra.jobs import ledger, submit
     from stacks.pipeline import pipeline as pipeline_of
 
     outputs = context.read(stack)
@@ -109,7 +110,7 @@ def command(
             cost = pipeline_cost(pipeline_of(spec, job), books.rates, books.records)
             for line in (
                 *schedule_lines(cost, now),
-                *budget.budget_lines(books, made.order.run, now),
+                *ledger.budget_lines(books, made.order.run, now),
             ):
                 output.note(line)
             text = made.dry_run(connection, outputs, after=after)
@@ -150,7 +151,7 @@ def command(
 
 def _shown(text: str, order: Order) -> dict[str, object]:
     """Job file, configuration and plan of a submission that is not made."""
-    from cost.runs import plain_run
+    from cost.runs.runs import plain_run
 
     return {
         "script": text,

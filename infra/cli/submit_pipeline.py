@@ -1,6 +1,6 @@
 """`soperator submit NAME --pipeline`: the job and everything that it needs, as one submission.
 
-Owns what is printed of it. The order and what is left out are infra/jobs/pipeline.py's.
+Owns what is printed of it. The order and what is left out are infra/jobs/submit_once.py's.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from infra.cli import context, interrupts, output, submission
 from infra.cli.output import Format
 
 if TYPE_CHECKING:
-    from cost.pipelines import PipelineCost
-    from infra.jobs.outputs import StackOutputs
-    from infra.jobs.sending import Sent
+    from cost.runs.pipelines import PipelineCost
+    from infra.clients.pulumi import StackOutputs
+    from infra.jobs.submit_once import Sent
     from stacks.slurm_spec import JobSpec
     from stacks.spec import StackSpec
 
@@ -45,19 +45,20 @@ def run(
     identity: Path | None,
 ) -> None:
     """Submits the pipeline that ends with `last`, or shows every sbatch of it."""
-    from cost.pipelines import pipeline_cost, pipeline_line, plain_pipeline
-    from cost.schedules import schedule_lines
-    from infra.jobs import budget, pipeline, submit
+    from cost.runs.pipelines import pipeline_cost, pipeline_line, plain_pipeline, schedule_lines
+    from infra.jobs import ledger, submit, submit_once
     from stacks.pipeline import pipeline as jobs_of
 
     jobs = jobs_of(spec, last.name)
     for job in jobs:
         submit.check_job(outputs, job.name)
-    by_job = pipeline.settings_by_job(sets, jobs, last.name)
+    by_job = submit_once.settings_by_job(sets, jobs, last.name)
     made = submission.ready_all(spec, jobs, by_job)
     first = made[last.name]
     books = first.books
     cost = pipeline_cost(jobs, books.rates, books.records, by_job)
+    steps = [replace(step, run=made[step.job.name].order.run) for step in cost.steps]
+    cost = replace(cost, steps=tuple(steps))
     output.note(pipeline_line(cost))
     for line in schedule_lines(cost, datetime.now(UTC)):
         output.note(line)
@@ -66,15 +67,15 @@ def run(
         nullcontext() if options.dry_run else submission.alone(connection, outputs),
     ):
         earlier = first.earlier(connection, outputs)
-        counts = pipeline.counted(jobs, by_job, earlier, again=options.again)
+        counts = submit_once.counted(jobs, by_job, earlier, again=options.again)
         left = replace(
             cost, steps=tuple(step for step in cost.steps if counts[step.job.name] is None)
         )
         what, usd, now = f"pipeline to {last.name}", left.forecast_usd, datetime.now(UTC)
         if options.dry_run:
-            for line in budget.lines_together(books, what, usd, now):
+            for line in ledger.lines_together(books, what, usd, now):
                 output.note(line)
-            text = pipeline.dry_run(
+            text = submit_once.dry_run(
                 jobs,
                 counts,
                 lambda job, ids: made[job.name].dry_run(connection, outputs, after=ids),
@@ -86,7 +87,7 @@ def run(
                 print(text, end="")
             return
         if not options.force:
-            budget.check_together(
+            ledger.check_together(
                 books,
                 connection,
                 what,
@@ -107,12 +108,12 @@ def run(
                     once=not options.again and options.after is None,
                 )
 
-        sent = pipeline.submit_pipeline(jobs, counts, earlier, send, after=options.after)
+        sent = submit_once.submit_pipeline(jobs, counts, earlier, send, after=options.after)
     _print(sent, cost, options, spec.name)
 
 
 def _print(sent: Sequence[Sent], cost: PipelineCost, options: Options, stack: str) -> None:
-    from cost.pipelines import plain_pipeline
+    from cost.runs.pipelines import plain_pipeline
 
     if options.format is Format.JSON:
         rows = [{**asdict(each.submission), "is_earlier": each.is_earlier} for each in sent]

@@ -17,7 +17,7 @@ from infra.cli.output import Format
 from infra.cli.submit_pipeline import Options
 
 if TYPE_CHECKING:
-    from infra.jobs.outputs import StackOutputs
+    from infra.clients.pulumi import StackOutputs
     from stacks.search_spec import SearchSpec
     from stacks.spec import StackSpec
 
@@ -32,13 +32,13 @@ def run(
     identity: Path | None,
 ) -> None:
     """Submits the trials that are left, or shows the sbatch and what all of them cost."""
-    from cost.searches import plain_search, search_line
-    from infra.jobs import budget, dispatch, recipes, search, submit
-    from infra.jobs import sync as code
-    from infra.jobs.books import open_books
-    from infra.jobs.earlier import Earlier
-    from infra.render.archive import hash_files
-    from infra.render.search import array_option
+    from cost.runs.searches import plain_search, search_line
+    from infra.jobs import ledger, recipes, search, submit, submit_once
+    from infra.jobs import transfer as code
+    from infra.jobs.history import Earlier
+    from infra.jobs.ledger import open_books
+    from infra.render.delivery import hash_files
+    from infra.render.sbatch import array_option
 
     submit.job_args(sets)
     job = next(each for each in spec.jobs if each.name == wanted.job)
@@ -75,7 +75,7 @@ def run(
                 ordered = search.order_search(books, wanted, files, sets, numbers)
                 output.note(search_line(ordered.cost))
         if options.dry_run:
-            for line in budget.budget_lines(books, ordered.cost.run, datetime.now(UTC)):
+            for line in ledger.budget_lines(books, ordered.cost.run, datetime.now(UTC)):
                 output.note(line)
             array = array_option(wanted, ordered.numbers)
             store = context.run_config_store(outputs)
@@ -90,7 +90,7 @@ def run(
                     git_revision=context.git_revision(),
                     own=submit.TaskFiles(),
                     tasks={
-                        number: dispatch.task_files(each, store)
+                        number: submit_once.task_files(each, store)
                         for number, each in ordered.orders.items()
                     },
                 ),

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
 from infra.cli.verdict import NOT_RUN
-from infra.local.state import State
+from infra.state import DEFAULT_STACK, State
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from infra.jobs.outputs import StackOutputs
-    from infra.jobs.slurm import Shell
-    from infra.support.part import Part
+    from infra.clients.pulumi import StackOutputs
+    from infra.clients.slurm import Shell
+    from infra.operate.support.collect import Part
 
 
 def command(
@@ -36,9 +36,8 @@ def command(
     identity: IdentityOption = None,
 ) -> None:
     """Gather state, logs and findings into one file; exit code 69 when a part is missing."""
-    from infra.support.bundle import write_bundle
-    from infra.support.known import known
-    from infra.support.redact import Redactor
+    from infra.operate.support.bundle import Redactor, write_bundle
+    from infra.operate.support.collect import known
 
     now = datetime.now(UTC)
     path = file or Path(f"support-{stack}-{now:%Y%m%dT%H%M%SZ}.tar.gz")
@@ -70,9 +69,7 @@ def _parts(
     *,
     preview: bool,
 ) -> list[Part]:
-    from infra.support.cluster import Once, parts_of_cluster
-    from infra.support.here import parts_here
-    from infra.support.kube import parts_of_kube
+    from infra.operate.support.collect import Once, parts_here, parts_of_cluster, parts_of_kube
 
     def opened(closing: ExitStack) -> tuple[StackOutputs, Shell]:
         outputs = context.read(stack)

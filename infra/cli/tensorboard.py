@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from infra.cli import context, interrupts, output
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
+from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 
@@ -22,10 +23,10 @@ def command(
     identity: IdentityOption = None,
 ) -> None:
     """Show loss curves in TensorBoard; it runs on the login node, takes no GPU, ends with you."""
-    from infra.jobs import slurm
-    from infra.jobs.tunnel import Tunnel
-    from infra.shell import served
-    from infra.shell.guard import Guard
+    from infra.clients import slurm
+    from infra.clients.ssh import Tunnel
+    from infra.operate import sessions
+    from infra.operate.sessions import Guard
 
     if not math.isfinite(hours):
         raise UserError(f"--hours {hours:g}: not a time; give hours such as 8 or 0.5")
@@ -38,19 +39,19 @@ def command(
     with interrupts.as_interrupt():
         try:
             connection = closing.enter_context(context.connect(outputs, identity))
-            served.check_folder(connection, folder, job_id)
-            served.check_installed(connection, spec, outputs, "tensorboard")
-            start = served.tensorboard(spec, folder, hours)
+            sessions.check_folder(connection, folder, job_id)
+            sessions.check_installed(connection, spec, outputs, "tensorboard")
+            start = sessions.tensorboard(spec, folder, hours)
             guard = Guard(connection, start=start, end="kill -- -$!")
             closing.callback(guard.close)
-            there = served.wait_for(guard, served.TENSORBOARD_READY, say=lambda _: None)
-            served.wait_until_open(connection, there)
+            there = sessions.wait_for(guard, sessions.TENSORBOARD_READY, say=lambda _: None)
+            sessions.wait_until_open(connection, there)
             login = outputs.endpoint(context.private_key(identity))
             tunnel = Tunnel(login, there.host, there.port, say=output.note)
             closing.callback(tunnel.close)
             print(f"http://127.0.0.1:{tunnel.port}/", flush=True)
             output.note(f"{folder} on the login node; Ctrl-C closes it and the tunnel")
-            served.wait_for_end(guard)
+            sessions.wait_for_end(guard)
             raise UserError("TensorBoard ended by itself, or the connection was lost: run it again")
         finally:
             with interrupts.ignored():

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format
 from infra.cli.verdict import NOT_RUN
+from infra.state import DEFAULT_STACK
 
 if TYPE_CHECKING:
     from infra.jobs.top import Screen
@@ -29,7 +30,7 @@ def command(
         int, typer.Option(min=0, help="End after so many samples a node; 0: with the job.")
     ] = 0,
     gate: Annotated[
-        float, typer.Option(metavar="PERCENT", help="Mean utilisation that is enough.")
+        float, typer.Option(metavar="PERCENT", help="Utilisation that is enough, on every GPU.")
     ] = 80.0,
     memory_gate: Annotated[
         float, typer.Option(metavar="PERCENT", help="Memory in use that is enough, on every GPU.")
@@ -38,7 +39,8 @@ def command(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Watch utilisation, memory, power and InfiniBand of a job; ends with verdicts on its gates."""
-    from infra.jobs import slurm, top
+    from infra.clients import slurm
+    from infra.jobs import top
 
     outputs = context.read(stack)
     screen = top.Screen(gate_percent=gate, memory_gate_percent=memory_gate)
@@ -58,8 +60,9 @@ def command(
             {
                 "verdict": screen.verdict,
                 "mean_utilization_percent": screen.mean_percent,
+                "least_utilization_percent": (screen.each.least_busy or [None])[0],
                 "memory_verdict": screen.memory_verdict,
-                "least_memory_percent": screen.memory_percent,
+                "least_memory_percent": screen.each.memory_percent,
                 "nodes": [asdict(each) for each in screen.newest.values()],
             }
         )

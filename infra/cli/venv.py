@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import DEFAULT_STACK, IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format
-from infra.local.state import CHECKOUT
+from infra.state import CHECKOUT, DEFAULT_STACK
 
 
 def command(
@@ -35,14 +35,14 @@ def command(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Make the declared `python_env_path` in the jail; one that is there already is kept."""
-    from infra.jobs import venv
-    from infra.render.venv import PackageSource
+    from infra.jobs import transfer
+    from infra.render.delivery import PackageSource
 
     source = PackageSource(index=index, extra_index=extra_index, wheelhouse=wheelhouse)
     spec = context.spec(stack)
-    files = venv.lock_files(CHECKOUT, lock)
+    files = transfer.lock_files(CHECKOUT, lock)
     with context.connect(context.read(stack), identity) as connection:
-        made = venv.make(connection, spec, files, source)
+        made = transfer.make(connection, spec, files, source)
     if format is Format.JSON:
         output.print_json(asdict(made))
         return

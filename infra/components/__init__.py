@@ -1,0 +1,1 @@
+"""One Pulumi component a file; `stack.py` puts them together."""

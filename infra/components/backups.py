@@ -9,10 +9,10 @@ import pulumi_kubernetes as kubernetes
 
 from infra.components.bucket_account import bucket_key
 from infra.components.releases import make_releases
-from infra.keys import Password
-from infra.nebius.resource import Resource
+from infra.providers.nebius.resource import Resource
+from infra.providers.soperator.resources import Password
 from infra.render import backup as render
-from infra.render.object_storage import endpoint
+from infra.render.delivery import endpoint
 from stacks.spec import StackSpec
 from stacks.storage_spec import BackupSpec
 

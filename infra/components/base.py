@@ -7,7 +7,7 @@ from typing import Any
 
 import pulumi
 
-from infra.nebius.resource import Resource
+from infra.providers.nebius.resource import Resource
 from stacks.spec import StackSpec
 
 

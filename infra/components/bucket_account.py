@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pulumi
 
 from infra.components.base import child
-from infra.keys import Expiry
-from infra.nebius.resource import Resource
+from infra.providers.nebius.resource import Resource
+from infra.providers.soperator.resources import Expiry
 from stacks.spec import StackSpec
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pulumi
 
 from infra.components.base import child, kept
-from infra.nebius.resource import Resource
+from infra.providers.nebius.resource import Resource
 from stacks.spec import StackSpec
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pulumi
 
-from infra.render.chart import Chart
+from infra.render.charts import Chart
 
 
 class CustomResources(pulumi.CustomResource):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pulumi
 
 from infra.components.base import child, kept
-from infra.render.filesystem import filesystem_spec
+from infra.render.kube_cluster import filesystem_spec
 from infra.render.names import filesystems
 from stacks.spec import StackSpec
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pulumi
 
 from infra.components.base import child
-from infra.render.machine import address_spec, boot_disk_name, disk_spec, machine_spec
+from infra.render.nodes import address_spec, boot_disk_name, disk_spec, machine_spec
 from stacks.node_spec import MachineSpec
 
 # What the machine starts as. cloud-init looks at its data at the first start of an instance only,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pulumi
 
 from infra.components.base import child
-from infra.render.kube_cluster import kube_cluster_spec
-from infra.render.kubeconfig import kubeconfig
+from infra.render.kube_cluster import kube_cluster_spec, kubeconfig
 from stacks.spec import StackSpec
 
 

@@ -7,11 +7,16 @@ from pathlib import Path
 import pulumi
 import pulumi_command as command
 
-from infra.keys import KeyPair
-from infra.render.archive import code_files, hash_files
-from infra.render.login import activate_script, places_script, ready_script
-from infra.render.members import teams_script, users_script
-from infra.render.release_folder import write_release
+from infra.providers.soperator.resources import KeyPair
+from infra.render.delivery import code_files, hash_files
+from infra.render.login import (
+    activate_script,
+    places_script,
+    ready_script,
+    teams_script,
+    users_script,
+    write_release,
+)
 from stacks.spec import StackSpec
 
 # A real login node appears minutes after its release is applied.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pulumi
 import pulumi_kubernetes as kubernetes
 
-from cost.burn import Burn
-from infra.render.monitoring import config_map, objects
+from cost.resources.hourly_rates import Burn
+from infra.render.monitoring import objects
 from infra.render.values.observability import MONITORING
 from stacks.spec import StackSpec
 
@@ -28,9 +28,7 @@ class Monitoring(pulumi.ComponentResource):
         """`metrics`: the release that brings namespace, definitions and store."""
         super().__init__("soperator:infra:Monitoring", name, None, opts)
         after = pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[metrics])
-        kubernetes.core.v1.ConfigMap(
-            f"{name}-dashboards", **config_map.config_map(burn), opts=after
-        )
+        kubernetes.core.v1.ConfigMap(f"{name}-dashboards", **objects.config_map(burn), opts=after)
         needs: list[pulumi.Resource] = [metrics]
         if spec.soperator.slack_notifier:
             assert slack_webhook_url is not None, "the program refuses a notifier without it"

@@ -7,8 +7,8 @@ from typing import Final
 import pulumi
 
 from infra.components.base import child
-from infra.nebius.resource import Resource
-from infra.render.network import login_allocation
+from infra.providers.nebius.resource import Resource
+from infra.render.kube_cluster import login_allocation
 from stacks.spec import StackSpec
 
 _SUBNET: Final = "nebius:vpc/v1:Subnet"

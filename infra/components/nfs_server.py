@@ -6,8 +6,7 @@ import pulumi
 
 from infra.components.base import kept
 from infra.components.instance import Instance
-from infra.render.machine import disk_spec
-from infra.render.nfs_machine import IMAGE_FAMILY, nfs_user_data
+from infra.render.nodes import IMAGE_FAMILY, disk_spec, nfs_user_data
 from stacks.nfs_spec import NfsSpec
 from stacks.spec import StackSpec
 

@@ -8,7 +8,7 @@ from typing import Any
 import pulumi
 
 from infra.components.base import child
-from infra.render.node_group import declared_fabrics, node_group_spec, roles
+from infra.render.nodes import declared_fabrics, node_group_spec, roles
 from stacks.node_spec import WorkerSpec
 from stacks.spec import StackSpec
 from stacks.upgrade import stage_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pulumi
 
 from infra.components.base import child
-from infra.render.nvidia_operators import nvidia_operators
+from infra.render.kube_cluster import nvidia_operators
 from stacks.spec import StackSpec
 
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import pulumi
 
-from infra.render.chart import Chart
-from infra.render.charts import PODS_STARTED
+from infra.render.charts import PODS_STARTED, Chart
 from infra.render.login import awaited_nodes
-from infra.render.node_group import node_labels
+from infra.render.nodes import node_labels
 from infra.render.values.nodesets import is_elastic
 from stacks.spec import StackSpec
 

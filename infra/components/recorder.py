@@ -1,7 +1,7 @@
 """Runs the program against a recording engine: declare(spec, folder) returns every resource.
 
-Each with URN, inputs and which of them are secret. Used by tests and by infra/conformance. What a
-provider would answer (ids, keys, addresses) is made up.
+Each with URN, inputs and which of them are secret. Used by tests and by
+infra/operate/conformance. What a provider would answer (ids, keys, addresses) is made up.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import pulumi
 from google.protobuf import json_format
 from pulumi.runtime import mocks
 
-from cost.burn import burn
-from cost.estimate import estimate
-from cost.price_book import PriceBook
+from cost.prices.book import PriceBook
+from cost.resources.estimate import estimate
+from cost.resources.hourly_rates import burn
 from infra.components.stack import Stack
 from stacks.spec import StackSpec
 

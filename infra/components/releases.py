@@ -10,7 +10,7 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 
 from infra.components.custom_resources import CustomResources
-from infra.render.chart import Chart
+from infra.render.charts import Chart
 
 
 def make_releases(
@@ -104,16 +104,15 @@ async def _drop(
 ) -> list[str]:
     """Names of the records of Helm that went."""
     # Here, because a preview needs none of it.
-    from infra.kube import helm_records
-    from infra.kube.client import KubeClient
-    from infra.kube.kubeconfig import read_kubeconfig
+    from infra.clients import kube
+    from infra.clients.kube import KubeClient, read_kubeconfig
 
     content = await pulumi.Output.from_input(kubeconfig).future()
     inputs = args.new_inputs or {}
     client = KubeClient(read_kubeconfig(str(content)))
     try:
         return await asyncio.to_thread(
-            getattr(helm_records, what),
+            getattr(kube, what),
             client,
             pulumi.get_stack(),
             release=inputs["name"],

@@ -8,8 +8,8 @@ from typing import Final
 import pulumi
 
 from infra.components.bucket_account import bucket_key
-from infra.nebius.resource import Resource
-from infra.render import object_storage as render
+from infra.providers.nebius.resource import Resource
+from infra.render import delivery as render
 from stacks.spec import StackSpec
 
 _KEY_DAYS: Final = 365

@@ -9,10 +9,10 @@ import pulumi_kubernetes as kubernetes
 
 from infra.components.pods_started import PodsStarted
 from infra.components.releases import make_releases
-from infra.keys import KeyPair
-from infra.render import jail_files, names
+from infra.providers.soperator.resources import KeyPair
+from infra.render import login, names
 from infra.render.charts import PODS_STARTED, cluster_charts
-from infra.render.host_keys import host_key_files
+from infra.render.login import host_key_files
 from infra.render.values.slurm_cluster import is_stopped
 from stacks.spec import StackSpec
 
@@ -92,19 +92,19 @@ class SlurmCluster(pulumi.ComponentResource):
         self, name: str, spec: StackSpec, provider: kubernetes.Provider, slurm: pulumi.Resource
     ) -> None:
         place = kubernetes.meta.v1.ObjectMetaArgs(
-            name=jail_files.NAME, namespace=spec.cluster.namespace
+            name=login.JAIL_FILES, namespace=spec.cluster.namespace
         )
         texts = kubernetes.core.v1.ConfigMap(
-            f"{name}-{jail_files.NAME}",
+            f"{name}-{login.JAIL_FILES}",
             metadata=place,
-            data=jail_files.texts(spec.soperator.jail_files),
+            data=login.jail_file_texts(spec.soperator.jail_files),
             opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[slurm]),
         )
         kubernetes.apiextensions.CustomResource(
             f"{name}-jailed-config",
-            api_version=jail_files.API_VERSION,
-            kind=jail_files.KIND,
+            api_version=login.JAILED_CONFIG_API,
+            kind=login.JAILED_CONFIG,
             metadata=place,
-            spec=jail_files.jailed_config(spec.soperator.jail_files),
+            spec=login.jailed_config(spec.soperator.jail_files),
             opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[texts]),
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pulumi
 import pulumi_kubernetes as kubernetes
 
-from cost.burn import Burn
+from cost.resources.hourly_rates import Burn
 from infra.components.backups import Backups
 from infra.components.buckets import Buckets
 from infra.components.filesystems import Filesystems
@@ -23,8 +23,8 @@ from infra.components.run_configs import RunConfigs
 from infra.components.slurm_cluster import SlurmCluster
 from infra.components.soperator import Soperator
 from infra.components.teardown import Teardown
-from infra.keys import KeyPair
-from infra.render import outputs
+from infra.providers.soperator.resources import KeyPair
+from infra.render.login import job_commands, mounts, nodesets, ssh_command
 from infra.render.values.slurm_cluster import is_stopped
 from stacks.spec import StackSpec
 
@@ -32,7 +32,7 @@ from stacks.spec import StackSpec
 class Stack(pulumi.ComponentResource):
     """Everything that a stack file declares, in dependency order."""
 
-    outputs: dict[str, object]
+    login: dict[str, object]
     """Stack outputs, but for the bill and the warnings."""
 
     def __init__(
@@ -177,14 +177,14 @@ class Stack(pulumi.ComponentResource):
             "login_ip": network.login_ip,
             "ssh_port": port,
             "login_host_key": host_key.public_key,
-            "ssh_command": network.login_ip.apply(lambda ip: outputs.ssh_command(ip, port)),
+            "ssh_command": network.login_ip.apply(lambda ip: ssh_command(ip, port)),
             "kubeconfig": kube.kubeconfig,
-            "mounts": outputs.mounts(spec),
+            "mounts": mounts(spec),
             "places": dict(spec.storage.places),
             "code_path": spec.code_path,
             "code_hash": "" if login is None else login.code_hash,
-            "jobs": outputs.job_commands(spec),
-            "nodesets": outputs.nodesets(spec),
+            "jobs": job_commands(spec),
+            "nodesets": nodesets(spec),
             "ready": "stopped: no pod of Slurm runs" if login is None else login.ready,
         }
         if registry is not None:

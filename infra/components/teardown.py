@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pulumi
 
-from infra.render.teardown import namespaces
+from infra.render.backup import namespaces
 from stacks.spec import StackSpec
 
 

@@ -1,0 +1,1 @@
+"""A job's life: submit, follow, pull, serve, search, ledger."""

@@ -1,20 +1,24 @@
-"""Takes Slurm nodes out of use and back: drain(shell, ...), resume(shell, ...), await_idle(...).
+"""Slurm nodes out of use and back, jobs on nodes that a change takes, and how full filesystems are.
 
-A drained node takes no new job; those that run on it end by themselves. Owns the command lines.
+A drained node takes no new job; those that run on it end by themselves.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
-from infra.jobs.draining import jobs_on
-from infra.jobs.errors import JobsError
-from infra.jobs.parse import Job
-from infra.jobs.slurm import Shell, refused
+from infra.clients import slurm
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import outputs_from
+from infra.clients.slurm import Job, Shell, expand, refused
 
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _POLL_S: Final = 5.0
@@ -77,3 +81,145 @@ def _update(shell: Shell, nodes: Sequence[str], *changes: str, harmless: str | N
     if _UNKNOWN in result.stderr:
         raise JobsError(f"{error}; `soperator ssh 'sinfo -N'` lists the nodes")
     raise error
+
+
+WITHIN_S: Final = 4.0
+_SHOWN: Final = 20
+"""More jobs than these are counted, not listed."""
+
+
+def user_key(state: Path) -> Path:
+    """The private key of the user who deploys: beside SOPERATOR_SSH_PUBLIC_KEY_FILE, or ours."""
+    declared = os.environ.get("SOPERATOR_SSH_PUBLIC_KEY_FILE", "")
+    own = state / "ssh" / "id_ed25519"
+    return Path(declared.removesuffix(".pub")).expanduser() if declared.endswith(".pub") else own
+
+
+def jobs_on(shell: Shell, nodes: Collection[str]) -> tuple[Job, ...]:
+    """Jobs that hold one of the nodes now, in the order of squeue."""
+    states = "RUNNING,SUSPENDED,COMPLETING"
+    # Not --nodelist: squeue refuses a list with one name that it does not know.
+    result = shell.run(
+        f"squeue --noheader --states={states} --format={shlex.quote(slurm.SQUEUE_FORMAT)}"
+    )
+    if not result.ok:
+        raise refused("squeue", result)
+    wanted = frozenset(nodes)
+    return tuple(
+        job
+        for job in slurm.squeue(result.stdout)
+        if job.where is not None and not wanted.isdisjoint(expand(job.where))
+    )
+
+
+def told(
+    stack: str,
+    outputs: Mapping[str, Any],
+    nodes: Collection[str],
+    identity: Path,
+    *,
+    within_s: float = WITHIN_S,
+) -> str:
+    """What runs on the nodes, a line each job, or why that is not known; ends in a newline."""
+    answer: list[str] = []
+    # A daemon: a login node that hangs must not keep the process.
+    asking = threading.Thread(
+        target=lambda: answer.append(_ask(stack, outputs, nodes, identity)), daemon=True
+    )
+    asking.start()
+    asking.join(within_s)
+    late = f"Jobs on these nodes: not checked: no answer in {within_s:g} s\n"
+    return answer[0] if answer else late
+
+
+def _ask(stack: str, outputs: Mapping[str, Any], nodes: Collection[str], identity: Path) -> str:
+    # Only here: a preview that drains nothing does not pay for the import.
+    from infra.clients.ssh import Connection
+
+    try:
+        endpoint = outputs_from(stack, outputs).endpoint(identity)
+        with Connection(endpoint) as connection:
+            return describe(jobs_on(connection, nodes))
+    except (JobsError, OSError) as error:
+        return f"Jobs on these nodes: not checked: {error}\n"
+
+
+def describe(jobs: Collection[Job]) -> str:
+    """The jobs as text, ending in a newline."""
+    if not jobs:
+        return "Jobs on these nodes: none runs now\n"
+    return f"Jobs on these nodes, which the change ends: {len(jobs)}\n{listed(jobs)}"
+
+
+def listed(jobs: Collection[Job]) -> str:
+    """A line for each job, up to a number, ending in a newline."""
+    lines = [
+        f" {job.id} {job.name}, {job.elapsed or '0:00'} so far, on {job.where}"
+        for job in list(jobs)[:_SHOWN]
+    ]
+    if len(jobs) > _SHOWN:
+        lines.append(f" and {len(jobs) - _SHOWN} more: squeue")
+    return "\n".join(lines) + "\n"
+
+
+_COLUMNS: Final = "fstype,size,used,avail"
+NEARLY_FULL_PERCENT: Final = 90
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filesystem:
+    """One mounted path; every size is None where the login node does not have it."""
+
+    path: str
+    what: str
+    """What the stack declares behind the path."""
+    kind: str | None
+    size_bytes: int | None
+    used_bytes: int | None
+    free_bytes: int | None
+
+    @property
+    def used_percent(self) -> float | None:
+        """Share of what its users may write, as df counts it."""
+        if self.used_bytes is None or self.free_bytes is None:
+            return None
+        whole = self.used_bytes + self.free_bytes
+        return 100 * self.used_bytes / whole if whole else None
+
+    @property
+    def nearly_full(self) -> bool:
+        return (self.used_percent or 0) >= NEARLY_FULL_PERCENT
+
+
+def usage(shell: Shell, mounts: Mapping[str, str]) -> tuple[Filesystem, ...]:
+    """The declared paths (path -> what is behind it) in order; one round trip."""
+    if not mounts:
+        return ()
+    # Each path by itself: df ends with 1 when one of several is on the workers only.
+    script = "".join(
+        f"echo {shlex.quote(path)}; "
+        f"df --block-size=1 --output={_COLUMNS} {shlex.quote(path)} 2>/dev/null | tail -n +2; "
+        for path in mounts
+    )
+    result = shell.run(f"{script} true")
+    if not result.ok:
+        raise JobsError(f"df: exit {result.exit_code}: {result.stderr.strip() or 'no message'}")
+    found: dict[str, list[str]] = {}
+    path = ""
+    for line in result.stdout.splitlines():
+        if line in mounts:
+            path = line
+        elif line.strip():
+            found[path] = line.split()
+    return tuple(_filesystem(path, what, found.get(path)) for path, what in mounts.items())
+
+
+def _filesystem(path: str, what: str, fields: list[str] | None) -> Filesystem:
+    try:
+        kind, *sizes = fields or (None, None, None, None)
+        size, used, free = (None if each is None else int(each) for each in sizes)
+    except ValueError as error:
+        raise JobsError(f"df {path}: printed {fields!r}, which is not {_COLUMNS}") from error
+    return Filesystem(
+        path=path, what=what, kind=kind, size_bytes=size, used_bytes=used, free_bytes=free
+    )

@@ -1,7 +1,4 @@
-"""The recipe of a submission, with the settings of the stack and of the command line in it.
-
-Owns how this side reads what the workload will read. What a key means: workloads/.
-"""
+"""Recipes with the settings of stack and command line; whether a server takes a load test."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
-from cost.size.errors import SizeError
-from infra.jobs.errors import JobsError
-from infra.render.archive import RECIPE_ENDINGS
+from cost.size.shape import SizeError
+from infra.clients.errors import JobsError
+from infra.render.delivery import RECIPE_ENDINGS, recipe_file
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
 
@@ -124,3 +121,71 @@ def _read(job: JobSpec, files: Mapping[str, bytes]) -> Mapping[str, Any]:
             raise SizeError(f"{path}: got {type(recipe).__name__}, expected a mapping")
         return recipe
     raise SizeError(f"jobs.{job.name}.recipe: no file of {job.recipe!r} in workloads/recipes")
+
+
+DEFAULT_CONTEXT_TOKENS: Final = 8192
+"""Of a serve recipe without serve.limits.context_tokens: workloads/recipes/serve.py."""
+DEFAULT_SPREAD: Final = 4
+"""Longest drawn length over the mean where a recipe names none: workloads/recipes/load.py."""
+
+
+def load_fit_problems(root: Path, spec: StackSpec) -> list[str]:
+    """A line for each load test whose longest chat no server of the stack takes."""
+    servers = {
+        job.name: _context_tokens(recipe) for job, recipe in _recipes(root, spec) if job.is_server
+    }
+    if not servers:
+        return []
+    widest = max(servers, key=lambda name: servers[name])
+    problems: list[str] = []
+    for job, recipe in _recipes(root, spec):
+        if not job.is_load_test:
+            continue
+        prompt, output = _longest_chat(recipe, spec)
+        if prompt + output > servers[widest]:
+            problems.append(
+                f"{spec.name}: jobs.{job.name}.recipe: '{job.recipe}' asks for chats of up to "
+                f"{prompt} + {output} tokens, but job '{widest}' takes {servers[widest]} in all; "
+                "raise serve.limits.context_tokens of its recipe, or lower the lengths of the load "
+                "test (without them: chat.context_tokens and chat.output_tokens)"
+            )
+    return problems
+
+
+def _recipes(root: Path, spec: StackSpec) -> Iterator[tuple[JobSpec, Mapping[str, Any]]]:
+    """Servers and load tests with their recipes; one that cannot be read is told elsewhere."""
+    for job in spec.jobs:
+        path = recipe_file(root, job.recipe)
+        if path is None or not (job.is_server or job.is_load_test):
+            continue
+        try:
+            files = {path.relative_to(root).as_posix(): path.read_bytes()}
+            yield job, recipe_of(job, files)
+        except SizeError:
+            continue
+
+
+def _context_tokens(recipe: Mapping[str, Any]) -> int:
+    found = _section(_section(recipe, "serve"), "limits").get("context_tokens")
+    return found if isinstance(found, int) else DEFAULT_CONTEXT_TOKENS
+
+
+def _longest_chat(recipe: Mapping[str, Any], spec: StackSpec) -> tuple[int, int]:
+    load, chat = _section(recipe, "load"), spec.chat
+    if _section(load, "prompts").get("rows"):
+        prompt = 0  # rows have their own lengths, known where the job runs
+    else:
+        prompt = _longest(_section(load, "prompt_tokens"), chat.context_tokens)
+    answer = max(1, round(chat.output_tokens / chat.turns))
+    return prompt, _longest(_section(load, "output_tokens"), answer)
+
+
+def _longest(lengths: Mapping[str, Any], mean: int) -> int:
+    mean = lengths.get("mean") or mean
+    most = lengths.get("most") or DEFAULT_SPREAD * mean
+    return min(mean, most) if lengths.get("distribution", "fixed") == "fixed" else most
+
+
+def _section(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = of.get(name)
+    return found if isinstance(found, dict) else {}

@@ -1,7 +1,7 @@
 """Run records that were pulled here: `<state>/runs/<stack>/<job id>/run_record.json`.
 
 Owns where they are, and how the files beside them are read. The format is cost/run_record.py's, its
-meaning for money cost/speeds.py's.
+meaning for money cost/chat/speeds.py's.
 """
 
 from __future__ import annotations

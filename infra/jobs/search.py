@@ -1,30 +1,34 @@
-"""Submits a hyperparameter search: one sbatch of an array, each task with its plan and its config.
+"""A hyperparameter search: one sbatch of an array, its trials' results, and their leaderboard.
 
-Owns which trials are left and that money is asked for before anything is queued. What a search
-costs is cost/searches.py's, its script infra/render/search.py's.
+Money is asked for before anything is queued. What a search costs is cost/runs/searches.py's, its
+script infra/render/sbatch.py's.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
+from typing import Any, Final
 
-from cost.searches import SearchCost, search_cost
-from infra.jobs import dispatch, run_config, submit
-from infra.jobs.books import Books
-from infra.jobs.dispatch import Order, asking
-from infra.jobs.earlier import Earlier
-from infra.jobs.errors import JobsError
-from infra.jobs.mark import new_mark
-from infra.jobs.outputs import StackOutputs
-from infra.jobs.prepared_data import prepared_data
-from infra.jobs.sending import Sent, plan_submission, send
-from infra.jobs.slurm import Shell
-from infra.jobs.submit import Submission, TaskFiles
-from infra.jobs.trials import runs_of, states_of
-from infra.render.search import array_option
-from stacks.search_spec import SearchSpec
+from cost.runs.searches import SearchCost, search_cost
+from cost.runs.spend import actuals, spend
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.slurm import ACTIVE_STATES, Shell, refused
+from infra.jobs import submit, submit_once
+from infra.jobs.history import Earlier
+from infra.jobs.ledger import Books, settle_from
+from infra.jobs.submit import Submission, TaskFiles, new_mark, prepared_data
+from infra.jobs.submit_once import Order, Sent, asking, plan_submission, send
+from infra.render.sbatch import TRIAL_FILE, array_option
+from stacks.search_spec import Goal, SearchSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,7 @@ def order_search(
     for number in wanted:
         own = [*sets, *search.settings[number]]
         try:
-            orders[number] = dispatch.order(books, job, files, own, say=lambda _line: None)
+            orders[number] = submit_once.order(books, job, files, own, say=lambda _line: None)
         except JobsError as error:
             problems.append(f"trial {number} ({' '.join(search.settings[number])}): {error}")
     if problems:
@@ -67,7 +71,10 @@ def order_search(
         sets=tuple(sets),
         numbers=wanted,
         orders=orders,
-        cost=search_cost(search, books.rates, books.records, sets, settings),
+        cost=replace(
+            search_cost(search, books.rates, books.records, sets, settings),
+            runs=tuple(each.run for each in orders.values()),
+        ),
     )
 
 
@@ -156,4 +163,284 @@ def dispatch_search(
 def _kept(order: Order, store: Mapping[str, str] | None) -> str | None:
     if store is None or order.config is None:
         return None
-    return run_config.keep(store, order.job.recipe, order.config)
+    return submit.keep(store, order.job.recipe, order.config)
+
+
+_RECORD: Final = "run_record.json"
+# One line a file, whatever its layout: JSON text holds no line end of its own.
+_FILES: Final = r"""
+cd {results} 2>/dev/null || exit 0
+for file in */{trial}; do
+  [ -f "$file" ] && grep -qF {wanted} "$file" || continue
+  job=${{file%%/*}}
+  printf '%s\n' "$job"
+  tr -d '\r\n' < "$file"; echo
+  if [ -f "$job/{record}" ]; then tr -d '\r\n' < "$job/{record}"; fi; echo
+done
+"""
+_QUEUE: Final = "%A|%F|%K|%T"
+_SACCT: Final = "JobIDRaw,JobID,State"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRun:
+    """One task that started."""
+
+    job_id: str
+    """Its own id, as logs and results have it."""
+    array_id: str
+    settings: tuple[str, ...]
+    record: Mapping[str, Any] | None
+    """Its run record; None while it runs, or where it left none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskState:
+    """One task as Slurm has it."""
+
+    job_id: str
+    array_id: str
+    number: int
+    """Of the task in its array."""
+    state: str
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it may still run."""
+        return self.state in ACTIVE_STATES
+
+
+def runs_of(shell: Shell, outputs: StackOutputs, search: str) -> tuple[TrialRun, ...]:
+    """Every task of the search that left its mark, by id: the last to start has its array's."""
+    script = _FILES.format(
+        results=shlex.quote(outputs.places["results"]),
+        trial=TRIAL_FILE,
+        record=_RECORD,
+        wanted=shlex.quote(f'"search": {json.dumps(search)},'),
+    )
+    result = shell.run("bash -s", stdin=script.encode())
+    if not result.ok:
+        raise refused(f"{search}: results", result)
+    lines = result.stdout.splitlines()
+    found = [
+        run
+        for job_id, trial, record in zip(lines[0::3], lines[1::3], lines[2::3], strict=False)
+        if (run := _run(job_id, trial, record)) is not None
+    ]
+    return tuple(sorted(found, key=lambda run: int(run.job_id)))
+
+
+def states_of(shell: Shell, search: str) -> tuple[TaskState, ...]:
+    """Tasks of the search that Slurm knows; the queue alone where accounting is off."""
+    name = shlex.quote(search)
+    result = shell.run(
+        f"squeue --array --noheader --states=all --name={name} --format={shlex.quote(_QUEUE)}; "
+        f"echo --; sacct --allusers --noheader --parsable2 --allocations --name={name} "
+        f"--format={_SACCT} --starttime=now-31days"
+    )
+    queued, separator, accounted = result.stdout.partition("--\n")
+    if not separator or (not result.ok and "accounting storage" not in result.stderr):
+        raise refused("squeue", result)
+    tasks = {task.job_id: task for task in _accounted(accounted)}
+    # Waiting tasks share the id of the array until they start: they are told apart by number.
+    waiting: list[TaskState] = []
+    for task in _queued(queued):
+        if task.state == "PENDING":
+            waiting.append(task)
+        elif task.job_id not in tasks or task.is_active:
+            tasks[task.job_id] = task
+    return (*tasks.values(), *waiting)
+
+
+def _run(job_id: str, trial: str, record: str) -> TrialRun | None:
+    """The run of three lines; None for files that are damaged or of something else."""
+    try:
+        values = json.loads(trial)
+        left = json.loads(record) if record else None
+        return TrialRun(
+            job_id=str(int(job_id)),
+            array_id=str(values["array"]),
+            settings=tuple(str(each) for each in values["settings"]),
+            record=left if isinstance(left, dict) else None,
+        )
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _queued(output: str) -> Sequence[TaskState]:
+    tasks: list[TaskState] = []
+    for line in output.splitlines():
+        fields = line.split("|")
+        if len(fields) != 4:
+            raise JobsError(f"squeue printed {line!r}, which is not {_QUEUE!r}")
+        job_id, array_id, number, state = (field.strip() for field in fields)
+        if number.isdecimal():
+            tasks.append(
+                TaskState(job_id=job_id, array_id=array_id, number=int(number), state=state)
+            )
+    return tasks
+
+
+def _accounted(output: str) -> Sequence[TaskState]:
+    """Tasks of sacct; waiting ones are those of the queue, which is never late."""
+    tasks: list[TaskState] = []
+    for line in output.splitlines():
+        fields = line.split("|")
+        found = re.fullmatch(r"(\d+)_(\d+)", fields[1]) if len(fields) == 3 else None
+        if found is not None and fields[2].split()[0] != "PENDING":
+            tasks.append(
+                TaskState(
+                    job_id=fields[0],
+                    array_id=found.group(1),
+                    number=int(found.group(2)),
+                    state=fields[2].split()[0],
+                )
+            )
+    return tasks
+
+
+NOT_SUBMITTED = "NOT SUBMITTED"
+NO_METRIC = "NO METRIC"
+_LOOK_BACK = timedelta(days=31)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One declared trial."""
+
+    rank: int | None
+    """From 1; None without a result."""
+    number: int
+    settings: tuple[str, ...]
+    job_id: str | None
+    state: str
+    """PASS, or why it is not ranked."""
+    value: float | None
+    """The metric."""
+    usd: Decimal | None
+    """US dollars of its nodes; None while that is not known."""
+    reason: str | None
+    """What the record says of a failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """The trials of one search, the best first, those without a result last."""
+
+    search: SearchSpec
+    rows: tuple[Row, ...]
+    num_former: int
+    """Tasks whose settings are no longer declared."""
+    former_usd: Decimal
+
+    @property
+    def best(self) -> Row | None:
+        """The winner so far."""
+        return next((row for row in self.rows if row.rank == 1), None)
+
+    @property
+    def usd(self) -> Decimal:
+        """US dollars of every task whose price is known."""
+        return self.former_usd + sum((row.usd or Decimal(0) for row in self.rows), Decimal(0))
+
+
+def leaderboard(
+    search: SearchSpec,
+    runs: Sequence[TrialRun],
+    states: Sequence[TaskState],
+    usd: Mapping[str, Decimal | None],
+) -> Board:
+    """The newest run of each declared trial; `usd` by job id."""
+    newest = {tuple(run.settings): run for run in sorted(runs, key=lambda run: int(run.job_id))}
+    by_id = {task.job_id: task.state for task in states if task.state != "PENDING"}
+    waiting = {task.number for task in states if task.state == "PENDING"}
+    rows = [
+        _row(search, number, settings, newest.get(settings), by_id, waiting, usd)
+        for number, settings in enumerate(search.settings)
+    ]
+    ranked = sorted((row for row in rows if row.value is not None), key=_better_first(search))
+    places = {row.number: place for place, row in enumerate(ranked, 1)}
+    others = [row for row in rows if row.value is None]
+    declared = set(search.settings)
+    former = [run for run in runs if run.settings not in declared]
+    return Board(
+        search=search,
+        rows=tuple(replace(row, rank=places.get(row.number)) for row in (*ranked, *others)),
+        num_former=len(former),
+        former_usd=sum((usd.get(run.job_id) or Decimal(0) for run in former), Decimal(0))
+        + _of_earlier_runs(runs, newest, declared, usd),
+    )
+
+
+def usd_by_job(
+    books: Books, shell: Shell, cluster: str, ids: Sequence[str], *, now: datetime
+) -> dict[str, Decimal | None]:
+    """US dollars of these jobs' nodes up to now, by id; ended ones are settled on the way."""
+    since = now - _LOOK_BACK
+    with books.ledger.locked() as ledger:
+        known = settle_from(
+            ledger, shell, books, cluster=cluster, since=since, now=now, ids=ids
+        ).uses
+        ended = actuals(ledger.read().entries)
+    starts = [run.started_at for use in known for run in use.runs]
+    total = spend(books.rates, known, since=min([since, *starts]), until=now)
+    found = {key[1]: entry.nodes_usd for key, entry in ended.items() if key[0] == cluster}
+    found |= {job.use.job_id: job.nodes_usd for job in total.jobs if job.use.runs}
+    return {each: found[each] for each in ids if each in found}
+
+
+def _of_earlier_runs(
+    runs: Sequence[TrialRun],
+    newest: Mapping[tuple[str, ...], TrialRun],
+    declared: set[tuple[str, ...]],
+    usd: Mapping[str, Decimal | None],
+) -> Decimal:
+    """US dollars of runs of declared trials that a newer one replaced."""
+    replaced = [run for run in runs if run.settings in declared and newest[run.settings] is not run]
+    return sum((usd.get(run.job_id) or Decimal(0) for run in replaced), Decimal(0))
+
+
+def _row(
+    search: SearchSpec,
+    number: int,
+    settings: tuple[str, ...],
+    run: TrialRun | None,
+    by_id: Mapping[str, str],
+    waiting: set[int],
+    usd: Mapping[str, Decimal | None],
+) -> Row:
+    value, reason = None, None
+    if run is None:
+        state = "PENDING" if number in waiting else NOT_SUBMITTED
+    elif run.record is None:
+        state = by_id.get(run.job_id, "ENDED WITHOUT A RECORD")
+    else:
+        state = str(run.record.get("outcome"))
+        told = run.record.get("reason")
+        reason = None if told is None else str(told)
+        if state == "PASS":
+            value = _metric(run.record, search.metric)
+            state = state if value is not None else NO_METRIC
+    return Row(
+        rank=None,
+        number=number,
+        settings=settings,
+        job_id=None if run is None else run.job_id,
+        state=state,
+        value=value,
+        usd=None if run is None else usd.get(run.job_id),
+        reason=reason,
+    )
+
+
+def _metric(record: Mapping[str, object], name: str) -> float | None:
+    metrics = record.get("metrics")
+    value = metrics.get(name) if isinstance(metrics, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _better_first(search: SearchSpec) -> Callable[[Row], tuple[float, int]]:
+    sign = 1 if search.goal is Goal.LOWEST else -1
+    return lambda row: (sign * (row.value or 0.0), row.number)

@@ -1,26 +1,32 @@
-"""The server job of a stack: which one, whether it runs, when it takes requests, and its key.
+"""The server job of a stack: which one, its address and key, its chat page, a load test against it.
 
-Owns what is read of a server over SSH. Submits nothing and forwards nothing.
+What a server says is read over SSH. Submits nothing and forwards nothing.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from infra.jobs import slurm
-from infra.jobs.errors import JobsError
-from infra.jobs.outcomes import outcome
-from infra.jobs.outputs import StackOutputs
-from infra.jobs.parse import Job
-from infra.jobs.reconnect import reopen
-from infra.jobs.ssh import Connection, ConnectionLostError
-from infra.jobs.waiting import in_words
-from stacks.slurm_spec import SERVE_MODULE, JobSpec
+from infra.clients import slurm
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.slurm import Job
+from infra.clients.ssh import Connection, ConnectionLostError, reopen
+from infra.jobs.follow import in_words, outcome
+from infra.jobs.submit import job_args
+from stacks.node_spec import WorkerSpec
+from stacks.slurm_spec import LOAD_MODULE, SERVE_MODULE, JobSpec
 from stacks.spec import StackSpec
 
 KEY_VARIABLE: Final = "SOPERATOR_SERVE_API_KEY"
@@ -217,3 +223,166 @@ def _state_line(job: Job) -> str:
 def _ended(job: Job, stack: str, last: list[str]) -> str:
     lines = [f"job {job.id} {job.name} took no requests: {outcome(job, stack)}", *last]
     return "\n".join(lines)
+
+
+HOST: Final = "127.0.0.1"
+DEFAULT_PORT: Final = 7861
+"""Beside 7860, where the server of the `local` stack listens on this machine."""
+_UP_S: Final = 300.0
+_END_S: Final = 10.0
+
+
+class ChatPage:
+    """A running page, until `close`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        port: int,
+        key: str | None,
+        record: Path,
+        checkout: Path,
+        options: Sequence[str] = (),
+    ) -> None:
+        """`url` is the server's up to /v1; `record` keeps votes and times, without any text."""
+        self.address = f"http://{HOST}:{port}/"
+        self._port = port
+        words = [sys.executable, "-m", "workloads.chat", "--url", url, "--port", str(port)]
+        words += ["--record", str(record), "--until-stdin-ends", *options]
+        environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
+        if key is not None:
+            environment[KEY_VARIABLE] = key
+        # Ctrl-C is for who started it, which then closes everything in order. Its end, however it
+        # comes, closes the pipe and so ends the page.
+        self._process = subprocess.Popen(
+            words, cwd=checkout, env=environment, stdin=subprocess.PIPE, start_new_session=True
+        )
+
+    @property
+    def is_running(self) -> bool:
+        """False once the page has ended."""
+        return self._process.poll() is None
+
+    def wait_until_up(self) -> None:
+        """Returns when a browser can open it; a page that ends before is an error."""
+        deadline_s = time.monotonic() + _UP_S
+        while not _listens(self._port):
+            if not self.is_running:
+                raise JobsError(
+                    f"the chat page ended with {self._process.returncode} before it was up; its "
+                    "last line says why"
+                )
+            if time.monotonic() > deadline_s:
+                raise JobsError(f"the chat page is not up after {_UP_S:g} s; is this machine busy?")
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        """Ends the page and waits for its end."""
+        self._process.terminate()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            # With --share it has a program of its own, which would keep the public link open.
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+def free_port(wanted: int) -> int:
+    """The port that a page can have, 0 for any; refused before anything else is started."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, wanted))
+        except (OSError, OverflowError) as error:
+            raise JobsError(
+                f"--port {wanted}: {error}; choose another one, or 0 for any free one"
+            ) from error
+        return probe.getsockname()[1]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def load_job(spec: StackSpec) -> JobSpec:
+    """The stack's load test; refused with the line to declare where there is none."""
+    for job in spec.jobs:
+        if job.is_load_test:
+            return job
+    raise JobsError(
+        f"{spec.name}: jobs: no load test; declare one, such as {{name: load, module: "
+        f"{LOAD_MODULE}, recipe: smollm2_135m_load_cpu}}, and run `pulumi up --stack {spec.name}`"
+    )
+
+
+def choose(spec: StackSpec, jobs: Iterable[Job], wanted: str | None) -> Job:
+    """The given job, or the newest server that runs; what is no running server is refused."""
+    servers = {job.name for job in spec.jobs if job.is_server}
+    found = list(jobs)
+    running = [job for job in found if job.name in servers and job.state == "RUNNING"]
+    if running:
+        return max(running, key=lambda job: int(job.id.split("_")[0]))
+    if wanted is not None and found:
+        job = found[0]
+        what = f"{job.name}, {job.state}"
+        raise JobsError(f"job {job.id} is {what}; a load test needs a running server job")
+    names = " or ".join(sorted(servers)) or "a job with module workloads.serve"
+    raise JobsError(
+        f"{spec.name}: no server runs; submit {names} and wait until it is up, or give --url"
+    )
+
+
+def job_settings(spec: StackSpec, server: Job) -> list[str]:
+    """Where the server is, and on what: cost/ takes speeds of the same preset only."""
+    settings = [f"load.target.serve_job={json.dumps(server.id)}"]
+    worker = _worker(spec, server.where)
+    if worker is not None:
+        settings += _hardware(worker.platform, worker.preset)
+    return settings
+
+
+def preset_settings(text: str) -> list[str]:
+    """The hardware of a server elsewhere, given as PLATFORM/PRESET."""
+    platform, slash, preset = text.partition("/")
+    if not (platform and slash and preset):
+        raise JobsError(
+            f"--preset {text}: write PLATFORM/PRESET, such as gpu-l40s-d/2gpu-64vcpu-384gb"
+        )
+    return _hardware(platform, preset)
+
+
+def settings(concurrency: str | None, rates: str | None, sets: Sequence[str]) -> list[str]:
+    """The options as settings of the recipe; given settings come last, so they win."""
+    found: list[str] = []
+    if concurrency is not None:
+        found.append(f"load.sweep={_numbers('--concurrency', concurrency, int)}")
+    if rates is not None:
+        found.append(f"load.open_loop.rates_per_s={_numbers('--rates', rates, float)}")
+    return [*found, *sets]
+
+
+def as_words(sets: Sequence[str]) -> list[str]:
+    """The settings as arguments of the module."""
+    return job_args(sets)
+
+
+def _hardware(platform: str, preset: str) -> list[str]:
+    return [f"load.target.platform={platform}", f"load.target.preset={preset}"]
+
+
+def _worker(spec: StackSpec, where: str | None) -> WorkerSpec | None:
+    """The nodeset of a node, whose name is the nodeset's with a number."""
+    name = (where or "").rpartition("-")[0]
+    return next((worker for worker in spec.nodes.workers if worker.name == name), None)
+
+
+def _numbers(option: str, text: str, kind: type[int] | type[float]) -> str:
+    try:
+        return json.dumps([kind(each) for each in text.split(",")])
+    except ValueError:
+        raise JobsError(f"{option} {text}: write numbers with commas, such as 1,2,4,8") from None

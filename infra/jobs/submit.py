@@ -1,24 +1,32 @@
-"""Submits one declared job: refuses unknown names and stale code, then runs sbatch.
+"""One sbatch of a declared job, with its idempotency key, plan, run config and prepared data.
 
-Owns the meaning of a submission. Settings are checked by the workload, whose recipe knows them.
+Refuses unknown names and stale code. Settings are checked by the workload, whose recipe knows them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from pathlib import PurePosixPath
+from typing import Any, Final
 
-from infra.jobs import mark as marks
-from infra.jobs import parse, prepared_data
-from infra.jobs import plan as plans
-from infra.jobs import run_config as run_configs
-from infra.jobs.errors import JobsError, NotSubmittedError
-from infra.jobs.outputs import StackOutputs
-from infra.jobs.slurm import Shell, dependency, refused, sbatch_command
+from cost.runs.forecast import Forecast, UnknownRun
+from cost.size.plan import Plan, make_plan
+from infra.clients import slurm
+from infra.clients.errors import JobsError, NotSubmittedError
+from infra.clients.objects import Place, StorageError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.slurm import Shell, dependency, refused, sbatch_command
+from infra.jobs.recipes import recipe_of
 from infra.render.sbatch import RELEASE_VARIABLE
+from stacks.slurm_spec import TRAIN_MODULE, JobSpec
+from stacks.spec import StackSpec
 
 _STALE_EXIT = 75
 _MOST_BYTES = 128 * 1024 - 1
@@ -97,7 +105,7 @@ def submit(
     installed = dict.fromkeys(each.plan for each in every if each.plan is not None)
     install = ""
     if installed:
-        install = f"{plans.install_script(outputs.code_path, tuple(installed))} && "
+        install = f"{install_script(outputs.code_path, tuple(installed))} && "
     sbatch = sbatch_command(
         f"jobs/{job}",
         job_args(sets),
@@ -107,8 +115,8 @@ def submit(
         array=array,
         comment=mark,
     )
-    turn = "" if mark is None else marks.turn_script(outputs.code_path, mark, once_from=once_from)
-    needs = prepared_data.refuse_script(reads if after is None else (), outputs.places)
+    turn = "" if mark is None else turn_script(outputs.code_path, mark, once_from=once_from)
+    needs = refuse_script(reads if after is None else (), outputs.places)
     command = (
         f"cd {shlex.quote(outputs.code_path)} && release=$(readlink current) && "
         f'if [ "${{release##*/}}" != {code_hash} ]; then echo "${{release##*/}}"; '
@@ -128,17 +136,17 @@ def submit(
             f"{job}: the cluster has code {result.stdout.strip()}, this checkout is {code_hash}; "
             f"{'' if code_hash == outputs.code_hash else up}submit with --sync to send it now"
         )
-    if needs and result.exit_code == prepared_data.EXIT:
-        raise NotSubmittedError(prepared_data.refusal(job, result.stdout.strip()))
-    if mark is not None and result.exit_code == marks.QUEUED_EXIT:
+    if needs and result.exit_code == EXIT:
+        raise NotSubmittedError(refusal(job, result.stdout.strip()))
+    if mark is not None and result.exit_code == QUEUED_EXIT:
         number, _, comment = result.stdout.strip().partition("|")
         raise AlreadyQueuedError(job, number, comment)
-    if mark is not None and result.exit_code == marks.BUSY_EXIT:
-        why = marks.why_busy(result.stderr)
+    if mark is not None and result.exit_code == BUSY_EXIT:
+        why = why_busy(result.stderr)
         raise NotSubmittedError(f"{job}: {why}; nothing was submitted: try again")
     if not result.ok:
         raise refused(f"{job}: sbatch", result)
-    number = parse.submitted_id(result.stdout)
+    number = slurm.submitted_id(result.stdout)
     return Submission(
         stack=outputs.stack,
         job=job,
@@ -167,10 +175,10 @@ def environment(
     files = {"": own, **{f"_{number}": each for number, each in (tasks or {}).items()}}
     for suffix, each in files.items():
         if each.run_config:
-            found.append(f"{run_configs.VARIABLE}{suffix}={each.run_config}")
+            found.append(f"{RUN_CONFIG_VARIABLE}{suffix}={each.run_config}")
         if each.plan is not None:
-            path = plans.path_on_cluster(outputs.code_path, each.plan)
-            found.append(f"{plans.VARIABLE}{suffix}={path}")
+            path = path_on_cluster(outputs.code_path, each.plan)
+            found.append(f"{PLAN_VARIABLE}{suffix}={path}")
     return found
 
 
@@ -230,3 +238,216 @@ def job_args(sets: Sequence[str]) -> list[str]:
             f"--set {' '.join(wrong)}: not key=value; write for example --set train.max_steps=8"
         )
     return [word for each in sets for word in ("--set", each)]
+
+
+PLAN_VARIABLE = "SOPERATOR_PLAN"
+FOLDER = "plans"
+
+
+def plan_of(
+    spec: StackSpec,
+    job: JobSpec,
+    files: Mapping[str, bytes],
+    sets: Sequence[str] = (),
+    forecast: Forecast | UnknownRun | None = None,
+) -> Plan | None:
+    """The plan of a job; its recipe is among `files`, path -> content. None: it does not train."""
+    if job.module != TRAIN_MODULE:
+        return None
+    return make_plan(spec, job, recipe_of(job, files, sets), forecast=forecast)
+
+
+def plan_lines(plan: Plan) -> tuple[str, ...]:
+    """What a person reads of the plan at a submission."""
+    chosen = plan.chosen
+    most = f"at most {chosen.largest_micro_batch} rows a micro batch"
+    lines = [f"plan: {chosen.sharding.label} of {plan.shape.name}: {chosen.reason}; {most}"]
+    if not chosen.fits:
+        lines.append(
+            f"plan: {plan.job} does not fit by this plan; lower train.micro_batch_size or "
+            f"train.sequence_length, or see: soperator size {plan.shape.name} "
+            f"--method {plan.training.method} --seq {plan.training.sequence_length}"
+        )
+    return tuple(lines)
+
+
+def refuse_unfit(plan: Plan, recipe: Mapping[str, Any]) -> None:
+    """Refuses what the trainer refuses on its nodes: a plan that no memory holds.
+
+    A recipe that names its strategy is tried all the same.
+    """
+    if plan.chosen.fits or recipe.get("train", {}).get("strategy", "auto") != "auto":
+        return
+    told = plan_lines(plan)[-1].removeprefix("plan: ")
+    raise JobsError(f"{told}: {plan.chosen.reason}; nothing was submitted")
+
+
+def path_on_cluster(code_path: str, content: bytes) -> str:
+    """Where the file lies; another plan has another name, so no waiting job loses its own."""
+    return f"{code_path}/{FOLDER}/{_name(content)}"
+
+
+def install_script(code_path: str, contents: Sequence[bytes]) -> str:
+    """Shell words that write standard input to these plans' paths, each whole or not at all."""
+    folder = shlex.quote(f"{code_path}/{FOLDER}")
+    # Short for each plan: a search has hundreds, and all of it is one argument of a shell.
+    put = (
+        f'put() {{ head -c "$1" > {folder}/"$2".$$ && [ "$(stat -c %s {folder}/"$2".$$)" = "$1" ] '
+        f'&& mv -f {folder}/"$2".$$ {folder}/"$2" || {{ rm -f {folder}/"$2".$$; return 1; }}; }}'
+    )
+    each = "".join(f" && put {len(content)} {_name(content)}" for content in contents)
+    return f"{put}; mkdir -p {folder}{each}"
+
+
+def _name(content: bytes) -> str:
+    return f"{hashlib.sha256(content).hexdigest()[:16]}.json"
+
+
+RUN_CONFIG_VARIABLE: Final = "SOPERATOR_RUN_CONFIG"
+_HASH_DIGITS: Final = 16
+
+
+def config_text(recipe: Mapping[str, Any]) -> bytes:
+    """The recipe with its settings as one JSON file, the same for the same values."""
+    return (json.dumps(recipe, indent=2, sort_keys=True) + "\n").encode()
+
+
+def address(store: Mapping[str, str], recipe: str, content: bytes) -> str:
+    """Where `keep` puts it, as `bucket/key`; nothing is asked of the store."""
+    place = _place(store, recipe, content)
+    return f"{place.bucket}/{place.key}"
+
+
+def keep(store: Mapping[str, str], recipe: str, content: bytes) -> str:
+    """Uploads unless it is there; returns `bucket/key`. `store`: the output run_config_store."""
+    place = _place(store, recipe, content)
+    try:
+        if place.read() != content:
+            place.write(content)
+    except StorageError as error:
+        raise NotSubmittedError(
+            f"the run's config was not stored: {error}; nothing was submitted: run `pulumi up`, "
+            "which renews the key, or submit again"
+        ) from error
+    return f"{place.bucket}/{place.key}"
+
+
+def _place(store: Mapping[str, str], recipe: str, content: bytes) -> Place:
+    digest = hashlib.sha256(content).hexdigest()[:_HASH_DIGITS]
+    return Place(key=f"runs/{recipe}/{digest}.json", **store)
+
+
+EXIT: Final = 66
+"""sysexits EX_NOINPUT."""
+_IMAGE_DATA = "/opt/soperator/data"
+_PLACE = "{place:data}"
+
+
+def prepared_data(
+    job: JobSpec, recipe: Mapping[str, Any], places: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Paths of which one has to be there, first the one to bring it to; () where none is known.
+
+    Other absolute paths, and what an image may hold, are not the login node's to see.
+    """
+    train, root = recipe.get("train"), places.get("data")
+    if job.module != TRAIN_MODULE or job.container is not None or not isinstance(train, dict):
+        return ()
+    name = train.get("dataset")
+    if not isinstance(name, str) or name in ("", "generated") or root is None:
+        return ()
+    if name.startswith(_PLACE):
+        folders = [f"{root}/{name.removeprefix(_PLACE).lstrip('/')}"]
+    elif name.startswith(("/", "{")):
+        return ()
+    else:
+        names = dict.fromkeys((name, PurePosixPath(name).name))
+        folders = [f"{place}/{each}" for each in names for place in (root, _IMAGE_DATA)]
+    # What other tasks read has several names: of them only the folder is asked for.
+    chats = train.get("task", "causal_lm") == "causal_lm"
+    return tuple(f"{folder}/tokens_train.parquet" if chats else folder for folder in folders)
+
+
+def refuse_script(reads: Sequence[tuple[str, ...]], places: Mapping[str, str]) -> str:
+    """Shell words that print the first path of a group and end with EXIT where none of it is there.
+
+    Bytes must be in it. A login node that does not have the place itself cannot tell. What is sent
+    along is read to its end, so that the answer arrives.
+    """
+    return "".join(_refuse(paths, places["data"]) for paths in dict.fromkeys(reads) if paths)
+
+
+def _refuse(paths: tuple[str, ...], root: str) -> str:
+    tests = [f"[ -d {shlex.quote(root)} ]"]
+    tests += [f"[ ! -s {shlex.quote(path)} ]" for path in paths]
+    told = f"echo {shlex.quote(paths[0])}"
+    return f"if {' && '.join(tests)}; then cat > /dev/null; {told}; exit {EXIT}; fi; "
+
+
+def refusal(job: str, path: str) -> str:
+    """The line for a job whose data is not there."""
+    return (
+        f"{job}: {path} is not on the cluster, or is empty; prepare it first (soperator submit "
+        f"{job} --pipeline submits what {job} needs), bring it with soperator push, or name the "
+        "job that makes it with --after ID; nothing was submitted"
+    )
+
+
+_PREFIX: Final = "soperator"
+_INPUT_DIGITS: Final = 16
+_NONCE_BYTES: Final = 6
+_LOCK: Final = ".submit.lock"
+"""In the code folder, which all login nodes share."""
+_WAIT_S: Final = 60
+_DROP: Final = "cat > /dev/null"
+"""What is on standard input is read before an end: else the sender takes it for a lost line."""
+BUSY_EXIT: Final = 74
+QUEUED_EXIT: Final = 76
+"""What ends the shell where a job of equal inputs runs or waits: its id and comment are printed."""
+
+
+def new_mark(
+    job: str,
+    code_hash: str,
+    sets: Sequence[str],
+    *,
+    array: str | None = None,
+    reproduces: str | None = None,
+) -> str:
+    """The comment of one sbatch of these inputs."""
+    inputs = json.dumps([job, code_hash, list(sets), array, reproduces])
+    digest = hashlib.sha256(inputs.encode()).hexdigest()[:_INPUT_DIGITS]
+    return f"{_PREFIX}:{digest}:{secrets.token_hex(_NONCE_BYTES)}"
+
+
+def lock_script(code_path: str) -> str:
+    """Shell words that hold the login node's lock until the shell ends, or end it: BUSY_EXIT."""
+    path = f"{code_path}/{_LOCK}"
+    said = f"another submission holds {path}, or it cannot be locked"
+    return (
+        f"{{ exec 9>>{shlex.quote(path)} && flock -w {_WAIT_S} 9; }} || "
+        f"{{ {_DROP}; echo {shlex.quote(said)} >&2; exit {BUSY_EXIT}; }}; "
+    )
+
+
+def why_busy(stderr: str) -> str:
+    """What the shell said before BUSY_EXIT, in one line: its own words tell what is not there."""
+    return "; ".join(line.strip() for line in stderr.splitlines() if line.strip())
+
+
+def turn_script(code_path: str, mark: str, *, once_from: int | None) -> str:
+    """Shell words before sbatch: hold the lock, and end at a job of equal inputs.
+
+    `once_from`: least id of one that is a repeat; None: none is.
+    """
+    lock = lock_script(code_path)
+    if once_from is None:
+        return lock
+    inputs = f"|{mark.rpartition(':')[0]}:"
+    return (
+        f"{lock}queued=$(squeue --all --noheader --format='%F|%k') || {{ {_DROP}; exit 1; }}; "
+        f"same=$(printf '%s\\n' \"$queued\" | grep -F {shlex.quote(inputs)} | "
+        f"while IFS='|' read -r id rest; do [ \"$id\" -lt {once_from} ] || "
+        '{ echo "$id|$rest"; break; }; done); '
+        f'if [ -n "$same" ]; then {_DROP}; echo "$same"; exit {QUEUED_EXIT}; fi; '
+    )

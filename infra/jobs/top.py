@@ -1,38 +1,184 @@
 """Watches the GPUs of a running job from inside its allocation, beside its own steps.
 
-Owns the srun line and how samples become a screen. No daemon: sampling ends with the connection.
+Owns the srun line, what workloads/monitoring/check_gpu_util.sh --raw prints and how its samples
+become a screen. No daemon: sampling ends with the connection.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from infra.jobs.errors import JobsError
-from infra.jobs.gpu_samples import (
-    Gpu,
-    NodeSample,
-    by_node,
-    mean_utilization,
-    rates_gb_per_s,
-    samples,
-)
-from infra.jobs.hostlist import expand
-from infra.jobs.parse import Job
-from infra.jobs.ssh import Connection
+from infra.clients.errors import JobsError
+from infra.clients.slurm import Job, expand
+from infra.clients.ssh import Connection
 
 GATE_PERCENT: Final = 80.0
-"""Seed 002: all GPUs busier than this."""
+"""Seed 002: every GPU busier than this."""
 MEMORY_GATE_PERCENT: Final = 50.0
 """Ours, where seed 002 says "high": at half and below, twice the micro batch is sure to fit."""
 _POLL_S: Final = 0.5
 _HISTORY: Final = 60
 _BARS: Final = " .:-=+*#%@"
 _SCRIPT: Final = "current/workloads/monitoring/check_gpu_util.sh"
+_IB_WORD_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU at one moment; None where the driver does not tell."""
+
+    node: str
+    index: int
+    utilization_percent: float | None
+    memory_used_mib: float | None
+    memory_mib: float | None
+    power_w: float | None
+    power_limit_w: float | None
+
+    @property
+    def memory_percent(self) -> float | None:
+        """Memory in use, in percent of the GPU's own; None where it does not tell."""
+        if self.memory_used_mib is None or not self.memory_mib:
+            return None
+        return 100 * self.memory_used_mib / self.memory_mib
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSample:
+    """What one node said at one moment."""
+
+    node: str
+    at_s: float
+    """Seconds since 1970, by the node's clock."""
+    gpus: tuple[Gpu, ...]
+    received_bytes: int | None
+    """Through all InfiniBand ports since the node started; None without one."""
+    sent_bytes: int | None
+
+
+@dataclass(slots=True)
+class _Begun:
+    gpus: list[Gpu] = field(default_factory=list)
+    ports: list[tuple[int, int]] = field(default_factory=list)
+
+
+def samples(lines: Iterable[str]) -> Iterator[NodeSample]:
+    """Each node's samples as they are complete; lines of nodes may be mixed."""
+    begun: dict[str, _Begun] = {}
+    for line in lines:
+        fields = line.strip().split(",")
+        if len(fields) < 2:
+            continue
+        kind, node, *values = fields
+        sample = begun.setdefault(node, _Begun())
+        try:
+            match kind:
+                case "gpu":
+                    sample.gpus.append(_gpu(node, values))
+                case "ib":
+                    _, received, sent = values
+                    sample.ports.append((int(received), int(sent)))
+                case "end":
+                    ports = begun.pop(node).ports
+                    yield NodeSample(
+                        node=node,
+                        at_s=float(values[0]),
+                        gpus=tuple(sample.gpus),
+                        received_bytes=_IB_WORD_BYTES * sum(p[0] for p in ports) if ports else None,
+                        sent_bytes=_IB_WORD_BYTES * sum(p[1] for p in ports) if ports else None,
+                    )
+                case _:
+                    pass
+        except (ValueError, IndexError) as error:
+            raise JobsError(
+                f"{node}: check_gpu_util.sh printed {line.strip()!r}, which is none of its lines; "
+                "the cluster's code may be older than this checkout: run pulumi up"
+            ) from error
+
+
+def rates_gb_per_s(before: NodeSample, after: NodeSample) -> tuple[float, float] | None:
+    """GB/s received and sent by a node between two samples; None without InfiniBand."""
+    seconds = after.at_s - before.at_s
+    if (
+        before.received_bytes is None
+        or before.sent_bytes is None
+        or after.received_bytes is None
+        or after.sent_bytes is None
+        or seconds <= 0
+    ):
+        return None
+    received = after.received_bytes - before.received_bytes
+    sent = after.sent_bytes - before.sent_bytes
+    if received < 0 or sent < 0:  # the node, or its driver, started anew
+        return None
+    return received / seconds / 1e9, sent / seconds / 1e9
+
+
+def mean_utilization(gpus: Iterable[Gpu]) -> float | None:
+    """Mean over the GPUs that tell; None where none does."""
+    told = [each.utilization_percent for each in gpus if each.utilization_percent is not None]
+    return math.fsum(told) / len(told) if told else None
+
+
+@dataclass(slots=True)
+class EachGpu:
+    """What each GPU did over its samples, by node and index: a gate holds for the least of them."""
+
+    busy: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    fullest: dict[tuple[str, int], float] = field(default_factory=dict)
+    """Most memory in use, in percent of the GPU's own."""
+
+    def take(self, sample: NodeSample) -> None:
+        """Adds a node's sample."""
+        for gpu in sample.gpus:
+            key = (gpu.node, gpu.index)
+            if (busy := gpu.utilization_percent) is not None:
+                self.busy.setdefault(key, []).append(busy)
+            if (used := gpu.memory_percent) is not None:
+                self.fullest[key] = max(used, self.fullest.get(key, 0.0))
+
+    @property
+    def least_busy(self) -> tuple[float, str] | None:
+        """Mean over time of the GPU that was least busy, in percent, and which it is."""
+        means = ((math.fsum(each) / len(each), key) for key, each in self.busy.items())
+        least = min(means, default=None)
+        return least and (least[0], f"{least[1][0]} GPU {least[1][1]}")
+
+    @property
+    def memory_percent(self) -> float | None:
+        """Memory of the GPU that used least of its own, at its fullest; None where none tells."""
+        return min(self.fullest.values(), default=None)
+
+
+def each_gpu(found: Iterable[NodeSample]) -> EachGpu:
+    """What each GPU of the samples did."""
+    use = EachGpu()
+    for sample in found:
+        use.take(sample)
+    return use
+
+
+def _gpu(node: str, values: list[str]) -> Gpu:
+    index, *rest = values
+    used_percent, used, memory, power, limit = (_number(text) for text in rest)
+    return Gpu(
+        node=node,
+        index=int(index),
+        utilization_percent=used_percent,
+        memory_used_mib=used,
+        memory_mib=memory,
+        power_w=power,
+        power_limit_w=limit,
+    )
+
+
+def _number(text: str) -> float | None:
+    """nvidia-smi prints [N/A], [NotSupported] and the like for what a GPU does not tell."""
+    return None if text.startswith("[") else float(text)
 
 
 def watch(
@@ -46,22 +192,10 @@ def watch(
     # --overlap: the step shares what the job's own steps hold. --mem=0: it asks for none of it.
     # Without both numbers a step with one task a node is on the first node alone (Slurm 22.05).
     num_nodes = len(expand(job.where or ""))
-    step = shlex.join(
-        [
-            "srun",
-            f"--jobid={job.id}",
-            "--overlap",
-            f"--nodes={num_nodes}",
-            f"--ntasks={num_nodes}",
-            "--ntasks-per-node=1",
-            "--mem=0",
-            "--unbuffered",
-            "bash",
-            f"{code_path}/{_SCRIPT}",
-            "--raw",
-            f"{every_s:g}",
-            str(count),
-        ]
+    step = (
+        f"srun --jobid={shlex.quote(job.id)} --overlap --nodes={num_nodes} --ntasks={num_nodes} "
+        "--ntasks-per-node=1 --mem=0 --unbuffered "
+        f"bash {shlex.quote(f'{code_path}/{_SCRIPT}')} --raw {every_s:g} {count}"
     )
     yield from samples(_lines(connection.stream(f"{step} 2>&1", poll_s=_POLL_S)))
 
@@ -86,10 +220,8 @@ class Screen:
     memory_gate_percent: float = MEMORY_GATE_PERCENT
     newest: dict[str, NodeSample] = field(default_factory=dict)
     rates: dict[str, tuple[float, float]] = field(default_factory=dict)
-    history: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
     seen: list[float] = field(default_factory=list)
-    fullest: dict[tuple[str, int], float] = field(default_factory=dict)
-    """Most memory that each GPU had in use, in percent of its own."""
+    each: EachGpu = field(default_factory=EachGpu)
 
     def take(self, sample: NodeSample) -> None:
         """Adds a node's sample."""
@@ -97,19 +229,15 @@ class Screen:
         if before is not None and (rates := rates_gb_per_s(before, sample)) is not None:
             self.rates[sample.node] = rates
         self.newest[sample.node] = sample
-        for gpu in sample.gpus:
-            if (used := gpu.memory_percent) is not None:
-                key = (gpu.node, gpu.index)
-                self.fullest[key] = max(used, self.fullest.get(key, 0.0))
+        self.each.take(sample)
         mean = mean_utilization(self.gpus)
         if mean is not None:
-            self.history.append(mean)
             self.seen.append(mean)
 
     @property
     def gpus(self) -> Sequence[Gpu]:
         """GPUs of all nodes at the newest moment."""
-        return [gpu for node in by_node(self.newest.values()).values() for gpu in node.gpus]
+        return [gpu for _, node in sorted(self.newest.items()) for gpu in node.gpus]
 
     @property
     def mean_percent(self) -> float | None:
@@ -118,23 +246,22 @@ class Screen:
 
     @property
     def verdict(self) -> str:
-        """PASS, FAIL or NOT RUN against the gate, with the figure."""
-        mean = self.mean_percent
-        if mean is None:
+        """PASS, FAIL or NOT RUN against the gate on every GPU, with the figures."""
+        least, mean = self.each.least_busy, self.mean_percent
+        if least is None or mean is None:
             nodes = ", ".join(sorted(self.newest)) or "no node"
             return f"NOT RUN: {nodes} told of no GPU (nvidia-smi is not there, or sees none)"
-        word = "PASS" if mean > self.gate_percent else "FAIL"
-        return f"{word}: mean utilisation {mean:.1f} %, gate above {self.gate_percent:g} %"
-
-    @property
-    def memory_percent(self) -> float | None:
-        """Memory in use on the GPU that used least of its own, at its fullest; None: unknown."""
-        return min(self.fullest.values(), default=None)
+        busy, which = least
+        word = "PASS" if busy > self.gate_percent else "FAIL"
+        return (
+            f"{word}: utilisation of the least busy GPU, {which}, {busy:.1f} %, gate above "
+            f"{self.gate_percent:g} %; mean of all {mean:.1f} %"
+        )
 
     @property
     def memory_verdict(self) -> str:
         """PASS, FAIL or NOT RUN against the gate on memory, with what to do."""
-        least = self.memory_percent
+        least = self.each.memory_percent
         if least is None:
             return "NOT RUN: no GPU told its memory"
         gate = (
@@ -147,9 +274,10 @@ class Screen:
     @property
     def passed(self) -> bool | None:
         """Whether every gate holds; None where one could not be told and none failed."""
+        busy = self.each.least_busy
         gates = (
-            (self.mean_percent, self.gate_percent),
-            (self.memory_percent, self.memory_gate_percent),
+            (busy and busy[0], self.gate_percent),
+            (self.each.memory_percent, self.memory_gate_percent),
         )
         if any(value is not None and value <= gate for value, gate in gates):
             return False
@@ -175,7 +303,7 @@ class Screen:
     def sparkline(self) -> str:
         """Mean utilisation of the last moments, a character each from 0 to 100 %."""
         last = len(_BARS) - 1
-        return "".join(_BARS[min(last, round(each / 100 * last))] for each in self.history)
+        return "".join(_BARS[min(last, round(each / 100 * last))] for each in self.seen[-_HISTORY:])
 
 
 def _percent(value: float | None) -> str | None:

@@ -3,10 +3,14 @@
 Owns PATH, PULUMI_HOME/plugins, the passphrase, the user's SSH key and the file backend. Official
 engines and plugins win wherever they are found; installing them is the business of infra/setup.
 SOPERATOR_PLUGINS names a folder of official programs that somebody built; they win over all.
+
+`pulumi cancel` is no help with locks: it takes the lock of a living engine too, and it needs the
+stack, while an engine killed in `pulumi stack init` leaves a lock and no stack.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,13 +20,65 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from infra import whole_file
-from infra.local import locks
+from infra import files
+from infra.clients.passphrase import PUBLIC, SALT, opens
+from infra.clients.ssh_key import make_key_pair, public_half
 from infra.local.errors import LocalError
-from infra.local.state import CHECKOUT, PULUMI_VERSION, Cache, State
-from infra.passphrase import PUBLIC, SALT, opens
-from infra.ssh_key import make_key_pair, public_half
+from infra.state import CHECKOUT, PULUMI_VERSION, Cache, State
 from stacks.text_file import read_text
+
+_ATTRIBUTES = ".attrs"  # a file beside each of the backend's own
+
+
+def holders(backend: Path, stack: str) -> list[int]:
+    """Process ids of the living engines that have the stack locked."""
+    return [pid for pid in _locks(backend, stack).values() if _is_pulumi(pid)]
+
+
+def clear_dead(backend: Path, stack: str) -> bool:
+    """Removes the locks of engines that are no more; whether there was one."""
+    dead = [path for path, pid in _locks(backend, stack).items() if not _is_pulumi(pid)]
+    for path in dead:
+        path.unlink(missing_ok=True)
+        path.with_name(path.name + _ATTRIBUTES).unlink(missing_ok=True)
+    if dead:
+        _drop_cut_attributes(backend, stack)
+    return bool(dead)
+
+
+def _drop_cut_attributes(backend: Path, stack: str) -> None:
+    """Removes attributes of the state that the kill cut: with them the engine reads it no more.
+
+    It truncates and rewrites them before each write of the state (gocloud.dev v0.37.0,
+    blob/fileblob/attrs.go, setAttrs), and does without where the file is absent.
+    """
+    for path in (backend / ".pulumi" / "stacks").glob(f"**/{stack}.json*{_ATTRIBUTES}"):
+        try:
+            json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            path.unlink()
+
+
+def _locks(backend: Path, stack: str) -> dict[Path, int]:
+    """Lock files of the stack, each with the process id in it."""
+    pids: dict[Path, int] = {}
+    for path in (backend / ".pulumi" / "locks").glob(f"**/{stack}/*.json"):
+        try:
+            pids[path] = int(json.loads(path.read_text(encoding="utf-8"))["pid"])
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError):
+            pids[path] = 0  # no engine's: it renames a whole file to this name
+    return pids
+
+
+def _is_pulumi(pid: int) -> bool:
+    # Its name, which everybody may read, not its program: the engine may be another user's.
+    try:
+        return pid > 0 and Path(f"/proc/{pid}/comm").read_text().startswith("pulumi")
+    except OSError:
+        return False
+
 
 PROJECT: Final = "soperator-stack"
 STAND_INS: Final = {"command": "pulumi-command", "kubernetes": "pulumi-kubernetes"}
@@ -105,7 +161,7 @@ def make_folders(state: State) -> None:
 def make_passphrase(state: State) -> None:
     """Write the passphrase file unless there is one."""
     if not state.passphrase.exists():
-        whole_file.write(state.passphrase, PUBLIC + "\n", mode=0o600)
+        files.write(state.passphrase, PUBLIC + "\n", mode=0o600)
 
 
 def make_ssh_key(state: State) -> None:
@@ -116,9 +172,9 @@ def make_ssh_key(state: State) -> None:
         public = public_half(state.ssh_key.read_bytes(), _KEY_COMMENT)
     else:
         public, private = make_key_pair(_KEY_COMMENT)
-        whole_file.write(state.ssh_key, private, mode=0o600)
+        files.write(state.ssh_key, private, mode=0o600)
     # The public key last: its presence says that both are whole.
-    whole_file.write(state.ssh_public_key, f"{public}\n", mode=0o600)
+    files.write(state.ssh_public_key, f"{public}\n", mode=0o600)
 
 
 def link_plugins(home: Path) -> list[str]:
@@ -255,7 +311,7 @@ def init_stacks(backend: Path, environ: Mapping[str, str]) -> list[str]:
             )
         # Else of `soperator init`, which has a backend and a passphrase of its own.
         elif opens(PUBLIC, salt.group(1)):
-            locks.clear_dead(backend, stack)
+            clear_dead(backend, stack)
             if refused := _init(stack, environ):
                 left_out.append(f"{file.name}: no preview of this stack: {refused}")
     return left_out

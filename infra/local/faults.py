@@ -13,7 +13,7 @@ from typing import Any, Final
 from infra.local import process
 from infra.local.cloud import EMULATOR, Cloud, restart_emulator
 from infra.local.errors import LocalError
-from infra.local.nebius_api.faults import Faults
+from infra.local.nebius_api.errors import Faults
 
 _API_FAULTS: Final[dict[str, dict[str, Any]]] = {
     "quota": {

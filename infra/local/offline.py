@@ -15,7 +15,7 @@ from typing import Final
 
 from infra.local import process
 from infra.local.errors import LocalError
-from infra.local.state import CHECKOUT, State
+from infra.state import CHECKOUT, State
 
 NAME: Final = "nebius-api-offline"
 _READY = re.compile(r"ready on (http://127\.0\.0\.1:\d+)")

@@ -1,26 +1,17 @@
-"""Every Helm release of a stack in dependency order: chart, version, place, values, what is first.
+"""Every Helm release of a stack, in order, with its chart, pinned version and values.
 
-Owns when a chart is needed; versions are in stacks/compatibility.yaml, values in values/, one chart
-a file. Pure: infra/components makes the releases, in this order, and decides nothing.
+Versions are in stacks/compatibility.yaml, values in values/. infra/components makes the releases.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from infra.render.chart import REGISTRY, Chart, foreign, foreign_version, inside, own
 from infra.render.values.active_checks import TIMEOUT_S, active_checks_values
-from infra.render.values.custom_configmaps import (
-    custom_configmaps_values,
-    needs_custom_configmaps,
-)
-from infra.render.values.dcgm_exporter import dcgm_exporter_values, needs_dcgm_exporter
-from infra.render.values.kruise import kruise_values
 from infra.render.values.nfs_server import nfs_server_values
-from infra.render.values.nodeconfigurator import nodeconfigurator_values
 from infra.render.values.nodesets import nodesets_values
-from infra.render.values.notifier import notifier_values
 from infra.render.values.observability import (
     LOGS,
     MONITORING,
@@ -28,14 +19,107 @@ from infra.render.values.observability import (
     log_store_values,
     metrics_values,
 )
-from infra.render.values.security_profiles import security_profiles_values
+from infra.render.values.operators import (
+    custom_configmaps_values,
+    dcgm_exporter_values,
+    kruise_values,
+    needs_custom_configmaps,
+    needs_dcgm_exporter,
+    nodeconfigurator_values,
+    notifier_values,
+    security_profiles_values,
+    soperator_values,
+    soperatorchecks_values,
+)
 from infra.render.values.slurm_cluster import is_stopped, slurm_cluster_values
-from infra.render.values.soperator import soperator_values
-from infra.render.values.soperatorchecks import soperatorchecks_values
 from infra.render.values.storage import storage_values
 from stacks.chart_volumes import home_volume_gib, observability_volumes
+from stacks.compatibility import release_of
 from stacks.soperator_spec import ChecksProfile, Observability
 from stacks.spec import StackSpec
+
+REGISTRY: Final = "oci://cr.eu-north1.nebius.cloud/soperator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One Helm release."""
+
+    release: str
+    """Name of the release, and of its resource."""
+    chart: str
+    """Name of the chart in its repository, or its whole OCI address."""
+    version: str
+    namespace: str
+    repository: str | None = None
+    """Address of an HTTP repository; None for OCI."""
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    after: tuple[str, ...] = ()
+    """Releases that it needs; also those that go only after it has gone."""
+    creates_namespace: bool = True
+    """False where the program makes it: one namespace has one owner."""
+    timeout_s: int | None = None
+    """Longest wait for it; None is Helm's five minutes."""
+    definitions: str | None = None
+    """API group of the custom resources in its crds/, which Helm would never upgrade."""
+
+
+def foreign_version(spec: StackSpec, release: str) -> str:
+    """Version of a chart that is not Soperator's own, as the stack's Soperator pins it."""
+    return release_of(spec.cluster.soperator_version).charts[release]
+
+
+def foreign(
+    spec: StackSpec,
+    name: str,
+    repository: str,
+    namespace: str,
+    values: Mapping[str, Any] | None = None,
+    after: tuple[str, ...] = (),
+) -> Chart:
+    """A chart of somebody else, from their repository."""
+    return Chart(
+        release=name,
+        chart=name,
+        repository=repository,
+        version=foreign_version(spec, name),
+        namespace=namespace,
+        values=values or {},
+        after=after,
+    )
+
+
+def own(
+    spec: StackSpec,
+    name: str,
+    namespace: str,
+    values: Mapping[str, Any] | None = None,
+    after: tuple[str, ...] = (),
+    timeout_s: int | None = None,
+) -> Chart:
+    """A chart of Soperator: published names carry `helm-`, and all have one version."""
+    return Chart(
+        release=name,
+        chart=f"{REGISTRY}/helm-{name}",
+        version=spec.cluster.soperator_version,
+        namespace=namespace,
+        values=values or {},
+        after=after,
+        timeout_s=timeout_s,
+    )
+
+
+def inside(
+    spec: StackSpec,
+    name: str,
+    values: Mapping[str, Any],
+    after: tuple[str, ...] = (),
+    timeout_s: int | None = None,
+) -> Chart:
+    """A chart of Soperator in the namespace of the cluster, which the program makes itself."""
+    chart = own(spec, name, spec.cluster.namespace, values, after, timeout_s)
+    return replace(chart, creates_namespace=False)
+
 
 SYSTEM: Final = "soperator-system"
 PODS_STARTED: Final = "pods-started"

@@ -1,8 +1,8 @@
-"""The text of one Slurm job: spec -> sbatch script, delivered as `jobs/<name>`. Pure.
+"""A declared job, or a search as an array of it, as the text of an sbatch script.
 
-Owns the environment a workload sees (places, ranks), the checks before launch and the launch line.
-Which nodes a job can have and what of them goes to it: job_nodes.py. Does not submit (infra/jobs)
-and does not know the code hash: the release folder's name is it.
+The text has the environment that a workload sees (places, ranks), the checks before launch, pyxis'
+options (https://github.com/NVIDIA/pyxis/wiki/Usage, 2026-11-21) and the launch line. It does not
+know the code's hash: the release folder's name is it.
 
 Three traps shape the text. A rank variable outside single quotes is expanded once, on the batch
 host, and gives every node rank 0: `$SLURM_NODEID` is read inside the task. srun of Slurm 22.05 and
@@ -15,27 +15,221 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Final
 
-from infra.render.job_checks import check_script, name_inputs, refuse_inputs
-from infra.render.job_metrics import metrics_environment
-from infra.render.job_mounts import (
-    CONTAINER_PYTHON,
-    container_options,
-    in_memory,
-    mounts_of,
-    place_word,
-)
-from infra.render.job_nodes import (
-    RenderError,
-    cpus_per_rank,
-    hardware_environment,
-    memory_mib,
-    nodesets_of,
-)
+from infra.render.values.observability import METRICS_IMPORT
+from stacks.catalog import find_preset
+from stacks.errors import UserError
+from stacks.mounts import shared_mounts
+from stacks.node_capacity import slurmd_amounts
 from stacks.node_spec import WorkerSpec
+from stacks.search_spec import SearchSpec
 from stacks.slurm_spec import JobSpec
+from stacks.soperator_mounts import MEMORY
+from stacks.soperator_spec import Observability
 from stacks.spec import StackSpec
+
+
+class RenderError(UserError):
+    """A job that this stack cannot run, with the path of the value and what is allowed."""
+
+
+def nodesets_of(spec: StackSpec, job: JobSpec) -> tuple[WorkerSpec, ...]:
+    """Nodesets of the job's partition whose nodes have the GPUs it asks for, in declared order."""
+    partition = next((each for each in spec.slurm.partitions if each.name == job.partition), None)
+    if partition is None:
+        have = ", ".join(each.name for each in spec.slurm.partitions)
+        raise RenderError(
+            f"{spec.name}: jobs.{job.name}.partition: {job.partition!r} is not a partition "
+            f"(has: {have}); name one of these or declare it in slurm.partitions"
+        )
+    members = tuple(
+        worker
+        for worker in spec.nodes.workers
+        if not partition.nodesets or worker.name in partition.nodesets
+    )
+    fitting = tuple(worker for worker in members if _gpus(worker) >= job.gpus_per_node)
+    if not fitting:
+        have = ", ".join(f"{each.name} has {_gpus(each)}" for each in members) or "no nodeset"
+        raise RenderError(
+            f"{spec.name}: jobs.{job.name}.gpus_per_node: {job.gpus_per_node} is more than a node "
+            f"has in partition {job.partition!r} ({have}); lower it or change the preset"
+        )
+    return fitting
+
+
+def _gpus(worker: WorkerSpec) -> int:
+    preset = find_preset(worker.platform, worker.preset)
+    return preset.gpus if preset else 0
+
+
+def hardware_environment(worker: WorkerSpec, job: JobSpec) -> dict[str, str]:
+    """Platform and preset of a node, and what NCCL must be told of its interconnect."""
+    environment = {"SOPERATOR_PLATFORM": worker.platform, "SOPERATOR_PRESET": worker.preset}
+    if job.gpus_per_node and job.nodes > 1:
+        # NCCL reads NCCL_*; the TORCH_NCCL_ spellings in circulation have no effect. It finds
+        # InfiniBand by itself; without a fabric the search costs time and can pick a dead port.
+        environment["NCCL_SOCKET_IFNAME"] = "^docker0,lo"
+        if not worker.has_fabric:
+            environment["NCCL_IB_DISABLE"] = "1"
+    return environment
+
+
+def cpus_per_rank(nodesets: Sequence[WorkerSpec], job: JobSpec) -> int:
+    """CPUs of a rank: the declared ones, else its GPU's share of the node with the fewest."""
+    if job.cpus_per_task is not None:
+        return job.cpus_per_task
+    if not job.gpus_per_node:
+        return 1
+    presets = (find_preset(worker.platform, worker.preset) for worker in nodesets)
+    return min(preset.vcpus // preset.gpus for preset in presets if preset is not None)
+
+
+def memory_mib(spec: StackSpec, nodesets: Sequence[WorkerSpec], job: JobSpec) -> int:
+    """MiB that go with the GPUs that the job asks for, on the node that has the least."""
+    return min(_memory_mib(spec, worker, job) for worker in nodesets)
+
+
+def _memory_mib(spec: StackSpec, worker: WorkerSpec, job: JobSpec) -> int:
+    preset = find_preset(worker.platform, worker.preset)
+    assert preset is not None
+    amounts = slurmd_amounts(
+        preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None
+    )
+    return amounts.memory_mib * job.gpus_per_node // preset.gpus
+
+
+CONTAINER_PYTHON: Final = "python3"
+"""Of the image: an environment of the jail does not run on another image's libraries."""
+
+
+def mounts_of(spec: StackSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:
+    """Mount points that hold the places: what must be mounted on every node of the job."""
+    own = [{disk.mount_path for disk in worker.local_disks} for worker in nodesets]
+    declared = [*shared_mounts(spec).values(), MEMORY, *set.intersection(*own)]
+    if spec.storage.memory is not None:
+        declared.append(spec.storage.memory.mount_path)
+    return sorted(
+        mount
+        for mount in declared
+        if any(PurePosixPath(path).is_relative_to(mount) for path in _paths(spec))
+    )
+
+
+def in_memory(path: str) -> bool:
+    """Whether a place lies in the memory that Soperator mounts on each node."""
+    return PurePosixPath(path).is_relative_to(MEMORY)
+
+
+def place_word(path: str) -> str:
+    """The path of a place as a word of a job's shell; in memory it is in the job's own folder.
+
+    Soperator's prolog makes the folder, its epilog removes it. What lies beside it is never
+    removed, and counts as used when the prolog asks whether the next job's memory is there: too
+    little drains the node (4.1.7, helm/slurm-cluster/slurm_scripts: job_tmpfs_*, alloc_mem_used).
+    """
+    if not in_memory(path):
+        return shlex.quote(path)
+    return f"{MEMORY}/job_$SLURM_JOB_ID{path.removeprefix(MEMORY)}"
+
+
+def container_options(spec: StackSpec, job: JobSpec, mounts: Sequence[str]) -> str:
+    """Options of srun that run `job` in its image, with the places and the code where they are."""
+    if job.container is None:
+        return ""
+    # A place without a mount of its own is a folder of the jail.
+    folders = {
+        path
+        for path in _paths(spec)
+        if not any(PurePosixPath(path).is_relative_to(mount) for mount in mounts)
+    }
+    bound = ",".join(f"{path}:{path}" for path in sorted({*mounts, *folders}))
+    options = [
+        f"--container-image={shlex.quote(job.container)}",
+        f"--container-mounts={shlex.quote(bound)}",
+        '--container-workdir="$code"',
+        # The image's own values of these would win over the job's.
+        "--container-env=PYTHONPATH,OMP_NUM_THREADS",
+        # An image of a server starts it by itself; here the module does, with its own flags.
+        "--no-container-entrypoint",
+        "--no-container-mount-home",
+    ]
+    return " ".join(options)
+
+
+def _paths(spec: StackSpec) -> list[str]:
+    return [*spec.storage.places.values(), spec.code_path]
+
+
+def metrics_environment(spec: StackSpec) -> dict[str, str]:
+    """The address of the metrics store; nothing where the stack has none."""
+    if spec.soperator.observability is Observability.OFF:
+        return {}
+    return {"SOPERATOR_METRICS_URL": METRICS_IMPORT}
+
+
+_FAIL = 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }'
+_PYTHON = r"""
+[[ -x $SOPERATOR_PYTHON ]] ||
+  fail "$SOPERATOR_PYTHON is missing: run soperator venv --stack $SOPERATOR_STACK, submit again"
+""".strip("\n")
+_CHECK = r"""
+for path in "$@"; do
+  mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
+done
+for path in "$SOPERATOR_PLACE_DATA" "$SOPERATOR_PLACE_MODEL"; do
+  [[ -z $path || -r $path ]] || fail "$path cannot be read: bring data and models there first"
+done
+for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
+  [[ -z $path || -w $path ]] || fail "$path cannot be written: check its owner and mode"
+done
+[[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
+  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"
+""".strip("\n")
+
+_INPUTS = '"$SOPERATOR_PYTHON" -m workloads.train.inputs'
+
+
+def check_script(job: JobSpec, *, places_in_memory: Sequence[str] = ()) -> str:
+    """The checks of a node; whether an image has its Python is known in the image only."""
+    # The prolog makes the job's folder, unless the job's comment is skip_checks, and none in it.
+    folders = tuple(
+        f'mkdir -p "${place}" || fail "${place} cannot be made: is its node out of memory?"'
+        for place in (f"SOPERATOR_PLACE_{name.upper()}" for name in places_in_memory)
+    )
+    python = (_PYTHON,) if job.container is None else ()
+    inputs = ()
+    if compares_inputs(job):
+        # The recipe names the run in the record that a refusal writes.
+        recipe = shlex.join(["--recipe", job.recipe])
+        inputs = (f"[[ -z $SOPERATOR_INPUTS ]] || exec {_INPUTS} \\", f"  {recipe}")
+    return "\n".join((_FAIL, *python, _CHECK, *folders, *inputs))
+
+
+def compares_inputs(job: JobSpec) -> bool:
+    """Whether nodes are asked what they read; in an image its ranks compare their rows only."""
+    return job.module == "workloads.train" and job.nodes > 1 and job.container is None
+
+
+def name_inputs(job: JobSpec) -> list[str]:
+    """Lines for the first node that say what the recipe's model and data are there."""
+    if not compares_inputs(job):
+        return []
+    return [
+        "# The model and the data that the recipe names: every node must read the same.",
+        "inputs=0",
+        f"SOPERATOR_INPUTS=$({_INPUTS} \\",
+        f'  {shlex.join(["--recipe", job.recipe, *job.args])} "$@") || inputs=$?',
+        "export SOPERATOR_INPUTS",
+    ]
+
+
+def refuse_inputs(job: JobSpec) -> list[str]:
+    """The line after the checks, as a mount or an environment that is missing says more."""
+    return ["(( inputs == 0 )) || exit $inputs"] if compares_inputs(job) else []
+
 
 # Read on the node: `exec`, so that signals of Slurm reach torchrun and no shell dies of them.
 # last_call_timeout: how long ranks that could start with fewer nodes wait for more.
@@ -107,6 +301,7 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
             f"export SOPERATOR_PLACE_{place.upper()}={place_word(path)}"
             for place, path in sorted(spec.storage.places.items())
         ),
+        *_caches(spec, nodesets),
         *_hardware(nodesets, job),
         f"export OMP_NUM_THREADS={rank_cpus if launched else task_cpus}",
         *_profile(spec, job),
@@ -131,7 +326,7 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
 
 
 def chat_profile(spec: StackSpec) -> dict[str, object]:
-    """The stack's reference chat: lengths of a load test (workloads/load/lengths.py reads it)."""
+    """The stack's reference chat: lengths of a load test (workloads/load/prompts.py reads it)."""
     chat = spec.chat
     return {
         "context_tokens": chat.context_tokens,
@@ -157,7 +352,7 @@ def _directives(
         f"--cpus-per-task={task_cpus}",
         *([f"--gpus-per-node={job.gpus_per_node}"] if job.gpus_per_node else []),
         f"--time={job.time_limit}",
-        f"--output={logs}/%x_%j.out",
+        f"--output={logs}/%x_%j.log",  # both streams; results alone are in .out (log.py: tell)
         "--open-mode=append",  # a requeued job keeps the log of its first run
         "--requeue",
         *_fault_options(spec, job, nodesets),
@@ -189,6 +384,17 @@ def _fewest(job: JobSpec) -> int:
 def _node_range(job: JobSpec) -> str:
     fewest = _fewest(job)
     return str(job.nodes) if fewest == job.nodes else f"{fewest}-{job.nodes}"
+
+
+def _caches(spec: StackSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:
+    """Where libraries keep what they fetch, and files of a moment: the home is small and shared."""
+    fetched = ["export HF_HOME=$SOPERATOR_PLACE_CACHE/huggingface"]
+    disks = [{d.mount_path for d in each.local_disks if "tmp" in d.folders} for each in nodesets]
+    own = [PurePosixPath(mount, "tmp") for mount in sorted(set.intersection(*disks))]
+    return [
+        *(fetched if "cache" in spec.storage.places else []),
+        *(f"export TMPDIR={path}" for path in own[:1]),
+    ]
 
 
 def _profile(spec: StackSpec, job: JobSpec) -> list[str]:
@@ -226,9 +432,9 @@ def _mark(spec: StackSpec, job: JobSpec) -> list[str]:
         '  mv -T "$run" "$run.of-another-cluster-$(date -u +%Y%m%dT%H%M%SZ)"',
         "fi",
     ]
-    if job.module == "workloads.train":
+    if job.module == "workloads.train" and job.name != "train":
         log = f"{_place(spec, 'logs')}/train_$SLURM_JOB_ID.log"
-        lines.append(f"ln -sfn {job.name}_$SLURM_JOB_ID.out {log}")
+        lines.append(f"ln -sfn {job.name}_$SLURM_JOB_ID.log {log}")
     if job.nodes > 1 and "chkpt" in used:
         lines += [
             "export SOPERATOR_SHARED_MARK=$SOPERATOR_PLACE_CHKPT/.seen_by_all_$SLURM_JOB_ID",
@@ -319,3 +525,69 @@ def _quote(script: str) -> str:
     if "'" in script:
         raise AssertionError("a launch script must not hold single quotes")
     return f"'{script}'"
+
+
+TRIAL_FILE: Final = "trial.json"
+PER_TRIAL: Final = ("SOPERATOR_PLAN", "SOPERATOR_RUN_CONFIG")
+"""Variables that a submission gives each task for itself, as NAME_<number of the task>."""
+_DIRECTIVE: Final = "#SBATCH "
+_BEGIN: Final = "set -euo pipefail"
+
+
+def search_job(spec: StackSpec, search: SearchSpec) -> JobSpec:
+    """The job that each task runs, under the name of the search."""
+    for job in spec.jobs:
+        if job.name == search.job:
+            return replace(job, name=search.name, after=())
+    have = ", ".join(job.name for job in spec.jobs)
+    raise RenderError(
+        f"{spec.name}: searches.{search.name}.job: {search.job!r} is not a job (has: {have})"
+    )
+
+
+def render_search(spec: StackSpec, search: SearchSpec) -> str:
+    """The sbatch script of the search; the settings of a task follow those of the sbatch line."""
+    lines = render_sbatch(spec, search_job(spec, search)).splitlines()
+    last = max(index for index, line in enumerate(lines) if line.startswith(_DIRECTIVE))
+    lines.insert(last + 1, f"{_DIRECTIVE}--array={array_option(search)}")
+    begin = lines.index(_BEGIN)
+    lines[begin + 1 : begin + 1] = _trials(spec, search)
+    return "\n".join(lines) + "\n"
+
+
+def array_option(search: SearchSpec, numbers: tuple[int, ...] | None = None) -> str:
+    """What `--array` takes: these tasks, or all, so many at once."""
+    wanted = f"0-{len(search.settings) - 1}"
+    if numbers is not None:
+        wanted = ",".join(str(number) for number in numbers)
+    return f"{wanted}%{search.at_once}"
+
+
+def _trials(spec: StackSpec, search: SearchSpec) -> list[str]:
+    results = spec.storage.places.get("results")
+    if results is None:
+        raise RenderError(f"{spec.name}: storage.places.results: missing; trials are told there")
+    trial = f'{{"search": "{search.name}", "array": "%s", "trial": %s, "settings": %s}}\\n'
+    return [
+        "",
+        f"# A trial of search {search.name}: its settings win over those of the command line.",
+        "case $SLURM_ARRAY_TASK_ID in",
+        *(f"  {number}) {_trial(each)} ;;" for number, each in enumerate(search.settings)),
+        f'  *) echo "soperator: {search.name} has no trial $SLURM_ARRAY_TASK_ID" >&2; exit 2 ;;',
+        "esac",
+        f"for name in {' '.join(PER_TRIAL)}; do",
+        "  own=${name}_$SLURM_ARRAY_TASK_ID",
+        '  [[ -z ${!own:-} ]] || export "$name=${!own}"',
+        "done",
+        f"trial={shlex.quote(results)}/$SLURM_JOB_ID",
+        'mkdir -p "$trial"',
+        (
+            f'printf {shlex.quote(trial)} "$SLURM_ARRAY_JOB_ID" "$SLURM_ARRAY_TASK_ID" '
+            f'"$settings" > "$trial/{TRIAL_FILE}"'
+        ),
+    ]
+
+
+def _trial(settings: tuple[str, ...]) -> str:
+    words = shlex.join([word for each in settings for word in ("--set", each)])
+    return f'settings={shlex.quote(json.dumps(settings))}; set -- "$@" {words}'

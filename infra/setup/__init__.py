@@ -1,0 +1,1 @@
+"""Prepares a machine and a project."""

@@ -1,7 +1,8 @@
-"""Rules of filesystems, mounts, memory and places."""
+"""Rules of filesystems, mounts, memory, places and when k8up backs up."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -17,7 +18,6 @@ from stacks.rules.naming import (
     path_problem,
     reserved_problem,
 )
-from stacks.rules.schedule import schedule_problem
 from stacks.soperator_mounts import MEMORY, VOLUMES
 from stacks.spec import StackSpec
 from stacks.storage_spec import PLACES, BackupSpec, FilesystemSpec, FilesystemType, SubmountSpec
@@ -28,6 +28,18 @@ _SUBMOUNT_NAME_MAX: Final = 36 - len("jail-submount-")
 _WEKA_MIN_VCPUS: Final = 32
 # Places that every node must see the same files at.
 _SHARED_PLACES: Final = frozenset(PLACES) - {"scratch", "cache"}
+# k8up has @annually-random too, but leaves it as it is, and its cron does not know the word:
+# k8up-io/k8up operator/handler/randomizer.go, read 2026-11-21.
+_K8UP_WORD: Final = re.compile(r"@(hourly|daily|weekly|monthly|yearly)(-random)?|@annually")
+_K8UP_FIELD: Final = re.compile(r"[0-9A-Za-z*/,-]+")
+# Of k8up's cron: https://pkg.go.dev/github.com/robfig/cron/v3, read 2026-11-21.
+_K8UP_FIELDS: Final = (
+    ("minute", 0, 59),
+    ("hour", 0, 23),
+    ("day of month", 1, 31),
+    ("month", 1, 12),
+    ("day of week", 0, 6),
+)
 
 
 def check_storage(spec: StackSpec, findings: Findings) -> None:
@@ -151,7 +163,7 @@ def _check_deletion(
 def _check_schedules(backup: BackupSpec, findings: Findings) -> None:
     schedules = {"schedule": backup.schedule, "prune_schedule": backup.prune_schedule}
     for key, text in schedules.items():
-        if problem := schedule_problem(text):
+        if problem := _schedule_problem(text):
             findings.error(f"storage.backup.{key}", problem, rule="storage.backup-schedule")
 
 
@@ -307,3 +319,21 @@ def _check_places(spec: StackSpec, findings: Findings) -> None:
 
 def _size(filesystem: FilesystemSpec) -> str:
     return filesystem.existing_id or f"{filesystem.size_gib} GiB"
+
+
+def _schedule_problem(text: str) -> str | None:
+    """What is wrong with a schedule and what to give instead; None for one that is right."""
+    if _K8UP_WORD.fullmatch(text):
+        return None
+    parts = text.split(" ")
+    if len(parts) != len(_K8UP_FIELDS) or not all(_K8UP_FIELD.fullmatch(part) for part in parts):
+        return (
+            f"'{text}' is no schedule; give five fields of cron, or @hourly, @daily, @weekly, "
+            "@monthly or @yearly, with -random to spread the load"
+        )
+    for part, (name, first, last) in zip(parts, _K8UP_FIELDS, strict=True):
+        for item in part.split(","):
+            bounds = item.partition("/")[0].split("-")
+            if any(end.isdigit() and not first <= int(end) <= last for end in bounds):
+                return f"'{text}': '{item}' is no {name}; cron takes {first} to {last}"
+    return None

@@ -26,10 +26,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from safetensors.numpy import save_file
 
-from infra.jobs.chat_page import ChatPage
-from infra.jobs.tunnel import Tunnel
-from infra.local.state import CHECKOUT, Cache
-from infra.setup.packages import MODEL
+from infra.clients.ssh import Tunnel
+from infra.jobs.server import ChatPage
+from infra.setup.tools.packages import MODEL
+from infra.state import CHECKOUT, Cache
 from tests.ports import free_ports
 from tests.ssh_stand import SshStand, login_node
 
@@ -191,6 +191,7 @@ def ask(page: Page, question: str) -> None:
     page.get_by_label("Question").press("Enter")
 
 
+@pytest.mark.feature("S000-48", "S000-51", "S000-52")
 def test_a_full_chat_side_by_side_with_times_votes_metrics_and_export(
     tab: Tab, stand: Stand
 ) -> None:
@@ -222,6 +223,7 @@ def test_a_full_chat_side_by_side_with_times_votes_metrics_and_export(
     assert [chat[0]["content"] for chat in exported["messages"]] == ["Say hello."] * 2
 
 
+@pytest.mark.feature("S000-48")
 def test_a_reload_keeps_the_conversation_and_the_controls(tab: Tab) -> None:
     page = tab.page
     page.get_by_label("One model").check()

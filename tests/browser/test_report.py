@@ -13,11 +13,11 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from infra.accept import page as certificate_page
-from infra.accept.certificate import content
-from infra.accept.result import parse
-from infra.report import page
-from infra.report.collect import collect
+from infra.reports.acceptance import certificate as certificate_page
+from infra.reports.acceptance.certificate import content
+from infra.reports.acceptance.result import parse
+from infra.reports.page import page
+from infra.reports.page.training import collect
 from stacks.load import load_stack
 from tests.unit.accept import acceptance
 from tests.unit.report.loops import write_loop
@@ -62,6 +62,7 @@ def report(tmp_path: Path, public_key_file: Path) -> Path:
     return page.write(collect(load_stack("local"), tmp_path), tmp_path / "report.html")
 
 
+@pytest.mark.feature("S004-31")
 def test_every_section_and_figure_is_there_and_no_foreign_text_came_alive(
     report: Path, tmp_path: Path
 ) -> None:

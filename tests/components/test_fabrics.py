@@ -33,6 +33,7 @@ def test_a_stack_without_a_fabric_has_no_gpu_cluster(deployed: Deploy, stack: st
     assert joined(recorder) == {}
 
 
+@pytest.mark.feature("S001-04", "S002-08", "S002-15", "S003-60")
 def test_h100_prod_has_one_on_its_fabric_and_only_the_workers_join_it(deployed: Deploy) -> None:
     recorder = deployed("h100-prod")
     cluster = recorder.one(GPU_CLUSTER)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from infra.render.values.kruise import kruise_values
+from infra.render.values.operators import kruise_values
 
 
 def test_every_gate_of_kruise_parses_as_kubernetes_parses_it() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from infra.components.recorder import open_texts, plain
-from infra.local.state import Cache
-from infra.nebius.resource_type import ResourceType
-from infra.nebius.schema import Schema
+from infra.providers.nebius.resource_type import ResourceType
+from infra.providers.nebius.schema import Schema
 from infra.render.kube_cluster import kube_cluster_spec
+from infra.state import Cache
 from stacks.load import stack_names
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy

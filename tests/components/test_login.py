@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.components.recorder import CHECKOUT, Recorder, Registered, plain
-from infra.render.archive import code_files, hash_files
+from infra.render.delivery import code_files, hash_files
 from stacks.load import stack_names
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
@@ -27,6 +27,7 @@ def release(recorder: Recorder, name: str) -> Registered:
     return recorder.one("kubernetes:helm.sh/v3:Release", name)
 
 
+@pytest.mark.feature("S002-24", "S003-65")
 def test_the_users_keys_and_the_deploy_key_open_the_door(deployed: Deploy, stack: str) -> None:
     """Without the deploy key the program could not deliver; it must not ask for the user's."""
     login = release(deployed(stack), "slurm-cluster").inputs["values"]["slurmNodes"]["login"]
@@ -76,6 +77,7 @@ def test_the_code_goes_to_a_folder_named_by_its_hash(
     assert plain(recorder.outputs)["code_hash"] == name
 
 
+@pytest.mark.feature("S003-74")
 def test_what_is_sent_is_what_the_hash_names(deployed: Deploy, stack: str) -> None:
     copy = deployed(stack).one(COPY)
     source = copy.inputs["source"]["path"]
@@ -85,6 +87,7 @@ def test_what_is_sent_is_what_the_hash_names(deployed: Deploy, stack: str) -> No
     assert (folder / "jobs" / "finetune").is_file()
 
 
+@pytest.mark.feature("S002-30")
 def test_the_release_becomes_current_only_after_it_arrived_in_its_place(
     deployed: Deploy, stack: str
 ) -> None:
@@ -102,6 +105,7 @@ def test_nothing_is_carried_before_slurm_is_released(deployed: Deploy, stack: st
     assert release(recorder, "nodesets").urn in login.depends_on
 
 
+@pytest.mark.feature("S002-28")
 def test_the_stack_is_ready_when_sinfo_says_so(deployed: Deploy, stack: str) -> None:
     recorder = deployed(stack)
     assert "sinfo" in recorder.one(COMMAND, f"{stack}-ready").inputs["create"]

@@ -37,6 +37,7 @@ def told(load: Load, tmp_path_factory: pytest.TempPathFactory) -> Recorder:
     )
 
 
+@pytest.mark.feature("S002-87")
 def test_dashboards_lie_where_grafana_looks(told: Recorder) -> None:
     dashboards = told.one("kubernetes:core/v1:ConfigMap", "h100-prod-dashboards")
     metrics = releases(told)["metrics"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from infra.components.recorder import Recorder, plain
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
@@ -26,6 +28,7 @@ def subnets_in_use(recorder: Recorder) -> set[str]:
     return {cluster, allocation["ipv4_public"]["subnet_id"], *nodes}
 
 
+@pytest.mark.feature("S002-23")
 def test_a_stack_that_brings_nothing_has_all_of_it_made(deployed: Deploy) -> None:
     recorder = deployed("local")
     assert made(recorder) == ["Network", "Subnet", "Allocation"]
@@ -43,6 +46,7 @@ def test_a_network_that_the_stack_brings_gets_a_subnet(
     assert subnet["network_id"] == "vpcnetwork-e00mine"
 
 
+@pytest.mark.feature("S002-23")
 def test_a_subnet_that_the_stack_brings_is_used_everywhere(
     deployed: Deploy, load: Callable[[str], StackSpec]
 ) -> None:
@@ -70,6 +74,7 @@ def test_the_address_outlives_the_cluster(deployed: Deploy) -> None:
     assert recorder.one("nebius:vpc/v1:Allocation").urn in cluster.depends_on
 
 
+@pytest.mark.feature("S003-69")
 def test_the_address_is_the_allocations_without_its_mask(deployed: Deploy) -> None:
     outputs = plain(deployed("l40s-dev").outputs)
     assert outputs["login_ip"] == "203.0.113.7"

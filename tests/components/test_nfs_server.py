@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.components.recorder import Recorder, open_texts
-from infra.leftovers.resources import TYPES
+from infra.operate.orphans import TYPES
 from stacks.nfs_spec import DataDisksSpec, NfsSpec
 from stacks.node_spec import BootDiskSpec, NodeUserSpec
 from stacks.spec import StackSpec

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from infra.components.recorder import Recorder, Registered
-from infra.local.state import Cache
-from infra.nebius.resource_type import ResourceType
-from infra.nebius.schema import Schema
+from infra.providers.nebius.resource_type import ResourceType
+from infra.providers.nebius.schema import Schema
+from infra.state import Cache
 from stacks.cluster_spec import GpuDrivers
 from stacks.load import stack_names
 from stacks.spec import StackSpec
@@ -42,6 +42,7 @@ def test_an_image_with_drivers_needs_no_operator(deployed: Deploy, stack: str) -
     assert deployed(stack).of(RELEASE) == []
 
 
+@pytest.mark.feature("S004-35", "S004-36")
 def test_the_network_comes_before_the_gpus(deployed: Deploy, load: Load) -> None:
     recorder = deployed(without_drivers(load("h100-prod")))
     network, gpu = recorder.of(RELEASE)
@@ -52,6 +53,7 @@ def test_the_network_comes_before_the_gpus(deployed: Deploy, load: Load) -> None
         assert each.inputs["spec"]["cluster_id"] == "cluster-h100-prod-kube"
 
 
+@pytest.mark.feature("S004-35", "S004-36")
 def test_nodes_come_before_the_operators_and_soperator_after_them(
     deployed: Deploy, load: Load
 ) -> None:
@@ -71,6 +73,7 @@ def test_a_stack_without_gpus_has_nothing_to_drive(deployed: Deploy, load: Load)
     assert deployed(replace(spec, nodes=nodes, jobs=())).of(RELEASE) == []
 
 
+@pytest.mark.feature("S004-35", "S004-36")
 def test_the_api_accepts_both(deployed: Deploy, load: Load) -> None:
     kind = ResourceType.of_token(Schema(Cache.from_environ().root), RELEASE)
     for each in deployed(without_drivers(load("h100-prod"))).of(RELEASE):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from infra.components.recorder import Recorder, Registered
-from infra.render.chart import REGISTRY
+from infra.render.charts import REGISTRY
 from stacks.load import stack_names
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
@@ -37,6 +37,7 @@ def from_registry(recorder: Recorder) -> dict[str, Registered]:
     }
 
 
+@pytest.mark.feature("S000-01", "S000-13", "S000-67")
 @pytest.mark.parametrize("stack", stack_names())
 def test_every_soperator_chart_has_the_declared_version(deployed: Deploy, stack: str) -> None:
     found = from_registry(deployed(stack))
@@ -55,6 +56,7 @@ def test_another_declared_version_reaches_every_soperator_chart_and_no_other(
     assert {name for name, version in versions.items() if version == "4.2.0"} == OURS
 
 
+@pytest.mark.feature("S000-67")
 @pytest.mark.parametrize("stack", stack_names())
 def test_no_release_takes_the_newest_chart(deployed: Deploy, stack: str) -> None:
     for name, each in releases(deployed(stack)).items():
@@ -75,6 +77,7 @@ def test_objects_of_an_earlier_run_are_taken_over(deployed: Deploy) -> None:
     assert (inputs["upsertExistingObjects"], inputs["enablePatchForce"]) == ("true", "true")
 
 
+@pytest.mark.feature("S000-13", "S002-05", "S003-12")
 @pytest.mark.parametrize(
     ("later", "earlier"),
     [

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from infra.components.recorder import CHECKOUT, Recorder, open_texts
+from infra.render.delivery import RECIPE_ENDINGS
 from stacks.load import stack_names
 from tests.components.conftest import Deploy
 
@@ -32,7 +33,11 @@ def test_objects_are_made_where_a_bucket_for_them_is_declared(deployed: Deploy, 
 def test_every_recipe_of_a_job_and_the_stack_itself_is_stored_under_its_hash(
     recorder: Recorder,
 ) -> None:
-    recipes = {f"recipes/{path.stem}" for path in CHECKOUT.glob("workloads/recipes/*.json")}
+    recipes = {
+        f"recipes/{path.stem}"
+        for path in (CHECKOUT / "workloads" / "recipes").iterdir()
+        if path.suffix in RECIPE_ENDINGS
+    }
     found = {str(PurePosixPath(each.inputs["key"]).parent) for each in recorder.of(OBJECT)}
     assert "configs/stack" in found
     assert found - {"configs/stack"} <= recipes

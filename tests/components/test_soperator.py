@@ -56,6 +56,7 @@ def test_a_release_of_checks_waits_as_long_as_its_checks_run(deployed: Deploy) -
     assert releases(deployed("l40s-dev"))["soperator-activechecks"].inputs["timeout"] == 7200
 
 
+@pytest.mark.feature("S002-65", "S003-42", "S003-66")
 @pytest.mark.parametrize("level", [Observability.SMALL, Observability.FULL])
 def test_observability_comes_with_classes_for_its_disks(
     deployed: Deploy, load: Load, level: Observability
@@ -99,6 +100,7 @@ def test_the_nfs_server_runs_on_its_own_nodes_where_there_are_some(load: Load) -
     assert own["resources"]["requests"] == {"cpu": "6000m", "memory": "25Gi"}
 
 
+@pytest.mark.feature("S002-14")
 @pytest.mark.parametrize("stack", stack_names())
 def test_no_shipped_stack_collects_anything(deployed: Deploy, stack: str) -> None:
     assert not names_of(deployed(stack)) & {*OBSERVABILITY, "soperator-dcgm-exporter"}

@@ -20,6 +20,9 @@ REGISTRY = "nebius:registry/v1:Registry"
 OLD = "computefilesystem-e00old"
 
 
+@pytest.mark.feature(
+    "S000-70", "S000-74", "S000-76", "S000-78", "S000-79", "S000-80", "S002-04", "S003-15"
+)
 @pytest.mark.parametrize("stack", stack_names())
 def test_every_declared_filesystem_is_made_once_at_its_size(
     deployed: Deploy, load: Callable[[str], StackSpec], stack: str
@@ -66,6 +69,7 @@ def test_backups_and_configs_have_a_bucket_each_and_only_configs_keep_versions(
     assert versioning == {f"{stack}-backups": "disabled", f"{stack}-configs": "enabled"}
 
 
+@pytest.mark.feature("S003-85")
 def test_a_registry_is_there_only_when_declared_and_its_images_outlive_a_destroy(
     deployed: Deploy, load: Callable[[str], StackSpec]
 ) -> None:

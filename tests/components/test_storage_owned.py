@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.leftovers.resources import NODE_GROUP, TYPES
+from infra.operate.orphans import NODE_GROUP, TYPES
 from stacks.load import stack_names
 from tests.components.conftest import Deploy
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
 
-from infra.conformance.sources import Sources
-from infra.local.state import CHECKOUT, State
+from infra.operate.conformance.sources import Sources
+from infra.state import CHECKOUT, State
 from tests.conformance.conftest import OUTSIDE, SOURCES
 
 NOT_RUN: Final = 69

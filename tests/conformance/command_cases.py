@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.plugins.values import Archive, Asset, Secret
+from infra.providers.engine.provider import Archive, Asset, Secret
 from tests.conformance.plugin import (
     Plugin,
     RefusedError,

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.conformance.charts import Helm
-from infra.conformance.cluster import ApiServer
-from infra.conformance.come_up import ComeUp, Step
-from infra.conformance.sources import NotRunError, OutsideError, Sources
 from infra.local.errors import LocalError
 from infra.local.kube import api_server
+from infra.operate.conformance.charts import Helm
+from infra.operate.conformance.cluster import ApiServer
+from infra.operate.conformance.come_up import ComeUp, Step
+from infra.operate.conformance.sources import NotRunError, OutsideError, Sources
 from stacks.load import STACKS_DIR, load_stack, stack_names
 from stacks.public_keys import KEY_FILE_VARIABLE
 from stacks.spec import StackSpec

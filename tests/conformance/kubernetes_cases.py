@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from infra.kube.client import KubeClient
-from infra.kube.helm_records import drop_unfinished, drop_unknown
-from infra.plugins.values import UNKNOWN, Secret, reveal
+from infra.clients.kube import KubeClient, drop_unfinished, drop_unknown
+from infra.providers.engine.provider import UNKNOWN, Secret, reveal
 from tests.conformance.command_cases import refusal
 from tests.conformance.plugin import (
     Plugin,

@@ -17,7 +17,7 @@ from google.rpc import status_pb2
 from pulumi.runtime.proto import engine_pb2, engine_pb2_grpc, provider_pb2_grpc
 from pulumi.runtime.proto import provider_pb2 as pb
 
-from infra.plugins.values import UNKNOWN, Secret, marshal, reveal, unmarshal
+from infra.providers.engine.provider import UNKNOWN, Secret, marshal, reveal, unmarshal
 
 
 class RefusedError(Exception):

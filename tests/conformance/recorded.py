@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from infra.local.engine import PLUGINS_SETTING
-from infra.local.state import CHECKOUT
+from infra.state import CHECKOUT
 
 TABLE: Final = Path(__file__).with_name("plugins.tsv")
 OFFICIAL: Final = "official"

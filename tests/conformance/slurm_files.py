@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from infra.jobs.hostlist import expand
+from infra.clients.slurm import expand
 
 TABLE: Final = Path(__file__).with_name("slurm_conf.tsv")
 ABSENT: Final = "-"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from infra.conformance.charts import leaves
-from infra.conformance.declared import declared
-from infra.conformance.sources import NotRunError, OutsideError
-from infra.kube.describe import name_of
+from infra.clients.kube_rules import name_of
+from infra.operate.conformance.charts import leaves
+from infra.operate.conformance.declared import declared
+from infra.operate.conformance.sources import NotRunError, OutsideError
 from tests.conformance.conftest import STACKS
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from infra.conformance import pod_checks
-from infra.conformance.cluster import ApiServer, Cluster
-from infra.conformance.come_up import ComeUp
-from infra.conformance.definitions import definitions
-from infra.conformance.operator import Running, last_word, running
-from infra.conformance.sources import NotRunError
-from infra.kube.describe import Object, name_of
+from infra.clients.kube_rules import Object, name_of
 from infra.local.kube import api_server
+from infra.operate.conformance import pod_checks
+from infra.operate.conformance.cluster import ApiServer, Cluster
+from infra.operate.conformance.come_up import ComeUp
+from infra.operate.conformance.definitions import definitions
+from infra.operate.conformance.operator import Running, last_word, running
+from infra.operate.conformance.sources import NotRunError
 from infra.render import backup
 from tests.ports import free_ports
 
@@ -55,7 +55,7 @@ def cluster(way, sources, tmp_path_factory) -> Iterator[Cluster]:
         found = Cluster(
             ApiServer(access=config.access(), certificate=config.certificate, key=config.key)
         )
-        found.define(definitions(sources, way.soperator)[0])
+        found.define(definitions(sources)[0])
         for rendering in way.renderings:
             for each in rendering.objects:
                 if each["kind"] == "PriorityClass":

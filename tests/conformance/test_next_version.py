@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.conformance.charts import RenderError
-from infra.conformance.declared import declared
-from infra.conformance.sources import NotRunError
-from infra.kube.describe import describe
+from infra.clients.kube_rules import describe
+from infra.operate.conformance.charts import RenderError
+from infra.operate.conformance.declared import declared
+from infra.operate.conformance.sources import NotRunError
 from tests.conformance.conftest import NEXT
 from tests.conformance.test_charts import WITHOUT_EFFECT
 
@@ -53,7 +53,7 @@ def values(spec, sources, helm, folder) -> Iterator[tuple[str, str]]:
     soperator = sources.soperator(NEXT)
     for release in declared(replace(spec, cluster=cluster), folder).releases:
         try:
-            chart = sources.chart(release.name, release.version, soperator)
+            chart = sources.chart(release.name, release.version, NEXT)
         except NotRunError:
             continue
         if sources.folder / soperator not in chart.parents:

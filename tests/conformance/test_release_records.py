@@ -7,13 +7,13 @@ import json
 
 import pytest
 
-from infra.conformance.charts import RenderError
-from infra.conformance.cluster import ApiServer, Cluster
-from infra.conformance.declared import declared
-from infra.conformance.definitions import OUTSIDE_GROUPS, definitions
-from infra.conformance.operator import kubeconfig
-from infra.conformance.sources import NotRunError, OutsideError
 from infra.local.kube import api_server
+from infra.operate.conformance.charts import RenderError
+from infra.operate.conformance.cluster import ApiServer, Cluster
+from infra.operate.conformance.declared import declared
+from infra.operate.conformance.definitions import OUTSIDE_GROUPS, definitions
+from infra.operate.conformance.operator import kubeconfig
+from infra.operate.conformance.sources import NotRunError, OutsideError
 from tests.ports import free_ports
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]
@@ -46,7 +46,6 @@ def undefined_kinds():
 def test_every_record_fits(spec, sources, helm, tmp_path, record_property):
     sizes: dict[str, int] = {}
     refused: dict[str, str] = {}
-    soperator = sources.soperator(spec(STACK).cluster.soperator_version)
     with api_server.running(tmp_path / "api", free_ports(3)) as config:
         server = ApiServer(access=config.access(), certificate=config.certificate, key=config.key)
         cluster = Cluster(server)
@@ -55,7 +54,7 @@ def test_every_record_fits(spec, sources, helm, tmp_path, record_property):
         access.chmod(0o600)
         own = [
             each
-            for each in definitions(sources, soperator)[0]
+            for each in definitions(sources)[0]
             if not each["spec"]["group"].endswith(_OF_CHARTS)
         ]
         cluster.define([*own, *undefined_kinds()])

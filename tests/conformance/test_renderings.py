@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.conformance.declared import declared
-from infra.kube.describe import Object, name_of
+from infra.clients.kube_rules import Object, name_of
 from infra.local.kube.charts import values as local_values
-from infra.local.kube.charts.release import Release
 from infra.local.kube.charts.render import CHART_VERSION, render
+from infra.local.kube.charts.values import Release
+from infra.operate.conformance.declared import declared
 from tests.conformance.conftest import STACKS
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from infra.conformance.declared import declared
-from infra.conformance.sources import NotRunError, OutsideError
-from infra.kube.describe import Object, name_of
-from infra.local.kube.charts.release import Release
+from infra.clients.kube_rules import Object, name_of
 from infra.local.kube.charts.render import CHART_VERSION, render
+from infra.local.kube.charts.values import Release
 from infra.local.reconcile.planner import make_plan
 from infra.local.reconcile.snapshot import Snapshot
 from infra.local.reconcile.volumes import Places
 from infra.local.slurm.conf import render_gres_conf, render_slurm_conf
-from infra.local.state import Ports
+from infra.operate.conformance.declared import declared
+from infra.operate.conformance.sources import NotRunError, OutsideError
+from infra.state import Ports
 from tests.conformance import slurm_files
 from tests.conformance.conftest import STACKS
 from tests.conformance.slurm_files import Difference

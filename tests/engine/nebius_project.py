@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from infra.local import engine
-from infra.local.state import Cache
+from infra.state import Cache
 from tests.ports import free_ports
 
 CHECKOUT = Path(__file__).parents[2]
 PROJECT = "project-e00p"
 FILESYSTEM = "nebius:compute/v1:Filesystem"
-_PLUGINS = CHECKOUT / "infra" / "plugins" / "bin"
+_PLUGINS = CHECKOUT / "infra" / "providers" / "engine" / "bin"
 _PULUMI_YAML = """
 name: tiny
 runtime: python
@@ -34,8 +34,8 @@ from pathlib import Path
 
 import pulumi
 
-from infra.keys import KeyPair
-from infra.nebius.resource import Resource
+from infra.providers.soperator.resources import KeyPair
+from infra.providers.nebius.resource import Resource
 
 declared = json.loads(Path(__file__).with_name("declared.json").read_text())
 made = {}

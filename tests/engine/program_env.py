@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.local import offline
-from infra.local.state import CHECKOUT, Cache, State
+from infra.state import CHECKOUT, Cache, State
 
 _OWNED = ("PULUMI_", "NEBIUS_", "SOPERATOR_")
 """Variables of the caller that would choose another backend, cloud or state; the cache stays."""

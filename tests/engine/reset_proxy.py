@@ -12,7 +12,7 @@ from typing import Literal
 
 import urllib3
 
-from infra.kube.kubeconfig import Access
+from infra.clients.kube import Access
 
 When = Literal["before", "after"]
 _HOP_BY_HOP = ("connection", "keep-alive", "transfer-encoding", "content-length")

@@ -17,9 +17,9 @@ from typing import Any
 
 from infra.local.nebius_api.emulator import Emulator
 from infra.local.nebius_api.server import Server
-from infra.local.state import Cache
-from infra.nebius.provider import NebiusProvider
-from infra.plugins.provider import PartialError, ProviderError
+from infra.providers.engine.provider import PartialError, ProviderError
+from infra.providers.nebius.provider import NebiusProvider
+from infra.state import Cache
 from tests.engine.cloud_content import Content, content, unfinished
 
 PROJECT = "project-e00p"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.render.host_keys import FILES, host_key_files
+from infra.render.login import FILES, host_key_files
 from tests.ports import free_ports
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.accept import plain_hosts, result
-from infra.accept.errors import AcceptError
-from infra.render.archive import code_files, hash_files, pack
+from infra.render.delivery import code_files, hash_files, pack
+from infra.reports.acceptance import result, run
+from infra.reports.acceptance.result import AcceptError
 from stacks.load import load_stack
 from tests.engine.sshd import Sshd, running_sshd
 from tests.ports import free_ports
@@ -40,7 +40,7 @@ def files(tmp_path_factory):
     )
 
 
-def hosts_of(sshd: Sshd, folder: Path, *names: str) -> plain_hosts.PlainHosts:
+def hosts_of(sshd: Sshd, folder: Path, *names: str) -> run.PlainHosts:
     """Names that a configuration of ssh leads to this machine's server."""
     (folder / "id").write_text(sshd.private_key)
     (folder / "id").chmod(0o600)
@@ -53,7 +53,7 @@ def hosts_of(sshd: Sshd, folder: Path, *names: str) -> plain_hosts.PlainHosts:
         # Nobody is there: port 1 of loopback.
         "Host gone\n  HostName 127.0.0.1\n  Port 1\n"
     )
-    return plain_hosts.PlainHosts(
+    return run.PlainHosts(
         hosts=names,
         python=sys.executable,
         folder=str(folder / "there"),
@@ -62,9 +62,9 @@ def hosts_of(sshd: Sshd, folder: Path, *names: str) -> plain_hosts.PlainHosts:
     )
 
 
-def ranks_of(files: dict[str, bytes], *stages: str) -> plain_hosts.Ranks:
+def ranks_of(files: dict[str, bytes], *stages: str) -> run.Ranks:
     chosen = json.dumps(list(stages))
-    return plain_hosts.Ranks(
+    return run.Ranks(
         run_id="hosts-1",
         code=f"code-{hash_files(files)}",
         per_host=1,
@@ -75,12 +75,13 @@ def ranks_of(files: dict[str, bytes], *stages: str) -> plain_hosts.Ranks:
     )  # fmt: skip
 
 
+@pytest.mark.feature("S001-64", "S004-01")
 def test_two_hosts_measure_together_and_the_result_comes_home(sshd, files, tmp_path):
     hosts = hosts_of(sshd, tmp_path, "one", "two")
     ranks = ranks_of(files, "connectivity", "training")
     said: list[bytes] = []
-    text = plain_hosts.run(hosts, ranks, pack(files), write=said.append, say=lambda _: None)
-    found = result.read(plain_hosts.result_file(tmp_path / "home", text))
+    text = run.run(hosts, ranks, pack(files), write=said.append, say=lambda _: None)
+    found = result.read(run.result_file(tmp_path / "home", text))
     assert (json.loads(text)["hardware"]["world_size"], found.outcome) == (2, "PASS")
     assert {check.stage for check in found.checks} == {"connectivity", "training"}
     assert b"PASS" in b"".join(said)
@@ -91,7 +92,7 @@ def test_two_hosts_measure_together_and_the_result_comes_home(sshd, files, tmp_p
 def test_every_host_that_refuses_is_told_at_once(sshd, files, tmp_path):
     hosts = hosts_of(sshd, tmp_path, "one", "gone", "nowhere.invalid")
     with pytest.raises(AcceptError) as raised:
-        plain_hosts.run(hosts, ranks_of(files, "training"), b"", write=print, say=print)
+        run.run(hosts, ranks_of(files, "training"), b"", write=print, say=print)
     one, two = str(raised.value).splitlines()
     assert one.startswith("gone: torch: ")
     assert "does `ssh gone true` work" in one
@@ -102,16 +103,16 @@ def test_a_python_without_torch_is_named(sshd, files, tmp_path):
     hosts = hosts_of(sshd, tmp_path, "one")
     bare = dataclasses.replace(hosts, python="/usr/bin/nopython")
     with pytest.raises(AcceptError, match=r"one: torch: .*nopython"):
-        plain_hosts.run(bare, ranks_of(files, "training"), b"", write=print, say=print)
+        run.run(bare, ranks_of(files, "training"), b"", write=print, say=print)
 
 
 def test_ranks_end_with_who_started_them(sshd, files, tmp_path):
     """`kill -9` of the caller leaves no rank behind that holds a GPU."""
     hosts, ranks = hosts_of(sshd, tmp_path, "one"), ranks_of(files, "soak")
-    plain_hosts._on_all(hosts, plain_hosts._DELIVER.format(folder=hosts.folder, code=ranks.code),
+    run._on_all(hosts, run._DELIVER.format(folder=hosts.folder, code=ranks.code),
                         "code", stdin=pack(files))  # fmt: skip
     caller = subprocess.Popen(
-        hosts.argv("one", plain_hosts.script(hosts, ranks, 0)),
+        hosts.argv("one", run.script(hosts, ranks, 0)),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     for line in caller.stdout:

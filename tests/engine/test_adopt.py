@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from infra import state
 from infra.cli.main import app
-from infra.local import state
-from infra.nebius import sdk
-from infra.nebius.provider import NebiusProvider
+from infra.providers.nebius import sdk
+from infra.providers.nebius.provider import NebiusProvider
 from tests.engine.nebius_project import pulumi_binary
 from tests.engine.program_env import Program, running_program
 from tests.engine.test_leftovers import FILESYSTEM, JAIL

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from cost import summary
-from cost.bill import bill
-from cost.price_layers import layered
+from cost.bill.bill import bill
+from cost.diff import snapshot
+from cost.prices.book import layered
 from stacks.load import STACKS_DIR, load_stack
 from tests.engine.nebius_project import pulumi_binary
 from tests.engine.program_env import Answer, Program, running_program
@@ -36,7 +36,7 @@ DATA = "{name: data, mount_path: /mnt/data, size_gib: 1024}"
 def exported(program: Program) -> dict[str, Any]:
     """The output `cost` of the stack as it is shipped; the test of plain outputs sees it whole."""
     spec = load_stack(STACK, environ=program.environ)
-    return summary.outputs(bill(spec, layered(spec)))
+    return snapshot.outputs(bill(spec, layered(spec)))
 
 
 def deploy(program: Program, outputs: dict[str, Any]) -> None:

@@ -17,16 +17,14 @@ from typing import Any
 
 import pytest
 
-from infra.kube.client import KubeClient
+from infra.clients.kube import KubeClient
 from infra.local.kube import api_server
 from infra.local.kube.api_server import ApiServerConfig
-from infra.local.state import Cache
-from infra.nebius.api import Api
-from infra.nebius.schema import Schema
-from infra.nebius.sdk import shared_sdk
-from infra.teardown.disks import CLAIM_LABEL
-from infra.teardown.objects import CSI_DRIVER
-from infra.teardown.run import destroy
+from infra.providers.nebius.api import Api
+from infra.providers.nebius.schema import Schema
+from infra.providers.nebius.sdk import shared_sdk
+from infra.providers.soperator.teardown import CLAIM_LABEL, CSI_DRIVER, destroy
+from infra.state import Cache
 from tests.engine.nebius_project import (
     PROJECT,
     Emulator,
@@ -236,6 +234,7 @@ def deleted(output: str) -> list[str]:
     return re.findall(r"^ -  \S*?(\w+) \S+ deleted", output, flags=re.MULTILINE)
 
 
+@pytest.mark.feature("S000-02")
 def test_a_destroy_goes_from_the_checks_to_the_address_and_leaves_nothing(
     project: Project, emulator: Emulator, api: Api, cluster: ApiServerConfig
 ) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from infra.local.state import Cache
-from infra.nebius.api import Api
-from infra.nebius.resource_type import ResourceType
-from infra.nebius.schema import Schema
-from infra.nebius.sdk import shared_sdk
+from infra.providers.nebius.api import Api
+from infra.providers.nebius.resource_type import ResourceType
+from infra.providers.nebius.schema import Schema
+from infra.providers.nebius.sdk import shared_sdk
+from infra.state import Cache
 from tests.engine.nebius_project import (
     FILESYSTEM,
     PROJECT,

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.nebius_api.faults import Faults
+from infra.local.nebius_api.errors import Faults
 from infra.local.nebius_api.store import Store
-from infra.local.state import Cache
-from infra.nebius.schema import Schema
+from infra.providers.nebius.schema import Schema
+from infra.state import Cache
 from tests.engine.cloud_content import Content, content, unfinished
 from tests.engine.nebius_project import (
     PROJECT,
@@ -46,7 +46,7 @@ DECLARED = {
 # The official host starts the program as a process of its own, the stand-in runs it itself.
 COMMAND_LINES = {
     "program": ("pulumi-language-python-exec", "infra.local.plugins.language_host"),
-    "plugin": ("infra.nebius",),
+    "plugin": ("infra.providers.nebius",),
 }
 _HELD_S = 120.0
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from infra.kube.client import KubeClient
+from infra.clients.kube import KubeClient
 from infra.local.kube.api_server import TOKEN
 from infra.local.plugins.kubernetes import Kubernetes
-from infra.plugins.provider import ProviderError
+from infra.providers.engine.provider import ProviderError
 from tests.engine.reset_proxy import ResetProxy, When
 from tests.local.kube_server import running_cluster
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from infra.nebius import api, sdk
-from infra.nebius.provider import NebiusProvider
+from infra.providers.nebius import api, sdk
+from infra.providers.nebius.provider import NebiusProvider
 from tests.engine.cloud_content import Content
 from tests.engine.small_cloud import Deployment, SmallCloud, failing
 

@@ -13,8 +13,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from infra.nebius import api, sdk
-from infra.nebius.provider import NebiusProvider
+from infra.providers.nebius import api, sdk
+from infra.providers.nebius.provider import NebiusProvider
 from tests.engine.cloud_content import Content
 from tests.engine.small_cloud import PROJECT, Deployment, SmallCloud, failing
 
@@ -124,6 +124,7 @@ def _when_called(cloud: SmallCloud, method: str, work: Callable[[], object]) -> 
     faults.take = first
 
 
+@pytest.mark.feature("S003-56")
 @pytest.mark.parametrize("method", ["NodeGroupService.Create", "OperationService.Get"])
 def test_a_token_that_ends_in_the_middle_is_fetched_anew(
     cloud: SmallCloud, undisturbed: Content, with_key: NebiusProvider, method: str
@@ -159,6 +160,7 @@ def test_a_key_that_was_revoked_in_the_middle_is_one_line_with_the_fix(
     assert cloud.content() == undisturbed
 
 
+@pytest.mark.feature("S002-19")
 @pytest.mark.parametrize("method", ["NodeGroupService.Create", "OperationService.Get"])
 def test_a_given_token_that_ends_is_one_line_and_the_next_token_goes_on(
     cloud: SmallCloud,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.state import CHECKOUT, Cache
+from infra.state import CHECKOUT, Cache
 from tests.engine.nebius_project import Emulator, pulumi_binary, running_emulator
 from tests.engine.object_storage import running_storage
 
@@ -91,6 +91,7 @@ def checkout(tmp_path: Path, emulator: Emulator, public_key_file: Path) -> Itera
     return Checkout(tmp_path, emulator.port, public_key_file)
 
 
+@pytest.mark.feature("S002-25", "S003-59", "S003-67")
 def test_a_new_user_gets_a_stack_that_the_printed_lines_preview(checkout: Checkout) -> None:
     done = checkout.init("--backend=file")
     assert done.returncode == 0, done.stderr
@@ -105,6 +106,7 @@ def test_a_new_user_gets_a_stack_that_the_printed_lines_preview(checkout: Checko
     assert checkout.file.read_bytes() == written
 
 
+@pytest.mark.feature("S002-25")
 def test_a_second_init_makes_nothing_and_a_lost_state_is_made_again(checkout: Checkout) -> None:
     assert checkout.init("--backend=file").returncode == 0
     written = checkout.file.read_bytes()
@@ -119,6 +121,7 @@ def test_a_second_init_makes_nothing_and_a_lost_state_is_made_again(checkout: Ch
     assert checkout.file.read_bytes() == written
 
 
+@pytest.mark.feature("S003-58")
 def test_states_lie_in_the_bucket_of_the_project_with_the_deployer_s_key(
     tmp_path: Path, public_key_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

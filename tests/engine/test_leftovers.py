@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from infra.local.state import CHECKOUT
-from infra.nebius import sdk
-from infra.nebius.provider import NebiusProvider
+from infra.providers.nebius import sdk
+from infra.providers.nebius.provider import NebiusProvider
+from infra.state import CHECKOUT
 from tests.engine.nebius_project import pulumi_binary
 from tests.engine.program_env import Program, running_program
 

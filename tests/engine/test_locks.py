@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local import locks
+from infra.local import engine
 from tests.engine.nebius_project import pulumi_binary
 from tests.unit.local.test_locks import DEAD, lock_of
 
@@ -54,7 +54,7 @@ def test_a_stack_is_made_after_a_kill_in_stack_init(backend: Path) -> None:
     init = ("stack", "init", "local")
     assert "is currently locked" in pulumi(backend, *init).stderr
     assert pulumi(backend, "cancel", "--yes", "--stack", "local").returncode != 0
-    assert locks.clear_dead(backend, "local")
+    assert engine.clear_dead(backend, "local")
     done = pulumi(backend, *init)
     assert done.returncode == 0, done.stderr
 
@@ -65,6 +65,6 @@ def test_a_state_is_read_after_a_kill_between_its_attributes_and_itself(backend:
     state.with_name("local.json.attrs").write_text("")
     lock_of(backend, DEAD)
     assert pulumi(backend, "cancel", "--yes", "--stack", "local").returncode != 0
-    assert locks.clear_dead(backend, "local")
+    assert engine.clear_dead(backend, "local")
     done = pulumi(backend, "stack", "export", "--stack", "local")
     assert done.returncode == 0, done.stderr

@@ -23,11 +23,11 @@ from typing import Any
 
 import pytest
 
+from infra.clients.passphrase import PUBLIC
 from infra.local import cloud
 from infra.local.cloud import Cloud
 from infra.local.errors import LocalError
-from infra.local.state import CHECKOUT, TOKEN, Cache, Ports, State
-from infra.passphrase import PUBLIC
+from infra.state import CHECKOUT, TOKEN, Cache, Ports, State
 from tests.engine.nebius_project import pulumi_binary
 from tests.ports import free_base, free_node_port
 
@@ -185,6 +185,7 @@ def _having(secrets: list[bytes], files: Iterator[Path]) -> list[str]:
     return found
 
 
+@pytest.mark.feature("S003-68")
 def test_the_search_knows_the_secrets_and_finds_what_is_there(
     stack: Stack, secrets: list[bytes]
 ) -> None:

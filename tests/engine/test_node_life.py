@@ -30,7 +30,7 @@ from infra.components.kube_cluster import KubeCluster
 from infra.components.network import Network
 from infra.components.node_groups import NodeGroups
 from infra.components.nvidia_operators import NvidiaOperators
-from infra.nebius.discovery import discovered
+from infra.providers.nebius.discovery import discovered
 from stacks.check import Level, check
 from stacks.load import STACKS_DIR, load_config
 from stacks.yaml_text import parse_yaml
@@ -122,11 +122,13 @@ def steps(project: Project) -> dict[str, str]:
     }
 
 
+@pytest.mark.feature("S000-02", "S003-12")
 def test_a_second_up_changes_nothing(project: Project) -> None:
     project.up()
     project.up("--expect-no-changes")
 
 
+@pytest.mark.feature("S002-22", "S002-81")
 def test_a_changed_count_and_roll_out_update_the_group_in_place(project: Project) -> None:
     project.up()
     before = project.outputs()
@@ -270,6 +272,7 @@ def test_user_data_is_no_open_text_in_the_state(project: Project) -> None:
     project.up("--expect-no-changes")
 
 
+@pytest.mark.feature("S003-12")
 def test_destroy_leaves_nothing_and_the_address_goes_after_the_cluster(
     project: Project, emulator: Emulator
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from infra.local import faults
 from infra.local.cloud import EMULATOR, Cloud
-from infra.local.state import Cache, Ports, State
+from infra.state import Cache, Ports, State
 from tests.engine.nebius_project import (
     Emulator,
     Project,

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from infra.local.plugins.command import COPY, LOCAL, REMOTE, CommandProvider
-from infra.plugins.provider import UNKNOWN, Archive, Asset, ProviderError
+from infra.providers.engine.provider import UNKNOWN, Archive, Asset, ProviderError
 from tests.engine.sshd import running_sshd
 
 pytestmark = pytest.mark.engine

@@ -9,13 +9,13 @@ import textwrap
 import pytest
 
 from infra.local import engine
-from infra.local.state import CHECKOUT, Cache
+from infra.state import CHECKOUT, Cache
 
 pytestmark = pytest.mark.engine
 
 PLUGIN = """
-from infra.plugins.provider import UNKNOWN, Diff, Provider, ProviderError, Secret, compare
-from infra.plugins.serve import serve
+from infra.providers.engine.provider import UNKNOWN, Diff, Provider, ProviderError, Secret, compare
+from infra.providers.engine.serve import serve
 
 class Disks(Provider):
     def check(self, type_, old, new):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from infra.local import offline, process
-from infra.local.state import CHECKOUT, State
+from infra.state import CHECKOUT, State
 
 pytestmark = pytest.mark.engine
 STACKS = sorted((CHECKOUT / "stacks").glob("Pulumi.*.yaml"))
@@ -38,6 +38,7 @@ def shell(tmp_path):
     offline.stop(State(tmp_path / "state"))
 
 
+@pytest.mark.feature("S000-65")
 def test_every_stack_is_known_and_its_file_untouched(shell):
     before = [file.read_bytes() for file in STACKS]
     done = shell('eval "$(soperator env --offline)"; pulumi stack ls --json')
@@ -47,6 +48,7 @@ def test_every_stack_is_known_and_its_file_untouched(shell):
     assert [file.read_bytes() for file in STACKS] == before
 
 
+@pytest.mark.feature("S000-65")
 def test_a_second_eval_keeps_the_running_emulator(shell, tmp_path):
     first, second = shell("soperator env --offline"), shell("soperator env --offline")
     assert first.returncode == 0, first.stderr

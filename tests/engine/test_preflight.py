@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from infra.local import offline
-from infra.local.nebius_api.faults import Faults
+from infra.local.nebius_api.errors import Faults
 from infra.local.nebius_api.store import Store
-from infra.local.state import Cache, State
-from infra.nebius.schema import Schema
+from infra.providers.nebius.schema import Schema
+from infra.state import Cache, State
 from stacks.load import STACKS_DIR
 from tests.engine.nebius_project import pulumi_binary
 from tests.engine.program_env import Program, running_program
@@ -92,6 +92,7 @@ def test_a_preview_takes_any_project_region_and_size(program: Program, tmp_path:
     assert len(groups) > 10
 
 
+@pytest.mark.feature("S002-74")
 def test_an_up_over_a_quota_makes_nothing_and_shows_the_table(
     program: Program, small_quota: None
 ) -> None:

@@ -42,6 +42,7 @@ def preview(program: Program) -> Preview:
     return shown
 
 
+@pytest.mark.feature("S000-01", "S000-66", "S001-12", "S003-14", "S004-32")
 @pytest.mark.parametrize("stack", stack_names())
 def test_every_stack_previews_as_its_golden_graph(
     preview: Preview, golden: Callable[[str, str], None], stack: str

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from infra.jobs import run_config
-from infra.local.state import Cache
+from infra.jobs import submit
+from infra.state import Cache
 from tests.conftest import PUBLIC_KEY
 from tests.engine.nebius_project import (
     CHECKOUT,
@@ -120,6 +120,7 @@ def write(project: Project, recipe: str, text: str) -> None:
     path.write_text(text)
 
 
+@pytest.mark.feature("S000-73", "S002-66")
 def test_a_config_is_uploaded_once_and_every_content_that_it_had_stays(
     project: Project, storage: Storage
 ) -> None:
@@ -169,7 +170,7 @@ def test_what_was_deleted_by_hand_is_seen_by_a_refresh_and_comes_back(
     shown = project.run("stack", "output", "store")
     assert "emulated-secret" not in shown
     store = project.outputs()["store"]
-    kept = run_config.keep(store, "lora", b"{}")
+    kept = submit.keep(store, "lora", b"{}")
     assert kept.partition("/")[2] in storage.inodes()
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.jobs import ssh
-from infra.jobs.errors import JobsError
-from infra.jobs.ssh import Connection, Endpoint
-from infra.local.ports import is_listening
+from infra.clients import ssh
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Connection, Endpoint
+from infra.local.process import is_listening
 from tests.engine.sshd import Sshd, running_sshd
 
 MAX_SESSIONS = 10

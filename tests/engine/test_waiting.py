@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from infra.local.nebius_api.faults import Faults
-from infra.local.nebius_api.troubles import Troubles
+from infra.local.nebius_api.emulator import Troubles
+from infra.local.nebius_api.errors import Faults
 from tests.engine.nebius_project import (
     PROJECT,
     Emulator,

@@ -18,15 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from infra.jobs.errors import JobsError
-from infra.jobs.outputs import StackOutputs
-from infra.jobs.ssh import Connection
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.ssh import Connection
 from infra.local.slurm import conf, daemons
 from infra.local.slurm import pod as pods
 from infra.local.slurm.cluster import SlurmRuntime
-from infra.local.slurm.pod import Mount, PodSpec
-from infra.local.slurm.settings import Partition, SlurmSettings, WorkerNode
-from infra.local.slurm.setup import SlurmSetup
+from infra.local.slurm.conf import Partition, SlurmSettings, WorkerNode
+from infra.local.slurm.pod import Mount, PodSpec, SlurmSetup
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from tests.ports import free_ports

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.kube.client import KubeClient
+from infra.clients.kube import KubeClient
 from infra.local.errors import LocalError
 from infra.local.kube import api_server
 from infra.local.kube.api_server import TOKEN, ApiServerConfig

@@ -19,19 +19,19 @@ from typing import Any
 
 import pytest
 
-from infra.kube.client import KubeClient
+from infra.clients.kube import KubeClient
 from infra.local import process
 from infra.local.cloud import RECONCILER, Cloud, check_machine
 from infra.local.errors import LocalError
 from infra.local.kube import api_server
-from infra.local.kube.charts.release import Object, Release
 from infra.local.kube.charts.render import CHART_VERSION, render
+from infra.local.kube.charts.values import Object, Release
 from infra.local.kube.crd import install_crds
 from infra.local.process import alive
 from infra.local.reconcile.nodes import NodeGroup, reconcile_nodes
 from infra.local.slurm import pod as pods
-from infra.local.state import Cache, Ports, State
-from infra.render.host_keys import host_key_files
+from infra.render.login import host_key_files
+from infra.state import Cache, Ports, State
 from tests.ports import free_base, free_ports
 
 NAMESPACE = "soperator"

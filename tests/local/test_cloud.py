@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.kube.client import KubeClient
+from infra.clients.kube import KubeClient
 from infra.local import cloud, faults, process
 from infra.local.cloud import EMULATOR, RECONCILER, SERVICES, Cloud
 from infra.local.errors import LocalError
-from infra.local.state import Cache, Ports, State
+from infra.state import Cache, Ports, State
 from tests.ports import free_base
 
 pytestmark = pytest.mark.local
@@ -113,7 +113,7 @@ def test_a_planted_quota_fault_meets_one_call(
     from nebius.aio.service_error import RequestError
     from nebius.api.nebius.compute.v1 import FilesystemServiceClient
 
-    from infra.nebius.sdk import make_sdk
+    from infra.providers.nebius.sdk import make_sdk
 
     for name in ("SOPERATOR_NEBIUS_ENDPOINT", "NEBIUS_IAM_TOKEN"):
         monkeypatch.setenv(name, embedded.environment()[name])
@@ -186,7 +186,7 @@ def _make_node_group() -> str:
     from nebius.api.nebius.mk8s import v1 as mk8s
     from nebius.api.nebius.vpc import v1 as vpc
 
-    from infra.nebius.sdk import make_sdk
+    from infra.providers.nebius.sdk import make_sdk
 
     sdk = make_sdk()
 

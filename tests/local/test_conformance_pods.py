@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from infra.conformance import pod_checks
-from infra.kube.client import KubeClient
+from infra.clients.kube import KubeClient
 from infra.local.kube import api_server
+from infra.operate.conformance import pod_checks
 from tests.local.kube_server import config_in
 from tests.unit.conformance.recorded import objects, one
 
@@ -30,6 +30,7 @@ def test_pods_as_recorded_are_taken(client):
     assert (looked.count, looked.obstacles) == (2, ())
 
 
+@pytest.mark.feature("S000-77")
 def test_a_path_that_the_operator_mounts_itself_is_refused(client):
     found = objects()
     spec = one("StatefulSet", "worker-fabric", found)["spec"]["template"]["spec"]

@@ -10,14 +10,19 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.crds.apply import LostVersionError, apply_crds, missing
-from infra.crds.chart import FOLDER
-from infra.crds.provider import TYPE, CustomResourcesProvider
-from infra.kube.client import KubeClient
+from infra.clients.kube import KubeClient
 from infra.local.kube import api_server
 from infra.local.kube.api_server import ApiServerConfig
-from infra.nebius.sdk import ENDPOINT_VARIABLE
-from infra.plugins.provider import ProviderError
+from infra.providers.engine.provider import ProviderError
+from infra.providers.nebius.sdk import ENDPOINT_VARIABLE
+from infra.providers.soperator.crds import (
+    FOLDER,
+    TYPE,
+    CustomResourcesProvider,
+    LostVersionError,
+    apply_crds,
+    missing,
+)
 from tests.local.kube_server import config_in, kubeconfig
 from tests.unit.kube.test_crds import ABSENT, REAL
 
@@ -108,6 +113,7 @@ def live_fields(client: KubeClient) -> Object:
     return properties(found)
 
 
+@pytest.mark.feature("S000-02")
 def test_the_definitions_live_through_an_upgrade_and_the_way_back(
     config: ApiServerConfig, client: KubeClient, chart: Callable[..., None]
 ) -> None:

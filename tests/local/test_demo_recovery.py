@@ -27,7 +27,7 @@ import pytest
 from infra.local import cloud
 from infra.local.cloud import EMULATOR, Cloud
 from infra.local.errors import LocalError
-from infra.local.state import CHECKOUT, Cache, Ports, State
+from infra.state import CHECKOUT, Cache, Ports, State
 from tests.ports import free_base, free_node_port
 
 # About four minutes on two free cores; on busy ones generation alone takes ten times as long.
@@ -171,6 +171,7 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
         cloud.down(embedded, purge=True)
 
 
+@pytest.mark.feature("S002-31")
 def test_a_demo_killed_on_every_stretch_finishes_the_job_once(demo: Demo) -> None:
     state = demo.embedded.state
     demo.start()

@@ -88,6 +88,7 @@ def test_a_set_that_begins_empty_is_ready_without_a_worker(stand: Stand) -> None
     stand.wait(lambda: stand.status("NodeSet", "worker").get("phase") == "Ready", "ready set")
 
 
+@pytest.mark.feature("S003-41")
 def test_a_job_brings_its_worker_and_idleness_takes_it_away(stand: Stand) -> None:
     job = stand.submit("hostname", "-N1")
     # With pack_serial_at_end a job of one CPU takes the last node.
@@ -188,6 +189,7 @@ def test_the_least_nodes_of_a_set_never_sleep_and_the_others_do(minimum: Minimum
     }
 
 
+@pytest.mark.feature("S002-27")
 def test_ready_wakes_a_node_of_the_minimum_that_sleeps(minimum: Minimum) -> None:
     stand, spec = minimum.stand, minimum.spec
     assert stand.ssh("scontrol update nodename=worker-0 state=power_down").returncode == 0

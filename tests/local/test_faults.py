@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from infra.jobs import sync
-from infra.jobs.ssh import Connection
-from infra.local.state import CHECKOUT
+from infra.clients.ssh import Connection
+from infra.jobs import transfer
 from infra.render.sbatch import render_sbatch
+from infra.state import CHECKOUT
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
@@ -36,10 +36,10 @@ import json, os, time, traceback
 from pathlib import Path
 from workloads.common.dist import world
 from workloads.common.exit_codes import ExitCode, exit_code_of
-from workloads.common.job import end
+from workloads.job import end
 from workloads.train import proof_run
-from workloads.train.checkpoint_config import CheckpointConfig
-from workloads.train.signals import stop_request
+from workloads.recipes.train import CheckpointConfig
+from workloads.train.run import stop_request
 
 here_file = Path(os.environ["SOPERATOR_PLACE_CHKPT"], os.environ["SLURM_JOB_ID"])
 code = ExitCode.OK
@@ -113,7 +113,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
 @pytest.fixture
 def connection(cluster: JobsCluster) -> Iterator[Connection]:
     with Connection(cluster.outputs.endpoint(cluster.identity)) as opened:
-        sync.send(opened, cluster.outputs.code_path, release(cluster.spec))
+        transfer.send(opened, cluster.outputs.code_path, release(cluster.spec))
         yield opened
         opened.run("scancel --user=root")
 
@@ -178,6 +178,7 @@ class Watched:
         return state()
 
 
+@pytest.mark.feature("S003-32")
 def test_a_preempted_job_saves_goes_back_into_the_queue_and_resumes_where_it_was(
     cluster: JobsCluster, connection: Connection
 ) -> None:
@@ -195,6 +196,7 @@ def test_a_preempted_job_saves_goes_back_into_the_queue_and_resumes_where_it_was
     assert done == list(range(1, len(done) + 1)), "no step twice, none left out"
 
 
+@pytest.mark.feature("S003-53")
 def test_a_killed_rank_brings_all_ranks_back_to_the_last_checkpoint(
     cluster: JobsCluster, connection: Connection
 ) -> None:
@@ -218,6 +220,9 @@ def test_a_killed_rank_brings_all_ranks_back_to_the_last_checkpoint(
     assert all(len(values) == 1 for values in losses.values())
 
 
+@pytest.mark.feature(
+    "S001-38", "S001-84", "S003-01", "S003-28", "S003-30", "S003-32", "S003-50", "S003-52"
+)
 def test_a_job_goes_on_without_a_lost_node_and_takes_it_back_when_it_returns(
     cluster: JobsCluster, connection: Connection
 ) -> None:

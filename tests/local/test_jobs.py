@@ -20,34 +20,36 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from infra.accept import certificate, signature
-from infra.accept.result import STAGES
+import stacks.load
 from infra.cli import context
 from infra.cli.main import app
 from infra.cli.ssh import client_words
-from infra.demo import chain
-from infra.demo.runner import Runner
-from infra.jobs import accounting, attempt, history, logs, pull, search, slurm, submit, sync, top
-from infra.jobs.books import open_books
-from infra.jobs.budget import Asking, submit_within_budget
-from infra.jobs.earlier import Earlier
-from infra.jobs.errors import JobsError
-from infra.jobs.leaderboard import leaderboard, usd_by_job
-from infra.jobs.mark import new_mark
-from infra.jobs.spent import note_actual, report_of_cluster
-from infra.jobs.ssh import Connection, ConnectionLostError
-from infra.jobs.trials import runs_of, states_of
-from infra.jobs.waiting import why
-from infra.local.state import CHECKOUT
-from infra.render.archive import code_files, hash_files
-from infra.render.sbatch import render_sbatch
-from infra.render.schedule import schedule_files, schedule_script
-from infra.render.search import render_search
-from infra.shell import room, served
-from infra.shell.ask import ask
-from infra.shell.guard import Guard
+from infra.clients import slurm
+from infra.clients.errors import JobsError, StackPausedError
+from infra.clients.ssh import Connection, ConnectionLostError
+from infra.jobs import follow, history, search, submit, submit_once, top, transfer
+from infra.jobs.follow import why
+from infra.jobs.history import Earlier
+from infra.jobs.ledger import (
+    Asking,
+    note_actual,
+    open_books,
+    report_of_cluster,
+    submit_within_budget,
+)
+from infra.jobs.search import leaderboard, runs_of, states_of, usd_by_job
+from infra.jobs.submit import new_mark
+from infra.operate import sessions
+from infra.operate.sessions import Guard, ask
+from infra.render.delivery import code_files, hash_files, schedule_files, schedule_script
+from infra.render.sbatch import render_sbatch, render_search
+from infra.reports.acceptance import certificate
+from infra.reports.acceptance.result import STAGES
+from infra.setup.demo.runner import Runner
+from infra.state import CHECKOUT
 from stacks.cost_spec import BudgetSpec, RunForecastSpec
 from stacks.errors import UserError
+from stacks.load import STACKS_DIR
 from stacks.search_spec import AxisSpec, Goal, SearchSpec, TrialSpec
 from stacks.slurm_spec import ACCEPT_MODULE, JobSpec
 from stacks.spec import StackSpec
@@ -71,8 +73,9 @@ for number in range(int(sets.get("lines", 0))):
     time.sleep(float(sets.get("every", 0)))
 results = pathlib.Path(os.environ["SOPERATOR_PLACE_RESULTS"], os.environ["SLURM_JOB_ID"])
 results.mkdir(parents=True, exist_ok=True)
-outcome = "FAIL" if sets.get("exit", "0") != "0" else "PASS"
-record = {"outcome": outcome, "metrics": {"score": float(sets.get("score", 0))}}
+code = int(sets.get("exit", 0))
+record = {"outcome": "FAIL" if code else "PASS", "exit_code": code, "job": "probe"}
+record |= {"metrics": {"score": float(sets.get("score", 0))}}
 (results / "run_record.json").write_text(json.dumps(record))
 time.sleep(float(sets.get("sleep", 0)))
 if int(sets.get("fail_rank", 0)) == rank:
@@ -130,7 +133,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
 @pytest.fixture
 def connection(cluster: JobsCluster) -> Iterator[Connection]:
     with Connection(cluster.outputs.endpoint(cluster.identity)) as opened:
-        sync.send(opened, cluster.outputs.code_path, release(cluster.spec))
+        transfer.send(opened, cluster.outputs.code_path, release(cluster.spec))
         yield opened
 
 
@@ -163,7 +166,7 @@ def start(
 def finish(connection: Connection, submission: submit.Submission) -> tuple[int, str]:
     """Exit status and log of the job, through `logs`."""
     received = bytearray()
-    job = logs.follow(
+    job = follow.follow(
         connection,
         submission.log_path,
         submission.job_id,
@@ -172,6 +175,7 @@ def finish(connection: Connection, submission: submit.Submission) -> tuple[int, 
     return job.status, received.decode()
 
 
+@pytest.mark.feature("S000-09", "S000-38", "S002-30", "S003-74")
 def test_a_job_sees_its_places_its_code_and_its_settings(
     cluster: JobsCluster, connection: Connection
 ) -> None:
@@ -189,6 +193,18 @@ def test_a_job_sees_its_places_its_code_and_its_settings(
     assert seen["argv"] == ["--recipe", "none", "--set", "a.b=c d"]
 
 
+@pytest.mark.feature(
+    "S000-05",
+    "S000-35",
+    "S000-36",
+    "S001-35",
+    "S002-02",
+    "S002-43",
+    "S002-46",
+    "S002-65",
+    "S003-04",
+    "S004-27",
+)
 def test_four_ranks_on_two_nodes_have_four_numbers_and_one_master(
     cluster: JobsCluster, connection: Connection
 ) -> None:
@@ -216,6 +232,7 @@ def test_four_ranks_on_two_nodes_have_four_numbers_and_one_master(
     assert {each["NCCL_IB_DISABLE"] for each in seen} == {"1"}
 
 
+@pytest.mark.feature("S001-38")
 def test_the_exit_status_of_the_rank_that_failed_first_is_the_jobs(
     cluster: JobsCluster, connection: Connection
 ) -> None:
@@ -225,6 +242,7 @@ def test_the_exit_status_of_the_rank_that_failed_first_is_the_jobs(
     assert status == 65
 
 
+@pytest.mark.feature("S000-59", "S000-60", "S001-09", "S001-31", "S003-79")
 def test_sbatch_on_the_login_node_runs_the_same_job(
     cluster: JobsCluster, connection: Connection
 ) -> None:
@@ -236,18 +254,20 @@ def test_sbatch_on_the_login_node_runs_the_same_job(
     assert json.loads(log.stdout.splitlines()[0])["argv"][-1] == "exit=7"
 
 
+@pytest.mark.feature("S001-95", "S003-79")
 def test_a_missing_python_environment_ends_the_job_with_78_and_says_what_to_do(
     cluster: JobsCluster, connection: Connection
 ) -> None:
     spec = replace(cluster.spec, python_env_path="/opt/none")
     files = release(spec)
-    sync.send(connection, cluster.outputs.code_path, files)
+    transfer.send(connection, cluster.outputs.code_path, files)
     submission = submit.submit(connection, cluster.outputs, "probe", code_hash=hash_files(files))
     status, log = finish(connection, submission)
     assert status == 78
     assert "/opt/none/bin/python is missing: run soperator venv --stack " in log
 
 
+@pytest.mark.feature("S002-44")
 def test_code_that_is_not_on_the_cluster_is_refused_and_nothing_is_queued(
     cluster: JobsCluster, connection: Connection
 ) -> None:
@@ -257,6 +277,7 @@ def test_code_that_is_not_on_the_cluster_is_refused_and_nothing_is_queued(
     assert slurm.recent(connection, days=1) == before
 
 
+@pytest.mark.feature("S000-11", "S000-61", "S001-94", "S002-45", "S003-80")
 def test_a_job_after_a_failed_one_is_cancelled_instead_of_waiting_for_ever(
     cluster: JobsCluster, connection: Connection
 ) -> None:
@@ -272,6 +293,7 @@ def test_a_job_after_a_failed_one_is_cancelled_instead_of_waiting_for_ever(
     assert status != 0
 
 
+@pytest.mark.feature("S000-11", "S000-116", "S002-85")
 def test_a_schedule_submits_its_pipeline_from_inside_a_job(
     cluster: JobsCluster, connection: Connection
 ) -> None:
@@ -281,7 +303,7 @@ def test_a_schedule_submits_its_pipeline_from_inside_a_job(
     assert said.ok, said.stderr
     ids = re.findall(r"is job (\d+)", said.stdout)
     ended = [
-        logs.follow(
+        follow.follow(
             connection, cluster.outputs.log_path(name, number), number, write=lambda _chunk: None
         )
         for name, number in zip(("probe", "second"), ids, strict=True)
@@ -289,6 +311,7 @@ def test_a_schedule_submits_its_pipeline_from_inside_a_job(
     assert [job.state for job in ended] == ["COMPLETED", "COMPLETED"]
 
 
+@pytest.mark.feature("S002-79")
 def test_a_search_runs_each_trial_with_its_settings_and_ranks_them(
     cluster: JobsCluster, connection: Connection, tmp_path: Path
 ) -> None:
@@ -325,7 +348,7 @@ def test_a_search_runs_each_trial_with_its_settings_and_ranks_them(
     ]
     assert {run.array_id for run in runs} == {made.submission.job_id}
     now = datetime.now(UTC)
-    used = accounting.uses(connection, "key", since=now - timedelta(hours=1), until=now).uses
+    used = slurm.uses(connection, "key", since=now - timedelta(hours=1), until=now).uses
     tasks = [use for use in used if use.array_id == made.submission.job_id]
     assert ([use.num_tasks for use in tasks], len(runs)) == ([1, 1, 1], 3)
     assert search.left(SEARCH, earlier, ()) == (2,)
@@ -344,6 +367,7 @@ def test_a_search_runs_each_trial_with_its_settings_and_ranks_them(
     assert json.loads(log.splitlines()[0])["argv"][-1] == "score=1"
 
 
+@pytest.mark.feature("S001-34", "S002-88")
 def test_a_cancelled_job_ends_its_log_with_a_status_that_is_not_0(
     cluster: JobsCluster, connection: Connection
 ) -> None:
@@ -355,11 +379,12 @@ def test_a_cancelled_job_ends_its_log_with_a_status_that_is_not_0(
         if b"line 2\n" in log:
             slurm.cancel(connection, [submission.job_id])
 
-    job = logs.follow(connection, submission.log_path, submission.job_id, write=write)
+    job = follow.follow(connection, submission.log_path, submission.job_id, write=write)
     assert (job.state, job.succeeded) == ("CANCELLED", False)
     assert job.status != 0
 
 
+@pytest.mark.feature("S001-34")
 def test_a_log_goes_on_at_its_byte_after_its_session_was_killed(
     cluster: JobsCluster, connection: Connection
 ) -> None:
@@ -373,7 +398,7 @@ def test_a_log_goes_on_at_its_byte_after_its_session_was_killed(
             with contextlib.suppress(ConnectionLostError):
                 connection.run("kill -9 $PPID")  # sshd's process of this very connection
 
-    job = logs.follow(
+    job = follow.follow(
         connection, submission.log_path, submission.job_id, write=write, on_lost=lost.append
     )
     assert job.succeeded
@@ -388,7 +413,7 @@ def test_a_pulled_job_brings_its_record_its_log_and_its_submission(
     submission = start(cluster, connection, "probe")
     history.remember(tmp_path, submission)
     finish(connection, submission)
-    folder = pull.pull(connection, cluster.outputs, "probe", submission.job_id, state=tmp_path)
+    folder = transfer.pull(connection, cluster.outputs, "probe", submission.job_id, state=tmp_path)
     assert folder == tmp_path / "runs" / "jobs" / submission.job_id
     assert {path.name for path in folder.iterdir()} == {
         "run_record.json",
@@ -396,6 +421,39 @@ def test_a_pulled_job_brings_its_record_its_log_and_its_submission(
         "submission.json",
     }
     assert history.submissions(tmp_path, "jobs") == (submission,)
+
+
+def test_a_pause_fetches_what_a_job_left_and_its_log_then_ends_as_the_job_did(
+    cluster: JobsCluster, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "stacks").mkdir()
+    declared = folder / "Pulumi.jobs.yaml"
+    declared.write_bytes((STACKS_DIR / "Pulumi.local.yaml").read_bytes())
+    monkeypatch.setattr(stacks.load, "STACKS_DIR", folder)
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
+    for name, value in {
+        "spec": lambda stack: cluster.spec,
+        "read": lambda stack: cluster.outputs,
+        "private_key": lambda identity: cluster.identity,
+    }.items():
+        monkeypatch.setattr(context, name, value)
+    submission = start(cluster, connection, "probe", "lines=2", "exit=3")
+    history.remember(tmp_path, submission)
+    assert finish(connection, submission)[0] == 3
+    where = ("--stack", "jobs")
+    paused = CliRunner().invoke(app, ["pause", *where])
+    assert paused.exit_code == 0, paused.output
+    assert f"probe ({submission.job_id}): fetched to " in paused.output
+    assert "paused: true" in declared.read_text()
+
+    def nobody(stack: str) -> None:
+        raise StackPausedError("jobs: is paused")
+
+    monkeypatch.setattr(context, "read", nobody)
+    shown = CliRunner().invoke(app, ["logs", submission.job_id, *where])
+    assert shown.exit_code == 3, shown.output
+    assert "line 1\n" in shown.stdout
+    assert f"job {submission.job_id}: FAILED: it ended with exit code 3" in shown.stderr
 
 
 def test_a_wrong_host_key_stops_the_connection_before_anything_is_sent(
@@ -410,6 +468,7 @@ def test_a_wrong_host_key_stops_the_connection_before_anything_is_sent(
         Connection(endpoint)
 
 
+@pytest.mark.feature("S002-24", "S003-65")
 def test_a_key_that_is_not_declared_is_refused_with_what_to_declare(
     cluster: JobsCluster, tmp_path: Path
 ) -> None:
@@ -425,10 +484,10 @@ def test_a_chain_that_runs_again_uses_finished_jobs_and_repeats_changed_ones(
 ) -> None:
     spec = replace(cluster.spec, jobs=tuple(j for j in cluster.spec.jobs if j.name != "ranks"))
     runner = demo_runner(cluster, connection, tmp_path, spec)
-    first = chain.run(runner, {}).values()
-    again = chain.run(runner, {}).values()
-    changed = chain.run(runner, {"second": ("a=b",)}).values()
-    earlier = chain.run(runner, {"probe": ("a=b",)}).values()
+    first = runner.run_chain(runner, {}).values()
+    again = runner.run_chain(runner, {}).values()
+    changed = runner.run_chain(runner, {"second": ("a=b",)}).values()
+    earlier = runner.run_chain(runner, {"probe": ("a=b",)}).values()
     assert [step.reused for step in first] == [False, False]
     assert [step.reused for step in again] == [True, True]
     assert [step.reused for step in changed] == [True, False]
@@ -459,11 +518,11 @@ def test_a_job_whose_number_never_came_back_is_found_again(
         with pytest.raises(Killed), runner.alone():
             runner.submit(spec.jobs[0], ())
     assert history.submissions(tmp_path, "jobs") == ()
-    step = chain.run(runner, {})["probe"]
+    step = runner.run_chain(runner, {})["probe"]
     assert (step.job.id, step.reused) == (made[0].job_id, True)
     cut_off = f"probe: job {made[0].job_id} was submitted by a command that was cut off"
     assert said[0].startswith(cut_off)
-    assert attempt.left(tmp_path, "jobs") == ()
+    assert submit_once.left(tmp_path, "jobs") == ()
 
 
 def test_a_job_of_another_machine_that_waits_is_taken_and_one_that_ended_is_not(
@@ -494,13 +553,14 @@ def test_a_job_of_another_machine_that_waits_is_taken_and_one_that_ended_is_not(
     finish(connection, second)
 
 
+@pytest.mark.feature("S001-95")
 def test_a_failed_job_ends_the_chain_with_its_last_words(
     cluster: JobsCluster, connection: Connection, tmp_path: Path
 ) -> None:
     spec = replace(cluster.spec, jobs=cluster.spec.jobs[:1])
     runner = demo_runner(cluster, connection, tmp_path, spec)
     with pytest.raises(UserError, match=r"probe \(job \d+\) ended FAILED with 65(.|\n)*line 0"):
-        chain.run(runner, {"probe": ("lines=1", "exit=65")})
+        runner.run_chain(runner, {"probe": ("lines=1", "exit=65")})
 
 
 def test_a_submission_is_forecast_held_to_the_budget_and_settled(
@@ -559,6 +619,7 @@ def wait_until_nothing_runs(connection: Connection) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.feature("S002-29")
 def test_a_session_is_planned_entered_and_gone_with_its_guard(
     cluster: JobsCluster, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -570,13 +631,13 @@ def test_a_session_is_planned_entered_and_gone_with_its_guard(
     wait_until_nothing_runs(connection)  # the test before leaves a job to its end
     try:
         for asked in asks[:2]:
-            assert room.look(connection, asked).is_free
-            end = served.end(asked)
-            held.append(Guard(connection, start=served.held(asked), end=end))
-            found = served.wait_for(held[-1], None, say=print)
+            assert sessions.look(connection, asked).is_free
+            end = sessions.end(asked)
+            held.append(Guard(connection, start=sessions.held(asked), end=end))
+            found = sessions.wait_for(held[-1], None, say=print)
             assert found.host.startswith("worker-")
         with pytest.raises(JobsError, match="no 2 GPUs are free in partition main: 0 jobs wait"):
-            room.refuse_full(asks[2], room.look(connection, asks[2]))
+            sessions.refuse_full(asks[2], sessions.look(connection, asks[2]))
         assert all(guard.close() for guard in held)
     finally:
         for guard in held:
@@ -584,7 +645,7 @@ def test_a_session_is_planned_entered_and_gone_with_its_guard(
     wait_until_nothing_runs(connection)
     asked = ask(rates, gpus=1, cpus=None, partition=None, hours=0.1)
     inside = (
-        f"{served.environment(cluster.spec, cluster.outputs)}; echo on $SLURMD_NODENAME in $PWD"
+        f"{sessions.environment(cluster.spec, cluster.outputs)}; echo on $SLURMD_NODENAME in $PWD"
     )
     remote = asked.srun("bash", "-c", inside, options=["--pty"])
     words = client_words(cluster.outputs, cluster.identity, options=("-tt",))
@@ -594,6 +655,17 @@ def test_a_session_is_planned_entered_and_gone_with_its_guard(
     assert re.search(r"on worker-\d in .*/releases/", done.stdout), done
 
 
+@pytest.mark.feature(
+    "S000-03",
+    "S001-01",
+    "S001-13",
+    "S001-15",
+    "S001-47",
+    "S001-56",
+    "S001-58",
+    "S002-71",
+    "S004-26",
+)
 def test_a_quick_acceptance_of_both_nodes_is_certified(
     cluster: JobsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -635,10 +707,11 @@ def test_a_quick_acceptance_of_both_nodes_is_certified(
     shared = {row["place"] for row in found["measurements"]["storage"] if row["is_shared"]}
     assert {"data", "model", "chkpt", "results"} <= shared, "each reads its neighbour's file"
     assert not list(cluster.path("/mnt/data").glob(".accept-*"))
-    public = signature.public_key(cluster.identity)
+    public = certificate.public_key(cluster.identity)
     assert certificate.verify(folder / "certificate.html", public) == found
 
 
+@pytest.mark.feature("S000-116", "S002-85", "S004-30")
 def test_a_schedule_submits_at_its_time_until_it_is_taken_out(
     cluster: JobsCluster, connection: Connection
 ) -> None:
@@ -657,7 +730,7 @@ def test_a_schedule_submits_at_its_time_until_it_is_taken_out(
     assert connection.run("scrontab -", stdin=f"{own}\n".encode()).ok
     before = set(_jobs_named(connection, "probe"))
     texts = {path: text.encode() for path, text in schedule_files(spec).items()}
-    sync.send(connection, cluster.outputs.code_path, release(cluster.spec) | texts)
+    transfer.send(connection, cluster.outputs.code_path, release(cluster.spec) | texts)
     deadline_s = time.monotonic() + 180
     while not (made := set(_jobs_named(connection, "probe")) - before):
         assert time.monotonic() < deadline_s, connection.run("squeue -a; scrontab -l").stdout
@@ -665,9 +738,9 @@ def test_a_schedule_submits_at_its_time_until_it_is_taken_out(
     (job,) = made
     received = bytearray()
     path = cluster.outputs.log_path("probe", job)
-    assert logs.follow(connection, path, job, write=received.extend).status == 0
+    assert follow.follow(connection, path, job, write=received.extend).status == 0
     assert json.loads(received.decode().splitlines()[0])["rank"] == 0
-    sync.send(connection, cluster.outputs.code_path, release(cluster.spec))
+    transfer.send(connection, cluster.outputs.code_path, release(cluster.spec))
     assert connection.run("scrontab -l").stdout.strip() == own
     assert _jobs_named(connection, "schedule-probe", "--states=PENDING") == []
     assert connection.run("scrontab -r").ok

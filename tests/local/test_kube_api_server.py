@@ -11,22 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from cost.burn import burn
-from cost.estimate import estimate
-from cost.price_book import PriceBook
-from infra.accept import kube_job
-from infra.kube.client import KubeClient
-from infra.kube.errors import KubeError
-from infra.kube.kubeconfig import Access
+from cost.prices.book import PriceBook
+from cost.resources.estimate import estimate
+from cost.resources.hourly_rates import burn
+from infra.clients.errors import KubeError
+from infra.clients.kube import Access, KubeClient
 from infra.local import process
 from infra.local.errors import LocalError
 from infra.local.kube import api_server
 from infra.local.kube.crd import install_crds, load_crds
-from infra.render.kube_job import pytorch_job, service_and_job
-from infra.render.kube_training import training_pods
-from infra.render.monitoring.config_map import config_map
-from infra.render.monitoring.objects import custom_resources
+from infra.render.kube_job import pytorch_job, service_and_job, training_pods
+from infra.render.monitoring.objects import config_map, custom_resources
 from infra.render.values.observability import MONITORING
+from infra.reports.acceptance import comparison
 from stacks.load import load_stack
 from stacks.soperator_spec import Observability
 from tests.local.kube_server import config_in, running_cluster
@@ -81,14 +78,15 @@ def test_a_process_that_dies_only_while_a_start_waits_for_it_is_started_anew(clu
     assert process.find(victim, cluster.run_dir).pid != found.pid
 
 
+@pytest.mark.feature("S001-17", "S001-74", "S001-77", "S001-78")
 def test_the_job_of_an_acceptance_is_one_that_kubernetes_takes(cluster, tmp_path):
     """Strict validation: a field that no version of the API knows is refused."""
     key = tmp_path / "id.pub"
     key.write_text(f"ssh-ed25519 {'A' * 68} a\n")
     spec = load_stack("h100-prod", environ={"SOPERATOR_SSH_PUBLIC_KEY_FILE": str(key)})
-    job = kube_job.KubeJob(name="accept", image="registry.example/soperator:sha-1", nodes=2)
+    job = comparison.KubeJob(name="accept", image="registry.example/soperator:sha-1", nodes=2)
     client = KubeClient(cluster.access())
-    service, batch = kube_job.render(spec, spec.nodes.workers[0], job)
+    service, batch = comparison.render(spec, spec.nodes.workers[0], job)
     assert client.apply(service)["spec"]["clusterIP"] == "None"
     (container,) = client.apply(batch)["spec"]["template"]["spec"]["containers"]
     asks = {"cpu": "64", "memory": "1400Gi", "nvidia.com/gpu": "8"}
@@ -98,8 +96,10 @@ def test_the_job_of_an_acceptance_is_one_that_kubernetes_takes(cluster, tmp_path
         client.apply(batch)
     for each in (batch, service):
         client.delete(each)
+        assert client.get(each) is None
 
 
+@pytest.mark.feature("S004-37")
 def test_a_training_job_is_one_that_kubernetes_takes(cluster, tmp_path):
     """The same pods stand in the PyTorchJob, whose own fields a schema checks."""
     key = tmp_path / "id.pub"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.kube.client import KubeClient
+from infra.clients.kube import KubeClient
 from tests.local.kube_server import kubeconfig, running_cluster
 
 pytestmark = [pytest.mark.local, pytest.mark.engine]
@@ -146,6 +146,7 @@ def stack(cluster, tmp_path):
     made.run("destroy", "--yes", "--skip-preview", "--stack", "dev")
 
 
+@pytest.mark.feature("S003-14", "S004-32")
 def test_an_update_a_second_one_drift_and_the_end(stack, cluster):
     """One story, because each step needs the one before it."""
     client = KubeClient(cluster.access())

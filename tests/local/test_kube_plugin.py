@@ -7,10 +7,16 @@ import sys
 
 import pytest
 
-from infra.kube.client import KubeClient
+from infra.clients.kube import KubeClient
 from infra.local.plugins.kubernetes import Kubernetes
-from infra.plugins.provider import UNKNOWN, Asset, PartialError, ProviderError, Secret
-from infra.plugins.values import reveal
+from infra.providers.engine.provider import (
+    UNKNOWN,
+    Asset,
+    PartialError,
+    ProviderError,
+    Secret,
+    reveal,
+)
 from tests.local.kube_server import kubeconfig, running_cluster
 
 pytestmark = pytest.mark.local

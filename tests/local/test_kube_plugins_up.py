@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.kube.client import KubeClient
+from infra.clients.kube import KubeClient
 from infra.local import engine
 from infra.local.kube import api_server
 from infra.local.kube.api_server import ApiServerConfig
-from infra.local.state import CHECKOUT, Cache
+from infra.state import CHECKOUT, Cache
 from tests.conformance.kubernetes_cases import RELEASE
 from tests.conformance.recorded import OFFICIAL, SIDES, program_of
 from tests.conformance.tiny_charts import VERSION, served_charts
@@ -33,7 +33,7 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 
 from infra.components.releases import make_releases
-from infra.render.chart import Chart
+from infra.render.charts import Chart
 
 declared = json.loads(Path("declared.json").read_text())
 kubeconfig = pulumi.Output.secret(os.environ["CLUSTER"])
@@ -180,7 +180,7 @@ def test_releases_and_objects_live_and_end_as_the_program_says(
     try:
         refused = made.run("destroy", *options, fails=True)
         assert "can't delete Helm Release with unreachable cluster" in refused
-        # As infra/teardown/run.py does.
+        # As infra/providers/soperator/teardown.py does.
         made.run("refresh", *options, f"--target={release}")
         made.run("destroy", *options)
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.kube.client import KubeClient
+from infra.clients.kube import KubeClient
 from infra.local.kube import api_server
 from infra.local.kube.crd import install_crds
 from tests.local.kube_server import config_in

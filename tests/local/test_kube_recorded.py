@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from infra.kube.client import KubeClient
-from infra.kube.helm_records import drop_unfinished, drop_unknown
+from infra.clients.kube import KubeClient, drop_unfinished, drop_unknown
 from tests.conformance import kubernetes_cases
 from tests.conformance.command_cases import refusal
 from tests.conformance.kubernetes_cases import RELEASE, World, started

@@ -17,18 +17,19 @@ import openai
 import pytest
 
 from cost.run_record import parse_run_record
-from infra.jobs import load_target, logs, slurm, submit, sync
-from infra.jobs.outputs import StackOutputs
-from infra.jobs.ssh import Connection
-from infra.local.state import CHECKOUT
-from infra.render.archive import code_files, hash_files
+from infra.clients import slurm
+from infra.clients.pulumi import StackOutputs
+from infra.clients.ssh import Connection
+from infra.jobs import follow, server, submit
+from infra.render.delivery import code_files, hash_files
+from infra.state import CHECKOUT
 from stacks.slurm_spec import JobSpec
 from tests.local import test_serve_job as serving
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 from tests.workloads.conftest import RECIPE
-from workloads.common.job import run_job
 from workloads.data import __main__ as prepare_data
 from workloads.evaluate import compare_models
+from workloads.job import run_job
 
 pytestmark = pytest.mark.local
 
@@ -96,11 +97,15 @@ class Served:
 
     def end_of(self, submission: submit.Submission) -> str:
         """The log of the job, which must end well."""
-        job = logs.follow(
+        job = follow.follow(
             self.connection, submission.log_path, submission.job_id, write=lambda chunk: None
         )
         log = self.cluster.path(submission.log_path).read_text()
         assert job.status == 0, log
+        # What jq reads: the results that the log has among its lines, and nothing else.
+        results = self.cluster.path(submission.log_path).with_suffix(".out").read_text()
+        assert json.loads(results.splitlines()[-1])["job_id"] == job.id
+        assert results in log
         return log
 
 
@@ -118,7 +123,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         files = code_files(CHECKOUT, replace(cluster.spec, jobs=jobs))
         outputs = replace(cluster.outputs, jobs={job.name: "" for job in jobs})
         with Connection(outputs.endpoint(cluster.identity)) as connection:
-            sync.send(connection, outputs.code_path, files)
+            files.send(connection, outputs.code_path, files)
             code = hash_files(files)
             made = submit.submit(connection, outputs, "serve", code_hash=code, sets=serving._SETS)
             path = cluster.path("/mnt/chkpt/results") / made.job_id / "endpoint.json"
@@ -126,16 +131,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             here = Served(cluster, connection, outputs, code, made.job_id, endpoint)
             yield here
             slurm.cancel(connection, [made.job_id])
-            logs.follow(connection, made.log_path, made.job_id, write=lambda chunk: None)
+            follow.follow(connection, made.log_path, made.job_id, write=lambda chunk: None)
             record = json.loads(here.result(made.job_id, "run_record.json").read_text())
             assert record["outcome"] == "PASS"
 
 
 def test_a_load_test_measures_the_server_that_runs_beside_it(served: Served) -> None:
     spec = served.cluster.spec
-    server = load_target.choose(spec, slurm.recent(served.connection, days=1), None)
-    assert server.id == served.job_id
-    loaded = served.submit("load", *load_target.job_settings(spec, server), *_LOAD_SETS)
+    chosen = server.choose(spec, slurm.recent(served.connection, days=1), None)
+    assert chosen.id == served.job_id
+    loaded = served.submit("load", *server.job_settings(spec, chosen), *_LOAD_SETS)
     served.end_of(loaded)
     path = served.result(loaded.job_id, "run_record.json")
     record = parse_run_record(path.read_text(), str(path))
@@ -151,6 +156,17 @@ def test_a_load_test_measures_the_server_that_runs_beside_it(served: Served) -> 
     assert result["curve"][0]["mean_prompt_tokens"] == 64
 
 
+@pytest.mark.feature(
+    "S000-05",
+    "S000-09",
+    "S000-125",
+    "S000-35",
+    "S000-38",
+    "S001-01",
+    "S001-31",
+    "S002-02",
+    "S002-37",
+)
 def test_a_server_answers_while_a_fine_tune_makes_its_steps_beside_it(served: Served) -> None:
     tuned = served.submit("finetune", "train.gradient_accumulation=1")
     curve = served.result(tuned.job_id, "loss_curve.jsonl")
@@ -176,6 +192,7 @@ def test_a_server_answers_while_a_fine_tune_makes_its_steps_beside_it(served: Se
     assert (record["kind"], record["outcome"], record["world_size"]) == ("train", "PASS", 2)
 
 
+@pytest.mark.feature("S002-06", "S002-51", "S002-52", "S002-61")
 @pytest.mark.timeout(900)
 def test_both_inference_jobs_run_at_the_same_time_and_their_folders_are_compared(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

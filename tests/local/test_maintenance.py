@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from infra.local.slurm import pod as pods
-from infra.render import jail_files
+from infra.render import login
 from stacks.soperator_spec import JailFileSpec
 from tests.local.slurm_stand import CLUSTER, NAMESPACE, Stand, running_stand
 
@@ -44,11 +44,11 @@ def test_a_file_of_the_jail_is_seen_on_every_node_and_follows_its_declaration(
 ) -> None:
     for content in ("first\n", "second\n"):
         files = [JailFileSpec(path="/root/greeting", content=content, mode="0640")]
-        place = {"name": jail_files.NAME, "namespace": NAMESPACE}
+        place = {"name": login.JAIL_FILES, "namespace": NAMESPACE}
         texts = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": place}
-        config = {"apiVersion": jail_files.API_VERSION, "kind": jail_files.KIND, "metadata": place}
-        stand.client.apply({**texts, "data": jail_files.texts(files)})
-        stand.client.apply({**config, "spec": jail_files.jailed_config(files)})
+        kind = {"apiVersion": login.JAILED_CONFIG_API, "kind": login.JAILED_CONFIG}
+        stand.client.apply({**texts, "data": login.jail_file_texts(files)})
+        stand.client.apply({**kind, "metadata": place, "spec": login.jailed_config(files)})
         stand.wait(
             lambda wanted=f"{content}640\n": stand.ssh(SHOWN).stdout == wanted, "the file on login"
         )

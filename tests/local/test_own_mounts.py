@@ -63,6 +63,7 @@ def test_a_file_on_the_export_is_seen_by_login_and_every_worker(stand: Stand) ->
     assert stand.output(job).split() == ["shared", "shared"]
 
 
+@pytest.mark.feature("S003-47", "S003-48")
 def test_folders_of_the_disk_are_there_for_everybody_and_on_each_worker_alone(
     stand: Stand,
 ) -> None:

@@ -13,11 +13,11 @@ from dataclasses import replace
 import pytest
 
 from infra.local import process
-from infra.local.ports import PORT_IN_USE
+from infra.local.process import PORT_IN_USE
 from infra.local.reconcile.pod_specs import MADE
 from infra.local.reconcile.snapshot import annotation
-from infra.local.state import PORT_SETTING
-from infra.pods.blocked import blocked
+from infra.providers.soperator.pods.blocked import blocked
+from infra.state import PORT_SETTING
 from tests.local.slurm_stand import CLUSTER, NODESETS, WAIT_S, Stand, node_groups, running_stand
 
 pytestmark = pytest.mark.local
@@ -107,6 +107,7 @@ def test_a_cluster_without_the_jail_source_does_not_come_up(stand: Stand) -> Non
     assert stand.ssh("true").returncode != 0
 
 
+@pytest.mark.feature("S000-37")
 def test_a_submount_that_is_not_declared_is_absent_in_jobs(stand: Stand) -> None:
     values = stand.values()
     volumes = values[NODESETS]["nodesets"][0]["slurmd"]["volumes"]
@@ -250,6 +251,7 @@ def test_a_filesystem_that_is_not_attached_keeps_the_workers_pending(stand: Stan
     stand.wait_message("NodeSet", "worker", "no filesystem with mount tag 'jail-submount-data'")
 
 
+@pytest.mark.feature("S000-58")
 def test_a_cluster_without_user_keys_lets_nobody_in(stand: Stand) -> None:
     values = stand.values()
     values[CLUSTER]["slurmNodes"]["login"]["sshRootPublicKeys"] = []

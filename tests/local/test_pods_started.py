@@ -25,7 +25,7 @@ PROGRAM = """
 import os
 
 from infra.components.pods_started import PodsStarted
-from infra.render.chart import Chart
+from infra.render.charts import Chart
 from stacks.load import load_stack
 
 PodsStarted(

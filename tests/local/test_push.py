@@ -12,15 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from infra.jobs import parse, slurm, sync
-from infra.jobs.errors import JobsError
-from infra.jobs.fetch import fetch
-from infra.jobs.push import destination, push
-from infra.jobs.ssh import Connection
-from infra.local.state import CHECKOUT
-from infra.render.archive import code_files
-from infra.support.cluster import Once, parts_of_cluster
-from infra.support.part import gather
+from infra.clients import slurm
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Connection
+from infra.jobs import transfer
+from infra.jobs.transfer import destination, fetch, push
+from infra.operate.support.collect import Once, gather, parts_of_cluster
+from infra.render.delivery import code_files
+from infra.state import CHECKOUT
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 from tests.unit.test_runbooks import ON_NODES, SLURM, of
 from tests.workloads.stand_in_hub import StandIn, serving
@@ -45,6 +44,7 @@ def connection(cluster: JobsCluster) -> Iterator[Connection]:
         yield opened
 
 
+@pytest.mark.feature("S002-31")
 def test_a_pushed_folder_lies_in_its_place_and_a_second_push_sends_nothing(
     cluster: JobsCluster, connection: Connection, tmp_path: Path
 ) -> None:
@@ -62,7 +62,7 @@ def test_a_pushed_folder_lies_in_its_place_and_a_second_push_sends_nothing(
 def test_the_login_node_fetches_a_gated_model_with_a_token_that_no_process_shows(
     cluster: JobsCluster, connection: Connection
 ) -> None:
-    sync.send(connection, cluster.outputs.code_path, code_files(CHECKOUT, cluster.spec))
+    transfer.send(connection, cluster.outputs.code_path, code_files(CHECKOUT, cluster.spec))
     state = StandIn(
         repos={"models/owner/tiny": {"config.json": b"{}", "weights.bin": b"w" * 100_000}},
         licences={"models/owner/tiny": "apache-2.0"},
@@ -97,10 +97,10 @@ def test_the_login_node_fetches_a_gated_model_with_a_token_that_no_process_shows
 @pytest.fixture
 def running_job(cluster: JobsCluster, connection: Connection) -> Iterator[str]:
     """The id of a job on both nodes that waits, with a log where logs are; cancelled at the end."""
-    log = f"{cluster.outputs.places['logs']}/%x_%j.out"
+    log = f"{cluster.outputs.places['logs']}/%x_%j.log"
     options = ["--nodes=2", "--job-name=waits", f"--output={log}", "--wrap", "echo up; sleep 600"]
     made = connection.run(shlex.join(["sbatch", "--parsable", *options]))
-    job_id = parse.submitted_id(made.stdout)
+    job_id = slurm.submitted_id(made.stdout)
     deadline = time.monotonic() + 60
     try:
         while slurm.find(connection, job_id).state != "RUNNING":
@@ -111,6 +111,7 @@ def running_job(cluster: JobsCluster, connection: Connection) -> Iterator[str]:
         slurm.cancel(connection, [job_id])
 
 
+@pytest.mark.feature("S001-85", "S001-96", "S003-70")
 def test_commands_of_the_runbooks_run_on_a_real_cluster(
     cluster: JobsCluster, connection: Connection, running_job: str
 ) -> None:

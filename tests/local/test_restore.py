@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from infra.local.slurm import pod as pods
-from infra.local.state import Cache
+from infra.operate import restore
+from infra.operate.restore import JailSnapshot, copy_now
 from infra.render import backup as render
-from infra.restore import run, snapshots
-from infra.restore.copy_now import copy_now
-from infra.restore.snapshots import JailSnapshot
+from infra.state import Cache
 from stacks.errors import UserError
 from stacks.storage_spec import BackupSpec
 from tests.local.slurm_stand import CLUSTER, NAMESPACE, Stand, running_stand
@@ -98,13 +97,13 @@ class Copies:
         """Restores, and returns where the copy landed."""
         given = {"path": None, "into_jail": False, "while_running": False, **options}
         client = self.stand.client
-        backend = snapshots.backend(client, NAMESPACE)
-        plan = run.make_plan(client, NAMESPACE, snapshot, backend, **given)
-        run.run(client, NAMESPACE, plan, tell=print)
+        backend = restore.backend(client, NAMESPACE)
+        plan = restore.make_plan(client, NAMESPACE, snapshot, backend, **given)
+        restore.run(client, NAMESPACE, plan, tell=print)
         return plan.target
 
     def newest(self) -> JailSnapshot:
-        return snapshots.choose(snapshots.list_snapshots(self.stand.client, NAMESPACE), "latest")
+        return restore.choose(restore.list_snapshots(self.stand.client, NAMESPACE), "latest")
 
 
 def completed(live: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -206,7 +205,7 @@ def test_a_pruned_repository_lists_one_copy_a_day(copies: Copies) -> None:
     copies.backup()
     copies.backup()
     copies.prune()
-    assert len(snapshots.list_snapshots(copies.stand.client, NAMESPACE)) == 1
+    assert len(restore.list_snapshots(copies.stand.client, NAMESPACE)) == 1
 
 
 def test_a_copy_of_an_earlier_password_is_restored_with_it(copies: Copies) -> None:

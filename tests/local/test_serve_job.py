@@ -23,10 +23,11 @@ import httpx
 import openai
 import pytest
 
-from infra.jobs import logs, slurm, submit, sync
-from infra.jobs.ssh import Connection
-from infra.local.state import CHECKOUT, PULUMI_VERSION
-from infra.render.archive import code_files, hash_files
+from infra.clients import slurm
+from infra.clients.ssh import Connection
+from infra.jobs import follow, submit
+from infra.render.delivery import code_files, hash_files
+from infra.state import CHECKOUT, PULUMI_VERSION
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 from tests.ports import free_ports
 from tests.workloads.conftest import make_tokenizer
@@ -92,12 +93,13 @@ def tunnel(cluster: JobsCluster, port: int) -> Iterator[str]:
         process.wait()
 
 
+@pytest.mark.feature("S000-06", "S000-10", "S000-56", "S002-80", "S002-86")
 def test_a_served_job_answers_through_the_login_node_and_ends_clean(cluster: JobsCluster) -> None:
     job = next(job for job in cluster.spec.jobs if job.is_server)
     files = code_files(CHECKOUT, replace(cluster.spec, jobs=(job,)))
     outputs = replace(cluster.outputs, jobs={job.name: ""})
     with Connection(outputs.endpoint(cluster.identity)) as connection:
-        sync.send(connection, outputs.code_path, files)
+        files.send(connection, outputs.code_path, files)
         submitted = submit.submit(
             connection, outputs, job.name, code_hash=hash_files(files), sets=_SETS
         )
@@ -125,7 +127,7 @@ def test_a_served_job_answers_through_the_login_node_and_ends_clean(cluster: Job
             slurm.cancel(connection, [submitted.job_id])
             rest = list(running)
             assert rest[-1].choices[0].finish_reason == "length"
-        ended = logs.follow(
+        ended = follow.follow(
             connection, submitted.log_path, submitted.job_id, write=lambda chunk: None
         )
     assert ended.status != 0, "Slurm calls a cancelled job cancelled, however well it ended"
@@ -151,6 +153,7 @@ def _endpoint(path: Path, log: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+@pytest.mark.feature("S000-50")
 @pytest.mark.timeout(600)
 def test_ctrl_c_closes_page_tunnel_and_the_job_that_was_submitted_for_it(
     cluster: JobsCluster, tmp_path: Path
@@ -191,7 +194,7 @@ def test_ctrl_c_closes_page_tunnel_and_the_job_that_was_submitted_for_it(
         httpx.get(address)
     with Connection(cluster.outputs.endpoint(cluster.identity)) as connection:
         log = cluster.outputs.log_path("serve", job_id)
-        ended = logs.follow(connection, log, job_id, write=lambda chunk: None)
+        ended = follow.follow(connection, log, job_id, write=lambda chunk: None)
     assert ended.state == "CANCELLED"
     assert key not in errors.read_text()
     kept = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from cost.spend import JobUse
-from infra.jobs import accounting
-from infra.jobs.draining import jobs_on
-from infra.jobs.nodes import await_idle, drain, resume
-from infra.jobs.parse import Job
-from infra.jobs.ssh import Result
+from cost.runs.spend import JobUse
+from infra.clients import slurm
+from infra.clients.slurm import Job
+from infra.clients.ssh import Result
+from infra.jobs.nodes import await_idle, drain, jobs_on, resume
 from infra.local import process
 from infra.local.cloud import RECONCILER
 from infra.local.kube import api_server
@@ -76,6 +75,7 @@ def test_munged_answers_however_long_the_path_of_the_state_is(tmp_path: Path) ->
         process.stop("munged", tmp_path)
 
 
+@pytest.mark.feature("S002-05", "S002-26", "S002-28")
 def test_status_says_available_and_ready(stand: Stand) -> None:
     stand.wait(
         lambda: stand.status("SlurmCluster", "soperator").get("phase") == "Available", "Available"
@@ -84,6 +84,7 @@ def test_status_says_available_and_ready(stand: Stand) -> None:
     assert stand.status("NodeSet", "worker")["replicas"] == 2
 
 
+@pytest.mark.feature("S002-03", "S002-28", "S002-63", "S003-13", "S004-27")
 def test_a_job_runs_on_both_workers_with_a_gpu_each(stand: Stand) -> None:
     job = stand.submit(
         "srun -l sh -c 'echo $(hostname) gpu=$CUDA_VISIBLE_DEVICES'", "-N2", "--gpus-per-node=1"
@@ -98,6 +99,7 @@ def test_accounting_knows_the_jobs(stand: Stand) -> None:
     stand.wait(lambda: stand.ssh(command).stdout.strip() == "COMPLETED|0:0", f"sacct of {job}")
 
 
+@pytest.mark.feature("S002-72")
 def test_accounting_knows_who_held_which_nodes(stand: Stand) -> None:
     """What `soperator spend` prices, from sacct and for a job that never started."""
 
@@ -115,7 +117,7 @@ def test_accounting_knows_who_held_which_nodes(stand: Stand) -> None:
     now = datetime.now(UTC)
 
     def known() -> dict[str, JobUse]:
-        found = accounting.uses(
+        found = slurm.uses(
             Login(), "key", since=now - timedelta(hours=1), until=now + timedelta(hours=1),
             ids=[held],
         )  # fmt: skip
@@ -135,12 +137,14 @@ def test_accounting_knows_who_held_which_nodes(stand: Stand) -> None:
     assert known()[held].runs == ()
 
 
+@pytest.mark.feature("S000-08", "S001-85", "S002-04", "S003-15")
 def test_declared_paths_are_shared_between_login_and_workers(stand: Stand) -> None:
     assert stand.ssh("echo hello > /home/greeting && echo bye > /root/note").returncode == 0
     job = stand.submit("cat /home/greeting /root/note; findmnt -no TARGET,FSTYPE /mnt/ram")
     assert stand.output(job).split() == ["hello", "bye", "/mnt/ram", "tmpfs"]
 
 
+@pytest.mark.feature("S000-77")
 def test_soperators_own_memory_is_on_every_node_with_a_folder_for_each_job(stand: Stand) -> None:
     """Nobody declares it: of slurmd's memory on workers, of sshd's on the login node."""
     size = "findmnt -bno FSTYPE,SIZE /mnt/memory"
@@ -196,6 +200,7 @@ def test_the_host_keeps_its_own_directories(stand: Stand) -> None:
     assert str(stand.cloud.runtime.folder) not in mounts
 
 
+@pytest.mark.feature("S000-58", "S002-24", "S002-29", "S003-65")
 def test_a_password_opens_nothing(stand: Stand) -> None:
     refused = stand.ssh("true", "-o", "PubkeyAuthentication=no")
     assert "Permission denied (publickey)" in refused.stderr
@@ -231,6 +236,7 @@ def work(stand: Stand) -> Work:
     return Work(running, waiting, _started_at(stand, running))
 
 
+@pytest.mark.feature("S000-124", "S002-62")
 @pytest.mark.parametrize("name", [*CENTRAL, RECONCILER, "kube-apiserver", "etcd"])
 def test_a_running_job_and_the_queue_survive_a_kill(stand: Stand, work: Work, name: str) -> None:
     """Not by being started again: the job's start is the one that it had."""
@@ -268,6 +274,7 @@ def _started_at(stand: Stand, job: str) -> str:
     return stand.ssh(f"squeue -h -j {job} -o %S").stdout.strip()
 
 
+@pytest.mark.feature("S002-62")
 def test_everything_comes_back_after_a_kill_of_everything(stand: Stand) -> None:
     for recorded in process.all_processes(stand.cloud.state.run):
         if recorded.name == RECONCILER or recorded.name.startswith("slurm-"):
@@ -316,6 +323,7 @@ class Door:
         )
 
 
+@pytest.mark.feature("S003-70")
 def test_a_drained_worker_takes_no_job_until_it_is_let_on_again(stand: Stand) -> None:
     stand.wait_idle("worker-[0-1]")
     door = Door(stand)

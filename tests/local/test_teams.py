@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.render.members import teams_script
+from infra.render.login import teams_script
 from infra.render.values.slurm_cluster import slurm_cluster_values
 from stacks.load import load_stack
 from stacks.public_keys import KEY_FILE_VARIABLE
@@ -67,6 +67,7 @@ MEMBERS = "list associations where account=red,blue format=account,user"
 ALL_MEMBERS = ["blue|", "blue|bob", "blue|root", "red|", "red|ann", "red|bob", "red|root"]
 
 
+@pytest.mark.feature("S004-29")
 def test_declared_teams_are_in_the_database_with_their_limits(
     stand: Stand, spec: StackSpec
 ) -> None:
@@ -99,6 +100,7 @@ def test_slurm_takes_jobs_of_declared_accounts_and_no_others(stand: Stand, spec:
     assert "Invalid qos" in refused.stderr
 
 
+@pytest.mark.feature("S000-124", "S002-03", "S004-29", "S004-31")
 def test_a_job_over_the_limit_of_its_account_waits(stand: Stand, spec: StackSpec) -> None:
     ran(stand, spec)
     job = stand.submit("true", "--account=blue", "-N2", "--gpus-per-node=1")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.render.members import teams_script, users_script
+from infra.render.login import teams_script, users_script
 from infra.render.values.slurm_cluster import slurm_cluster_values
 from stacks.load import load_stack
 from stacks.public_keys import KEY_FILE_VARIABLE
@@ -75,6 +75,7 @@ def ssh(stand: Stand, name: str, key: Path, command: str) -> subprocess.Complete
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.feature("S000-71", "S004-29")
 def test_a_declared_user_logs_in_and_submits_under_the_own_name_and_account(
     stand: Stand, spec: StackSpec, keys: dict[str, Path]
 ) -> None:

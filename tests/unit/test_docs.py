@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from cost.component import Scope
-from cost.estimate import estimate
-from cost.price_layers import layered
+from cost.prices.book import layered
+from cost.resources.component import Scope
+from cost.resources.estimate import estimate
 from infra.cli.main import app
 from stacks.load import load_stack
 
@@ -76,12 +76,14 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@pytest.mark.feature("S000-63")
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     links = LINK.findall(page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.feature("S000-63", "S002-66")
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_every_soperator_command_in_a_page_exists(page: Path) -> None:
     assert unknown_commands(page.read_text(encoding="utf-8")) == []

@@ -14,17 +14,24 @@ import tempfile
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import typer.main
+import yaml
 from typer import Context
 
 from infra.cli.main import app
 from infra.render.monitoring.alerts import alerts
+from infra.render.monitoring.objects import dashboards
+from stacks.soperator_spec import AlertsSpec
 from stacks.spec import StackSpec
 from tests.unit.monitoring.conftest import BURN, watched
-from workloads.train.config import TrainConfig
+from workloads.common.exit_codes import ADVICE, RESTARTABLE, ExitCode
+from workloads.recipes import load_recipe, recipe_names
+from workloads.recipes.train import TrainConfig
+from workloads.train.run_folder import CONFIG as CONFIG_JSON
+from workloads.train.run_folder import ELASTIC_METADATA, FULL_WEIGHTS, KINDS, STATE
 
 __all__ = ["watched"]
 
@@ -32,6 +39,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "runbooks"
 PAGES = sorted(page for page in FOLDER.glob("*.md"))
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
 NCCL = re.compile(r"\bNCCL_[A-Z_]+\b")
+_TROUBLE = "troubleshooting.md"
 FILL = {"ID": "12", "NODE": "worker-0", "S": "local"}
 SLURM = ("sinfo", "squeue", "scontrol", "sacct", "srun", "sprio")
 KUBECTL = {"get", "describe", "logs"}
@@ -134,6 +142,7 @@ def test_the_index_lists_every_page() -> None:
     assert not [name for name in names if f"]({name})" not in index]
 
 
+@pytest.mark.feature("S001-82", "S003-88")
 def test_the_index_names_every_alert_at_its_page(watched: StackSpec) -> None:
     rows = [line for line in (FOLDER / "README.md").read_text().splitlines() if "](" in line]
     for alert in alerts(watched, BURN):
@@ -142,6 +151,7 @@ def test_the_index_names_every_alert_at_its_page(watched: StackSpec) -> None:
         assert alert["alert"] in row
 
 
+@pytest.mark.feature("S001-83")
 @pytest.mark.parametrize(("page", "words"), of("soperator"), ids=lambda each: " ".join(each))
 def test_our_commands_are_taken_by_their_own_parser(page: str, words: list[str]) -> None:
     assert problem_of_ours(words) is None, page
@@ -154,6 +164,7 @@ def test_words_that_a_command_does_not_take_are_found() -> None:
     assert problem_of_ours(["soperator", "local", "status"]) is None
 
 
+@pytest.mark.feature("S001-96", "S003-70")
 @pytest.mark.parametrize("program", SLURM)
 def test_options_of_slurm_exist_in_its_programs(program: str) -> None:
     found = of(program)
@@ -179,6 +190,7 @@ def test_fields_of_sacct_exist() -> None:
     assert not [field for field in asked if field not in text]
 
 
+@pytest.mark.feature("S001-86", "S001-87")
 def test_other_programs_are_those_that_are_there() -> None:
     for page, words in everywhere():
         program = words[0]
@@ -193,6 +205,7 @@ def test_other_programs_are_those_that_are_there() -> None:
             assert program in {"soperator", *SLURM, *ON_NODES, "eval", "mount", "ls", "make"}, page
 
 
+@pytest.mark.feature("S001-86")
 def test_a_step_inside_a_running_job_does_not_wait_for_its_end() -> None:
     """`srun --jobid=ID` of seed 001 waits until the job lets go of its GPUs."""
     inside = [words for _, words in of("srun") if "--jobid=12" in words]
@@ -200,12 +213,14 @@ def test_a_step_inside_a_running_job_does_not_wait_for_its_end() -> None:
     assert all("--overlap" in words for words in inside)
 
 
+@pytest.mark.feature("S001-82", "S001-88", "S001-89")
 def test_variables_of_nccl_exist() -> None:
     named = {name for page in PAGES for name in NCCL.findall(page.read_text())}
     assert named
     assert not named - NCCL_NAMES
 
 
+@pytest.mark.feature("S001-83", "S001-91", "S001-92", "S001-93")
 def test_settings_of_a_runbook_are_keys_of_a_recipe() -> None:
     """Smaller batch, gradient checkpointing and stronger sharding, as seed 001 advises."""
     page = (FOLDER / "out-of-memory.md").read_text()
@@ -217,11 +232,109 @@ def test_settings_of_a_runbook_are_keys_of_a_recipe() -> None:
     assert not named - keys
 
 
-def test_the_pages_that_seed_003_promises_are_there() -> None:
-    """Its table of contents names them and its text has none of them."""
-    docs = FOLDER.parent
-    pages = ("fault-tolerance.md", "monitoring.md", "training.md", "troubleshooting.md")
-    texts = {name: (docs / name).read_text() for name in pages}
-    assert all("\n## " in text for text in texts.values()), "a page has sections"
-    assert "runbooks/README.md" in texts["troubleshooting.md"]
-    assert "runbooks/README.md" in texts["monitoring.md"]
+@pytest.mark.feature("S001-82", "S001-86", "S001-87", "S001-88", "S001-89", "S001-96")
+def test_the_pages_have_what_seed_001_types() -> None:
+    text = (FOLDER / "nccl-timeout.md").read_text()
+    lines = [" ".join(words) for words in commands(text)]
+    for asked in ("ibstat", "ping", "nvidia-smi topo -m", "sinfo -N -l", "scontrol show job"):
+        assert any(re.search(rf"(^| ){asked}( |$)", line) for line in lines), asked
+    assert set(NCCL.findall(text)) == NCCL_NAMES
+    (job,) = yaml.safe_load(
+        "".join(re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    )["jobs"]
+    assert job["environment"]["NCCL_DEBUG"] == "INFO"
+    assert job["environment"].keys() == {"NCCL_DEBUG", "NCCL_DEBUG_SUBSYS"}
+    assert ["sinfo", "-N", "-l"] in commands((FOLDER / "node-failure.md").read_text())
+
+
+def page_of(name: str) -> str:
+    return (FOLDER.parent / name).read_text()
+
+
+def section_of(name: str, title: str) -> str:
+    """Text of a page below the heading that starts so, up to the next of any level."""
+    (text,) = re.findall(
+        rf"^#+ {title}[^\n]*\n(.*?)(?=^#|\Z)", page_of(name), re.DOTALL | re.MULTILINE
+    )
+    return text
+
+
+@pytest.mark.feature("S003-90")
+def test_troubleshooting_has_each_status_with_its_name_its_restart_and_what_to_change() -> None:
+    """Its pages are those that the contents of seed 003 name and its text does not have."""
+    rows = re.findall(
+        r"^\| (\d+) \| (\w+) \|([^|]+)\|([^|]*)\|(.*)", page_of(_TROUBLE), re.MULTILINE
+    )
+    assert {int(row[0]): row[1] for row in rows} == {code: code.name for code in ExitCode}
+    for status, _, what, again, change in rows:
+        code = ExitCode(int(status))
+        is_tried = code in RESTARTABLE or code is ExitCode.PREEMPTED
+        assert again.strip().startswith("yes") == is_tried, code
+        keys = re.findall(r"\btrain(?:\.\w+)+", ADVICE.get(code, ""))
+        assert not [key for key in keys if key not in what + change], code
+    assert "runbooks/README.md" in page_of(_TROUBLE)
+
+
+@pytest.mark.feature("S003-89")
+def test_the_training_guide_has_every_method_recipe_and_refused_mix() -> None:
+    methods = section_of("training.md", "Choosing a method")
+    assert set(re.findall(r"method: (\w+)", methods)) == set(
+        get_args(get_type_hints(TrainConfig)["method"])
+    )
+    page = page_of("training.md")
+    recipes = [name for name in recipe_names() if load_recipe(name).train is not None]
+    assert not [name for name in recipes if f"`{name}`" not in page]
+    rows = section_of("training.md", "Keys").splitlines()
+    mixed = TrainConfig(dataset="x", max_steps=1, learning_rate=0.1, strategy="fsdp")
+    for _, message in mixed._mixes():
+        told = re.match(r"(\S+): (?:got (\w+)|.*) with (?:method|dtype|task) (\w+)", message)
+        assert told, message
+        key, got, other = told.groups()
+        word = key if got in (None, "true") else got
+        assert any(
+            {f"`{word}`", f"`{other}`"} <= set(re.findall("`[^`]+`", row)) for row in rows
+        ), message
+
+
+@pytest.mark.feature("S003-20")
+def test_the_choice_of_fsdp_has_its_reasons_and_what_it_costs() -> None:
+    """Pipeline parallelism and offload are the trade-offs that seed 003 names."""
+    section = section_of("training.md", "Why FSDP2 and not DeepSpeed")
+    (lost,) = [line for line in section.splitlines() if line.startswith("| what is lost |")]
+    assert "pipeline parallelism" in lost
+    assert "NVMe offload" in lost
+    for reason in ("comes with", "checkpoints", "mixed precision"):
+        assert f"\n| {reason} |" in section
+    assert "(adr/0007-sharding-follows-memory.md)" in section
+    assert "(../sizing.md)" in page_of("adr/0007-sharding-follows-memory.md")
+
+
+@pytest.mark.feature("S003-87")
+def test_the_page_of_fault_tolerance_has_every_module_and_file_of_a_checkpoint() -> None:
+    root = FOLDER.parents[1] / "workloads"
+    modules = set(re.findall(r"`(\w+/\w+\.py)`", section_of("fault-tolerance.md", "Modules")))
+    assert not [path for path in modules if not (root / path).is_file()]
+    written = {f"train/{path.name}" for path in (root / "train").glob("checkpoint*.py")}
+    assert not written - modules
+    files = section_of("fault-tolerance.md", "Files")
+    for name in (CONFIG_JSON, STATE, FULL_WEIGHTS, ELASTIC_METADATA, ".metadata"):
+        assert name in files
+    for kind in KINDS:
+        assert f"/{kind.prefix}-" in files
+        assert f"\n  {kind.marker} " in files
+
+
+@pytest.mark.feature("S003-88")
+def test_the_page_of_monitoring_has_every_dashboard_and_every_alert_with_its_limit(
+    watched: StackSpec,
+) -> None:
+    page = page_of("monitoring.md")
+    titles = [each.to_json()["title"] for each in dashboards(BURN)]
+    assert not [title for title in titles if f"\n| {title} |" not in page]
+    found = section_of("monitoring.md", "Alerts")
+    assert {each["alert"] for each in alerts(watched, BURN)} == set(
+        re.findall(r"^\| (Soperator\w+) \|", found, re.MULTILINE)
+    )
+    for limit in fields(AlertsSpec):
+        assert f"`soperator.alerts.{limit.name}` ({limit.default})" in found
+    assert "runbooks/README.md" in found

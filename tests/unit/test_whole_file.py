@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra import whole_file
+from infra import files
 
 
 def mode_of(path: Path) -> int:
@@ -20,32 +20,32 @@ def test_a_failed_write_leaves_what_was_there_and_nothing_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
-    whole_file.write(path, "old")
+    files.write(path, "old")
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        whole_file.write(path, "new")
+        files.write(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_what_a_killed_writer_left_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / f".file.{os.getpid()}.part").write_text("half")
-    whole_file.write(tmp_path / "file", b"\x00whole")
+    files.write(tmp_path / "file", b"\x00whole")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"\x00whole"]
 
 
 def test_a_mode_is_kept_or_given_and_parents_are_made(tmp_path: Path) -> None:
     path = tmp_path / "a" / "file"
-    whole_file.write(path, "secret", mode=0o600)
+    files.write(path, "secret", mode=0o600)
     assert mode_of(path) == 0o600
     path.chmod(0o640)
-    whole_file.write(path, "changed")
+    files.write(path, "changed")
     assert (mode_of(path), path.read_text()) == (0o640, "changed")
-    whole_file.write(path, "private", mode=0o600)
+    files.write(path, "private", mode=0o600)
     assert mode_of(path) == 0o600
 
 
@@ -55,8 +55,8 @@ def test_a_link_stays_and_what_it_names_is_replaced(tmp_path: Path) -> None:
     target.write_text("old")
     link.symlink_to("kept/file")
     dangling.symlink_to("kept/new")
-    whole_file.write(link, "new")
-    whole_file.write(dangling, "made")
+    files.write(link, "new")
+    files.write(dangling, "made")
     assert link.is_symlink()
     assert dangling.is_symlink()
     assert {each.name: each.read_text() for each in target.parent.iterdir()} == {
@@ -69,7 +69,7 @@ def test_a_secret_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "theirs").write_text("theirs")
     link = tmp_path / "key"
     link.symlink_to("theirs")
-    whole_file.write(link, "secret", mode=0o600)
+    files.write(link, "secret", mode=0o600)
     assert not link.is_symlink()
     assert (tmp_path / "theirs").read_text() == "theirs"
 
@@ -79,7 +79,7 @@ def test_a_fifo_is_written_into(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        whole_file.write(fifo, "bill")
+        files.write(fifo, "bill")
         assert os.read(reader, 100) == b"bill"
     finally:
         os.close(reader)
@@ -93,7 +93,7 @@ def test_a_device_is_written_into(tmp_path: Path) -> None:
         device.write_bytes(b"")
     except PermissionError:
         pytest.skip("making a device needs root and a filesystem that allows devices")
-    whole_file.write(device, "bill")
+    files.write(device, "bill")
     assert stat.S_ISCHR(device.stat().st_mode)
     assert list(tmp_path.iterdir()) == [device]
 
@@ -101,4 +101,4 @@ def test_a_device_is_written_into(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["/", "."])
 def test_a_folder_is_named_as_one(path: str) -> None:
     with pytest.raises(IsADirectoryError):
-        whole_file.write(Path(path), "bill")
+        files.write(Path(path), "bill")

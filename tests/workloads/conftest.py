@@ -138,13 +138,13 @@ def recipe_file(places: Path) -> Path:
 @pytest.fixture
 def run(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """`run("train", "train.max_steps=2")`: runs a job in this process; its exit code and record."""
-    from workloads.common.job import run_job
+    from workloads.job import run_job
 
     def job(kind: str, *overrides: str) -> tuple[int, dict[str, Any]]:
         if kind == "prepare-data":
             from workloads.data.__main__ import main
         elif kind == "train":
-            from workloads.train.__main__ import main
+            from workloads.train.run import train as main
         else:
             from workloads.evaluate.__main__ import main
         arguments = ["--recipe", str(recipe_file)]

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workloads.common.job import end, run_job
+from workloads.evaluate.generate import Part, RowStore
 from workloads.evaluate.inference_original import main
-from workloads.evaluate.row_store import Part, RowStore
+from workloads.job import end, run_job
 
 _add = RowStore.add
 

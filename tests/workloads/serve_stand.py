@@ -10,16 +10,13 @@ from typing import Any
 import torch
 import uvicorn
 
-from workloads.serve.adapter_rows import AdapterRows
+from workloads.recipes.serve import Limits, ServeConfig
 from workloads.serve.app import ChatServer, make_app
-from workloads.serve.config import Limits, ServeConfig
-from workloads.serve.engine import TransformersEngine
-from workloads.serve.generation import Delta, Generation, Sampling
-from workloads.serve.grammar import Grammars
-from workloads.serve.kv_cache import RowCache
+from workloads.serve.engine import Runner, TransformersEngine
 from workloads.serve.metrics import ServeMetrics
-from workloads.serve.runner import Runner
-from workloads.serve.scheduler import Chunk, Move, Scheduler
+from workloads.serve.rows import AdapterRows, RowCache
+from workloads.serve.sampling import Grammars
+from workloads.serve.scheduler import Chunk, Delta, Generation, Move, Sampling, Scheduler
 from workloads.serve.scheduler import Sequence as Running
 
 WAIT_S = 30.0
@@ -151,10 +148,11 @@ def serving(
     *,
     names: dict[str, bool] | None = None,
     api_key: str | None = None,
+    thinking: bool = True,
     **limits: Any,
 ) -> Iterator[str]:
     """Serve on a free port of the loopback; yields the address."""
-    config = ServeConfig(limits=Limits(**{"context_tokens": 1024, **limits}))
+    config = ServeConfig(limits=Limits(**{"context_tokens": 1024, **limits}), thinking=thinking)
     metrics = ServeMetrics(engine.load, lambda: 0)
     grammars = Grammars(tokenizer, frozenset({tokenizer.eos_token_id}))
     chat = ChatServer(engine, tokenizer, config, names or {"tiny": False}, metrics, grammars)

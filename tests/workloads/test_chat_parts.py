@@ -14,16 +14,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.chat import conversation as conversations
-from workloads.chat import render, settings
+from workloads.chat import dialogue as dialogues
+from workloads.chat import settings
 from workloads.chat.arms import Arms, table, wilson
-from workloads.chat.client import Client
+from workloads.chat.client import (
+    Client,
+    Model,
+    Reply,
+    caption,
+    catalog,
+    default_pair,
+    partner,
+    server_models,
+)
 from workloads.chat.dialogue import Dialogue, View
-from workloads.chat.guard import PageGuard, host_name
-from workloads.chat.models import Model, catalog, default_pair, partner, server_models
-from workloads.chat.reply import Reply, caption
-from workloads.chat.server_load import load_line, read_metrics
+from workloads.chat.page import PageGuard, host_name
 from workloads.chat.settings import Settings, SettingsError, parse_tools
 from workloads.common.exit_codes import ConfigError, NotRunError
+from workloads.load.client import load_line, read_metrics
 
 URL = "http://127.0.0.1:7860/v1"
 PAIR = catalog(server_models(URL, {"data": [{"id": "base"}, {"id": "mine", "parent": "base"}]}))
@@ -54,6 +62,7 @@ def test_what_lists_no_models_is_refused_with_its_address(body: Any) -> None:
         server_models(URL, body)
 
 
+@pytest.mark.feature("S000-51", "S000-52")
 def test_times_and_speed_count_from_the_question_and_from_the_first_token() -> None:
     reply = Reply(model="m", is_tuned=False, began_s=10.0)
     reply.take({"delta": {"role": "assistant", "content": ""}}, 10.1)
@@ -76,12 +85,12 @@ def test_a_call_that_comes_in_pieces_is_one_call() -> None:
     for call in (first, rest):
         reply.take({"delta": {"tool_calls": [call]}}, 1.0)
     reply.finish = "tool_calls"
-    shown = render.answer_messages(reply.to_json(), hides_name=False)
+    shown = dialogues.answer_messages(reply.to_json(), hides_name=False)
     assert shown[0]["metadata"] == {"title": "Tool call: get_weather"}
     assert json.loads(shown[0]["content"].split("```")[1].removeprefix("json")) == {"city": "Oslo"}
     assert "m, adapter on" in shown[-1]["content"]
     bare = {**reply.to_json(), "is_tuned": None}
-    assert "adapter" not in render.answer_messages(bare, hides_name=False)[-1]["content"]
+    assert "adapter" not in dialogues.answer_messages(bare, hides_name=False)[-1]["content"]
 
 
 def answer(model: str = "base", text: str = "yes", **more: Any) -> dict[str, Any]:
@@ -274,10 +283,10 @@ def test_foreign_text_stays_text() -> None:
     arms = Arms()
     arms.voted([evil], "good", mode="one")
     for html in (
-        render.arms_html(arms.arms),
-        render.status_html({URL: evil}, [URL], []),
-        render.load_html([evil]),
-        render.notice_html(evil),
+        dialogues.arms_html(arms.arms),
+        dialogues.status_html({URL: evil}, [URL], []),
+        dialogues.load_html([evil]),
+        dialogues.notice_html(evil),
     ):
         assert "<img" not in html
 
@@ -319,6 +328,7 @@ async def ask(
     return await last(made.ask(chat or conversations.new(), chosen, "who?", is_result=False))
 
 
+@pytest.mark.feature("S002-80")
 def test_a_split_draws_an_arm_for_each_conversation_and_keeps_it(run: Any) -> None:
     made, answers = dialogue()
     chosen = Settings(mode="split", left="base", right="mine", share_percent=25)
@@ -505,6 +515,7 @@ def test_a_public_link_that_did_not_come_ends_the_page(
     assert "password" not in capsys.readouterr().err
 
 
+@pytest.mark.feature("S000-49")
 def test_a_link_is_shared_only_when_asked_for_and_then_with_a_password(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

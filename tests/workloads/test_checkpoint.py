@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from workloads.common.dist import World
 from workloads.common.exit_codes import CheckpointError, ConfigError
-from workloads.train import checkpoint, proof_damage
-from workloads.train.checkpoint_config import CheckpointConfig
-from workloads.train.checkpoint_format import ELASTIC, SHARDED, Candidate, candidates
-from workloads.train.order import Stream
-from workloads.train.proof_run import Part, Run, make_run
-from workloads.train.state import Progress
+from workloads.recipes.train import CheckpointConfig
+from workloads.train import checkpoint, prove_resume
+from workloads.train.loop import Progress, Stream
+from workloads.train.prove_resume import Part, Run, make_run
+from workloads.train.run import StopRequest
+from workloads.train.run_folder import ELASTIC, SHARDED, Candidate, candidates
 
 REPOSITORY = Path(__file__).parents[2]
 WORLD = World(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
@@ -51,6 +51,7 @@ def names(folder: Path) -> list[str]:
     return sorted(each.path.name for each in candidates([folder / "proof" / "run"]))
 
 
+@pytest.mark.feature("S003-06")
 def test_a_loaded_checkpoint_has_weights_optimizer_position_and_random_numbers(
     tmp_path: Path,
 ) -> None:
@@ -68,6 +69,7 @@ def test_a_loaded_checkpoint_has_weights_optimizer_position_and_random_numbers(
             assert run.state.optimizer.state[mine][name] == pytest.approx(value, abs=0)
 
 
+@pytest.mark.feature("S003-09", "S003-21", "S003-22", "S003-26")
 @pytest.mark.parametrize("kind", [SHARDED, ELASTIC])
 def test_a_folder_has_the_files_of_its_kind_and_a_digest_of_each(tmp_path: Path, kind: Any) -> None:
     saved(tmp_path, 2, elastic_every=2 if kind is ELASTIC else 0)
@@ -81,6 +83,7 @@ def test_a_folder_has_the_files_of_its_kind_and_a_digest_of_each(tmp_path: Path,
     assert (marker["step"], marker["world_size"]) == (2, 1)
 
 
+@pytest.mark.feature("S003-06", "S003-09", "S003-26")
 def test_an_elastic_checkpoint_has_the_optimizer_and_one_file_of_whole_weights(
     tmp_path: Path,
 ) -> None:
@@ -101,6 +104,47 @@ def test_an_elastic_checkpoint_has_the_optimizer_and_one_file_of_whole_weights(
     assert json.loads((folder / "elastic_metadata.json").read_text())["reason"] == "interval"
 
 
+@pytest.mark.feature("S003-28", "S003-52")
+@pytest.mark.parametrize(("most", "name"), [("2", "elastic-checkpoint-1"), ("1", "checkpoint-1")])
+def test_a_stop_of_a_job_that_may_resize_saves_an_elastic_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, name: str
+) -> None:
+    monkeypatch.setenv("SOPERATOR_MIN_NODES", "1")
+    monkeypatch.setenv("SOPERATOR_MAX_NODES", most)
+    stop = StopRequest()
+    run = make_run(
+        ONE, "ddp", tmp_path, resume="never", config=CheckpointConfig(), keep=9, stop=stop
+    )
+    run.train(1)
+    stop.signal_name = "SIGUSR1"
+    run.checkpoints.save(run.state, 1)
+    run.checkpoints.wait()
+    assert names(tmp_path) == [name]
+    if name.startswith("elastic"):
+        folder = run.checkpoints.folder.path / name
+        assert json.loads((folder / "elastic_metadata.json").read_text())["reason"] == "SIGUSR1"
+
+
+@pytest.mark.feature("S003-31")
+def test_a_run_keeps_elastic_ones_in_their_own_place_and_a_restart_finds_them(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOPERATOR_PLACE_ELASTIC", str(places / "elastic"))
+    (places / "elastic").mkdir()
+    run("prepare-data")
+    options = ("train.checkpoint_every=0", 'train.checkpoint={"elastic_every": 2}')
+    assert run("train", "train.max_steps=2", *options)[0] == 0
+    kept = places / "elastic" / "finetune" / "12"
+    assert [each.path.name for each in candidates([kept])] == ["elastic-checkpoint-2"]
+    assert candidates([places / "chkpt" / "finetune" / "12"]) == []
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    said: list[str] = []
+    monkeypatch.setattr(checkpoint, "log", said.append)
+    assert run("train", "train.resume=requeue", *options)[0] == 0
+    assert said[0] == f"resumed from {kept / 'elastic-checkpoint-2'} at step 2"
+
+
+@pytest.mark.feature("S002-64", "S003-10")
 def test_the_last_ones_and_the_best_stay(tmp_path: Path) -> None:
     saved(tmp_path, 1, 2, 3, 4, keep=2)
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
@@ -171,6 +215,7 @@ def test_a_damaged_later_one_does_not_push_out_what_is_saved_now(
     assert good == ["checkpoint-5", "checkpoint-3"]
 
 
+@pytest.mark.feature("S003-24")
 def test_a_sharded_one_of_another_size_is_refused_where_the_recipe_wants_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,9 +247,10 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         run.checkpoints.load(run.state)
 
 
+@pytest.mark.feature("S002-64", "S003-11", "S003-22")
 def test_a_damaged_one_is_named_skipped_and_kept(tmp_path: Path) -> None:
     """A published trainer answered a checkpoint it could not validate by deleting all of them."""
-    lines = proof_damage.prove_damage(tmp_path)
+    lines = prove_resume.prove_damage(tmp_path)
     assert [(line.what, line.outcome) for line in lines] == [
         ("truncated shard", "PASS"),
         ("flipped bit", "PASS"),
@@ -214,12 +260,12 @@ def test_a_damaged_one_is_named_skipped_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_process_killed_in_its_saves_goes_on_from_the_last_good_one(tmp_path: Path) -> None:
-    line = proof_damage.prove_kills(tmp_path)
+    line = prove_resume.prove_kills(tmp_path)
     assert line.outcome == "PASS", line.detail
 
 
 def test_on_a_full_disk_the_last_good_one_stays_and_the_job_says_so(tmp_path: Path) -> None:
-    line = proof_damage.prove_full_disk(tmp_path)
+    line = prove_resume.prove_full_disk(tmp_path)
     assert line.outcome == "PASS", line.detail
 
 
@@ -269,6 +315,7 @@ def test_a_save_that_fails_between_two_others_does_not_end_the_run(
     assert run.checkpoints.num_failed_saves == 2
 
 
+@pytest.mark.feature("S002-82")
 def test_the_state_that_is_saved_is_that_of_the_step_although_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +343,7 @@ def test_the_state_that_is_saved_is_that_of_the_step_although_training_goes_on(
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.feature("S003-05", "S003-29")
 def test_saves_and_loads_at_every_world_size_go_on_with_the_same_losses(tmp_path: Path) -> None:
     """Save at 1, 2, 3, 4 ranks, load at 1, 2, 3, 4, DDP and FSDP2, both kinds of checkpoint."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -315,6 +363,7 @@ def test_saves_and_loads_at_every_world_size_go_on_with_the_same_losses(tmp_path
     assert not any(tmp_path.iterdir()), "the proof removes what it wrote"
 
 
+@pytest.mark.feature("S003-30")
 @settings(max_examples=60, deadline=None)
 @given(
     num_rows=st.integers(1, 40),
@@ -352,6 +401,7 @@ def test_no_row_is_seen_twice_or_left_out_while_the_world_size_changes(
     assert sorted(seen) == sorted(stream.rows(0, position))
 
 
+@pytest.mark.feature("S003-22")
 def test_a_candidate_without_its_marker_is_not_committed(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-7"
     folder.mkdir()

@@ -25,10 +25,10 @@ from workloads.common.exit_codes import (
     reason_of,
 )
 from workloads.common.hardware import peak_bf16_flops
-from workloads.common.job import Job, run_job
 from workloads.common.places import Places
 from workloads.common.record import RunRecord, job_id
 from workloads.common.tool_calls import ToolCall, parse_calls, render
+from workloads.job import Job, run_job
 
 
 def test_a_place_without_its_variable_says_what_to_export() -> None:
@@ -144,6 +144,7 @@ def test_a_job_on_a_full_filesystem_ends_with_a_line_and_the_path(
     assert "Traceback" not in told
 
 
+@pytest.mark.feature("S001-41")
 def test_a_real_cpu_allocation_failure_counts_as_out_of_memory() -> None:
     import torch
 
@@ -174,6 +175,7 @@ def test_the_record_has_exactly_the_fields_of_schema_1(monkeypatch: pytest.Monke
     assert record["job_id"] == "12"
 
 
+@pytest.mark.feature("S003-34")
 def test_the_record_has_the_variables_that_won_and_no_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -190,6 +192,7 @@ def test_the_record_has_the_variables_that_won_and_no_secret(
     }
 
 
+@pytest.mark.feature("S001-05")
 def test_the_record_has_the_versions_of_cuda_and_nccl_that_ran(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -204,6 +207,19 @@ def test_the_record_has_the_versions_of_cuda_and_nccl_that_ran(
     assert found["torch"] == metadata.version("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert not record.package_versions().keys() & {"cuda", "nccl"}
+
+
+def test_a_log_folder_that_takes_no_file_costs_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The copy of the results for jq is the least of what a job leaves."""
+    monkeypatch.setenv("SOPERATOR_PLACE_LOGS", str(tmp_path / "gone"))
+    monkeypatch.setenv("SOPERATOR_JOB", "evaluate")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    RunRecord(kind="evaluate", recipe="r").finish(tmp_path / "12")
+    out, err = capsys.readouterr()
+    assert json.loads((tmp_path / "12" / "run_record.json").read_text()) == json.loads(out)
+    assert f"{tmp_path}/gone/evaluate_12.out: No such file or directory" in err
 
 
 def test_the_record_is_one_line_and_a_file(

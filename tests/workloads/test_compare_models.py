@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from workloads.common.exit_codes import ExitCode
-from workloads.evaluate.compare import change_percent
 from workloads.evaluate.compare_models import main, percent
-from workloads.evaluate.comparison import improvement_percent, spread
-from workloads.evaluate.header import FORMAT
+from workloads.evaluate.comparison import change_percent, improvement_percent, spread
 from workloads.evaluate.inference import category_of
+from workloads.evaluate.subject import FORMAT
 
 HEADER: dict[str, Any] = {
     "format": FORMAT,
@@ -57,7 +56,7 @@ def write(tmp_path: Path) -> Write:
         (path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
         nats = 2.0 if side == "original" else 1.5
         summary = {"num_rows": len(rows), "losses": [[nats * 4, 4], [nats * 9, 9]]}
-        (path / "summary.json").write_text(json.dumps(summary))
+        (path / "inference_results.json").write_text(json.dumps(summary))
         return path
 
     return folder
@@ -99,6 +98,7 @@ def write_pair(write: Write, **trained_header: Any) -> None:
     )
 
 
+@pytest.mark.feature("S002-58", "S002-60")
 def test_improvement_and_spread_are_those_of_seed_002() -> None:
     """0.5234 +- 0.1234 to 0.6789 +- 0.0987 over 100 rows each: +0.1555, +29.7 %, std -20 %."""
     half = (0.1234**2 * 99 / 100) ** 0.5
@@ -121,6 +121,7 @@ def test_less_is_an_improvement_where_less_is_better() -> None:
     assert percent(None) == "n/a"
 
 
+@pytest.mark.feature("S002-57", "S002-58", "S002-59", "S002-84")
 def test_the_report_has_means_intervals_categories_and_regressions(
     write: Write, compare: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +146,29 @@ def test_the_report_has_means_intervals_categories_and_regressions(
     ]
     assert (report["num_regressions"], report["num_gains"]) == (2, 2)
     assert "better on 2 rows, worse on 2" in capsys.readouterr().out
+
+
+@pytest.mark.feature("S002-51", "S002-52", "S002-56")
+def test_the_command_line_of_seed_002_runs_word_for_word(
+    write: Write, compare: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_pair(write)
+    assert compare() == ExitCode.OK
+    report = tmp_path / "comparison_report.json"
+    by_folders = report.read_bytes()
+    named = [
+        *("--trained-results", str(tmp_path / "trained" / "inference_results.json")),
+        *("--original-results", str(tmp_path / "original" / "inference_results.json")),
+        *("--output", str(report)),
+    ]
+    assert main(named) == ExitCode.OK
+    assert report.read_bytes() == by_folders
+    named[1] = str(tmp_path / "trained" / "rows.jsonl")
+    capsys.readouterr()
+    assert main(named) == ExitCode.BAD_DATA
+    assert (
+        "rows.jsonl: no folder of results and no inference_results.json" in capsys.readouterr().err
+    )
 
 
 def test_equal_inputs_give_equal_bytes(
@@ -194,6 +218,7 @@ def test_the_page_fetches_nothing_and_shows_texts_as_texts(
     assert "url(" not in page
 
 
+@pytest.mark.feature("S002-53")
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
@@ -237,9 +262,13 @@ def test_rows_that_were_edited_under_an_equal_header_are_refused(
         ("header.json", "{}", "header.json: has no header of format 1"),
         ("rows.jsonl", "{\n", "rows.jsonl:1: is damaged, not JSON"),
         ("rows.jsonl", '{"id": "a"}\n', "rows.jsonl:1: is damaged: expected id, category"),
-        ("rows.jsonl", "", "rows.jsonl: is damaged: 0 rows, summary.json says 4"),
-        ("summary.json", "[]", "summary.json: is damaged: list"),
-        ("summary.json", '{"num_rows": 4, "losses": [[1]]}', "summary.json: is damaged: no losses"),
+        ("rows.jsonl", "", "rows.jsonl: is damaged: 0 rows, inference_results.json says 4"),
+        ("inference_results.json", "[]", "inference_results.json: is damaged: list"),
+        (
+            "inference_results.json",
+            '{"num_rows": 4, "losses": [[1]]}',
+            "inference_results.json: is damaged: no losses",
+        ),
         ("rows.jsonl", None, "rows.jsonl: cannot be read"),
         ("header.json", None, "header.json: cannot be read"),
     ],
@@ -265,11 +294,12 @@ def test_damaged_results_are_told_in_one_line_with_their_path(
     assert len(message.splitlines()) == 1
 
 
+@pytest.mark.feature("S002-56")
 def test_a_folder_that_is_not_there_names_the_jobs(
     compare: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare() == ExitCode.BAD_DATA
-    assert "original: missing; run the job inference-original" in capsys.readouterr().err
+    assert "original: no folder of results" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -292,11 +322,23 @@ def test_the_category_is_the_leading_part_of_the_id(chat_id: str, category: str)
     assert category_of(named) == "bonds"
 
 
+@pytest.mark.feature(
+    "S000-07",
+    "S002-41",
+    "S002-51",
+    "S002-52",
+    "S002-53",
+    "S002-54",
+    "S002-55",
+    "S002-56",
+    "S002-80",
+    "S002-84",
+)
 def test_both_inference_jobs_feed_compare_models(
     places: Path, run: Any, recipe_file: Path, tmp_path: Path
 ) -> None:
-    from workloads.common.job import run_job
     from workloads.evaluate import compare_job, inference_original, inference_trained
+    from workloads.job import run_job
 
     assert run("prepare-data")[0] == 0
     assert run("train")[0] == 0

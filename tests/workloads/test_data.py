@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from tests.workloads.conftest import EXCERPT, make_tokenizer
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.common.tool_calls import parse_calls
-from workloads.data import bfcl
+from workloads.data import calls as bfcl_calls
 from workloads.data.chat_template import IGNORED, Example, encode, prompt_text, render
-from workloads.data.packing import collate, pack, unused_percent
-from workloads.data.token_rows import read_parquet
+from workloads.data.token_rows import collate, pack, read_parquet, unused_percent
 
 CHAT = (
     {"role": "system", "content": "Be brief."},
@@ -167,7 +166,7 @@ def test_packed_rows_give_the_logits_and_the_loss_of_single_rows(model: Any) -> 
 
 
 def test_bfcl_references_are_calls_with_optional_arguments_left_out() -> None:
-    chats = {chat.id: chat for chat in bfcl.read(EXCERPT)}
+    chats = {chat.id: chat for chat in bfcl_calls.read_bfcl(EXCERPT)}
     assert len(chats) == 20
     calls = parse_calls(chats["simple_python_0"].messages[-1]["content"])
     assert calls is not None
@@ -179,6 +178,7 @@ def test_bfcl_references_are_calls_with_optional_arguments_left_out() -> None:
     assert calls[0].arguments == {"number": 450, "formatted": True}
 
 
+@pytest.mark.feature("S000-23", "S000-29")
 def test_prepare_data_writes_chats_split_and_exactly_three_columns(places: Path, run: Any) -> None:
     import pyarrow.parquet as pq
 

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.common.tool_calls import ToolCall, parse_calls, render
-from workloads.data import bfcl
-from workloads.data.chats import parse_line, read_jsonl
-from workloads.data.dataset_convert import main
-from workloads.data.formats import from_row
-from workloads.data.raw_rows import raw_rows
+from workloads.data import calls
+from workloads.data.chats import parse_line, raw_rows, read_jsonl
+from workloads.data.dataset_convert import from_row, main
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=12),
@@ -38,6 +36,7 @@ def glaive(call: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.feature("S001-07")
 def test_glaive_rows_become_messages_with_our_call_form() -> None:
     call = """<functioncall> {"name": "rate", "arguments": '{"of": "it's"}'}"""
     chat = from_row(glaive(call), "glaive", at="x:1")
@@ -51,6 +50,7 @@ def test_glaive_rows_become_messages_with_our_call_form() -> None:
     assert [function["name"] for function in chat.functions] == ["rate"]
 
 
+@pytest.mark.feature("S001-07")
 @given(NAMES, ARGUMENTS, st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_a_glaive_call_comes_back_as_it_was_whatever_is_quoted_in_it(
@@ -183,6 +183,7 @@ def write_rows(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+@pytest.mark.feature("S000-24")
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "json", "csv"])
 def test_every_kind_of_file_gives_the_same_chats_in_order(kind: str, tmp_path: Path) -> None:
     rows = [
@@ -208,7 +209,7 @@ def test_a_json_array_is_read_piece_by_piece_as_json_reads_it_whole(
 
     path = tmp_path_factory.mktemp("json") / "rows.json"
     path.write_text(json.dumps(values, indent=indent), encoding="utf-8")
-    with patch("workloads.data.raw_rows._READ_CHARS", read_chars):
+    with patch("workloads.data.chats._READ_CHARS", read_chars):
         assert [row for _, row in raw_rows("json", path)] == values
 
 
@@ -388,7 +389,7 @@ def test_a_row_of_bfcl_ends_where_its_line_ends(tmp_path: Path) -> None:
     row = {"id": "irrelevance_0", "question": asked, "function": [{"name": "f", "parameters": {}}]}
     path = tmp_path / "BFCL_v4_irrelevance.json"
     path.write_text(json.dumps(row, ensure_ascii=False) + "\r\n\n", encoding="utf-8")
-    (chat,) = bfcl.read(tmp_path, ("irrelevance",))
+    (chat,) = calls.read_bfcl(tmp_path, ("irrelevance",))
     assert chat.messages[1]["content"] == asked[0][0]["content"]
 
 
@@ -406,7 +407,7 @@ def test_a_bfcl_row_of_several_calls_asks_for_all_of_them(tmp_path: Path) -> Non
     ):
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps({"id": "parallel_0", **row}))
-    (chat,) = bfcl.read(tmp_path, ("parallel",))
+    (chat,) = calls.read_bfcl(tmp_path, ("parallel",))
     assert [m["role"] for m in chat.messages] == ["system", "user", "assistant"]
     assert chat.messages[0]["content"].startswith("Be brief.\n\nYou call functions.")
     assert parse_calls(chat.messages[-1]["content"]) == [

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from tests.workloads.conftest import Run
 from workloads.common.exit_codes import ExitCode
 from workloads.data import dataset_convert, dataset_split, dataset_tokenize
 from workloads.data.chats import read_jsonl
-from workloads.data.finance_sample import COLUMNS, NUM_ROWS, SAMPLE, TOPICS, rows
+from workloads.data.samples.finance_chats import COLUMNS, NUM_ROWS, SAMPLE, TOPICS, rows
 from workloads.data.token_rows import read_parquet
 
 CHECKOUT = Path(__file__).parents[2]
@@ -41,6 +42,7 @@ def test_an_amount_of_the_sample_is_what_arithmetic_says() -> None:
     assert f"${income * 0.5:,.2f}" in budget["assistant"]
 
 
+@pytest.mark.feature("S000-21")
 def test_the_sample_runs_through_convert_split_and_tokenise(
     tmp_path: Path, model_dir: Path
 ) -> None:
@@ -58,6 +60,7 @@ def test_the_sample_runs_through_convert_split_and_tokenise(
     assert len(read_parquet(tokens)) == NUM_ROWS - len(held)
 
 
+@pytest.mark.feature("S002-31")
 def test_prepare_data_does_nothing_the_second_time_and_something_when_settings_change(
     places: Path, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,8 +98,12 @@ def test_a_full_filesystem_is_told_with_what_to_do_and_leaves_what_was_there(
 
     monkeypatch.setattr("workloads.data.__main__.tokenize_file", full)
     exit_code, record = run("prepare-data", "data.seed=1")
-    assert exit_code == ExitCode.FAILED
-    assert f"{path.parent}: no space is left ({os.strerror(code)}); free some" in record["reason"]
+    assert exit_code == ExitCode.NOT_SAVED
+    assert re.fullmatch(
+        rf"no space left: \[Errno 28\] {os.strerror(code)}: '{places}/data/\S+'; "
+        "free space there, or raise the quota: soperator status --filesystems",
+        record["reason"],
+    )
     assert path.read_text() == whole
     assert not list((places / "data").glob(".prepared*"))
 
@@ -108,11 +115,16 @@ def test_a_command_on_a_full_filesystem_says_what_to_do(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(dataset_convert, "convert", full)
-    assert dataset_convert.main([str(SAMPLE), str(tmp_path / "chats.jsonl")]) == ExitCode.FAILED
-    assert "no space is left" in capsys.readouterr().err
+    chats, rejects = tmp_path / "chats.jsonl", tmp_path / "chats.rejects.jsonl"
+    assert dataset_convert.main([str(SAMPLE), str(chats)]) == ExitCode.NOT_SAVED
+    assert (
+        f"NOT_SAVED (exit 73): no space left: [Errno 28] No space left on device: '{rejects}'; free"
+        in capsys.readouterr().err
+    )
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.feature("S000-21", "S002-31")
 def test_prepare_data_runs_the_sample_by_a_recipe(places: Path, run: Run) -> None:
     code, record = run(
         "prepare-data",

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.data.chats import Chat, read_jsonl
-from workloads.data.dataset_split import main
-from workloads.data.split import Choice, Key, choose, key_of
+from workloads.data.dataset_split import Choice, Key, choose, key_of, main
 
 
 def keys_of(names: list[str]) -> list[Key]:
@@ -28,6 +27,7 @@ def choice_of(names: list[str], *, test_ratio: float, rand_sort: bool, seed: int
     return choose(keys_of(names), test_ratio=test_ratio, rand_sort=rand_sort, seed=seed)
 
 
+@pytest.mark.feature("S000-25")
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=8, max_size=40), st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
 def test_no_group_is_on_both_sides_and_no_chat_is_lost(names: list[str], seed: int) -> None:
@@ -38,11 +38,13 @@ def test_no_group_is_on_both_sides_and_no_chat_is_lost(names: list[str], seed: i
     assert sides == choice_of(names, test_ratio=0.2, rand_sort=True, seed=seed)
 
 
+@pytest.mark.feature("S000-26")
 def test_without_rand_sort_the_order_stays_and_the_end_is_the_test() -> None:
     sides = choice_of(list("abcde"), test_ratio=0.4, rand_sort=False)
     assert (sides.train, sides.test) == ((0, 1, 2), (3, 4))
 
 
+@pytest.mark.feature("S000-26")
 def test_rand_sort_shuffles_both_sides_by_the_seed() -> None:
     names = [str(i) for i in range(100)]
     one, other = (choice_of(names, test_ratio=0.2, rand_sort=True, seed=s) for s in (1, 2))
@@ -95,6 +97,7 @@ def write(path: Path, chats: list[Chat]) -> Path:
     return path
 
 
+@pytest.mark.feature("S000-25")
 def test_the_sides_lie_beside_the_input_and_equal_conversations_count_once(tmp_path: Path) -> None:
     chats = [chat(f"q{i}") for i in range(10)]
     path = write(tmp_path / "chats.jsonl", [*chats, chats[0], chats[7]])

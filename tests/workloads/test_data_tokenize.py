@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,22 @@ from hypothesis import strategies as st
 
 from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
 from workloads.common.exit_codes import DataError, ExitCode
+from workloads.data import dataset_tokenize
 from workloads.data.chat_template import (
     IGNORED,
     ChatRenderer,
     Rendered,
+    _by_bytes,
+    _by_offsets,
+    _token_bytes,
+    _token_spans,
     check_tokenizer,
     encode,
     render,
 )
 from workloads.data.chats import Chat
 from workloads.data.dataset_tokenize import main, tokenize_file
-from workloads.data.label_tokens import _by_bytes, _by_offsets, _token_bytes, _token_spans
-from workloads.data.token_rows import COLUMNS, Example, TokenRows, read_parquet
+from workloads.data.token_rows import Example, TokenRows, read_parquet
 from workloads.data.token_worker import TokenizeConfig
 
 CHECKOUT = Path(__file__).parents[2]
@@ -222,6 +227,7 @@ def chats(tmp_path: Path) -> Path:
     )
 
 
+@pytest.mark.feature("S000-27", "S000-29")
 def test_the_columns_are_exactly_three_and_no_row_is_padded(
     chats: Path, model_dir: Path, tmp_path: Path
 ) -> None:
@@ -229,7 +235,7 @@ def test_the_columns_are_exactly_three_and_no_row_is_padded(
 
     rows, done = tokenize(chats, model_dir)
     table = pq.read_table(tmp_path / "chats.0.parquet")
-    assert tuple(table.column_names) == COLUMNS
+    assert table.column_names == ["input_ids", "labels", "attention_mask"]
     assert (len(rows), done.num_tokens) == (1200, rows.num_tokens)
     assert all(set(mask) == {1} for mask in table["attention_mask"].to_pylist())
     assert table["input_ids"].to_pylist() == [list(row.input_ids) for row in rows]
@@ -240,7 +246,17 @@ def test_the_columns_are_exactly_three_and_no_row_is_padded(
     assert done.num_assistant_tokens == sum(i % 40 + 2 for i in range(1200))
 
 
-def test_any_number_of_workers_writes_the_same_bytes(chats: Path, model_dir: Path) -> None:
+@pytest.mark.feature("S000-28")
+def test_any_number_of_workers_writes_the_same_bytes(
+    chats: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def pool(num_workers: int, **more: Any) -> ProcessPoolExecutor:
+        started.append(num_workers)
+        return ProcessPoolExecutor(num_workers, **more)
+
+    monkeypatch.setattr(dataset_tokenize, "ProcessPoolExecutor", pool)
     one, done = tokenize(chats, model_dir, num_workers=0)
     other, done_by_two = tokenize(chats, model_dir, num_workers=2)
     assert (
@@ -248,6 +264,7 @@ def test_any_number_of_workers_writes_the_same_bytes(chats: Path, model_dir: Pat
     )
     assert one.digest == other.digest
     assert done == done_by_two
+    assert started == [2]
 
 
 def test_an_error_in_a_worker_names_the_chat(tmp_path: Path, model_dir: Path) -> None:
@@ -392,6 +409,7 @@ def test_a_killed_run_leaves_no_output_and_no_manifest_and_is_redone(
     assert len(read_parquet(out)) == 1200
 
 
+@pytest.mark.feature("S000-28")
 def test_a_worker_that_is_killed_ends_the_run_and_says_why(
     chats: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

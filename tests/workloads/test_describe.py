@@ -9,29 +9,29 @@ from typing import Any
 
 import pytest
 
-from workloads.train import describe
-from workloads.train.plan import VARIABLE
+from workloads.train.__main__ import show_plan
+from workloads.train.inputs import PLAN_VARIABLE
 
 
 def test_without_a_plan_the_recipes_hardware_gives_the_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It once said 8 rows for a run of 128, of 16 GPUs, and nothing of what else can be known."""
-    for name in (VARIABLE, "WORLD_SIZE"):
+    for name in (PLAN_VARIABLE, "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert describe.main(["--recipe", "qwen2_7b_lora_16xh100", "--plan"]) == 0
+    assert show_plan(["--recipe", "qwen2_7b_lora_16xh100", "--plan"]) == 0
     told = capsys.readouterr().out
     assert "ranks       16, by the recipe's name (16xh100)" in told
     assert "2 rows x 4 micro batches x 16 ranks = 128 rows of 4096 tokens" in told
     assert "steps       1 x rows of prepared/glaive_qwen2_7b / 128, rounded up" in told
-    assert f"{VARIABLE} is not set. Memory, hours, dollars and why: soperator submit" in told
+    assert f"{PLAN_VARIABLE} is not set. Memory, hours, dollars and why: soperator submit" in told
     assert "soperator size Qwen2-7B-Instruct --method lora --rank 64 --seq 4096 --batch 2" in told
     assert "$" not in told
-    assert describe.main(["--recipe", "qwen2_7b_full_4xh200", "--plan", "--ranks=8"]) == 0
+    assert show_plan(["--recipe", "qwen2_7b_full_4xh200", "--plan", "--ranks=8"]) == 0
     told = capsys.readouterr().out
     assert "ranks       8, by --ranks" in told
     assert "strategy    fsdp: by train.strategy" in told
-    assert describe.main(["--recipe", "qwen2_7b_full_4xh200", "--plan", "--ranks=0"]) == 2
+    assert show_plan(["--recipe", "qwen2_7b_full_4xh200", "--plan", "--ranks=0"]) == 2
 
 
 def test_steps_of_epochs_are_counted_where_the_data_lies(
@@ -39,7 +39,7 @@ def test_steps_of_epochs_are_counted_where_the_data_lies(
 ) -> None:
     run("prepare-data")
     epochs = [f"--set={each}" for each in ("train.max_steps=null", "train.epochs=3")]
-    assert describe.main([f"--recipe={recipe_file}", "--plan", "--ranks=2", *epochs]) == 0
+    assert show_plan([f"--recipe={recipe_file}", "--plan", "--ranks=2", *epochs]) == 0
     told = capsys.readouterr().out
     steps = re.search(r"^steps +(\d+) = 3 x (\d+) rows / 2, rounded up$", told, re.MULTILINE)
     assert steps, told
@@ -74,8 +74,8 @@ def test_a_plan_that_does_not_fit_is_printed_and_then_refused(
     }
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(plan), encoding="utf-8")
-    monkeypatch.setenv(VARIABLE, str(path))
-    assert describe.main(["--config", "qwen2_7b_lora_16xh100", "--plan"]) == 2
+    monkeypatch.setenv(PLAN_VARIABLE, str(path))
+    assert show_plan(["--config", "qwen2_7b_lora_16xh100", "--plan"]) == 2
     told = capsys.readouterr()
     assert "strategy    ddp: needs 90.0 GiB of 72.9 GiB a GPU" in told.out
     assert "fits        NO, 90.000 of 72.900 GiB a rank; largest micro batch 1" in told.out

@@ -30,6 +30,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int, taken: list[torch.dev
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
 
 
+@pytest.mark.feature("S000-05", "S002-39", "S003-03", "S003-33", "S003-51")
 def test_ranks_with_gpus_meet_over_nccl(
     groups: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,6 +43,7 @@ def test_ranks_with_gpus_meet_over_nccl(
     assert options["timeout"].total_seconds() == 60
 
 
+@pytest.mark.feature("S003-04")
 def test_a_rank_has_one_gpu_of_its_own(
     groups: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,6 +57,7 @@ def test_a_rank_has_one_gpu_of_its_own(
         pass
 
 
+@pytest.mark.feature("S003-33")
 def test_ranks_without_gpus_meet_over_gloo(
     groups: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

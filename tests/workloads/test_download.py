@@ -184,9 +184,9 @@ def test_an_object_whose_name_leaves_the_folder_is_refused(
 def test_an_object_below_a_link_that_leaves_the_folder_is_refused(
     hub: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from workloads.data import s3
+    from workloads.data import download
 
-    remote = s3.describe("s3://bucket/sets")
+    remote = download.describe_objects("s3://bucket/sets")
     partial = tmp_path / f".sets.{remote.revision[:12]}.partial"
     (tmp_path / "elsewhere").mkdir()
     partial.mkdir()
@@ -206,9 +206,9 @@ def test_a_repository_whose_file_leaves_the_folder_is_refused(
 
 
 def test_an_object_that_is_there_in_part_is_continued(hub: StandIn, tmp_path: Path) -> None:
-    from workloads.data import s3
+    from workloads.data import download
 
-    remote = s3.describe("s3://bucket/sets")
+    remote = download.describe_objects("s3://bucket/sets")
     part = tmp_path / f".sets.{remote.revision[:12]}.partial" / "a" / "one.jsonl"
     part.parent.mkdir(parents=True)
     part.write_bytes(b"1" * 2000)

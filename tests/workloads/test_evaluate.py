@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from workloads.common.exit_codes import ExitCode
-from workloads.evaluate.compare import comparison
+from workloads.evaluate.comparison import comparison
 
 
+@pytest.mark.feature("S000-46", "S000-47")
 def test_the_deltas_have_the_signs_and_values_of_the_seeds_example() -> None:
     base = {
         "perplexity": 7.033111572265625,
@@ -56,6 +57,7 @@ def test_batched_generation_equals_transformers_own_one_by_one(model: Any) -> No
         assert expected
 
 
+@pytest.mark.feature("S000-40")
 def test_generation_stops_at_the_end_of_turn_and_counts_only_what_it_made(model: Any) -> None:
     from workloads.evaluate.generate import generate
 
@@ -87,8 +89,8 @@ def test_reading_and_writing_are_two_speeds_of_all_streams_together(
 def test_a_merged_adapter_gives_the_unmerged_logits(model: Any) -> None:
     import torch
 
-    from workloads.evaluate.adapter import merge
-    from workloads.train.config import LoraConfig, TrainConfig
+    from workloads.evaluate.subject import merge
+    from workloads.recipes.train import LoraConfig, TrainConfig
     from workloads.train.model import attach_lora
 
     config = TrainConfig(
@@ -109,13 +111,14 @@ def test_a_merged_adapter_gives_the_unmerged_logits(model: Any) -> None:
         torch.testing.assert_close(merged(ids).logits, unmerged, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.feature("S000-39")
 def test_perplexity_weighs_tokens_not_rows(model: Any) -> None:
     """The mean of per-row means would weigh a two-token answer like a long one."""
     import torch
     from torch.nn.functional import cross_entropy
 
     from workloads.data.chat_template import IGNORED, Example
-    from workloads.evaluate.perplexity import row_losses
+    from workloads.evaluate.generate import row_losses
 
     examples = [
         Example(input_ids=tuple(range(20)), labels=(IGNORED,) * 18 + (18, 19)),
@@ -141,6 +144,22 @@ def user_turns(places: Path, side: str) -> set[str]:
     return {turn["content"] for chat in chats for turn in chat if turn["role"] == "user"}
 
 
+@pytest.mark.feature(
+    "S000-04",
+    "S000-06",
+    "S000-07",
+    "S000-30",
+    "S000-39",
+    "S000-40",
+    "S000-42",
+    "S000-44",
+    "S000-45",
+    "S001-06",
+    "S001-08",
+    "S001-38",
+    "S001-39",
+    "S002-69",
+)
 def test_the_pipeline_ends_with_the_json_of_seed_000(places: Path, run: Any) -> None:
     assert run("prepare-data")[0] == 0
     code, record = run("train")
@@ -180,17 +199,26 @@ def test_the_pipeline_ends_with_the_json_of_seed_000(places: Path, run: Any) -> 
         assert record["metrics"][metric] > 0
 
 
+@pytest.mark.feature("S000-43")
 def test_stdout_is_the_json_and_then_the_record_line(
-    places: Path, run: Any, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+    places: Path,
+    run: Any,
+    recipe_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from workloads.common.job import run_job
     from workloads.evaluate.__main__ import main
+    from workloads.job import run_job
 
     run("prepare-data")
     run("train", "train.max_steps=1")
     capsys.readouterr()
+    monkeypatch.setenv("SOPERATOR_PLACE_LOGS", str(places))
+    monkeypatch.setenv("SOPERATOR_JOB", "evaluate")
     assert run_job("evaluate", main, ["--recipe", str(recipe_file)]) == ExitCode.OK
-    lines = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert (places / "evaluate_12.out").read_text() == printed, "what jq reads, apart from the log"
     assert json.loads("\n".join(lines[:-1])).keys() >= {"base_model", "finetuned_model"}
     assert json.loads(lines[-1])["kind"] == "evaluate"
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.ports import free_ports
 from workloads.common.exit_codes import ExitCode
-from workloads.common.job import run_job
+from workloads.job import run_job
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -32,6 +32,7 @@ def trained(run: Any) -> Any:
     return run
 
 
+@pytest.mark.feature("S000-41")
 def test_every_metric_of_rows_has_an_interval_and_a_paired_test(trained: Any) -> None:
     code, record = trained("evaluate")
     assert code == 0
@@ -64,6 +65,7 @@ def test_every_metric_of_rows_has_an_interval_and_a_paired_test(trained: Any) ->
     assert result["test_set"]["overlap"] == {}
 
 
+@pytest.mark.feature("S000-12")
 def test_a_second_run_gives_equal_numbers_and_samples(trained: Any) -> None:
     first, second = evaluation(trained("evaluate")[1]), evaluation(trained("evaluate")[1])
     for part in ("significance", "headers", "test_set"):
@@ -80,6 +82,7 @@ def test_the_settings_in_force_are_kept_with_the_run(trained: Any) -> None:
     assert kept["evaluate"]["resamples"] == 2000
 
 
+@pytest.mark.feature("S004-16")
 def test_bf16_8_bit_and_4_bit_of_one_model_are_compared(trained: Any) -> None:
     """The tiny model is 32 wide: bitsandbytes' 4-bit kernel for CPUs wants 64, and says so."""
     code, record = trained(
@@ -99,13 +102,14 @@ def test_bf16_8_bit_and_4_bit_of_one_model_are_compared(trained: Any) -> None:
         assert "RuntimeError: " in precisions["4bit"]["reason"]
 
 
+@pytest.mark.feature("S004-16")
 def test_4_bits_of_a_model_that_is_64_wide_give_nearly_its_logits(tmp_path: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from workloads.common.dist import World
-    from workloads.evaluate.config import EvaluateConfig
     from workloads.evaluate.subject import Subject, load_precision
+    from workloads.recipes.evaluate import EvaluateConfig
 
     torch.manual_seed(0)
     size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -165,6 +169,7 @@ def test_bad_settings_are_refused(places: Path, run: Any, override: str, reason:
     assert reason in record["reason"]
 
 
+@pytest.mark.feature("S002-06")
 def test_two_ranks_give_the_result_of_one(trained: Any, recipe_file: Path, places: Path) -> None:
     alone = evaluation(trained("evaluate", "evaluate.batch_size=1")[1])
     (places / "results" / "rows").rename(places / "rows_of_one")

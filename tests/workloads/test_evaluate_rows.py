@@ -10,8 +10,8 @@ import pytest
 
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.data.chat_template import IGNORED, Example
-from workloads.evaluate.header import FORMAT, Header
-from workloads.evaluate.row_store import RowStore
+from workloads.evaluate.generate import RowStore
+from workloads.evaluate.subject import FORMAT, Header
 
 LENGTHS = (3, 50, 7, 22, 5, 41, 4, 23)
 PROMPTS = [[10 + (7 * row + i) % 200 for i in range(n)] for row, n in enumerate(LENGTHS)]
@@ -92,7 +92,7 @@ def test_left_padding_leaves_the_logits_within_1e_4(model: Any) -> None:
 
 
 def test_losses_in_batches_are_those_of_one_by_one(model: Any) -> None:
-    from workloads.evaluate.perplexity import row_losses
+    from workloads.evaluate.generate import row_losses
 
     examples = [
         Example(input_ids=tuple(ids), labels=(IGNORED, *ids[1:]) if row else (IGNORED,) * len(ids))
@@ -259,7 +259,7 @@ def test_a_damaged_adapter_configuration_is_told_with_its_path(places: Path, run
 
 
 def test_headers_differ_where_models_rows_or_prompts_do() -> None:
-    from workloads.evaluate.header import differences
+    from workloads.evaluate.subject import differences
 
     original, trained = header(), header(tuned_sha256="t")
     assert differences(original, trained) == []
@@ -270,7 +270,7 @@ def test_headers_differ_where_models_rows_or_prompts_do() -> None:
 
 
 def test_a_model_without_weights_has_no_hash(tmp_path: Path) -> None:
-    from workloads.evaluate.header import model_sha256
+    from workloads.evaluate.subject import model_sha256
 
     with pytest.raises(DataError, match=r"has no \.safetensors file"):
         model_sha256(tmp_path)

@@ -15,7 +15,7 @@ from workloads.evaluate.resampling import (
     paired,
     perplexity_of,
 )
-from workloads.evaluate.text_scores import bleu_of, bleu_parts
+from workloads.evaluate.scores import bleu_of, bleu_parts
 
 SAMPLING = Sampling(resamples=4000, seed=3)
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from workloads.evaluate.text_scores import (
+from workloads.evaluate.scores import (
     bleu_of,
     bleu_parts,
     common_length,
@@ -41,6 +41,7 @@ def random_texts(count: int) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.feature("S000-41")
 @pytest.mark.parametrize("kind", ["rouge1", "rouge2", "rougeL"])
 def test_rouge_is_that_of_rouge_score(kind: str) -> None:
     from rouge_score.rouge_scorer import RougeScorer
@@ -51,6 +52,7 @@ def test_rouge_is_that_of_rouge_score(kind: str) -> None:
         assert text_scores(reference, generated)[kind] == pytest.approx(theirs, abs=1e-12)
 
 
+@pytest.mark.feature("S000-41")
 def test_bleu_is_that_of_sacrebleu() -> None:
     import sacrebleu
 

@@ -17,7 +17,7 @@ from workloads.common import record
 from workloads.common.exit_codes import ExitCode, HungError, exit_code_of, reason_of
 from workloads.common.launch import agent_class, cause_of, may_restart, say_why
 from workloads.common.supervise import Job, Supervisor
-from workloads.train.faults import Watchdog
+from workloads.train.loop import Watchdog
 
 
 class _Rows(torch.utils.data.Dataset[int]):
@@ -55,6 +55,7 @@ def test_a_fault_has_its_code_and_says_what_to_change(error: Exception, code: Ex
     assert "; " in reason_of(error)
 
 
+@pytest.mark.feature("S003-53")
 def test_only_what_may_not_come_again_is_tried_again() -> None:
     again = {ExitCode.DISTRIBUTED, ExitCode.DATA_LOADER, ExitCode.HUNG, ExitCode.DEVICE}
     assert {code for code in ExitCode if may_restart(code)} == again
@@ -99,6 +100,7 @@ def test_what_an_earlier_start_met_does_not_stand_for_a_rank_that_was_killed_in_
     assert json.loads((folder / "run_record.json").read_text())["exit_code"] == 137
 
 
+@pytest.mark.feature("S003-51")
 def test_a_step_that_stands_ends_the_rank_with_what_it_was_doing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -154,6 +156,7 @@ def supervisor(tmp_path: Path, code: int, ask: Callable[..., str]) -> tuple[Supe
     return made, job
 
 
+@pytest.mark.feature("S003-32")
 @pytest.mark.parametrize(
     ("code", "ask", "times"),
     [
@@ -209,6 +212,7 @@ def test_a_signal_before_a_rank_can_take_it_is_no_failure(tmp_path: Path, status
             signal.signal(number, handler)
 
 
+@pytest.mark.feature("S003-50")
 @pytest.mark.parametrize(
     ("used", "nodes", "grows"),
     [

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from workloads.common import gpu_log
+from workloads.common import launch
 
 LINE = "0, 91, 61000, 81559, 612.31, 700.00"
 
@@ -28,6 +28,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "results"
 
 
+@pytest.mark.feature("S002-67")
 def test_a_sample_lies_among_the_results_and_sampling_ends_with_the_block(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,9 +39,9 @@ def test_a_sample_lies_among_the_results_and_sampling_ends_with_the_block(
             super().__init__(*words, **options)
             started.append(self)
 
-    monkeypatch.setattr(gpu_log.subprocess, "Popen", Spy)
+    monkeypatch.setattr(launch.subprocess, "Popen", Spy)
     path = results / "12" / f"gpu_{socket.gethostname()}.csv"
-    with gpu_log.sampled():
+    with launch.sampled():
         give_up_at = time.monotonic() + 60
         while not (path.exists() and "end," in path.read_text()):
             assert time.monotonic() < give_up_at, "no sample came"
@@ -55,6 +56,6 @@ def test_a_node_without_nvidia_smi_writes_nothing(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with gpu_log.sampled():
+    with launch.sampled():
         pass
     assert not results.exists()

@@ -13,9 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.common.exit_codes import ConfigError, DataError
-from workloads.load.arrivals import Arrival, poisson, read_trace
-from workloads.load.config import Lengths, LoadConfig, Prompts, Slo
-from workloads.load.lengths import draw_lengths, read_profile, with_profile
+from workloads.load.prompts import (
+    Arrival,
+    draw_lengths,
+    poisson,
+    read_profile,
+    read_trace,
+    with_profile,
+)
+from workloads.recipes.load import Lengths, LoadConfig, Prompts, Slo
 
 SETTINGS = settings(max_examples=50, deadline=None)
 SEEDS = st.integers(0, 2**31)

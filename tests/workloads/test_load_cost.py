@@ -9,20 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from cost.chat import answer_s, effective_tokens_per_s
-from cost.load_curve import parse_load_curve
+from cost.chat.speeds import Basis, Speed, answer_s, effective_tokens_per_s, speeds
 from cost.run_record import RunRecord as CostRecord
-from cost.run_record import parse_run_record
-from cost.speeds import Basis, Speed, speeds
+from cost.run_record import parse_load_curve, parse_run_record
 from stacks.load import load_stack
 from tests.workloads.test_load_measure import at
 from workloads.common.hardware import Hardware
 from workloads.common.record import RunRecord
-from workloads.load.config import LoadConfig
-from workloads.load.curve import operating_point, record_metrics
 from workloads.load.measure import Point
-from workloads.load.report import to_json
+from workloads.load.report import operating_point, record_metrics, to_json
 from workloads.load.run import Found
+from workloads.recipes.load import LoadConfig
 
 CONTEXT, OUTPUT = 8000.0, 2000.0
 WHERE = {"platform": "gpu-l40s-d", "preset": "2gpu-64vcpu-384gb"}
@@ -102,7 +99,7 @@ def test_a_batch_that_breaks_the_promise_is_not_priced():
 @pytest.mark.usefixtures("public_key_file")
 def test_the_profile_in_a_rendered_job_is_the_one_that_a_load_test_reads(tmp_path: Path):
     from infra.render.sbatch import chat_profile
-    from workloads.load.lengths import read_profile
+    from workloads.load.prompts import read_profile
 
     text = json.dumps(chat_profile(load_stack("l40s-dev")))
     profile = read_profile({"SOPERATOR_CHAT_PROFILE": text})

@@ -19,15 +19,12 @@ import pytest
 
 from benchmarks.stand_in import Behaviour, StandIn, running
 from tests.ports import free_ports
-from workloads.common.job import run_job
+from workloads.job import run_job
 from workloads.load.__main__ import main, recipe_arguments
-from workloads.load.arrivals import Arrival
-from workloads.load.chat_client import ChatClient
-from workloads.load.http import HttpError
-from workloads.load.loops import Chat, closed_loop, open_loop
-from workloads.load.measure import percentile
-from workloads.load.sample import Sample
-from workloads.load.sse import ChatEvents
+from workloads.load.client import ChatClient, Sample
+from workloads.load.http import ChatEvents, HttpError
+from workloads.load.measure import Chat, closed_loop, open_loop, percentile
+from workloads.load.prompts import Arrival
 
 CHAT = Chat(messages=[{"role": "user", "content": "hello"}], output_tokens=4)
 SLACK_S = 10.0

@@ -11,17 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.load.config import Slo
-from workloads.load.curve import (
+from workloads.load.client import REJECTED, TIMEOUT, Sample
+from workloads.load.measure import Loop, Point, Spread, keeps, percentile, point
+from workloads.load.report import (
     batch_speeds,
     operating_point,
     operating_rate,
     record_metrics,
     single_speeds,
 )
-from workloads.load.loops import Loop
-from workloads.load.measure import Point, Spread, keeps, percentile, point
-from workloads.load.sample import REJECTED, TIMEOUT, Sample
+from workloads.recipes.load import Slo
 
 SETTINGS = settings(max_examples=200, deadline=None)
 VALUES = st.lists(st.floats(0, 1e6), min_size=2, max_size=300)
@@ -153,7 +152,7 @@ def at(streams: int, tokens_per_s: float, ttft_ms: float, tpot_ms: float, **chan
 
 
 def busy_s(speeds, prompt: float, output: float) -> float:
-    """cost/chat.py: seconds that a chat keeps a node busy."""
+    """cost/chat/speeds.py: seconds that a chat keeps a node busy."""
     return output / speeds.output_tokens_per_s + prompt / speeds.prefill_tokens_per_s
 
 

@@ -17,19 +17,17 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cost.size import activations, sharding, training
-from cost.size.catalog import load_shape, rows
+from cost.size import memory, training
 from cost.size.memory import training_memory
-from cost.size.shape import LINEAR_MODULES, ModelShape
-from cost.size.sharding import Sharding
-from cost.size.training import Dtype, Method, Training
+from cost.size.shape import LINEAR_MODULES, ModelShape, load_shape, rows
+from cost.size.training import Dtype, Method, Sharding, Training
 from workloads.common.exit_codes import ConfigError, ExitCode
-from workloads.data.packing import Batch
-from workloads.train import config as train_config
-from workloads.train.config import LoraConfig, TrainConfig
+from workloads.data.token_rows import Batch
+from workloads.recipes import train as train_config
+from workloads.recipes.train import LoraConfig, TrainConfig
+from workloads.train.inputs import PLAN_VARIABLE, checked_plan, choose_strategy, read_plan
 from workloads.train.model import AssistantLoss, build_model
-from workloads.train.optimizer import AdamW
-from workloads.train.plan import VARIABLE, checked_plan, choose_strategy, read_plan
+from workloads.train.strategy import AdamW
 
 KINDS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 CPU = torch.device("cpu")
@@ -212,6 +210,7 @@ def test_weights_gradients_and_optimizer_are_exact_to_the_byte(
     assert memory.optimizer == num_bytes(state_tensors(optimizer))
 
 
+@pytest.mark.feature("S003-38", "S003-39")
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
 @pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP32])
@@ -227,7 +226,7 @@ def test_what_a_layer_keeps_is_what_autograd_saves(
         gradient_checkpointing=checkpointing,
     )
     saved = [_saved_bytes(tiny(kind, layers=layers), plan, tmp_path) for layers in (2, 3)]
-    kept = activations.layer_kept(tiny(kind), plan)
+    kept = memory.layer_kept(tiny(kind), plan)
     assert kept.total == saved[1] - saved[0]
 
 
@@ -250,6 +249,7 @@ def _saved_bytes(shape: ModelShape, plan: Training, tmp_path: Path) -> int:
     return total
 
 
+@pytest.mark.feature("S000-19")
 @pytest.mark.parametrize("vocab", [400, 6000])
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_the_planner_knows_what_the_trainer_can_run() -> None:
         each.value for each in training.TRAINED_METHODS
     }
     assert set(typing.get_args(hints["dtype"])) == {each.value for each in training.TRAINED_DTYPES}
-    assert set(train_config.STRATEGIES) == {each.value for each in sharding.TRAINED}
+    assert set(train_config.STRATEGIES) == {each.value for each in training.TRAINED}
     assert typing.get_args(hints["strategy"]) == ("auto", *train_config.STRATEGIES)
 
 
@@ -342,14 +342,14 @@ def ship(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     def write(**changes: Any) -> Path:
         path = tmp_path / "shipped.json"
         path.write_text(json.dumps({**PLAN, **changes}), encoding="utf-8")
-        monkeypatch.setenv(VARIABLE, str(path))
+        monkeypatch.setenv(PLAN_VARIABLE, str(path))
         return path
 
     return write
 
 
 def test_a_job_without_a_plan_runs_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(PLAN_VARIABLE, raising=False)
     assert read_plan() is None
     assert choose_strategy(None, CONFIG) == "ddp"
 
@@ -357,7 +357,7 @@ def test_a_job_without_a_plan_runs_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_that_is_gone_is_told_and_not_missed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "none.json"))
+    monkeypatch.setenv(PLAN_VARIABLE, str(tmp_path / "none.json"))
     assert read_plan() is None
     assert "the plan of this job is gone" in capsys.readouterr().err
 
@@ -470,7 +470,7 @@ def test_a_run_that_does_not_fit_by_the_plan_is_refused_unless_its_strategy_is_n
 def test_the_trainer_reads_what_the_planner_writes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from infra.jobs.plan import plan_of
+    from infra.jobs.submit import plan_of
     from stacks.load import load_stack
     from workloads.recipes import load_recipe
 
@@ -488,7 +488,7 @@ def test_the_trainer_reads_what_the_planner_writes(
         recipe = load_recipe(job.recipe)
         assert recipe.train is not None
         plan = checked_plan(
-            read_plan({VARIABLE: str(path)}),
+            read_plan({PLAN_VARIABLE: str(path)}),
             model=recipe.model,
             config=recipe.train,
             world_size=job.nodes * max(1, job.gpus_per_node),

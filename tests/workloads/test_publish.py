@@ -14,17 +14,15 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from infra.render.monitoring.exported import EXPORTED
+from infra.render.monitoring.alerts import EXPORTED
 from tests.ports import free_ports
 from workloads.common import publish
 from workloads.common.exit_codes import WorkloadError
 from workloads.common.publish import Publisher
-from workloads.serve import vllm_server
-from workloads.serve.generation import Load
-from workloads.serve.gpu import GpuUse
-from workloads.serve.metrics import ServeMetrics
-from workloads.train.exporter import TrainMetrics
-from workloads.train.metrics import StepResult
+from workloads.serve import server
+from workloads.serve.metrics import GpuUse, ServeMetrics
+from workloads.serve.scheduler import Load
+from workloads.train.measure import StepResult, TrainMetrics
 
 
 class Store(HTTPServer):
@@ -245,7 +243,7 @@ def test_the_page_of_vllm_is_published_as_it_is(
     ready: list[int] = []
     words = [sys.executable, "-c", VLLM, str(port)]
     with pytest.raises(WorkloadError, match="vLLM ended with 0"):
-        vllm_server.run(words, port, None, lambda: ready.append(1), results_dir=tmp_path)
+        server.run_vllm(words, port, None, lambda: ready.append(1), results_dir=tmp_path)
     assert ready == [1]
     assert (tmp_path / "metrics.prom").read_bytes() == b"vllm:num_requests_running 1.0\n"
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from tests.ticks import Ticks
+from workloads import job
 from workloads.common import log as logging
 from workloads.common.exit_codes import ExitCode
-from workloads.common.job import Job, run_job
 from workloads.common.log import Counted, log
+from workloads.job import Job, run_job
 
 QUIET_S = 0.2
 SLOW_S = 0.05
@@ -90,6 +91,32 @@ def test_a_job_that_logs_nothing_repeats_what_it_is_at(
         longest_s = lines.longest_gap_s()
     assert re.search("still: base: loading, [0-9]+ s", lines.text)
     assert longest_s < ticks.allowed_s()
+
+
+def test_training_says_what_it_is_at_where_it_takes_long(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save that the run's end waits for, and the weights after it, have no step's line."""
+    from workloads.train import checkpoint, finish
+
+    def slow(target: Any, name: str) -> None:
+        real = getattr(target, name)
+
+        def later(*arguments: Any, **options: Any) -> Any:
+            time.sleep(3 * QUIET_S)
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(target, name, later)
+
+    assert run("prepare-data")[0] == ExitCode.OK
+    slow(checkpoint, "dcp_save")
+    slow(finish, "_open_to_readers")
+    monkeypatch.setattr(job, "TRAIN_QUIET_S", QUIET_S)
+    lines = Lines(monkeypatch)
+    sets = ("train.max_steps=1", "train.checkpoint.background=false")
+    assert run("train", *sets)[0] == ExitCode.OK
+    assert re.search(r"still: saving \S+/checkpoint-1, 0 s", lines.text), lines.text
+    assert re.search(r"still: writing \S+/final, 0 s", lines.text), lines.text
 
 
 def test_a_server_that_nobody_asks_has_nothing_to_say(

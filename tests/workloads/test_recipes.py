@@ -11,6 +11,7 @@ from workloads.common.exit_codes import ConfigError
 from workloads.recipes import load_recipe, recipe_names
 
 
+@pytest.mark.feature("S000-12")
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_shipped_recipe_loads_and_has_a_section(name: str) -> None:
     recipe = load_recipe(name)
@@ -31,6 +32,17 @@ def test_the_recipes_that_stacks_name_are_shipped() -> None:
     } <= set(recipe_names())
 
 
+@pytest.mark.feature(
+    "S001-22",
+    "S001-23",
+    "S001-24",
+    "S001-25",
+    "S001-26",
+    "S001-27",
+    "S001-28",
+    "S001-29",
+    "S001-30",
+)
 def test_the_h100_recipe_has_the_seeds_own_values() -> None:
     train = load_recipe("qwen2_7b_lora_16xh100").train
     assert train is not None
@@ -38,6 +50,16 @@ def test_the_h100_recipe_has_the_seeds_own_values() -> None:
     assert (train.dtype, train.micro_batch_size, train.gradient_accumulation) == ("bf16", 2, 4)
     assert train.micro_batch_size * train.gradient_accumulation * 16 == 128
     assert (train.learning_rate, train.schedule, train.sequence_length) == (2e-5, "cosine", 4096)
+
+
+@pytest.mark.feature("S000-16")
+def test_the_recipes_of_seed_000_answer_without_a_reasoning_phase() -> None:
+    serve = load_recipe("qwen3_14b_serve_1xl40s").serve
+    data = load_recipe("finance_qwen3_14b").data
+    assert serve is not None
+    assert data is not None
+    assert not serve.thinking
+    assert data.chat_template_kwargs == {"enable_thinking": False}
 
 
 def test_an_override_changes_one_value_and_keeps_its_type() -> None:
@@ -85,6 +107,7 @@ def test_all_wrong_values_of_a_section_are_told_at_once() -> None:
         assert f"smollm2_135m_lora_2xcpu.train.{told}" in text
 
 
+@pytest.mark.feature("S001-10", "S001-37")
 def test_yaml_recipes_load_like_json(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("model: m\ntrain: {dataset: d, max_steps: 2, learning_rate: 1.0e-3}\n")
@@ -98,8 +121,11 @@ def test_an_unknown_recipe_names_the_shipped_ones() -> None:
         load_recipe("nope")
 
 
+@pytest.mark.feature("S001-21")
 def test_lora_r64_on_the_qwen2_7b_shape_trains_the_seeds_161_million_weights() -> None:
-    """The count that seed 001 prints; on the meta device, so nothing is allocated."""
+    """The counts that seed 001 prints: 7.6 billion of the base and these adapters; on the meta
+    device, so nothing is allocated.
+    """
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
@@ -117,4 +143,4 @@ def test_lora_r64_on_the_qwen2_7b_shape_trains_the_seeds_161_million_weights() -
     )
     with torch.device("meta"):
         model = attach_lora(AutoModelForCausalLM.from_config(shape), train)
-    assert num_parameters(model)[1] == 161_480_704
+    assert num_parameters(model) == (7_615_616_512 + 161_480_704, 161_480_704)

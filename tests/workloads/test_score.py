@@ -8,10 +8,10 @@ import pytest
 
 from tests.workloads.conftest import EXCERPT
 from workloads.common.tool_calls import ToolCall, render
-from workloads.data import bfcl
-from workloads.evaluate.score import Score, score
+from workloads.data import calls
+from workloads.evaluate.scores import Score, score
 
-CHATS = {chat.id.removeprefix("simple_python_"): chat for chat in bfcl.read(EXCERPT)}
+CHATS = {chat.id.removeprefix("simple_python_"): chat for chat in calls.read_bfcl(EXCERPT)}
 
 
 def scored(row: str, arguments: dict[str, Any], name: str | None = None) -> Score:
@@ -21,6 +21,7 @@ def scored(row: str, arguments: dict[str, Any], name: str | None = None) -> Scor
     return score(text, functions=chat.functions, possible_answer=chat.possible_answers[0])
 
 
+@pytest.mark.feature("S001-08")
 @pytest.mark.parametrize("row", sorted(CHATS))
 def test_every_reference_answer_is_right(row: str) -> None:
     chat = CHATS[row]
@@ -58,7 +59,7 @@ def test_allowed_variants_are_right(row: str, arguments: dict[str, Any]) -> None
     chat = CHATS[row]
     ((_, allowed),) = chat.possible_answers[0].items()
     # Arguments that a case does not speak of come from the reference.
-    reference = bfcl.reference_call(
+    reference = calls.reference_call(
         chat.possible_answers[0], required=chat.functions[0]["parameters"]["required"]
     ).arguments
     assert set(arguments) <= set(allowed)

@@ -13,9 +13,9 @@ from tests.workloads.test_train import launch
 from workloads.common.exit_codes import DataError
 from workloads.common.models import load_model
 from workloads.common.places import Places
-from workloads.common.recipe import parse
-from workloads.serve import adapter_rows
-from workloads.serve.config import ServeConfig
+from workloads.recipes.reader import parse
+from workloads.recipes.serve import ServeConfig
+from workloads.serve import rows as row_parts
 from workloads.serve.weights import Weights, find_weights
 
 SMALL = ("train.sequence_length=1600", "train.overlong=drop", "train.max_steps=2")
@@ -51,13 +51,14 @@ def test_a_checkpoint_of_an_adapter_is_the_adapter_that_its_run_ended_with(
         folder / "final/adapter_model.safetensors",
     )
     base = load_model(model_dir, dtype=torch.float32, device=torch.device("cpu"))
-    served, rows = adapter_rows.attach(base, weights.adapter_dir)
+    served, rows = row_parts.attach_adapter(base, weights.adapter_dir)
     rows.choose([True, False])
     with torch.inference_mode():
         tuned, plain = served(torch.tensor([[5, 6, 7]] * 2)).logits
     assert not torch.equal(tuned, plain)
 
 
+@pytest.mark.feature("S000-57")
 def test_slices_of_two_ranks_are_served_as_one_model(
     places: Path, run: Any, recipe_file: Path
 ) -> None:

@@ -14,13 +14,13 @@ import torch
 from tests.workloads.serve_stand import Collected, asking, real_engine, scripted_engine
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.common.models import load_model, load_tokenizer
-from workloads.evaluate.adapter import load_tuned
-from workloads.serve import adapter_rows, kv_cache, sampling
-from workloads.serve.engine import TransformersEngine
-from workloads.serve.generation import Generation, Sampling, StoppingError
-from workloads.serve.kv_cache import RowCache
-from workloads.serve.runner import group_by_length
+from workloads.evaluate.subject import load_tuned
+from workloads.serve import rows as row_parts
+from workloads.serve import sampling
+from workloads.serve.engine import TransformersEngine, group_by_length
+from workloads.serve.rows import RowCache
 from workloads.serve.sampling import RowSampler
+from workloads.serve.scheduler import Generation, Sampling, StoppingError
 from workloads.serve.text import TextStream
 
 SMOLLM2 = Path.home() / ".cache/soperator-stack/models/SmolLM2-135M-Instruct"
@@ -39,7 +39,7 @@ def one_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def engine_of(
-    model: Any, tokenizer: Any, rows: adapter_rows.AdapterRows | None = None, **limits: int
+    model: Any, tokenizer: Any, rows: row_parts.AdapterRows | None = None, **limits: int
 ) -> Iterator[TransformersEngine]:
     """A started engine over `model`."""
     engine = real_engine(model, tokenizer, rows, **limits)
@@ -137,6 +137,7 @@ def test_batched_answers_of_a_real_model_are_those_of_generate() -> None:
     assert "Paris" in sinks[0].text
 
 
+@pytest.mark.feature("S000-06", "S000-53", "S000-55")
 def test_base_and_tuned_answer_in_one_batch_each_as_if_alone(
     model_dir: Path, tokenizer: Any, adapter_dir: Path
 ) -> None:
@@ -149,7 +150,7 @@ def test_base_and_tuned_answer_in_one_batch_each_as_if_alone(
         generate(merged if each.is_tuned else base, tokenizer, each.prompt_ids, 10)
         for each in asked
     ]
-    served, rows = adapter_rows.attach(
+    served, rows = row_parts.attach_adapter(
         load_model(model_dir, dtype=torch.float32, device=CPU), adapter_dir
     )
     with engine_of(served, tokenizer, rows, num_rows=5) as engine:
@@ -170,7 +171,7 @@ def test_an_adapter_that_cannot_share_a_batch_is_refused(
     )
     peft.get_peft_model(model, config).save_pretrained(tmp_path)
     with pytest.raises(DataError, match="IA3 cannot answer beside its base in one batch; merge"):
-        adapter_rows.attach(load_model(model_dir, dtype=torch.float32, device=CPU), tmp_path)
+        row_parts.attach_adapter(load_model(model_dir, dtype=torch.float32, device=CPU), tmp_path)
 
 
 def test_an_adapter_of_another_shape_is_refused(
@@ -186,9 +187,10 @@ def test_an_adapter_of_another_shape_is_refused(
         tmp_path / "adapter_model.safetensors",
     )
     with pytest.raises(DataError, match="size mismatch"):
-        adapter_rows.attach(load_model(model_dir, dtype=torch.float32, device=CPU), tmp_path)
+        row_parts.attach_adapter(load_model(model_dir, dtype=torch.float32, device=CPU), tmp_path)
 
 
+@pytest.mark.feature("S000-12")
 def test_a_seed_gives_the_same_answer_again_and_another_seed_another(
     model: Any, tokenizer: Any
 ) -> None:
@@ -512,10 +514,10 @@ def test_a_model_that_does_not_attend_fully_is_refused() -> None:
     config.layer_types = ["full_attention", "sliding_attention"]
     config.sliding_window = 512
     with pytest.raises(ConfigError, match=r"sliding_attention.*lower.*to 512"):
-        kv_cache.check_model(config, context_tokens=1024)
-    kv_cache.check_model(config, context_tokens=512)
+        row_parts.check_model(config, context_tokens=1024)
+    row_parts.check_model(config, context_tokens=512)
     with pytest.raises(ConfigError, match="the model has 4096 positions"):
-        kv_cache.check_model(LlamaConfig(max_position_embeddings=4096), context_tokens=8192)
+        row_parts.check_model(LlamaConfig(max_position_embeddings=4096), context_tokens=8192)
 
 
 def test_chunks_are_read_with_those_of_like_length() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from workloads.chat.server_load import Gpu, read_metrics
-from workloads.serve import gpu
+from workloads.load.client import Gpu, read_metrics
+from workloads.serve import metrics
 from workloads.serve.metrics import ServeMetrics
 
 GIB = 2**30
@@ -32,7 +32,7 @@ class Driver:
         return 0
 
     def nvmlDeviceGetUtilizationRates(self, handle: Any, use: Any) -> int:
-        ctypes.cast(use, ctypes.POINTER(gpu._Utilization)).contents.gpu = 87
+        ctypes.cast(use, ctypes.POINTER(metrics._Utilization)).contents.gpu = 87
         return self.code
 
 
@@ -40,7 +40,7 @@ def page(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> str:
     properties = SimpleNamespace(uuid=UUID)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (40 * GIB, 140 * GIB))
-    read = gpu.reader(torch.device("cuda", 1), driver)
+    read = metrics.gpu_reader(torch.device("cuda", 1), driver)
     return ServeMetrics(lambda: None, lambda: 0, read).text().decode()  # type: ignore[arg-type]
 
 
@@ -55,6 +55,7 @@ class _Ignored:
         pass
 
 
+@pytest.mark.feature("S000-53")
 def test_a_gpu_shows_its_use_and_the_memory_that_every_process_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -76,4 +77,4 @@ def test_a_driver_that_does_not_tell_the_use_leaves_the_memory(
 
 
 def test_a_cpu_has_no_gpu_gauges() -> None:
-    assert gpu.reader(torch.device("cpu"))() == {}
+    assert metrics.gpu_reader(torch.device("cpu"))() == {}

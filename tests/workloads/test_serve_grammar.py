@@ -19,7 +19,7 @@ from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
 from tests.workloads.serve_stand import WAIT_S, real_engine, serving
 from workloads.common.models import load_model
 from workloads.common.tool_calls import CLOSE, OPEN
-from workloads.serve.grammar import Form, Grammars
+from workloads.serve.sampling import Form, Grammars
 
 CITIES = ["Oslo", 'Rio "de" Janeiro', "Z\u00fcrich"]
 CHAT: Any = [{"role": "user", "content": "hello"}]

@@ -16,10 +16,10 @@ import pytest
 
 from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
 from tests.workloads.serve_stand import WAIT_S, ScriptedPasses, scripted_engine, serving
-from workloads.serve.config import ServeConfig
+from workloads.recipes.serve import ServeConfig
 from workloads.serve.engine import TransformersEngine
-from workloads.serve.generation import Generation
-from workloads.serve.tool_stream import ToolStream
+from workloads.serve.scheduler import Generation
+from workloads.serve.text import ToolStream
 
 WEATHER: Any = {
     "type": "function",
@@ -119,6 +119,7 @@ def say(word: str) -> list[Any]:
     return [{"role": "user", "content": word}]
 
 
+@pytest.mark.feature("S002-86")
 def test_a_chat_is_answered_with_its_usage(server: Stand) -> None:
     answer = server.client().chat.completions.create(
         model="tiny", messages=say("hello"), temperature=0
@@ -321,6 +322,7 @@ def test_an_answer_at_its_limit_says_length(server: Stand) -> None:
         assert answer.choices[0].finish_reason == "length"
 
 
+@pytest.mark.feature("S000-17", "S000-55")
 def test_base_and_tuned_are_two_models_of_one_server(server: Stand) -> None:
     client = server.client()
     assert [model.id for model in client.models.list()] == ["tiny", "tiny-tuned"]
@@ -393,6 +395,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(
     assert answer["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.feature("S000-16")
 def test_a_declared_option_reaches_the_template() -> None:
     switch = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
     with stand(make_tokenizer(CHAT_TEMPLATE + switch)) as running:
@@ -404,6 +407,17 @@ def test_a_declared_option_reaches_the_template() -> None:
             assert status == 200
             lengths.append(answer["usage"]["prompt_tokens"])
     assert lengths[0] < lengths[1]
+
+
+@pytest.mark.feature("S000-16")
+def test_thinking_of_the_settings_reaches_the_template_of_every_chat() -> None:
+    switch = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    lengths: list[int] = []
+    for thinking in (True, False):
+        with stand(make_tokenizer(CHAT_TEMPLATE + switch), thinking=thinking) as running:
+            body = {"model": "tiny", "messages": say("hello")}
+            lengths.append(running.post(json.dumps(body).encode())[1]["usage"]["prompt_tokens"])
+    assert lengths[1] - lengths[0] == len("<think></think>")
 
 
 def test_words_of_the_library_itself_cannot_be_declared() -> None:

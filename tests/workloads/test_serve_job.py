@@ -18,13 +18,14 @@ import openai
 import pytest
 
 from workloads.common.exit_codes import ConfigError, DataError, ExitCode, WorkloadError
-from workloads.common.job import run_job
 from workloads.common.places import Places
-from workloads.common.recipe import parse
+from workloads.job import run_job
 from workloads.recipes import load_recipe
-from workloads.serve import endpoint, stage, vllm_server
+from workloads.recipes.reader import parse
+from workloads.recipes.serve import ServeConfig
+from workloads.serve import server
+from workloads.serve import weights as weights_module
 from workloads.serve.__main__ import main, recipe_arguments
-from workloads.serve.config import ServeConfig
 from workloads.serve.metrics import ServeMetrics
 from workloads.serve.weights import Weights, find_weights
 from workloads.train.run_folder import publish_evaluated
@@ -54,6 +55,7 @@ def serve_config(**values: Any) -> ServeConfig:
     return parse(ServeConfig, values, at="serve")
 
 
+@pytest.mark.feature("S000-54")
 def test_flags_are_short_for_keys_of_the_recipe(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "final", base="Qwen3-14B")
     words = recipe_arguments(
@@ -102,6 +104,7 @@ def test_a_wrong_setting_is_refused_with_its_path(values: dict[str, Any], messag
     assert message in str(caught.value)
 
 
+@pytest.mark.feature("S000-55", "S000-57")
 def test_base_adapter_merged_and_checkpoint_are_found(
     places: Path, model_dir: Path, tmp_path: Path
 ) -> None:
@@ -172,33 +175,33 @@ def test_folders_that_are_not_what_their_key_says_are_refused(
 def test_a_model_over_several_gpus_is_refused_where_nothing_divides_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(vllm_server, "is_installed", lambda: False)
+    monkeypatch.setattr(server, "is_installed", lambda: False)
     with pytest.raises(ConfigError, match=r"serve.gpus: 4, this job has 2; raise gpus_per_node"):
-        vllm_server.choose(serve_config(gpus=4), num_gpus=2)
+        server.choose_engine(serve_config(gpus=4), num_gpus=2)
     with pytest.raises(ConfigError, match=r"serve.gpus: 2, but the transformers engine .* install"):
-        vllm_server.choose(serve_config(gpus=2), num_gpus=2)
-    assert vllm_server.choose(serve_config(), num_gpus=2) == "transformers"
+        server.choose_engine(serve_config(gpus=2), num_gpus=2)
+    assert server.choose_engine(serve_config(), num_gpus=2) == "transformers"
 
 
 def test_a_server_that_others_can_reach_needs_a_key(tmp_path: Path) -> None:
     own = Places({})
-    assert endpoint.api_key(serve_config(), own, {}) is None
+    assert weights_module.api_key(serve_config(), own, {}) is None
     with pytest.raises(ConfigError, match=r"serve.host: 0\.0\.0\.0 can be reached"):
-        endpoint.api_key(serve_config(host="0.0.0.0"), own, {})
+        weights_module.api_key(serve_config(host="0.0.0.0"), own, {})
     given = {"SOPERATOR_SERVE_API_KEY": "a-key-that-is-long-enough"}
-    assert endpoint.api_key(serve_config(host="0.0.0.0"), own, given) == given.popitem()[1]
+    assert weights_module.api_key(serve_config(host="0.0.0.0"), own, given) == given.popitem()[1]
     with pytest.raises(ConfigError, match="at least 16"):
-        endpoint.api_key(serve_config(), own, {"SOPERATOR_SERVE_API_KEY": "short"})
+        weights_module.api_key(serve_config(), own, {"SOPERATOR_SERVE_API_KEY": "short"})
     path = tmp_path / "key"
     config = serve_config(host="0.0.0.0", api_key_file=str(path))
-    made = endpoint.api_key(config, own, {})
+    made = weights_module.api_key(config, own, {})
     assert made is not None
     assert len(made) >= 32
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert endpoint.api_key(config, own, {}) == made, "the next start has the same"
+    assert weights_module.api_key(config, own, {}) == made, "the next start has the same"
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="mode 0644, others can read it"):
-        endpoint.api_key(config, own, {})
+        weights_module.api_key(config, own, {})
 
 
 def test_endpoint_json_says_where_the_server_is_and_never_the_key(
@@ -207,7 +210,7 @@ def test_endpoint_json_says_where_the_server_is_and_never_the_key(
     key = "a-key-that-is-long-enough"
     monkeypatch.setenv("SOPERATOR_SERVE_API_KEY", key)
     config = serve_config(host="0.0.0.0", api_key_file=str(tmp_path / "key"))
-    path = endpoint.write(tmp_path, config, 7860, ALONE, Places({}))
+    path = weights_module.write_endpoint(tmp_path, config, 7860, ALONE, Places({}))
     text = path.read_text()
     assert key not in text
     said = json.loads(text)
@@ -215,7 +218,9 @@ def test_endpoint_json_says_where_the_server_is_and_never_the_key(
     assert said["api_key_file"] is None, "the variable won"
     assert said["host"] == os.uname().nodename
     monkeypatch.delenv("SOPERATOR_SERVE_API_KEY")
-    said = json.loads(endpoint.write(tmp_path, config, 7860, ALONE, Places({})).read_text())
+    said = json.loads(
+        weights_module.write_endpoint(tmp_path, config, 7860, ALONE, Places({})).read_text()
+    )
     assert (said["needs_key"], said["api_key_file"]) == (True, str(tmp_path / "key"))
 
 
@@ -260,7 +265,7 @@ def test_what_is_put_together_from_a_checkpoint_goes_with_its_server(
         return made[0]
 
     monkeypatch.setattr("workloads.serve.weights.candidate", lambda _: checkpoint)
-    monkeypatch.setattr("workloads.serve.sharded.consolidated", consolidated)
+    monkeypatch.setattr("workloads.serve.load.consolidated", consolidated)
     words = ["--base", "tiny", "--checkpoint", str(checkpoint), "--engine", "vllm"]
     assert run_job("serve", main, recipe_arguments(words)) is ExitCode.BAD_CONFIG
     assert [folder.exists() for folder in made] == [False]
@@ -277,20 +282,21 @@ def test_a_port_that_is_taken_is_refused_with_its_number(places: Path) -> None:
             listen(serve_config(port=port))
 
 
+@pytest.mark.feature("S000-72")
 def test_weights_are_staged_to_a_ram_disk_once(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     own = Places({"SOPERATOR_PLACE_SCRATCH": str(scratch)})
-    monkeypatch.setattr(stage, "filesystem_of", lambda path: "tmpfs")
-    first = stage.stage(model_dir, own)
+    monkeypatch.setattr(weights_module, "filesystem_of", lambda path: "tmpfs")
+    first = weights_module.stage(model_dir, own)
     assert first.is_staged
     assert first.path.is_relative_to(scratch)
     weights = "model.safetensors"
     assert (first.path / weights).read_bytes() == (model_dir / weights).read_bytes()
     assert first.num_bytes == sum(path.stat().st_size for path in model_dir.iterdir())
-    again = stage.stage(model_dir, own)
+    again = weights_module.stage(model_dir, own)
     assert (again.path, again.copy_s) == (first.path, 0.0)
     assert again.text == f"weights are in {first.path} already"
 
@@ -299,35 +305,36 @@ def test_weights_that_another_user_may_have_put_there_are_not_taken(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = Places({"SOPERATOR_PLACE_SCRATCH": str(tmp_path)})
-    monkeypatch.setattr(stage, "filesystem_of", lambda path: "tmpfs")
-    target = stage.stage(model_dir, own).path
+    monkeypatch.setattr(weights_module, "filesystem_of", lambda path: "tmpfs")
+    target = weights_module.stage(model_dir, own).path
     target.chmod(0o777)
-    assert f"{target} is not of this user" in stage.stage(model_dir, own).text
+    assert f"{target} is not of this user" in weights_module.stage(model_dir, own).text
     theirs = target.rename(tmp_path / "theirs")
     target.symlink_to(theirs)
-    assert f"{target} is not of this user" in stage.stage(model_dir, own).text
+    assert f"{target} is not of this user" in weights_module.stage(model_dir, own).text
     target.unlink()
     target.parent.chmod(0o777)
-    assert f"{target.parent} is not of this user" in stage.stage(model_dir, own).text
+    assert f"{target.parent} is not of this user" in weights_module.stage(model_dir, own).text
 
 
+@pytest.mark.feature("S000-72")
 def test_weights_that_cannot_be_staged_are_read_where_they_lie_with_the_reason(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "names no place scratch" in stage.stage(model_dir, Places({})).text
+    assert "names no place scratch" in weights_module.stage(model_dir, Places({})).text
     own = Places({"SOPERATOR_PLACE_SCRATCH": str(tmp_path)})
-    monkeypatch.setattr(stage, "filesystem_of", lambda path: "ext4")
-    assert "is no RAM disk (ext4)" in stage.stage(model_dir, own).text
-    monkeypatch.setattr(stage, "filesystem_of", lambda path: "tmpfs")
-    monkeypatch.setattr(stage, "_available_memory_bytes", lambda: 1000)
-    full = stage.stage(model_dir, own)
+    monkeypatch.setattr(weights_module, "filesystem_of", lambda path: "ext4")
+    assert "is no RAM disk (ext4)" in weights_module.stage(model_dir, own).text
+    monkeypatch.setattr(weights_module, "filesystem_of", lambda path: "tmpfs")
+    monkeypatch.setattr(weights_module, "_available_memory_bytes", lambda: 1000)
+    full = weights_module.stage(model_dir, own)
     assert (full.is_staged, full.path) == (False, model_dir)
     assert "0.00 GiB of room" in full.text
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_the_kind_of_a_filesystem_is_that_of_its_deepest_mount() -> None:
-    assert stage.filesystem_of(Path("/proc/self")) == "proc"
+    assert weights_module.filesystem_of(Path("/proc/self")) == "proc"
 
 
 def test_vllm_gets_the_same_settings_and_its_key_by_environment(
@@ -341,7 +348,7 @@ def test_vllm_gets_the_same_settings_and_its_key_by_environment(
         tuned_name="m-tuned",
     )
     config = serve_config(thinking=False, host="0.0.0.0", limits={"context_tokens": 4096})
-    words = vllm_server.command(config, weights, tmp_path / "ram", 8000)
+    words = server.vllm_command(config, weights, tmp_path / "ram", 8000)
     options = dict(zip(words[3::2], words[4::2], strict=False))
     assert words[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
     assert options["--model"] == str(tmp_path / "ram")
@@ -352,11 +359,11 @@ def test_vllm_gets_the_same_settings_and_its_key_by_environment(
     # Without a parser vLLM takes no tools; named and required calls and JSON need no option more.
     assert "--enable-auto-tool-choice --tool-call-parser hermes" in text
     assert not any("key" in word for word in words)
-    monkeypatch.setattr(vllm_server, "is_installed", lambda: True)
-    assert vllm_server.choose(serve_config(), num_gpus=1) == "vllm"
-    assert vllm_server.choose(serve_config(), num_gpus=0) == "transformers"
-    assert vllm_server.choose(serve_config(engine="transformers"), num_gpus=1) == "transformers"
-    assert vllm_server.choose(serve_config(gpus=2), num_gpus=2) == "vllm"
+    monkeypatch.setattr(server, "is_installed", lambda: True)
+    assert server.choose_engine(serve_config(), num_gpus=1) == "vllm"
+    assert server.choose_engine(serve_config(), num_gpus=0) == "transformers"
+    assert server.choose_engine(serve_config(engine="transformers"), num_gpus=1) == "transformers"
+    assert server.choose_engine(serve_config(gpus=2), num_gpus=2) == "vllm"
 
 
 def test_vllm_makes_room_for_an_adapter_in_the_ranks_that_it_knows(tmp_path: Path) -> None:
@@ -371,7 +378,7 @@ def test_vllm_makes_room_for_an_adapter_in_the_ranks_that_it_knows(tmp_path: Pat
             served_name="m",
             tuned_name="m-tuned",
         )
-        return vllm_server.command(serve_config(), weights, tmp_path, 8000)
+        return server.vllm_command(serve_config(), weights, tmp_path, 8000)
 
     for rank, room in ((1, "1"), (4, "8"), (64, "64"), (500, "512")):
         given = words(rank)
@@ -384,17 +391,17 @@ def test_an_adapter_of_dora_is_not_given_to_vllm(
     tmp_path: Path, places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM raises on it once the job holds its GPU: "vLLM does not yet support DoRA."."""
-    monkeypatch.setattr(vllm_server, "is_installed", lambda: True)
+    monkeypatch.setattr(server, "is_installed", lambda: True)
     folder = adapter(tmp_path / "a")
     plain = find_weights(serve_config(adapter=str(folder)), "tiny", Places())
     assert not plain.has_dora
     values = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps({**values, "use_dora": True}))
     assert plain.has_dora
-    assert vllm_server.choose(serve_config(), num_gpus=1, has_dora=True) == "transformers"
+    assert server.choose_engine(serve_config(), num_gpus=1, has_dora=True) == "transformers"
     for wrong in (serve_config(engine="vllm"), serve_config(gpus=2)):
         with pytest.raises(ConfigError, match=r"serve\..*use_dora.*serve\.merged") as caught:
-            vllm_server.choose(wrong, num_gpus=2, has_dora=True)
+            server.choose_engine(wrong, num_gpus=2, has_dora=True)
         assert "\n" not in str(caught.value)
     words = ["--base", "tiny", "--adapter", str(folder), "--engine", "vllm"]
     assert run_job("serve", main, recipe_arguments(words)) is ExitCode.BAD_CONFIG
@@ -406,7 +413,7 @@ def test_an_engine_program_that_ends_by_itself_is_a_failure(
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     words = [sys.executable, "-c", "raise SystemExit(3)"]
     with pytest.raises(WorkloadError, match="vLLM ended with 3"):
-        vllm_server.run(words, 1, None, lambda: None, results_dir=tmp_path)
+        server.run_vllm(words, 1, None, lambda: None, results_dir=tmp_path)
 
 
 def test_percentiles_of_two_answers_are_not_below_their_median() -> None:

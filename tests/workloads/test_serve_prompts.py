@@ -10,11 +10,11 @@ import pytest
 
 from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
 from workloads.common.places import Places
-from workloads.data.offer import OPTIONAL, system_prompt
-from workloads.serve import stage
-from workloads.serve.config import Limits, ServeConfig
+from workloads.data.calls import MAY_CALL, system_prompt
+from workloads.recipes.serve import Limits, ServeConfig
+from workloads.serve import weights
 from workloads.serve.load import load
-from workloads.serve.prompts import PromptError, prompt_ids
+from workloads.serve.protocol import PromptError, prompt_ids
 from workloads.serve.weights import find_weights
 
 FUNCTION = {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}
@@ -29,7 +29,7 @@ def prompt(tokenizer: Any, *args: Any) -> str:
 def test_tools_go_into_the_system_message_where_the_template_would_drop_them(
     tokenizer: Any,
 ) -> None:
-    offer = system_prompt([FUNCTION], how=OPTIONAL)
+    offer = system_prompt([FUNCTION], how=MAY_CALL)
     assert f"<|im_start|>system\n{offer}<|im_end|>" in prompt(tokenizer, CHAT, TOOLS, {})
     chat = [{"role": "system", "content": "Be kind."}, *CHAT]
     assert f"system\nBe kind.\n\n{offer}<|im_end|>" in prompt(tokenizer, chat, TOOLS, {})
@@ -51,6 +51,7 @@ def test_a_template_that_only_speaks_of_tools_does_not_know_them() -> None:
     assert "You call functions" in prompt(tokenizer, CHAT, TOOLS, {})
 
 
+@pytest.mark.feature("S000-16")
 def test_thinking_is_turned_off_by_the_template_s_own_switch() -> None:
     switch = (
         "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>{% endif %}"
@@ -85,10 +86,11 @@ def test_what_the_template_refuses_is_told() -> None:
         prompt_ids(tokenizer, CHAT, (), {})
 
 
+@pytest.mark.feature("S000-72")
 def test_a_cold_start_is_measured_with_and_without_the_ram_disk(
     places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "filesystem_of", lambda path: "tmpfs")
+    monkeypatch.setattr(weights, "filesystem_of", lambda path: "tmpfs")
     monkeypatch.setenv("SOPERATOR_PLACE_SCRATCH", str(tmp_path))
     limits = Limits(context_tokens=64, max_concurrency=1)
     config = ServeConfig(dtype="fp32", compare_cold_start=True, cpu_threads=1, limits=limits)

@@ -14,8 +14,8 @@ from transformers.generation.logits_process import (
 
 from tests.workloads.serve_stand import Collected, asking, scripted_engine, serving
 from workloads.serve import sampling
-from workloads.serve.generation import Sampling
 from workloads.serve.sampling import RowSampler
+from workloads.serve.scheduler import Sampling
 
 LOGITS = torch.tensor([[2.0, 1.5, 0.5, -0.5, -3.0]])
 

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.workloads.serve_stand import Collected, asking, scripted_engine
-from workloads.serve.generation import Generation, QueueFullError
-from workloads.serve.scheduler import Scheduler, Sequence
+from workloads.serve.scheduler import Generation, QueueFullError, Scheduler, Sequence
 
 
 def make(num_prompt: int) -> Sequence:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -15,12 +16,11 @@ import pytest
 import torch
 
 from workloads.common.exit_codes import ExitCode
-from workloads.data.packing import pack
-from workloads.train import metrics
-from workloads.train.config import TrainConfig
-from workloads.train.optimizer import AdamW
-from workloads.train.order import Stream
-from workloads.train.schedule import learning_rate_factor
+from workloads.data.token_rows import pack
+from workloads.recipes.train import TrainConfig
+from workloads.train import measure
+from workloads.train.loop import Stream, learning_rate_factor
+from workloads.train.strategy import AdamW
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -55,6 +55,9 @@ def launch(
     )
 
 
+@pytest.mark.feature(
+    "S000-04", "S000-05", "S000-35", "S000-36", "S001-06", "S002-02", "S002-37", "S002-38"
+)
 def test_two_ranks_give_the_losses_and_weights_of_one(
     places: Path, run: Any, recipe_file: Path
 ) -> None:
@@ -73,6 +76,7 @@ def test_two_ranks_give_the_losses_and_weights_of_one(
         torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.feature("S001-38", "S003-49")
 def test_the_launcher_keeps_the_exit_code_that_torchrun_hides(
     places: Path, run: Any, recipe_file: Path
 ) -> None:
@@ -83,6 +87,7 @@ def test_the_launcher_keeps_the_exit_code_that_torchrun_hides(
     assert "data 'missing' was not found" in record["reason"]
 
 
+@pytest.mark.feature("S000-12", "S001-84", "S002-82", "S003-11")
 def test_a_stopped_run_resumes_to_the_bit(
     places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,14 +98,14 @@ def test_a_stopped_run_resumes_to_the_bit(
     whole, whole_losses = adapter(places), losses(places)
 
     monkeypatch.setenv("SLURM_JOB_ID", "13")
-    append = metrics.LossCurve.append
+    append = measure.LossCurve.append
 
-    def stop_in_step_3(curve: metrics.LossCurve, result: metrics.StepResult) -> None:
+    def stop_in_step_3(curve: measure.LossCurve, result: measure.StepResult) -> None:
         append(curve, result)
         if result.step == 1:
             os.kill(os.getpid(), signal.SIGUSR1)
 
-    monkeypatch.setattr(metrics.LossCurve, "append", stop_in_step_3)
+    monkeypatch.setattr(measure.LossCurve, "append", stop_in_step_3)
     code, record = run("train", *options, "train.checkpoint_every=0")
     assert code == ExitCode.PREEMPTED
     assert "after step 3 of 6" in record["reason"]
@@ -115,6 +120,7 @@ def test_a_stopped_run_resumes_to_the_bit(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+@pytest.mark.feature("S003-05")
 def test_a_run_of_three_ranks_resumes_to_the_bit(places: Path, run: Any, recipe_file: Path) -> None:
     """DDP reorders its gradients after a first backward; sums of three are then rounded anew."""
     run("prepare-data")
@@ -175,7 +181,7 @@ def test_a_run_that_is_prolonged_by_epochs_trains_each_row_once_an_epoch(
     places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last step of an epoch may be short: the next epoch begins at its first row."""
-    from workloads.train.order import Stream
+    from workloads.train.loop import Stream
 
     run("prepare-data")
     asked: list[tuple[int, list[int]]] = []
@@ -232,6 +238,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_own_code(places: Path,
     assert not (places / "chkpt" / "latest").exists()
 
 
+@pytest.mark.feature("S001-41")
 def test_out_of_memory_is_a_failed_record_and_not_success(
     places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +262,7 @@ def test_examples_longer_than_a_row_are_refused_before_training(places: Path, ru
     assert "longer than train.sequence_length 900" in record["reason"]
 
 
+@pytest.mark.feature("S002-37")
 def test_tokens_that_another_tokenizer_made_are_refused_before_training(
     places: Path, run: Any, model_dir: Path
 ) -> None:
@@ -284,6 +292,7 @@ def test_token_ids_above_the_models_vocabulary_are_refused_before_training(
     assert f"{other} knows the ids 0 to 99" in record["reason"]
 
 
+@pytest.mark.feature("S001-24", "S003-40", "S004-17")
 def test_full_training_in_bf16_runs_and_writes_a_model(places: Path, run: Any) -> None:
     run("prepare-data")
     code, record = run("train", "train.method=full", "train.dtype=bf16", "train.max_steps=2",
@@ -311,6 +320,7 @@ def test_adamw_equals_torchs_on_fp32_weights() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.feature("S003-40", "S004-17")
 def test_bf16_weights_keep_updates_below_their_rounding_step() -> None:
     """1e-4 is below the rounding step of bf16 at 1.0 (2^-8): in place, 100 updates move nothing."""
     weight = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
@@ -324,10 +334,13 @@ def test_bf16_weights_keep_updates_below_their_rounding_step() -> None:
     assert copy.state[weight]["weight_fp32"].dtype == torch.float32
 
 
+@pytest.mark.feature("S001-29")
 def test_warm_up_rises_to_the_full_rate_and_cosine_falls_to_zero() -> None:
     config = TrainConfig(dataset="x", max_steps=12, warmup_steps=2, learning_rate=1.0)
     factors = [learning_rate_factor(step, config=config, num_steps=12) for step in range(13)]
     assert factors[:3] == [0.5, 1.0, 1.0]
+    # A straight line has 0.8 here, and the other values in common.
+    assert factors[4] == pytest.approx(0.5 * (1 + math.cos(0.2 * math.pi)))
     assert factors[7] == pytest.approx(0.5)
     assert factors[12] == pytest.approx(0.0)
 

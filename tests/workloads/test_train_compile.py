@@ -10,7 +10,7 @@ import pytest
 
 from tests.workloads.test_train import losses
 from workloads.common.exit_codes import ExitCode
-from workloads.train import requirements
+from workloads.train import inputs
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None, reason="no g++, which torch.compile needs on a CPU"
@@ -41,7 +41,7 @@ def test_a_node_without_a_compiler_is_told_before_the_model_is_read(
     places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("prepare-data")
-    monkeypatch.setattr(requirements, "which", lambda name: None)
+    monkeypatch.setattr(inputs, "which", lambda name: None)
     code, record = run("train", "train.compile=true")
     assert code == ExitCode.BAD_CONFIG
     assert "train.compile: there is no C++ compiler" in record["reason"]

@@ -10,15 +10,13 @@ import pytest
 
 from infra.render.sbatch import render_sbatch
 from stacks.load import load_stack
-from stacks.slurm_spec import JobSpec
 from workloads.common.exit_codes import ConfigError
-from workloads.common.model_catalog import CATALOG, find
+from workloads.common.models import CATALOG, find
 from workloads.recipes import load_recipe, recipe_names
-from workloads.train import describe
-from workloads.train.arguments import create_training_arguments
-from workloads.train.config import RESUMABLE, TrainConfig
-from workloads.train.deepspeed import map_deepspeed
-from workloads.train.plan import VARIABLE
+from workloads.recipes.foreign import create_training_arguments, map_deepspeed
+from workloads.recipes.train import RESUMABLE, TrainConfig
+from workloads.train.__main__ import show_plan
+from workloads.train.inputs import PLAN_VARIABLE
 
 BASE: dict[str, Any] = {"dataset": "prepared", "max_steps": 3, "learning_rate": 2e-5}
 ZERO3: dict[str, Any] = {
@@ -36,6 +34,7 @@ def write(folder: Path, values: Any, name: str = "config.json") -> Path:
     return path
 
 
+@pytest.mark.feature("S000-34", "S003-08")
 def test_create_training_arguments_reads_a_bare_section_and_a_recipe(tmp_path: Path) -> None:
     bare = create_training_arguments(write(tmp_path, BASE))
     assert bare == TrainConfig(dataset="prepared", max_steps=3, learning_rate=2e-5)
@@ -106,6 +105,7 @@ def test_a_setting_that_another_one_takes_the_effect_of_is_told(
     assert bool(err) == bool(told)
 
 
+@pytest.mark.feature("S003-33")
 def test_the_ddp_backend_is_that_of_the_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +122,7 @@ def test_two_names_of_one_key_that_disagree_are_refused(tmp_path: Path) -> None:
         create_training_arguments(path)
 
 
+@pytest.mark.feature("S003-08")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -171,6 +172,7 @@ def test_every_resumable_key_is_a_key() -> None:
     assert list(RESUMABLE) == sorted(RESUMABLE)
 
 
+@pytest.mark.feature("S001-11", "S003-20", "S004-22")
 def test_zero_3_is_full_sharding_and_the_mapping_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,6 +278,7 @@ def train_of(name: str) -> TrainConfig:
     return train
 
 
+@pytest.mark.feature("S000-19")
 def test_seed_000_trains_qwen3_14b_in_four_bits_and_fp16() -> None:
     recipe = load_recipe("qwen3_14b_qlora_8xl40s")
     train = train_of("qwen3_14b_qlora_8xl40s")
@@ -284,6 +287,7 @@ def test_seed_000_trains_qwen3_14b_in_four_bits_and_fp16() -> None:
     assert train.dataset == "prepared/finance_qwen3_14b"
 
 
+@pytest.mark.feature("S001-11", "S001-20", "S001-40", "S001-42")
 def test_seed_001_is_read_with_its_zero_3_config_and_its_success_criteria() -> None:
     train = train_of("qwen2_7b_lora_zero3_16xh100")
     assert (train.lora.rank, train.lora.alpha, train.dtype) == (64, 128, "bf16")
@@ -295,27 +299,23 @@ def test_seed_001_is_read_with_its_zero_3_config_and_its_success_criteria() -> N
     assert (train.gate.max_loss, train.gate.min_tokens_per_s_per_gpu) == (0.5, 2000)
 
 
+@pytest.mark.feature("S002-32", "S002-38", "S002-75")
 def test_seed_002_saves_the_original_and_a_checkpoint_every_5_epochs() -> None:
     train = train_of("qwen2_7b_lora_original_16xh100")
     assert (train.save_original, train.checkpoint_every_epochs, train.strategy) == (True, 5, "ddp")
     assert train.export_merged
 
 
+@pytest.mark.feature("S002-33")
 def test_seed_002_runs_as_training_with_original_on_main_for_six_hours(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "id.pub").write_text(f"ssh-ed25519 {'A' * 68} user@host\n", encoding="utf-8")
     monkeypatch.setenv("SOPERATOR_SSH_PUBLIC_KEY_FILE", str(tmp_path / "id.pub"))
-    job = JobSpec(
-        name="training-with-original",
-        module="workloads.train",
-        recipe="qwen2_7b_lora_original_16xh100",
-        partition="main",
-        nodes=2,
-        gpus_per_node=8,
-        time_limit="06:00:00",
-    )
-    text = render_sbatch(load_stack("h100-prod"), job)
+    spec = load_stack("h100-prod")
+    (job,) = [each for each in spec.jobs if each.name == "training-with-original"]
+    text = render_sbatch(spec, job)
+    assert "RANKS_PER_NODE=8" in text
     for line in (
         "--job-name=training-with-original",
         "--partition=main",
@@ -326,12 +326,14 @@ def test_seed_002_runs_as_training_with_original_on_main_for_six_hours(
         assert f"#SBATCH {line}" in text
 
 
+@pytest.mark.feature("S003-01", "S003-05", "S003-23", "S003-27", "S003-38")
 def test_seed_003_divides_the_model_and_saves_both_kinds() -> None:
     train = train_of("qwen2_7b_full_4xh200")
     assert (train.strategy, train.dtype, train.gradient_checkpointing) == ("fsdp", "bf16", True)
     assert (train.checkpoint_every, train.checkpoint.elastic_every) == (300, 1000)
 
 
+@pytest.mark.feature("S000-18", "S000-20")
 def test_every_model_of_a_recipe_is_recorded_with_licence_safeguards_and_trainability() -> None:
     for name in recipe_names():
         model = load_recipe(name).model
@@ -370,10 +372,10 @@ def test_the_plan_is_printed_without_torch(
             "known": True, "hours": 1.25, "speed_source": "measured", "nodes_usd": "78.1250",
         },
     }  # fmt: skip
-    monkeypatch.setenv(VARIABLE, str(write(tmp_path, plan, "plan.json")))
+    monkeypatch.setenv(PLAN_VARIABLE, str(write(tmp_path, plan, "plan.json")))
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     arguments = ["--config", "qwen2_7b_lora_16xh100", "--plan"]
-    assert describe.main(arguments) == 0
+    assert show_plan(arguments) == 0
     told = capsys.readouterr().out
     assert "2 rows x 4 micro batches x 16 ranks = 128 rows of 4096 tokens" in told
     assert "strategy    ddp: needs 40.0 GiB of 72.9 GiB a GPU" in told
@@ -381,8 +383,8 @@ def test_the_plan_is_printed_without_torch(
         assert words in told
     assert "Apache-2.0, commercial use allowed" in told
     script = (
-        "import sys; from workloads.train import describe; "
-        f"code = describe.main({arguments!r}); assert 'torch' not in sys.modules; sys.exit(code)"
+        "import sys; from workloads.train.__main__ import show_plan; "
+        f"code = show_plan({arguments!r}); assert 'torch' not in sys.modules; sys.exit(code)"
     )
     result = subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
     assert result.returncode == 0

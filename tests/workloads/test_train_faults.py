@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from workloads.common.exit_codes import ExitCode
-from workloads.train import build, signals
+from workloads.train import strategy
+from workloads.train.run import stop_request
 
 REPOSITORY = Path(__file__).parents[2]
 MAY_RESTART = ("out of memory", "slow export")
@@ -78,6 +79,7 @@ def wait_for(what: Any, process: subprocess.Popen[str], limit_s: float) -> bool:
     return bool(what())
 
 
+@pytest.mark.feature("S003-51")
 def test_a_rank_that_stands_ends_the_others_within_the_declared_time(places: Path) -> None:
     """SIGSTOP: the rank is there, its connections are open, and nothing ever comes from it."""
     with two_ranks(places, "hang") as process:
@@ -104,6 +106,7 @@ def test_an_export_may_take_longer_than_a_step(places: Path) -> None:
     assert (final / "model.safetensors").is_file()
 
 
+@pytest.mark.feature("S003-49")
 def test_a_killed_rank_is_seen_by_the_others_within_the_declared_time(places: Path) -> None:
     """SIGKILL, as the kernel does it to a process for memory: nobody says goodbye."""
     with two_ranks(places, "killed") as process:
@@ -129,6 +132,7 @@ def test_a_killed_first_rank_leaves_a_record_too(places: Path) -> None:
     assert record["hardware"]["device"] == "cpu"
 
 
+@pytest.mark.feature("S001-41")
 def test_a_rank_without_memory_in_a_step_ends_all_with_its_code(places: Path) -> None:
     """A published trainer went on, or ended with 0; three restarts would not have helped it."""
     with two_ranks(places, "out of memory") as process:
@@ -147,19 +151,20 @@ def test_a_rank_without_memory_in_a_step_ends_all_with_its_code(places: Path) ->
     assert not lines_of(places, '"outcome": "PASS"'), "rank 0 went on alone"
 
 
+@pytest.mark.feature("S003-11")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_while_the_model_is_built_ends_with_the_requeue_code_and_a_record(
     places: Path, run: Any, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     """Before the loop SIGTERM was the shell's 143, and no record said why."""
     former = signal.getsignal(number)
-    build_strategy = build.build_strategy
+    build_strategy = strategy.build_strategy
 
     def told_to_stop(*args: Any) -> Any:
         os.kill(os.getpid(), number)
         return build_strategy(*args)
 
-    monkeypatch.setattr(build, "build_strategy", told_to_stop)
+    monkeypatch.setattr(strategy, "build_strategy", told_to_stop)
     run("prepare-data")
     code, record = run("train")
     assert code == ExitCode.PREEMPTED
@@ -170,7 +175,7 @@ def test_a_signal_while_the_model_is_built_ends_with_the_requeue_code_and_a_reco
 
 
 def test_a_signal_in_a_step_waits_and_a_second_one_does_not_end_the_first_ones_record() -> None:
-    with signals.stop_request() as stop:
+    with stop_request() as stop:
         with stop.deferred():
             os.kill(os.getpid(), signal.SIGUSR1)
             assert stop.signal_name == "SIGUSR1"

@@ -15,7 +15,7 @@ import torch
 
 from tests.workloads.test_train import REPOSITORY, adapter, launch, losses
 from workloads.common.exit_codes import ExitCode
-from workloads.common.job import run_job
+from workloads.job import run_job
 from workloads.recipes import load_recipe
 
 SMALL = ("train.sequence_length=1600", "train.overlong=drop")
@@ -33,6 +33,9 @@ def final_weights(places: Path, job_id: str) -> dict[str, torch.Tensor]:
     return load_file(places / "chkpt" / "finetune" / job_id / "final" / "model.safetensors")
 
 
+@pytest.mark.feature(
+    "S001-11", "S001-20", "S002-81", "S003-01", "S003-02", "S003-20", "S004-22", "S004-24"
+)
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_fsdp_divides_the_model_and_learns_what_ddp_learns(
     places: Path, run: Any, recipe_file: Path, method: str
@@ -58,6 +61,7 @@ def test_fsdp_divides_the_model_and_learns_what_ddp_learns(
         torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.feature("S003-02", "S003-40", "S004-17")
 def test_fsdp_in_bf16_with_checkpointing_keeps_fp32_shards(
     places: Path, run: Any, recipe_file: Path
 ) -> None:
@@ -68,6 +72,7 @@ def test_fsdp_in_bf16_with_checkpointing_keeps_fp32_shards(
         "train.loss_chunk_tokens=64",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
+    assert "weights on rank 0, trained ones as torch.float32\n" in result.stderr
     curve = losses(places, "13")
     assert curve[-1] < curve[0]
     assert next(iter(final_weights(places, "13").values())).dtype == torch.bfloat16
@@ -80,6 +85,7 @@ def test_fsdp_needs_more_than_one_rank(places: Path, run: Any) -> None:
     assert "train.strategy fsdp: got 1 rank, expected 2 or more" in record["reason"]
 
 
+@pytest.mark.feature("S004-20")
 def test_offload_is_refused_where_there_is_no_gpu(places: Path, run: Any) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU, which offload asks for")
@@ -89,6 +95,7 @@ def test_offload_is_refused_where_there_is_no_gpu(places: Path, run: Any) -> Non
     assert "train.strategy offload: there is no GPU" in record["reason"]
 
 
+@pytest.mark.feature("S000-04", "S000-32", "S003-07", "S003-38")
 @pytest.mark.parametrize(
     "options",
     [
@@ -116,6 +123,7 @@ def test_dora_trains_a_magnitude_beside_each_adapter(places: Path, run: Any) -> 
     assert any("magnitude" in name for name in adapter(places))
 
 
+@pytest.mark.feature("S000-31", "S000-33")
 def test_qlora_trains_adapters_on_a_base_of_four_bits(
     places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,15 +153,16 @@ def test_qlora_trains_adapters_on_a_base_of_four_bits(
 def test_qlora_without_its_library_is_refused_before_anything_is_loaded(
     places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workloads.train import requirements
+    from workloads.train import inputs
 
     run("prepare-data")
-    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
+    monkeypatch.setattr(inputs, "find_spec", lambda name: None)
     code, record = run("train", "train.method=qlora", "train.dtype=bf16")
     assert code == ExitCode.BAD_CONFIG
     assert "train.method qlora: the package bitsandbytes is not installed" in record["reason"]
 
 
+@pytest.mark.feature("S003-78")
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -173,11 +182,12 @@ def test_a_kernel_that_is_asked_for_and_missing_is_refused(
     assert message in record["reason"]
 
 
+@pytest.mark.feature("S002-77", "S002-78", "S003-07")
 @pytest.mark.parametrize("name", ["bert_full_1xcpu", "t5_full_1xcpu", "vit_full_1xcpu"])
 def test_other_kinds_of_models_learn_through_the_same_loop(
     places: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    from workloads.train.__main__ import main
+    from workloads.train.run import train as main
 
     code = run_job("train", main, ["--recipe", name])
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -190,6 +200,7 @@ def test_other_kinds_of_models_learn_through_the_same_loop(
     assert (places / "chkpt" / "finetune" / "12" / "final" / "model.safetensors").is_file()
 
 
+@pytest.mark.feature("S000-30", "S002-36", "S002-77")
 @pytest.mark.parametrize("kind", ["bert", "t5", "vit"])
 def test_adapters_learn_on_other_kinds_of_models_and_load_on_their_base(
     places: Path, capsys: pytest.CaptureFixture[str], kind: str
@@ -198,7 +209,7 @@ def test_adapters_learn_on_other_kinds_of_models_and_load_on_their_base(
     import peft
     import transformers
 
-    from workloads.train.__main__ import main
+    from workloads.train.run import train as main
     from workloads.train.tasks.small import AUTO_CLASSES
 
     options = ("train.method=lora", "train.save_original=true", "train.gate=null")
@@ -221,6 +232,7 @@ def test_adapters_learn_on_other_kinds_of_models_and_load_on_their_base(
     assert all(torch.equal(loaded[name], value) for name, value in adapter(places).items())
 
 
+@pytest.mark.feature("S004-24")
 def test_a_classifier_is_divided_by_fsdp_too(places: Path, recipe_file: Path) -> None:
     result = launch(places, Path("bert_full_1xcpu"), "13", "train.strategy=fsdp")
     assert result.returncode == 0, result.stderr
@@ -244,6 +256,7 @@ def test_a_text_classifier_reads_rows_from_a_file(places: Path, run: Any, model_
     assert "rows_train.jsonl:17" in record["reason"]
 
 
+@pytest.mark.feature("S001-36", "S001-37", "S002-02")
 def test_two_ranks_started_by_hand_meet_and_train(
     places: Path, run: Any, recipe_file: Path
 ) -> None:

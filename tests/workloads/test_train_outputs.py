@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,32 @@ import torch
 
 from tests.workloads.test_train_parts import scalars_of
 from workloads.common.exit_codes import ExitCode
-from workloads.common.job import run_job
-from workloads.train import metrics
-from workloads.train.summary import headline
+from workloads.job import run_job
+from workloads.train import measure, strategy
+from workloads.train.finish import headline
+from workloads.train.loop import Trainer
 
 
+def _that_finds_the_original(train: Callable[[Trainer], Any]) -> Callable[[Trainer], Any]:
+    def run(trainer: Trainer) -> Any:
+        folder = trainer.checkpoints.folder.path
+        assert (folder / "original" / "model.safetensors").is_file(), "before the first step"
+        return train(trainer)
+
+    return run
+
+
+@pytest.mark.feature("S001-21", "S002-32", "S002-36", "S002-41", "S002-55", "S002-68", "S002-75")
 def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
-    places: Path, run: Any, model_dir: Path
+    places: Path, run: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     run("prepare-data")
+    said: list[str] = []
+    monkeypatch.setattr(strategy, "log", said.append)
+    monkeypatch.setattr(Trainer, "run", _that_finds_the_original(Trainer.run))
     code, record = run("train", "train.save_original=true", "train.export_merged=true",
                        'train.gate={"max_loss": 99, "min_tokens_per_s_per_gpu": 1}')  # fmt: skip
     assert code == 0, record
@@ -36,6 +51,11 @@ def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
     base = AutoModelForCausalLM.from_pretrained(model_dir)
     tuned: Any = PeftModel.from_pretrained(base, folder / "final")
     merged = AutoModelForCausalLM.from_pretrained(folder / "merged")
+    weights = tuned.state_dict()
+    assert all(weights[name].abs().sum() > 0 for name in weights if "lora_B" in name)
+    num_base = sum(weight.numel() for weight in merged.parameters())
+    num_lora = sum(weight.numel() for name, weight in weights.items() if "lora_" in name)
+    assert f"{num_base + num_lora:,} parameters, {num_lora:,} trained" in said[0]
     ids = torch.arange(3, 20)[None]
     torch.testing.assert_close(
         merged(input_ids=ids).logits, tuned(input_ids=ids).logits, rtol=1e-3, atol=1e-3
@@ -62,6 +82,22 @@ def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
     assert metrics["p99_train_step_s"] < metrics["train_time_s"]
 
 
+@pytest.mark.feature("S001-45", "S001-46")
+def test_events_and_summary_lie_where_all_jobs_have_their_logs(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (places / "logs").mkdir()
+    monkeypatch.setenv("SOPERATOR_PLACE_LOGS", str(places / "logs"))
+    run("prepare-data")
+    code, record = run("train", "train.max_steps=1")
+    assert code == 0, record
+    (events,) = (places / "logs" / "tensorboard" / "12").iterdir()
+    assert [step for step, tag, _ in scalars_of(events) if tag == "train/loss"] == [1]
+    summary = (places / "logs" / "train_12_summary.txt").read_text()
+    assert summary == (places / "results" / "12" / "train_12_summary.txt").read_text()
+
+
+@pytest.mark.feature("S001-46", "S002-68", "S002-69", "S002-70")
 def test_the_summary_leads_with_time_throughput_and_memory() -> None:
     measured = {
         "train_time_s": 90.0,
@@ -80,6 +116,7 @@ def test_the_summary_leads_with_time_throughput_and_memory() -> None:
     ]
 
 
+@pytest.mark.feature("S002-66")
 def test_a_record_names_the_stored_config_that_the_run_had(
     places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +134,7 @@ def test_a_record_names_the_stored_config_that_the_run_had(
     assert "stored_recipe" not in record["artifacts"], "it holds another number of steps"
 
 
+@pytest.mark.feature("S001-40")
 def test_a_run_that_misses_its_gate_fails_and_keeps_its_model(places: Path, run: Any) -> None:
     run("prepare-data")
     code, record = run("train", 'train.gate={"max_loss": 0.001}', "train.max_steps=1")
@@ -106,6 +144,7 @@ def test_a_run_that_misses_its_gate_fails_and_keeps_its_model(places: Path, run:
     assert "gate: FAIL" in (places / "results" / "12" / "train_12_summary.txt").read_text()
 
 
+@pytest.mark.feature("S002-40", "S003-10")
 def test_checkpoints_fall_on_ends_of_epochs(places: Path, run: Any) -> None:
     run("prepare-data")
     code, record = run("train", "train.max_steps=null", "train.epochs=4", "train.keep_last=9",
@@ -146,7 +185,7 @@ def test_padding_never_carries_a_loss(
 
 def run_bert(capsys: pytest.CaptureFixture[str], *sets: str) -> tuple[int, dict[str, Any]]:
     """Returns exit code and record of the tiny classifier."""
-    from workloads.train.__main__ import main
+    from workloads.train.run import train as main
 
     capsys.readouterr()
     code = run_job("train", main, ["--recipe=bert_full_1xcpu", *(f"--set={each}" for each in sets)])
@@ -173,14 +212,14 @@ def test_a_run_that_failed_its_gate_fails_it_again_when_it_is_started_again(
 def test_a_disk_that_is_full_for_a_while_costs_lines_and_not_the_run(
     places: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = metrics.LossCurve.append
+    append = measure.LossCurve.append
 
-    def without_room(curve: metrics.LossCurve, result: metrics.StepResult) -> None:
+    def without_room(curve: measure.LossCurve, result: measure.StepResult) -> None:
         if result.step in (1, 2):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append(curve, result)
 
-    monkeypatch.setattr(metrics.LossCurve, "append", without_room)
+    monkeypatch.setattr(measure.LossCurve, "append", without_room)
     code, record = run_bert(capsys, "train.max_steps=5", "train.gate=null")
     assert (code, record["outcome"]) == (0, "PASS")
     curve = (places / "results" / "12" / "loss_curve.jsonl").read_text().splitlines()

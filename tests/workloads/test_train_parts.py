@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 import struct
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,16 +17,23 @@ from torch import nn
 
 from tests.workloads.test_data import example_of
 from workloads.common.exit_codes import ExitCode
-from workloads.data.packing import collate, pack
-from workloads.train import attention, gate
-from workloads.train.config import GateConfig, TrainConfig
-from workloads.train.ledger import Ledger
-from workloads.train.loss import IGNORED, chunked_loss, summed_loss
-from workloads.train.metrics import LossCurve, StepResult
-from workloads.train.model import AssistantLoss
-from workloads.train.optimizer import AdamW, build_optimizer
-from workloads.train.schedule import learning_rate_factor
-from workloads.train.tensorboard import EventWriter, masked_crc32c
+from workloads.data.token_rows import collate, pack
+from workloads.recipes.train import GateConfig, TrainConfig
+from workloads.train import finish
+from workloads.train import model as train_model
+from workloads.train.loop import learning_rate_factor
+from workloads.train.measure import EventWriter, Ledger, LossCurve, StepResult, masked_crc32c
+from workloads.train.model import (
+    IGNORED,
+    AssistantLoss,
+    attention_inputs,
+    block_mask,
+    choose_attention,
+    chunked_loss,
+    prepare_model,
+    summed_loss,
+)
+from workloads.train.strategy import AdamW, build_optimizer, build_precision
 
 CONFIG = TrainConfig(dataset="x", max_steps=1, learning_rate=0.1)
 
@@ -34,6 +42,46 @@ def packed_batch() -> Any:
     """Returns two rows of two documents each, of different lengths."""
     examples = [example_of(size, first=first) for first, size in enumerate((9, 5, 7, 4))]
     return collate(pack(examples, sequence_length=14), pad_id=0)
+
+
+@pytest.mark.feature("S000-32", "S003-40")
+@pytest.mark.parametrize(("dtype", "is_scaled"), [("fp16", True), ("bf16", False), ("fp32", False)])
+def test_only_fp16_has_a_loss_scale_and_autocast(dtype: str, is_scaled: bool) -> None:
+    precision = build_precision(replace(CONFIG, dtype=dtype), torch.device("cpu"))
+    assert (precision.scaler is not None) == is_scaled
+    with precision.forward():
+        assert torch.is_autocast_enabled("cpu") == is_scaled
+
+
+@pytest.mark.feature("S003-38")
+@pytest.mark.parametrize("wanted", [True, False])
+def test_no_cache_is_kept_in_training_and_activations_are_recomputed_where_that_is_declared(
+    model: Any, wanted: bool
+) -> None:
+    model.config.use_cache = True
+    config = replace(CONFIG, method="full", gradient_checkpointing=wanted)
+    ready = prepare_model(model, config)
+    assert not ready.config.use_cache
+    assert ready.is_activation_checkpointing == wanted
+
+
+@pytest.mark.feature("S000-32")
+def test_a_step_that_overflows_in_fp16_is_left_out_and_the_next_has_half_the_scale() -> None:
+    """The scale starts at 65536; fp16 ends at 65504, so that a gradient of 1 becomes inf."""
+    precision = build_precision(replace(CONFIG, dtype="fp16"), torch.device("cpu"))
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(layer.weight)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.25)
+
+    def step() -> tuple[bool, float]:
+        optimizer.zero_grad()
+        with precision.forward():
+            loss = layer(torch.ones(1, 1)).sum()
+        precision.backward(loss)
+        precision.unscale(optimizer)
+        return precision.step(optimizer), layer.weight.item()
+
+    assert [step(), step()] == [(False, 1.0), (True, 0.75)]
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
@@ -89,7 +137,7 @@ def test_the_models_loss_is_the_same_in_chunks(model: Any, chunk_tokens: int | N
 @pytest.mark.parametrize("chunk_tokens", [None, 4])
 def test_the_models_loss_is_that_of_all_logits(model: Any, chunk_tokens: int | None) -> None:
     batch = packed_batch()
-    logits = model(**attention.inputs("sdpa", batch)).logits
+    logits = model(**attention_inputs("sdpa", batch)).logits
     expected = summed_loss(logits.flatten(0, 1), batch.labels_BT.flatten())
     torch.testing.assert_close(AssistantLoss(model, chunk_tokens=chunk_tokens)(batch), expected)
 
@@ -137,9 +185,9 @@ def test_logits_exist_at_labels_alone_also_where_rows_learn_elsewhere(model: Any
 def test_rows_laid_end_to_end_see_what_the_mask_shows(model: Any) -> None:
     """What FlashAttention gets: one row, documents told by positions that start again at 0."""
     batch = packed_batch()
-    flat = attention.inputs("flash", batch)
+    flat = attention_inputs("flash", batch)
     assert flat["input_ids"].shape[0] == 1
-    masked = model(**attention.inputs("sdpa", batch)).logits
+    masked = model(**attention_inputs("sdpa", batch)).logits
     ends = model(**flat, use_cache=False).logits.reshape(masked.shape)
     real = batch.document_BT >= 0
     torch.testing.assert_close(ends[real], masked[real], rtol=1e-4, atol=1e-5)
@@ -149,12 +197,13 @@ def test_the_block_mask_of_flex_is_the_dense_mask() -> None:
     from torch.nn.attention.flex_attention import create_mask
 
     batch = packed_batch()
-    block = attention.block_mask(batch.document_BT)
+    block = block_mask(batch.document_BT)
     rows, length = batch.document_BT.shape
     dense = create_mask(block.mask_mod, rows, 1, length, length, device="cpu")
     assert torch.equal(dense, batch.mask_B1TT)
 
 
+@pytest.mark.feature("S003-36", "S003-78")
 @pytest.mark.parametrize(
     ("device", "installed", "dtype", "expected"),
     [("cpu", True, "bf16", "sdpa"), ("cuda", True, "bf16", "flash"),
@@ -163,11 +212,12 @@ def test_the_block_mask_of_flex_is_the_dense_mask() -> None:
 def test_flash_attention_runs_where_it_is_importable(
     monkeypatch: pytest.MonkeyPatch, device: str, installed: bool, dtype: Any, expected: str
 ) -> None:
-    monkeypatch.setattr(attention, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(train_model, "find_spec", lambda name: object() if installed else None)
     config = TrainConfig(dataset="x", max_steps=1, learning_rate=0.1, dtype=dtype)
-    assert attention.choose(config, torch.device(device)) == expected
+    assert choose_attention(config, torch.device(device)) == expected
 
 
+@pytest.mark.feature("S004-17")
 def test_fp32_weights_are_trained_by_torchs_own_optimizer() -> None:
     weight = nn.Parameter(torch.ones(2))
     options: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.0}
@@ -206,6 +256,7 @@ def scalars_of(path: Path) -> list[tuple[int, str, float]]:
     return found
 
 
+@pytest.mark.feature("S001-45")
 def test_an_event_file_holds_what_was_written(tmp_path: Path) -> None:
     writer = EventWriter(tmp_path / "events")
     writer.add(7, {"train/loss": 1.5})
@@ -221,10 +272,11 @@ def outcomes(tmp_path: Path, *, is_gpu: bool, **metrics: float) -> dict[str, str
     """Returns the gate's outcome by criterion, with weights there."""
     (tmp_path / "adapter_model.safetensors").touch()
     config = GateConfig(max_loss=0.5, min_tokens_per_s_per_gpu=2000)
-    found = gate.judge(config, final=tmp_path, metrics=metrics, is_gpu=is_gpu)
+    found = finish.judge(config, final=tmp_path, metrics=metrics, is_gpu=is_gpu)
     return {each.name: each.outcome for each in found}
 
 
+@pytest.mark.feature("S001-39", "S001-40", "S001-42", "S002-49")
 def test_the_gate_tells_pass_fail_and_not_run_apart(tmp_path: Path) -> None:
     good = outcomes(tmp_path, is_gpu=True, last_loss=0.4, train_tokens_per_s_per_gpu=2001.0)
     assert set(good.values()) == {"PASS"}
@@ -234,27 +286,28 @@ def test_the_gate_tells_pass_fail_and_not_run_apart(tmp_path: Path) -> None:
     assert on_cpu["tokens/s/GPU"] == "NOT RUN"
     assert outcomes(tmp_path, is_gpu=True)["loss"] == "NOT RUN"
     (tmp_path / "adapter_model.safetensors").unlink()
-    found = gate.judge(GateConfig(), final=tmp_path, metrics={}, is_gpu=True)
+    found = finish.judge(GateConfig(), final=tmp_path, metrics={}, is_gpu=True)
     assert {each.name: each.outcome for each in found}["final/"] == "FAIL"
-    with pytest.raises(gate.GateError, match="holds no weights"):
-        gate.refuse_failed(found)
+    with pytest.raises(finish.GateError, match="holds no weights"):
+        finish.refuse_failed(found)
 
 
+@pytest.mark.feature("S001-42")
 def test_a_bound_that_nobody_measured_is_no_pass(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.safetensors").touch()
     config = GateConfig(max_loss=0.5, min_tokens_per_s_per_gpu=2000)
 
-    def judged(*, is_gpu: bool, **metrics: float) -> tuple[gate.Criterion, ...]:
-        return gate.judge(config, final=tmp_path, metrics=metrics, is_gpu=is_gpu)
+    def judged(*, is_gpu: bool, **metrics: float) -> tuple[finish.Criterion, ...]:
+        return finish.judge(config, final=tmp_path, metrics=metrics, is_gpu=is_gpu)
 
     on_gpu = judged(is_gpu=True, last_loss=0.4)
-    assert gate.verdict(on_gpu) == "NOT RUN"
-    with pytest.raises(gate.GateNotRunError, match="tokens/s/GPU not measured") as refused:
-        gate.refuse_failed(on_gpu)
+    assert finish.verdict(on_gpu) == "NOT RUN"
+    with pytest.raises(finish.GateNotRunError, match="tokens/s/GPU not measured") as refused:
+        finish.refuse_failed(on_gpu)
     assert refused.value.exit_code is ExitCode.NOT_RUN
     # Declared for GPUs: a CPU has nothing to judge.
-    gate.refuse_failed(judged(is_gpu=False, last_loss=0.4))
-    assert gate.verdict(judged(is_gpu=True, last_loss=0.6)) == "FAIL"
+    finish.refuse_failed(judged(is_gpu=False, last_loss=0.4))
+    assert finish.verdict(judged(is_gpu=True, last_loss=0.6)) == "FAIL"
 
 
 def test_a_line_of_the_curve_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -280,6 +333,7 @@ def test_a_line_of_the_curve_is_there_whole_or_not_at_all(tmp_path: Path) -> Non
     assert curve.path.read_bytes() == whole * 2
 
 
+@pytest.mark.feature("S002-82", "S003-39")
 def test_the_ledger_counts_padding_recompute_and_time() -> None:
     ledger = Ledger(began_s=0.0)
     ledger.add(num_tokens=60, num_positions=80)
@@ -296,9 +350,9 @@ def test_the_ledger_counts_padding_recompute_and_time() -> None:
 def test_four_bits_are_refused_where_the_library_gives_wrong_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from workloads.train import requirements
+    from workloads.train import inputs
 
-    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
-    assert "not installed" in str(requirements.four_bit_problem(has_gpu=False))
-    monkeypatch.setattr(requirements, "find_spec", lambda name: SimpleNamespace())
-    assert requirements.four_bit_problem(has_gpu=True) is None
+    monkeypatch.setattr(inputs, "find_spec", lambda name: None)
+    assert "not installed" in str(inputs.four_bit_problem(has_gpu=False))
+    monkeypatch.setattr(inputs, "find_spec", lambda name: SimpleNamespace())
+    assert inputs.four_bit_problem(has_gpu=True) is None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from workloads.common.exit_codes import DataError
-from workloads.train.config import TrainConfig
+from workloads.recipes.train import TrainConfig
 from workloads.train.tasks import open_task
 
 TEXTS: dict[str, Any] = {"task": "text_classification", "sequence_length": 12}

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from workloads.common.job import end, run_job
-from workloads.train import export
-from workloads.train.precision import Precision
-from workloads.train.run import main
+from workloads.job import end, run_job
+from workloads.train import finish
+from workloads.train.run import train
+from workloads.train.strategy import Precision
 
 _SIGNALS = {"hang": signal.SIGSTOP, "killed": signal.SIGKILL, "first killed": signal.SIGKILL}
 _backward = Precision.backward
-_write_final = export.write_final
+_write_final = finish.write_final
 _steps = 0
 
 
@@ -45,7 +45,7 @@ def write_final_slowly(*arguments: Any, **named: Any) -> None:
 
 if __name__ == "__main__":
     if os.environ["TRAIN_FAULT"] == "slow export":
-        export.write_final = write_final_slowly
-        end(run_job("train", main))
+        finish.write_final = write_final_slowly
+        end(run_job("train", train))
     Precision.backward = backward_with_a_fault  # type: ignore[method-assign]
-    end(run_job("train", main))
+    end(run_job("train", train))

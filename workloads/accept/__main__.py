@@ -12,12 +12,11 @@ import os
 import sys
 from typing import NoReturn
 
-from workloads.accept.report import FILE_NAME, Report
-from workloads.accept.table import table
+from workloads.accept.report import FILE_NAME, Report, check_lines
 from workloads.common import hardware
 from workloads.common.exit_codes import NotRunError, WorkloadError
-from workloads.common.job import Job, end, run_job, section_of
 from workloads.common.log import log
+from workloads.job import Job, end, run_job, section_of
 
 DEFAULT_RECIPE = "accept_gpu"
 
@@ -51,7 +50,7 @@ def main(job: Job) -> None:
     job.record.model = config.training.name
     job.record.artifacts["acceptance"] = str(path)
     job.record.metrics |= metrics(report)
-    for line in table(report.checks):
+    for line in check_lines(report.checks):
         log(line)
     _raise(report)
 
@@ -83,7 +82,7 @@ def run() -> NoReturn:
     """Run the job, or judge recorded results."""
     arguments = sys.argv[1:]
     if "--judge" in arguments:
-        from workloads.accept.judge_recorded import main as judge
+        from workloads.accept.recorded import main as judge
 
         end(judge(arguments))
     if not {"--recipe", "--config"} & {each.partition("=")[0] for each in arguments}:

@@ -18,9 +18,9 @@ if __name__ == "__main__" and not __package__:
     # A script's own folder comes first on the path, and holds modules with common names.
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from workloads.accept.config import STAGES, StageName
 from workloads.common.exit_codes import ExitCode, WorkloadError, exit_code_of, reason_of
 from workloads.common.log import log
+from workloads.recipes.accept import STAGES, StageName
 
 MODES: Final[dict[str, tuple[StageName, ...]]] = {
     "health": ("readiness",),
@@ -54,10 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
 def _run(options: argparse.Namespace) -> ExitCode:
     import torch
 
-    from workloads.accept.outcome import exit_code
-    from workloads.accept.report import Report
+    from workloads.accept.gates import exit_code
+    from workloads.accept.report import Report, check_lines
     from workloads.accept.suite import run_suite
-    from workloads.accept.table import table
     from workloads.common.dist import world
     from workloads.common.exit_codes import ConfigError
     from workloads.common.places import Places
@@ -85,13 +84,13 @@ def _run(options: argparse.Namespace) -> ExitCode:
             platform=platform,
             write=write,
         )
-    for line in table(report.checks):
+    for line in check_lines(report.checks):
         log(line)
     log(report.outcome.replace("_", " "))
     return exit_code(report.outcome)
 
 
 if __name__ == "__main__":
-    from workloads.common.job import end
+    from workloads.job import end
 
     end(main())

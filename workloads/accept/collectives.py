@@ -1,22 +1,161 @@
 """The sweep: all-reduce, all-gather, reduce-scatter and send-receive by message size.
 
 Times torch's collectives (NCCL on GPUs, gloo on CPU) inside each node and over all, and checks the
-values that arrive. Owns no formula (bus.py) and no program of others (programs.py).
+values that arrive; reads what nccl-tests prints. Algorithm bandwidth is bytes over time, bus
+bandwidth that times a factor of the collective.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
-from workloads.accept.bus import BUS_FACTORS, Transfer, arithmetic_trouble, transfer
-from workloads.accept.config import CollectivesConfig
-from workloads.accept.gates import Gates
-from workloads.accept.nodes import Node
-from workloads.accept.outcome import Check, fact, hold, not_run
+from workloads.accept.gates import Check, Gates, fact, hold, not_run
+from workloads.accept.report import Node
 from workloads.common.dist import World
+from workloads.common.exit_codes import WorkloadError
+from workloads.recipes.accept import CollectivesConfig
+
+# From algorithm to bus bandwidth, n ranks. `size` is the whole message: what each rank ends with
+# (all-gather) or starts with (reduce-scatter).
+BUS_FACTORS: Final[dict[str, Callable[[int], float]]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "send_recv": lambda n: 1.0,
+}
+_TOLERANCE: Final = 0.02
+"""Share by which a printed number may miss its formula: three digits are printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One collective at one size."""
+
+    op: str
+    ranks: int
+    bytes: int
+    time_s: float
+    """Of one call, the slowest rank's."""
+    algbw_gb_per_s: float
+    busbw_gb_per_s: float
+    wrong: int | None = 0
+    """Elements that arrived with another value; None: not looked at."""
+    source: str = "torch"
+    """`torch` or `nccl-tests`."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as plain values."""
+        return asdict(self)
+
+
+def transfer(op: str, ranks: int, num_bytes: int, time_s: float, wrong: int | None = 0) -> Transfer:
+    """Return the row of a collective that took `time_s`."""
+    algbw = num_bytes / time_s / 1e9
+    return Transfer(
+        op=op,
+        ranks=ranks,
+        bytes=num_bytes,
+        time_s=time_s,
+        algbw_gb_per_s=algbw,
+        busbw_gb_per_s=algbw * BUS_FACTORS[op](ranks),
+        wrong=wrong,
+    )
+
+
+def arithmetic_trouble(row: Transfer) -> str | None:
+    """Return what is wrong with a row's own numbers; None where they agree with the formulas."""
+    algbw = row.bytes / row.time_s / 1e9
+    if _differ(algbw, row.algbw_gb_per_s):
+        return (
+            f"{row.bytes} bytes in {row.time_s:.6g} s are {algbw:.4g} GB/s, "
+            f"not {row.algbw_gb_per_s:.4g}: another size or another time was meant"
+        )
+    factor = BUS_FACTORS[row.op](row.ranks)
+    if _differ(row.algbw_gb_per_s * factor, row.busbw_gb_per_s):
+        used = row.busbw_gb_per_s / row.algbw_gb_per_s if row.algbw_gb_per_s else 0
+        return (
+            f"bus factor {used:.4g} was used, {row.op} over {row.ranks} ranks has {factor:.4g}: "
+            f"busbw is {row.algbw_gb_per_s * factor:.4g} GB/s, not {row.busbw_gb_per_s:.4g}"
+        )
+    return None
+
+
+def _differ(one: float, other: float) -> bool:
+    # Two decimals are printed: a small number has few digits.
+    return abs(one - other) > max(_TOLERANCE * abs(one), 0.011)
+
+
+PROGRAMS: Final = {
+    "all_reduce": "all_reduce_perf",
+    "all_gather": "all_gather_perf",
+    "reduce_scatter": "reduce_scatter_perf",
+    "send_recv": "sendrecv_perf",
+}
+_PART_BYTES = 16
+"""Of each rank: the programs round a message down to parts of this size (src/all_gather.cu)."""
+_NUMBER = r"[\d.]+(?:e[+-]?\d+)?"
+# size count type redop root | time algbw busbw #wrong, out of place, then in place. Collectives
+# without a reduction print `none` for redop; versions before 2.11 have no column root.
+_ROW = re.compile(
+    r"(?:^|\s)(?P<size>\d+)\s+(?P<count>\d+)\s+(?P<type>[a-z]+\w*)\s+(?P<redop>[a-z]+)\s+"
+    r"(?:(?P<root>-?\d+)\s+)?"
+    rf"(?P<time>{_NUMBER})\s+(?P<algbw>{_NUMBER})\s+(?P<busbw>{_NUMBER})\s+(?P<wrong>N/A|{_NUMBER})\s+"
+    rf"(?P<time2>{_NUMBER})\s+(?P<algbw2>{_NUMBER})\s+(?P<busbw2>{_NUMBER})\s+(?P<wrong2>N/A|{_NUMBER})\s*$"
+)
+
+
+_TABLE_HEAD: Final = "out-of-place"
+
+
+class NcclTestsError(WorkloadError):
+    """Output without a table, or one that was cut short."""
+
+
+def aligned(num_bytes: int, ranks: int) -> int:
+    """Return the least message of `num_bytes` or more that the programs do not round down."""
+    part = _PART_BYTES * ranks
+    return -(-num_bytes // part) * part
+
+
+def parse(text: str, *, op: str, ranks: int) -> tuple[Transfer, ...]:
+    """Return the rows, by size; of out-of-place and in-place the slower one counts."""
+    rows = [
+        _transfer(match, op, ranks) for line in text.splitlines() if (match := _ROW.search(line))
+    ]
+    if not rows:
+        last = next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
+        raise NcclTestsError(f"{PROGRAMS[op]}: no row of results; its last line: {last.strip()}")
+    if len(tables := [line for line in text.splitlines() if _TABLE_HEAD in line]) > 1:
+        raise NcclTestsError(
+            f"{PROGRAMS[op]}: {len(tables)} tables of {ranks} ranks: each process measured alone, "
+            "as without MPI; build nccl-tests with MPI=1"
+        )
+    if "Avg bus bandwidth" not in text:
+        raise NcclTestsError(
+            f"{PROGRAMS[op]}: {len(rows)} rows and no 'Avg bus bandwidth': it ended before the last"
+        )
+    return tuple(row for row in rows if row.bytes and row.time_s)
+
+
+def _transfer(match: re.Match[str], op: str, ranks: int) -> Transfer:
+    slower = "2" if float(match["time2"]) > float(match["time"]) else ""
+    wrong = match[f"wrong{slower}"]
+    return Transfer(
+        op=op,
+        ranks=ranks,
+        bytes=int(match["size"]),
+        time_s=float(match[f"time{slower}"]) / 1e6,
+        algbw_gb_per_s=float(match[f"algbw{slower}"]),
+        busbw_gb_per_s=float(match[f"busbw{slower}"]),
+        wrong=None if wrong == "N/A" else int(float(wrong)),
+        source="nccl-tests",
+    )
+
 
 _ITEM_BYTES = 4
 _NVLS_OVER = 4

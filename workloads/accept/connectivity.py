@@ -1,20 +1,130 @@
-"""Whether every pair of ranks reaches each other, and which pair is slower than its kind.
-
-Owns the order of pairs: in each round every rank has at most one partner, so all links are used
-at once and n ranks need n - 1 rounds, not n(n-1)/2.
-"""
+"""Whether every pair of ranks, and every InfiniBand port, reaches the other; which are slower."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
 
-from workloads.accept.gates import Gates
-from workloads.accept.nodes import Node, name_of, nodes_of
-from workloads.accept.outcome import Check, fact, hold, not_run
+from workloads.accept import collectives
+from workloads.accept.collectives import Transfer
+from workloads.accept.gates import Check, Gates, fact, hold, not_run
+from workloads.accept.readiness import NodeFacts
+from workloads.accept.report import Node, name_of, nodes_of
 from workloads.common.dist import World
+from workloads.common.exit_codes import WorkloadError
+
+TIMEOUT_S = 1800
+"""Of all programs of nccl-tests together."""
+_END_S: Final = 240
+"""For the tasks of a step that is ended: Soperator's KillWait is 180 s."""
+_STEP: Final = ("SLURM_", "SRUN_", "PMI_", "PMIX_")
+"""Variables of the step that the ranks run in: another step reads them as its own options."""
+
+
+def on_path(program: str) -> Path | None:
+    """Return the folder of PATH that holds `program`; None: none does."""
+    found = shutil.which(program)
+    return None if found is None else Path(found).parent
+
+
+def over_nodes(
+    nodes: int, gpus: int, environment: Mapping[str, str] = os.environ
+) -> list[str] | None:
+    """Return the words that start one process a GPU on all nodes of the job; None without Slurm."""
+    job, srun = environment.get("SLURM_JOB_ID"), shutil.which("srun", path=environment.get("PATH"))
+    if not job or srun is None:
+        return None
+    return [
+        srun,
+        f"--jobid={job}",
+        # The ranks of the suite hold the job's GPUs and CPUs, and wait.
+        "--overlap",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes * gpus}",
+        f"--ntasks-per-node={gpus}",
+        f"--gpus-per-node={gpus}",
+        "--cpus-per-task=1",
+        "--kill-on-bad-exit=1",
+    ]
+
+
+def run_nccl_tests(
+    folder: Path,
+    gpus: int,
+    sizes_mb: Sequence[int],
+    *,
+    nodes: int = 1,
+    launcher: Sequence[str] = (),
+    environment: Mapping[str, str] = os.environ,
+) -> list[Transfer]:
+    """Return what the programs in `folder` say of `gpus` on each of `nodes`.
+
+    Each size is a run of its own: steps by a factor would miss the largest one. With a `launcher`
+    each process has one GPU.
+    """
+    found: list[Transfer] = []
+    ranks = nodes * gpus
+    own = {name: each for name, each in environment.items() if not name.startswith(_STEP)}
+    if "SLURM_CONF" in environment:
+        own["SLURM_CONF"] = environment["SLURM_CONF"]
+    end = time.monotonic() + TIMEOUT_S
+    for op, name in collectives.PROGRAMS.items():
+        path = shutil.which(name, path=str(folder))
+        if path is None:
+            raise collectives.NcclTestsError(f"{folder / name}: not there; build nccl-tests there")
+        for size_mb in sizes_mb:
+            size = str(collectives.aligned(size_mb * 10**6, ranks))
+            each = "1" if launcher else str(gpus)
+            try:
+                text = _output([*launcher, path, "-b", size, "-e", size, "-g", each], own, end)
+            except subprocess.TimeoutExpired:
+                raise collectives.NcclTestsError(
+                    f"{path}: the programs did not end in {TIMEOUT_S} s; run it by hand, "
+                    "or leave accept.collectives.nccl_tests out"
+                ) from None
+            found += collectives.parse(text, op=op, ranks=ranks)
+    return found
+
+
+def _output(words: Sequence[str], environment: Mapping[str, str], end_s: float) -> str:
+    """Return what a program printed by `end_s`, a moment of time.monotonic()."""
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            return "".join(process.communicate(timeout=max(0.0, end_s - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            # srun ends its tasks when it is asked to; killed, it leaves them on the GPUs.
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_END_S)
+            raise
+        finally:
+            process.kill()
+
+
+def waiting_room(world: World) -> World:
+    """Return the same ranks over gloo: who waits there keeps no GPU busy, as NCCL's waits do."""
+    import torch
+    import torch.distributed as dist
+
+    if not world.is_distributed:
+        return world
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()  # the programs are other processes, and need the memory
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=3 * TIMEOUT_S))
+    return replace(world, device=torch.device("cpu"), group=group)
+
 
 _ELEMENTS = 4_000_000
 _REPEATS = 4
@@ -55,7 +165,7 @@ def rounds(ranks: Sequence[int]) -> list[list[tuple[int, int]]]:
     return found
 
 
-def measure(world: World, elements: int = _ELEMENTS) -> list[Pair]:
+def measure_pairs(world: World, elements: int = _ELEMENTS) -> list[Pair]:
     """Return all pairs, on every rank; a link that is down ends the job with its own status."""
     mine: list[Pair] = []
     for couples in rounds(range(world.world_size)):
@@ -92,7 +202,7 @@ def _meet(world: World, one: int, other: int, elements: int) -> Pair:
     return Pair(one=one, other=other, is_right=is_right, gb_per_s=sent.numel() * 4 / best / 1e9)
 
 
-def judge(
+def judge_pairs(
     pairs: Sequence[Pair], nodes: Sequence[Node], world_size: int, gates: Gates
 ) -> list[Check]:
     """Return: all nodes and pairs were reached, and no pair is slow for its kind."""
@@ -163,3 +273,157 @@ def _blamed(bad: Sequence[Pair], nodes: Sequence[Node]) -> tuple[str, ...]:
     sets = [set(nodes_of(nodes, (pair.one, pair.other))) for pair in bad]
     common = set.intersection(*sets)
     return tuple(sorted(common or set.union(*sets)))
+
+
+PROGRAM: Final = "ib_write_bw"
+ANSWER_S = 30.0
+"""Longest that a client looks for the next node's server."""
+_RUN_S: Final = 60
+_PAUSE_S: Final = 0.2
+_SIZE: Final = 65536
+_NO_SERVER: Final = re.compile(r"[Cc]ouldn't connect|Connection refused")
+# #bytes #iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]
+_HEAD: Final = re.compile(r"BW average\[Gb/sec\]")
+_ROW: Final = re.compile(r"^\s*\d+\s+\d+\s+[\d.]+\s+(?P<average>[\d.]+)\s+[\d.]+\s*$", re.MULTILINE)
+
+
+class WireError(WorkloadError):
+    """The program printed no rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """One port writing to the port of the same name on another node."""
+
+    device: str
+    one: str
+    other: str
+    gbit_per_s: float | None
+    error: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the wire as plain values."""
+        return asdict(self)
+
+
+def devices_of(facts: Sequence[NodeFacts]) -> tuple[str, ...]:
+    """Return the InfiniBand devices that every node has up."""
+    ups = [
+        {port.device for port in node.ports if (port.link_layer, port.state) == _UP}
+        for node in facts
+    ]
+    return tuple(sorted(set.intersection(*ups))) if ups else ()
+
+
+_UP: Final = ("InfiniBand", "ACTIVE")
+
+
+def measure_ports(
+    world: World, nodes: Sequence[Node], devices: Sequence[str], folder: Path
+) -> list[Wire]:
+    """Return each node's ports to the next node, on every rank; the first rank of a node runs."""
+    index = next((i for i, node in enumerate(nodes) if node.ranks[0] == world.rank), None)
+    found: list[Wire] = []
+    for device in devices:
+        server, port = None, None
+        if index is not None:
+            port = _free_port()
+            server = _start(folder, device, port)
+        try:
+            ports = [each for each in world.gather(port) if each is not None]
+            mine = None
+            if index is not None:
+                other = (index + 1) % len(nodes)
+                mine = _write(folder, device, nodes[index].name, nodes[other].name, ports[other])
+            found += [each for each in world.gather(mine) if each is not None]
+        finally:
+            if server is not None:
+                server.kill()
+                server.wait()
+    return found
+
+
+def parse(text: str) -> float:
+    """Return the average rate in Gbit/s that ib_write_bw --report_gbits printed."""
+    rows = _ROW.findall(text)
+    if not rows or not _HEAD.search(text):
+        last = next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
+        raise WireError(f"{PROGRAM}: no rate in Gb/sec; its last line: {last.strip()}")
+    return float(rows[-1])
+
+
+def judge_ports(wires: Sequence[Wire], gates: Gates) -> list[Check]:
+    """Return whether every port has its rate; the nodes of those that have not are named."""
+    silent = [each for each in wires if each.gbit_per_s is None]
+    checks = [
+        not_run(
+            "connectivity.wires",
+            f"{each.device} {each.one} to {each.other}: {each.error}",
+            subject=f"{len(silent)} of {len(wires)} ports",
+            nodes=(each.one, each.other),
+        )
+        for each in silent[:1]
+    ]
+    rates = {each: each.gbit_per_s / 8 for each in wires if each.gbit_per_s is not None}
+    limit = gates.limit("connectivity.wires")
+    if limit is None or not rates:
+        return checks
+    slowest = min(rates, key=lambda each: rates[each])
+    bad = [each for each in rates if not limit.holds(rates[each])]
+    said = ", ".join(
+        f"{each.device} {each.one} to {each.other} {each.gbit_per_s:.0f} Gbit/s" for each in bad[:4]
+    )
+    return [
+        *checks,
+        hold(
+            "connectivity.wires",
+            rates[slowest],
+            limit,
+            subject=f"slowest of {len(rates)} ports: {slowest.device}, {slowest.one} to "
+            f"{slowest.other}",
+            nodes=sorted({name for each in bad for name in (each.one, each.other)}),
+            reason=f"{said}: look at its cable and ibstat" if bad else None,
+        ),
+    ]
+
+
+def _start(folder: Path, device: str, port: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        _words(folder, device, port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def _write(folder: Path, device: str, one: str, other: str, port: int) -> Wire:
+    """What the client says; a server that does not listen yet is asked again."""
+    end = time.monotonic() + ANSWER_S
+    words = [*_words(folder, device, port), other]
+    while True:
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=_RUN_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            error = f"{PROGRAM} did not end in {_RUN_S} s"
+            return Wire(device=device, one=one, other=other, gbit_per_s=None, error=error)
+        text = done.stdout + done.stderr
+        if not _NO_SERVER.search(text) or time.monotonic() >= end:
+            break
+        time.sleep(_PAUSE_S)
+    try:
+        return Wire(device=device, one=one, other=other, gbit_per_s=parse(text))
+    except WireError as why:
+        return Wire(device=device, one=one, other=other, gbit_per_s=None, error=str(why))
+
+
+def _words(folder: Path, device: str, port: int) -> list[str]:
+    # -F: a clock of the CPU that changes is no error.
+    return [
+        str(folder / PROGRAM),
+        *("-d", device, "-p", str(port), "-s", str(_SIZE), "-F", "--report_gbits"),
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.accept.config import StorageConfig
-from workloads.accept.outcome import Check, fact, not_run
+from workloads.accept.gates import Check, fact, not_run
 from workloads.common.exit_codes import WorkloadError
+from workloads.recipes.accept import StorageConfig
 
 _MB = 10**6
 _KIB = 1024

@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.accept import collectives, compute, connectivity, programs, readiness, storage, wires
-from workloads.accept.config import ON_PATH, AcceptConfig, profiled
-from workloads.accept.gates import gates_for
-from workloads.accept.nccl_tests import NcclTestsError
-from workloads.accept.nodes import device_of, gather_nodes
-from workloads.accept.outcome import not_run
+from workloads.accept import collectives, compute, connectivity, readiness, storage
+from workloads.accept.collectives import NcclTestsError
+from workloads.accept.gates import gates_for, not_run
 from workloads.accept.readiness import NodeFacts
-from workloads.accept.report import Report
+from workloads.accept.report import Report, device_of, gather_nodes
 from workloads.common.dist import World
 from workloads.common.exit_codes import ConfigError
 from workloads.common.log import log
 from workloads.common.places import Places
 from workloads.common.record import job_id
+from workloads.recipes.accept import ON_PATH, AcceptConfig, profiled
 
 # Part of a device's name -> platform, where nobody declared one (torchrun by hand, Kubernetes).
 _PLATFORMS = (("H100", "gpu-h100-sxm"), ("H200", "gpu-h200-sxm"), ("L40S", "gpu-l40s-d"))
@@ -52,9 +50,9 @@ class Suite:
         if self.world.world_size == 1:
             self.report.checks += connectivity.missing(1)
             return
-        pairs = connectivity.measure(self.world)
+        pairs = connectivity.measure_pairs(self.world)
         self.report.measurements["connectivity"] = [pair.to_json() for pair in pairs]
-        self.report.checks += connectivity.judge(
+        self.report.checks += connectivity.judge_pairs(
             pairs, self.report.nodes, self.world.world_size, self.report.gates
         )
         perftest = self.config.connectivity.perftest
@@ -63,20 +61,20 @@ class Suite:
 
     def _wires(self, perftest: str) -> None:
         self.facts = self.facts or self._ask_nodes()
-        folder = self._programs(perftest, wires.PROGRAM, at="accept.connectivity.perftest")
-        devices = wires.devices_of(self.facts)
+        folder = self._programs(perftest, connectivity.PROGRAM, at="accept.connectivity.perftest")
+        devices = connectivity.devices_of(self.facts)
         # A node without the program would leave the others waiting for its server.
         folders = self.world.gather(
-            folder if folder and shutil.which(wires.PROGRAM, path=str(folder)) else None
+            folder if folder and shutil.which(connectivity.PROGRAM, path=str(folder)) else None
         )
         if None in folders and perftest != ON_PATH:
-            why = f"{folder}/{wires.PROGRAM} is not on every node"
+            why = f"{folder}/{connectivity.PROGRAM} is not on every node"
             self.report.checks.append(not_run("connectivity.wires", why, subject="all ports"))
         if folder is None or None in folders or not devices:
             return
-        found = wires.measure(self.world, self.report.nodes, devices, folder)
+        found = connectivity.measure_ports(self.world, self.report.nodes, devices, folder)
         self.report.measurements["wires"] = [wire.to_json() for wire in found]
-        self.report.checks += wires.judge(found, self.report.gates)
+        self.report.checks += connectivity.judge_ports(found, self.report.gates)
 
     def collectives(self) -> None:
         """The sweep of message sizes."""
@@ -84,7 +82,7 @@ class Suite:
         rows = collectives.sweep(self.world, nodes, config) if self.world.is_distributed else []
         gpus = len(nodes[0].ranks)
         if config.nccl_tests is not None and self.config.device == "gpu":
-            room = programs.waiting_room(self.world)
+            room = connectivity.waiting_room(self.world)
             said = self._nccl_tests(config.nccl_tests, gpus) if self.world.is_main else None
             found, whys = room.broadcast(said)
             rows += found
@@ -107,12 +105,12 @@ class Suite:
         for names in [nodes[:1], nodes][: len(nodes)]:
             several = len(names) > 1
             where = f"{len(names)} nodes" if several else names[0]
-            launcher = programs.over_nodes(len(names), gpus) if several else []
+            launcher = connectivity.over_nodes(len(names), gpus) if several else []
             if launcher is None:
                 whys[where] = "srun starts them over nodes, and this is no job of Slurm"
                 continue
             try:
-                found = programs.run_nccl_tests(
+                found = connectivity.run_nccl_tests(
                     folder, gpus, sizes, nodes=len(names), launcher=launcher
                 )
             except NcclTestsError as error:
@@ -126,16 +124,16 @@ class Suite:
         """The folder of programs that the recipe names; None where PATH is asked and has none."""
         if named != ON_PATH:
             return self.places.expand(named, at=at)
-        folder = programs.on_path(program)
+        folder = connectivity.on_path(program)
         if folder is None:
             log(f"{at}: {program} is not on PATH, and is left out")
         return folder
 
     def compute(self) -> None:
         """Each GPU alone, all at once."""
-        rows = compute.measure(self.world, self.config.compute)
+        rows = compute.measure_compute(self.world, self.config.compute)
         self.report.measurements["compute"] = rows
-        self.report.checks += compute.judge(rows, self.report.nodes, self.report.gates)
+        self.report.checks += compute.judge_compute(rows, self.report.nodes, self.report.gates)
 
     def storage(self) -> None:
         """Each place, all nodes at once."""
@@ -162,24 +160,22 @@ class Suite:
 
     def training(self) -> None:
         """Throughput, scaling and stragglers."""
-        from workloads.accept import scaling, training
+        from workloads.accept import training
 
         points, work = training.measure(self.world, self.config.training, self.report.nodes)
-        found = scaling.stragglers(work)
+        found = training.stragglers(work)
         self.report.measurements["training"] = {
             "points": [point.to_json() for point in points],
             "own_work_s": work,
         }
-        self.report.checks += scaling.judge(points, found, self.report.nodes, self.report.gates)
+        self.report.checks += training.judge(points, found, self.report.nodes, self.report.gates)
 
     def soak(self) -> None:
         """The same for a while."""
-        from workloads.accept import soak
-
         before = self.facts or self._ask_nodes()
-        found = soak.measure(self.world, self.config.training, self.config.soak_s)
+        found = compute.measure_soak(self.world, self.config.training, self.config.soak_s)
         self.report.measurements["soak"] = found.to_json()
-        self.report.checks += soak.judge(
+        self.report.checks += compute.judge_soak(
             found, before, self._ask_nodes(), self.report.nodes, self.report.gates
         )
 

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workloads.chat.arms import Arms
-from workloads.chat.client import Client
-from workloads.chat.models import catalog
+from workloads.chat.client import Client, catalog
 from workloads.common.exit_codes import (
     ConfigError,
     ExitCode,
@@ -29,7 +28,7 @@ from workloads.common.exit_codes import (
     reason_of,
 )
 from workloads.common.log import log
-from workloads.load.target import KEY_VARIABLE
+from workloads.load.client import KEY_VARIABLE
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 7861
@@ -79,8 +78,8 @@ def serve(options: argparse.Namespace, over: threading.Event) -> None:
     arms = Arms(options.record)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it when it is imported
     try:
-        from workloads.chat import look, page
-        from workloads.chat.guard import PageGuard
+        from workloads.chat import page
+        from workloads.chat.page import PageGuard
     except ModuleNotFoundError as error:
         raise NotRunError(
             f"{error.name} is not installed here; the page runs in the project's .venv "
@@ -106,8 +105,8 @@ def serve(options: argparse.Namespace, over: threading.Event) -> None:
         mcp_server=False,
         enable_monitoring=False,
         footer_links=[],
-        theme=look.theme(),
-        css_paths=[look.CSS],
+        theme=page.theme(),
+        css_paths=[page.CSS],
         app_kwargs={"middleware": [Middleware(PageGuard, is_shared=options.share)]},
     )
     if options.share and blocks.share_url is None:

@@ -9,15 +9,222 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from workloads.chat.models import Model, server_models
-from workloads.chat.reply import Reply
 from workloads.common.exit_codes import ConfigError, WorkloadError
-from workloads.load.http import Answer, HttpClient, HttpError
-from workloads.load.sse import ChatEvents
+from workloads.load.http import Answer, ChatEvents, HttpClient, HttpError
+
+_TUNED_ENDING = "-tuned"
+"""What workloads.serve adds to the base's name unless serve.tuned_name says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One model that can be asked."""
+
+    label: str
+    """Its name on the page, unique there."""
+    name: str
+    """Its name in the API."""
+    url: str
+    """Its server, up to /v1."""
+    base: str | None = None
+    """Label of the model whose adapter it is; None: a whole model."""
+
+
+def server_models(url: str, body: Any) -> list[Model]:
+    """Return the models of one answer to GET /v1/models; ConfigError for anything else.
+
+    A card names its base as `parent`, as vLLM's do; where none does, by the ending of its name.
+    """
+    try:
+        cards: list[Mapping[str, Any]] = body["data"]
+        names = [str(card["id"]) for card in cards]
+        parents = [card.get("parent") for card in cards]
+    except (KeyError, TypeError, AttributeError):
+        names, parents = [], []
+    if not names:
+        raise ConfigError(
+            f"--url {url}: answers no list of models; give an OpenAI-compatible server up to /v1"
+        )
+    return [
+        Model(label=name, name=name, url=url, base=_base(name, parent, names))
+        for name, parent in zip(names, parents, strict=True)
+    ]
+
+
+def catalog(found: Sequence[Model]) -> tuple[Model, ...]:
+    """Return the models of all servers with labels that are unique."""
+    counts = Counter(each.name for each in found)
+
+    def label(name: str, url: str) -> str:
+        return name if counts[name] == 1 else f"{name} at {urlsplit(url).netloc}"
+
+    labelled = [
+        replace(
+            each,
+            label=label(each.name, each.url),
+            base=None if each.base is None else label(each.base, each.url),
+        )
+        for each in found
+    ]
+    repeated = [
+        name for name, count in Counter(each.label for each in labelled).items() if count > 1
+    ]
+    if repeated:
+        raise ConfigError(f"--url: {repeated[0]} comes twice; give each server once")
+    return tuple(labelled)
+
+
+def by_label(models: Sequence[Model], label: str) -> Model:
+    """Return the model with this label."""
+    return next(each for each in models if each.label == label)
+
+
+def partner(models: Sequence[Model], label: str) -> Model | None:
+    """Return the tuned half of a base, or the base of a tuned one; None where there is none."""
+    chosen = by_label(models, label)
+    if chosen.base is not None:
+        return by_label(models, chosen.base)
+    return next((each for each in models if each.base == label), None)
+
+
+def default_pair(models: Sequence[Model]) -> tuple[str, str]:
+    """Return what stands left and right at first: base and tuned where there are such."""
+    for each in models:
+        if each.base is not None:
+            return each.base, each.label
+    return models[0].label, models[min(1, len(models) - 1)].label
+
+
+def _base(name: str, parent: Any, names: Sequence[str]) -> str | None:
+    if isinstance(parent, str) and parent in names and parent != name:
+        return parent
+    ending = name.removesuffix(_TUNED_ENDING)
+    return ending if ending != name and ending in names else None
+
+
+@dataclass(slots=True, kw_only=True)
+class Reply:
+    """What came so far of one answer; times are of time.perf_counter."""
+
+    model: str
+    """Label of the model that answers."""
+    is_tuned: bool | None
+    """Whether its adapter is on; None: it has none."""
+    began_s: float
+    text: str = ""
+    thought: str = ""
+    calls: list[dict[str, str]] = field(default_factory=list)
+    """`id`, `name` and `arguments` (JSON text) of each call."""
+    first_s: float | None = None
+    last_s: float | None = None
+    num_pieces: int = 0
+    usage: Mapping[str, Any] | None = None
+    finish: str | None = None
+    """OpenAI's finish_reason; `stopped` by the user, `failed` with `error`."""
+    error: str | None = None
+
+    def take(self, choice: Mapping[str, Any], now_s: float) -> None:
+        """Take one choice of a chunk that came at `now_s`."""
+        delta = choice.get("delta") or {}
+        text = delta.get("content") or ""
+        thought = delta.get("reasoning_content") or ""
+        calls = delta.get("tool_calls") or ()
+        self.text += text
+        self.thought += thought
+        for call in calls:
+            self._take_call(call)
+        if text or thought or calls:
+            self.first_s = now_s if self.first_s is None else self.first_s
+            self.last_s = now_s
+            self.num_pieces += 1
+        self.finish = choice.get("finish_reason") or self.finish
+
+    def fail(self, reason: str) -> None:
+        """End it with what went wrong; what came before stays."""
+        self.error, self.finish = reason, "failed"
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds to the first piece; None before it."""
+        return None if self.first_s is None else self.first_s - self.began_s
+
+    @property
+    def total_s(self) -> float | None:
+        """Seconds to the last piece so far; None before the first."""
+        return None if self.last_s is None else self.last_s - self.began_s
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens as the server counted them; the pieces where it did not."""
+        counted = (self.usage or {}).get("completion_tokens")
+        return counted if isinstance(counted, int) else self.num_pieces
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second after the first; None for fewer than two, or all at once."""
+        if self.first_s is None or self.last_s is None or self.output_tokens < 2:
+            return None
+        seconds = self.last_s - self.first_s
+        return (self.output_tokens - 1) / seconds if seconds > 0 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as the conversation keeps it."""
+        prompt = (self.usage or {}).get("prompt_tokens")
+        return {
+            "model": self.model,
+            "is_tuned": self.is_tuned,
+            "text": self.text,
+            "thought": self.thought,
+            "calls": [dict(call) for call in self.calls],
+            "ttft_s": self.ttft_s,
+            "total_s": self.total_s,
+            "tokens_per_s": self.tokens_per_s,
+            "prompt_tokens": prompt if isinstance(prompt, int) else None,
+            "output_tokens": self.output_tokens,
+            "finish": self.finish,
+            "error": self.error,
+        }
+
+    def _take_call(self, call: Mapping[str, Any]) -> None:
+        index = call.get("index", len(self.calls))
+        while len(self.calls) <= index:
+            self.calls.append({"id": "", "name": "", "arguments": ""})
+        known, function = self.calls[index], call.get("function") or {}
+        known["id"] = call.get("id") or known["id"]
+        known["name"] += function.get("name") or ""
+        known["arguments"] += function.get("arguments") or ""
+
+
+def caption(answer: Mapping[str, Any]) -> str:
+    """Return the line under an answer: times, tokens, speed, how it ended."""
+    parts: list[str] = []
+    if answer["ttft_s"] is not None:
+        parts.append(f"TTFT {answer['ttft_s']:.2f} s")
+        parts.append(f"total {answer['total_s']:.2f} s")
+        count = answer["output_tokens"]
+        parts.append(f"{count} token{'' if count == 1 else 's'}")
+    if answer["tokens_per_s"] is not None:
+        parts.append(f"{answer['tokens_per_s']:.1f} tokens/s")
+    if answer["finish"] == "length":
+        parts.append("cut at the limit of tokens")
+    elif answer["finish"] == "stopped":
+        parts.append("stopped")
+    return " | ".join(parts)
+
+
+def pretty_arguments(text: str) -> str:
+    """Return a call's arguments indented; as they came where they are no JSON."""
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except ValueError:
+        return text
+
 
 _CONTROL_TIMEOUT_S = 5.0
 _WHOLE_ANSWER_S = 900.0

@@ -1,7 +1,7 @@
 """The page in Gradio: its parts, and which of them each event reads and changes.
 
-Owns layout and wiring alone; what happens is dialogue.py's, what is shown render.py's. Loads
-nothing from elsewhere: the fonts are the system's, and nothing is told to anyone.
+What happens and what is shown is dialogue.py's. Nothing is loaded from elsewhere: the fonts are the
+system's, nothing is told to anyone, and no other site reaches the page.
 """
 
 from __future__ import annotations
@@ -9,18 +9,111 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import gradio as gr
+from gradio.themes import Base, Default
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from workloads.chat import conversation as conversations
-from workloads.chat import look, render, settings
-from workloads.chat.client import UnreachableError
+from workloads.chat import settings
+from workloads.chat.client import UnreachableError, by_label, partner
 from workloads.chat.conversation import Vote
-from workloads.chat.dialogue import Dialogue, View
-from workloads.chat.models import by_label, partner
-from workloads.chat.server_load import load_line, read_metrics
+from workloads.chat.dialogue import Dialogue, View, arms_html, load_html, notice_html, status_html
 from workloads.chat.settings import MODES, Settings
+from workloads.load.client import load_line, read_metrics
+
+CSS: Final = Path(__file__).with_name("page.css")
+VOTES: Final[Mapping[Vote, str]] = {
+    "left": "Left is better",
+    "tie": "Both alike",
+    "right": "Right is better",
+    "good": "Good answer",
+    "bad": "Bad answer",
+}
+SAVE_FILE: Final = """(text) => {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], {type: "application/json"}));
+  link.download = "chat.json";
+  link.click();
+  URL.revokeObjectURL(link.href);
+}"""
+"""Gives the reader a text as a file, without a copy of it on the server."""
+
+
+def theme() -> Base:
+    """Return Gradio's plain theme with the fonts that the reader's system has."""
+    # One accent: Send has this blue in page.css.
+    accent = "*primary_700"
+    plain = Default(
+        primary_hue="blue",
+        font=("system-ui", "sans-serif"),
+        font_mono=("ui-monospace", "monospace"),
+    )
+    return plain.set(
+        checkbox_background_color_selected=accent, checkbox_background_color_selected_dark=accent
+    )
+
+
+LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
+# Gradio 6 makes code of strings (its templates) and sets styles of elements.
+_POLICY: Final = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
+    "media-src 'self' blob:; worker-src 'self' blob:; connect-src 'self'; object-src 'none'; "
+    "base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+)
+_UPLOAD: Final = "/gradio_api/upload"
+_HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": _POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class PageGuard:
+    """Adds the policy to every answer; refuses other host names where only this machine may ask."""
+
+    def __init__(self, app: ASGIApp, *, is_shared: bool) -> None:
+        self._app = app
+        self._is_shared = is_shared
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or refuse with 421 or 403."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        host = Headers(scope=scope).get("host", "")
+        if not self._is_shared and host_name(host) not in LOOPBACK:
+            refusal = PlainTextResponse("open this page as http://127.0.0.1:PORT\n", 421)
+            await refusal(scope, receive, send)
+            return
+        origin = Headers(scope=scope).get("origin")
+        is_foreign = origin is not None and host_name(urlsplit(origin).netloc) not in LOOPBACK
+        if scope["path"].startswith(_UPLOAD) or (is_foreign and not self._is_shared):
+            await PlainTextResponse("this page takes no files and no other page\n", 403)(
+                scope, receive, send
+            )
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, guarded)
+
+
+def host_name(host: str) -> str:
+    """Return a Host header without its port."""
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.rpartition(":")[0] or host
+
 
 _STORAGE_KEY: Final = "soperator-chat"
 _LOOK_EVERY_S: Final = 2.0
@@ -110,7 +203,7 @@ class Page:
         with gr.Row():
             self._votes: dict[Vote, gr.Button] = {
                 vote: gr.Button(text, visible=False, elem_id=f"vote-{vote}", min_width=90)
-                for vote, text in look.VOTES.items()
+                for vote, text in VOTES.items()
             }
         with gr.Accordion("System prompt, sampling, tools", open=False, elem_id="settings"):
             self._system = gr.Textbox(
@@ -169,7 +262,7 @@ class Page:
         for event in (self._mode.input, self._left.input):
             event(self._arrange, [self._mode, self._left], layout, **quiet)
         self._export.click(self._exported, [self._kept, *controls], [self._file], **quiet).success(
-            None, [self._file], None, js=look.SAVE_FILE
+            None, [self._file], None, js=SAVE_FILE
         )
 
     def _opened(self, kept: Any) -> list[Any]:
@@ -216,8 +309,8 @@ class Page:
                 raise each
             else:
                 lines.append(load_line(read_metrics(each)))
-        status = render.status_html(problems, list(self._servers.values()), self._labels)
-        return [status, render.load_html(lines)]
+        status = status_html(problems, list(self._servers.values()), self._labels)
+        return [status, load_html(lines)]
 
     async def _ask(
         self, kept: Any, question: str, is_result: bool, *controls: Any
@@ -296,8 +389,8 @@ class Page:
                 gr.update(visible=can_vote and (vote in ("left", "right", "tie")) == pair)
                 for vote in self._votes
             ),
-            render.notice_html(view.notice),
-            render.arms_html(self._dialogue.arms.arms),
+            notice_html(view.notice),
+            arms_html(self._dialogue.arms.arms),
         ]
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, cast, get_args
 
+from workloads.chat.client import Model, default_pair
 from workloads.chat.conversation import Mode
-from workloads.chat.models import Model, default_pair
 
 MODES: Final[Mapping[str, Mode]] = {
     "Side by side": "pair",

@@ -127,9 +127,11 @@ def full_text(error: BaseException) -> str | None:
     """Return what a failed write says of a full filesystem; None where it failed otherwise."""
     seen: BaseException | None = error
     while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in _FULL:
+            return seen.strerror or _FULL[seen.errno]
         # safetensors has errors of its own, with the system's text in them.
-        for number, text in _FULL.items():
-            if text in str(seen) or (isinstance(seen, OSError) and seen.errno == number):
+        for text in _FULL.values():
+            if text in str(seen):
                 return text
         seen = seen.__cause__ or seen.__context__
     is_cut = all(part in str(error) for part in _CUT_SHORT_TEXT)

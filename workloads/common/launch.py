@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import socket
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from workloads.common import gpu_log, hardware, record
+from workloads.common import hardware, record
 from workloads.common.exit_codes import (
     ADVICE,
     RESTARTABLE,
@@ -30,6 +33,52 @@ from workloads.common.exit_codes import (
 )
 from workloads.common.log import log
 from workloads.common.places import Places
+from workloads.common.record import job_id
+
+EVERY_S = 10
+"""A day of eight GPUs is 3 MB."""
+_SCRIPT = Path(__file__).parents[1] / "monitoring" / "check_gpu_util.sh"
+_END_S = 10.0
+
+
+@contextlib.contextmanager
+def sampled() -> Iterator[None]:
+    """Sample while the block runs; what goes wrong is told once and the job goes on."""
+    process = _start()
+    try:
+        yield
+    finally:
+        if process is not None:
+            _end(process)
+
+
+def _start() -> subprocess.Popen[bytes] | None:
+    results = os.environ.get("SOPERATOR_PLACE_RESULTS")
+    if not results or shutil.which("nvidia-smi") is None:
+        return None
+    path = Path(results) / job_id() / f"gpu_{socket.gethostname()}.csv"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as sink:  # a requeued job goes on in the file of its first run
+            return subprocess.Popen(
+                ["bash", str(_SCRIPT), "--raw", str(EVERY_S), "0"],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.DEVNULL,
+                process_group=0,
+            )
+    except OSError as error:
+        log(f"{path}: GPUs are not sampled: {error.strerror or error}", every_rank=True)
+        return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the script and what it waits for: it has a process group of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_S)
+
 
 STARTS, SAVE_S = "SOPERATOR_STARTS", "SOPERATOR_SAVE_S"
 EXIT_FILE, NODES_FILE = "SOPERATOR_EXIT_FILE", "SOPERATOR_NODES_FILE"
@@ -161,7 +210,7 @@ def agent_class() -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run torchrun with `arguments`; return the exit status of the first failed rank, or 0."""
-    with gpu_log.sampled():
+    with sampled():
         status = _run(sys.argv[1:] if arguments is None else arguments)
     exit_file = os.environ.get(EXIT_FILE)
     if status and exit_file:

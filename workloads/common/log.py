@@ -1,7 +1,8 @@
 """Progress lines on stderr, flushed one by one: a reader of the job's log sees them at once.
 
-Owns that a job is not silent: where nothing is logged for a while, `never_silent` says how far
-`counted` work is, or what was logged last and how long ago.
+Owns that results on stdout stand apart from them too, in a file that jq reads; and that a job is
+not silent: where nothing is logged for a while, `never_silent` says how far `counted` work is, or
+what was logged last and how long ago.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 QUIET_S = 8.0
 """Seconds without a line after which one comes: on a busy machine it is still within 10."""
+TRAIN_QUIET_S = 60.0
+"""The same of training, which has a line a step: lines between slow steps would bury them."""
+_JOB_NAMES = ("SOPERATOR_PLACE_LOGS", "SOPERATOR_JOB", "SLURM_JOB_ID")
 
 
 def log(message: str, *, every_rank: bool = False) -> None:
@@ -24,6 +29,28 @@ def log(message: str, *, every_rank: bool = False) -> None:
         return
     _write(message, every_rank=every_rank)
     _now.text, _now.at_s = message.partition("\n")[0], _now.line_s
+
+
+def at(text: str) -> None:
+    """What goes on now, without a line of its own; one comes once nothing else does."""
+    _now.text, _now.at_s = text, time.monotonic()
+
+
+def tell(result: str) -> None:
+    """Print a result on stdout; of a job of Slurm also into `<logs>/<job>_<id>.out`, alone."""
+    text = f"{result}\n"
+    sys.stderr.flush()
+    sys.stdout.write(text)  # one write: other ranks share this log
+    sys.stdout.flush()
+    logs, job, number = (os.environ.get(name) for name in _JOB_NAMES)
+    if not (logs and job and number):
+        return
+    path = Path(logs, f"{job}_{number}.out")
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:  # the run record comes after this copy, and must come
+        log(f"{path}: {error.strerror}; the result is in the job's log and results alone")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,11 +87,12 @@ def counted(what: str, total: int, unit: str = "rows") -> Iterator[Counted]:
 
 
 @contextmanager
-def never_silent() -> Iterator[None]:
-    """While the block runs, no QUIET_S of rank 0 go by without a line."""
+def never_silent(quiet_s: float | None = None) -> Iterator[None]:
+    """While the block runs, no `quiet_s` (QUIET_S) of rank 0 go by without a line."""
     _now.line_s = _now.at_s = time.monotonic()
     ended = threading.Event()
-    thread = threading.Thread(target=_repeat, args=(ended,), daemon=True)
+    wait_s = QUIET_S if quiet_s is None else quiet_s
+    thread = threading.Thread(target=_repeat, args=(ended, wait_s), daemon=True)
     if not _rank():
         thread.start()
     try:
@@ -88,9 +116,9 @@ class _Now:
 _now = _Now()
 
 
-def _repeat(ended: threading.Event) -> None:
-    while not ended.wait(max(0.0, _now.line_s + QUIET_S - time.monotonic())):
-        if time.monotonic() - _now.line_s >= QUIET_S:
+def _repeat(ended: threading.Event, quiet_s: float) -> None:
+    while not ended.wait(max(0.0, _now.line_s + quiet_s - time.monotonic())):
+        if time.monotonic() - _now.line_s >= quiet_s:
             still = f"still: {_now.text}, {time.monotonic() - _now.at_s:.0f} s"
             _write(still if _now.counted is None else str(_now.counted), every_rank=False)
 

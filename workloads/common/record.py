@@ -22,6 +22,7 @@ from typing import Any, Literal, TextIO
 from workloads.common import atomic
 from workloads.common.exit_codes import ExitCode
 from workloads.common.hardware import Hardware
+from workloads.common.log import tell
 
 SCHEMA_VERSION = 1
 FILE_NAME = "run_record.json"
@@ -152,7 +153,7 @@ class RunRecord:
 
     def finish(self, results_dir: Path | None, to: TextIO | None = None) -> None:
         """Print the record as one line and write it to `results_dir` (None: no such place)."""
-        _write(self.to_json(), results_dir, to or sys.stdout)
+        _write(self.to_json(), results_dir, to)
 
 
 def written_code(results_dir: Path | None, *, since_s: float) -> int | None:
@@ -179,13 +180,11 @@ def say_why(results_dir: Path, fallback: RunRecord) -> None:
         fallback.finish(results_dir)
     elif written in EFFECTS:
         told = {name: fallback.to_json()[name] for name in ("outcome", "exit_code", "reason")}
-        _write(json.loads((results_dir / FILE_NAME).read_bytes()) | told, results_dir, sys.stdout)
+        _write(json.loads((results_dir / FILE_NAME).read_bytes()) | told, results_dir)
 
 
-def _write(values: Mapping[str, Any], results_dir: Path | None, to: TextIO) -> None:
-    line = json.dumps(values) + "\n"
-    sys.stderr.flush()
-    to.write(line)  # one write: other ranks share this log
-    to.flush()
+def _write(values: Mapping[str, Any], results_dir: Path | None, to: TextIO | None = None) -> None:
+    line = json.dumps(values)
+    tell(line) if to is None else print(line, file=to, flush=True)
     if results_dir is not None:
-        atomic.write_text(results_dir / FILE_NAME, line)
+        atomic.write_text(results_dir / FILE_NAME, f"{line}\n")

@@ -13,19 +13,18 @@ from workloads.common import atomic
 from workloads.common.atomic import new_file
 from workloads.common.dist import environment_rank
 from workloads.common.exit_codes import DataError
-from workloads.common.job import Job, end, run_job, section_of
 from workloads.common.log import log
 from workloads.common.models import load_tokenizer
 from workloads.data.chat_template import check_tokenizer
-from workloads.data.config import DataConfig
-from workloads.data.dataset_convert import convert, source_files
+from workloads.data.chats import kind_of
+from workloads.data.dataset_convert import convert, rejects_path, source_files
 from workloads.data.dataset_split import split_file, split_names
-from workloads.data.dataset_tokenize import tokenize_file, tokenizer_files
-from workloads.data.files import told_when_full
+from workloads.data.dataset_tokenize import tokenize_file
 from workloads.data.manifest import Step, read_manifest
-from workloads.data.raw_rows import kind_of
-from workloads.data.rejects import rejects_path
+from workloads.data.token_rows import tokenizer_files
 from workloads.data.token_worker import TokenizeConfig
+from workloads.job import Job, end, run_job, section_of
+from workloads.recipes.data import DataConfig
 
 MANIFEST = "manifest.json"
 TRAIN_ROWS = "tokens_train.parquet"
@@ -59,7 +58,7 @@ def main(job: Job) -> None:
     if not step.is_current():
         check_tokenizer(load_tokenizer(model_dir))
         _remove_leftovers(output)
-        with told_when_full(output), atomic.new_directory(output, replace=True) as folder:
+        with atomic.new_directory(output, replace=True) as folder:
             _prepare(config, step, source, model_dir, folder)
     manifest = read_manifest(output / MANIFEST)
     job.record.metrics |= manifest["counts"]

@@ -7,25 +7,181 @@ Usage: python -m workloads.data.dataset_convert rows.parquet chats.jsonl [--form
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, get_args
 
+from workloads.common import tool_calls
 from workloads.common.atomic import new_file
 from workloads.common.exit_codes import DataError
 from workloads.common.log import log
 from workloads.common.tool_calls import UNREADABLE
-from workloads.data import bfcl
-from workloads.data.chats import Chat
-from workloads.data.config import Format, SourceConfig, from_options
+from workloads.data import calls
+from workloads.data.chats import ENDINGS, BadRow, Chat, check_messages, group_of, kind_of, raw_rows
 from workloads.data.files import files_of
-from workloads.data.formats import from_row
 from workloads.data.manifest import Step, command
-from workloads.data.raw_rows import ENDINGS, BadRow, kind_of, raw_rows
-from workloads.data.rejects import Rejects, reason_of, rejects_path
+from workloads.recipes.data import Format, SourceConfig, from_options
+
+__all__ = ["Rejects", "reason_of", "rejects_path"]
+
+_ROW_CHARS = 2000
+_REPORTED = 5
+
+
+class Rejects:
+    """Writes rejects, counts them and says the first few."""
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self._sink = sink
+        self.num = 0
+        self._first: str | None = None
+
+    def add(self, at: str, reason: str, row: Any) -> None:
+        """Write one; a row that is no text is written as JSON, and only its beginning."""
+        self.num += 1
+        reason = reason.removeprefix(f"{at}: ")
+        self._first = self._first or f"{at}: {reason}"
+        if self.num <= _REPORTED:
+            log(f"rejected {at}: {reason}")
+        entry = {"at": at, "reason": reason, "row": _text(row)[:_ROW_CHARS]}
+        self._sink.write(json.dumps(entry, ensure_ascii=False).encode(errors="replace") + b"\n")
+
+    def told(self) -> str:
+        """Return how many there are and why the first is one, for an error."""
+        return f"{self.num} rejected" + (f"; the first: {self._first}" if self._first else "")
+
+
+def rejects_path(output: Path) -> Path:
+    """Return where the rejects of `output` lie: beside it, rows.jsonl -> rows.rejects.jsonl."""
+    return output.with_suffix(".rejects.jsonl")
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a row is none; the class too where Python has said it."""
+    return str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+
+
+def _text(row: Any) -> str:
+    if isinstance(row, str):
+        return row
+    try:
+        return json.dumps(row, default=str)
+    except UNREADABLE as error:
+        return f"<{type(row).__name__} that cannot be written: {reason_of(error)}>"
+
+
+_TURN = re.compile(r"(?:^|\n)[ \t]*(USER|ASSISTANT|FUNCTION RESPONSE):")
+_ROLES = {"USER": "user", "ASSISTANT": "assistant", "FUNCTION RESPONSE": "tool"}
+_END = "<|endoftext|>"
+
+
+def read_glaive(
+    row: Mapping[str, Any], *, at: str
+) -> tuple[list[dict[str, str]], list[Mapping[str, Any]]]:
+    """Return the messages of the row's `system` and `chat`, and the functions on offer."""
+    chat = row.get("chat")
+    if not isinstance(chat, str):
+        raise DataError(f"{at}: column chat is {type(chat).__name__}, expected Glaive's text")
+    system = str(row.get("system") or "").strip().removeprefix("SYSTEM:").strip()
+    messages = [{"role": "system", "content": system}] if system else []
+    before, *parts = _TURN.split(chat)
+    if before.strip():
+        raise DataError(f"{at}: chat does not start with USER: but with {before.strip()[:60]!r}")
+    for name, text in zip(parts[::2], parts[1::2], strict=True):
+        content = text.replace(_END, "").strip()
+        if name == "ASSISTANT" and tool_calls.GLAIVE_OPEN in content:
+            content = _with_calls(content, at=at)
+        messages.append({"role": _ROLES[name], "content": content})
+    return messages, _functions(system)
+
+
+def _with_calls(content: str, *, at: str) -> str:
+    """Return an assistant's turn with its calls in our form."""
+    before = content.partition(tool_calls.GLAIVE_OPEN)[0].strip()
+    calls = tool_calls.parse_calls(content)
+    if not calls:
+        raise DataError(f"{at}: function call cannot be read: {content[:200]!r}")
+    return "\n".join([before, *map(tool_calls.render, calls)]).strip()
+
+
+def _functions(system: str) -> list[Mapping[str, Any]]:
+    """Return the JSON objects that the system text lists, as BFCL describes functions."""
+    decoder = json.JSONDecoder(strict=False)
+    found: list[Mapping[str, Any]] = []
+    position = system.find("{")
+    while position >= 0:
+        try:
+            value, end = decoder.raw_decode(system, position)
+        except (ValueError, RecursionError):
+            return found
+        if isinstance(value, dict) and isinstance(value.get("name"), str):
+            found.append(value)
+        position = system.find("{", end)
+    return found
+
+
+FORMATS = ("messages", "system_user_assistant", "glaive")
+
+
+def from_row(row: Any, format: str, *, at: str, keep: Sequence[str] = ()) -> Chat:
+    """Return the chat in one raw row of `format`; `keep` names columns to carry along."""
+    if not isinstance(row, Mapping):
+        raise DataError(f"{at}: is {type(row).__name__}, expected an object with columns")
+    functions: Sequence[Mapping[str, Any]] = ()
+    if format == "messages":
+        messages, functions = calls.read_openai(row, at=at)
+    elif format == "system_user_assistant":
+        messages = _columns(row, at=at)
+    else:
+        messages, functions = read_glaive(row, at=at)
+    missing = [name for name in keep if name not in row]
+    if missing:
+        raise DataError(f"{at}: has no column {', '.join(missing)} (data.source.keep)")
+    checked = _stripped(check_messages(messages, at=at))
+    return Chat(
+        id=str(row["id"]) if row.get("id") is not None else at,
+        messages=checked,
+        group=group_of(checked),
+        functions=tuple(functions),
+        columns={name: _plain(row[name]) for name in keep},
+    )
+
+
+def _columns(row: Mapping[str, Any], *, at: str) -> list[dict[str, Any]]:
+    missing = [name for name in ("user", "assistant") if not row.get(name)]
+    if missing:
+        raise DataError(
+            f"{at}: column {', '.join(missing)} is missing or empty; "
+            "the format system_user_assistant needs user and assistant"
+        )
+    return [
+        {"role": role, "content": row[role]}
+        for role in ("system", "user", "assistant")
+        if row.get(role)
+    ]
+
+
+def _stripped(messages: Sequence[Mapping[str, str]]) -> tuple[Mapping[str, str], ...]:
+    """Return `messages` with the assistant's turns bare of white space around them.
+
+    A newline in front would share a token with the one that ends the generation prompt.
+    """
+    return tuple(
+        {**message, "content": message["content"].strip()}
+        if message["role"] == "assistant"
+        else message
+        for message in messages
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` as JSON can hold it: dates and decimals of parquet become text."""
+    return json.loads(json.dumps(value, default=str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +219,14 @@ def convert(source: SourceConfig, path: Path, chats: BinaryIO, rejected: BinaryI
 
 def _rows(source: SourceConfig, path: Path) -> Iterator[tuple[str, Any]]:
     if source.kind == "bfcl":
-        return ((chat.id, chat) for chat in bfcl.read(path, source.categories))
+        return ((chat.id, chat) for chat in calls.read_bfcl(path, source.categories))
     return raw_rows(source.kind, path)
 
 
 def source_files(source: SourceConfig, path: Path) -> list[Path]:
     """Return the files that `convert` reads, for a manifest."""
     if source.kind == "bfcl":
-        return bfcl.files(path, source.categories)
+        return calls.files(path, source.categories)
     return files_of(path, ENDINGS[source.kind])
 
 

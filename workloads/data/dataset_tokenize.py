@@ -25,24 +25,15 @@ from workloads.common.exit_codes import DataError, WorkloadError
 from workloads.common.log import log
 from workloads.common.models import load_tokenizer
 from workloads.data import token_worker
-from workloads.data.config import Overlong, from_options
+from workloads.data.dataset_convert import Rejects, rejects_path
 from workloads.data.manifest import Step, command
-from workloads.data.rejects import Rejects, rejects_path
-from workloads.data.token_rows import Writer
+from workloads.data.token_rows import Writer, tokenizer_files
 from workloads.data.token_worker import Block, Task, TokenizeConfig, TokenWorker
+from workloads.recipes.data import Overlong, from_options
 
 _BLOCK_LINES = 512
 _BLOCKS_A_WORKER = 8
 """Fewer do not pay for starting a worker."""
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -190,11 +181,6 @@ def _blocks_of_workers(
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def tokenizer_files(model_dir: Path) -> list[Path]:
-    """Return the files that decide what the tokenizer does, for a manifest."""
-    return [path for name in TOKENIZER_FILES if (path := model_dir / name).is_file()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,20 +9,280 @@ Usage: python -m workloads.data.download hf://Qwen/Qwen2-7B-Instruct /mnt/model/
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.common.log import log
-from workloads.data import hub, s3
+from workloads.data.files import sha256
 from workloads.data.manifest import command
-from workloads.data.remote import Remote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFile:
+    """One file; a hash is None where the source does not tell it."""
+
+    path: str
+    size_bytes: int
+    sha256: str | None = None
+    git_sha1: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """A model or data set, before it is fetched."""
+
+    source: str
+    revision: str
+    """Changes when any file does."""
+    licence: str | None
+    """None: the source does not say."""
+    files: tuple[RemoteFile, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse names that mean another place: whoever owns the source chooses them."""
+        for file in self.files:
+            if {"", ".", ".."} & set(file.path.split("/")):
+                raise DataError(
+                    f"{self.source}: holds a file named {file.path!r}, which is no path below a "
+                    "folder; take a prefix or revision without it, or ask the owner to rename it"
+                )
+
+    def path_of(self, file: RemoteFile, folder: Path) -> Path:
+        """Return where `file` goes below `folder`; a link on the way must not lead out of it."""
+        path = folder / file.path
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise DataError(f"{path}: leads out of {folder}, by a link; remove the link")
+        return path
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+
+HUB = "hf://"
+_HASHED_BYTES = 1 << 20
+
+
+def describe_repository(source: str) -> Remote:
+    """Return licence, size and files of a repository; refuses a gated one without a token."""
+    from huggingface_hub import HfApi
+    from huggingface_hub import errors as hub_errors
+
+    kind, name, revision = _parts(source)
+    token = os.environ.get("HF_TOKEN") or False
+    try:
+        info: Any = HfApi(token=token).repo_info(
+            name, repo_type=kind, revision=revision, files_metadata=True
+        )
+    except hub_errors.GatedRepoError as error:
+        raise DataError(_gated(kind, name, has_token=bool(token))) from error
+    except hub_errors.RevisionNotFoundError as error:
+        raise DataError(f"{source}: has no revision {revision!r}; look at its branches") from error
+    except hub_errors.RepositoryNotFoundError as error:
+        who = "with HF_TOKEN's account" if token else "without a token"
+        raise DataError(
+            f"{source}: the hub shows no such {kind} {who}; check the name, or set HF_TOKEN to a "
+            "token that may read it if it is private"
+        ) from error
+    except (hub_errors.HfHubHTTPError, OSError) as error:
+        raise DataError(f"{source}: the hub did not answer: {_line(error)}") from error
+    if info.gated and not token:
+        raise DataError(_gated(kind, name, has_token=False))
+    card = info.card_data.to_dict() if info.card_data else {}
+    return Remote(
+        source=source,
+        revision=info.sha,
+        licence=str(card.get("license_name") or card.get("license") or "") or None,
+        files=tuple(_file(sibling) for sibling in info.siblings or ()),
+    )
+
+
+def fetch_repository(remote: Remote, folder: Path) -> None:
+    """Bring the files of `remote` to `folder`; what is there of an earlier try is continued."""
+    from huggingface_hub import errors as hub_errors
+    from huggingface_hub import snapshot_download
+
+    kind, name, _ = _parts(remote.source)
+    token = os.environ.get("HF_TOKEN") or False
+    try:
+        snapshot_download(
+            name, repo_type=kind, revision=remote.revision, local_dir=folder, token=token
+        )
+    except hub_errors.GatedRepoError as error:
+        raise DataError(_gated(kind, name, has_token=bool(token))) from error
+    except (hub_errors.HfHubHTTPError, OSError) as error:
+        raise DataError(
+            f"{remote.source}: the download stopped: {_line(error)}; the same command continues it"
+        ) from error
+    for file in remote.files:
+        path = folder / file.path
+        if file.sha256:
+            good = sha256(path) == file.sha256
+        else:
+            good = file.git_sha1 is None or _git_sha1(path) == file.git_sha1
+        if not good:
+            path.unlink()
+            raise DataError(
+                f"{remote.source}: {file.path} is not what the hub has of it and was removed; "
+                "the same command fetches it again"
+            )
+
+
+def _parts(source: str) -> tuple[Literal["model", "dataset"], str, str | None]:
+    rest, _, revision = source.removeprefix(HUB).partition("@")
+    kind: Literal["model", "dataset"] = "model"
+    for prefix, of in (("datasets/", "dataset"), ("models/", "model")):
+        if rest.startswith(prefix):
+            kind, rest = of, rest.removeprefix(prefix)  # type: ignore[assignment]
+    if rest.count("/") != 1 or not all(rest.split("/")):
+        raise ConfigError(
+            f"{source}: write hf://owner/name for a model or hf://datasets/owner/name for a data "
+            "set, with @revision to pin one"
+        )
+    return kind, rest, revision or None
+
+
+def _file(sibling: Any) -> RemoteFile:
+    lfs = sibling.lfs
+    return RemoteFile(
+        path=sibling.rfilename,
+        size_bytes=sibling.size or 0,
+        sha256=lfs.sha256 if lfs else None,
+        git_sha1=None if lfs else sibling.blob_id,
+    )
+
+
+def _git_sha1(path: Path) -> str:
+    digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(_HASHED_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _gated(kind: str, name: str, *, has_token: bool) -> str:
+    page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
+    if has_token:
+        return (
+            f"{name} is gated and the account of HF_TOKEN may not read it: ask for access at "
+            f"{page}, wait until its owners grant it, and check that the token has the right to "
+            "read gated repositories"
+        )
+    return (
+        f"{name} is gated: accept its terms at {page}, make a token with read rights at "
+        "https://huggingface.co/settings/tokens, export it as HF_TOKEN, and run this again"
+    )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+S3 = "s3://"
+_CHUNK_BYTES = 16 << 20
+
+
+def describe_objects(source: str) -> Remote:
+    """Return the files below the prefix, or the one object that it names."""
+    from pyarrow import fs
+
+    root = _root(source)
+    system = _system()
+    try:
+        found = system.get_file_info(root)
+        entries = (
+            [found]
+            if found.type == fs.FileType.File
+            else system.get_file_info(fs.FileSelector(root, recursive=True))
+        )
+    except OSError as error:
+        raise DataError(f"{source}: cannot be listed: {' '.join(str(error).split())}") from error
+    entries = sorted(
+        (entry for entry in entries if entry.type == fs.FileType.File), key=lambda each: each.path
+    )
+    if not entries:
+        raise DataError(f"{source}: has no object; check bucket, prefix and AWS_ENDPOINT_URL")
+    base = root if found.type != fs.FileType.File else root.rpartition("/")[0]
+    files = tuple(
+        RemoteFile(path=entry.path.removeprefix(f"{base}/"), size_bytes=entry.size)
+        for entry in entries
+    )
+    marks = [(entry.path, entry.size, entry.mtime_ns) for entry in entries]
+    licences = [f.path for f in files if PurePosixPath(f.path).stem.upper() in _LICENCE_NAMES]
+    return Remote(
+        source=source,
+        revision=hashlib.sha256(json.dumps(marks).encode()).hexdigest(),
+        licence=f"see {licences[0]}" if licences else None,
+        files=files,
+    )
+
+
+_LICENCE_NAMES = ("LICENSE", "LICENCE", "COPYING")
+
+
+def fetch_objects(remote: Remote, folder: Path) -> None:
+    """Bring the objects to `folder`; a file that is there in part is continued."""
+    system = _system()
+    root = _root(remote.source)
+    for file in remote.files:
+        target = remote.path_of(file, folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        single = len(remote.files) == 1 and PurePosixPath(root).name == file.path
+        try:
+            _fetch_object(
+                system, root if single else f"{root}/{file.path}", target, file.size_bytes
+            )
+        except OSError as error:
+            raise DataError(
+                f"{remote.source}: the download of {file.path} stopped: "
+                f"{' '.join(str(error).split())}; the same command continues it"
+            ) from error
+
+
+def _fetch_object(system: Any, key: str, target: Path, size_bytes: int) -> None:
+    have = target.stat().st_size if target.exists() else 0
+    with system.open_input_file(key) as source, target.open("ab") as sink:
+        source.seek(have)
+        while have < size_bytes:
+            chunk = source.read(min(_CHUNK_BYTES, size_bytes - have))
+            if not chunk:
+                raise OSError(f"ends after {have} of {size_bytes} bytes")
+            sink.write(chunk)
+            have += len(chunk)
+        sink.flush()
+        os.fsync(sink.fileno())
+
+
+def _root(source: str) -> str:
+    root = source.removeprefix(S3).strip("/")
+    if not root:
+        raise ConfigError(f"{source}: write s3://bucket/prefix")
+    return root
+
+
+def _system() -> Any:
+    os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")  # it is asked for minutes elsewhere
+    from pyarrow import fs
+
+    endpoint = urlsplit(os.environ.get("AWS_ENDPOINT_URL", ""))
+    options: dict[str, Any] = {"region": os.environ.get("AWS_REGION") or "us-east-1"}
+    if endpoint.netloc:
+        options |= {"endpoint_override": endpoint.netloc, "scheme": endpoint.scheme}
+    if not os.environ.get("AWS_ACCESS_KEY_ID"):
+        options["anonymous"] = True
+    return fs.S3FileSystem(**options)
+
 
 SOURCE_FILE = ".soperator_source.json"
 SECRETS = (
@@ -36,10 +296,10 @@ SETTINGS = ("HF_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_REGION")
 
 def download(source: str, target: Path, *, only_describe: bool = False) -> None:
     """Make folder `target` from `source`; nothing to do when it holds this revision whole."""
-    system = hub if source.startswith(hub.SCHEME) else s3
-    if not source.startswith((hub.SCHEME, s3.SCHEME)):
-        raise ConfigError(f"{source}: expected {hub.SCHEME}... or {s3.SCHEME}...")
-    remote = system.describe(source)
+    if not source.startswith((HUB, S3)):
+        raise ConfigError(f"{source}: expected {HUB}... or {S3}...")
+    is_hub = source.startswith(HUB)
+    remote = describe_repository(source) if is_hub else describe_objects(source)
     log(
         f"{source}: {len(remote.files)} files, {remote.size_bytes / 2**30:.2f} GiB, "
         f"licence: {remote.licence or 'not stated by the source; read its terms'}"
@@ -57,7 +317,7 @@ def download(source: str, target: Path, *, only_describe: bool = False) -> None:
     partial = target.with_name(f".{target.name}.{remote.revision[:12]}.partial")
     partial.mkdir(parents=True, exist_ok=True)
     _check_space(remote, partial)
-    system.fetch(remote, partial)
+    (fetch_repository if is_hub else fetch_objects)(remote, partial)
     shutil.rmtree(partial / ".cache", ignore_errors=True)  # the hub client's bookkeeping
     _check_sizes(remote, partial)
     atomic.write_text(partial / SOURCE_FILE, json.dumps(_origin(remote), indent=2) + "\n")

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
-
-from workloads.common.exit_codes import WorkloadError
 
 
 def sha256(path: Path) -> str:
@@ -31,18 +26,3 @@ def files_of(path: Path, *endings: str) -> list[Path]:
         and (not endings or file.suffix in endings)
         and not any(part.startswith(".") for part in file.relative_to(path).parts)
     )
-
-
-@contextlib.contextmanager
-def told_when_full(folder: Path | None = None) -> Iterator[None]:
-    """Turn a full filesystem, or a used-up quota, into a failure that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise WorkloadError(
-            f"{folder or error.filename or 'the output'}: no space is left ({error.strerror}); "
-            "free some there, or give its filesystem more in the stack, then run the same again; "
-            "what was there before is as it was"
-        ) from error

@@ -16,9 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from workloads.common import atomic, tool_calls
-from workloads.common.exit_codes import DataError, ExitCode, WorkloadError
+from workloads.common.exit_codes import (
+    DataError,
+    ExitCode,
+    WorkloadError,
+    exit_code_of,
+    full_text,
+    reason_of,
+)
 from workloads.common.log import log
-from workloads.data.files import sha256, told_when_full
+from workloads.data.files import sha256
 
 FORMAT = 1
 _DATA_DIR = Path(__file__).parent
@@ -137,11 +144,13 @@ def _code() -> str:
 
 
 def command(run: Callable[[], None]) -> int:
-    """Run a command of the pipeline; return its exit status and tell a refusal in one line."""
+    """Run a command; return its exit status; a refusal or a full filesystem is one line."""
     try:
-        with told_when_full():
-            run()
-    except WorkloadError as error:
-        log(f"{error.exit_code.name} (exit {int(error.exit_code)}): {error}")
-        return int(error.exit_code)
+        run()
+    except Exception as error:
+        if not isinstance(error, WorkloadError) and full_text(error) is None:
+            raise
+        code = exit_code_of(error)
+        log(f"{code.name} (exit {int(code)}): {reason_of(error)}")
+        return int(code)
     return int(ExitCode.OK)

@@ -1,12 +1,13 @@
-"""The tokenised file: written row group by row group, read into flat arrays.
+"""The tokenised file: written row group by row group, read into flat arrays, packed at training.
 
-Owns the three columns (docs/data.md) and Example. Rows are not padded or packed: packing.py does
-that at training. In memory a token takes 5 bytes: its id, and whether it carries a label.
+Rows of the file are not padded or packed. In memory a token takes 5 bytes: its id, and whether it
+carries a label. Best-fit packing makes rows of fixed length with document boundaries.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from workloads.common.exit_codes import DataError
+from workloads.data.files import sha256
+from workloads.data.manifest import read_manifest
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
+
 
 IGNORED = -100
 """Label of a token that is not learned, as torch's cross_entropy has it."""
@@ -222,3 +227,195 @@ def _group(file: Any, number: int, path: Path) -> TokenRows:
         learned=learned,
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """Examples that share one row, in order."""
+
+    rows: TokenRows
+    indices: tuple[int, ...]
+    """Which of `rows` they are."""
+    num_tokens: int
+    """Tokens of the row that are not padding."""
+
+    @property
+    def examples(self) -> tuple[Example, ...]:
+        """The examples, made anew each time."""
+        return tuple(self.rows[index] for index in self.indices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Tensors of one micro batch."""
+
+    input_ids_BT: torch.Tensor
+    labels_BT: torch.Tensor
+    """Label of a position is the next token; IGNORED where that is not learned."""
+    position_ids_BT: torch.Tensor
+    document_BT: torch.Tensor
+    """Number of the document in its row; -1 on padding."""
+    num_tokens: int
+    """Tokens that are not padding."""
+    num_label_tokens: int
+
+    @property
+    def mask_B1TT(self) -> torch.Tensor:  # noqa: N802
+        """True where a query sees a key: same document, not later; made on each access."""
+        import torch
+
+        # Padding is a document of its own, so that no row of the mask is empty (softmax of
+        # nothing).
+        length = self.document_BT.shape[1]
+        same_BTT = self.document_BT[:, :, None] == self.document_BT[:, None, :]
+        ones_TT = torch.ones(length, length, dtype=torch.bool, device=self.document_BT.device)
+        return (same_BTT & ones_TT.tril())[:, None]
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the same batch on `device`."""
+        return Batch(
+            input_ids_BT=self.input_ids_BT.to(device, non_blocking=True),
+            labels_BT=self.labels_BT.to(device, non_blocking=True),
+            position_ids_BT=self.position_ids_BT.to(device, non_blocking=True),
+            document_BT=self.document_BT.to(device, non_blocking=True),
+            num_tokens=self.num_tokens,
+            num_label_tokens=self.num_label_tokens,
+        )
+
+
+def pack(examples: Sequence[Example], *, sequence_length: int) -> list[Pack]:
+    """Return rows of at most `sequence_length` tokens by best-fit decreasing; deterministic."""
+    rows = TokenRows.of(examples)
+    lengths: list[int] = rows.lengths.tolist()
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    packs: list[list[int]] = []
+    # Bit n of `free` is set while some row has n tokens of room, and `open_rows[n]` names them: the
+    # best fit is the lowest set bit from the length on.
+    free = 0
+    open_rows: dict[int, list[int]] = {}
+    for index in order:
+        length = lengths[index]
+        if length > sequence_length:
+            raise DataError(
+                f"example {index}: {length} tokens do not fit sequence_length {sequence_length}"
+            )
+        fitting = free >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            row = open_rows[room].pop()
+            if not open_rows[room]:
+                free &= ~(1 << room)
+        else:
+            row, room = len(packs), sequence_length
+            packs.append([])
+        packs[row].append(index)
+        left = room - length
+        if left:
+            open_rows.setdefault(left, []).append(row)
+            free |= 1 << left
+    return [
+        Pack(rows=rows, indices=tuple(sorted(row)), num_tokens=sum(lengths[i] for i in row))
+        for row in packs
+    ]
+
+
+def unused_percent(packs: Sequence[Pack], *, sequence_length: int) -> float:
+    """Return the share of all rows' positions that holds no token, in percent."""
+    total = len(packs) * sequence_length
+    return 100 * (1 - sum(pack.num_tokens for pack in packs) / total) if total else 0.0
+
+
+def collate(packs: Sequence[Pack], *, pad_id: int, length: int | None = None) -> Batch:
+    """Return one micro batch; rows are padded to `length`, or to the longest of them."""
+    import numpy as np
+    import torch
+
+    length = length or max(pack.num_tokens for pack in packs)
+    shape = (len(packs), length)
+    input_ids = np.full(shape, pad_id, dtype=np.int64)
+    labels = np.full(shape, IGNORED, dtype=np.int64)
+    position_ids = np.zeros(shape, dtype=np.int64)
+    document = np.full(shape, -1, dtype=np.int64)
+    for row, packed in enumerate(packs):
+        start = 0
+        for number, index in enumerate(packed.indices):
+            ids, own_labels = packed.rows.arrays(index)
+            end = start + len(ids)
+            input_ids[row, start:end] = ids
+            # Shifted inside the document: its last token predicts nothing, so the first token of
+            # the next document is never a target.
+            labels[row, start : end - 1] = own_labels[1:]
+            position_ids[row, start:end] = np.arange(end - start)
+            document[row, start:end] = number
+            start = end
+    return Batch(
+        input_ids_BT=torch.from_numpy(input_ids),
+        labels_BT=torch.from_numpy(labels),
+        position_ids_BT=torch.from_numpy(position_ids),
+        document_BT=torch.from_numpy(document),
+        num_tokens=sum(packed.num_tokens for packed in packs),
+        num_label_tokens=int((labels != IGNORED).sum()),
+    )
+
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+
+
+def tokenizer_files(model_dir: Path) -> list[Path]:
+    """Return the files that decide what the tokenizer does, for a manifest."""
+    return [path for name in TOKENIZER_FILES if (path := model_dir / name).is_file()]
+
+
+def check_tokens(file: Path, rows: TokenRows, *, model_dir: Path) -> None:
+    """Refuse the `rows` of a tokenised file where another model's tokenizer made them.
+
+    Without a manifest beside the file only the ids tell.
+    """
+    _check_ids(file, rows, model_dir)
+    for manifest in (file.with_name(f"{file.name}.manifest.json"), file.parent / "manifest.json"):
+        if not manifest.is_file():
+            continue
+        made_by = read_manifest(manifest).get("tokenizer")
+        if not isinstance(made_by, dict):
+            return
+        here = {path.name: sha256(path) for path in tokenizer_files(model_dir)}
+        names = [name for name in {**made_by, **here} if made_by.get(name) != here.get(name)]
+        if names:
+            raise DataError(
+                f"{file}: made with another tokenizer than that of {model_dir}: {', '.join(names)} "
+                "not the same; run prepare-data with this model, into an output of its own"
+            )
+        return
+
+
+def _check_ids(file: Path, rows: TokenRows, model_dir: Path) -> None:
+    size = _vocabulary(model_dir)
+    if size is None or not rows.num_tokens:
+        return
+    for token in (int(rows.input_ids.min()), int(rows.input_ids.max())):
+        if not 0 <= token < size:
+            raise DataError(
+                f"{file}: holds token id {token}, but {model_dir} knows the ids 0 to {size - 1}; "
+                "run prepare-data with this model"
+            )
+
+
+def _vocabulary(model_dir: Path) -> int | None:
+    """Return the size of the model's embedding; None where its config does not say."""
+    path = model_dir / "config.json"
+    try:
+        config: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    for part in (config, config.get("text_config")) if isinstance(config, dict) else ():
+        if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
+            return part["vocab_size"]
+    return None

@@ -14,11 +14,11 @@ from typing import Any
 
 from workloads.common.exit_codes import DataError
 from workloads.common.models import load_tokenizer
-from workloads.common.recipe import require
 from workloads.data.chat_template import ChatRenderer, check_tokenizer, encode
 from workloads.data.chats import Chat, parse_line
-from workloads.data.config import Overlong
 from workloads.data.token_rows import TokenRows
+from workloads.recipes.data import Overlong
+from workloads.recipes.reader import require
 
 PRELOAD = "SOPERATOR_TOKENIZER_DIR"
 """Environment variable that tells the fork server which tokenizer to load."""

@@ -1,7 +1,7 @@
 """The evaluation job: base and tuned model on the same held-out rows.
 
-Prints the result as JSON on stdout (usable with jq up to the record line) and writes
-`<results>/<job id>/evaluation.json`.
+Prints the result as JSON on stdout, which jq reads from `<logs>/evaluate_<job id>.out` too, and
+writes `<results>/<job id>/evaluation.json`.
 Usage: python -m workloads.evaluate --recipe bfcl_smollm2 [--set evaluate.num_rows=6]
 """
 
@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 from dataclasses import asdict
 from typing import Any
 
 from workloads.common import atomic, hardware
 from workloads.common.dist import World, world
-from workloads.common.job import Job, end, run_job, section_of
-from workloads.common.log import log
+from workloads.common.log import log, tell
 from workloads.common.models import load_tokenizer
-from workloads.evaluate.compare import ModelResult, evaluation
-from workloads.evaluate.config import EvaluateConfig
-from workloads.evaluate.header import Header
+from workloads.evaluate.comparison import ModelResult, evaluation
+from workloads.evaluate.generate import RowStore, run_rows, speeds
 from workloads.evaluate.held_out import HeldOut, load_held_out
-from workloads.evaluate.metrics import measured
-from workloads.evaluate.model_rows import run_rows, speeds
 from workloads.evaluate.precisions import compare_precisions
 from workloads.evaluate.resampling import Sampling
-from workloads.evaluate.row_store import RowStore
-from workloads.evaluate.subject import Subject, tuned_dir
+from workloads.evaluate.scores import measured
+from workloads.evaluate.subject import Header, Subject, tuned_dir
+from workloads.job import Job, end, run_job, section_of
+from workloads.recipes.evaluate import EvaluateConfig
 from workloads.train.run_folder import publish_evaluated
 
 
@@ -90,8 +87,7 @@ def _evaluate(job: Job, config: EvaluateConfig, here: World, base: Subject, tune
         assert tuned.tuned_dir is not None
         job.record.artifacts |= {"evaluation": str(path), "adapter_dir": str(tuned.tuned_dir)}
         publish_evaluated(job.places.path("chkpt"), tuned.tuned_dir)
-        sys.stdout.write(text + "\n")  # one write: other ranks share this log
-        sys.stdout.flush()
+        tell(text)
     here.barrier()
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 
-from workloads.common.job import Job, end, run_job, section_of
 from workloads.common.log import log
 from workloads.evaluate.compare_models import lines, render
 from workloads.evaluate.comparison import read_results, report
 from workloads.evaluate.resampling import Sampling
+from workloads.job import Job, end, run_job, section_of
 
 _REPORT = "comparison_report"
 

@@ -1,7 +1,8 @@
 """Original against trained: `--output` as JSON, and beside it the same as one HTML page.
 
-Usage: python -m workloads.evaluate.compare_models --trained-results DIR --original-results DIR
+Usage: python -m workloads.evaluate.compare_models --trained-results PATH --original-results PATH
 --output comparison_report.json [--metric rougeL] [--resamples 2000] [--confidence 0.95] [--seed 0]
+PATH is a result folder, or the inference_results.json in it, as seed 002 names it.
 Exit codes: 0 written, 2 a bad option, 65 results that are damaged or not of the same rows.
 """
 
@@ -28,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m workloads.evaluate.compare_models", description=__doc__
     )
-    parser.add_argument("--trained-results", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--original-results", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--trained-results", type=Path, required=True, metavar="PATH")
+    parser.add_argument("--original-results", type=Path, required=True, metavar="PATH")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--metric", help="what counts as a regression")
     parser.add_argument("--resamples", type=int, default=2000)

@@ -1,7 +1,7 @@
-"""Original and trained results row against row: the report behind compare_models.
+"""Original against trained, row against row: deltas, the report, the shape of a result.
 
-Owns mean, standard deviation (of the sample, n - 1), improvement in percent (positive is better,
-where a metric has a direction), the table by category and the list of regressions.
+Standard deviation is of the sample (n - 1); improvement is in percent, positive is better where a
+metric has a direction.
 """
 
 from __future__ import annotations
@@ -13,14 +13,99 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workloads.common.exit_codes import ConfigError, DataError
-from workloads.evaluate.compare import change_percent
-from workloads.evaluate.header import Header, differences, read_header, read_object
-from workloads.evaluate.inference import HEADER, ROWS, SUMMARY
-from workloads.evaluate.metrics import HIGHER_IS_BETTER
-from workloads.evaluate.resampling import Sampling, interval, mean_of, paired, perplexity_of
+from workloads.evaluate.resampling import (
+    Measured,
+    Sampling,
+    interval,
+    mean_of,
+    paired,
+    perplexity_of,
+)
+from workloads.evaluate.scores import HIGHER_IS_BETTER
+from workloads.evaluate.subject import Header, differences, read_header, read_object
+
+if TYPE_CHECKING:
+    from workloads.evaluate.generate import Speed
+
+HEADER, ROWS, SUMMARY = "header.json", "rows.jsonl", "inference_results.json"
+"""Files of a result folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelResult:
+    """One model on the held-out rows."""
+
+    measured: Mapping[str, Measured]
+    """Metrics over rows, by name."""
+    alone: Speed
+    batched: Speed
+    num_rows: int
+    samples: Sequence[dict[str, str]]
+
+    def to_json(self, sampling: Sampling) -> dict[str, Any]:
+        """Return the object of one model: values, their intervals, samples."""
+        return {
+            **{name: metric.value for name, metric in self.measured.items()},
+            "output_tokens_per_s": self.alone.output_tokens_per_s,
+            "batch_output_tokens_per_s": self.batched.output_tokens_per_s,
+            "prefill_tokens_per_s": self.alone.prefill_tokens_per_s,
+            "batch_prefill_tokens_per_s": self.batched.prefill_tokens_per_s,
+            "num_rows": self.num_rows,
+            "intervals": {
+                name: interval(metric, sampling).to_json() for name, metric in self.measured.items()
+            },
+            "sample_generations": list(self.samples),
+        }
+
+
+def change_percent(before: float, after: float) -> float | None:
+    """Return the change from `before` to `after` in percent of it; None where that has no value."""
+    if before == 0:
+        return 0.0 if after == 0 else None
+    return 100 * (after - before) / before
+
+
+def comparison(base: Mapping[str, Any], tuned: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the deltas of two `to_json` objects in percent; accuracies in percentage points."""
+    drop = change_percent(base["perplexity"], tuned["perplexity"])
+    deltas = {
+        "perplexity": None if drop is None else -drop,
+        "speed": change_percent(base["output_tokens_per_s"], tuned["output_tokens_per_s"]),
+        "message_length": change_percent(base["message_length_avg"], tuned["message_length_avg"]),
+    }
+    for name in base:
+        if name.endswith("_accuracy") and name in tuned:
+            deltas[f"{name}_points"] = 100 * (tuned[name] - base[name])
+    return deltas
+
+
+def significance(base: ModelResult, tuned: ModelResult, sampling: Sampling) -> dict[str, Any]:
+    """Return the paired test of every metric that both models have, tuned minus base."""
+    return {
+        name: paired(metric, tuned.measured[name], sampling).to_json()
+        for name, metric in base.measured.items()
+        if name in tuned.measured
+    }
+
+
+def evaluation(base: ModelResult, tuned: ModelResult, sampling: Sampling) -> dict[str, Any]:
+    """Return the result of both models."""
+    before, after = base.to_json(sampling), tuned.to_json(sampling)
+    return {
+        "base_model": before,
+        "finetuned_model": after,
+        "comparison": comparison(before, after),
+        "significance": significance(base, tuned, sampling),
+        "sampling": {
+            "resamples": sampling.resamples,
+            "confidence": sampling.confidence,
+            "seed": sampling.seed,
+        },
+    }
+
 
 FORMAT = 1
 PRIMARY = ("argument_accuracy", "relevance_accuracy", "rougeL")
@@ -40,9 +125,13 @@ class Results:
 
 
 def read_results(folder: Path) -> Results:
-    """Return a result folder; what is missing or damaged is told with its path."""
+    """Return a result folder, or that of its SUMMARY; what is missing is told with its path."""
+    folder = folder.parent if folder.name == SUMMARY else folder
     if not folder.is_dir():
-        raise DataError(f"{folder}: missing; run the job inference-original or inference-trained")
+        raise DataError(
+            f"{folder}: no folder of results and no {SUMMARY}; run the job inference-original or "
+            "inference-trained"
+        )
     header_file, rows_file, summary_file = (folder / name for name in (HEADER, ROWS, SUMMARY))
     header = read_header(read_object(header_file), at=header_file)
     try:

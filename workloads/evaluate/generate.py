@@ -1,25 +1,41 @@
-"""Greedy generation in batches with a KV cache, with prefill and decode timed apart.
+"""One model on the held-out rows: answers, losses and speeds, dealt over ranks, kept row by row.
 
-Owns left padding, the decode loop and the clock. Reading the prompts (prefill, which also yields
-the first token) and writing (decode) are two speeds, after one warm-up run.
-Shapes: B streams, T tokens, V vocabulary.
+Greedy, in batches with a KV cache; prefill and decode are timed apart. Each row is written as it
+ends, so a lost rank loses none of them.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
-from workloads.common.log import Counted
+from workloads.common import atomic
+from workloads.common.dist import World
+from workloads.common.exit_codes import DataError
+from workloads.common.log import Counted, counted, log
+from workloads.common.record import job_id
+from workloads.data.chat_template import IGNORED, Example
+from workloads.evaluate.held_out import HeldOut
+from workloads.evaluate.subject import Header
+from workloads.recipes.evaluate import EvaluateConfig
 
 NUM_SPEED_RUNS = 3
 PADDING_SHARE = 0.25
 """Most padding in a bucket, of all the tokens that its prompts take."""
+
+
+MAX_BATCH = 16
+"""Rows of a pass that measures losses."""
+MAX_TOKENS = 2048
+"""Padded tokens of a batch: with a vocabulary of 150,000 their logits in fp32 are 1.2 GB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,3 +228,217 @@ def measure_speed(
         ),
         output_tokens_per_s=statistics.median(run.num_decoded / run.decode_s for run in runs),
     )
+
+
+Part = Literal["answer", "loss"]
+
+
+class RowStore:
+    """Rows of one header; every rank appends to a file of its own."""
+
+    def __init__(self, results: Path, header: Header, *, rank: int) -> None:
+        self.folder = results / "rows" / header.key
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if rank == 0:
+            text = json.dumps(header.to_json(), indent=2) + "\n"
+            atomic.write_text(self.folder / "header.json", text)
+        self._path = self.folder / f"{job_id()}.{rank}.jsonl"
+
+    def finished(self, part: Part) -> dict[int, dict[str, Any]]:
+        """Return the rows that any run has finished; a line that a kill cut is not one."""
+        rows: dict[int, dict[str, Any]] = {}
+        for path in sorted(self.folder.glob("*.jsonl")):
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                try:
+                    value = json.loads(line)
+                    if value["part"] == part:
+                        rows[int(value["row"])] = value
+                except (ValueError, KeyError, TypeError):
+                    continue
+        return rows
+
+    def add(self, part: Part, rows: Mapping[int, Mapping[str, Any]]) -> None:
+        """Append rows and flush them to the disk."""
+        lines = [json.dumps({"part": part, "row": row, **values}) for row, values in rows.items()]
+        with atomic.writing(self._path), self._path.open("ab") as file:
+            # The end of a line that a kill cut, so that it takes no new row with it.
+            lead = b"\n" if file.tell() and not _ends_line(self._path) else b""
+            file.write(lead + "".join(f"{line}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _ends_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRows:
+    """What one model made of every held-out row, in their order."""
+
+    generated: tuple[str, ...]
+    num_tokens: tuple[int, ...]
+    """Tokens of each answer, without the end of its turn."""
+    losses: tuple[tuple[float, int], ...]
+    """Nats and label tokens of each tokenised row."""
+
+
+def run_rows(
+    name: str,
+    model: Any,
+    tokenizer: Any,
+    config: EvaluateConfig,
+    held_out: HeldOut,
+    store: RowStore,
+    here: World,
+) -> ModelRows:
+    """Return all rows of one model; each rank does its share of what is missing."""
+    answers = _share(name, "answer", len(held_out.chats), store, here, lambda rows, work: _answers(
+        model, tokenizer, config, held_out, rows, work
+    ))  # fmt: skip
+    log(f"{name}: {len(answers)} answers")
+    losses = _share(name, "loss", len(held_out.examples), store, here, lambda rows, _: _losses(
+        model, held_out, rows
+    ))  # fmt: skip
+    if not any(row["num_tokens"] for row in losses):
+        raise DataError("no assistant token in the held-out rows; nothing to measure")
+    return ModelRows(
+        generated=tuple(row["text"] for row in answers),
+        num_tokens=tuple(row["num_tokens"] for row in answers),
+        losses=tuple((row["nats"], row["num_tokens"]) for row in losses),
+    )
+
+
+def _share(
+    name: str, part: Part, num_rows: int, store: RowStore, here: World, do: Any
+) -> list[Mapping[str, Any]]:
+    # One look at the disk for all: ranks that see different files would deal rows differently.
+    rows = here.broadcast(store.finished(part) if here.is_main else None)
+    todo = [row for row in range(num_rows) if row not in rows]
+    if rows and todo:
+        log(f"{part} rows: {num_rows - len(todo)} are finished, {len(todo)} to do")
+    made: dict[int, Mapping[str, Any]] = {}
+    mine = todo[here.rank :: here.world_size]
+    everything: dict[int, Mapping[str, Any]] = dict(rows)
+    whose = " of rank 0" if here.world_size > 1 else ""
+    with counted(f"{name}: {part}{whose}", len(mine)) as work:
+        for finished in do(mine, work) if mine else ():
+            store.add(part, finished)
+            made |= finished
+            work.done, work.detail = len(made), ""
+        for theirs in here.gather(made):
+            everything |= theirs
+    return [everything[row] for row in range(num_rows)]
+
+
+def _answers(
+    model: Any,
+    tokenizer: Any,
+    config: EvaluateConfig,
+    held_out: HeldOut,
+    rows: list[int],
+    work: Counted,
+) -> Iterator[dict[int, dict[str, Any]]]:
+    for made in generate_in_batches(
+        model,
+        [held_out.prompts[row] for row in rows],
+        batch_size=config.batch_size,
+        max_new_tokens=config.max_new_tokens,
+        pad_id=held_out.pad_id,
+        stop_ids=stop_token_ids(model, tokenizer),
+        work=work,
+    ):
+        texts = tokenizer.batch_decode(list(made.values()), skip_special_tokens=True)
+        yield {
+            rows[index]: {"text": text, "num_tokens": len(tokens)}
+            for (index, tokens), text in zip(made.items(), texts, strict=True)
+        }
+
+
+def _losses(model: Any, held_out: HeldOut, rows: list[int]) -> Iterator[dict[int, dict[str, Any]]]:
+    examples = [held_out.examples[row] for row in rows]
+    for made in row_losses(model, examples, pad_id=held_out.pad_id):
+        yield {
+            rows[index]: {"nats": nats, "num_tokens": count}
+            for index, (nats, count) in made.items()
+        }
+
+
+def speeds(
+    name: str, model: Any, config: EvaluateConfig, held_out: HeldOut, here: World
+) -> tuple[Speed, Speed]:
+    """Return rank 0's speeds with one stream and with a full batch, on every rank."""
+    found: tuple[Speed, ...] = ()
+    if here.is_main:
+        began = time.monotonic()
+        prompts = held_out.prompts
+        batch = [prompts[i % len(prompts)] for i in range(config.batch_size)]
+        both = (batch[:1], batch)
+        with counted(f"{name}: speed", len(both) * (1 + NUM_SPEED_RUNS), "runs") as work:
+            found = tuple(
+                measure_speed(
+                    model,
+                    streams,
+                    num_tokens=config.num_speed_tokens,
+                    pad_id=held_out.pad_id,
+                    work=work,
+                )
+                for streams in both
+            )
+        for speed, streams in zip(found, ("one stream", f"a batch of {len(batch)}"), strict=True):
+            log(
+                f"{name}: {streams} reads {speed.prefill_tokens_per_s:.1f} and writes "
+                f"{speed.output_tokens_per_s:.1f} tokens/s"
+            )
+        log(f"{name}: speeds took {time.monotonic() - began:.1f} s")
+    alone, batched = here.broadcast(found)
+    return alone, batched
+
+
+@torch.inference_mode()
+def row_losses(
+    model: Any, examples: Sequence[Example], *, pad_id: int
+) -> Iterator[dict[int, tuple[float, int]]]:
+    """Yield, batch by batch, each row's negative log-likelihood in nats and its label tokens."""
+    lengths = [len(example.input_ids) for example in examples]
+    for bucket in batches(lengths, batch_size=MAX_BATCH):
+        rows_a_pass = max(1, MAX_TOKENS // lengths[bucket[0]])
+        for first in range(0, len(bucket), rows_a_pass):
+            rows = bucket[first : first + rows_a_pass]
+            yield dict(
+                zip(rows, _losses_of(model, [examples[i] for i in rows], pad_id), strict=True)
+            )
+
+
+def _losses_of(model: Any, examples: Sequence[Example], pad_id: int) -> list[tuple[float, int]]:
+    length = max(len(example.input_ids) for example in examples)
+    input_ids_BT = torch.full((len(examples), length), pad_id)
+    labels_BT = torch.full_like(input_ids_BT, IGNORED)
+    mask_BT = torch.zeros_like(input_ids_BT)
+    for row, example in enumerate(examples):
+        size = len(example.input_ids)
+        input_ids_BT[row, :size] = torch.tensor(example.input_ids)
+        # Position t predicts token t + 1.
+        labels_BT[row, : size - 1] = torch.tensor(example.labels[1:], dtype=torch.long)
+        mask_BT[row, :size] = 1
+    counts = (labels_BT != IGNORED).sum(1).tolist()
+    positions = (labels_BT != IGNORED).any(0).nonzero().squeeze(1)
+    if not len(positions):
+        return [(0.0, 0)] * len(examples)
+    device = model.device
+    # Padding is on the right, where causal attention never looks, so positions count from 0.
+    logits_BKV = model(
+        input_ids=input_ids_BT.to(device),
+        attention_mask=mask_BT.to(device),
+        logits_to_keep=positions.to(device),
+        use_cache=False,
+    ).logits
+    losses_BK = torch.nn.functional.cross_entropy(
+        logits_BKV.float().transpose(1, 2),
+        labels_BT[:, positions].to(device),
+        ignore_index=IGNORED,
+        reduction="none",
+    )
+    return list(zip(losses_BK.double().sum(1).tolist(), counts, strict=True))

@@ -1,7 +1,8 @@
 """One model over the test set into a result folder of its own: what compare_models reads.
 
-Owns `<results>/original/` and `<results>/trained/`: header.json, rows.jsonl and summary.json, there
-whole or not at all. The two jobs share no file, so a cluster with room runs them side by side.
+Owns `<results>/original/` and `<results>/trained/`: header.json, rows.jsonl and the sums in
+inference_results.json, there whole or not at all. The two jobs share no file, so a cluster with
+room runs them side by side.
 """
 
 from __future__ import annotations
@@ -13,22 +14,20 @@ from typing import Any, Literal
 
 from workloads.common import atomic, hardware
 from workloads.common.dist import World, world
-from workloads.common.job import Job, section_of
 from workloads.common.log import log
 from workloads.common.models import load_tokenizer
 from workloads.data.chats import Chat
 from workloads.evaluate.__main__ import keep_config
-from workloads.evaluate.config import EvaluateConfig
-from workloads.evaluate.held_out import HeldOut, load_held_out
-from workloads.evaluate.metrics import measured, row_scores
-from workloads.evaluate.model_rows import ModelRows, run_rows
-from workloads.evaluate.overlap import prompt_hash
+from workloads.evaluate.comparison import HEADER, ROWS, SUMMARY
+from workloads.evaluate.generate import ModelRows, RowStore, run_rows
+from workloads.evaluate.held_out import HeldOut, load_held_out, prompt_hash
 from workloads.evaluate.resampling import Sampling, interval
-from workloads.evaluate.row_store import RowStore
+from workloads.evaluate.scores import measured, row_scores
 from workloads.evaluate.subject import Subject, tuned_dir
+from workloads.job import Job, section_of
+from workloads.recipes.evaluate import EvaluateConfig
 
 Side = Literal["original", "trained"]
-HEADER, ROWS, SUMMARY = "header.json", "rows.jsonl", "summary.json"
 
 
 def run_inference(job: Job, side: Side) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from workloads.common.job import Job, end, run_job
 from workloads.evaluate.inference import run_inference
+from workloads.job import Job, end, run_job
 
 
 def main(job: Job) -> None:

@@ -17,10 +17,9 @@ from typing import Any
 from workloads.common import atomic, hardware
 from workloads.common.dist import World, world
 from workloads.common.exit_codes import ConfigError, DataError, NotRunError
-from workloads.common.job import Job, end, run_job, section_of
-from workloads.evaluate.adapter import check_base
-from workloads.evaluate.config import EvaluateConfig
-from workloads.evaluate.subject import tuned_dir
+from workloads.evaluate.subject import check_base, tuned_dir
+from workloads.job import Job, end, run_job, section_of
+from workloads.recipes.evaluate import EvaluateConfig
 
 PACKAGE = "lm_eval"
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.common.dist import World
 from workloads.common.log import log
-from workloads.evaluate.compare import change_percent
-from workloads.evaluate.config import EvaluateConfig
+from workloads.evaluate.comparison import change_percent
+from workloads.evaluate.generate import RowStore, run_rows, speeds
 from workloads.evaluate.held_out import HeldOut
-from workloads.evaluate.metrics import measured
-from workloads.evaluate.model_rows import run_rows, speeds
 from workloads.evaluate.resampling import Measured, Sampling, interval, paired
-from workloads.evaluate.row_store import RowStore
+from workloads.evaluate.scores import measured
 from workloads.evaluate.subject import Subject, load_precision
+from workloads.recipes.evaluate import EvaluateConfig
 
 if TYPE_CHECKING:
     from workloads.common.places import Places

@@ -1,20 +1,199 @@
-"""The model under test: where its weights are, and how they are loaded."""
+"""The model under test: where its weights are, how they load, and what a result was made from."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workloads.common.dist import World
 from workloads.common.exit_codes import DataError
-from workloads.common.job import Job
-from workloads.evaluate.config import EvaluateConfig, Precision
+from workloads.common.models import load_model
+from workloads.data.files import sha256
+from workloads.job import Job
+from workloads.recipes.evaluate import EvaluateConfig, Precision
 from workloads.train.run_folder import resolve_adapter
+
+if TYPE_CHECKING:
+    import torch
+
+
+FORMAT = 1
+_FILES = ("*.safetensors", "config.json", "generation_config.json", "adapter_config.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """Model, rows, prompts and settings behind one model's rows."""
+
+    format: int
+    model: str
+    base_sha256: str
+    """Of the recipe's model."""
+    tuned_sha256: str | None
+    """Of the adapter or the trained model; None: the recipe's model answered."""
+    rows_sha256: str
+    """Of the chats and of the tokenised rows."""
+    prompts_sha256: str
+    """Of the token ids that the model read: template and tokenizer are in it."""
+    settings: Mapping[str, Any]
+    code_sha256: str
+
+    @property
+    def key(self) -> str:
+        """Return the name of the folder that holds the rows."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return asdict(self)
+
+
+def read_header(value: Any, *, at: Path) -> Header:
+    """Return the header in a result file."""
+    fields = set(Header.__dataclass_fields__)
+    if not isinstance(value, dict) or set(value) != fields or value["format"] != FORMAT:
+        raise DataError(
+            f"{at}: has no header of format {FORMAT}; make it with an inference job of this version"
+        )
+    return Header(**value)
+
+
+def differences(original: Header, trained: Header) -> list[str]:
+    """Return why two results are not of the same rows and base model; empty when they are."""
+    problems: list[str] = []
+    for name, what in (
+        ("rows_sha256", "other rows"),
+        ("prompts_sha256", "other prompts"),
+        ("base_sha256", "another base model"),
+        ("settings", "other settings"),
+        ("code_sha256", "another version of the code"),
+    ):
+        before, after = getattr(original, name), getattr(trained, name)
+        if before != after:
+            problems.append(f"{what} ({_short(before)} and {_short(after)})")
+    if original.tuned_sha256 is not None:
+        problems.append("the original results are of a trained model")
+    if trained.tuned_sha256 is None:
+        problems.append("the trained results are of the original model")
+    return problems
+
+
+def model_sha256(folder: Path) -> str:
+    """Return the hash of a model's or adapter's weights and configuration."""
+    digest = hashlib.sha256()
+    paths = sorted(path for pattern in _FILES for path in folder.glob(pattern))
+    if not any(path.suffix == ".safetensors" for path in paths):
+        raise DataError(f"{folder}: has no .safetensors file; copy the whole model there")
+    for path in paths:
+        digest.update(f"{path.name}:{_file_sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _file_sha256(path: Path) -> str:
+    if path.name != "adapter_config.json":
+        return sha256(path)
+    # The folder that the base model lay in at training says nothing about the adapter.
+    values = {**read_object(path), "base_model_name_or_path": None}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; a missing or damaged one is told with its path."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: is damaged, not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: is damaged: {type(value).__name__}, expected an object")
+    return value
+
+
+def prompts_sha256(prompts: Sequence[Sequence[int]]) -> str:
+    """Return the hash of token ids."""
+    text = json.dumps([list(prompt) for prompt in prompts], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@cache
+def code_sha256() -> str:
+    """Return the hash of what turns prompts into answers and losses."""
+    digest = hashlib.sha256()
+    for name in ("generate.py", "subject.py"):
+        digest.update(f"{name}:{sha256(Path(__file__).with_name(name))}\n".encode())
+    return digest.hexdigest()
+
+
+def _short(value: Any) -> str:
+    return value[:12] if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def load_tuned(base_dir: Path, tuned_dir: Path, *, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return the tuned model with weights of `dtype`; an adapter is merged: it costs no speed."""
+    config_file = tuned_dir / "adapter_config.json"
+    if not config_file.is_file():
+        if (tuned_dir / "config.json").is_file():
+            return load_model(tuned_dir, dtype=dtype, device=device)
+        raise DataError(
+            f"{tuned_dir}: has neither adapter_config.json nor config.json; run the train job, or "
+            "set evaluate.adapter to its final/ folder"
+        )
+    check_base(base_dir, tuned_dir)
+    import peft
+
+    base = load_model(base_dir, dtype=dtype, device=device)
+    try:
+        tuned = peft.PeftModel.from_pretrained(base, tuned_dir, is_trainable=False)
+    except (RuntimeError, OSError, ValueError) as error:
+        raise DataError(f"{tuned_dir}: adapter cannot be loaded: {error}") from error
+    return merge(tuned).eval()
+
+
+def check_base(base_dir: Path, adapter_dir: Path) -> None:
+    """Refuse an adapter that was trained on another model than the one in `base_dir`."""
+    path = adapter_dir / "adapter_config.json"
+    declared = read_object(path).get("base_model_name_or_path")
+    if not isinstance(declared, str):
+        raise DataError(f"{path}: is damaged: names no base model; run the train job again")
+    if Path(declared).name != base_dir.name:
+        raise DataError(
+            f"{adapter_dir}: adapter of '{Path(declared).name}', the recipe's model is "
+            f"'{base_dir.name}'; use the recipe of that model"
+        )
+
+
+def merge(tuned: Any) -> Any:
+    """Return the base model of a LoRA or DoRA model with the adapter folded in, in fp32 by weight.
+
+    peft's own merge adds in the base's type, where bf16 rounds twice; an fp32 copy of the whole
+    model would not fit beside a 14B model on a 48 GB GPU.
+    """
+    import torch
+    from peft.tuners.lora import LoraLayer
+
+    with torch.no_grad():
+        for module in tuned.modules():
+            if isinstance(module, LoraLayer):
+                layer: Any = module
+                weight = layer.get_base_layer().weight
+                for name in layer.active_adapters:
+                    whole = weight.float() + layer.get_delta_weight(name).float()
+                    if layer.use_dora.get(name):
+                        # arXiv:2402.09353: a row's length is learned apart from its direction.
+                        magnitude = layer.lora_magnitude_vector[name].weight.float()
+                        whole *= (magnitude / whole.norm(dim=1))[:, None]
+                    weight.copy_(whole.to(weight.dtype))
+    return tuned.unload()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +208,6 @@ class Subject:
     def load(self, config: EvaluateConfig, here: World) -> Any:
         """Return the model with its weights as the recipe's dtype, adapters merged."""
         from workloads.common.models import load_model, torch_dtype
-        from workloads.evaluate.adapter import load_tuned
 
         dtype = torch_dtype(config.dtype)
         if self.tuned_dir is None:
@@ -54,7 +232,6 @@ def load_precision(
     if precision == "bf16":
         bf16 = torch.bfloat16
         from workloads.common.models import load_model
-        from workloads.evaluate.adapter import load_tuned
 
         if subject.tuned_dir is None:
             return load_model(subject.model_dir, dtype=bf16, device=here.device)
@@ -85,8 +262,6 @@ def load_precision(
 def _whole_model(subject: Subject, here: World, scratch: Path) -> Iterator[Path]:
     """Yield a folder with all weights: bitsandbytes quantises only what it reads from files."""
     import torch
-
-    from workloads.evaluate.adapter import load_tuned
 
     tuned = subject.tuned_dir
     if tuned is None:

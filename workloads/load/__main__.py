@@ -16,11 +16,11 @@ from pathlib import Path
 from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError, WorkloadError
 from workloads.common.hardware import Hardware
-from workloads.common.job import Job, end, run_job, section_of
 from workloads.common.log import log
-from workloads.load.config import LoadConfig
-from workloads.load.lengths import read_profile, with_profile
-from workloads.load.target import find_server
+from workloads.job import Job, end, run_job, section_of
+from workloads.load.client import find_server
+from workloads.load.prompts import read_profile, with_profile
+from workloads.recipes.load import LoadConfig
 
 DEFAULT_RECIPE = "smollm2_135m_load_cpu"
 RESULT_FILE = "load.json"
@@ -96,8 +96,8 @@ def main(job: Job) -> None:
     config = with_profile(job.recipe.load, read_profile())
     _describe(job, config)
     from workloads.load import report
-    from workloads.load.chat_client import ChatClient
-    from workloads.load.curve import record_metrics
+    from workloads.load.client import ChatClient
+    from workloads.load.report import record_metrics
     from workloads.load.run import LoadTest
 
     server = find_server(config.target, job.places)

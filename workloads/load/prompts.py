@@ -1,18 +1,202 @@
-"""Chats to send: words of the model's own tokenizer, so many tokens long, or given rows.
-
-Words are drawn by seed, so no two prompts share more than what `cached_share` says and a prefix
-cache gains exactly that. What the chat template adds is measured by one request, not guessed.
-"""
+"""Chats to send, how long they are, and when they come: by seed, or from a trace."""
 
 from __future__ import annotations
 
+import csv
 import json
+import math
+import os
 import random
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from workloads.common.exit_codes import DataError
+from workloads.common.exit_codes import ConfigError, DataError
+from workloads.recipes.load import MOST_TOKENS, Lengths, LoadConfig
+from workloads.recipes.reader import parse, require
+
+PROFILE_VARIABLE = "SOPERATOR_CHAT_PROFILE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatProfile:
+    """What the stack declares of its reference chat; the job's script brings it as JSON."""
+
+    context_tokens: int
+    """Tokens that the model reads before each answer."""
+    output_tokens: int
+    """Tokens that it writes in the whole chat."""
+    turns: int = 1
+    cached_share: float = 0.0
+    max_answer_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("context_tokens", "output_tokens", "turns"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name}: got {value}, expected >= 1")
+
+
+def read_profile(environment: Mapping[str, str] | None = None) -> ChatProfile | None:
+    """Return the chat profile that the stack gave this job; None by hand."""
+    text = (os.environ if environment is None else environment).get(PROFILE_VARIABLE)
+    if not text:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{PROFILE_VARIABLE}: not JSON: {error}") from error
+    return parse(ChatProfile, value, at=PROFILE_VARIABLE)
+
+
+def with_profile(config: LoadConfig, profile: ChatProfile | None) -> LoadConfig:
+    """Return the settings with every gap filled by the profile; a gap without one is refused."""
+    prompt, output = config.prompt_tokens, config.output_tokens
+    slo, prompts = config.slo, config.prompts
+    if profile is not None:
+        if prompt.mean is None:
+            prompt = replace(prompt, mean=profile.context_tokens)
+        if output.mean is None:
+            output = replace(output, mean=max(1, round(profile.output_tokens / profile.turns)))
+        if slo.e2e_s is None and profile.max_answer_s is not None:
+            slo = replace(slo, e2e_s=profile.max_answer_s)
+        if prompts.cached_share is None and profile.cached_share < 1:
+            prompts = replace(prompts, cached_share=profile.cached_share)
+    missing = [
+        name
+        for name, lengths in (("prompt_tokens", prompt), ("output_tokens", output))
+        if lengths.mean is None and not (name == "prompt_tokens" and prompts.rows)
+    ]
+    if missing:
+        raise ConfigError(
+            f"load.{' and load.'.join(missing)}: no mean, and no chat profile of a stack "
+            f"({PROFILE_VARIABLE}); set load.{missing[0]}.mean"
+        )
+    return replace(config, prompt_tokens=prompt, output_tokens=output, slo=slo, prompts=prompts)
+
+
+def draw_lengths(lengths: Lengths, count: int, seed: str) -> list[int]:
+    """Return `count` lengths in tokens, the same for the same seed."""
+    assert lengths.mean is not None
+    draw = random.Random(f"lengths {seed}")
+    mean, most = lengths.mean, lengths.most or 4 * lengths.mean
+    if lengths.distribution == "fixed":
+        return [min(mean, most)] * count
+    if lengths.distribution == "uniform":
+        half = mean * lengths.spread * math.sqrt(3)
+        drawn = (draw.uniform(mean - half, mean + half) for _ in range(count))
+    else:
+        variance = math.log1p(lengths.spread**2)
+        middle = math.log(mean) - variance / 2
+        drawn = (draw.lognormvariate(middle, math.sqrt(variance)) for _ in range(count))
+    return [min(most, max(1, round(value))) for value in drawn]
+
+
+_KEYS = ("at_s", "prompt_tokens", "output_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """One request of an open loop."""
+
+    at_s: float
+    """Seconds after the start."""
+    prompt_tokens: int | None = None
+    """None: drawn."""
+    output_tokens: int | None = None
+
+
+def poisson(rate_per_s: float, count: int, seed: int) -> tuple[Arrival, ...]:
+    """Return `count` arrivals whose gaps are independent and exponential, mean 1 / rate."""
+    draw = random.Random(f"arrivals {seed} {rate_per_s!r}")
+    at_s, found = 0.0, []
+    for _ in range(count):
+        at_s += draw.expovariate(rate_per_s)
+        found.append(Arrival(at_s=at_s))
+    return tuple(found)
+
+
+def read_trace(path: Path) -> tuple[Arrival, ...]:
+    """Return the arrivals of a .csv or .jsonl file in the order of time; every bad row is named."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"load.open_loop.trace: {path} cannot be read: {error}") from error
+    problems: list[str] = []
+    found: list[Arrival] = []
+    for number, row in _rows(path, text, problems):
+        arrival = _arrival(row, f"{path}:{number}", problems)
+        if arrival is not None:
+            found.append(arrival)
+    if problems:
+        raise DataError("; ".join(problems[:5]) + (" ..." if len(problems) > 5 else ""))
+    if len(found) < 2:
+        raise DataError(f"{path}: {len(found)} arrivals; a trace needs 2 or more")
+    found.sort(key=lambda each: each.at_s)
+    return tuple(found)
+
+
+def _rows(path: Path, text: str, problems: list[str]) -> list[tuple[int, Mapping[str, Any]]]:
+    rows: list[tuple[int, Mapping[str, Any]]] = []
+    if path.suffix == ".csv":
+        reader = csv.DictReader(text.splitlines())
+        unknown = [name for name in reader.fieldnames or () if name not in _KEYS]
+        if unknown or "at_s" not in (reader.fieldnames or ()):
+            raise DataError(
+                f"{path}:1: got the columns {', '.join(map(str, reader.fieldnames or ['none']))}; "
+                f"allowed: {', '.join(_KEYS)}, at_s is needed"
+            )
+        for number, row in enumerate(reader, 2):
+            if None in row:
+                problems.append(f"{path}:{number}: more values than columns")
+                continue
+            rows.append((number, {key: _number(value) for key, value in row.items() if value}))
+        return rows
+    if path.suffix != ".jsonl":
+        raise DataError(f"{path}: a trace is a .csv or a .jsonl file")
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or set(row) - set(_KEYS):
+            problems.append(f"{path}:{number}: expected an object of {', '.join(_KEYS)}")
+            continue
+        rows.append((number, row))
+    return rows
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _arrival(row: Mapping[str, Any], at: str, problems: list[str]) -> Arrival | None:
+    at_s = row.get("at_s")
+    before = len(problems)
+    if isinstance(at_s, bool) or not isinstance(at_s, (int, float)) or not 0 <= at_s < math.inf:
+        problems.append(f"{at}: at_s: got {at_s!r}, expected seconds of 0 or more")
+    for name in _KEYS[1:]:
+        value = row.get(name)
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_TOKENS
+        ):
+            problems.append(f"{at}: {name}: got {value!r}, expected 1 to {MOST_TOKENS}")
+    if len(problems) > before or not isinstance(at_s, (int, float)):
+        return None
+    return Arrival(
+        at_s=float(at_s),
+        prompt_tokens=row.get("prompt_tokens"),
+        output_tokens=row.get("output_tokens"),
+    )
+
 
 _WORD = re.compile(r" [a-z]{2,}")
 _LETTER = re.compile(r"[a-z ]+")

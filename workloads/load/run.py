@@ -10,13 +10,10 @@ from pathlib import Path
 
 from workloads.common.exit_codes import ConfigError, NotRunError, WorkloadError
 from workloads.common.log import log
-from workloads.load.arrivals import Arrival, poisson, read_trace
-from workloads.load.chat_client import ChatClient, Traffic
-from workloads.load.config import Lengths, LoadConfig
-from workloads.load.lengths import draw_lengths
-from workloads.load.loops import Chat, Loop, closed_loop, open_loop
-from workloads.load.measure import Point, point
-from workloads.load.prompts import PromptSource, Words
+from workloads.load.client import ChatClient, Traffic
+from workloads.load.measure import Chat, Loop, Point, closed_loop, open_loop, point
+from workloads.load.prompts import Arrival, PromptSource, Words, draw_lengths, poisson, read_trace
+from workloads.recipes.load import Lengths, LoadConfig
 
 _LEAST_REQUESTS = 8
 _ARRIVALS_A_WARM_UP = 16

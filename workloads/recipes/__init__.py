@@ -6,20 +6,21 @@ then in what the jail image brings; other paths start with `{place:NAME}`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.accept.config import AcceptConfig
 from workloads.common.exit_codes import ConfigError
-from workloads.common.recipe import apply_overrides, parse, read_mapping
-from workloads.data.config import DataConfig
-from workloads.evaluate.config import EvaluateConfig
-from workloads.load.config import LoadConfig
-from workloads.serve.config import ServeConfig
-from workloads.train.arguments import translate
-from workloads.train.config import TrainConfig
+from workloads.recipes.accept import AcceptConfig
+from workloads.recipes.data import DataConfig
+from workloads.recipes.evaluate import EvaluateConfig
+from workloads.recipes.foreign import translate
+from workloads.recipes.load import LoadConfig
+from workloads.recipes.reader import apply_overrides, parse, read_mapping
+from workloads.recipes.serve import ServeConfig
+from workloads.recipes.train import TrainConfig
 
 RECIPES_DIR = Path(__file__).parent
 ENDINGS = (".json", ".yaml", ".yml")
@@ -69,3 +70,8 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> tuple[Path, dict[st
             )
         path = found[0]
     return path, apply_overrides(read_mapping(path), overrides)
+
+
+def config_text(recipe: Mapping[str, Any]) -> str:
+    """Return the recipe as one JSON file, the same for the same values."""
+    return json.dumps(recipe, indent=2, sort_keys=True) + "\n"

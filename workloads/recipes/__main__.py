@@ -12,8 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from workloads.common.exit_codes import ExitCode, WorkloadError, reason_of
-from workloads.common.run_config import config_text
-from workloads.recipes import load_recipe, read_recipe
+from workloads.recipes import config_text, load_recipe, read_recipe
 
 
 def main(arguments: Sequence[str] | None = None) -> ExitCode:

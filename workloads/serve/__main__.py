@@ -18,12 +18,19 @@ from typing import TYPE_CHECKING
 
 from workloads.common import atomic, hardware
 from workloads.common.exit_codes import ExitCode
-from workloads.common.job import Job, end, run_job, section_of
 from workloads.common.log import log
+from workloads.job import Job, end, run_job, section_of
+from workloads.serve.weights import (
+    ENDPOINT_FILE,
+    Weights,
+    api_key,
+    find_weights,
+    stage,
+    write_endpoint,
+)
 
 if TYPE_CHECKING:
-    from workloads.serve.config import ServeConfig
-    from workloads.serve.weights import Weights
+    from workloads.recipes.serve import ServeConfig
 
 DEFAULT_RECIPE = "smollm2_135m_serve_cpu"
 # Flag -> recipe key.
@@ -70,12 +77,8 @@ def main(job: Job) -> None:
     config = job.recipe.serve
     if config is None:
         raise section_of(job.recipe, "serve")
-    from workloads.serve import endpoint
-
     # Of this job's life before a requeue: nobody may be sent there, with the key, any more.
-    (job.results_dir / endpoint.FILE_NAME).unlink(missing_ok=True)
-    from workloads.serve.weights import find_weights
-
+    (job.results_dir / ENDPOINT_FILE).unlink(missing_ok=True)
     weights = find_weights(config, job.recipe.model, job.places)
     try:
         _serve(job, config, weights)
@@ -89,13 +92,12 @@ def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
     began = job.record.began_s
     import torch
 
-    from workloads.serve import endpoint, vllm_server
-    from workloads.serve.server import listen
+    from workloads.serve import server
 
-    key = endpoint.api_key(config, job.places)
+    key = api_key(config, job.places)
     device = hardware.device_name()
     job.record.hardware = hardware.detect(device)
-    job.record.engine = vllm_server.choose(
+    job.record.engine = server.choose_engine(
         config, num_gpus=torch.cuda.device_count(), has_dora=weights.has_dora
     )
     job.record.model = weights.served_name
@@ -104,12 +106,12 @@ def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
     job.record.artifacts |= {"config": str(job.results_dir / "config.json")}
     if weights.adapter_dir is not None:
         job.record.artifacts["adapter_dir"] = str(weights.adapter_dir)
-    listener = listen(config)
+    listener = server.listen(config)
     port = listener.getsockname()[1]
 
     def ready() -> None:
         job.record.metrics["cold_start_s"] = time.time() - began
-        path = endpoint.write(job.results_dir, config, port, weights, job.places)
+        path = write_endpoint(job.results_dir, config, port, weights, job.places)
         job.record.artifacts["endpoint"] = str(path)
         log(
             f"serving {' and '.join(weights.names)} with {job.record.engine} on "
@@ -117,19 +119,15 @@ def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
         )
 
     if job.record.engine == "vllm":
-        from workloads.serve import stage
-
         listener.close()  # vLLM binds the port itself
-        staged = stage.stage(weights.model_dir, job.places) if config.stage == "auto" else None
+        staged = stage(weights.model_dir, job.places) if config.stage == "auto" else None
         if staged is not None:
             log(staged.text)
         folder = staged.path if staged is not None else weights.model_dir
-        words = vllm_server.command(config, weights, folder, port)
-        vllm_server.run(words, port, key, ready, results_dir=job.results_dir)
+        words = server.vllm_command(config, weights, folder, port)
+        server.run_vllm(words, port, key, ready, results_dir=job.results_dir)
         return
-    from workloads.serve.serving import serve
-
-    serve(job, config, weights, key, listener, ready)
+    server.serve(job, config, weights, key, listener, ready)
 
 
 def _set(key: str, value: str | int) -> str:

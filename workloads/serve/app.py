@@ -1,15 +1,16 @@
-"""The routes: from OpenAI's request to the engine.
+"""The routes: from OpenAI's request to the engine, and what stands before and behind each of them.
 
-Owns what a request may ask for, and that every error has OpenAI's form. running_chat.py makes the
-answer, disconnect.py ends it with its client.
+Before: the key, the size of a body and the time it may take. Behind: an answer ends when its client
+goes. Every error has OpenAI's form.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,27 +20,29 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from workloads.recipes.serve import Limits, ServeConfig
 from workloads.serve import answers
-from workloads.serve.answers import Choice, Frame
-from workloads.serve.config import ServeConfig
-from workloads.serve.disconnect import EventStream, unless_gone
-from workloads.serve.errors import ApiError, bad_request
-from workloads.serve.generation import (
+from workloads.serve.answers import Choice, Frame, Mailbox, RunningChat
+from workloads.serve.metrics import ServeMetrics
+from workloads.serve.protocol import (
+    ApiError,
+    ChatRequest,
+    PromptError,
+    bad_request,
+    parse_chat,
+    prompt_ids,
+)
+from workloads.serve.sampling import Constraint, GrammarError, Grammars
+from workloads.serve.scheduler import (
     Delta,
     Engine,
     Generation,
     QueueFullError,
     StoppingError,
 )
-from workloads.serve.grammar import Constraint, GrammarError, Grammars
-from workloads.serve.guard import KeyGuard, error_response, read_body
-from workloads.serve.mailbox import Mailbox
-from workloads.serve.metrics import ServeMetrics
-from workloads.serve.prompts import PromptError, prompt_ids
-from workloads.serve.protocol import ChatRequest, parse_chat
-from workloads.serve.running_chat import RunningChat
-from workloads.serve.tool_stream import ToolStream
+from workloads.serve.text import ToolStream
 
 _LONG_BODY_BYTES = 2**16
 """Above it the prompt is made in a thread, as a grammar is: the loop must go on sending tokens."""
@@ -258,3 +261,117 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _unexpected(request: Request, error: Exception) -> Response:
     text = f"{type(error).__name__}; the server's log has more"
     return error_response(ApiError(status=500, message=text, code="internal_error"))
+
+
+class EventStream(Response):
+    """A response of server-sent events that ends, and cancels, when its client goes."""
+
+    def __init__(self, parts: AsyncIterator[bytes], cancel: Callable[[], None]) -> None:
+        self._parts = parts
+        self._cancel = cancel
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the parts as they come."""
+
+        async def write() -> None:
+            headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+            ]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            async for part in self._parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        try:
+            await _first(write(), _disconnected(receive))
+        finally:
+            self._cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _first(*works: Any) -> Any:
+    """Return the result of the one that ends first; the others are cancelled and waited for."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task in done).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def unless_gone(request: Request, work: Any) -> Response:
+    """Return the work's response; one that nobody reads when the client has gone."""
+    return await _first(work, _disconnected(request.receive)) or Response(status_code=499)
+
+
+OPEN_PATHS = frozenset({"/health"})
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """Return the answer of an error."""
+    return JSONResponse(error.to_json(), status_code=error.status, headers=error.headers)
+
+
+class KeyGuard:
+    """Lets a request pass that brings the key; an open path needs none."""
+
+    def __init__(self, app: ASGIApp, *, api_key: str | None) -> None:
+        self._app = app
+        self._expected = None if api_key is None else f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 401, or go on."""
+        if (
+            scope["type"] != "http"
+            or self._expected is None
+            or scope["path"] in OPEN_PATHS
+            or secrets.compare_digest(_authorization(scope), self._expected)
+        ):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            status=401,
+            message="no API key, or a wrong one; send 'Authorization: Bearer KEY'",
+            code="invalid_api_key",
+        )
+        await error_response(error)(scope, receive, send)
+
+
+def _authorization(scope: Scope) -> bytes:
+    values: list[tuple[bytes, bytes]] = scope["headers"]
+    return next((value for name, value in values if name == b"authorization"), b"")
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """Return the whole body within its size and time."""
+    too_large = ApiError(
+        status=413,
+        message=f"the body is over {limits.max_body_bytes} bytes; send a shorter chat",
+        code="request_too_large",
+    )
+    declared: Any = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > limits.max_body_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            async for part in request.stream():
+                body += part
+                if len(body) > limits.max_body_bytes:
+                    raise too_large
+    except TimeoutError:
+        raise ApiError(
+            status=408,
+            message=f"the request was not whole after {limits.body_timeout_s:g} s",
+            code="request_timeout",
+        ) from None
+    return bytes(body)

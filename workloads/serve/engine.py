@@ -1,8 +1,7 @@
-"""The loop of the transformers engine, in a thread of its own: plan, run, sample, tell.
+"""The transformers engine, in a thread of its own: plan, run, sample, tell.
 
-Owns that a failure stays with its request, or with the requests of a pass that fails as a whole,
-that a cancelled request frees its row in the next turn, and what a stop does to what runs.
-Does not know HTTP.
+A failure stays with its request, or with the requests of a pass that fails as a whole. A cancelled
+request frees its row in the next turn. Shapes: B rows of the batch, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,19 +14,175 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import Any, Protocol
 
+import torch
+
 from workloads.common.exit_codes import ExitCode, exit_code_of, reason_of
 from workloads.common.log import log
 from workloads.serve import sampling
-from workloads.serve.answer import Answer
-from workloads.serve.generation import (
+from workloads.serve.rows import AdapterRows, RowCache
+from workloads.serve.sampling import RowSampler
+from workloads.serve.scheduler import (
+    Chunk,
     Delta,
     Failure,
+    FinishReason,
     Generation,
     Load,
+    Move,
+    Scheduler,
+    Sequence,
     Sink,
     StoppingError,
+    TokenLogprob,
+    Turn,
 )
-from workloads.serve.scheduler import Chunk, Move, Scheduler, Sequence, Turn
+from workloads.serve.text import TextStream
+
+_MOST_PADDING = 0.25
+"""Padding in a pass over chunks, as a share of their tokens; above it they are read apart."""
+
+
+def group_by_length(counts: Items[int]) -> list[list[int]]:
+    """Return the places of `counts` in groups of like lengths, the longest first."""
+    groups: list[list[int]] = []
+    longest = held = 0
+    for index in sorted(range(len(counts)), key=lambda each: -counts[each]):
+        padding = longest * (len(groups[-1]) + 1 if groups else 0) - held - counts[index]
+        if groups and padding <= _MOST_PADDING * (held + counts[index]):
+            groups[-1].append(index)
+            held += counts[index]
+        else:
+            groups.append([index])
+            longest = held = counts[index]
+    return groups
+
+
+class Runner:
+    """A model with its cache."""
+
+    def __init__(self, model: Any, cache: RowCache, adapter_rows: AdapterRows | None) -> None:
+        self._model = model
+        self._cache = cache
+        self._adapter_rows = adapter_rows
+
+    @torch.inference_mode()
+    def read(self, chunks: Items[Chunk]) -> torch.Tensor:
+        """Read the chunks; return the logits behind each one's last token, B x V."""
+        groups = group_by_length([each.end - each.start for each in chunks])
+        parts = [self._read([chunks[index] for index in group]) for group in groups]
+        if len(parts) == 1 and groups[0] == list(range(len(chunks))):
+            return parts[0]
+        order = torch.tensor([index for group in groups for index in group])
+        return torch.cat(parts)[order.argsort().to(parts[0].device)]
+
+    def _read(self, chunks: Items[Chunk]) -> torch.Tensor:
+        writes = [(each.sequence.row, each.start, each.end - each.start) for each in chunks]
+        positions_BT, mask = self._cache.prefill(writes)
+        ids_BT = torch.zeros_like(positions_BT)
+        for row, each in enumerate(chunks):
+            ids = each.sequence.asked.prompt_ids[each.start : each.end]
+            ids_BT[row, : len(ids)] = torch.tensor(ids)
+        last_B = torch.tensor([count - 1 for _, _, count in writes], device=ids_BT.device)
+        return self._pass(
+            ids_BT, positions_BT, mask, [each.sequence for each in chunks], last_B=last_B
+        )
+
+    @torch.inference_mode()
+    def decode(self, running: Items[Sequence], decoding: Items[Sequence]) -> torch.Tensor:
+        """Return the logits behind the last token of each of `decoding`, B x V.
+
+        The pass takes all rows up to the last one that decodes. A row among them that still reads
+        its prompt gets a token that its next chunk overwrites.
+        """
+        rows = [each.row for each in decoding]
+        taken = running[: max(rows) + 1]
+        positions_B1, mask = self._cache.decode(len(taken), [each.num_cached for each in taken])
+        ids = [[each.output_ids[-1] if each.output_ids else 0] for each in taken]
+        ids_B1 = torch.tensor(ids, device=positions_B1.device)
+        logits_BV = self._pass(ids_B1, positions_B1, mask, taken)
+        return logits_BV if len(rows) == len(taken) else logits_BV[rows]
+
+    def move(self, move: Move) -> None:
+        """Let one row take the place of another."""
+        self._cache.move(move.source, move.target, move.num_tokens)
+
+    def _pass(
+        self,
+        ids_BT: torch.Tensor,
+        positions_BT: torch.Tensor,
+        mask: torch.Tensor | None,
+        sequences: Items[Sequence],
+        *,
+        last_B: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if self._adapter_rows is not None:
+            self._adapter_rows.choose([each.asked.is_tuned for each in sequences])
+        # Chunks of different lengths end at different places; the head gets those places only.
+        places, which_B = (1, None) if last_B is None else torch.unique(last_B, return_inverse=True)
+        logits = self._model(
+            input_ids=ids_BT,
+            attention_mask=mask,
+            position_ids=positions_BT,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=places,
+        ).logits
+        if which_B is None:
+            return logits[:, -1].float()
+        return logits[torch.arange(len(which_B), device=logits.device), which_B].float()
+
+
+class Answer:
+    """A sequence with who is told of its tokens."""
+
+    def __init__(
+        self, asked: Generation, sink: Sink, tokenizer: Any, stop_ids: frozenset[int]
+    ) -> None:
+        self.sequence = Sequence(asked=asked)
+        self.sink = sink
+        wanted = asked.sampling
+        self._stop_ids = wanted.stop_token_ids + (() if asked.ignore_eos else tuple(stop_ids))
+        self.sampler = RowSampler(wanted, asked.constraint, asked.prompt_ids, self._stop_ids)
+        self._text = TextStream(tokenizer, asked.stop, min_tokens=wanted.min_tokens)
+        self._tokenizer = tokenizer
+
+    def write(self, token: int, logits_V: Any) -> Delta:
+        """Add the token that was chosen from `logits_V`; return what the client gets of it."""
+        sequence, asked = self.sequence, self.sequence.asked
+        sequence.output_ids.append(token)
+        self.sampler.wrote(token)
+        finish: FinishReason | None = None
+        text, entries = "", ()
+        if token in self._stop_ids:
+            finish = "stop"
+        else:
+            text = self._text.push(token)
+            if asked.num_logprobs is not None:
+                entries = (self._logprob(logits_V, token, asked.num_logprobs),)
+            if self._text.has_stopped:
+                finish = "stop"
+            elif len(sequence.output_ids) >= asked.max_tokens:
+                finish = "length"
+        if finish is not None:
+            text += self._text.finish()
+        return Delta(text=text, num_tokens=1, logprobs=entries, finish=finish)
+
+    def _logprob(self, logits_V: Any, token: int, num_top: int) -> TokenLogprob:
+        value, top = sampling.logprobs(logits_V, token, num_top)
+        return TokenLogprob(
+            **self._named(token),
+            logprob=value,
+            top=tuple(
+                (named["token"], each, named["data"])
+                for index, each in top
+                for named in (self._named(index),)
+            ),
+        )
+
+    def _named(self, token: int) -> dict[str, Any]:
+        text = self._tokenizer.decode([token])
+        return {"token": text, "data": text.encode()}
+
 
 _STOPPED = Failure(
     message="the server stopped before the answer was whole; send the request again",

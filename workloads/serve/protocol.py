@@ -8,14 +8,69 @@ them: `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`, `i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.serve.config import MAX_TOP_LOGPROBS, Limits
-from workloads.serve.errors import ApiError, bad_request
-from workloads.serve.generation import Sampling
-from workloads.serve.grammar import Form
+from workloads.common.exit_codes import DataError
+from workloads.data import calls
+from workloads.data.chat_template import prompt_text
+from workloads.recipes.serve import MAX_TOP_LOGPROBS, Limits
+from workloads.serve.sampling import Form
+from workloads.serve.scheduler import Sampling
+
+RETRY_AFTER_S = 2
+"""What a client that met a full queue or a stopping server is told to wait."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ApiError(Exception):
+    """One answer that is no chat."""
+
+    status: int
+    message: str
+    code: str
+    param: str | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the body."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": _TYPES.get(self.status, "server_error"),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers that belong to the status."""
+        if self.status in (429, 503):
+            return {"retry-after": str(RETRY_AFTER_S)}
+        return {"www-authenticate": "Bearer"} if self.status == 401 else {}
+
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+
+
+def bad_request(message: str, param: str | None, code: str = "invalid_value") -> ApiError:
+    """Return a 400 that names the parameter."""
+    return ApiError(status=400, message=message, param=param, code=code)
+
 
 _MAX_STOPS = 4
 _MAX_STOP_IDS = 128
@@ -351,3 +406,35 @@ def _schema(form: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if not isinstance(schema, dict) or not isinstance(named.get("name"), str):
         raise _wrong("response_format.json_schema", given, '{"name": NAME, "schema": {...}}')
     return schema
+
+
+# The Jinja variable `tools`, not the word in the template's prose.
+_KNOWS_TOOLS = re.compile(r"\{%-?\s*(?:if|for|set)\b[^%]*\btools\b")
+
+
+class PromptError(ValueError):
+    """Messages that cannot be made a prompt."""
+
+
+def prompt_ids(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    template: Mapping[str, Any],
+) -> tuple[int, ...]:
+    """Return the tokens of the chat up to where the answer starts."""
+    knows_tools = bool(_KNOWS_TOOLS.search(tokenizer.chat_template))
+    offered = [] if knows_tools else list(tools)
+    options = dict(template)
+    if tools and knows_tools:
+        options["tools"] = [dict(tool) for tool in tools]
+    try:
+        plain, _ = calls.read_openai(
+            {"messages": list(messages), "tools": offered or None}, at="request"
+        )
+        text = prompt_text(
+            tokenizer, [{**each, "content": each["content"] or ""} for each in plain], **options
+        )
+    except DataError as error:
+        raise PromptError(str(error)) from error
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])

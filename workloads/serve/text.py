@@ -1,15 +1,22 @@
-"""Tokens to text as they come, and stop strings that may span tokens.
+"""Tokens to text as they come: characters, stop strings and tool calls that span tokens.
 
-Owns what is held back: bytes of a character that is not whole, and an end that may become a stop
-string. The stop string itself is never told.
+Held back are bytes of a character that is not whole, an end that may become a stop string or a
+marker, a call until its name is known, and a whole answer that starts like a JSON object (base
+models write calls so).
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
+
+from workloads.common import tool_calls
+from workloads.common.tool_calls import ToolCall
 
 
 class TextStream:
@@ -68,3 +75,151 @@ def overlap(text: str, stop: str) -> int:
         if stop.startswith(text[-length:]):
             return length
     return 0
+
+
+_MARKERS = (tool_calls.OPEN, tool_calls.GLAIVE_OPEN)
+_HEAD = re.compile(
+    r'(?:<tool_call>|<functioncall>)?\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
+    r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+_TAIL = re.compile(r"\s*\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPart:
+    """A piece of a call as a stream sends it; the first one has the function's name."""
+
+    index: int
+    name: str | None = None
+    arguments: str = ""
+
+
+class ToolStream:
+    """`push` text as it comes; `finish` says what is left and which calls were made."""
+
+    def __init__(self, *, is_parallel: bool = True, takes_objects: bool = True) -> None:
+        self._is_parallel = is_parallel
+        self._takes_objects = takes_objects
+        self._held = ""
+        self._has_marker = False
+        self._has_sent = False
+        self._place = 0
+        """In what is held: up to here it was sent as parts of calls."""
+        self._num_sent = 0
+        self._arguments: _Object | None = None
+        self._ends_call = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the one call that may be made is whole."""
+        return not (self._is_parallel or self._arguments or self._ends_call) and self.has_sent_parts
+
+    def push(self, text: str) -> tuple[str, list[CallPart]]:
+        """Return the text that is sure to be no call, and the parts of calls."""
+        self._held += text
+        if self._has_marker or self._looks_like_object():
+            return "", list(self._parts())
+        found = [place for mark in _MARKERS if (place := self._held.find(mark)) >= 0]
+        self._has_marker = bool(found)
+        begun = max(overlap(self._held, mark) for mark in _MARKERS)
+        cut = min(found) if found else len(self._held) - begun
+        # Space before a call belongs to neither; space before more text is sent with it.
+        cut = len(self._held[:cut].rstrip())
+        sent, self._held = self._held[:cut], self._held[cut:]
+        self._has_sent = self._has_sent or bool(sent)
+        return sent, list(self._parts()) if self._has_marker else []
+
+    def finish(self) -> tuple[str, list[CallPart], list[ToolCall]]:
+        """Return the rest of the text, the calls' last parts and the calls, read.
+
+        Calls that cannot be read stay text, unless their parts were sent already.
+        """
+        is_text = not (self._has_marker or self._looks_like_object())
+        calls = [] if is_text else tool_calls.parse_calls(self._held) or []
+        if not self._is_parallel:
+            calls = calls[:1]
+        if not calls:
+            return self._held, [], []
+        parts = [
+            CallPart(index=index, name=call.name, arguments=json.dumps(dict(call.arguments)))
+            for index, call in enumerate(calls)
+            if index >= self._num_sent
+        ]
+        return "", parts, calls
+
+    @property
+    def has_sent_parts(self) -> bool:
+        """Whether a call was begun in the stream."""
+        return self._num_sent > 0
+
+    def _parts(self) -> list[CallPart]:
+        parts: list[CallPart] = []
+        while True:
+            if self._arguments is not None:
+                piece = self._arguments.push(self._held[self._place :])
+                self._place += self._arguments.num_read
+                if piece:
+                    parts.append(CallPart(index=self._num_sent - 1, arguments=piece))
+                if not self._arguments.is_whole:
+                    return parts
+                self._arguments, self._ends_call = None, True
+            if self._ends_call:
+                tail = _TAIL.match(self._held, self._place)
+                if tail is None:
+                    return parts
+                self._place, self._ends_call = tail.end(), False
+            if self.is_over:
+                return parts
+            head = self._head()
+            if head is None:
+                return parts
+            self._place, self._arguments = head.end(), _Object()
+            parts.append(CallPart(index=self._num_sent, name=json.loads(head[1], strict=False)))
+            self._num_sent += 1
+
+    def _head(self) -> re.Match[str] | None:
+        """Return the start of the next call, where it has come and is in the usual form."""
+        if not self._has_marker:
+            return None if self._num_sent else _HEAD.match(self._held)
+        starts = [place for mark in _MARKERS if (place := self._held.find(mark, self._place)) >= 0]
+        # A call in another form stays in front: what follows it is sent at the end, in order.
+        return _HEAD.match(self._held, min(starts)) if starts else None
+
+    def _looks_like_object(self) -> bool:
+        return self._takes_objects and not self._has_sent and self._held.lstrip().startswith("{")
+
+
+class _Object:
+    """Finds the end of a JSON object that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._is_text = self._is_escaped = False
+        self.is_whole = False
+        self.num_read = 0
+        """Characters of the last piece that belong to the object."""
+
+    def push(self, text: str) -> str:
+        """Return what of `text` belongs to the object, as strict JSON."""
+        made: list[str] = []
+        self.num_read = 0
+        for self.num_read, char in enumerate(text, 1):
+            # Models write line breaks into strings, which JSON wants escaped.
+            made.append(json.dumps(char)[1:-1] if self._is_text and char < " " else char)
+            if self._is_text:
+                if self._is_escaped:
+                    self._is_escaped = False
+                elif char == "\\":
+                    self._is_escaped = True
+                elif char == '"':
+                    self._is_text = False
+            elif char == '"':
+                self._is_text = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    self.is_whole = True
+                    return "".join(made)
+        return "".join(made)

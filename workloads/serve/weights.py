@@ -1,22 +1,31 @@
-"""What the settings name, checked: folders of weights, adapter and tokenizer, and model names.
+"""What the settings name, checked without a tensor: weights, their copy on the RAM disk, the key.
 
-Owns every refusal that needs no weights in memory. Does not load: load.py does, sharded.py puts a
-checkpoint of the training loop together.
+A key never stands in an argument, a log or a file that others can read. That no copy can be made is
+no error: a server without a RAM disk reads its weights where they lie.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from workloads.common.exit_codes import DataError
+from workloads.common import atomic
+from workloads.common.exit_codes import ConfigError, DataError
 from workloads.common.log import log
 from workloads.common.places import Places
-from workloads.evaluate.adapter import check_base
-from workloads.evaluate.header import read_object
-from workloads.serve.config import AUTO, ServeConfig
-from workloads.train.checkpoint_format import candidate
-from workloads.train.run_folder import EVALUATED, resolve_adapter
+from workloads.evaluate.subject import check_base, read_object
+from workloads.recipes.serve import AUTO, ServeConfig
+from workloads.train.run_folder import EVALUATED, candidate, resolve_adapter
 
 ADAPTER_CONFIG, MODEL_CONFIG = "adapter_config.json", "config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -60,7 +69,7 @@ def find_weights(config: ServeConfig, model: str, places: Places) -> Weights:
         folder = _existing(resolve_adapter(places.expand(config.checkpoint, at=at)), at)
         own_dir = None
         if (found := candidate(folder)) is not None:
-            from workloads.serve.sharded import consolidated
+            from workloads.serve.load import consolidated
 
             base_dir = places.model_dir(model)
             config = replace(config, served_name=config.served_name or base_dir.name)
@@ -148,3 +157,191 @@ def _named(
         served_name=served,
         tuned_name=tuned,
     )
+
+
+FOLDER = "serve-weights"
+_RAM_FILESYSTEMS = ("tmpfs", "ramfs")
+_NUM_COPIES = 4
+"""Files copied at once: one stream does not fill the link to a network filesystem."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Where to read the weights from."""
+
+    path: Path
+    is_staged: bool
+    text: str
+    """What was done, or why nothing was."""
+    copy_s: float = 0.0
+    num_bytes: int = 0
+
+
+def stage(folder: Path, places: Places) -> Staged:
+    """Return the copy of `folder` on the RAM disk, made where it is missing; else the reason."""
+    if not places.has("scratch"):
+        return _not_staged(folder, "the stack names no place scratch (storage.places.scratch)")
+    scratch = places.path("scratch")
+    kind = filesystem_of(scratch)
+    if kind not in _RAM_FILESYSTEMS:
+        return _not_staged(folder, f"the place scratch, {scratch}, is no RAM disk ({kind})")
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    size = sum(path.stat().st_size for path in files)
+    target = scratch / FOLDER / f"{folder.name}-{_fingerprint(files)}"
+    for path in (target.parent, target):
+        if os.path.lexists(path) and not _is_ours(path):
+            return _not_staged(
+                folder, f"{path} is not of this user, or others may write to it; remove it"
+            )
+    if target.is_dir():
+        return Staged(
+            path=target, is_staged=True, text=f"weights are in {target} already", num_bytes=size
+        )
+    room = min(shutil.disk_usage(scratch).free, _available_memory_bytes() // 2)
+    if size > room:
+        lying = ", ".join(sorted(path.name for path in (scratch / FOLDER).glob("*"))) or "nothing"
+        return _not_staged(
+            folder,
+            f"{size / 2**30:.2f} GiB of weights, {room / 2**30:.2f} GiB of room in {scratch} "
+            f"(half of what memory is free at most; staged there: {lying})",
+        )
+    began = time.monotonic()
+    try:
+        with (
+            atomic.new_directory(target, replace=True) as partial,
+            ThreadPoolExecutor(_NUM_COPIES) as pool,
+        ):
+            for done in [pool.submit(shutil.copyfile, each, partial / each.name) for each in files]:
+                done.result()
+    except OSError as error:
+        return _not_staged(folder, f"{target} could not be written: {error}")
+    taken = time.monotonic() - began
+    return Staged(
+        path=target,
+        is_staged=True,
+        text=f"{size / 2**30:.2f} GiB of weights copied to {target} in {taken:.1f} s",
+        copy_s=taken,
+        num_bytes=size,
+    )
+
+
+def forget_cached(folder: Path) -> None:
+    """Ask the kernel to drop its cached pages of the files of `folder`: the next read is cold."""
+    for path in folder.iterdir():
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+
+def filesystem_of(path: Path) -> str:
+    """Return the kind of filesystem that `path` lies on, as the kernel names it."""
+    best, kind = -1, "unknown"
+    resolved = str(path.resolve())
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        _, mount, name, *_ = line.split()
+        inside = mount == "/" or resolved == mount or resolved.startswith(f"{mount}/")
+        if inside and len(mount) >= best:
+            best, kind = len(mount), name
+    return kind
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is a folder, no link, that nobody but root and this user can have filled."""
+    info = path.lstat()
+    return (
+        stat.S_ISDIR(info.st_mode)
+        and info.st_uid in (0, os.geteuid())
+        and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    )
+
+
+def _not_staged(folder: Path, reason: str) -> Staged:
+    return Staged(path=folder, is_staged=False, text=f"weights are not staged: {reason}")
+
+
+def _fingerprint(files: list[Path]) -> str:
+    lines = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+
+def _available_memory_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable")
+
+
+KEY_VARIABLE = "SOPERATOR_SERVE_API_KEY"
+ENDPOINT_FILE = "endpoint.json"
+_MIN_KEY_LENGTH = 16
+
+
+def api_key(
+    config: ServeConfig, places: Places, environment: Mapping[str, str] | None = None
+) -> str | None:
+    """Return the key that requests must bring; None: the server is on loopback and has none."""
+    environment = os.environ if environment is None else environment
+    key = environment.get(KEY_VARIABLE)
+    if not key and config.api_key_file is not None:
+        key = _key_in_file(places.expand(config.api_key_file, at="serve.api_key_file"))
+    if key:
+        if len(key) < _MIN_KEY_LENGTH or not key.isascii() or not key.isprintable():
+            raise ConfigError(
+                f"the API key has {len(key)} characters; use at least {_MIN_KEY_LENGTH}, printable "
+                "ASCII (openssl rand -hex 32)"
+            )
+        return key
+    if not config.is_loopback:
+        raise ConfigError(
+            f"serve.host: {config.host} can be reached from other machines, so a key is needed: "
+            f"set serve.api_key_file (made when missing) or export {KEY_VARIABLE}"
+        )
+    return None
+
+
+def write_endpoint(
+    results_dir: Path, config: ServeConfig, port: int, weights: Weights, places: Places
+) -> Path:
+    """Write endpoint.json: requests are taken from now on."""
+    path = results_dir / ENDPOINT_FILE
+    # Of a host that means every interface, the name that other nodes reach.
+    every = config.host in ("0.0.0.0", "::")
+    is_given = bool(os.environ.get(KEY_VARIABLE))
+    # The variable wins over the file, whose key would then open nothing.
+    key_file = None if is_given else config.api_key_file
+    values = {
+        "host": socket.gethostname() if every else config.host,
+        "port": port,
+        "models": list(weights.names),
+        "adapter_dir": None if weights.adapter_dir is None else str(weights.adapter_dir),
+        "needs_key": is_given or key_file is not None,
+        "api_key_file": str(places.expand(key_file, at="serve.api_key_file")) if key_file else None,
+    }
+    atomic.write_text(path, json.dumps(values, indent=2) + "\n")
+    return path
+
+
+def _key_in_file(path: Path) -> str:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"serve.api_key_file: {path} cannot be made: {error}") from error
+    else:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise ConfigError(
+            f"serve.api_key_file: {path} has mode {mode:04o}, others can read it; chmod 600 it and "
+            "put a new key in"
+        )
+    key = path.read_text(encoding="ascii").strip()
+    if not key:
+        raise ConfigError(f"serve.api_key_file: {path} is empty; remove it or put a key in")
+    return key

@@ -1,4 +1,4 @@
-"""The fine-tuning job, on the ranks that torchrun started.
+"""The fine-tuning job, on the ranks that torchrun started; with --plan what it is going to be.
 
 Usage: torchrun --nproc-per-node=2 -m workloads.train --recipe smollm2_135m_lora_2xcpu
        [--set train.max_steps=8] [--resume auto] [--plan]
@@ -6,13 +6,177 @@ Usage: torchrun --nproc-per-node=2 -m workloads.train --recipe smollm2_135m_lora
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import re
 import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-from workloads.common.job import end, run_job
-from workloads.train import describe
-from workloads.train.run import main
+from workloads.common.dist import environment_rank
+from workloads.common.exit_codes import ConfigError, ExitCode, WorkloadError, reason_of
+from workloads.common.log import log
+from workloads.common.models import find
+from workloads.common.places import Places
+from workloads.job import end, run_job
+from workloads.recipes import Recipe, load_recipe
+from workloads.recipes.train import TrainConfig
+from workloads.train.inputs import (
+    PLAN_VARIABLE,
+    Plan,
+    checked_plan,
+    choose_strategy,
+    find_inputs,
+    read_plan,
+)
+from workloads.train.run import num_train_steps, train
+from workloads.train.tasks import open_task
+
+FLAG = "--plan"
+
+_HARDWARE = re.compile(r"_(\d+)x[a-z][a-z0-9]*$")
+"""The end of a recipe's name, such as `_16xh100`: its ranks and what each of them runs on."""
+
+
+def show_plan(arguments: Sequence[str] | None = None) -> ExitCode:
+    """Print the plan of a recipe; return the exit code, that of a refusal where the run has one."""
+    parser = argparse.ArgumentParser(prog="python -m workloads.train")
+    parser.add_argument("--recipe", "--config", dest="recipe", required=True)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--resume")
+    parser.add_argument(FLAG, action="store_true")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="ranks of the run: nodes x GPUs of each; default: the shipped plan's, else those "
+        "started, else the recipe name's",
+    )
+    options = parser.parse_args(arguments)
+    try:
+        for line in describe(load_recipe(options.recipe, options.overrides), options.ranks):
+            print(line, flush=True)
+    except WorkloadError as error:
+        log(reason_of(error))
+        return error.exit_code
+    return ExitCode.OK
+
+
+def describe(recipe: Recipe, ranks: int | None = None) -> Iterator[str]:
+    """Yield the plan's lines; then raise ConfigError where the run itself would be refused."""
+    config = recipe.train
+    if config is None:
+        raise ConfigError(f"recipe '{recipe.name}' has no section 'train'; name one that has it")
+    read = read_plan()
+    world_size, source = _ranks(recipe, read, ranks)
+    plan = checked_plan(read, model=recipe.model, config=config, world_size=world_size)
+    rows = config.micro_batch_size * config.gradient_accumulation * world_size
+    dora = " with DoRA" if config.lora.dora else ""
+    yield f"recipe      {recipe.name}: {config.method}{dora} of {recipe.model} in {config.dtype}"
+    yield f"ranks       {world_size}, {source}"
+    yield (
+        f"step        {config.micro_batch_size} rows x {config.gradient_accumulation} micro "
+        f"batches x {world_size} ranks = {rows} rows of {config.sequence_length} tokens"
+    )
+    yield (
+        f"schedule    {config.schedule}, {config.warmup_steps} steps of warm-up, "
+        f"learning rate {config.learning_rate:g}"
+    )
+    entry = find(recipe.model)
+    described = entry.lines() if entry else ["licence unrecorded: read it before you train on it"]
+    yield from (f"model       {line}" for line in described)
+    if plan is None:
+        yield from _lines_without_plan(recipe, config, rows)
+        return
+    refusal = None
+    try:
+        strategy = choose_strategy(plan, config)
+    except ConfigError as error:
+        strategy, refusal = plan.strategy, error
+    document: dict[str, Any] = json.loads(plan.path.read_text(encoding="utf-8"))
+    yield from _plan_lines(plan, strategy, document)
+    steps = document.get("steps")
+    yield f"steps       {_steps(recipe, config, rows) if steps is None else steps}"
+    yield from _forecast_lines(document.get("forecast"))
+    yield f"plan        {plan.path}"
+    if refusal is not None:
+        yield "refused     this run does not start as it is"
+        raise refusal
+
+
+def _ranks(recipe: Recipe, plan: Plan | None, asked: int | None) -> tuple[int, str]:
+    """Return how many ranks the run has, and by whose word."""
+    if asked is not None:
+        if asked < 1:
+            raise ConfigError(f"--ranks: got {asked}, expected 1 or more")
+        return asked, "by --ranks"
+    if plan is not None:
+        return plan.world_size, "by the shipped plan"
+    if "WORLD_SIZE" in os.environ:
+        return environment_rank()[2], "started here"
+    named = _HARDWARE.search(recipe.name)
+    if named and int(named[1]):
+        return int(named[1]), f"by the recipe's name ({named[0][1:]}); --ranks sets another"
+    return 1, "as nothing says more; --ranks does"
+
+
+def _lines_without_plan(recipe: Recipe, config: TrainConfig, rows: int) -> Iterator[str]:
+    strategy = choose_strategy(None, config)
+    why = "without a plan" if config.strategy == "auto" else "by train.strategy"
+    yield f"strategy    {strategy}: {why}"
+    yield f"steps       {_steps(recipe, config, rows)}"
+    size = f"soperator size {Path(recipe.model).name} --method {config.method}"
+    if config.has_adapters:
+        size += f" --rank {config.lora.rank}"
+    yield (
+        f"plan        none, as {PLAN_VARIABLE} is not set. Memory, hours, dollars and why: "
+        "soperator submit JOB --dry-run for a job of a stack; memory and presets: "
+        f"{size} --seq {config.sequence_length} --batch {config.micro_batch_size}"
+    )
+
+
+def _steps(recipe: Recipe, config: TrainConfig, rows_per_step: int) -> str:
+    """Return the train steps as the run counts them; of epochs, where its data lies here."""
+    if config.max_steps is not None:
+        return f"{config.max_steps} = {config.max_steps * rows_per_step} rows"
+    try:
+        model_dir, dataset = find_inputs(recipe.model, config, Places())
+        task = open_task(config, model=recipe.model, model_dir=model_dir, dataset=dataset)
+    except WorkloadError as error:
+        return (
+            f"{config.epochs} x rows of {config.dataset} / {rows_per_step}, rounded up; the rows "
+            f"cannot be counted here: {reason_of(error)}"
+        )
+    num_rows = len(task.rows)
+    steps = num_train_steps(config, num_rows=num_rows, rows_per_step=rows_per_step)
+    return f"{steps} = {config.epochs} x {num_rows} rows / {rows_per_step}, rounded up"
+
+
+def _plan_lines(plan: Plan, strategy: str, document: dict[str, Any]) -> Iterator[str]:
+    yield f"strategy    {strategy}: {plan.reason}"
+    fits = "yes" if plan.fits else "NO"
+    usable = (document.get("hardware") or {}).get("usable_gib_per_rank")
+    total = plan.memory_gib_per_rank["total"]
+    needs = "" if usable is None else f", {total:.3f} of {usable:.3f} GiB a rank"
+    yield f"fits        {fits}{needs}; largest micro batch {plan.largest_micro_batch}"
+    yield "memory      GiB a rank"
+    for part, gib in plan.memory_gib_per_rank.items():
+        yield f"  {part:20} {gib:10.3f}"
+
+
+def _forecast_lines(forecast: Any) -> Iterator[str]:
+    if isinstance(forecast, dict) and forecast.get("known"):
+        yield f"hours       {forecast['hours']} ({forecast['speed_source']})"
+        usd = forecast.get("nodes_usd")
+        yield f"nodes       {'no price' if usd is None else f'${usd}'}"
+        return
+    reason = forecast.get("reason") if isinstance(forecast, dict) else "the plan has no forecast"
+    yield f"hours       unknown: {reason}"
+
 
 if __name__ == "__main__":
-    if describe.FLAG in sys.argv[1:]:
-        end(describe.main())
-    end(run_job("train", main))
+    if FLAG in sys.argv[1:]:
+        end(show_plan())
+    end(run_job("train", train))

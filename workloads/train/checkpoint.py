@@ -1,37 +1,49 @@
-"""Checkpoints of a run in folders: saved in the background, committed whole, resumed from the best.
-
-Owns when a save waits, which kind is written and what stays. Every rank calls every method at the
-same point.
-"""
+"""Checkpoints of a run: saved in the background, committed whole, resumed from the best."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import time
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future as TorchFuture
 
+from workloads.common import atomic
 from workloads.common.dist import World
 from workloads.common.exit_codes import CheckpointError, ConfigError, DataError, full_text
-from workloads.common.log import log
-from workloads.train import elastic
-from workloads.train.checkpoint_choice import Choice
-from workloads.train.checkpoint_config import CheckpointConfig
-from workloads.train.checkpoint_format import (
+from workloads.common.log import at, log
+from workloads.common.record import utc_now
+from workloads.recipes.train import CheckpointConfig
+from workloads.train import run_folder
+from workloads.train.checkpoint_state import (
+    Ranks,
+    Staging,
+    capture,
+    places_for,
+    restore,
+    whole_weights,
+)
+from workloads.train.loop import Progress, TrainState
+from workloads.train.run_folder import (
     CONFIG,
     ELASTIC,
     ELASTIC_METADATA,
@@ -39,31 +51,211 @@ from workloads.train.checkpoint_format import (
     SHARDED,
     STATE,
     Candidate,
+    Digest,
     Kind,
     Marker,
+    RunFolder,
+    candidates,
+    digest,
+    move_aside,
     remove_old,
 )
-from workloads.train.checkpoint_ranks import Ranks
-from workloads.train.checkpoint_staging import Staging
-from workloads.train.checkpoint_state import (
-    capture,
-    places_for,
-    restore,
-    whole_weights,
-)
-from workloads.train.checkpoint_writer import CommittingWriter, json_writer, weights_writer
-from workloads.train.run_folder import RunFolder
-from workloads.train.signals import StopRequest
-from workloads.train.state import Progress, TrainState
 
+if TYPE_CHECKING:
+    from workloads.train.run import StopRequest
+
+METADATA = ".metadata"
+MIN_NODES, MAX_NODES = "SOPERATOR_MIN_NODES", "SOPERATOR_MAX_NODES"
 # One rank without a process group is a way to run here, not an accident.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 # DCP prints the traceback of an error that it also raises.
 logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)
 
 
+class Answer(list[WriteResult]):
+    """What one rank wrote, with the digests of its files; DCP carries it to rank 0."""
+
+    digests: Mapping[str, Digest]
+
+
+class CommittingWriter(FileSystemWriter):
+    """Writes into `scratch`; `finish`, on rank 0, makes it `target`.
+
+    Every rank's file is written, flushed and hashed; then rank 0, which has the answers of all,
+    writes the metadata and the marker and renames the folder.
+    """
+
+    def __init__(
+        self,
+        scratch: Path,
+        target: Path,
+        *,
+        kind: Kind,
+        marker: Marker,
+        own_files: Mapping[str, Callable[[Path], None]],
+        after_commit: Callable[[], None],
+    ) -> None:
+        """`own_files`: what rank 0 writes beside the slices, by name; empty on other ranks."""
+        super().__init__(scratch, sync_files=True, overwrite=False)
+        self._scratch, self._target = scratch, target
+        self._kind, self._marker = kind, marker
+        self._own_files = own_files
+        self._after_commit = after_commit
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
+        """Write this rank's files and return what they hold."""
+        for name, write in self._own_files.items():
+            write(self._scratch / name)
+            atomic.fsync_path(self._scratch / name)
+        answer = Answer(super().write_data(plan, planner).value())
+        names = {result.storage_data.relative_path for result in answer} | set(self._own_files)
+        answer.digests = {name: digest(self._scratch / name) for name in sorted(names)}
+        future: TorchFuture[list[WriteResult]] = TorchFuture()
+        future.set_result(answer)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit; DCP calls it on rank 0 when every rank has written."""
+        super().finish(metadata, results)
+        files: dict[str, Digest] = {METADATA: digest(self._scratch / METADATA)}
+        for answer in results:
+            assert isinstance(answer, Answer)
+            files |= answer.digests
+        marker = replace(self._marker, files=files)
+        atomic.write_text(self._scratch / self._kind.marker, marker.to_json())
+        if self._target.exists():
+            log(f"{self._target} is damaged; kept as {move_aside(self._target).name}")
+        self._scratch.rename(self._target)
+        atomic.fsync_path(self._target.parent)
+        self._after_commit()
+
+
+def json_writer(text: str) -> Callable[[Path], None]:
+    """Return what writes `text` to a path."""
+
+    def write(path: Path) -> None:
+        path.write_text(text, encoding="utf-8")
+
+    return write
+
+
+def weights_writer(weights: dict[str, Any]) -> Callable[[Path], None]:
+    """Return what writes whole weights as safetensors to a path."""
+
+    def write(path: Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file(weights, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # safetensors writes 0600; who evaluates may be another user
+
+    return write
+
+
+class Choice:
+    """Which checkpoint a run starts from: the newest that is whole, and that it may load."""
+
+    def __init__(self, folder: RunFolder, ranks: Ranks, config: CheckpointConfig) -> None:
+        self.folder = folder
+        """The run's folder; another one after `choose` where the run goes on in that of before."""
+        self.damaged: set[Path] = set()
+        """What could not be loaded: no run may count on it."""
+        self._ranks, self._config = ranks, config
+
+    def choose(self, fingerprint: str) -> Candidate | None:
+        """The candidate that is tried first and is whole, agreed on by all ranks."""
+        resume = self.folder.resume
+        restarted = self._ranks.any(run_folder.was_restarted())
+        listed = self._ranks.agree(
+            lambda: self.folder.candidates(restarted=restarted, fingerprint=fingerprint)
+        )
+        left_out: list[Candidate] = []
+        for found in listed:
+            is_named = self.folder.is_explicit and found.path == Path(resume)
+            reason = self._problem(found)
+            if reason is not None:
+                self.damaged.add(found.path)
+            if reason is None and self._is_other_size(found):
+                if is_named:
+                    raise self._refusal(found)
+                left_out.append(found)
+                reason = "another world size, and train.checkpoint.same_world_size_only is set"
+            if reason is None:
+                self._take_folder(found, restarted=restarted)
+                return found
+            if is_named:
+                raise ConfigError(
+                    f"train.resume {resume}: {reason}; name a committed checkpoint folder"
+                )
+            log(f"skipped {found.path}: {reason}")
+        if left_out:
+            raise self._refusal(left_out[0])
+        if restarted or resume == "auto":
+            log("no committed checkpoint to resume from; starting at step 0")
+        self._take_folder(None, restarted=restarted)
+        return None
+
+    def _take_folder(self, start: Candidate | None, *, restarted: bool) -> None:
+        path = start.path if start else None
+        self.folder = self._ranks.agree(lambda: self.folder.settled(path, restarted=restarted))
+
+    def _is_other_size(self, found: Candidate) -> bool:
+        if not self._config.same_world_size_only or found.kind is ELASTIC:
+            return False
+        size = self._ranks.agree(lambda: found.read_marker().world_size)
+        return size != self._ranks.world.world_size
+
+    def _refusal(self, found: Candidate) -> ConfigError:
+        others = self._ranks.agree(lambda: candidates(self.folder.folders_of_elastic(found.path)))
+        good = next(
+            (each for each in others if each.kind is ELASTIC and self._problem(each) is None), None
+        )
+        use = f"resume from {good.path}" if good else "no elastic checkpoint is there: unset it"
+        size = self._ranks.agree(lambda: found.read_marker().world_size)
+        mine = self._ranks.world.world_size
+        return ConfigError(
+            f"{found.path} was saved at world size {size}, this run has {mine}, and "
+            f"train.checkpoint.same_world_size_only is set; {use}"
+        )
+
+    def _problem(self, found: Candidate) -> str | None:
+        """Why `found` cannot be loaded; its files are hashed by all ranks in parallel."""
+        mine = found.problem(share=self._ranks.world.rank, of=self._ranks.world.world_size)
+        problems = self._ranks.gather(mine)
+        return next((each for each in problems if each is not None), None)
+
+
+def may_resize() -> bool:
+    """Whether this job was submitted with a smallest number of nodes below its largest."""
+    return os.environ.get(MIN_NODES, "") != os.environ.get(MAX_NODES, "")
+
+
+def metadata_text(state: TrainState, step: int, *, reason: str) -> str:
+    """Return `elastic_metadata.json`: why an elastic checkpoint was written, and by what job."""
+    progress, world = state.progress, state.world
+    values = {
+        "format_version": 1,
+        "step": step,
+        "world_size": world.world_size,
+        "ranks_per_node": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        "min_nodes": _number(MIN_NODES),
+        "max_nodes": _number(MAX_NODES),
+        "strategy": state.strategy,
+        "rows_per_step": progress.rows_per_step,
+        "position": progress.position,
+        "reason": reason,
+        "versions": {"torch": metadata.version("torch")},
+        "created_at": utc_now(),
+    }
+    return json.dumps(values, indent=1)
+
+
+def _number(name: str) -> int | None:
+    value = os.environ.get(name, "")
+    return int(value) if value.isdigit() else None
+
+
 class FolderCheckpoints:
-    """The `Checkpoints` of workloads.train.state, in the run's folders."""
+    """Checkpoints in the run's folders; every rank calls every method at the same point."""
 
     def __init__(
         self,
@@ -127,6 +319,7 @@ class FolderCheckpoints:
             )
         reader = FileSystemReader(chosen.path)
         values = places_for(state, reader.read_metadata(), with_rng=is_same_size)
+        at(f"reading {chosen.path}")
         try:
             dcp_load(
                 values,
@@ -150,7 +343,7 @@ class FolderCheckpoints:
         """Commit `state` as of `step`, in a thread where the recipe wants that."""
         self._collect(raises=False)
         stopping = self._ranks.any(bool(self._stop))
-        is_elastic = self.due(step) or (stopping and elastic.may_resize())
+        is_elastic = self.due(step) or (stopping and may_resize())
         kind = ELASTIC if is_elastic else SHARDED
         self._start(state, step, kind, loss=loss, in_background=not stopping)
 
@@ -163,6 +356,7 @@ class FolderCheckpoints:
     ) -> None:
         parent = self.folder.elastic_path if kind is ELASTIC else self.folder.path
         target = parent / f"{kind.prefix}-{step}"
+        at(f"saving {target}")
         there = Candidate(path=target, kind=kind, step=step)
         if self._ranks.agree(lambda: there.problem() is None if target.exists() else False):
             log(f"{target} is already committed")
@@ -211,7 +405,7 @@ class FolderCheckpoints:
         }
         if whole is not None:
             reason = f"{self._stop.signal_name}" if self._stop else "interval"
-            files[ELASTIC_METADATA] = json_writer(elastic.metadata_text(state, step, reason=reason))
+            files[ELASTIC_METADATA] = json_writer(metadata_text(state, step, reason=reason))
             files[FULL_WEIGHTS] = weights_writer(whole)
         return files
 

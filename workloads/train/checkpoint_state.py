@@ -1,22 +1,80 @@
-"""TrainState as the flat mapping that torch DCP writes and fills, and random state of a rank.
+"""What a checkpoint holds, as torch DCP takes it, its copy in host memory, and its ranks.
 
-Owns the keys: `model.<name>`, `optimizer.<name>.<field>`, `scalars`, `scaler`, `rng.<rank>`.
-Tensors are the live ones, DTensors under FSDP2, so a load fills them in place at any world size.
-Does not read or write a file.
+Keys of the flat mapping: `model.<name>`, `optimizer.<name>.<field>`, `scalars`, `scaler`,
+`rng.<rank>`. Tensors are the live ones, DTensors under FSDP2, so a load fills them in place at any
+world size.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+from workloads.common.dist import World
 from workloads.common.exit_codes import ConfigError
-from workloads.train.state import TrainState
+from workloads.common.log import log
+from workloads.train.loop import TrainState
+
+
+class Ranks:
+    """The ranks of one run; every rank calls every method at the same point.
+
+    In a group of their own, as files are written in a thread while the loop uses the others.
+    """
+
+    def __init__(self, world: World, *, timeout_s: float, group: Any = None) -> None:
+        """`group`: a gloo group of the world's ranks that nobody else uses; None makes one."""
+        self.world = world
+        if group is None and world.is_distributed:
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self.group = group
+        """None for one rank without a process group."""
+
+    @property
+    def for_dcp(self) -> dict[str, Any]:
+        """Arguments by which torch DCP works over these ranks."""
+        return {"process_group": self.group, "no_dist": self.group is None}
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so."""
+        return any(self.gather(flag))
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank says, by rank."""
+        if self.group is None:
+            return [value]
+        values: list[Any] = [None] * self.world.world_size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def agree(self, choose: Callable[[], Any]) -> Any:
+        """Return rank 0's answer on all ranks; its error is raised on all of them."""
+        outcome: Any = None
+        if self.world.is_main:
+            try:
+                outcome = choose()
+            except Exception as error:
+                outcome = error
+        if self.group is not None:
+            box = [outcome]
+            dist.broadcast_object_list(
+                box, group_src=0, group=self.group, device=torch.device("cpu")
+            )
+            outcome = box[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
 
 # Wrappers that put their name into a parameter's name: torch.compile, activation checkpointing.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -160,3 +218,47 @@ def _plain(name: str) -> str:
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
+
+
+class Staging:
+    """The copy of a run's state in host memory, written while training goes on; one at most."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._on_gpu = ranks.world.device.type == "cuda"
+        self._stager: DefaultStager | None = None
+
+    def stager(self) -> DefaultStager:
+        """Return what makes the copy."""
+        if self._stager is None:
+            self._stager = DefaultStager(
+                StagingOptions(
+                    use_pinned_memory=self._on_gpu,
+                    use_shared_memory=False,
+                    use_async_staging=False,
+                    use_non_blocking_copy=self._on_gpu,
+                )
+            )
+        return self._stager
+
+    def has_room(self, values: dict[str, Any]) -> bool:
+        """Whether the host memory of every node takes the copies of its ranks."""
+        if self._stager is not None:
+            return True
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        need, free = num_local_bytes(values) * ranks, _available_bytes()
+        fits = not self._ranks.any(need > 0.8 * free)
+        if not fits:
+            log(
+                f"a copy of the state takes {need / 2**30:.1f} GiB of host memory, "
+                f"{free / 2**30:.1f} GiB are available: saves block training"
+            )
+        return fits
+
+
+def _available_bytes() -> int:
+    with Path("/proc/meminfo").open(encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0

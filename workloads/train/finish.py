@@ -1,27 +1,239 @@
-"""The end of a run: figures in its record, final weights, summary, and the gate's judgement.
+"""The end of a run: final weights, the gate that judges them, a summary for people.
 
 All ranks come here; rank 0 writes, and what stops it is raised on all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from workloads.common import atomic
 from workloads.common.dist import World
-from workloads.common.log import log
+from workloads.common.exit_codes import NotRunError, WorkloadError
+from workloads.common.log import at, log
+from workloads.common.models import load_model, torch_dtype
 from workloads.common.record import job_id
-from workloads.train import export, gate, run_folder, summary
-from workloads.train.given import Run
+from workloads.recipes.train import GateConfig, TrainConfig
+from workloads.train import run_folder
+from workloads.train.inputs import Run
 from workloads.train.loop import Trainer
-from workloads.train.metrics import Throughput
+from workloads.train.measure import Throughput
 from workloads.train.model import flops_per_token
 from workloads.train.run_folder import RunFolder
 from workloads.train.strategy import Strategy
+from workloads.train.tasks import Task
+
+Outcome = Literal["PASS", "FAIL", "NOT RUN"]
+
+
+class GateError(WorkloadError):
+    """The run ended well and missed a bound that its recipe declares."""
+
+
+class GateNotRunError(NotRunError):
+    """The run ended well, and nobody knows whether it keeps a bound that its recipe declares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """One line of the gate."""
+
+    name: str
+    outcome: Outcome
+    detail: str
+    is_needed: bool = True
+    """False where this hardware has nothing to judge."""
+
+    def __str__(self) -> str:
+        return f"{self.outcome:7} {self.name}: {self.detail}"
+
+
+def judge(
+    gate: GateConfig, *, final: Path, metrics: Mapping[str, float], is_gpu: bool
+) -> tuple[Criterion, ...]:
+    """Return every criterion of a run that ended, with its outcome."""
+    present = final.is_dir() and any(final.glob("*.safetensors"))
+    found = [
+        Criterion(name="exit code", outcome="PASS", detail="the run reached its last step"),
+        Criterion(name="memory", outcome="PASS", detail="no rank ran out of it"),
+        Criterion(
+            name="final/",
+            outcome="PASS" if present else "FAIL",
+            detail=f"{final}" if present else f"{final} holds no weights",
+        ),
+    ]
+    if gate.max_loss is not None:
+        found.append(_bound("loss", metrics.get("last_loss"), below=gate.max_loss))
+    if gate.min_tokens_per_s_per_gpu is not None:
+        name = "tokens/s/GPU"
+        found.append(
+            _bound(
+                name,
+                metrics.get("train_tokens_per_s_per_gpu"),
+                above=gate.min_tokens_per_s_per_gpu,
+            )
+            if is_gpu
+            else Criterion(
+                name=name, outcome="NOT RUN", detail="this job had no GPU", is_needed=False
+            )
+        )
+    return tuple(found)
+
+
+def _bound(
+    name: str, value: float | None, *, below: float | None = None, above: float | None = None
+) -> Criterion:
+    limit = f"below {below:g}" if below is not None else f"above {above:g}"
+    if value is None:
+        return Criterion(
+            name=name, outcome="NOT RUN", detail=f"not measured in this run; wanted {limit}"
+        )
+    good = value < below if below is not None else above is not None and value > above
+    return Criterion(
+        name=name, outcome="PASS" if good else "FAIL", detail=f"{value:.4g}, wanted {limit}"
+    )
+
+
+def verdict(found: Sequence[Criterion]) -> Outcome:
+    """Return the outcome of all criteria together."""
+    outcomes = {each.outcome for each in found if each.is_needed}
+    return "FAIL" if "FAIL" in outcomes else "NOT RUN" if "NOT RUN" in outcomes else "PASS"
+
+
+def refuse_failed(found: Sequence[Criterion]) -> None:
+    """Raise GateError when a criterion failed, GateNotRunError when one was not measured."""
+    outcome = verdict(found)
+    if outcome == "PASS":
+        return
+    said = [
+        f"{each.name} {each.detail}" for each in found if each.outcome == outcome and each.is_needed
+    ]
+    error = GateError if outcome == "FAIL" else GateNotRunError
+    raise error(f"gate: {'; '.join(said)}; the model is saved, the bounds are in train.gate")
+
+
+ORIGINAL, MERGED = "original", "merged"
+
+
+def save_original(run_dir: Path, *, model_dir: Path | None, model: Any, task: Task) -> Path:
+    """Copy the model as it was before the first step to `original/`; once, also after a resume."""
+    target = run_dir / ORIGINAL
+    if target.exists():
+        return target
+    at(f"writing {target}")
+    with atomic.new_directory(target) as partial:
+        if model_dir is None:
+            # Made here, so it is tiny: a copy without its adapters is what there was before them.
+            base = copy.deepcopy(model).unload() if hasattr(model, "peft_config") else model
+            base.save_pretrained(partial)
+            task.save_preprocessor(partial)
+        else:
+            shutil.copytree(model_dir, partial, dirs_exist_ok=True)
+        _open_to_readers(partial)
+    log(f"original model in {target}")
+    return target
+
+
+def write_final(
+    target: Path, *, model: Any, whole: dict[str, torch.Tensor], config: TrainConfig, task: Task
+) -> None:
+    """Write the adapter, or the whole model, with its tokenizer to `target`.
+
+    `whole` are the weights by name, gathered from all ranks.
+    """
+    at(f"writing {target}")
+    if not config.has_adapters:
+        whole = {name: weight.to(torch_dtype(config.dtype)) for name, weight in whole.items()}
+    with atomic.new_directory(target, replace=True) as partial:
+        model.save_pretrained(partial, state_dict=whole)
+        task.save_preprocessor(partial)
+        _open_to_readers(partial)
+
+
+def write_merged(run_dir: Path, *, model_dir: Path, adapter: Path, config: TrainConfig) -> Path:
+    """Write `adapter` merged into its base to `merged/`: a model that needs no peft."""
+    import peft
+
+    at(f"merging {adapter} into its model")
+    dtype = torch_dtype(config.dtype)
+    # The base is read again in 16 bits: a merge into 4-bit weights would round the adapter away.
+    base = load_model(model_dir, dtype=dtype, device=torch.device("cpu"))
+    model: Any = peft.PeftModel.from_pretrained(base, adapter)
+    merged = model.merge_and_unload()
+    target = run_dir / MERGED
+    with atomic.new_directory(target, replace=True) as partial:
+        merged.to(dtype).save_pretrained(partial)
+        for path in adapter.iterdir():
+            if not path.name.startswith("adapter_") and not (partial / path.name).exists():
+                shutil.copy2(path, partial / path.name)
+        (partial / "README.md").unlink(missing_ok=True)
+        _open_to_readers(partial)
+    log(f"merged model in {target}")
+    return target
+
+
+def _open_to_readers(folder: Path) -> None:
+    """Let other users read: safetensors writes 0600, and evaluate may run as another user."""
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def summary_text(
+    *,
+    job: str,
+    recipe: str,
+    model: str,
+    strategy: str,
+    world_size: int,
+    metrics: Mapping[str, float],
+    artifacts: Mapping[str, str],
+    gate: Sequence[Criterion],
+) -> str:
+    """Return the summary: what was trained, every metric, where things are, the gate."""
+    lines = [
+        f"job        {job}",
+        f"recipe     {recipe}",
+        f"model      {model}",
+        f"ranks      {world_size} ({strategy})",
+        "",
+        *headline(metrics),
+        "",
+        *(f"{name:36} {_number(value)}" for name, value in sorted(metrics.items())),
+        "",
+        *(f"{name:16} {path}" for name, path in sorted(artifacts.items())),
+    ]
+    if gate:
+        lines += ["", f"gate: {verdict(gate)}", *(f"  {each}" for each in gate)]
+    return "\n".join(lines) + "\n"
+
+
+def headline(metrics: Mapping[str, float]) -> list[str]:
+    """Return training time, throughput and GPU memory; NOT RUN where one was not measured."""
+
+    def figure(name: str, unit: str, why: str) -> str:
+        value = metrics.get(name)
+        return f"NOT RUN: {why}" if value is None else f"{value:,.1f} {unit}"
+
+    throughput = figure("train_tokens_per_s", "tokens/s", "fewer than two steps were trained")
+    if "train_tokens_per_s_per_gpu" in metrics:
+        throughput += f", {metrics['train_tokens_per_s_per_gpu']:,.1f} a rank"
+    return [
+        f"training time  {figure('train_time_s', 's', 'not a step was trained')}",
+        f"throughput     {throughput}",
+        f"GPU memory     {figure('peak_gpu_memory_gib', 'GiB a GPU', 'this job had no GPU')}",
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"
 
 
 def finish(
@@ -63,21 +275,19 @@ def _write(
 ) -> None:
     """Write final weights, summary and gate; rank 0 only. Raises GateError last."""
     config, job = run.config, run.job
-    export.write_final(
-        folder.final, model=strategy.model, whole=whole, config=config, task=run.task
-    )
+    write_final(folder.final, model=strategy.model, whole=whole, config=config, task=run.task)
     kind = "adapter_dir" if config.has_adapters else "model_dir"
     job.record.artifacts[kind] = str(folder.final)
     if config.export_merged:
         assert run.model_dir is not None, "only causal_lm merges, and its model is a folder"
-        merged = export.write_merged(
+        merged = write_merged(
             folder.path, model_dir=run.model_dir, adapter=folder.final, config=config
         )
         job.record.artifacts["merged_dir"] = str(merged)
     log(f"final {'adapter' if config.has_adapters else 'model'} in {folder.final}")
-    found: tuple[gate.Criterion, ...] = ()
+    found: tuple[Criterion, ...] = ()
     if config.gate is not None:
-        found = gate.judge(
+        found = judge(
             config.gate,
             final=folder.final,
             metrics=job.record.metrics,
@@ -85,11 +295,11 @@ def _write(
         )
         for each in found:
             log(f"gate: {each}")
-    if gate.verdict(found) == "FAIL":
+    if verdict(found) == "FAIL":
         log(f"{run_folder.LATEST} stays as it is: nobody evaluates or serves what failed its gate")
     else:
         run_folder.publish(folder)
-    text = summary.summary_text(
+    text = summary_text(
         job=job_id(),
         recipe=job.recipe.name,
         model=job.recipe.model,
@@ -103,7 +313,7 @@ def _write(
     job.keep("summary", name, text)
     if job.places.has("logs"):
         atomic.write_text(job.places.path("logs") / name, text)
-    gate.refuse_failed(found)
+    refuse_failed(found)
 
 
 def agree(here: World, choose: Callable[[], Any]) -> Any:

@@ -1,8 +1,6 @@
-"""What a run reads, its model and its data: where they lie, and whether nodes have the same.
+"""What a run starts from: its model and data, the plan that was shipped with it, and this node.
 
-Owns what makes two folders the same: names and sizes of their files, and the bytes of the small
-ones, among them a manifest with the hashes of the large ones. Nothing is written into them.
-Usage, in a job's script on its first node: python -m workloads.train.inputs --recipe NAME
+A script runs `python -m workloads.train.inputs --recipe NAME` on the first node of its job, which
 prints what it found; with that in SOPERATOR_INPUTS the same line, on each node, compares.
 """
 
@@ -13,23 +11,34 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from shutil import which
+from typing import TYPE_CHECKING, Any
 
-from workloads.common.exit_codes import DataError, ExitCode, WorkloadError, exit_code_of, reason_of
-from workloads.common.job import parse_arguments, section_of
+from workloads.common.exit_codes import (
+    ConfigError,
+    DataError,
+    ExitCode,
+    WorkloadError,
+    exit_code_of,
+    reason_of,
+)
 from workloads.common.log import log
 from workloads.common.places import Places
 from workloads.common.record import RunRecord, job_id
 from workloads.data.files import files_of
+from workloads.job import Job, parse_arguments, section_of
 from workloads.recipes import load_recipe
-from workloads.train.config import TrainConfig
-from workloads.train.tasks import GENERATED, is_generated
+from workloads.recipes.train import STRATEGIES, TrainConfig
+from workloads.train.tasks import GENERATED, Task, is_generated
 
 if TYPE_CHECKING:
     from workloads.common.dist import World
 
-VARIABLE = "SOPERATOR_INPUTS"
+
+INPUTS_VARIABLE = "SOPERATOR_INPUTS"
 WHOLE_BYTES = 1 << 20
 """Files up to this size count with their bytes; larger ones with their name and size."""
 
@@ -42,7 +51,10 @@ def find_inputs(model: str, config: TrainConfig, places: Places) -> tuple[Path |
 
 
 def identity(path: Path) -> str:
-    """Return a hash that is the same on every node that sees the same files below `path`."""
+    """Return a hash that is the same on every node that sees the same files below `path`.
+
+    Names, sizes, and the bytes of small files, a manifest with hashes of the large ones among them.
+    """
     digest = hashlib.sha256()
     for file in files_of(path):
         size = file.stat().st_size
@@ -91,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
     options = parse_arguments("train", arguments)
     record = RunRecord(kind="train", recipe=options.recipe)
     try:
-        expected = os.environ.get(VARIABLE)
+        expected = os.environ.get(INPUTS_VARIABLE)
         if expected:
             refuse_others(json.loads(expected))
             return ExitCode.OK
@@ -118,6 +130,227 @@ def refuse(record: RunRecord, error: Exception, code: ExitCode) -> None:
     if record.stands(results_dir, is_main=False):
         # The script reads what is printed here.
         record.finish(results_dir, to=sys.stderr)
+
+
+PLAN_VARIABLE = "SOPERATOR_PLAN"
+PLAN_FILE = "plan.json"
+SCHEMA_VERSION = 1
+_SETTINGS = (
+    "method",
+    "dtype",
+    "sequence_length",
+    "micro_batch_size",
+    "gradient_checkpointing",
+)
+_KINDS: dict[str, type] = {
+    "recipe_model": str,
+    "parameters": int,
+    "world_size": int,
+    "strategy": str,
+    "reason": str,
+    "fits": bool,
+    "largest_micro_batch": int,
+    "memory_gib_per_rank": dict,
+    **dict.fromkeys(("method", "dtype"), str),
+    **dict.fromkeys(("sequence_length", "micro_batch_size"), int),
+    "gradient_checkpointing": bool,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the planner expects of this job."""
+
+    path: Path
+    recipe_model: str
+    """Model as the recipe names it."""
+    parameters: int
+    """Weights of the model without adapters."""
+    world_size: int
+    strategy: str
+    reason: str
+    fits: bool
+    largest_micro_batch: int
+    memory_gib_per_rank: Mapping[str, float]
+    """By part, with their sum under `total`."""
+    settings: Mapping[str, Any]
+    """Settings of `train` that the plan was made for."""
+
+
+def read_plan(environment: Mapping[str, str] | None = None) -> Plan | None:
+    """Return the plan that was shipped; None without one, ConfigError for a damaged one.
+
+    Its format is schema_version 1 (cost/size/plan.py writes it). A job typed by hand has none.
+    """
+    value = (os.environ if environment is None else environment).get(PLAN_VARIABLE)
+    if not value:
+        return None
+    path = Path(value)
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        log(f"{path}: the plan of this job is gone; going on without one")
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as a plan: {error}") from error
+    if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
+        version = document.get("schema_version") if isinstance(document, dict) else None
+        raise ConfigError(
+            f"{path}.schema_version: got {version!r}, expected {SCHEMA_VERSION}; submit the job "
+            "again with the checkout that the cluster has"
+        )
+    wrong = [
+        f"{path}.{key}: got {document.get(key)!r}, expected {kind.__name__}"
+        for key, kind in _KINDS.items()
+        if not isinstance(document.get(key), kind)
+        or (kind is int and isinstance(document[key], bool))
+    ]
+    total = (document.get("memory_gib_per_rank") or {}).get("total") if not wrong else 0.0
+    if not isinstance(total, int | float):
+        wrong.append(f"{path}.memory_gib_per_rank.total: got {total!r}, expected a number")
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+    return Plan(
+        path=path,
+        settings={key: document[key] for key in _SETTINGS},
+        **{key: document[key] for key in _KINDS if key not in _SETTINGS},
+    )
+
+
+def checked_plan(
+    plan: Plan | None, *, model: str, config: TrainConfig, world_size: int
+) -> Plan | None:
+    """Return the plan when it is of this run; ConfigError when it is of another model."""
+    if plan is None:
+        return None
+    if plan.recipe_model != model:
+        raise ConfigError(
+            f"{plan.path}: made for model {plan.recipe_model}, but the recipe trains {model}; "
+            f"submit the job again, or unset {PLAN_VARIABLE}"
+        )
+    differences = [
+        f"{key} {value} there, {getattr(config, key)} here"
+        for key, value in plan.settings.items()
+        if value != getattr(config, key)
+    ]
+    if plan.world_size != world_size:
+        differences.append(f"world size {plan.world_size} there, {world_size} here")
+    if differences:
+        log(f"warning: plan {plan.path} is of another run and is left aside: {differences}")
+        return None
+    return plan
+
+
+def choose_strategy(plan: Plan | None, config: TrainConfig) -> str:
+    """Return how this run is spread over ranks, and say where the plan would do otherwise."""
+    explicit = None if config.strategy == "auto" else config.strategy
+    if plan is None:
+        return explicit or STRATEGIES[0]
+    if not plan.fits and explicit is None:
+        raise ConfigError(
+            f"{plan.path}: this run does not fit: {plan.reason}; lower train.micro_batch_size or "
+            "train.sequence_length, set train.gradient_checkpointing, or take larger GPUs; to try "
+            "all the same, name train.strategy"
+        )
+    if not plan.fits:
+        log(f"warning: by the plan this run does not fit: {plan.reason}")
+    if config.micro_batch_size > plan.largest_micro_batch > 0:
+        log(
+            f"warning: train.micro_batch_size {config.micro_batch_size} is over the plan's "
+            f"largest, {plan.largest_micro_batch}"
+        )
+    if explicit is not None:
+        if explicit != plan.strategy:
+            log(
+                f"warning: train.strategy {explicit} wins over the plan, which says "
+                f"{plan.strategy}: {plan.reason}"
+            )
+        return explicit
+    if plan.strategy not in STRATEGIES:
+        log(
+            f"warning: the plan says {plan.strategy}, which this trainer does not run: going on "
+            f"with {STRATEGIES[0]}; {plan.reason}"
+        )
+        return STRATEGIES[0]
+    try:
+        replace(config, strategy=plan.strategy)
+    except ValueError as error:
+        log(f"warning: the plan says {plan.strategy}: {error}; going on with {STRATEGIES[0]}")
+        return STRATEGIES[0]
+    log(
+        f"plan: {plan.strategy}, {plan.memory_gib_per_rank['total']:.2f} GiB a rank expected: "
+        f"{plan.reason}"
+    )
+    return plan.strategy
+
+
+def check_node(config: TrainConfig, strategy: str) -> None:
+    """Raise ConfigError with everything that this node lacks for `config`."""
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    problems: list[str] = []
+    if config.method == "qlora":
+        reason = four_bit_problem(has_gpu=has_gpu)
+        if reason is not None:
+            problems.append(f"train.method qlora: {reason}; use method lora")
+    if config.attention == "flash" and not (has_gpu and find_spec("flash_attn")):
+        missing = "the package flash_attn is not installed" if has_gpu else "there is no GPU"
+        problems.append(f"train.attention flash: {missing}; use auto, which takes it where it is")
+    if config.attention == "flash" and config.dtype == "fp32":
+        problems.append("train.attention flash: has no fp32 kernels; use dtype bf16, or sdpa")
+    if config.attention == "flex" and not has_gpu:
+        problems.append("train.attention flex: trains on a GPU only; use sdpa")
+    if config.liger == "on" and not (has_gpu and find_spec("liger_kernel")):
+        missing = "the package liger_kernel is not installed" if has_gpu else "there is no GPU"
+        problems.append(f"train.liger on: {missing}; use auto")
+    if config.compile:
+        # Triton builds its launchers with a C compiler; on a CPU inductor's own code is C++.
+        names, language = (("gcc", "clang"), "C") if has_gpu else (("g++", "clang++"), "C++")
+        if not any(which(name) for name in names):
+            problems.append(
+                f"train.compile: there is no {language} compiler on this node; install {names[0]}, "
+                "or leave it out"
+            )
+    if strategy == "offload" and not has_gpu:
+        problems.append("train.strategy offload: there is no GPU to offload from; use fsdp or ddp")
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def four_bit_problem(*, has_gpu: bool) -> str | None:
+    """Return why 4-bit weights cannot be trained on here; None when they can."""
+    if find_spec("bitsandbytes") is None:
+        return "the package bitsandbytes is not installed"
+    if has_gpu:
+        return None
+    import torch
+
+    from workloads.train.model import quiet_bitsandbytes
+
+    quiet_bitsandbytes()
+    try:
+        from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+        values = torch.linspace(-1, 1, 64)
+        packed, state = quantize_4bit(values, quant_type="nf4")
+        error = (dequantize_4bit(packed, state) - values).abs().max()
+    except Exception as error:
+        return f"bitsandbytes has no 4-bit kernels for this CPU ({error})"
+    return None if float(error) < 0.2 else "bitsandbytes gives wrong 4-bit values on this CPU"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run: its recipe, rows, plan and the strategy that follows."""
+
+    job: Job
+    config: TrainConfig
+    task: Task
+    model_dir: Path | None
+    """None for a model that is made here."""
+    strategy: str
+    plan: Plan | None
 
 
 if __name__ == "__main__":

@@ -1,34 +1,220 @@
 """The training loop: one optimizer step per train step, the same for every method and strategy.
 
-Owns the order of a step: rows, global label count, forward and backward, clip, update. The gradient
-of a step is the sum over label tokens divided by the number of label tokens of all ranks and micro
-batches, so results do not depend on how rows are dealt.
+The gradient of a step is the sum over label tokens divided by the number of label tokens of all
+ranks and micro batches, so results do not depend on how rows are dealt.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import math
+import random
+import sys
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import lru_cache, partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
-from workloads.common.exit_codes import NonFiniteLossError, PreemptedError
+from workloads.common.dist import World
+from workloads.common.exit_codes import HungError, NonFiniteLossError, PreemptedError
 from workloads.common.log import log
-from workloads.train.config import TrainConfig
-from workloads.train.exporter import TrainMetrics
-from workloads.train.faults import Watchdog
-from workloads.train.ledger import Ledger
-from workloads.train.metrics import LossCurve, StepResult, Throughput
-from workloads.train.order import Stream
-from workloads.train.precision import Precision
-from workloads.train.schedule import learning_rate_factor
-from workloads.train.signals import StopRequest
-from workloads.train.state import Checkpoints, TrainState
-from workloads.train.strategy import Strategy
+from workloads.recipes.train import TrainConfig
+from workloads.train.measure import (
+    EventWriter,
+    Ledger,
+    LossCurve,
+    StepResult,
+    Throughput,
+    TrainMetrics,
+)
+from workloads.train.strategy import Precision, Strategy
 from workloads.train.tasks import Task
-from workloads.train.tensorboard import EventWriter
+
+if TYPE_CHECKING:
+    from workloads.train.run import StopRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run stands between two train steps."""
+
+    step: int
+    """Train steps done."""
+    position: int
+    """Rows of the stream that all ranks together have consumed."""
+    rows_per_step: int
+    """Rows of one train step over all ranks; a resumption keeps it at any world size."""
+    world_size: int
+    fingerprint: str
+    """Hash of what must not change across a resume: data, model and the settings of training."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainState:
+    """Everything that a checkpoint brings back."""
+
+    model: Any
+    """Without DDP's wrapper; plain tensors under DDP, DTensors under FSDP2."""
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler | None
+    """Of fp16 runs only."""
+    strategy: Literal["ddp", "fsdp"]
+    world: World
+    progress: Progress
+
+
+class Checkpoints(Protocol):
+    """Saves and restores a TrainState; every rank calls every method at the same point."""
+
+    resumed_loss: float | None
+    """Loss of the last step before the checkpoint that was loaded; None where none was."""
+
+    def due(self, step: int) -> bool:
+        """Whether the loop must save after `step` beyond its own schedule."""
+        ...
+
+    def load(self, state: TrainState) -> bool:
+        """Fill `state` in place; False when there is nothing to resume from."""
+        ...
+
+    def save(self, state: TrainState, step: int, *, loss: float | None = None) -> None:
+        """Save `state` as of `step`; may go on writing after it returns."""
+        ...
+
+    def wait(self) -> None:
+        """Return when all that was saved is committed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """Shuffled rows: one stream, equal at any world size.
+
+    Row k is row k mod n of the permutation of epoch k div n. The data position is the number of
+    rows that all ranks together have consumed.
+    """
+
+    packs: Sequence[Any]
+    seed: int
+    end: int | None = None
+    """Rows after which the stream ends, epochs times rows; None: endless."""
+    length: Callable[[Any], int] = lambda row: row.num_tokens
+    """Tokens of a row, by which the rows of one step are put together."""
+
+    def rows(self, start: int, count: int) -> list[Any]:
+        """Return `count` rows from stream position `start`, fewer at the end."""
+        size = len(self.packs)
+        stop = start + count if self.end is None else min(start + count, self.end)
+        return [
+            self.packs[_permutation(size, self.seed, position // size)[position % size]]
+            for position in range(start, stop)
+        ]
+
+    def micro_batches(
+        self, position: int, *, rank: int, world_size: int, micro_batch_size: int, num_rows: int
+    ) -> list[list[Any]]:
+        """Return this rank's micro batches of the step of `num_rows` rows from `position` on.
+
+        All ranks together see the same rows at any world size, and each as many micro batches as
+        the others: one that comes out short gets empty lists. Rows of like length share a micro
+        batch, which saves padding and leaves the sum of the step's gradient as it is.
+        """
+        rows = sorted(self.rows(position, num_rows), key=self.length, reverse=True)
+        num_micro = -(-len(rows) // (world_size * micro_batch_size))
+        mine = rows[rank::world_size]
+        return [
+            mine[index * micro_batch_size : (index + 1) * micro_batch_size]
+            for index in range(num_micro)
+        ]
+
+
+@lru_cache(maxsize=4)
+def _permutation(size: int, seed: int, epoch: int) -> tuple[int, ...]:
+    order = list(range(size))
+    random.Random(f"{seed}:{epoch}").shuffle(order)
+    return tuple(order)
+
+
+def learning_rate_factor(step: int, *, config: TrainConfig, num_steps: int) -> float:
+    """Return the factor on the learning rate of 0-based `step`."""
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return 1.0
+    done = min(1.0, (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps))
+    if config.schedule == "linear":
+        return 1.0 - done
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+FIRST_FACTOR = 3
+"""The first step may take this many times longer: kernels compile, pages are read."""
+
+
+class Watchdog:
+    """Ends the process through `fail` when `beat` does not come in time; a context manager.
+
+    A collective whose peers do not come blocks inside C++, where no exception reaches Python: only
+    another thread can say so and end the rank, with the stack of every thread.
+    """
+
+    def __init__(self, timeout_s: float, *, fail: Callable[[HungError], None]) -> None:
+        self._timeout_s, self._fail = timeout_s, fail
+        self._changed = threading.Condition()
+        self._allowed_s: float | None = timeout_s * FIRST_FACTOR
+        self._doing = "the first step"
+        self._num_beats = 0
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def beat(self, doing: str) -> None:
+        """Start the time anew; `doing` is what the rank begins, such as `step 12`."""
+        with self._changed:
+            self._doing, self._allowed_s = doing, self._timeout_s
+            self._num_beats += 1
+            self._changed.notify()
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._changed:
+            self._allowed_s = None
+            self._num_beats += 1
+            self._changed.notify()
+        self._thread.join()
+
+    def _has_beaten(self, since: int) -> bool:
+        return self._num_beats != since
+
+    def _watch(self) -> None:
+        with self._changed:
+            while self._allowed_s is not None:
+                seen, allowed_s = self._num_beats, self._allowed_s
+                if not self._changed.wait_for(partial(self._has_beaten, seen), allowed_s):
+                    break
+            else:
+                return
+            doing = self._doing
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        self._fail(
+            HungError(
+                f"{doing} did not end within {allowed_s:g} s: a collective, a read or a save "
+                "stands, see the stacks above; if steps are that long, raise "
+                "train.checkpoint.timeout_s"
+            )
+        )
+
 
 MIN_LOSS_SCALE = 2.0**-10
 """Below it fp16 gradients overflow at any scale: the run has diverged."""

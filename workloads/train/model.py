@@ -1,23 +1,258 @@
-"""A causal language model ready to train, and the loss that it returns.
-
-Owns the order: load (in 4 bits for qlora), adapters, checkpointing of activations. Does not own
-data, ranks or the optimizer.
-"""
+"""A model ready to train and its loss: attention, 4-bit base, adapters, kernels, cross entropy."""
 
 from __future__ import annotations
 
+import logging
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
-from workloads.common.models import load_model
-from workloads.train import attention, quantize
-from workloads.train.adapters import attach_lora
-from workloads.train.config import TrainConfig
-from workloads.train.loss import IGNORED, chunked_loss, is_plain_head, summed_loss
-from workloads.train.precision import base_dtype
+from workloads.common.exit_codes import ConfigError
+from workloads.common.log import log
+from workloads.common.models import load_model, torch_dtype
+from workloads.recipes.train import TrainConfig
+
+_TASK_TYPES = {
+    "causal_lm": "CAUSAL_LM",
+    "text_classification": "SEQ_CLS",
+    "text_to_text": "SEQ_2_SEQ_LM",
+    # peft has no type for images: the plain wrapper passes every argument on.
+    "image_classification": None,
+}
+_HEAD = "classifier"
+"""The new layer of a classifier, which has nothing to adapt: it is trained whole."""
+
+
+def attach_lora(model: Any, config: TrainConfig) -> Any:
+    """Return `model` frozen, with trainable adapters in fp32; seeded by the recipe."""
+    import peft
+
+    modules = config.lora.target_modules
+    is_classifier = config.task in ("text_classification", "image_classification")
+    head = [_HEAD] if is_classifier else None
+    torch.manual_seed(config.seed)
+    try:
+        return peft.get_peft_model(
+            model,
+            peft.LoraConfig(
+                task_type=_TASK_TYPES[config.task],
+                r=config.lora.rank,
+                lora_alpha=config.lora.alpha,
+                lora_dropout=config.lora.dropout,
+                use_dora=config.lora.dora,
+                target_modules="all-linear" if modules == ("all-linear",) else list(modules),
+                modules_to_save=head,
+                exclude_modules=head,
+            ),
+            autocast_adapter_dtype=True,
+        )
+    except ValueError as error:
+        raise ConfigError(f"train.lora.target_modules {list(modules)}: {error}") from error
+
+
+Attention = Literal["sdpa", "flex", "flash"]
+IMPLEMENTATIONS: dict[Attention, str] = {
+    "sdpa": "sdpa",
+    "flex": "flex_attention",
+    "flash": "flash_attention_2",
+}
+
+
+def choose_attention(config: TrainConfig, device: torch.device) -> Attention:
+    """Return the attention of this run on `device`.
+
+    sdpa: a boolean mask of documents. flex: the same as a block mask. flash: documents by their
+    position ids, rows laid end to end. Nothing is built on a worker: flash runs where it imports.
+    """
+    if config.attention != "auto":
+        return config.attention
+    # FlashAttention 2 has no kernels for fp32.
+    usable = device.type == "cuda" and config.dtype != "fp32" and find_spec("flash_attn")
+    return "flash" if usable else "sdpa"
+
+
+def attention_inputs(kind: Attention, batch: Any) -> dict[str, Any]:
+    """Return the model's arguments for `batch`, documents kept apart."""
+    if kind == "flash":
+        return {
+            "input_ids": batch.input_ids_BT.reshape(1, -1),
+            "position_ids": batch.position_ids_BT.reshape(1, -1),
+            "attention_mask": None,
+        }
+    mask = block_mask(batch.document_BT) if kind == "flex" else batch.mask_B1TT
+    return {
+        "input_ids": batch.input_ids_BT,
+        "position_ids": batch.position_ids_BT,
+        "attention_mask": mask,
+    }
+
+
+def block_mask(document_BT: torch.Tensor) -> Any:
+    """Return FlexAttention's mask: causal inside each document."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def seen(b: Any, h: Any, query: Any, key: Any) -> Any:
+        del h
+        return (query >= key) & (document_BT[b, query] == document_BT[b, key])
+
+    batch, length = document_BT.shape
+    return create_block_mask(seen, batch, None, length, length, device=document_BT.device.type)
+
+
+def four_bit_options(dtype: torch.dtype) -> dict[str, Any]:
+    """Return the arguments of from_pretrained that load a base in 4 bits: nf4, scales quantised."""
+    from transformers import BitsAndBytesConfig
+
+    quiet_bitsandbytes()
+    return {
+        "quantization_config": BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+    }
+
+
+def quiet_bitsandbytes() -> None:
+    """Silence what bitsandbytes says on CPUs: that a hub has faster kernels."""
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
+
+
+def prepare(model: Any) -> Any:
+    """Return the quantised model frozen; norms stay in 16 bits, as they compute in fp32 anyway."""
+    return model.requires_grad_(False)
+
+
+def use_liger(model: Any, config: TrainConfig, device: torch.device) -> Any:
+    """Return `model` with Liger's kernels, where the recipe wants them and this device has them."""
+    if config.liger == "off" or device.type != "cuda" or find_spec("liger_kernel") is None:
+        return model
+    from liger_kernel.transformers.monkey_patch import (  # pyright: ignore[reportMissingImports]
+        MODEL_TYPE_TO_APPLY_LIGER_FN,
+        _apply_liger_kernel_to_instance,
+    )
+
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    kind = base.config.model_type
+    if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        log(f"liger has no kernels for {kind}: going on with torch's")
+        return model
+    # The loss is ours: it takes positions with labels only, and may go in chunks.
+    _apply_liger_kernel_to_instance(
+        model=base, cross_entropy=False, fused_linear_cross_entropy=False
+    )
+    log(f"liger: fused kernels of {kind}")
+    return model
+
+
+IGNORED = -100
+
+
+def summed_loss(logits_NV: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
+    """Return the cross entropy in fp32, summed over labels that are not IGNORED."""
+    return cross_entropy(logits_NV.float(), labels_N, ignore_index=IGNORED, reduction="sum")
+
+
+def chunked_loss(
+    hidden_NH: torch.Tensor, labels_N: torch.Tensor, head: nn.Module, *, chunk_tokens: int
+) -> torch.Tensor:
+    """Return the summed loss of `head(hidden)`; at most `chunk_tokens` rows of logits exist.
+
+    The logits of a 4,096-token row over 152,064 tokens take 2.5 GB in fp32, three times with their
+    gradient. The gradient of the hidden states (and of the head, where it is trained) is made in
+    the forward pass, so nothing is computed twice.
+    """
+    weight, bias = head.weight, getattr(head, "bias", None)
+    return _ChunkedLoss.apply(hidden_NH, labels_N, weight, bias, chunk_tokens)
+
+
+def is_plain_head(head: Any, config: Any) -> bool:
+    """True where logits are a linear layer's output as it is: chunks then equal the whole.
+
+    Not so with adapters on the head, and where the model caps or scales logits after it.
+    """
+    text = config.get_text_config()
+    as_it_is = all(getattr(text, name, None) in (None, 1) for name in _AFTER_THE_HEAD)
+    return type(head) is nn.Linear and as_it_is
+
+
+# What models of transformers 5 do to logits in their own forward: Gemma, Granite, Cohere, Falcon,
+# Muse (modeling_*.py, read 2026-11-21).
+_AFTER_THE_HEAD: Final = (
+    "final_logit_softcapping",
+    "logits_scaling",
+    "logit_scale",
+    "lm_head_multiplier",
+    "output_multiplier",
+)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: torch.Tensor,
+        labels_N: torch.Tensor,
+        weight_VH: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        chunk_tokens: int,
+    ) -> torch.Tensor:
+        kind = hidden_NH.device.type
+        # Autocast does not reach into a Function: the product runs in the type it would have used.
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        weight = weight_VH if dtype is None else weight_VH.to(dtype)
+        needs_hidden, _, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        grad_hidden = torch.empty_like(hidden_NH) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight_VH, dtype=torch.float32) if needs_weight else None
+        grad_bias = (
+            torch.zeros_like(bias_V, dtype=torch.float32)
+            if needs_bias and bias_V is not None
+            else None
+        )
+        total = torch.zeros((), dtype=torch.float32, device=hidden_NH.device)
+        for start in range(0, hidden_NH.shape[0], chunk_tokens):
+            part = slice(start, start + chunk_tokens)
+            hidden, labels = hidden_NH[part].to(weight.dtype), labels_N[part]
+            logits = hidden @ weight.t()
+            if bias_V is not None:
+                logits += bias_V.to(logits.dtype)
+            logits = logits.float()
+            learned = labels != IGNORED
+            target = labels.where(learned, 0)[:, None]
+            log_total = logits.logsumexp(-1)
+            picked = logits.gather(1, target)[:, 0]
+            total += ((log_total - picked) * learned).sum()
+            # In place from here: softmax minus one at the label, nothing where it is ignored.
+            gradient = logits.sub_(log_total[:, None]).exp_()
+            gradient.scatter_add_(1, target, torch.full_like(target, -1, dtype=gradient.dtype))
+            gradient *= learned[:, None]
+            low = gradient.to(weight.dtype)
+            if grad_hidden is not None:
+                grad_hidden[part] = (low @ weight).to(grad_hidden.dtype)
+            if grad_weight is not None:
+                grad_weight += low.t() @ hidden
+            if grad_bias is not None:
+                grad_bias += gradient.sum(0)
+        ctx.save_for_backward(
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight_VH.dtype),
+            None if grad_bias is None or bias_V is None else grad_bias.to(bias_V.dtype),
+        )
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
+        (scale,) = grad_outputs
+        grads = [
+            None if grad is None else grad * scale.to(grad.dtype) for grad in ctx.saved_tensors
+        ]
+        return grads[0], None, grads[1], grads[2], None
+
 
 __all__ = ["AssistantLoss", "attach_lora", "build_model", "flops_per_token", "num_parameters"]
 
@@ -29,7 +264,7 @@ def build_model(
     dtype = base_dtype(config, sharded=sharded)
     options = _options(config, device)
     if config.method == "qlora":
-        options |= quantize.four_bit_options(dtype)
+        options |= four_bit_options(dtype)
     return prepare_model(load_model(model_dir, dtype=dtype, device=device, **options), config)
 
 
@@ -46,14 +281,14 @@ def build_empty_model(model_dir: Path, config: TrainConfig, *, device: torch.dev
 
 
 def _options(config: TrainConfig, device: torch.device) -> dict[str, Any]:
-    return {"attn_implementation": attention.IMPLEMENTATIONS[attention.choose(config, device)]}
+    return {"attn_implementation": IMPLEMENTATIONS[choose_attention(config, device)]}
 
 
 def prepare_model(model: Any, config: TrainConfig) -> Any:
     """Return a loaded model with adapters and checkpointing of activations, in train mode."""
     model.config.use_cache = False
     if config.method == "qlora":
-        model = quantize.prepare(model)
+        model = prepare(model)
     if config.has_adapters:
         model = attach_lora(model, config)
     if config.gradient_checkpointing:
@@ -62,6 +297,14 @@ def prepare_model(model: Any, config: TrainConfig) -> Any:
             # Else the first layer's input needs no gradient and its checkpoint is cut off.
             model.enable_input_require_grads()
     return model.train()
+
+
+def base_dtype(config: TrainConfig, *, sharded: bool = False) -> torch.dtype:
+    """Return the type in which the model is loaded."""
+    # Under autocast, and in FSDP2's shards, trained weights are their own fp32 copy.
+    if config.method == "full" and (config.dtype == "fp16" or sharded):
+        return torch.float32
+    return torch_dtype(config.dtype)
 
 
 def num_parameters(model: nn.Module) -> tuple[int, int]:
@@ -98,16 +341,16 @@ class AssistantLoss(nn.Module):
     """
 
     def __init__(
-        self, model: Any, *, attention: attention.Kind = "sdpa", chunk_tokens: int | None = None
+        self, model: Any, *, attention: Attention = "sdpa", chunk_tokens: int | None = None
     ) -> None:
         super().__init__()
         self.model = model
-        self.attention: attention.Kind = attention
+        self.attention: Attention = attention
         self.chunk_tokens = chunk_tokens
 
     def forward(self, batch: Any) -> torch.Tensor:
         """Return the summed cross entropy in fp32."""
-        arguments = attention.inputs(self.attention, batch)
+        arguments = attention_inputs(self.attention, batch)
         labels_BT = batch.labels_BT.reshape(arguments["input_ids"].shape)
         # Logits only where there is a label: on chats that saves most of the output head.
         learned_BT = labels_BT != IGNORED
@@ -125,3 +368,24 @@ class AssistantLoss(nn.Module):
                 )
         logits_NV = self.model(**arguments, logits_to_keep=learned_BT, use_cache=False).logits
         return summed_loss(logits_NV, labels_N)
+
+
+class SmallLoss(nn.Module):
+    """Wraps a model with `logits`; forward gives the loss summed over the batch's labels."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """Return the summed cross entropy in fp32."""
+        inputs = dict(batch.inputs)
+        if self.model.config.is_encoder_decoder:
+            # The decoder sees the target shifted by one; the model makes that from the labels.
+            inputs["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(
+                batch.labels
+            )
+        if "pixel_values" in inputs:
+            inputs["pixel_values"] = inputs["pixel_values"].to(next(self.model.parameters()).dtype)
+        logits = self.model(**inputs).logits
+        return summed_loss(logits.reshape(-1, logits.shape[-1]), batch.labels.flatten())

@@ -1,7 +1,7 @@
-"""The job `train`: reads a recipe's data, builds the run, trains, writes what it leaves behind.
+"""The job `train`, in order: read, refuse, build, train, and write what the run leaves behind.
 
-Owns the order of these and the run record. What can be refused is refused first: paths, rows, the
-plan and this node's packages come before a rank takes a GPU.
+What can be refused is refused first: paths, rows, the plan and the packages of this node come
+before a rank takes a GPU.
 """
 
 from __future__ import annotations
@@ -9,33 +9,84 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import signal
+from collections.abc import Iterator
 from dataclasses import asdict
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from workloads.common import hardware, publish
 from workloads.common.dist import World, environment_rank, world
-from workloads.common.exit_codes import ConfigError
-from workloads.common.job import Job, section_of
-from workloads.common.log import log
+from workloads.common.exit_codes import ConfigError, PreemptedError
+from workloads.common.log import at, log
 from workloads.common.record import job_id
 from workloads.data.files import sha256
-from workloads.train import plan as plans
-from workloads.train.config import RESUMABLE, TrainConfig
-from workloads.train.given import Run
-from workloads.train.inputs import find_inputs, refuse_other_rows
-from workloads.train.plan import Plan, checked_plan, choose_strategy, read_plan
-from workloads.train.requirements import check_node
-from workloads.train.schedule import learning_rate_factor
-from workloads.train.signals import StopRequest, stop_request
+from workloads.job import Job, section_of
+from workloads.recipes.train import RESUMABLE, TrainConfig
+from workloads.train.inputs import (
+    PLAN_FILE,
+    Plan,
+    Run,
+    check_node,
+    checked_plan,
+    choose_strategy,
+    find_inputs,
+    read_plan,
+    refuse_other_rows,
+)
 from workloads.train.tasks import Task, open_task
 
 if TYPE_CHECKING:
     from workloads.train.checkpoint import FolderCheckpoints
-    from workloads.train.exporter import TrainMetrics
-    from workloads.train.state import TrainState
+    from workloads.train.loop import TrainState
+    from workloads.train.measure import TrainMetrics
 
 
-def main(job: Job) -> None:
+class StopRequest:
+    """True once a signal came."""
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+        self._is_deferred = False
+
+    def __bool__(self) -> bool:
+        return self.signal_name is not None
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Within, a signal is only noted: who asks for the flag saves and ends the run."""
+        self._is_deferred = True
+        try:
+            yield
+        finally:
+            self._is_deferred = False
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        # Only the first one raises: a second must not end what writes the record of the first. Code
+        # that swallows the error leaves the flag, and the loop stops after its first step.
+        is_first, self.signal_name = self.signal_name is None, signal.Signals(number).name
+        if is_first and not self._is_deferred:
+            raise PreemptedError(
+                f"stopped by {self.signal_name} outside the train steps: nothing new to save; run "
+                "the job again with --resume auto to continue"
+            )
+
+
+@contextlib.contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Yield the flag; the former handlers come back at the end."""
+    request = StopRequest()
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    former = {number: signal.signal(number, request._receive) for number in numbers}
+    try:
+        yield request
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def train(job: Job) -> None:
     """Train, write the final weights and point `latest` at them."""
     config = job.recipe.train
     if config is None:
@@ -99,6 +150,8 @@ def _goes_on(config: TrainConfig, step: int, num_steps: int) -> str:
     """Say the schedule: a run that is prolonged has another one than it had before."""
     if step == num_steps:
         return f"all {num_steps} steps are done already"
+    from workloads.train.loop import learning_rate_factor
+
     factor = learning_rate_factor(step, config=config, num_steps=num_steps)
     return (
         f"goes on after step {step} of {num_steps} with schedule {config.schedule} over all "
@@ -112,7 +165,7 @@ def _keep_inputs(job: Job, config: TrainConfig, plan: Plan | None) -> None:
     text = json.dumps(values, indent=2, default=str)
     job.keep("config", "config.json", f"{text}\n")
     if plan is not None:
-        job.keep("plan", plans.FILE_NAME, plan.path.read_text(encoding="utf-8"))
+        job.keep("plan", PLAN_FILE, plan.path.read_text(encoding="utf-8"))
 
 
 def _name_data(job: Job, task: Task) -> None:
@@ -125,20 +178,21 @@ def _name_data(job: Job, task: Task) -> None:
 def _train(run: Run, here: World, stop: StopRequest) -> None:
     import torch
 
-    from workloads.train.build import build_strategy, say_what_is_trained, settle_buckets
     from workloads.train.checkpoint import FolderCheckpoints
-    from workloads.train.export import save_original
-    from workloads.train.faults import Watchdog
-    from workloads.train.finish import finish
-    from workloads.train.loop import Trainer
-    from workloads.train.metrics import LossCurve
-    from workloads.train.optimizer import build_optimizer
-    from workloads.train.order import Stream
-    from workloads.train.precision import build_precision
+    from workloads.train.finish import finish, save_original
+    from workloads.train.loop import Progress, Stream, Trainer, TrainState, Watchdog
+    from workloads.train.measure import LossCurve
     from workloads.train.run_folder import run_folder
-    from workloads.train.state import Progress, TrainState
+    from workloads.train.strategy import (
+        build_optimizer,
+        build_precision,
+        build_strategy,
+        say_what_is_trained,
+        settle_buckets,
+    )
 
     config, task, job = run.config, run.task, run.job
+    at(f"loading {job.recipe.model}")
     strategy = build_strategy(run, here)
     say_what_is_trained(run, strategy, here)
     optimizer = build_optimizer(
@@ -222,7 +276,7 @@ def _train(run: Run, here: World, stop: StopRequest) -> None:
 
 
 def _metrics(state: TrainState, num_steps: int, checkpoints: FolderCheckpoints) -> TrainMetrics:
-    from workloads.train.exporter import TrainMetrics
+    from workloads.train.measure import TrainMetrics
 
     return TrainMetrics(
         step=state.progress.step,
@@ -246,7 +300,7 @@ def _model_config(model: Any) -> str:
 
 
 def _events(job: Job) -> Any:
-    from workloads.train.tensorboard import EventWriter
+    from workloads.train.measure import EventWriter
 
     logs = job.places.path("logs") if job.places.has("logs") else job.results_dir
     writer = EventWriter(logs / "tensorboard" / job_id())

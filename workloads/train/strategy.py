@@ -1,12 +1,9 @@
-"""How a run is spread over ranks: DDP, or FSDP2 with optional shards in the node's memory.
-
-Owns the wrapping, the sync of gradients on the last micro batch of a step only, clipping over all
-shards and the gathering of whole weights. Which of them runs is plan.py's choice.
-"""
+"""How a run computes: over which ranks (DDP, FSDP2), in which number types, by which optimizer."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +17,128 @@ from workloads.common.dist import World
 from workloads.common.exit_codes import ConfigError
 from workloads.common.log import log
 from workloads.common.models import torch_dtype
+from workloads.recipes.train import TrainConfig
+from workloads.train.inputs import Run
+from workloads.train.model import num_parameters, use_liger
+from workloads.train.tasks import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """What a forward pass runs in.
+
+    bf16: weights in bf16 and adapters in fp32; the optimizer keeps fp32 copies of trained bf16
+    weights. Shards of FSDP2 are fp32 where they are trained, and gathered in bf16.
+    fp16: frozen weights in fp16, trained ones in fp32; a forward pass under autocast, and a loss
+    scale, as fp16 has no room for small gradients. fp32: all in fp32.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    scaler: torch.amp.GradScaler | None
+
+    def forward(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of a forward pass: autocast for fp16, else nothing."""
+        if self.dtype == torch.float16:
+            return torch.autocast(self.device.type, dtype=torch.float16)
+        return contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of `loss`, scaled for fp16."""
+        (self.scaler.scale(loss) if self.scaler else loss).backward()
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take the scale off the gradients, before they are clipped."""
+        if self.scaler:
+            self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Update the weights; False when fp16 gradients overflowed and the step was left out."""
+        if not self.scaler:
+            optimizer.step()
+            return True
+        before = self.scaler.get_scale()
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        return self.scaler.get_scale() >= before
+
+
+def build_precision(config: TrainConfig, device: torch.device) -> Precision:
+    """Return the number types of a run."""
+    scaler = torch.amp.GradScaler(device.type) if config.dtype == "fp16" else None
+    return Precision(dtype=torch_dtype(config.dtype), device=device, scaler=scaler)
+
+
+def build_optimizer(
+    trained: Sequence[torch.Tensor], *, lr: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """Return AdamW over `trained`: torch's fused one, or ours where a weight has 16 bits."""
+    if all(weight.dtype == torch.float32 for weight in trained):
+        return torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay, fused=True)
+    return AdamW(trained, lr=lr, weight_decay=weight_decay)
+
+
+class AdamW(torch.optim.Optimizer):
+    """AdamW with fp32 copies of 16-bit weights, one weight at a time to keep scratch memory small.
+
+    At lr 2e-5 the update of a bf16 weight is below its rounding step, so training bf16 weights in
+    place loses most updates (16 bytes per weight in all: 2 + 2 gradient + 12).
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        lr: float,
+        weight_decay: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(
+            params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Apply one update; every weight with a gradient moves."""
+        assert closure is None
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, weight.grad.float(), group)
+
+    def _update(self, weight: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weight]
+        if not state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(weight, dtype=torch.float32)
+            state["exp_avg_sq"] = torch.zeros_like(weight, dtype=torch.float32)
+            if weight.dtype != torch.float32:
+                state["weight_fp32"] = weight.float()
+        state["step"] += 1
+        master = state.get("weight_fp32", weight)
+        beta1, beta2 = group["betas"]
+        state["exp_avg"].lerp_(gradient, 1 - beta1)
+        state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        bias1, bias2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
+        root = (state["exp_avg_sq"].sqrt() / math.sqrt(bias2)).add_(group["eps"])
+        master.mul_(1 - group["lr"] * group["weight_decay"])
+        master.addcdiv_(state["exp_avg"], root, value=-group["lr"] / bias1)
+        if master is not weight:
+            weight.copy_(master)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state with its own types; torch would cast it to the weight's type."""
+        state_dict = {**state_dict, "state": dict(state_dict["state"])}
+        kept = state_dict.pop("state")
+        super().load_state_dict({**state_dict, "state": {}})
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        for index, values in kept.items():
+            weight = weights[index]
+            self.state[weight] = {
+                name: value.to(weight.device) if isinstance(value, torch.Tensor) else value
+                for name, value in values.items()
+            }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +264,11 @@ def spread_fsdp(
     empty.tie_weights()
     _fill(empty, source, here)
     spread = Strategy(kind="fsdp", module=module, model=empty)
-    total = sum(weight.numel() for weight in empty.parameters())
     log(
         f"fsdp: {len(layers)} x {kind} and what is around them divided over "
-        f"{here.world_size} ranks; {spread.num_weights_here:,} of {total:,} weights on rank 0"
-        + (", in the node's memory" if offload else "")
+        f"{here.world_size} ranks; {spread.num_weights_here:,} of "
+        f"{sum(map(torch.numel, empty.parameters())):,} weights on rank 0, trained ones as "
+        f"{spread.trained[0].dtype}" + (", in the node's memory" if offload else "")
     )
     return spread
 
@@ -186,3 +305,59 @@ def _fill(model: Any, source: Any | None, here: World) -> None:
             whole.copy_(buffers[name])
         dist.broadcast(whole, src=0)
         buffer.copy_(whole)
+
+
+def build_strategy(run: Run, here: World) -> Strategy:
+    """Return the model, spread over ranks as `run.strategy` says."""
+    config, task = run.config, run.task
+    if run.strategy == "ddp":
+        model = compiled(config, use_liger(task.build(here.device), config, here.device))
+        return spread_ddp(task.loss(model, here.device), model, here)
+    source = task.build(torch.device("cpu"), sharded=True) if here.is_main else None
+    empty = use_liger(task.build_empty(here.device), config, here.device)
+    return spread_fsdp(
+        compiled(config, empty),
+        lambda model: task.loss(model, here.device),
+        source,
+        here,
+        dtype=config.dtype,
+        offload=run.strategy == "offload",
+    )
+
+
+def compiled(config: TrainConfig, model: Any) -> Any:
+    """Return `model` with its layers to be compiled one by one, where the recipe wants that."""
+    if config.compile:
+        for layer in repeated_layers(model):
+            layer.compile()
+    return model
+
+
+def settle_buckets(strategy: Strategy, task: Task, precision: Precision, here: World) -> None:
+    """Let DDP lay out its buckets by a batch without labels, before a checkpoint is loaded."""
+
+    def blank_loss() -> Any:
+        with precision.forward():
+            return strategy.module(task.collate([]).to(here.device))
+
+    settle(strategy.module, blank_loss)
+
+
+def say_what_is_trained(run: Run, strategy: Strategy, here: World) -> None:
+    """Log how many weights are trained and how they are spread; the record gets the numbers."""
+    num_all, num_trained = num_parameters(strategy.model)
+    config, metrics = run.config, run.job.record.metrics
+    metrics |= {
+        "num_parameters": num_all,
+        "num_trained_parameters": num_trained,
+        "num_rows": len(run.task.rows),
+        "num_dropped_examples": run.task.num_dropped,
+    }
+    if strategy.kind == "fsdp":
+        metrics["num_weights_on_rank_0"] = strategy.num_weights_here
+    dora = " with DoRA" if config.has_adapters and config.lora.dora else ""
+    log(
+        f"{run.job.recipe.model}: {num_all:,} parameters, {num_trained:,} trained "
+        f"({config.method}{dora}, {config.dtype}); {run.strategy}, world size {here.world_size} "
+        f"on {here.device.type}; {len(run.task.rows)} rows, {run.task.num_dropped} too long"
+    )

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from infra.kube.client import KubeClient
+from infra.clients.kube import KubeClient
 
 _FOLDER = Path(__file__).parent / "crds"
 _READY_TIMEOUT_S = 30.0

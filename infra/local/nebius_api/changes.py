@@ -1,32 +1,467 @@
-"""Create, update and delete of any resource, with every check before the first change."""
+"""How calls change resources: references, reset masks, rules of services, long-running operations.
+
+Which resource an id names is read from the `nid` options; the rules of reset masks are in README of
+github.com/nebius/api, section Update; rules of single services that no option states are functions
+of their own here.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import copy
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from google.protobuf.descriptor import Descriptor
+from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from nebius.base.fieldmask_parser import parse as parse_mask
 
-from infra.local.nebius_api import references
 from infra.local.nebius_api.errors import (
+    ApiError,
     already_exists,
     bad_request,
     bad_state,
     not_found,
+    operation_conflict,
+    unimplemented,
     version_conflict,
 )
-from infra.local.nebius_api.listing import as_type
-from infra.local.nebius_api.mutate import changed_immutables, merge, strip, submask
-from infra.local.nebius_api.operations import Operations
-from infra.local.nebius_api.rules import check_rules
-from infra.local.nebius_api.states import set_state
-from infra.local.nebius_api.store import Store
-from infra.local.nebius_api.usage import check_quota
-from infra.nebius.schema import Schema
-from infra.nebius.validation import Validator
+from infra.local.nebius_api.states import GIB, check_quota, set_state, size_bytes
+from infra.local.nebius_api.store import Operation, Store
+from infra.providers.nebius.resource_type import Validator
+from infra.providers.nebius.schema import OPERATION, Schema, is_google, is_map, message_of
+from stacks.catalog import FABRICS, PLATFORMS, STRIPED_DISK_STEP_GIB, Fabric
+
+
+def walk(message: Any, path: str = "") -> Iterator[tuple[str, FieldDescriptor, Any]]:
+    """(path, field, value) of every set field, at every depth."""
+    for field, value in message.ListFields():
+        at = f"{path}.{field.name}" if path else field.name
+        yield at, field, value
+        if field.message_type is None or is_google(field.message_type):
+            continue
+        if is_map(field):
+            if field.message_type.fields_by_name["value"].message_type is not None:
+                for key in value:
+                    yield from walk(value[key], f"{at}.{key}")
+        elif field.is_repeated:
+            for index, item in enumerate(value):
+                yield from walk(item, f"{at}.{index}")
+        else:
+            yield from walk(value, at)
+
+
+def references(schema: Schema, message: Any) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """(path, kinds that it may name, id) of every reference in the message."""
+    for path, field, value in walk(message):
+        if field.type != FieldDescriptor.TYPE_STRING or is_map(field):
+            continue
+        kinds = schema.ids_named(field)[0]
+        if kinds and kinds != ("*",):
+            for id_ in value if field.is_repeated else [value]:
+                yield path, kinds, id_
+
+
+def check_references(schema: Schema, store: Store, request: Any) -> None:
+    """Refuses an id that names nothing, or a resource of another kind."""
+    for path, kinds, id_ in references(schema, request):
+        if path == "metadata.parent_id" or not schema.kinds.intersection(kinds):
+            continue
+        target = store.resources.get(id_)
+        if target is None or schema.kind(target.DESCRIPTOR) not in kinds:
+            raise not_found(f"{path}: {'/'.join(kinds)} {id_!r} not found", id_)
+
+
+def check_parent(schema: Schema, store: Store, request: Any) -> None:
+    """Refuses a new resource whose parent is missing or of another kind."""
+    allowed = schema.ids_named(request.DESCRIPTOR.fields_by_name["metadata"])[1]
+    parent_id = request.metadata.parent_id
+    if not parent_id:
+        raise bad_request([("metadata.parent_id", "value is required")])
+    parent = store.resources.get(parent_id)
+    if parent is None:
+        raise not_found(f"metadata.parent_id: {parent_id!r} not found", parent_id)
+    kind = schema.kind(parent.DESCRIPTOR)
+    if allowed and kind not in allowed:
+        reason = f"must name one of {', '.join(allowed)}; {parent_id} is a {kind}"
+        raise bad_request([("metadata.parent_id", reason)])
+
+
+def check_unused(schema: Schema, store: Store, id_: str) -> None:
+    """Refuses the deletion of a resource that another one names or lives in."""
+    for other in store.resources.values():
+        if other.metadata.id == id_:
+            continue
+        named = hasattr(other, "spec") and any(
+            target == id_ for _, _, target in references(schema, other.spec)
+        )
+        if named or other.metadata.parent_id == id_:
+            name = f"{other.metadata.name} ({other.metadata.id})".lstrip()
+            raise bad_state(id_, f"{id_} is in use by {name}")
+
+
+def submask(mask: Any, key: str) -> Any:
+    """The part of a mask below one key; None where the mask does not go there."""
+    return None if mask is None else mask.field_parts.get(key, mask.any)
+
+
+def merge(target: Any, source: Any, mask: Any) -> None:
+    """Copies what `source` sets into `target`, and clears what `mask` names and it does not set."""
+    for field in target.DESCRIPTOR.fields:
+        below = submask(mask, field.name)
+        if is_map(field):
+            _merge_map(target, source, field, below)
+        elif field.is_repeated:
+            _merge_list(target, source, field, below)
+        elif field.message_type is not None:
+            _merge_message(target, source, field, below)
+        elif _is_set(source, field):
+            setattr(target, field.name, getattr(source, field.name))
+        elif below is not None:
+            target.ClearField(field.name)
+
+
+def _is_set(message: Any, field: FieldDescriptor) -> bool:
+    if field.has_presence:
+        return message.HasField(field.name)
+    return getattr(message, field.name) != field.default_value
+
+
+def _merge_map(target: Any, source: Any, field: FieldDescriptor, mask: Any) -> None:
+    old, new = getattr(target, field.name), getattr(source, field.name)
+    if not new:
+        if mask is not None:
+            target.ClearField(field.name)
+        return
+    for key in [key for key in old if key not in new]:
+        del old[key]
+    for key in new:
+        if message_of(field).fields_by_name["value"].message_type is None:
+            old[key] = new[key]
+        else:
+            merge(old[key], new[key], submask(mask, str(key)))
+
+
+def _merge_list(target: Any, source: Any, field: FieldDescriptor, mask: Any) -> None:
+    old, new = getattr(target, field.name), getattr(source, field.name)
+    if not new:
+        if mask is not None:
+            target.ClearField(field.name)
+    elif field.message_type is None:
+        old[:] = new
+    else:
+        del old[len(new) :]
+        for index, item in enumerate(new):
+            if index < len(old):
+                merge(old[index], item, submask(mask, str(index)))
+            else:
+                old.add().CopyFrom(item)
+
+
+def _merge_message(target: Any, source: Any, field: FieldDescriptor, mask: Any) -> None:
+    if not source.HasField(field.name):
+        if mask is not None:
+            target.ClearField(field.name)
+        return
+    old, new = getattr(target, field.name), getattr(source, field.name)
+    old.SetInParent()
+    if is_google(message_of(field)):
+        old.CopyFrom(new)
+    else:
+        merge(old, new, mask)
+
+
+def changed_immutables(schema: Schema, old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """Paths of immutable fields whose value differs."""
+    for field in old.DESCRIPTOR.fields:
+        at = f"{path}.{field.name}" if path else field.name
+        immutable = "IMMUTABLE" in schema.behaviors(field)
+        is_tree = field.message_type is not None and not field.is_repeated
+        if is_tree and not is_google(message_of(field)):
+            had, has = old.HasField(field.name), new.HasField(field.name)
+            if immutable and had != has:
+                yield at
+            elif had and has:
+                below = getattr(old, field.name), getattr(new, field.name)
+                yield from changed_immutables(schema, *below, at)
+        elif immutable and getattr(old, field.name) != getattr(new, field.name):
+            yield at
+
+
+def strip(schema: Schema, message: Any, behavior: str) -> None:
+    """Removes every field of a behaviour: what a caller sends there is ignored."""
+    for field, value in list(message.ListFields()):
+        if behavior in schema.behaviors(field):
+            message.ClearField(field.name)
+        elif field.message_type is None or field.is_repeated:
+            continue
+        elif not is_google(field.message_type):
+            strip(schema, value, behavior)
+
+
+Violation = tuple[str, str]
+_STRIPED: Final = ("NETWORK_SSD_NON_REPLICATED", "NETWORK_SSD_IO_M3")
+
+
+def check_rules(schema: Schema, store: Store, resource: Any) -> None:
+    """Refuses what the service behind this resource would refuse."""
+    rule = _RULES.get(schema.kind(resource.DESCRIPTOR))
+    violations = [] if rule is None else list(rule(store, resource))
+    if violations:
+        raise bad_request(violations)
+
+
+def _gpu_cluster(store: Store, resource: Any) -> Iterator[Violation]:
+    name = resource.spec.infiniband_fabric
+    fabric = FABRICS.get(name)
+    region = _region(store, resource)
+    if fabric is None or region not in ("", fabric.region):
+        here = ", ".join(one.name for one in FABRICS.values() if region in ("", one.region))
+        yield "spec.infiniband_fabric", f"no fabric {name!r} in {region} (has: {here})"
+
+
+def _node_group(store: Store, resource: Any) -> Iterator[Violation]:
+    template = resource.spec.template
+    wrong = list(_hardware(store, resource, template.resources, "spec.template.resources"))
+    if wrong:
+        yield from wrong
+        return
+    platform = PLATFORMS[template.resources.platform]
+    preset = platform.presets[template.resources.preset]
+    if template.HasField("gpu_cluster") and template.gpu_cluster.id:
+        if not preset.allows_gpu_cluster:
+            reason = f"preset {preset.name} of {platform.name} cannot join a GPU cluster"
+            yield "spec.template.gpu_cluster.id", reason
+        elif (fabric := _fabric(store, template.gpu_cluster.id)).platform != platform.name:
+            reason = f"{fabric.name} joins {fabric.platform}, not {platform.name}"
+            yield "spec.template.gpu_cluster.id", reason
+    yield from _striped("spec.template.boot_disk", template.boot_disk)
+
+
+def _instance(store: Store, resource: Any) -> Iterator[Violation]:
+    yield from _hardware(store, resource, resource.spec.resources, "spec.resources")
+
+
+def _hardware(store: Store, resource: Any, wanted: Any, path: str) -> Iterator[Violation]:
+    """A platform that the region does not have, or a preset that the platform does not have."""
+    platform = PLATFORMS.get(wanted.platform)
+    region = _region(store, resource)
+    if platform is None or region not in ("", *platform.regions):
+        yield f"{path}.platform", f"no platform {wanted.platform!r} in {region}"
+    elif wanted.preset not in platform.presets:
+        known = ", ".join(platform.presets)
+        reason = f"{wanted.preset!r} is no preset of {platform.name} (has: {known})"
+        yield f"{path}.preset", reason
+
+
+def _disk(store: Store, resource: Any) -> Iterator[Violation]:
+    yield from _striped("spec", resource.spec)
+
+
+def _striped(path: str, disk: Any) -> Iterator[Violation]:
+    """Disk types that are made of 93 GiB stripes."""
+    type_ = disk.DESCRIPTOR.fields_by_name["type"].enum_type.values_by_number[disk.type].name
+    if type_ in _STRIPED and size_bytes(disk) % (STRIPED_DISK_STEP_GIB * GIB):
+        size = size_bytes(disk) / GIB
+        yield path, f"{size:g} GiB of {type_} is no multiple of {STRIPED_DISK_STEP_GIB} GiB"
+
+
+def _region(store: Store, resource: Any) -> str:
+    """Where the resource's project is; empty where the emulator takes any region."""
+    project = store.resources.get(store.project_of(resource.metadata.parent_id))
+    return project.spec.region if project is not None else ""
+
+
+def _fabric(store: Store, gpu_cluster_id: str) -> Fabric:
+    """The fabric of a GPU cluster whose reference was checked before."""
+    return FABRICS[store.resources[gpu_cluster_id].spec.infiniband_fabric]
+
+
+_RULES: Final[Mapping[str, Callable[[Store, Any], Iterator[Violation]]]] = {
+    "computedisk": _disk,
+    "computeinstance": _instance,
+    "computegpucluster": _gpu_cluster,
+    "mk8snodegroup": _node_group,
+}
+
+
+_PAGING: Final = frozenset({"page_size", "page_token", "view"})
+_PAGE: Final = 1000
+# Request fields whose name is not the name of the resource's field.
+_ALIASES: Final = {"group_id": "parent_id", "subject_id": "member_id", "disk_id": "source_disk_id"}
+
+
+def select(schema: Schema, store: Store, request: Any, resource: Descriptor) -> list[Any]:
+    """Resources of a type for which every filter field of the request is equal."""
+    conditions = [
+        (*_filtered_part(resource, request, field), value)
+        for field, value in request.ListFields()
+        if field.name not in _PAGING
+    ]
+    return [
+        one
+        for one in store.of_kind(schema.kind(resource))
+        if all(getattr(getattr(one, part), name) == value for part, name, value in conditions)
+    ]
+
+
+def _filtered_part(resource: Descriptor, request: Any, field: FieldDescriptor) -> tuple[str, str]:
+    """Part of the resource (metadata, spec or status) and name of the field that a filter means."""
+    name = _ALIASES.get(field.name, field.name)
+    for part in ("metadata", "spec", "status"):
+        found = resource.fields_by_name.get(part)
+        if found is None or found.message_type is None:
+            continue
+        if name in found.message_type.fields_by_name:
+            return part, name
+    raise unimplemented(f"filter {request.DESCRIPTOR.full_name}.{field.name}")
+
+
+def fill_page(request: Any, response: Any, field: str, items: list[Any]) -> Any:
+    """The response with one page of the items, and the token of the next."""
+    size = int(getattr(request, "page_size", 0) or _PAGE)
+    start = _offset(getattr(request, "page_token", ""))
+    getattr(response, field).extend(items[start : start + size])
+    if start + size < len(items) and hasattr(response, "next_page_token"):
+        response.next_page_token = base64.b64encode(str(start + size).encode()).decode()
+    return response
+
+
+def _offset(token: str) -> int:
+    try:
+        return int(base64.b64decode(token, validate=True) or 0)
+    except (ValueError, binascii.Error):
+        raise bad_request([("page_token", f"{token!r} is none of ours")]) from None
+
+
+def as_type(schema: Schema, resource: Any, wanted: Descriptor) -> Any:
+    """The resource as another API version shows it: iam has two views of one resource."""
+    if resource.DESCRIPTOR is wanted:
+        return resource
+    body = json_format.MessageToDict(
+        resource, preserving_proto_field_name=True, descriptor_pool=schema.pool
+    )
+    other = schema.message(wanted.full_name)()
+    return json_format.ParseDict(
+        body, other, ignore_unknown_fields=True, descriptor_pool=schema.pool
+    )
+
+
+_TICKS = 100
+
+
+class Operations:
+    """Operations over the resources of one store; times are seconds since the epoch."""
+
+    def __init__(self, schema: Schema, store: Store, latency_s: float) -> None:
+        self._schema = schema
+        self._store = store
+        self._latency_s = latency_s
+
+    def timestamp(self, seconds: float) -> Any:
+        """A google.protobuf.Timestamp."""
+        stamp: Any = self._schema.message("google.protobuf.Timestamp")()
+        stamp.FromNanoseconds(int(seconds * 1e9))
+        return stamp
+
+    def start(
+        self,
+        method: MethodDescriptor,
+        request: Any,
+        resource_id: str,
+        *,
+        metadata: dict[str, str],
+        fault: ApiError | None,
+        longer_s: float = 0.0,
+        now: float,
+    ) -> Any:
+        """A new operation's message; it ends after the latency, with the fault if there is one."""
+        package = method.containing_service.full_name.split(".")[1]
+        message: Any = self._schema.message(OPERATION)(
+            id=f"{package}operation-e00{uuid.uuid4().hex[:16]}",
+            description=f"{method.name} {resource_id}",
+            created_by=metadata.get("subject", ""),
+            resource_id=resource_id,
+        )
+        message.created_at.CopyFrom(self.timestamp(now))
+        message.request.Pack(request)
+        if mask := metadata.get("x-resetmask"):
+            message.request_headers["x-resetmask"].values.append(mask)
+        tracker = message.progress_tracker
+        tracker.description = message.description
+        tracker.started_at.CopyFrom(message.created_at)
+        tracker.work_done.total_tick_count = _TICKS
+        failure = None if fault is None else rpc_status(self._schema, fault)
+        due = now + self._latency_s + longer_s
+        started = Operation(message, method.name, now, due, failure=failure)
+        self._store.put_operation(started)
+        self.tick(now)
+        return message
+
+    def tick(self, now: float) -> None:
+        """Finishes every operation that is due, and moves its resource to its new state."""
+        for operation in list(self._store.operations.values()):
+            if not operation.done and now >= operation.due:
+                self._finish(operation)
+
+    def _finish(self, operation: Operation) -> None:
+        message = operation.message
+        operation.done = True
+        message.finished_at.CopyFrom(self.timestamp(operation.due))
+        message.status.SetInParent()  # an empty google.rpc.Status means success
+        if operation.failure is not None:
+            message.status.CopyFrom(operation.failure)
+        tracker = message.progress_tracker
+        tracker.finished_at.CopyFrom(message.finished_at)
+        tracker.work_done.done_tick_count = _TICKS
+        self._store.put_operation(operation)
+        resource = self._store.resources.get(message.resource_id)
+        if resource is None:
+            return
+        if operation.verb == "Delete" and operation.failure is None:
+            self._store.drop(message.resource_id)
+            return
+        failed = operation.verb.startswith("Create") and operation.failure is not None
+        set_state(self._schema, resource, "error" if failed else "ready")
+        self._store.put(resource)
+
+    def running_on(self, resource_id: str) -> Operation | None:
+        """The operation that still changes this resource."""
+        for operation in self._store.operations.values():
+            if not operation.done and operation.message.resource_id == resource_id:
+                return operation
+        return None
+
+    def check_idle(self, resource_id: str) -> None:
+        """Refuses a change while another one still runs."""
+        if running := self.running_on(resource_id):
+            raise operation_conflict(running.message.id, resource_id)
+
+    def view(self, operation: Operation, now: float) -> Any:
+        """The operation's message with its progress at this moment."""
+        if not operation.done:
+            span = max(1e-6, operation.due - operation.started)
+            done = min(1.0, (now - operation.started) / span)
+            operation.message.progress_tracker.work_done.done_tick_count = int(_TICKS * done)
+        return operation.message
+
+
+def rpc_status(schema: Schema, error: ApiError) -> Any:
+    """google.rpc.Status with a nebius.common.v1.ServiceError inside."""
+    status: Any = schema.message("google.rpc.Status")(
+        code=error.code.value[0], message=error.message
+    )
+    detail: Any = schema.message("nebius.common.v1.ServiceError")(
+        service="emulator", code=error.name
+    )
+    kinds = detail.DESCRIPTOR.enum_types_by_name["RetryType"]
+    detail.retry_type = kinds.values_by_name[error.retry].number
+    json_format.ParseDict(error.details, detail)
+    status.details.add().Pack(detail)
+    return status
+
 
 _OWNED_BY_SERVER: Final = ("id", "parent_id", "resource_version", "created_at", "updated_at")
 
@@ -53,8 +488,8 @@ class Changes:
     def create(self, request: Any, resource: Descriptor) -> str:
         """Adds what the request describes, in its first state; the new id."""
         self._validate(request)
-        references.check_parent(self._schema, self._store, request)
-        references.check_references(self._schema, self._store, request)
+        check_parent(self._schema, self._store, request)
+        check_references(self._schema, self._store, request)
         new: Any = self._schema.message(resource.full_name)()
         for part, value in request.ListFields():
             own = resource.fields_by_name.get(part.name)
@@ -112,7 +547,7 @@ class Changes:
             elif own.name in _OWNED_BY_SERVER:
                 getattr(new.metadata, own.name).CopyFrom(value)
         self._validate(request, exempt="metadata.parent_id")
-        references.check_references(self._schema, self._store, request)
+        check_references(self._schema, self._store, request)
         if changed := list(changed_immutables(self._schema, old, new)):
             raise bad_request((path, "field is immutable") for path in changed)
         check_rules(self._schema, self._store, new)
@@ -130,7 +565,7 @@ class Changes:
         if getattr(getattr(resource, "spec", None), "forbid_deletion", False):
             raise bad_state(id_, f"{id_} has forbid_deletion set")
         self._operations.check_idle(id_)
-        references.check_unused(self._schema, self._store, id_)
+        check_unused(self._schema, self._store, id_)
         set_state(self._schema, resource, "deleting")
         self._store.put(resource)
         return id_

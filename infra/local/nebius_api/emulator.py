@@ -1,12 +1,20 @@
 """The API's calls: one rule for each shape of method, for every service of the SDK.
 
-What would be written for each service is read from the descriptors (infra/nebius/schema.py); what
-they do not state is in rules.py, states.py, usage.py and hooks.py. Real servers may differ: see
-docs/unverified.md.
+What would be written for each service is read from the descriptors
+(infra/providers/nebius/schema.py); what they do not state is in changes.py,
+states.py, usage.py and hooks.py. Real servers may differ: see docs/unverified.md.
+
+Troubles on purpose that are no refusal: `troubles.json` in the state folder, read when it matters:
+    {"operations": [{"method": RE, "seconds": 60}],
+     "events": [{"kind": RE, "level": "ERROR", "code": "...", "message": "...", "error": {...}}]}
+`kind` is searched in an id such as mk8snodegroup-e00abc. Events are shown while the resource is
+being changed. Refusals, slow and lost answers are planted faults: errors.py.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,17 +24,62 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
 
-from infra.local.nebius_api.changes import Changes
-from infra.local.nebius_api.errors import ApiError, not_found, unauthenticated, unimplemented
-from infra.local.nebius_api.faults import Faults
+from infra import files
+from infra.local.nebius_api.changes import (
+    Changes,
+    Operations,
+    as_type,
+    fill_page,
+    rpc_status,
+    select,
+)
+from infra.local.nebius_api.errors import (
+    ApiError,
+    Code,
+    Faults,
+    not_found,
+    unauthenticated,
+    unimplemented,
+)
 from infra.local.nebius_api.hooks import HOOKS, UNAUTHENTICATED_METHODS, Call
-from infra.local.nebius_api.listing import as_type, fill_page, select
-from infra.local.nebius_api.operations import Operations, rpc_status
-from infra.local.nebius_api.seed import plant_project, seed
+from infra.local.nebius_api.states import plant_project, seed, used_in
 from infra.local.nebius_api.store import Store
-from infra.local.nebius_api.troubles import Troubles, as_error
-from infra.local.nebius_api.usage import used_in
-from infra.nebius.schema import OPERATION, OPERATIONS, Schema, is_resource
+from infra.providers.nebius.schema import OPERATION, OPERATIONS, Schema, is_resource
+
+
+class Troubles:
+    """What is planted now."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "troubles.json"
+
+    def plant(self, **troubles: list[dict[str, Any]]) -> None:
+        """Replaces all that is planted."""
+        files.write(self._file, json.dumps(troubles, indent=1))
+
+    def operation_s(self, method: str) -> float:
+        """Seconds that an operation of this method takes beside the usual ones."""
+        found = [one for one in self._planted("operations") if re.search(one["method"], method)]
+        return max((float(one["seconds"]) for one in found), default=0.0)
+
+    def events(self, resource_id: str) -> list[dict[str, Any]]:
+        """Events planted on a resource, in their order."""
+        return [one for one in self._planted("events") if re.search(one["kind"], resource_id)]
+
+    def _planted(self, section: str) -> list[dict[str, Any]]:
+        try:
+            return json.loads(self._file.read_text()).get(section, [])
+        except (FileNotFoundError, json.JSONDecodeError):
+            return []
+
+
+def as_error(event: dict[str, Any]) -> ApiError | None:
+    """The refusal that a planted event carries, or None."""
+    details = event.get("error")
+    if not details:
+        return None
+    return ApiError(Code.RESOURCE_EXHAUSTED, event["message"], event["code"], **details)
+
 
 _OPERATION_SERVICES = tuple(f"{name}Service" for name in OPERATIONS)
 

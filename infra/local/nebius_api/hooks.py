@@ -1,10 +1,18 @@
-"""Calls that are no create, get, list, update or delete: tokens, prices, secrets, versions."""
+"""What single services do beside their resource: kubeconfigs, capacity, the price calculator.
+
+The calculator answers a SkuCost for each part that is billed, and per instance for node groups,
+from price_table.yaml beside this file. A month has 730 hours, as in Nebius's price lists; real
+rounding and SKU ids are not published.
+"""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import jwt
@@ -12,12 +20,207 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import MethodDescriptor
 from jwt.types import Options
 
-from infra.local.nebius_api import access_keys
-from infra.local.nebius_api.calculator import estimate
-from infra.local.nebius_api.errors import unauthenticated
+from infra.local.nebius_api import store
+from infra.local.nebius_api.errors import ApiError, bad_request, unauthenticated
+from infra.local.nebius_api.states import GIB, enum_name, size_bytes
 from infra.local.nebius_api.store import Store
-from infra.nebius.schema import Schema
-from stacks.catalog import PLATFORMS
+from infra.providers.nebius.schema import Schema
+from stacks.catalog import PLATFORMS, find_preset
+from stacks.yaml_text import parse_yaml
+
+_TABLE: Final = Path(__file__).with_name("price_table.yaml")
+_HOURS: Final[Mapping[str, Decimal]] = {
+    "minute": Decimal(1) / 60,
+    "hour": Decimal(1),
+    "day": Decimal(24),
+    "week": Decimal(168),
+    "month": Decimal(730),
+}
+_CENT: Final = Decimal("0.01")
+_DIGITS: Final = Decimal("1e-12")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One billed part of one resource, for an hour."""
+
+    sku_id: str
+    quantity: Decimal
+    usd: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """The parts of one resource, or of one instance of a group with its number of instances."""
+
+    parts: tuple[_Part, ...]
+    least: int = 1
+    most: int = 1
+    is_group: bool = False
+
+
+def estimate(schema: Schema, request: Any, answer: Any) -> Any:
+    """The filled answer of EstimateBatch; ApiError where a resource has no price."""
+    if request.currency.upper() not in ("", "USD"):
+        raise bad_request([("currency", f"{request.currency!r} is not supported, use USD")])
+    if not request.resource_specs:
+        raise bad_request([("resource_specs", "value is required")])
+    wanted = [_unpack(schema, spec, n) for n, spec in enumerate(request.resource_specs)]
+    costs = [_PRICED[kind](message, path) for kind, message, path in wanted]
+    answer.currency = "USD"
+    for unit in _units(request):
+        for (_, message, _), cost in zip(wanted, costs, strict=True):
+            row = answer.resource_costs.add()
+            row.metadata.CopyFrom(message.metadata)
+            _fill_unit(row, unit)
+            _fill_resource(row, cost, _HOURS[unit])
+        _fill_total(answer.total_costs.add(), costs, unit)
+    return answer
+
+
+def _unpack(schema: Schema, spec: Any, number: int) -> tuple[str, Any, str]:
+    """Kind, message and path of one resource of the request."""
+    path = f"resource_specs.{number}.spec"
+    name = spec.spec.type_url.rsplit("/", 1)[-1]
+    if name not in _PRICED:
+        raise bad_request([(path, f"no price for {name or 'an empty spec'}")])
+    message: Any = schema.message(name)
+    return name, message.FromString(spec.spec.value), path
+
+
+def _units(request: Any) -> list[str]:
+    """`hour`, or the units that the request asks for."""
+    field = "filter_aggregation_unit_values"
+    values = request.filter_aggregation_unit.DESCRIPTOR.fields_by_name[field].enum_type
+    numbers = getattr(request.filter_aggregation_unit, field)
+    names = [values.values_by_number[number].name.rsplit("_", 1)[1].lower() for number in numbers]
+    return [name for name in names if name in _HOURS] or ["hour"]
+
+
+def _instance(request: Any, path: str) -> _Cost:
+    spec = request.spec
+    return _Cost(_vm(spec.resources, spec.HasField("preemptible"), f"{path}.spec.resources"))
+
+
+def _node_group(request: Any, path: str) -> _Cost:
+    spec = request.spec
+    template = spec.template
+    vm = _vm(
+        template.resources, template.HasField("preemptible"), f"{path}.spec.template.resources"
+    )
+    parts = (*vm, _volume("disk", template.boot_disk, f"{path}.spec.template.boot_disk"))
+    if spec.WhichOneof("size") == "autoscaling":
+        limits = spec.autoscaling
+        return _Cost(parts, limits.min_node_count, limits.max_node_count, is_group=True)
+    return _Cost(parts, spec.fixed_node_count, spec.fixed_node_count, is_group=True)
+
+
+def _vm(resources: Any, is_preemptible: bool, path: str) -> tuple[_Part, ...]:
+    preset = find_preset(resources.platform, resources.preset)
+    prices = _table()["platforms"].get(resources.platform)
+    if preset is None or prices is None:
+        raise _no_price(path, f"{resources.platform} {resources.preset}")
+    gpu = "preemptible_gpu" if is_preemptible else "gpu"
+    counts = {gpu: preset.gpus, "vcpu": preset.vcpus, "ram": preset.memory_gib}
+    billed = [part for part in counts if counts[part] and part in prices]
+    if (preset.gpus or is_preemptible) and gpu not in billed:
+        raise _no_price(path, f"{resources.platform}, preemptible")
+    return tuple(
+        _part(f"{resources.platform}.{part}", counts[part], prices[part]) for part in billed
+    )
+
+
+def _disk(request: Any, path: str) -> _Cost:
+    return _Cost((_volume("disk", request.spec, f"{path}.spec"),))
+
+
+def _filesystem(request: Any, path: str) -> _Cost:
+    return _Cost((_volume("filesystem", request.spec, f"{path}.spec"),))
+
+
+def _volume(kind: str, spec: Any, path: str) -> _Part:
+    type_ = enum_name(spec, "type").upper().replace("-", "_")
+    prices = _table()[f"{kind}s_per_gib"]
+    if type_ not in prices:
+        raise _no_price(f"{path}.type", type_)
+    return _part(f"{kind}.{type_.lower()}", Decimal(size_bytes(spec)) / GIB, prices[type_])
+
+
+def _part(name: str, quantity: int | Decimal, usd: Decimal) -> _Part:
+    count = Decimal(quantity)
+    return _Part(f"sku-e00.{name}", count, count * usd)
+
+
+def _no_price(path: str, what: str) -> ApiError:
+    return bad_request([(path, f"no price for {what}")])
+
+
+@cache
+def _table() -> Any:
+    return parse_yaml(_TABLE.read_text(encoding="utf-8"))
+
+
+def _fill_unit(row: Any, unit: str) -> None:
+    row.aggregation_unit.unit = unit
+    types = row.aggregation_unit.DESCRIPTOR.fields_by_name["unit_type"].enum_type
+    row.aggregation_unit.unit_type = types.values_by_name["UNIT_TYPE_TIME_BASED"].number
+
+
+def _fill_resource(row: Any, cost: _Cost, hours: Decimal) -> None:
+    if not cost.is_group:
+        _fill(row.general.total, cost.parts, hours)
+    elif cost.least == cost.most:
+        _fill(row.fixed_instance.total, cost.parts, hours * cost.least)
+        _fill(row.fixed_instance.per_instance, cost.parts, hours)
+        row.fixed_instance.instance_count = cost.least
+    else:
+        _fill(row.autoscale.min_cost, cost.parts, hours * cost.least)
+        _fill(row.autoscale.max_cost, cost.parts, hours * cost.most)
+        _fill(row.autoscale.per_instance, cost.parts, hours)
+        row.autoscale.min_instances, row.autoscale.max_instances = cost.least, cost.most
+
+
+def _fill_total(total: Any, costs: Sequence[_Cost], unit: str) -> None:
+    _fill_unit(total, unit)
+    hours = _HOURS[unit]
+    least = sum((part.usd * cost.least for cost in costs for part in cost.parts), Decimal(0))
+    most = sum((part.usd * cost.most for cost in costs for part in cost.parts), Decimal(0))
+    if least == most:
+        _fill_sum(total.general.total, least * hours)
+    else:
+        _fill_sum(total.range.min, least * hours)
+        _fill_sum(total.range.max, most * hours)
+
+
+def _fill(breakdown: Any, parts: Sequence[_Part], times: Decimal) -> None:
+    """A breakdown of the parts, all of them `times` an hour of one instance."""
+    for part in parts:
+        sku = breakdown.sku_costs.add()
+        sku.sku_id = part.sku_id
+        sku.quantity = sku.quantity_rounded = _text(part.quantity * times)
+        sku.cost = _text(part.usd * times)
+        sku.cost_rounded = str((part.usd * times).quantize(_CENT, ROUND_HALF_UP))
+    _fill_sum(breakdown, sum((part.usd for part in parts), Decimal(0)) * times)
+
+
+def _fill_sum(breakdown: Any, usd: Decimal) -> None:
+    breakdown.cost = _text(usd)
+    breakdown.cost_rounded = str(usd.quantize(_CENT, ROUND_HALF_UP))
+
+
+def _text(value: Decimal) -> str:
+    """A decimal as the API writes it: no exponent, no trailing zeros."""
+    text = f"{value.quantize(_DIGITS, ROUND_HALF_UP):f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+_PRICED: Final[Mapping[str, Callable[[Any, str], _Cost]]] = {
+    "nebius.compute.v1.CreateInstanceRequest": _instance,
+    "nebius.compute.v1.CreateDiskRequest": _disk,
+    "nebius.compute.v1.CreateFilesystemRequest": _filesystem,
+    "nebius.mk8s.v1.CreateNodeGroupRequest": _node_group,
+}
+
 
 _TOKEN_S: Final = 12 * 3600
 _LEEWAY_S: Final = 60
@@ -92,9 +295,9 @@ def _estimate(call: Call) -> Any:
 
 def _secret(call: Call) -> Any:
     key = call.store.resources[call.request.id]
-    answer = call.answer(secret=access_keys.secret(key.metadata.id))
+    answer = call.answer(secret=store.secret(key.metadata.id))
     if hasattr(answer, "aws_access_key_id"):
-        answer.aws_access_key_id = access_keys.key_id(key.metadata.id)
+        answer.aws_access_key_id = store.key_id(key.metadata.id)
     return answer
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from infra.local.nebius_api.changes import rpc_status
 from infra.local.nebius_api.emulator import Emulator
 from infra.local.nebius_api.errors import ApiError
-from infra.local.nebius_api.operations import rpc_status
 
 
 def _serialize(answer: Any) -> bytes:

@@ -1,13 +1,153 @@
-"""What a resource's status says in each phase of its life: state enums by name, mirrored fields."""
+"""What the emulator holds: a fresh one's tenants, projects and quotas; states and what is used.
+
+Platforms and fabrics come from stacks/catalog.py. Quota limits are ours: generous, and finite, so
+that a mistake of a factor of ten is refused. An emulator for previews knows no project's region,
+limits or capacity, and says so: it holds every project that it is asked of.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
-from infra.local.nebius_api import access_keys
-from infra.local.nebius_api.usage import num_nodes, size_bytes
-from infra.nebius.schema import Schema
+from google.protobuf import json_format
+
+from infra.local.nebius_api import store
+from infra.local.nebius_api.errors import quota_failure
+from infra.local.nebius_api.store import Store
+from infra.providers.nebius.schema import Schema
+from infra.state import TOKEN
+from stacks.catalog import FABRICS, PLATFORMS, find_preset
+from stacks.rules.quotas import ADDRESSES_PER_NODE
+
+GIB: Final = 1 << 30
+_UNITS: Final = {
+    "size_bytes": 1,
+    "size_kibibytes": 1 << 10,
+    "size_mebibytes": 1 << 20,
+    "size_gibibytes": GIB,
+}
+
+
+def size_bytes(spec: Any) -> int:
+    """Size of a disk or filesystem in bytes, whichever unit its spec uses."""
+    unit = spec.WhichOneof("size")
+    return getattr(spec, unit) * _UNITS[unit] if unit else 0
+
+
+def num_nodes(group: Any) -> int:
+    """Nodes that a node group starts with."""
+    if group.spec.WhichOneof("size") == "fixed_node_count":
+        return group.spec.fixed_node_count
+    return group.spec.autoscaling.min_node_count
+
+
+def gpu_quota(platform: str) -> str:
+    """Name of the GPU quota of a platform: `gpu-h100-sxm` -> `compute.instance.gpu.h100`."""
+    return f"compute.instance.gpu.{platform.split('-')[1]}"
+
+
+def enum_name(message: Any, field: str) -> str:
+    """`network-ssd` for the value of an enum field."""
+    values = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
+    return values[getattr(message, field)].name.lower().replace("_", "-")
+
+
+def _filesystem(resource: Any) -> Counter[str]:
+    kind = enum_name(resource.spec, "type")
+    return Counter(
+        {
+            "compute.filesystem.count": 1,
+            f"compute.filesystem.size.{kind}": size_bytes(resource.spec),
+        }
+    )
+
+
+def _disk(resource: Any) -> Counter[str]:
+    kind = enum_name(resource.spec, "type")
+    return Counter(
+        {"compute.disk.count": 1, f"compute.disk.size.{kind}": size_bytes(resource.spec)}
+    )
+
+
+def _node_group(resource: Any) -> Counter[str]:
+    nodes, template = num_nodes(resource), resource.spec.template
+    used = Counter({"compute.instance.count": nodes, "compute.disk.count": nodes})
+    kind = enum_name(template.boot_disk, "type")
+    used[f"compute.disk.size.{kind}"] = nodes * size_bytes(template.boot_disk)
+    preset = find_preset(template.resources.platform, template.resources.preset)
+    used["vpc.allocation.count"] = ADDRESSES_PER_NODE * nodes
+    if preset is not None and not preset.gpus:
+        used["compute.instance.non-gpu.vcpu"] = nodes * preset.vcpus
+    elif preset is not None and not template.reservation_policy.reservation_ids:
+        used[gpu_quota(template.resources.platform)] = nodes * preset.gpus
+    return used
+
+
+def _instance(resource: Any) -> Counter[str]:
+    wanted = resource.spec.resources
+    used = Counter({"compute.instance.count": 1})
+    preset = find_preset(wanted.platform, wanted.preset)
+    if preset is not None and not preset.gpus:
+        used["compute.instance.non-gpu.vcpu"] = preset.vcpus
+    elif preset is not None and not resource.spec.reservation_policy.reservation_ids:
+        used[gpu_quota(wanted.platform)] = preset.gpus
+    return used
+
+
+_USED: Final[Mapping[str, Callable[[Any], Counter[str]]]] = {
+    "computedisk": _disk,
+    "computefilesystem": _filesystem,
+    "computegpucluster": lambda _: Counter({"compute.gpucluster.count": 1}),
+    "computeinstance": _instance,
+    "mk8scluster": lambda _: Counter({"mk8s.cluster.count": 1}),
+    "mk8snodegroup": _node_group,
+    "vpcallocation": lambda _: Counter({"vpc.allocation.count": 1}),
+}
+
+
+def used_by(schema: Schema, resource: Any) -> Counter[str]:
+    """Quota name -> amount (bytes, GPUs, vCPUs or a count)."""
+    use = _USED.get(schema.kind(resource.DESCRIPTOR))
+    return Counter() if use is None else use(resource)
+
+
+def used_in(schema: Schema, store: Store, project: str) -> Counter[str]:
+    """Everything that a project uses."""
+    total: Counter[str] = Counter()
+    for resource in list(store.resources.values()):
+        if store.project_of(resource.metadata.id) == project:
+            total += used_by(schema, resource)
+    return total
+
+
+def check_quota(schema: Schema, store: Store, new: Any, old: Any | None = None) -> None:
+    """Refuses a resource, or its growth, beyond a quota of its project."""
+    wanted = used_by(schema, new)
+    had = Counter() if old is None else used_by(schema, old)
+    if not wanted:
+        return
+    project = store.project_of(new.metadata.parent_id)
+    total = used_in(schema, store, project)
+    violations = []
+    for quota, amount in wanted.items():
+        allowance = store.find("quotaallowance", parent_id=project, name=quota)
+        requested = total[quota] - had[quota] + amount
+        if allowance is None or not allowance.spec.HasField("limit"):
+            continue
+        if amount > had[quota] and requested > allowance.spec.limit:
+            violations.append(
+                {
+                    "quota": quota,
+                    "limit": str(allowance.spec.limit),
+                    "requested": str(requested),
+                    "message": f"quota {quota} exceeded",
+                }
+            )
+    if violations:
+        raise quota_failure(violations)
+
 
 Phase = Literal["creating", "updating", "deleting", "ready", "error"]
 
@@ -105,14 +245,14 @@ def _fill_registry(resource: Any, phase: Phase) -> None:
 
 
 def _fill_access_key(resource: Any, phase: Phase) -> None:
-    resource.status.aws_access_key_id = access_keys.key_id(resource.metadata.id)
+    resource.status.aws_access_key_id = store.key_id(resource.metadata.id)
     # The first version of the API has no such field: a call of its own hands the secret out.
     mode = resource.spec.DESCRIPTOR.fields_by_name.get("secret_delivery_mode")
     if mode is None:
         return
     name = mode.enum_type.values_by_number[resource.spec.secret_delivery_mode].name
     if name == "INLINE":
-        resource.status.secret = access_keys.secret(resource.metadata.id)
+        resource.status.secret = store.secret(resource.metadata.id)
 
 
 _FILLERS: Final[Mapping[str, Callable[[Any, Phase], None]]] = {
@@ -126,3 +266,160 @@ _FILLERS: Final[Mapping[str, Callable[[Any, Phase], None]]] = {
     "vpcallocation": _fill_allocation,
     "vpcsubnet": _fill_subnet,
 }
+
+
+_ADMIN: Final = "useraccount-e00admin"
+_REGION: Final = "eu-north1"
+# (tenant, project): the one of the local stack, and the placeholders of the cloud stacks.
+_PROJECTS: Final = (
+    ("tenant-e00t", "project-e00p"),
+    ("tenant-e00replaceme", "project-e00replaceme"),
+)
+_TIB: Final = 1 << 40
+_LIMITS: Final = {
+    "compute.disk.count": 500,
+    "compute.disk.size.network-ssd": 50 * _TIB,
+    "compute.disk.size.network-ssd-io-m3": 50 * _TIB,
+    "compute.disk.size.network-ssd-non-replicated": 50 * _TIB,
+    "compute.filesystem.count": 64,
+    "compute.filesystem.size.network-ssd": 20 * _TIB,
+    "compute.gpucluster.count": 8,
+    "compute.instance.count": 200,
+    "compute.instance.non-gpu.vcpu": 1024,
+    "mk8s.cluster.count": 8,
+    "vpc.allocation.count": 512,
+}
+_GPUS: Final = 64
+"""Limit of each GPU family."""
+_ADVICE: Final = {
+    "available": 8,
+    "limit": 16,
+    "availability_level": "AVAILABILITY_LEVEL_MEDIUM",
+    "data_state": "DATA_STATE_FRESH",
+}
+"""Instances to be had now."""
+
+
+def seed(schema: Schema, store: Store, *, anywhere: bool = False) -> None:
+    """Fills an empty store; an old one is left as it is."""
+    if store.resources:
+        return
+    store.put_token(TOKEN, _ADMIN)
+    for tenant, project in _PROJECTS:
+        plant_project(schema, store, tenant, project, anywhere=anywhere)
+    store.commit()
+
+
+def plant_project(
+    schema: Schema, store: Store, tenant: str, project: str, *, anywhere: bool
+) -> None:
+    """One tenant with one project; `anywhere`: of no region, with every platform and no limit."""
+    _Planter(schema, store, "" if anywhere else _REGION).project(tenant, project)
+
+
+class _Planter:
+    def __init__(self, schema: Schema, store: Store, region: str) -> None:
+        self._schema = schema
+        self._store = store
+        self._region = region
+
+    def _put(self, type_: str, id_: str, parent_id: str, name: str, **body: Any) -> str:
+        resource: Any = self._schema.message(f"nebius.{type_}")()
+        metadata = resource.metadata
+        metadata.id, metadata.parent_id, metadata.name = id_, parent_id, name
+        metadata.resource_version = 1
+        json_format.ParseDict(body, resource, descriptor_pool=self._schema.pool)
+        set_state(self._schema, resource, "ready")
+        self._store.put(resource)
+        return id_
+
+    def project(self, tenant: str, project: str) -> None:
+        """One tenant with one project, its default network, quotas, platforms and capacity."""
+        key = project.removeprefix("project-")
+        self._put("iam.v2.Tenant", tenant, "", tenant.removeprefix("tenant-"))
+        self._put("iam.v2.Project", project, tenant, "default", spec={"region": self._region})
+        self._put("iam.v1.Group", f"group-{key}editors", tenant, "editors")
+        network = f"vpcnetwork-{key}default"
+        self._put("vpc.v1.Network", network, project, "default-network", spec={})
+        subnet = {"network_id": network}
+        self._put(
+            "vpc.v1.Subnet", f"vpcsubnet-{key}default", project, "default-subnet", spec=subnet
+        )
+        self._platforms(project, key)
+        self._quotas(project, key)
+        if self._region:
+            self._capacity(tenant, key)
+
+    def _platforms(self, project: str, key: str) -> None:
+        for platform in PLATFORMS.values():
+            presets = [
+                {
+                    "name": preset.name,
+                    "allow_gpu_clustering": preset.allows_gpu_cluster,
+                    "resources": {
+                        "vcpu_count": preset.vcpus,
+                        "memory_gibibytes": preset.memory_gib,
+                        "gpu_count": preset.gpus,
+                    },
+                }
+                for preset in platform.presets.values()
+            ]
+            spec: dict[str, Any] = {"human_readable_name": platform.name, "presets": presets}
+            if platform.gres_type is not None:
+                spec["gpu_count_quota_type"] = gpu_quota(platform.name)
+            if self._region in ("", *platform.regions):
+                id_ = f"computeplatform-{key}{platform.name}"
+                self._put("compute.v1.Platform", id_, project, platform.name, spec=spec)
+
+    def _quotas(self, project: str, key: str) -> None:
+        gpus = {gpu_quota(p.name): _GPUS for p in PLATFORMS.values() if p.gres_type is not None}
+        for name, limit in (_LIMITS | gpus).items():
+            id_ = f"quotaallowance-{key}{name.replace('.', '-')}"
+            spec = {"limit": str(limit), "region": self._region} if self._region else {}
+            unit = "byte" if limit >= GIB else "count"
+            status = {"unit": unit, "service": name.split(".")[0]}
+            self._put("quotas.v1.QuotaAllowance", id_, project, name, spec=spec, status=status)
+
+    def _capacity(self, tenant: str, key: str) -> None:
+        for fabric in FABRICS.values():
+            if fabric.region != self._region:
+                continue
+            affinity = {"compute_v1": {"fabric": fabric.name, "platform": fabric.platform}}
+            self._put(
+                "capacity.v1.CapacityBlockGroup",
+                f"capacityblockgroup-{key}{fabric.name}",
+                tenant,
+                fabric.name,
+                status={
+                    "region": self._region,
+                    "current_limit": "16",
+                    "resource_affinity": affinity,
+                },
+            )
+        self._advice(tenant, key)
+
+    def _advice(self, tenant: str, key: str) -> None:
+        """What every GPU preset of the region offers, on each of its fabrics where it joins one."""
+        for platform in PLATFORMS.values():
+            if platform.gres_type is None or self._region not in platform.regions:
+                continue
+            fabrics = [f.name for f in FABRICS.values() if f.platform == platform.name]
+            for preset in platform.presets.values():
+                for fabric in fabrics if preset.allows_gpu_cluster else [""]:
+                    name = fabric or f"{platform.name}-{preset.name}"
+                    spec = {
+                        "region": self._region,
+                        "fabric": fabric,
+                        "compute_instance": {
+                            "platform": platform.name,
+                            "preset": {"name": preset.name},
+                        },
+                    }
+                    self._put(
+                        "capacity.v1.ResourceAdvice",
+                        f"resourceadvice-{key}{name}",
+                        tenant,
+                        name,
+                        spec=spec,
+                        status={"on_demand": _ADVICE, "preemptible": _ADVICE},
+                    )

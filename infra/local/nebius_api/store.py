@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.nebius.schema import OPERATION, Schema
+from infra.providers.nebius.schema import OPERATION, Schema
+
+
+def key_id(resource_id: str) -> str:
+    """The public half, as S3 clients send it."""
+    return f"NAKI{resource_id.rpartition('-')[2][-12:].upper()}"
+
+
+def secret(resource_id: str) -> str:
+    """The secret half."""
+    return f"emulated-secret-{resource_id[-8:]}"
+
 
 IDEMPOTENCY_S = 24 * 3600.0
 """How long a key answers with its first operation; the real lifetime is not documented."""

@@ -17,10 +17,9 @@ import threading
 from pathlib import Path
 
 from infra.local.object_storage.access import Access
-from infra.local.object_storage.calls import ObjectStorage
-from infra.local.object_storage.objects import Objects
+from infra.local.object_storage.calls import Objects, ObjectStorage
 from infra.local.object_storage.server import make_server
-from infra.nebius.schema import Schema
+from infra.providers.nebius.schema import Schema
 
 
 def main() -> int:

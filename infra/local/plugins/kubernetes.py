@@ -16,13 +16,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from infra.kube.client import KubeClient
-from infra.kube.errors import KubeError, UnreachableError
-from infra.kube.kubeconfig import KubeconfigError, read_kubeconfig
+from infra.clients.errors import KubeError, UnreachableError
+from infra.clients.kube import KubeClient, KubeconfigError, read_kubeconfig
 from infra.local.plugins.kubernetes_objects import Objects
 from infra.local.plugins.kubernetes_release import Releases
-from infra.plugins.provider import UNKNOWN, Diff, Provider, ProviderError
-from infra.plugins.serve import serve
+from infra.providers.engine.provider import UNKNOWN, Diff, Provider, ProviderError
+from infra.providers.engine.serve import serve
 
 VERSION: Final = "4.34.2"
 """The official plugin's version whose contract this follows."""

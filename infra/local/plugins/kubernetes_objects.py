@@ -1,28 +1,31 @@
-"""Resources that are one Kubernetes object.
+"""Objects of the stand-in of pulumi-kubernetes: apply, drift, delete, and what they wait for.
 
-Owns identity (`namespace/name`), automatic names, what needs a replacement, and the comparison with
-the live object: only declared fields count, so the API server's defaults are no drift.
+`pulumi.com/waitFor` takes `jsonpath={.status.phase}=Available`, `condition=Ready`, and a JSON list.
+On a whole cluster kube-controller-manager empties a deleted namespace and takes its finalizer away;
+the local stack runs the API server alone, so whoever deletes a namespace there does it.
 """
 
 from __future__ import annotations
 
 import base64
+import json
+import re
 import secrets
 import string
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
-from infra.kube.client import KubeClient
-from infra.kube.describe import describe
-from infra.kube.errors import CancelledError, KubeError, WaitTimeoutError
-from infra.local.plugins.kubernetes_drift import project
-from infra.local.plugins.kubernetes_namespace import finish_namespace
-from infra.local.plugins.kubernetes_wait import timeout_of, waits_of
-from infra.plugins.provider import (
+from infra.clients.errors import CancelledError, KubeError, WaitTimeoutError
+from infra.clients.kube import KubeClient
+from infra.clients.kube_rules import describe
+from infra.providers.engine.provider import (
     UNKNOWN,
     Diff,
     PartialError,
+    ProviderError,
     Secret,
     compare,
     contains_unknown,
@@ -30,6 +33,158 @@ from infra.plugins.provider import (
 
 if TYPE_CHECKING:
     from infra.local.plugins.kubernetes import Kubernetes
+
+
+_SUFFIXES: Final[dict[str, Decimal]] = {
+    "m": Decimal("0.001"),
+    "k": Decimal(10**3),
+    "M": Decimal(10**6),
+    "G": Decimal(10**9),
+    "T": Decimal(10**12),
+    "Ki": Decimal(2**10),
+    "Mi": Decimal(2**20),
+    "Gi": Decimal(2**30),
+    "Ti": Decimal(2**40),
+}
+
+
+def project(live: Any, declared: Any) -> Any:
+    """The live value, reduced to the fields that are declared."""
+    if isinstance(declared, dict) and isinstance(live, dict):
+        return {key: project(live[key], item) for key, item in declared.items() if key in live}
+    if isinstance(declared, list) and isinstance(live, list):
+        shared = [project(item, was) for item, was in zip(live, declared, strict=False)]
+        return shared + live[len(declared) :]
+    return declared if _same_scalar(live, declared) else live
+
+
+def _same_scalar(live: Any, declared: Any) -> bool:
+    """Whether two values mean the same to the API: 1000m and 1, or null and nothing."""
+    if live == declared:
+        return True
+    return (
+        isinstance(live, str)
+        and isinstance(declared, str | int)
+        and (_quantity(live) is not None and _quantity(live) == _quantity(str(declared)))
+    )
+
+
+def _quantity(text: str) -> Decimal | None:
+    number = text.rstrip(string.ascii_letters)
+    factor = _SUFFIXES.get(text[len(number) :]) if number != text else Decimal(1)
+    try:
+        return None if factor is None else Decimal(number) * factor
+    except InvalidOperation:
+        return None
+
+
+_EMPTY_TIMEOUT_S: Final = 60.0
+
+
+def finish_namespace(client: KubeClient, name: str, cancelled: threading.Event) -> None:
+    """Empty a deleted namespace and release it, unless a controller-manager does."""
+    lease = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": "kube-controller-manager", "namespace": "kube-system"},
+    }
+    if client.get(lease) is not None:
+        return
+    held = [
+        item
+        for api_version, kind in client.namespaced_kinds()
+        for item in client.list(api_version, kind, name)
+    ]
+    for item in held:
+        client.delete(item)
+    for item in held:
+        client.wait_gone(item, timeout_s=_EMPTY_TIMEOUT_S, cancelled=cancelled)
+    namespace = client.get({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    if namespace is not None:
+        client.finalize_namespace(namespace)
+
+
+WAIT_FOR: Final = "pulumi.com/waitFor"
+SKIP_AWAIT: Final = "pulumi.com/skipAwait"
+TIMEOUT_SECONDS: Final = "pulumi.com/timeoutSeconds"
+DEFAULT_TIMEOUT_S: Final = 600.0
+_JSONPATH = re.compile(r"""jsonpath=\{(?P<path>\.[^}]+)\}(?:=(?P<value>.*))?""")
+_STEP = re.compile(
+    r"""\.(?P<key>[A-Za-z0-9_-]+)|\[(?P<index>\d+)\]|\[\?\(@\.(?P<name>\w+)==["'](?P<is>[^"']*)["']\)\]"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One condition on a live object and its words for a message."""
+
+    what: str
+    is_met: Callable[[dict[str, Any]], bool]
+
+
+def waits_of(inputs: dict[str, Any]) -> list[Wait]:
+    """The waits that a resource's annotations ask for."""
+    annotations = inputs.get("metadata", {}).get("annotations") or {}
+    text = annotations.get(WAIT_FOR)
+    if not text or annotations.get(SKIP_AWAIT) == "true":
+        return []
+    expressions = json.loads(text) if text.lstrip().startswith("[") else [text]
+    return [_parse(expression) for expression in expressions]
+
+
+def timeout_of(inputs: dict[str, Any]) -> float:
+    """How long to wait for a resource, in seconds."""
+    annotations = inputs.get("metadata", {}).get("annotations") or {}
+    return float(annotations.get(TIMEOUT_SECONDS, DEFAULT_TIMEOUT_S))
+
+
+def _parse(expression: str) -> Wait:
+    if expression.startswith("condition="):
+        name, _, value = expression.removeprefix("condition=").partition("=")
+        wanted = value or "True"
+        path = f'.status.conditions[?(@.type=="{name}")].status'
+        return Wait(expression, lambda live: _lookup(live, path) == wanted)
+    match = _JSONPATH.fullmatch(expression)
+    if match is None:
+        raise ProviderError(
+            f"metadata.annotations.{WAIT_FOR}: {expression!r} is not understood; "
+            "write jsonpath={.status.phase}=VALUE or condition=NAME"
+        )
+    path, value = match["path"], match["value"]
+    if value is None:
+        return Wait(expression, lambda live: _lookup(live, path) is not None)
+    return Wait(expression, lambda live: _text(_lookup(live, path)) == value)
+
+
+def _lookup(live: Any, path: str) -> Any:
+    position, found = 0, live
+    while position < len(path):
+        step = _STEP.match(path, position)
+        if step is None:
+            raise ProviderError(f"jsonpath {{{path}}}: is not understood from {path[position:]!r}")
+        position = step.end()
+        found = _descend(found, step)
+        if found is None:
+            return None
+    return found
+
+
+def _descend(found: Any, step: re.Match[str]) -> Any:
+    if step["key"] is not None:
+        return found.get(step["key"]) if isinstance(found, dict) else None
+    if not isinstance(found, list):
+        return None
+    if step["index"] is not None:
+        index = int(step["index"])
+        return found[index] if index < len(found) else None
+    return next((item for item in found if item.get(step["name"]) == step["is"]), None)
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value)
+
 
 Values = dict[str, Any]
 

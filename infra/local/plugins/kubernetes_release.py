@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from infra.kube.client import KubeClient
-from infra.local.kube.charts.release import RECORDED_LABEL, Object, Release
+from infra.clients.kube import KubeClient
 from infra.local.kube.charts.render import CRDS_CHART, Rendered, render
-from infra.local.kube.charts.values import ChartError
+from infra.local.kube.charts.values import RECORDED_LABEL, ChartError, Object, Release
 from infra.local.plugins.kubernetes_objects import dry_run, remove
-from infra.plugins.provider import (
+from infra.providers.engine.provider import (
     UNKNOWN,
     Asset,
     Diff,

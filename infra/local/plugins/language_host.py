@@ -20,8 +20,8 @@ from google.protobuf import empty_pb2
 from pulumi.automation._server import LanguageServer
 from pulumi.runtime.proto import language_pb2, language_pb2_grpc, plugin_pb2
 
-from infra.local.state import PULUMI_VERSION
-from infra.plugins.process import exit_with_parent
+from infra.providers.engine.serve import exit_with_parent
+from infra.state import PULUMI_VERSION
 
 _MAX_MESSAGE_BYTES: Final = 400 << 20
 

@@ -19,14 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from infra.kube.client import KubeClient
+from infra.clients.kube import KubeClient
 from infra.local.cloud import Cloud, start_services
-from infra.local.k8up.operator import K8up
+from infra.local.k8up import K8up
 from infra.local.reconcile.nodes import grown, read_groups, read_projects, reconcile_nodes
 from infra.local.reconcile.operator import Operator, log
-from infra.local.reconcile.power import POWER_STATE
-from infra.local.slurm.setup import SlurmSetup
-from infra.local.state import Cache, Ports, State
+from infra.local.reconcile.pods import POWER_STATE
+from infra.local.slurm.pod import SlurmSetup
+from infra.state import Cache, Ports, State
 
 _BUSY_INTERVAL_S: Final = 0.3
 _IDLE_INTERVAL_S: Final = 2.0
@@ -72,7 +72,7 @@ def _mirror_nodes(cloud: Cloud) -> Callable[[], bool]:
     projects: list[str] = []
 
     def step() -> bool:
-        from infra.nebius.sdk import shared_sdk
+        from infra.providers.nebius.sdk import shared_sdk
 
         if not projects:
             projects.extend(read_projects(shared_sdk()))

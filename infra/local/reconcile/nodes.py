@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from infra.kube.client import KubeClient
-from infra.kube.scheduling import GPU_RESOURCE
-from infra.local.reconcile.snapshot import Object, annotation, name_of
-from infra.local.reconcile.topology import TOPOLOGY_LABELS
+from infra.clients.kube import KubeClient
+from infra.clients.kube_rules import GPU_RESOURCE
+from infra.local.reconcile.snapshot import TOPOLOGY_LABELS, Object, annotation, name_of
 from infra.local.reconcile.volumes import FILESYSTEMS
 from stacks.catalog import PLATFORMS
 

@@ -1,7 +1,7 @@
-"""The stand-in of the Soperator operator: custom resources in, daemons and statuses out.
+"""One pass of the operator's stand-in: read, plan, run, report; the chores of a controller-manager.
 
-Owns one pass: read, plan, converge, report. Reads Kubernetes objects only. Safe to kill at any
-point: the next pass finds what runs by its records.
+The local stack has no controller-manager: binding of claims, the end of deleted claims, volumes and
+namespaces are done here.
 """
 
 from __future__ import annotations
@@ -13,32 +13,148 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from infra import whole_file
-from infra.kube.client import KubeClient
-from infra.kube.errors import KubeError
-from infra.local.reconcile import power
-from infra.local.reconcile.garbage import bind_claims, end_namespaces, release_deleted
-from infra.local.reconcile.jail_files import write_jail_files
-from infra.local.reconcile.plan import ClusterPlan, NodeSetPlan, Plan, PodPlan
-from infra.local.reconcile.planner import DATABASE, make_plan
-from infra.local.reconcile.pods import Pods
-from infra.local.reconcile.snapshot import Object, Snapshot
-from infra.local.reconcile.status import (
+from infra import files
+from infra.clients.errors import KubeError
+from infra.clients.kube import KubeClient
+from infra.local.reconcile import pods
+from infra.local.reconcile.plan import (
+    ClusterPlan,
+    NodeSetPlan,
+    Plan,
+    PodPlan,
     cluster_status,
     differs,
     nodeset_status,
     refused_status,
     with_status,
 )
-from infra.local.reconcile.volumes import Held, Places, Volume
+from infra.local.reconcile.planner import DATABASE, make_plan
+from infra.local.reconcile.pods import Pods
+from infra.local.reconcile.snapshot import Object, Snapshot, name_of, write_jail_files
+from infra.local.reconcile.volumes import Held, Places, Volume, bound_volume
 from infra.local.slurm import daemons
 from infra.local.slurm.cluster import SlurmRuntime
+from infra.local.slurm.conf import SlurmSettings
 from infra.local.slurm.daemons import Daemon
-from infra.local.slurm.pod import Mount, PodSpec, is_hidden
-from infra.local.slurm.power import forget, requests
-from infra.local.slurm.settings import SlurmSettings
-from infra.local.slurm.setup import SlurmSetup
-from infra.local.state import Cache, Ports, State
+from infra.local.slurm.pod import Mount, PodSpec, SlurmSetup, forget, is_hidden, requests
+from infra.state import Cache, Ports, State
+
+_PROTECTED: Final = ("PersistentVolumeClaim", "PersistentVolume")
+_NAMESPACED: Final = (
+    ("slurm.nebius.ai/v1alpha1", "ActiveCheck"),
+    ("slurm.nebius.ai/v1alpha1", "NodeSet"),
+    ("slurm.nebius.ai/v1", "SlurmCluster"),
+    ("slurm.nebius.ai/v1alpha1", "JailedConfig"),
+    ("slurm.nebius.ai/v1alpha1", "NodeConfigurator"),
+    ("k8up.io/v1", "Schedule"),
+    ("k8up.io/v1", "Backup"),
+    ("k8up.io/v1", "Prune"),
+    ("k8up.io/v1", "Restore"),
+    ("k8up.io/v1", "Snapshot"),
+    ("k8up.io/v1", "PodConfig"),
+    ("apps/v1", "DaemonSet"),
+    ("apps/v1", "Deployment"),
+    ("apps.kruise.io/v1beta1", "StatefulSet"),
+    ("apps/v1", "StatefulSet"),
+    ("apps/v1", "ReplicaSet"),
+    ("v1", "Pod"),
+    ("v1", "Event"),
+    ("batch/v1", "Job"),
+    ("batch/v1", "CronJob"),
+    ("rbac.authorization.k8s.io/v1", "RoleBinding"),
+    ("rbac.authorization.k8s.io/v1", "Role"),
+    ("v1", "Service"),
+    ("v1", "ServiceAccount"),
+    ("v1", "PersistentVolumeClaim"),
+    ("v1", "ConfigMap"),
+    ("v1", "Secret"),
+)
+
+
+def bind_claims(client: KubeClient, snapshot: Snapshot) -> None:
+    """Mark claims and the volumes that name them as bound, and volumes whose claim is gone.
+
+    The uid is written into every bound volume's claimRef (GetBindVolumeToClaim of
+    k8s.io/component-helpers v0.36, storage/volume/pv_helpers.go).
+    """
+    _release_abandoned(client, snapshot)
+    for claim in snapshot.all("PersistentVolumeClaim"):
+        if (claim.get("status") or {}).get("phase") == "Bound":
+            continue
+        volume = bound_volume(claim, snapshot)
+        if volume is None:
+            continue
+        if not (volume["spec"].get("claimRef") or {}).get("uid"):
+            reference = {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "namespace": claim["metadata"]["namespace"],
+                "name": name_of(claim),
+                "uid": claim["metadata"]["uid"],
+            }
+            client.merge_patch(volume, {"spec": {"claimRef": reference}})
+            volume["spec"]["claimRef"] = reference
+        client.merge_patch(claim, {"spec": {"volumeName": name_of(volume)}})
+        capacity = {"accessModes": volume["spec"]["accessModes"]}
+        capacity["capacity"] = volume["spec"]["capacity"]
+        client.merge_patch(claim, {"status": {"phase": "Bound", **capacity}}, subresource="status")
+        client.merge_patch(volume, {"status": {"phase": "Bound"}}, subresource="status")
+
+
+def _release_abandoned(client: KubeClient, snapshot: Snapshot) -> None:
+    """Tell which volumes lost their claim: one that is made anew has another uid, and waits.
+
+    syncVolume of pkg/controller/volume/persistentvolume/pv_controller.go (Kubernetes v1.36), of
+    volumes that are retained; one whose claimRef lost its uid is there for the name again.
+    """
+    claims = {claim["metadata"]["uid"] for claim in snapshot.by_kind["PersistentVolumeClaim"]}
+    for volume in snapshot.all("PersistentVolume"):
+        uid = (volume["spec"].get("claimRef") or {}).get("uid")
+        phase = (volume.get("status") or {}).get("phase")
+        if uid is not None and uid not in claims:
+            wanted = "Released"
+        elif uid is None and phase == "Released":
+            wanted = "Available"
+        else:
+            continue
+        if phase != wanted:
+            client.merge_patch(volume, {"status": {"phase": wanted}}, subresource="status")
+            volume["status"] = {**(volume.get("status") or {}), "phase": wanted}
+
+
+def release_deleted(client: KubeClient, snapshot: Snapshot) -> None:
+    """Let go of deleted claims and volumes: their pods are gone by now."""
+    for kind in _PROTECTED:
+        for item in snapshot.by_kind.get(kind, []):
+            if "deletionTimestamp" in item["metadata"] and item["metadata"].get("finalizers"):
+                _quietly(client, item)
+
+
+def end_namespaces(client: KubeClient, snapshot: Snapshot) -> None:
+    """Delete what deleted namespaces hold, then let them end."""
+    for namespace in snapshot.by_kind.get("Namespace", []):
+        if "deletionTimestamp" not in namespace["metadata"]:
+            continue
+        held = [
+            item
+            for version, kind in _NAMESPACED
+            for item in client.list(version, kind, name_of(namespace))
+        ]
+        for item in held:
+            if "deletionTimestamp" not in item["metadata"] or item["kind"] == "Pod":
+                # No kubelet ends a pod's grace.
+                client.delete(item, grace_s=0 if item["kind"] == "Pod" else None)
+        if not held:
+            client.finalize_namespace(namespace)
+
+
+def _quietly(client: KubeClient, item: Object) -> None:
+    try:
+        client.merge_patch(item, {"metadata": {"finalizers": None}})
+    except KubeError as error:
+        if error.status != 404:  # gone meanwhile
+            raise
+
 
 _MANAGER: Final = "soperator"
 
@@ -88,10 +204,10 @@ class Operator:
     def _power(self, snapshot: Snapshot) -> bool:
         """Takes Slurm's requests into the API server; True where that changed anything."""
         asked = requests(self.runtime.shared.folder)
-        changed = power.power_states(snapshot, asked)
-        power.apply(self.client, changed)
+        changed = pods.power_states(snapshot, asked)
+        pods.apply(self.client, changed)
         forget(asked)
-        gone = power.abandoned(snapshot)
+        gone = pods.abandoned(snapshot)
         for state in gone:
             self.client.delete(state)
         return bool(changed or gone)
@@ -177,7 +293,7 @@ class Operator:
         if worker not in known:
             taken = set(known.values())
             known[worker] = next(index for index in range(len(taken) + 1) if index not in taken)
-            whole_file.write(path, json.dumps(known, indent=1) + "\n")
+            files.write(path, json.dumps(known, indent=1) + "\n")
         return self.ports.slurmd(known[worker])
 
 

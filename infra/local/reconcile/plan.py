@@ -1,15 +1,21 @@
-"""What should run on this machine, as plain values: planner.py makes them, others run them."""
+"""What should run on this machine as plain values, and what the operator reports of it.
+
+A condition that is not met says what is missing in words. planner.py makes a plan, others run it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from infra.local.process import PORT_IN_USE, tells_of_use
 from infra.local.reconcile.pod_specs import PodSet
-from infra.local.reconcile.snapshot import Object
+from infra.local.reconcile.snapshot import Object, name_of
 from infra.local.reconcile.volumes import Held, Volume
-from infra.local.slurm.settings import SlurmSettings, WorkerNode
+from infra.local.slurm.conf import SlurmSettings, WorkerNode
 
 DATABASE_POD: Final = "acct-db-0"
 
@@ -76,3 +82,134 @@ class Plan:
     """SlurmClusters that do not come up, and why."""
     stopped: bool = False
     """Whether maintenance keeps every pod away, so that none is missed."""
+
+
+def notes(spec: Mapping[str, Any], nodesets: tuple[NodeSetPlan, ...]) -> list[tuple[str, str]]:
+    """Type and message of each condition; none where all that is declared comes up."""
+    found: list[tuple[str, str]] = []
+    nodes = spec["slurmNodes"]
+    accounting = nodes.get("accounting") or {}
+    if (nodes.get("rest") or {}).get("enabled") and not accounting.get("enabled"):
+        found.append(("RESTAvailable", "rest is skipped: it needs accounting.enabled"))
+    if accounting.get("enabled") and (accounting.get("externalDB") or {}).get("enabled"):
+        found.append(("AccountingAvailable", "an external database is not reachable from here"))
+    known = {name_of(item.source) for item in nodesets if not item.problem}
+    partitions = (spec.get("partitionConfiguration") or {}).get("partitions") or []
+    unresolved = sorted(
+        {name for item in partitions for name in item.get("nodeSetRefs") or []} - known
+    )
+    if unresolved:
+        found.append(("NodeSetRefsResolved", f"no NodeSet named {', '.join(unresolved)}"))
+    if not (nodes["login"].get("sshRootPublicKeys") or []):
+        found.append(("SSHKeysPresent", "login.sshRootPublicKeys is empty: nobody may enter"))
+    return found
+
+
+_NEEDED: Final = (
+    "CommonAvailable",
+    "ControllersAvailable",
+    "LoginAvailable",
+    "AccountingAvailable",
+)
+
+
+def cluster_status(plan: ClusterPlan, waiting: Mapping[str, str]) -> dict[str, Any]:
+    """Status of the SlurmCluster; `waiting` says by pod why it is not ready, empty where it is."""
+    controller = _pod_problem(plan.controller, waiting)
+    login = _pod_problem(plan.login, waiting)
+    problems = {
+        "CommonAvailable": "",
+        "ControllersAvailable": controller,
+        "LoginAvailable": login,
+        "PopulateJailMode": "",
+    }
+    if plan.accounting is not None:
+        database = "" if plan.database is None else _pod_problem(plan.database, waiting)
+        problems["AccountingAvailable"] = database or _pod_problem(plan.accounting, waiting)
+    notes = dict(plan.notes)
+    conditions = [_condition(plan.source, key, text) for key, text in (problems | notes).items()]
+    needed = [text for key, text in (problems | notes).items() if key in _NEEDED]
+    return {
+        "phase": "Reconciling" if any(needed) else "Available",
+        "conditions": conditions,
+        "readyLogin": 0 if login else 1,
+    }
+
+
+def refused_status(source: Object, reason: str) -> dict[str, Any]:
+    """Status of a SlurmCluster of which nothing comes up."""
+    return {
+        "phase": "Not available",
+        "conditions": [_condition(source, "CommonAvailable", reason)],
+        "readyLogin": 0,
+    }
+
+
+def nodeset_status(
+    plan: NodeSetPlan, waiting: Mapping[str, str], *, cluster_runs: bool, stopped: bool = False
+) -> dict[str, Any]:
+    """Status of a NodeSet: ready once every worker of it is; none is wanted of a stopped one."""
+    wanted = len(plan.pods) or len(plan.workers) or plan.source["spec"].get("replicas", 1)
+    if plan.problem:
+        problems = [plan.problem]
+    elif stopped:
+        problems = []
+    elif not cluster_runs:
+        problems = ["the SlurmCluster does not come up"]
+    else:
+        reasons = ((pod.name, _pod_problem(pod, waiting)) for pod in plan.pods)
+        problems = [f"{name}: {reason}" for name, reason in reasons if reason]
+    ready = 0 if plan.problem or not cluster_runs else len(plan.pods) - len(problems)
+    text = "; ".join(problems)
+    return {
+        "phase": "Pending" if problems else "Ready",
+        "replicas": ready,
+        "conditions": [
+            _condition(plan.source, "PodsReady", text and f"{ready} of {wanted} ready; {text}")
+        ],
+    }
+
+
+def _pod_problem(pod: PodPlan, waiting: Mapping[str, str]) -> str:
+    return pod.problem or waiting.get(pod.name, "not started")
+
+
+def _condition(source: Object, type_: str, problem: str) -> dict[str, Any]:
+    """A condition that keeps the time of its last change."""
+    status = "False" if problem else "True"
+    for old in (source.get("status") or {}).get("conditions") or []:
+        if old["type"] == type_ and old["status"] == status:
+            changed = old["lastTransitionTime"]
+            break
+    else:
+        changed = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "type": type_,
+        "status": status,
+        "reason": _reason(problem),
+        "message": problem,
+        "lastTransitionTime": changed,
+    }
+
+
+def _reason(problem: str) -> str:
+    """One word for programs; PORT_IN_USE is what no waiting helps against."""
+    if tells_of_use(problem):
+        return PORT_IN_USE
+    return "Missing" if problem else "Ready"
+
+
+def differs(source: Object, status: Mapping[str, Any]) -> bool:
+    """Whether the live status of the object says something else."""
+    live = source.get("status") or {}
+    return any(live.get(key) != value for key, value in status.items())
+
+
+def with_status(source: Object, status: Mapping[str, Any]) -> Object:
+    """The object as apply_status takes it."""
+    return {
+        "apiVersion": source["apiVersion"],
+        "kind": source["kind"],
+        "metadata": {"name": name_of(source), "namespace": source["metadata"]["namespace"]},
+        "status": dict(status),
+    }

@@ -11,11 +11,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final
 
-from infra.kube.quantity import quantity
-from infra.kube.scheduling import Scheduler
+from infra.clients.kube_rules import Scheduler, quantity
 from infra.local.reconcile import pod_specs
-from infra.local.reconcile.configuration import slurm_settings
-from infra.local.reconcile.notes import notes
 from infra.local.reconcile.plan import (
     DATABASE_POD,
     ClusterPlan,
@@ -23,12 +20,19 @@ from infra.local.reconcile.plan import (
     Plan,
     PodPlan,
     SshPlan,
+    notes,
 )
 from infra.local.reconcile.pod_specs import PodSet
-from infra.local.reconcile.pods import pod_object, shown_name
-from infra.local.reconcile.power import active, is_elastic
-from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of, secret_data
-from infra.local.reconcile.topology import topology_problem
+from infra.local.reconcile.pods import active, is_elastic, pod_object, shown_name
+from infra.local.reconcile.snapshot import (
+    Object,
+    Snapshot,
+    annotation,
+    name_of,
+    secret_data,
+    slurm_settings,
+    topology_problem,
+)
 from infra.local.reconcile.volumes import (
     Held,
     Places,
@@ -41,9 +45,8 @@ from infra.local.reconcile.volumes import (
     own_source,
     resolve,
 )
-from infra.local.slurm.conf import ACCOUNTING, CONTROLLER, CONTROLLER_SPOOL, LOGIN
-from infra.local.slurm.settings import WorkerNode
-from infra.local.state import Ports
+from infra.local.slurm.conf import ACCOUNTING, CONTROLLER, CONTROLLER_SPOOL, LOGIN, WorkerNode
+from infra.state import Ports
 from stacks.soperator_mounts import JAIL_UPPER, MEMORY
 
 CLUSTER_REF: Final = "slurm.nebius.ai/parental-cluster-ref"

@@ -1,13 +1,22 @@
-"""What the API server holds at one moment, of the kinds that the operator reads."""
+"""What the API server holds at one moment; Slurm's settings and the jail's files by it.
+
+Pods here take `/etc` and the like from this machine, so of the files of JailedConfigs only those
+under folders that come from the jail (`/root`, `/srv`, `/mnt`) are seen by users; the others lie in
+the jail all the same.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
 
-from infra.kube.client import KubeClient
-from infra.kube.describe import Object, name_of
+from infra.clients.kube import KubeClient
+from infra.clients.kube_rules import Object, name_of
+from infra.local.slurm.conf import HealthCheck, Partition, SlurmSettings, WorkerNode
+from infra.state import Ports
 
 _KINDS = (
     ("slurm.nebius.ai/v1", "SlurmCluster"),
@@ -77,3 +86,123 @@ def annotation(item: Object, key: str) -> str:
 def secret_data(secret: Object) -> dict[str, bytes]:
     """A Secret's decoded entries."""
     return {key: base64.b64decode(value) for key, value in (secret.get("data") or {}).items()}
+
+
+TOPOLOGY_LABELS: Final = ("topology.nebius.com/tier-0", "topology.nebius.com/tier-1")
+
+
+def topology_problem(cluster: Mapping[str, Any], nodeset: Mapping[str, Any], node: Object) -> str:
+    """Why a worker of these specs does not come up on the node; empty where it does."""
+    plugin = (cluster.get("slurmConfig") or {}).get("topologyPlugin", "topology/tree")
+    labels = node["metadata"].get("labels") or {}
+    has_gpu = (nodeset.get("gpu") or {}).get("enabled")
+    if not plugin or not has_gpu or any(label in labels for label in TOPOLOGY_LABELS):
+        return ""
+    return (
+        f"worker-init waits for the label {TOPOLOGY_LABELS[0]} on node {name_of(node)}, which "
+        f"only InfiniBand nodes get; set slurmConfig.topologyPlugin to '' (is '{plugin}')"
+    )
+
+
+# The operator writes topology.conf from labels of the nodes, which are none of one machine.
+_NOT_HERE: Final = ("TopologyPlugin", "TopologyParam")
+_DEFAULT_PARTITIONS: Final = (
+    Partition(
+        name="main",
+        config="Default=YES PriorityTier=10 MaxTime=INFINITE State=UP OverSubscribe=YES",
+    ),
+    Partition(
+        name="hidden",
+        config="Default=NO PriorityTier=10 PreemptMode=OFF Hidden=YES MaxTime=INFINITE State=UP "
+        "OverSubscribe=YES",
+    ),
+)
+
+
+def slurm_settings(
+    cluster: Object, workers: tuple[WorkerNode, ...], ports: Ports, *, accounting: bool
+) -> SlurmSettings:
+    """Settings of the cluster with these workers; `accounting` says whether it has a database."""
+    spec = cluster["spec"]
+    partitions = spec.get("partitionConfiguration") or {}
+    kind = partitions.get("configType", "default")
+    gather = (spec["slurmNodes"].get("accounting") or {}).get("slurmConfig") or {}
+    return SlurmSettings(
+        cluster=name_of(cluster),
+        namespace=cluster["metadata"]["namespace"],
+        slurmctld_port=ports.slurmctld,
+        slurmdbd_port=ports.slurmdbd,
+        mariadb_port=ports.mariadb,
+        workers=workers,
+        declares_nodes=kind == "structured",
+        partitions=_partitions(kind, partitions),
+        raw_partitions=_raw(partitions) if kind == "custom" else (),
+        accounting=accounting,
+        accounting_config=_properties(gather),
+        slurm_config=_properties(spec.get("slurmConfig") or {}),
+        health_check=_health_check(spec.get("healthCheckConfig")),
+        custom=spec.get("customSlurmConfig", ""),
+    )
+
+
+def _properties(config: Mapping[str, str | int]) -> dict[str, str | int]:
+    """The values under Slurm's names, as the operator writes them: all but empty texts."""
+    named = {key[0].upper() + key[1:]: value for key, value in config.items() if value != ""}
+    return {key: value for key, value in sorted(named.items()) if key not in _NOT_HERE}
+
+
+def _health_check(config: Mapping[str, Any] | None) -> HealthCheck | None:
+    if config is None:
+        return None
+    return HealthCheck(
+        program=config["healthCheckProgram"],
+        interval_s=config["healthCheckInterval"],
+        states=tuple(item["state"] for item in config["healthCheckNodeState"]),
+    )
+
+
+def _partitions(kind: str, configuration: Mapping[str, Any]) -> tuple[Partition, ...]:
+    if kind == "default":
+        return _DEFAULT_PARTITIONS
+    if kind == "custom":
+        return ()
+    return tuple(
+        Partition(
+            name=item["name"],
+            config=item.get("config", ""),
+            nodesets=None if item.get("isAll") else tuple(item.get("nodeSetRefs") or ()),
+        )
+        for item in configuration.get("partitions") or []
+    )
+
+
+def _raw(configuration: Mapping[str, Any]) -> tuple[str, ...]:
+    """The lines of partitions; the operator leaves any other out."""
+    lines = (line.strip() for line in configuration.get("rawConfig") or ())
+    return tuple(line for line in lines if line.startswith("PartitionName"))
+
+
+_MODE: Final = 0o644
+
+
+def write_jail_files(snapshot: Snapshot, cluster: Object, jail: Path) -> None:
+    """Write what the JailedConfigs beside the cluster name; equal files are left alone."""
+    namespace = cluster["metadata"]["namespace"]
+    for config in snapshot.all("JailedConfig", namespace):
+        spec: dict[str, Any] = config["spec"]
+        texts = snapshot.find("ConfigMap", spec["configMap"]["name"], namespace)
+        data = (texts or {}).get("data") or {}
+        for item in spec.get("items") or []:
+            if item["key"] in data:
+                mode = item.get("mode", spec.get("defaultMode", _MODE))
+                _write(jail, item["path"], data[item["key"]], mode)
+
+
+def _write(jail: Path, path: str, text: str, mode: int) -> None:
+    target = jail / path.lstrip("/")
+    if not target.resolve().is_relative_to(jail.resolve()):
+        return  # a link or `..` leads out of the jail
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.is_file() or target.read_text() != text:
+        target.write_text(text)
+    target.chmod(mode)

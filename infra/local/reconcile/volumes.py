@@ -13,11 +13,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from infra.kube import binding
-from infra.kube.quantity import quantity
-from infra.local.kube.charts.release import MADE_FOLDERS, MOUNT_TAG
+from infra.clients import kube_rules
+from infra.clients.kube_rules import quantity
+from infra.local.kube.charts.values import MADE_FOLDERS, MOUNT_TAG
 from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of, secret_data
-from infra.teardown.objects import CSI_DRIVER
+from infra.providers.soperator.teardown import CSI_DRIVER
 
 FILESYSTEMS: Final = "local.soperator/filesystems"
 """Annotation of a Node: mount_tag=filesystem id, comma separated."""
@@ -130,7 +130,7 @@ def own_source(mount: Mapping[str, Any], nodeset: Object) -> Mapping[str, Any]:
 
 def bound_volume(claim: Object, snapshot: Snapshot) -> Object | None:
     """The PersistentVolume of a claim, where there is one for it."""
-    return binding.best(snapshot.all("PersistentVolume"), claim)
+    return kube_rules.best(snapshot.all("PersistentVolume"), claim)
 
 
 def is_made_on_demand(claim: Object, snapshot: Snapshot) -> bool:
@@ -141,9 +141,9 @@ def is_made_on_demand(claim: Object, snapshot: Snapshot) -> bool:
     name = claim["spec"].get("storageClassName", "compute-csi-default-sc")
     known = snapshot.find("StorageClass", name)
     if known is not None and known["provisioner"] != CSI_DRIVER:
-        return known["provisioner"] != binding.MANUAL
+        return known["provisioner"] != kube_rules.MANUAL
     is_disk = known is not None or name in _DISK_CLASSES
-    return is_disk and set(claim["spec"].get("accessModes", ())) <= binding.DISK_MODES
+    return is_disk and set(claim["spec"].get("accessModes", ())) <= kube_rules.DISK_MODES
 
 
 def _unbound_words(claim: Object, snapshot: Snapshot) -> str:
@@ -159,7 +159,7 @@ def filesystem_folder(volume: Object, node: Object, places: Places) -> Path:
     tag = annotation(volume, MOUNT_TAG)
     if not tag:
         raise UnboundError(f"PersistentVolume {name_of(volume)} has no mount tag of a filesystem")
-    if not binding.is_seen(volume, node):
+    if not kube_rules.is_seen(volume, node):
         raise UnboundError(
             f"1 node(s) had volume node affinity conflict: {name_of(node)} and PersistentVolume "
             f"{name_of(volume)}",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from infra.local import ports, process
+from infra.local import process
 from infra.local.slurm import pod as pods
 from infra.local.slurm.conf import CONTROLLER, LOGIN
 from infra.local.slurm.daemons import Daemon, SharedFolder
@@ -121,7 +121,7 @@ class SlurmRuntime:
             process.stop(name, self.run_dir)
             running = False
         if running:
-            if ports.is_listening(daemon.port):
+            if process.is_listening(daemon.port):
                 self._attempts.pop(spec.name, None)
                 return ""
             return f"not yet listening on port {daemon.port}"
@@ -132,10 +132,10 @@ class SlurmRuntime:
         if not self.shared.munge_socket(spec.name if spec.has_own_munge else "").exists():
             return "waits for munge"
         for port in daemon.needs_ports:
-            if not ports.is_listening(port):
+            if not process.is_listening(port):
                 return f"waits for port {port}"
-        if not ports.is_free(daemon.port):
-            told = ports.login_in_use if spec.name == LOGIN else ports.in_use
+        if not process.is_free(daemon.port):
+            told = process.login_in_use if spec.name == LOGIN else process.in_use
             return told(daemon.port)
         attempt = self._attempts.setdefault(spec.name, _Attempt())
         now = time.monotonic()

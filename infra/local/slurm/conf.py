@@ -11,14 +11,75 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
-from infra.local.slurm import power
-from infra.local.slurm.accounts import PROGRAMS
-from infra.local.slurm.pod import STATE_PATH
-from infra.local.slurm.settings import Partition, SlurmSettings, WorkerNode
-from infra.local.slurm.setup import SlurmSetup
+from infra.local.slurm import pod
+from infra.local.slurm.pod import PROGRAMS, STATE_PATH, SlurmSetup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNode:
+    """One slurmd: a pod of a NodeSet."""
+
+    name: str
+    nodeset: str
+    port: int
+    static: str
+    """`nodeConfig.static` of the NodeSet: CPUs, topology and Gres of every node."""
+    memory_mib: int
+    features: tuple[str, ...] = ()
+    has_gpus: bool = False
+    """`gpu.enabled` of the NodeSet, whatever `static` says."""
+    is_elastic: bool = False
+    """Whether Slurm powers it up for a job and down when it is idle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """One queue; without nodesets it has all nodes."""
+
+    name: str
+    config: str
+    nodesets: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheck:
+    """A program that Slurm runs on every node again and again."""
+
+    program: str
+    interval_s: int
+    states: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmSettings:
+    """One cluster, as its custom resources declare it."""
+
+    cluster: str
+    namespace: str
+    """Of its pods: a part of their names in DNS."""
+    slurmctld_port: int
+    slurmdbd_port: int
+    mariadb_port: int
+    workers: tuple[WorkerNode, ...]
+    declares_nodes: bool
+    """Whether NodeName lines are rendered: only for structured partitions."""
+    partitions: tuple[Partition, ...] = ()
+    raw_partitions: tuple[str, ...] = ()
+    accounting: bool = False
+    accounting_config: dict[str, str | int] = field(default_factory=dict)
+    """Values of the accounting's `slurmConfig`, by Slurm's name."""
+    slurm_config: dict[str, str | int] = field(default_factory=dict)
+    """Values of `spec.slurmConfig`, by Slurm's name."""
+    health_check: HealthCheck | None = None
+    credential_s: int = 120
+    """How long a job may take to launch; so long Slurm also holds back a job that is requeued."""
+    custom: str = ""
+    setup: SlurmSetup = field(default_factory=SlurmSetup)
+
 
 CONTROLLER = "controller-0"
 ACCOUNTING = "accounting"
@@ -269,8 +330,8 @@ def _power(settings: SlurmSettings) -> list[str]:
         parameters.append("power_save_interval=1")
     lines = [
         *([f"SlurmctldParameters={','.join(parameters)}"] if parameters else []),
-        f"ResumeProgram={power.program(power.RESUME)}",
-        f"SuspendProgram={power.program(power.SUSPEND)}",
+        f"ResumeProgram={pod.program(pod.RESUME)}",
+        f"SuspendProgram={pod.program(pod.SUSPEND)}",
         "ResumeRate=100",
         "SuspendRate=100",
     ]

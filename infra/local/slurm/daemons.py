@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from infra import whole_file
-from infra.local.slurm import accounts, conf, power
-from infra.local.slurm.pod import PROFILE, STATE_PATH, PodSpec, munge_folder
-from infra.local.slurm.settings import SlurmSettings, WorkerNode
-from infra.local.slurm.setup import SlurmSetup
+from infra import files
+from infra.local.slurm import conf, pod
+from infra.local.slurm.conf import SlurmSettings, WorkerNode
+from infra.local.slurm.pod import PROFILE, STATE_PATH, PodSpec, SlurmSetup, munge_folder
 
 _MUNGE_KEY_BYTES: Final = 128
 _DATABASE_SCRIPT: Final = """set -e
@@ -71,10 +70,10 @@ class SharedFolder:
         (self.folder / "ssh").chmod(0o700)
         key = munge_folder(self.folder) / "key"
         if not key.exists():
-            whole_file.write(key, secrets.token_bytes(_MUNGE_KEY_BYTES), mode=0o600)
+            files.write(key, secrets.token_bytes(_MUNGE_KEY_BYTES), mode=0o600)
         password = self.folder / "database-password"
         if not password.exists():
-            whole_file.write(password, secrets.token_hex(16), mode=0o600)
+            files.write(password, secrets.token_hex(16), mode=0o600)
         hosts = self.folder / "hosts"
         if not hosts.exists():
             hosts.write_text(conf.render_hosts())
@@ -100,7 +99,7 @@ class SharedFolder:
     def write_cluster(self, settings: SlurmSettings) -> None:
         """Write what the Slurm daemons read."""
         self._write("slurm.conf", conf.render_slurm_conf(settings))
-        power.write_programs(self.folder, settings.setup.path)
+        pod.write_power_programs(self.folder, settings.setup.path)
         self._write("gres.conf", conf.render_gres_conf(settings.workers))
         if settings.setup.prefix is not None:
             self._write("cgroup.conf", conf.render_cgroup_conf())
@@ -147,9 +146,9 @@ class SharedFolder:
         for index, key in enumerate(keys):
             path = ssh / f"host_key_{index}"
             if not path.exists() or path.read_bytes() != key:
-                whole_file.write(path, key, mode=0o600)
+                files.write(path, key, mode=0o600)
         self._write("ssh/authorized_keys", "".join(f"{key}\n" for key in authorized_keys))
-        accounts.write_programs(self.folder)
+        pod.write_programs(self.folder)
         self._write("sshd_config", conf.render_sshd_config(port, len(keys), setup.path))
 
     def read(self, *names: str) -> tuple[str, ...]:
@@ -170,7 +169,7 @@ class SharedFolder:
         path = self.folder / name
         if path.exists() and path.read_text() == text:
             return
-        whole_file.write(path, text, mode=mode)
+        files.write(path, text, mode=mode)
 
 
 def mariadb(settings: SlurmSettings, pod: PodSpec, folder: str) -> Daemon:

@@ -1,9 +1,13 @@
 """A pod of the embedded cloud: one daemon in a root, mounts and host name of its own.
 
-Owns the shell script that builds the root from the host's directories (read-only) and the declared
-mounts, and the search for every process that lives in a pod. Nothing is made in the host's own
-directories: a mount point that the host lacks gets its parent from the jail, with the host's
-entries mounted into it one by one.
+A script builds the root from the host's directories (read-only) and the declared mounts. Nothing is
+made in the host's own directories: a mount point that the host lacks gets its parent from the jail,
+with the host's entries mounted into it one by one.
+
+Every pod has the jail's passwd, group and shadow files mounted over those of this machine, so that
+a user who is made on the login node is the same one for slurmctld and every slurmd. A mount keeps
+the file that it was made with: the programs write in place. The programs that power nodes up and
+down only leave a request in the shared folder; the operator's stand-in starts or ends slurmd.
 """
 
 from __future__ import annotations
@@ -11,12 +15,16 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
+
+from infra.local.errors import LocalError
 
 STATE_PATH: Final = "/run/soperator"
 """Where a pod sees the folder that the Slurm daemons share: configuration, sockets, spool."""
@@ -267,3 +275,201 @@ def _wanted(slurm_dir: Path, pod: str | None) -> str:
 
 def _quoted(path: Path | str) -> str:
     return shlex.quote(str(path))
+
+
+SLURM_SETTING: Final = "SOPERATOR_SLURM"
+FAST_SETTING: Final = "SOPERATOR_LOCAL_FAST_TIMES"
+_SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_NEEDED: Final = ("sbin/slurmctld", "sbin/slurmd", "sbin/slurmdbd", "bin/srun", "bin/sbatch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmSetup:
+    """The Slurm of every pod: that of the system, or one that was built from source."""
+
+    prefix: Path | None = None
+    """Folder with its bin, sbin and lib; None is Debian's."""
+    fast_times: bool = False
+    """Whether Slurm's waits are shortened for tests; the cluster then recovers too fast."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> SlurmSetup:
+        """What the two variables say; refuses a folder without Slurm."""
+        fast = environ.get(FAST_SETTING, "")
+        if fast not in ("", "0", "1"):
+            raise LocalError(f"{FAST_SETTING}: '{fast}'; set it to 1 (short waits) or unset it")
+        text = environ.get(SLURM_SETTING)
+        prefix = _prefix(text) if text else None
+        return cls(prefix=prefix, fast_times=fast == "1")
+
+    @property
+    def path(self) -> str:
+        """PATH of every pod."""
+        own = "" if self.prefix is None else f"{self.prefix}/sbin:{self.prefix}/bin:"
+        return own + _SYSTEM_PATH
+
+    @property
+    def mounts(self) -> tuple[Mount, ...]:
+        """What every pod sees of it beside the system's own folders."""
+        if self.prefix is None or not is_hidden(self.prefix):
+            return ()
+        return (Mount(path=str(self.prefix), source=self.prefix, read_only=True),)
+
+    @property
+    def version(self) -> str:
+        """Such as 25.11.3, as slurmctld says it; a word for none where it is not installed."""
+        if shutil.which("slurmctld", path=self.path) is None:
+            return "(not installed)"
+        done = subprocess.run(
+            ["slurmctld", "-V"],
+            env={"PATH": self.path},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.split()[-1]
+
+    @property
+    def has_pmix(self) -> bool:
+        """Whether steps can be started with PMIx, as Soperator's are by default."""
+        if self.prefix is not None:
+            return (self.prefix / "lib" / "slurm" / "mpi_pmix.so").exists()
+        # Debian's plugin opens the library by the name that its package libpmix-dev brings.
+        return any(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so"))
+
+    def describe(self) -> str:
+        """Version, place and clocks for people."""
+        clocks = f"; shortened times ({FAST_SETTING}=1)" if self.fast_times else ""
+        return f"Slurm {self.version} of {self.prefix or 'the system'}{clocks}"
+
+
+def _prefix(text: str) -> Path:
+    prefix = Path(text).expanduser()
+    if not prefix.is_absolute():
+        raise LocalError(
+            f"{SLURM_SETTING}: '{text}' is not absolute; give the full path of a folder"
+        )
+    missing = [name for name in _NEEDED if shutil.which(prefix / name) is None]
+    if missing:
+        raise LocalError(
+            f"{SLURM_SETTING}: {prefix} has no {', '.join(missing)}; give the --prefix that a "
+            "Slurm built from source was installed to, or unset it for the system's own"
+        )
+    return prefix
+
+
+PROGRAMS: Final = f"{STATE_PATH}/bin"
+"""Before every other folder on the PATH of the login node."""
+_CREATE: Final = "soperator-createuser"
+_DELETE: Final = "userdel"
+# What both do: work on a copy, which shadow's tools replace file by file, and write it back.
+_CHANGE: Final = """#!/bin/sh
+set -eu
+umask 077
+exec 9< /etc/passwd
+flock 9
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/etc"
+cp /etc/login.defs "$work/etc"  # says that a user's own group goes with the user
+for file in passwd group shadow gshadow; do cp -p "/etc/$file" "$work/etc/$file"; done
+change() {{ {change}; }}
+change "$@"
+for file in passwd group shadow gshadow; do cat "$work/etc/$file" > "/etc/$file"; done
+{after}
+"""
+_NEW_HOME: Final = """home=/home/$1
+mkdir -p "$home"
+cp -rnT /etc/skel "$home"
+chown -R "$1:" "$home"
+chmod 700 "$home"
+"""
+
+
+def write_programs(shared: Path) -> None:
+    """Puts the programs into the shared folder."""
+    texts = {
+        # No password opens it, and it is not locked: sshd refuses the keys of a locked account.
+        _CREATE: _CHANGE.format(
+            change='/usr/sbin/useradd --prefix "$work" --no-create-home --user-group '
+            '--home-dir "/home/$1" --shell /bin/bash --password \'*\' "$1"',
+            after=_NEW_HOME,
+        ),
+        _DELETE: _CHANGE.format(change='/usr/sbin/userdel --prefix "$work" "$@"', after=""),
+    }
+    folder = shared / "bin"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        path = folder / name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            path.chmod(0o755)
+
+
+RESUME: Final = "resume"
+SUSPEND: Final = "suspend"
+FOLDER: Final = "power"
+_REQUESTS: Final = "requests"
+_PARTIAL: Final = ".new"
+# The name sorts by time: a node that goes and comes again must not end as the one that went. No
+# part of it is read here without the whole: a file gets its name once it is written.
+_PROGRAM: Final = """#!/bin/sh
+set -e
+export PATH={path} SLURM_CONF={state}/slurm.conf
+request={state}/{folder}/{requests}/$(date +%s%N)-$$-{verb}
+scontrol show hostnames "$1" > "$request{partial}"
+mv "$request{partial}" "$request"
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One call of slurmctld's."""
+
+    path: Path
+    powers_up: bool
+    nodes: tuple[str, ...]
+
+
+def program(verb: str) -> str:
+    """Path of the program in a pod."""
+    return f"{STATE_PATH}/{FOLDER}/{verb}"
+
+
+def write_power_programs(shared: Path, path: str) -> None:
+    """Puts both programs into the shared folder; they find Slurm on `path`."""
+    (shared / FOLDER / _REQUESTS).mkdir(parents=True, exist_ok=True)
+    for verb in (RESUME, SUSPEND):
+        program = shared / FOLDER / verb
+        text = _PROGRAM.format(
+            state=STATE_PATH,
+            folder=FOLDER,
+            requests=_REQUESTS,
+            verb=verb,
+            partial=_PARTIAL,
+            path=path,
+        )
+        if not program.exists() or program.read_text() != text:
+            program.write_text(text)
+            program.chmod(0o755)
+
+
+def requests(shared: Path) -> tuple[Request, ...]:
+    """Everything that was asked for and not yet forgotten, oldest first."""
+    folder = shared / FOLDER / _REQUESTS
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return tuple(
+        Request(
+            path=path,
+            powers_up=path.name.endswith(f"-{RESUME}"),
+            nodes=tuple(path.read_text().split()),
+        )
+        for path in paths
+        if not path.name.endswith(_PARTIAL)
+    )
+
+
+def forget(done: Iterable[Request]) -> None:
+    """Removes requests that are in the NodeSetPowerState."""
+    for request in done:
+        request.path.unlink(missing_ok=True)

@@ -1,17 +1,124 @@
-"""Alert rules: what is paid for and stands still, and what would be lost. Pure.
+"""Recording rules (`soperator:*`) and alerts of a stack with observability.
 
-Owns conditions and words. Each names its runbook; limits are `soperator.alerts` of the stack.
+A price in a rule is of the day on which it was rendered: the label `priced`. Each alert names its
+runbook; its limits are `soperator.alerts` of the stack. metrics.tsv lists what is exported.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
-from cost.burn import Burn
-from cost.price import HOURS_PER_MONTH
-from infra.render.monitoring.records import BUDGET_USD, JOBS_USD, PAID_NODES, usd_of_a_day
+from cost.prices.price import HOURS_PER_MONTH
+from cost.resources.hourly_rates import Burn
 from stacks.soperator_spec import AlertsSpec
 from stacks.spec import StackSpec
+
+SOURCES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "dcgm": "https://github.com/nebius/soperator, helm/soperator-dcgm-exporter/values.yaml "
+        "(dcgmMetricsCsv), read 2026-11-21",
+        "slurm": "https://github.com/nebius/soperator, internal/exporter/collector.go, "
+        "read 2026-11-21",
+        "train": "workloads/train/measure.py",
+        "serve": "workloads/serve/metrics.py",
+        "vllm": "https://docs.vllm.ai/en/stable/usage/metrics/, read 2026-11-21",
+        "records": "infra/render/monitoring/alerts.py",
+        "vmalert": "https://docs.victoriametrics.com/victoriametrics/vmalert/, alerts state on "
+        "restarts, read 2026-11-21",
+    }
+)
+"""Exporter -> where its metrics are listed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric as it is stored."""
+
+    name: str
+    exporter: str
+    """Key of SOURCES."""
+    kind: str
+    """counter, gauge or histogram."""
+    says: str
+
+
+def read_metrics(text: str) -> Mapping[str, Metric]:
+    """Metrics by name; ValueError for a repeated name or an unknown exporter."""
+    found: dict[str, Metric] = {}
+    for number, line in enumerate(text.splitlines()[1:], 2):
+        name, exporter, kind, says = line.split("\t")
+        if name in found:
+            raise ValueError(f"metrics.tsv:{number}: '{name}' is listed twice; names are unique")
+        if exporter not in SOURCES:
+            have = ", ".join(SOURCES)
+            raise ValueError(f"metrics.tsv:{number}: no exporter '{exporter}' (has: {have})")
+        found[name] = Metric(name=name, exporter=exporter, kind=kind, says=says)
+    return MappingProxyType(found)
+
+
+EXPORTED: Final = read_metrics(Path(__file__).with_name("metrics.tsv").read_text(encoding="utf-8"))
+
+
+NODE_USD: Final = "soperator:node_usd_per_hour"
+AROUND_USD: Final = "soperator:around_usd_per_hour"
+BUDGET_USD: Final = "soperator:budget_usd_per_month"
+STATE_USD: Final = "soperator:node_state_usd_per_hour"
+JOBS_USD: Final = "soperator:jobs_usd_per_hour"
+STACK_USD: Final = "soperator:stack_usd_per_hour"
+INTERVAL_S: Final = 30
+"""As often as Soperator's exporter asks Slurm."""
+
+# A cloud node that is powered down is listed by Slurm and costs nothing.
+_PAID: Final = 'slurm_node_info{state_is_powered_down!="true"}'
+_OF_NODESET: Final = f'(label_replace({_PAID}, "nodeset", "$1", "node_name", "(.+)-[0-9]+")))'
+PAID_NODES: Final = f"count by (nodeset) (group by (node_name, nodeset) {_OF_NODESET}"
+"""Nodes that cost money by their nodeset, priced or not."""
+_NODES: Final = (
+    "count by (nodeset, state_base) (group by (node_name, nodeset, state_base) " + _OF_NODESET
+)
+# Without the Slurm exporter nothing is known, which is not the same as no cost.
+_SEEN: Final = "and on () (count(slurm_node_info) > 0)"
+_BUSY: Final = 'state_base=~"ALLOCATED|MIXED"'
+
+
+def records(burn: Burn) -> list[dict[str, Any]]:
+    """The rules, in the order in which they need each other."""
+    priced = "" if burn.price_date is None else burn.price_date.isoformat()
+    prices = [
+        _constant(NODE_USD, usd, nodeset=nodeset, priced=priced)
+        for nodeset, usd in burn.node_usd_per_hour.items()
+        if usd is not None
+    ]
+    prices.append(_constant(AROUND_USD, burn.around_usd_per_hour, priced=priced))
+    if burn.budget_usd_per_month is not None:
+        prices.append(_constant(BUDGET_USD, burn.budget_usd_per_month))
+    return [
+        *prices,
+        _record(STATE_USD, f"{_NODES} * on (nodeset) group_left () max by (nodeset) ({NODE_USD})"),
+        _record(JOBS_USD, f"(sum({STATE_USD}{{{_BUSY}}}) or vector(0)) {_SEEN}"),
+        _record(STACK_USD, f"((sum({STATE_USD}) or vector(0)) + max({AROUND_USD})) {_SEEN}"),
+    ]
+
+
+def usd_of_a_day(record: str) -> str:
+    """PromQL of the US dollars that were seen to be spent in the last day."""
+    # An average would take the hours that are not there, of a pause, for hours as the others.
+    return f"sum_over_time({record}[1d]) / {3600 // INTERVAL_S}"
+
+
+def _constant(name: str, usd: Decimal, **labels: str) -> dict[str, Any]:
+    rule = _record(name, f"vector({usd:.6f})")
+    return {**rule, "labels": labels} if labels else rule
+
+
+def _record(name: str, expression: str) -> dict[str, Any]:
+    return {"record": name, "expr": expression}
+
 
 _RUNBOOKS: Final = "docs/runbooks"
 _CHECKS: Final = "soperatorchecks"

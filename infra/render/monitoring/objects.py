@@ -1,23 +1,30 @@
-"""Objects of the VictoriaMetrics operator that evaluate the rules and tell Slack. Pure.
+"""Objects that carry rules, dashboards and notifications into the cluster.
 
-Owns names, labels and addresses. Fields: https://docs.victoriametrics.com/operator/api/, and as
-helm/soperator-notifier of nebius/soperator uses them, read 2026-11-21.
+Fields: https://docs.victoriametrics.com/operator/api/, and as helm/soperator-notifier of
+nebius/soperator uses them, read 2026-11-21.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
-from cost.burn import Burn
-from infra.render.monitoring.alerts import alerts
-from infra.render.monitoring.records import INTERVAL_S, records
-from infra.render.resources import requests_and_limits
+from cost.resources.hourly_rates import Burn
+from infra.render.monitoring.alerts import INTERVAL_S, alerts, records
+from infra.render.monitoring.dashboards import (
+    NAME,
+    Dashboard,
+    cost_dashboard,
+    gpu_dashboard,
+    serve_dashboard,
+    train_dashboard,
+)
 from infra.render.values.observability import METRICS_ADDRESS, MONITORING
+from infra.render.values.resources import requests_and_limits
 from stacks.node_capacity import Amounts
 from stacks.spec import StackSpec
 
 API_VERSION: Final = "operator.victoriametrics.com/v1beta1"
-NAME: Final = "soperator-stack"
 LABELS: Final = {"app.kubernetes.io/part-of": NAME}
 WEBHOOK_SECRET: Final = f"{NAME}-slack"
 WEBHOOK_KEY: Final = "url"
@@ -109,4 +116,23 @@ def _object(kind: str, content: dict[str, Any]) -> dict[str, Any]:
         "kind": kind,
         "metadata": {"name": NAME, "namespace": MONITORING, "labels": LABELS},
         "spec": content,
+    }
+
+
+CONFIG_MAP: Final = f"{NAME}-dashboards"
+SIDECAR_LABEL: Final = {"grafana_dashboard": "1"}
+"""What Grafana's sidecar looks for: default of the chart, and the label of Soperator's own
+dashboards (helm/soperator-monitoring-dashboards/templates/_helpers.tpl, read 2026-11-21)."""
+
+
+def dashboards(burn: Burn) -> tuple[Dashboard, ...]:
+    """Every dashboard of a stack."""
+    return (gpu_dashboard(), train_dashboard(), serve_dashboard(), cost_dashboard(burn))
+
+
+def config_map(burn: Burn) -> dict[str, Any]:
+    """The ConfigMap that brings them to Grafana."""
+    return {
+        "metadata": {"name": CONFIG_MAP, "namespace": MONITORING, "labels": SIDECAR_LABEL},
+        "data": {each.file_name: json.dumps(each.to_json(), indent=1) for each in dashboards(burn)},
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from infra.render.resources import preset_of
+from infra.render.values.resources import preset_of
 from stacks.gpu_checks import checks_know
 from stacks.soperator_spec import ChecksProfile
 from stacks.spec import StackSpec

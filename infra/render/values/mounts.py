@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from infra.render import names
-from infra.render.nfs_machine import EXPORT
+from infra.render.nodes import EXPORT
 from stacks.spec import StackSpec
 
 NFS: Final = "nfs"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from infra.render import names
-from infra.render.resources import preset_of, requests_and_limits
+from infra.render.values.resources import preset_of, requests_and_limits
 from stacks.node_capacity import GIB, Amounts, system_amounts
 from stacks.soperator_spec import HOME
 from stacks.spec import StackSpec

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from infra.render import names
-from infra.render.resources import preset_of, quantities
 from infra.render.values.mounts import (
     BUSYBOX,
     NFS,
@@ -16,6 +15,7 @@ from infra.render.values.mounts import (
     virtiofs_guards,
 )
 from infra.render.values.nfs_server import home_on_worker
+from infra.render.values.resources import preset_of, quantities
 from infra.render.values.slurm_cluster import sssd_references
 from stacks.catalog import PLATFORMS
 from stacks.cluster_spec import GpuDrivers

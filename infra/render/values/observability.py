@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from infra.render.resources import requests_and_limits
+from infra.render.values.resources import requests_and_limits
 from stacks.chart_volumes import observability_volumes
 from stacks.node_capacity import GIB, Amounts
 from stacks.soperator_spec import Observability

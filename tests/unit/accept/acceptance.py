@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workloads.accept import collectives, scaling
-from workloads.accept.bus import transfer
-from workloads.accept.config import STAGES, AcceptConfig, StageName
-from workloads.accept.gates import gates_for
-from workloads.accept.nodes import table
-from workloads.accept.outcome import Check, fact, hold
-from workloads.accept.report import Report
-from workloads.accept.scaling import Point
+from workloads.accept import collectives, training
+from workloads.accept.collectives import transfer
+from workloads.accept.gates import Check, fact, gates_for, hold
+from workloads.accept.report import Report, table
+from workloads.accept.training import Point
+from workloads.recipes.accept import STAGES, AcceptConfig, StageName
 
 MODEL = "decoder-163m"
 
@@ -72,8 +70,8 @@ def report(
         found.checks += collectives.judge(rows, gates, "nvls")
     if "training" in stages:
         found.measurements["training"] = {"points": [each.to_json() for each in points]}
-        work = scaling.stragglers([[0.1]] * 16)
-        found.checks += scaling.judge(points, work, nodes, gates)
+        work = training.stragglers([[0.1]] * 16)
+        found.checks += training.judge(points, work, nodes, gates)
     asked = {check.id.partition(".")[0] for check in found.checks}
     for stage in stages:
         if stage not in asked:

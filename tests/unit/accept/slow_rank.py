@@ -7,7 +7,7 @@ import time
 
 from workloads.accept import training
 from workloads.accept.benchmark import main
-from workloads.common.job import end
+from workloads.job import end
 
 _work = training.Trainer.work
 

@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cost.forecast import UnknownRun
-from infra.accept import run
-from infra.accept.errors import AcceptError
-from infra.accept.result import STAGES, Profile
+from cost.runs.forecast import UnknownRun
 from infra.cli import accept as module
 from infra.cli import context
 from infra.cli.main import app
-from infra.jobs import dispatch
-from infra.jobs.books import open_books
-from infra.jobs.errors import JobsError
-from infra.jobs.parse import Job
+from infra.clients.errors import JobsError
+from infra.clients.slurm import Job
+from infra.jobs import submit_once
+from infra.jobs.ledger import open_books
+from infra.reports.acceptance import run
+from infra.reports.acceptance.result import STAGES, AcceptError, Profile
 from stacks.load import load_stack
 from tests.unit.accept import acceptance
 from tests.unit.jobs.test_submit import OUTPUTS
@@ -127,8 +126,8 @@ def test_its_recipe_is_kept_like_that_of_every_job(
         "run_config_store": lambda _outputs: {"bucket": "kept"},
     }.items():
         monkeypatch.setattr(context, name, value)
-    monkeypatch.setattr(dispatch, "order", lambda *_words, **_options: None)
-    monkeypatch.setattr(dispatch, "dispatch", refuse)
+    monkeypatch.setattr(submit_once, "order", lambda *_words, **_options: None)
+    monkeypatch.setattr(submit_once, "dispatch", refuse)
     done = CliRunner().invoke(app, ["accept", "--stack", "h100-prod", "--identity", str(key)])
     assert "enough was seen" in done.output + str(done.exception)
     (options,) = asked
@@ -175,6 +174,7 @@ def test_its_forecast_says_what_its_time_limit_allows_and_asks_for_no_tokens(
     assert run_of.at_most_usd == 144
 
 
+@pytest.mark.feature("S001-01")
 def test_every_shipped_stack_declares_its_acceptance(key: Path) -> None:
     environ = {"SOPERATOR_SSH_PUBLIC_KEY_FILE": f"{key}.pub"}
     for name in ("local", "l40s-dev", "h100-prod", "h200-elastic"):

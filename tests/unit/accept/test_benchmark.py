@@ -14,9 +14,9 @@ import pytest
 
 from workloads.accept import storage
 from workloads.accept.benchmark import MODES, main
-from workloads.accept.config import STAGES, StorageConfig
 from workloads.accept.storage import filesystem, measure_place
 from workloads.common.exit_codes import ExitCode
+from workloads.recipes.accept import STAGES, StorageConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = StorageConfig(file_mb=1, block_kib=256, random_reads=10, small_files=5)
@@ -46,19 +46,24 @@ def _run(mode: str, output: Path, *words: str) -> tuple[ExitCode, dict[str, Any]
     return code, json.loads(output.read_text())
 
 
+@pytest.mark.feature("S001-13")
 def test_the_modes_are_those_of_seed_001_and_full_is_everything() -> None:
     assert list(MODES) == ["health", "single", "distributed", "full"]
     assert MODES["full"] == STAGES
 
 
+@pytest.mark.feature("S001-16", "S001-63", "S001-80", "S001-97")
 def test_health_writes_a_dated_result_to_the_given_file(tmp_path: Path) -> None:
-    code, result = _run("health", tmp_path / "results" / "benchmark.json")
+    output = tmp_path / "results" / "benchmark.json"
+    code, result = _run("health", output)
     assert code is ExitCode.OK
+    assert '\n  "outcome": "PASS",\n' in output.read_text(), "one line a value, for people"
     assert result["outcome"] == "PASS"
     assert result["started_at"].startswith("20")
     assert [(node["role"], node["ranks"]) for node in result["nodes"]] == [("master", [0])]
 
 
+@pytest.mark.feature("S001-56", "S001-62")
 def test_distributed_without_torchrun_is_not_run_and_never_0(tmp_path: Path) -> None:
     code, result = _run("distributed", tmp_path / "benchmark.json")
     assert code is ExitCode.NOT_RUN
@@ -92,6 +97,7 @@ def test_a_recipe_of_something_else_and_unknown_hardware_are_refused(tmp_path: P
     assert not output.exists()
 
 
+@pytest.mark.feature("S001-64")
 def test_as_a_script_it_hides_no_module_behind_its_neighbours() -> None:
     script = ROOT / "workloads" / "accept" / "benchmark.py"
     done = subprocess.run(

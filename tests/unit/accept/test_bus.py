@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
-from workloads.accept.bus import BUS_FACTORS, arithmetic_trouble, transfer
-from workloads.accept.collectives import algorithm, elements_of, judge
+from workloads.accept.collectives import (
+    BUS_FACTORS,
+    NcclTestsError,
+    algorithm,
+    arithmetic_trouble,
+    elements_of,
+    judge,
+    parse,
+    transfer,
+)
 from workloads.accept.gates import gates_for
-from workloads.accept.nccl_tests import NcclTestsError, parse
 
 GB_8 = 8 * 10**9
 RECORDED = Path(__file__).parent / "recorded"
@@ -65,6 +72,7 @@ def test_a_bandwidth_that_its_size_and_time_do_not_give_is_told() -> None:
     assert "are 100 GB/s, not 104.9" in trouble
 
 
+@pytest.mark.feature("S001-48")
 def test_a_slow_fabric_fails_and_a_sound_one_passes() -> None:
     gates = gates_for("gpu-h100-sxm", 8)
     found = {}

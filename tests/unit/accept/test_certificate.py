@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.accept import certificate, page, signature
-from infra.accept.errors import AcceptError
-from infra.accept.price import accepting_usd, lost_share
-from infra.accept.result import Check, parse
-from infra.accept.table import rows, summary
+from infra.reports.acceptance import certificate
+from infra.reports.acceptance.certificate import accepting_usd, lost_share, rows, summary
+from infra.reports.acceptance.result import AcceptError, Check, parse
 from tests.unit.accept import acceptance
 
 PRICES = {"worker-0": Decimal("17228.00"), "worker-1": Decimal("17228.00")}
@@ -101,6 +99,7 @@ def test_a_cluster_that_scales_to_20_7_percent_costs_most_of_its_price() -> None
     assert Decimal(found["usd_per_month"]) > Decimal(26000)
 
 
+@pytest.mark.feature("S001-03", "S001-57")
 def test_the_page_has_date_nodes_ranks_memory_workload_and_sources(
     key: Path, tmp_path: Path
 ) -> None:
@@ -117,6 +116,7 @@ def test_the_page_has_date_nodes_ranks_memory_workload_and_sources(
     assert json.loads(files.json.read_text())["outcome"] == "FAIL"
 
 
+@pytest.mark.feature("S001-52", "S001-53", "S001-54", "S001-55")
 def test_the_page_has_every_message_with_algbw_busbw_and_the_formula(
     key: Path, tmp_path: Path
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_rehearsal_says_so_beside_its_outcome_and_shows_what_it_measured() -> 
     for node in values["nodes"]:
         node |= {"gpus": 0, "gpu_memory_gib": None, "ranks": node["ranks"][:1], "device": "cpu"}
     values |= {"outcome": "PASS", "checks": [c for c in values["checks"] if c["outcome"] == "PASS"]}
-    html = page.render(values)
+    html = certificate.render(values)
     assert '<span class="rehearsal">PASS (CPU rehearsal)</span></h1>' in html
     assert "<td>1 rank (0)</td>" in html
     assert summary(values)[-1].startswith("PASS (CPU rehearsal): ")
@@ -160,21 +160,21 @@ def test_storage_is_told_of_the_place_that_the_check_is_of() -> None:
         "measured": None,
         "subject": "/mnt/data on 2 nodes at once",
     }
-    told = page.measured_text(check, {"storage": places})
+    told = certificate.measured_text(check, {"storage": places})
     assert told == "yes; write 1.5 GB/s, read 2 GB/s"
 
 
 def test_foreign_text_is_escaped_everywhere(key: Path, tmp_path: Path) -> None:
     files = certificate.write(_content(HOSTILE), tmp_path / "c", key)
     assert "<script>alert" not in files.html.read_text()
-    public = signature.public_key(key)
+    public = certificate.public_key(key)
     assert certificate.verify(files.html, public) == certificate.verify(files.json, public)
 
 
 @pytest.mark.parametrize("name", ["certificate.json", "certificate.html"])
 def test_an_edited_certificate_is_refused(name: str, key: Path, tmp_path: Path) -> None:
     files = certificate.write(_content(), tmp_path / "c", key)
-    public = signature.public_key(key)
+    public = certificate.public_key(key)
     path = files.folder / name
     assert certificate.verify(path, public)["outcome"] == "FAIL"
     path.write_text(path.read_text().replace("20.67", "98.00"))
@@ -190,15 +190,15 @@ def test_another_signer_another_purpose_and_no_signature_are_refused(
     other = tmp_path / "other"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
     with pytest.raises(AcceptError, match="not by this key"):
-        certificate.verify(files.json, signature.public_key(other))
-    signature.signature_of(files.json).unlink()
+        certificate.verify(files.json, certificate.public_key(other))
+    certificate.signature_of(files.json).unlink()
     words = ["ssh-keygen", "-q", "-Y", "sign", "-f", key, "-n", "git", files.json]
     subprocess.run(words, check=True, capture_output=True)
     with pytest.raises(AcceptError, match="not what was signed"):
-        certificate.verify(files.json, signature.public_key(key))
-    signature.signature_of(files.json).unlink()
+        certificate.verify(files.json, certificate.public_key(key))
+    certificate.signature_of(files.json).unlink()
     with pytest.raises(AcceptError, match=r"certificate\.json\.sig: no such file"):
-        certificate.verify(files.json, signature.public_key(key))
+        certificate.verify(files.json, certificate.public_key(key))
 
 
 def test_a_certificate_is_written_once_and_never_unsigned(key: Path, tmp_path: Path) -> None:
@@ -215,14 +215,14 @@ def test_a_full_disk_leaves_no_half_of_a_certificate(
     key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended in a traceback, with half of the page in the folder."""
-    whole = signature.sign
+    whole = certificate.sign
 
     def full_at_the_second(path: Path, key: Path) -> Path:
         if path.name == certificate.JSON_NAME:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return whole(path, key)
 
-    monkeypatch.setattr(certificate.signature, "sign", full_at_the_second)
+    monkeypatch.setattr(certificate, "sign", full_at_the_second)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "kept").touch()
     for name in ("new", "mine"):

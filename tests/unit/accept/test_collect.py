@@ -7,17 +7,16 @@ from typing import cast
 
 import pytest
 
-from infra.accept import run
-from infra.accept.errors import AcceptError
-from infra.accept.result import Profile, Result
-from infra.accept.run import Batch
-from infra.jobs.errors import JobsError
-from infra.jobs.parse import Job
-from infra.jobs.ssh import Connection
+from infra.clients.errors import JobsError
+from infra.clients.slurm import Job
+from infra.clients.ssh import Connection
 from infra.jobs.submit import Submission
+from infra.reports.acceptance import run
+from infra.reports.acceptance.result import AcceptError, Profile, Result
+from infra.reports.acceptance.run import Batch
 from tests.unit.accept import acceptance
 from tests.unit.jobs.test_submit import HASH, OUTPUTS
-from workloads.accept.config import StageName
+from workloads.recipes.accept import StageName
 
 WANTED = run.batches(Profile.FULL, ("readiness", "compute", "soak"), [])
 
@@ -62,7 +61,7 @@ class Cluster:
 
 
 def _collect(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Result:
-    monkeypatch.setattr(run.logs, "follow", cluster.follow)
+    monkeypatch.setattr(run.follow, "follow", cluster.follow)
     monkeypatch.setattr(run, "pull", cluster.pull)
     return run.collect(
         cast("Connection", None),

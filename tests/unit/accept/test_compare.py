@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from infra.accept import compare_page
-from infra.accept.compare import Comparison, compare, t_quantile
-from infra.accept.errors import AcceptError
-from infra.accept.throughput import Run, read_run
 from infra.cli.main import app
+from infra.reports.acceptance import comparison
+from infra.reports.acceptance.comparison import Comparison, Run, compare, read_run, t_quantile
+from infra.reports.acceptance.result import AcceptError
 from tests.unit.accept import acceptance
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -41,6 +40,9 @@ def _found(tmp_path: Path, factor: float, noise: float = 0.01) -> Comparison:
     return compare(_run(tmp_path, "bare", 1.0, noise), _run(tmp_path, "kube", factor, noise))
 
 
+@pytest.mark.feature(
+    "S004-33", "S004-34", "S004-38", "S004-39", "S004-40", "S004-41", "S004-42", "S004-43"
+)
 def test_the_decks_table_recomputes_but_for_its_sign() -> None:
     found = compare(read_run(BARE), read_run(KUBERNETES))
     overheads = {(row.workload, row.nodes): round(row.overhead_percent, 2) for row in found.rows}
@@ -51,10 +53,11 @@ def test_the_decks_table_recomputes_but_for_its_sign() -> None:
     assert found.first.hardware == "4x DGX A100-80GB, 8x 200 Gbit/s HDR a node"
     assert max(point.ranks for point in found.first.points) == 32
     assert max(overheads.values()) == 2.78
-    assert "a negative overhead: the second run is faster" in compare_page.notes(found)
+    assert "a negative overhead: the second run is faster" in comparison.notes(found)
     assert {row.low_percent for row in found.rows} == {None}, "single numbers have no interval"
 
 
+@pytest.mark.feature("S004-26")
 def test_the_decks_scaling_recomputes() -> None:
     run = read_run(BARE)
     rate = {
@@ -64,6 +67,7 @@ def test_the_decks_scaling_recomputes() -> None:
     assert rate["GPT-3 126M", 4] / 4 / rate["GPT-3 126M", 1] == pytest.approx(0.880, abs=0.001)
 
 
+@pytest.mark.feature("S004-01", "S004-46")
 @pytest.mark.parametrize(
     ("factor", "noise", "outcome"),
     [
@@ -77,7 +81,7 @@ def test_the_whole_interval_decides(
 ) -> None:
     found = _found(tmp_path, factor, noise)
     assert found.outcome == outcome
-    assert compare_page.notes(found)[-1].endswith(": overhead under 3 %")
+    assert comparison.notes(found)[-1].endswith(": overhead under 3 %")
     assert [row.nodes for row in found.rows] == [1, 2, 4]
     for row in found.rows:
         assert row.low_percent is not None
@@ -111,6 +115,7 @@ def test_quantiles_are_those_of_the_tables(freedom: float, expected: float) -> N
     assert t_quantile(freedom) == pytest.approx(expected, abs=0.01)
 
 
+@pytest.mark.feature("S004-01")
 def test_results_of_two_formats_are_compared_and_different_workloads_are_not(
     tmp_path: Path,
 ) -> None:
@@ -119,7 +124,7 @@ def test_results_of_two_formats_are_compared_and_different_workloads_are_not(
     assert (point.nodes, point.ranks, point.tokens_per_s) == (1, 8, 331742.7)
     found = compare(read_run(seed), _run(tmp_path, "ours", 1.0))
     assert found.outcome == "NOT_RUN"
-    assert any("nothing to compare" in line for line in compare_page.notes(found))
+    assert any("nothing to compare" in line for line in comparison.notes(found))
     assert compare(read_run(seed), read_run(seed)).outcome == "PASS"
 
 
@@ -142,6 +147,7 @@ def test_a_file_of_another_kind_is_refused_in_a_line(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.feature("S004-44")
 def test_the_command_prints_the_table_writes_the_page_and_ends_with_the_outcome(
     tmp_path: Path,
 ) -> None:

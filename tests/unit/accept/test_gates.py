@@ -59,6 +59,7 @@ def test_a_share_of_a_wire_is_its_bits_over_eight() -> None:
     assert limit.note == "90% of 1 x 400 Gbit/s / 8"
 
 
+@pytest.mark.feature("S001-14", "S001-48")
 @pytest.mark.parametrize(
     ("conditions", "at_least"),
     [
@@ -79,6 +80,7 @@ def test_all_reduce_on_h100_has_the_limit_of_its_nodes_and_its_way(
     assert limit.at_least == at_least
 
 
+@pytest.mark.feature("S001-49")
 def test_tokens_have_a_limit_for_the_model_that_it_was_measured_with() -> None:
     gates = gates_for("gpu-h100-sxm", 8)
     check = "training.tokens_per_s_per_gpu"
@@ -86,6 +88,7 @@ def test_tokens_have_a_limit_for_the_model_that_it_was_measured_with() -> None:
     assert gates.limit(check, scope="node", nodes=1, model="decoder-7b") is None
 
 
+@pytest.mark.feature("S001-49")
 def test_every_number_that_nobody_published_is_derived_in_the_docs() -> None:
     page = (Path(__file__).parents[3] / "docs" / "acceptance.md").read_text()
     told = {
@@ -131,6 +134,7 @@ def test_without_nvlink_and_infiniband_nothing_between_gpus_has_a_limit(
     assert found.hardware.expected.infiniband_ports == 0
 
 
+@pytest.mark.feature("S001-14")
 def test_own_limits_win_and_need_a_source(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text(
@@ -151,6 +155,21 @@ def test_own_limits_win_and_need_a_source(tmp_path: Path) -> None:
 def test_hardware_without_gates_is_refused_with_what_there_is() -> None:
     with pytest.raises(ConfigError, match="no gates for platform 'gpu-b200-sxm' with 8 GPUs"):
         gates_for("gpu-b200-sxm", 8)
+
+
+@pytest.mark.feature("S001-48")
+@pytest.mark.parametrize("algorithm", [None, "ring", "nvls"])
+def test_the_rule_of_seed_001_is_a_file_that_a_user_can_name(algorithm: str | None) -> None:
+    """Seed 001: all-reduce of 1 GB over two nodes at 350 GB/s; it measured 434.99."""
+    way = {"scope": "cluster", "nodes": 2, "algorithm": algorithm, "bytes": 10**9}
+    named = module.FILE.with_name("gates_seed001.yaml")
+    limit = gates_for("gpu-h100-sxm", 8, named).limit("collectives.all_reduce", **way)
+    assert limit is not None
+    assert (limit.at_least, limit.date) == (350, "2025-12-15")
+    assert not limit.holds(320)
+    assert limit.holds(434.99)
+    ours = gates_for("gpu-h100-sxm", 8).limit("collectives.all_reduce", **way)
+    assert ours is None or ours.at_least != 350, "our own stays as it is"
 
 
 def test_a_row_gives_one_limit_alone(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from infra.accept import kube_job
-from infra.accept.kube_job import KubeJob
 from infra.cli.main import app
-from infra.render.job_nodes import RenderError
 from infra.render.kube_job import to_yaml
+from infra.render.sbatch import RenderError
+from infra.reports.acceptance import comparison
+from infra.reports.acceptance.comparison import KubeJob
 from stacks.catalog import PLATFORMS
 from stacks.load import load_stack
 from stacks.node_capacity import node_capacity
@@ -40,10 +40,11 @@ def spec(tmp_path: Path) -> StackSpec:
 
 
 def _pod(spec: StackSpec) -> dict[str, Any]:
-    _, job = kube_job.render(spec, spec.nodes.workers[0], JOB)
+    _, job = comparison.render(spec, spec.nodes.workers[0], JOB)
     return job["spec"]["template"]["spec"]
 
 
+@pytest.mark.feature("S001-78")
 def test_each_pod_asks_for_8_gpus_1400_gib_and_64_cpus(spec: StackSpec) -> None:
     (container,) = _pod(spec)["containers"]
     asks = {"nvidia.com/gpu": "8", "memory": "1400Gi", "cpu": "64"}
@@ -54,15 +55,16 @@ def test_each_pod_asks_for_8_gpus_1400_gib_and_64_cpus(spec: StackSpec) -> None:
 def test_no_pod_asks_for_more_memory_than_its_node_offers(platform: str, spec: StackSpec) -> None:
     for name, preset in PLATFORMS[platform].presets.items():
         worker = replace(spec.nodes.workers[0], platform=platform, preset=name)
-        _, job = kube_job.render(spec, worker, JOB)
+        _, job = comparison.render(spec, worker, JOB)
         (container,) = job["spec"]["template"]["spec"]["containers"]
         asked_gib = int(container["resources"]["limits"]["memory"].removesuffix("Gi"))
         assert asked_gib * 1024 <= node_capacity(preset, 512).memory_mib
 
 
+@pytest.mark.feature("S001-17")
 def test_the_pods_find_rank_0_by_name_before_they_are_ready(spec: StackSpec) -> None:
     """Without a subdomain `accept-0.accept` does not resolve, as in seed 001's manifest."""
-    service, job = kube_job.render(spec, spec.nodes.workers[0], JOB)
+    service, job = comparison.render(spec, spec.nodes.workers[0], JOB)
     pod = _pod(spec)
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
@@ -77,11 +79,13 @@ def test_the_pods_find_rank_0_by_name_before_they_are_ready(spec: StackSpec) -> 
     assert "--nnodes=2 --nproc-per-node=8" in script
 
 
+@pytest.mark.feature("S001-78")
 def test_infiniband_may_lock_memory_and_ethernet_is_told_to_nccl(spec: StackSpec) -> None:
     (container,) = _pod(spec)["containers"]
     assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    assert {"name": "NCCL_IB_HCA", "value": "mlx5"} in container["env"]
     worker = replace(spec.nodes.workers[0], infiniband_fabric=None)
-    _, job = kube_job.render(spec, worker, JOB)
+    _, job = comparison.render(spec, worker, JOB)
     (without,) = job["spec"]["template"]["spec"]["containers"]
     assert "securityContext" not in without
     assert {"name": "NCCL_IB_DISABLE", "value": "1"} in without["env"]
@@ -102,6 +106,7 @@ def test_only_the_place_that_each_pod_has_for_itself_is_measured(spec: StackSpec
     assert set(recipe.accept.storage.places) <= set(storage.PRIVATE_PLACES)
 
 
+@pytest.mark.feature("S001-17")
 @pytest.mark.parametrize(
     ("torchrun", "outcome", "index", "code"),
     [
@@ -134,8 +139,9 @@ def test_the_first_pod_ends_with_what_the_result_says(
     assert bool(done.stdout) == (index == 0)
 
 
+@pytest.mark.feature("S001-75", "S001-76", "S001-77")
 def test_the_words_free_the_gpus_first_and_give_them_back_last(spec: StackSpec) -> None:
-    lines = kube_job.how_to_run(spec, spec.nodes.workers[0], JOB)
+    lines = comparison.how_to_run(spec, spec.nodes.workers[0], JOB)
     order = [
         next(index for index, line in enumerate(lines) if text in line)
         for text in (
@@ -164,11 +170,12 @@ def test_the_words_name_the_file_that_was_written(
 
 def test_more_nodes_than_there_are_and_a_bad_name_are_refused(spec: StackSpec) -> None:
     with pytest.raises(RenderError, match="--nodes 3: h100-prod has 2 nodes of worker"):
-        kube_job.render(spec, spec.nodes.workers[0], replace(JOB, nodes=3))
+        comparison.render(spec, spec.nodes.workers[0], replace(JOB, nodes=3))
     with pytest.raises(RenderError, match="--name Bad_name"):
-        kube_job.render(spec, spec.nodes.workers[0], replace(JOB, name="Bad_name"))
+        comparison.render(spec, spec.nodes.workers[0], replace(JOB, name="Bad_name"))
 
 
+@pytest.mark.feature("S001-74")
 def test_the_file_is_what_kubectl_reads(spec: StackSpec) -> None:
-    text = to_yaml(kube_job.render(spec, spec.nodes.workers[0], JOB))
+    text = to_yaml(comparison.render(spec, spec.nodes.workers[0], JOB))
     assert [each["kind"] for each in yaml.safe_load_all(text)] == ["Service", "Job"]

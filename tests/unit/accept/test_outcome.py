@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from workloads.accept.gates import Limit
-from workloads.accept.outcome import Check, exit_code, fact, hold, not_run, overall
+from workloads.accept.gates import Check, Limit, exit_code, fact, hold, not_run, overall
 from workloads.common.exit_codes import ExitCode
 
 LIMIT = Limit(at_least=350, at_most=None, unit="GB/s", source="somewhere", date="2026-11-21")
@@ -16,6 +15,7 @@ FAIL = fact("a.two", False, subject="x", reason="broken")
 MISSING = not_run("a.three", "no GPU", subject="x")
 
 
+@pytest.mark.feature("S001-51")
 @pytest.mark.parametrize(
     ("checks", "outcome", "code"),
     [

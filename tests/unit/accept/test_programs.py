@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 
-from workloads.accept import programs, wires
-from workloads.accept.config import AcceptConfig, CollectivesConfig, profiled
+from workloads.accept import connectivity
+from workloads.accept.collectives import PROGRAMS, NcclTestsError
+from workloads.accept.connectivity import Wire, devices_of, judge_ports, measure_ports, parse
 from workloads.accept.gates import gates_for
-from workloads.accept.nccl_tests import PROGRAMS, NcclTestsError
-from workloads.accept.nodes import Node
 from workloads.accept.readiness import NodeFacts, Port
-from workloads.accept.report import Report
+from workloads.accept.report import Node, Report
 from workloads.accept.suite import Suite
-from workloads.accept.wires import Wire, devices_of, judge, measure, parse
 from workloads.common.places import Places
 from workloads.recipes import load_recipe
+from workloads.recipes.accept import AcceptConfig, CollectivesConfig, profiled
 
 GB_8 = 8 * 10**9
 # Prints what 7 ranks would have, of the one size that it is asked for.
@@ -42,7 +41,7 @@ def _put(folder: Path, text: str, *names: str) -> Path:
 
 
 def test_nccl_tests_measures_the_sizes_that_limits_speak_of(tmp_path: Path) -> None:
-    rows = programs.run_nccl_tests(_put(tmp_path, _PROGRAM), 7, (1, 8000))
+    rows = connectivity.run_nccl_tests(_put(tmp_path, _PROGRAM), 7, (1, 8000))
     assert {row.op for row in rows} == set(PROGRAMS)
     for op in PROGRAMS:
         small, large = [row.bytes for row in rows if row.op == op]
@@ -53,9 +52,9 @@ def test_nccl_tests_measures_the_sizes_that_limits_speak_of(tmp_path: Path) -> N
 def test_a_program_that_hangs_ends_the_stage_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "TIMEOUT_S", 0)
+    monkeypatch.setattr(connectivity, "TIMEOUT_S", 0)
     with pytest.raises(NcclTestsError, match="the programs did not end in 0 s"):
-        programs.run_nccl_tests(_put(tmp_path, "#!/bin/sh\nexec sleep 600\n"), 8, (1,))
+        connectivity.run_nccl_tests(_put(tmp_path, "#!/bin/sh\nexec sleep 600\n"), 8, (1,))
 
 
 def test_a_step_that_hangs_is_asked_to_end_so_that_its_tasks_leave_the_gpus(
@@ -76,9 +75,9 @@ def test_a_step_that_hangs_is_asked_to_end_so_that_its_tasks_leave_the_gpus(
             return super().communicate(*args, timeout=timeout)
 
     monkeypatch.setattr(subprocess, "Popen", Late)
-    monkeypatch.setattr(programs, "TIMEOUT_S", 0)
+    monkeypatch.setattr(connectivity, "TIMEOUT_S", 0)
     with pytest.raises(NcclTestsError, match="did not end in 0 s"):
-        programs.run_nccl_tests(_put(tmp_path, hangs), 8, (1,))
+        connectivity.run_nccl_tests(_put(tmp_path, hangs), 8, (1,))
     assert (tmp_path / "asked").exists()
 
 
@@ -90,9 +89,9 @@ def test_over_several_nodes_srun_starts_a_process_for_each_gpu(
     srun = f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nenv >> {tmp_path}/env\n'
     srun += 'while [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n'
     environment = {**job, "PATH": f"{_put(tmp_path, srun, 'srun')}:/usr/bin:/bin"}
-    launcher = programs.over_nodes(2, 8, environment)
+    launcher = connectivity.over_nodes(2, 8, environment)
     assert launcher is not None
-    rows = programs.run_nccl_tests(
+    rows = connectivity.run_nccl_tests(
         _put(tmp_path, _PROGRAM), 8, (1,), nodes=2, launcher=launcher, environment=environment
     )
     assert {row.ranks for row in rows} == {16}
@@ -103,13 +102,13 @@ def test_over_several_nodes_srun_starts_a_process_for_each_gpu(
     assert "NCCL_DEBUG=INFO" in seen
     assert "SLURM_NTASKS" not in seen, "srun would take it for its own option"
     assert "PMIX_RANK" not in seen
-    assert programs.over_nodes(2, 8, {"PATH": environment["PATH"]}) is None, "no job of Slurm"
+    assert connectivity.over_nodes(2, 8, {"PATH": environment["PATH"]}) is None, "no job of Slurm"
 
 
 def test_processes_that_each_measured_alone_are_no_result(tmp_path: Path) -> None:
     twice = _PROGRAM + "exec 3<&0; " + _PROGRAM.partition("\n")[2]
     with pytest.raises(NcclTestsError, match=r"2 tables of 16 ranks: .* build nccl-tests with MPI"):
-        programs.run_nccl_tests(_put(tmp_path, twice), 8, (1,), nodes=2, launcher=("env",))
+        connectivity.run_nccl_tests(_put(tmp_path, twice), 8, (1,), nodes=2, launcher=("env",))
 
 
 def _nodes(*names: str) -> tuple[Node, ...]:
@@ -170,13 +169,14 @@ def test_a_named_folder_without_the_program_passes_nothing(tmp_path: Path) -> No
         NodeFacts(name="worker-0", gpus=(), nvlinks={}, ports=(up,), versions={}, errors=()),
     )
     # A file that nobody may execute is none: its start would have ended the job.
-    (tmp_path / wires.PROGRAM).write_text("")
+    (tmp_path / connectivity.PROGRAM).write_text("")
     suite._wires(str(tmp_path))
     (check,) = suite.report.checks
     assert (check.id, check.outcome) == ("connectivity.wires", "NOT_RUN")
     assert check.reason == f"{tmp_path}/ib_write_bw is not on every node"
 
 
+@pytest.mark.feature("S001-14")
 def test_the_recipe_of_gpus_runs_what_the_nodes_have_and_quick_only_what_is_short() -> None:
     config = load_recipe("accept_gpu", []).accept
     assert config is not None
@@ -202,13 +202,13 @@ END
 
 
 def test_every_port_writes_to_the_next_node_and_a_slow_one_fails_by_name(tmp_path: Path) -> None:
-    _put(tmp_path, _WRITE_BW.replace("FOLDER", str(tmp_path)), wires.PROGRAM)
+    _put(tmp_path, _WRITE_BW.replace("FOLDER", str(tmp_path)), connectivity.PROGRAM)
     nodes, barriers, said = _nodes("worker-0", "worker-1"), threading.Barrier(2), {}
     found: dict[int, list[Wire]] = {}
 
     def run(rank: int) -> None:
         world: Any = _Ranks(rank=rank, barriers=barriers, said=said)
-        found[rank] = measure(world, nodes, ("mlx5_0", "mlx5_1"), tmp_path)
+        found[rank] = measure_ports(world, nodes, ("mlx5_0", "mlx5_1"), tmp_path)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
@@ -222,22 +222,22 @@ def test_every_port_writes_to_the_next_node_and_a_slow_one_fails_by_name(tmp_pat
         ("mlx5_1", "worker-0", "worker-1", 201.2),
         ("mlx5_1", "worker-1", "worker-0", 201.2),
     ]
-    (check,) = judge(found[0], gates_for("gpu-h100-sxm", 8))
+    (check,) = judge_ports(found[0], gates_for("gpu-h100-sxm", 8))
     assert (check.id, check.outcome, check.measured) == ("connectivity.wires", "FAIL", 25.15)
     assert "mlx5_1 worker-0 to worker-1 201 Gbit/s" in str(check.reason)
     assert check.nodes == ("worker-0", "worker-1")
-    (check,) = judge(found[0][:2], gates_for("gpu-h100-sxm", 8))
+    (check,) = judge_ports(found[0][:2], gates_for("gpu-h100-sxm", 8))
     assert check.outcome == "PASS"
-    assert judge(found[0], gates_for("gpu-l40s-d", 2)) == [], "hardware without a limit"
+    assert judge_ports(found[0], gates_for("gpu-l40s-d", 2)) == [], "hardware without a limit"
 
 
 def test_a_port_that_gave_no_rate_is_not_run(tmp_path: Path) -> None:
-    with pytest.raises(wires.WireError, match="no rate in Gb/sec; its last line: MB/sec"):
+    with pytest.raises(connectivity.WireError, match="no rate in Gb/sec; its last line: MB/sec"):
         parse("65536 5000 1.0 1.0 1.0\nBW average[MB/sec]\nMB/sec\n")
     assert parse(_RATE.replace("RATE", "391.2")) == 391.2
     error = "no answer"
     wire = Wire(device="mlx5_0", one="a", other="b", gbit_per_s=None, error=error)
-    (check,) = judge([wire], gates_for("gpu-h100-sxm", 8))
+    (check,) = judge_ports([wire], gates_for("gpu-h100-sxm", 8))
     assert (check.outcome, check.reason) == ("NOT_RUN", "mlx5_0 a to b: no answer")
 
 

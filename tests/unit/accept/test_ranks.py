@@ -80,6 +80,7 @@ def _failed(output: Path) -> dict[str, Any]:
     return {check["id"]: check for check in result["checks"] if check["outcome"] == "FAIL"}
 
 
+@pytest.mark.feature("S001-13", "S001-56", "S001-62")
 def test_a_slowed_rank_is_named_and_fails_the_run(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     output = tmp_path / "result.json"
@@ -88,6 +89,8 @@ def test_a_slowed_rank_is_named_and_fails_the_run(tmp_path: Path) -> None:
         [_start(rank, 2, port, output, ["training"], environment=slow) for rank in (0, 1)]
     )
     assert codes == [1, 1], said
+    one, two = json.loads(output.read_text())["measurements"]["training"]["points"]
+    assert two["tokens"] == 2 * one["tokens"]
     straggler = _failed(output)["training.straggler_slowdown"]
     assert straggler["nodes"] == ["node-1"]
     assert straggler["subject"] == "rank 1 on node-1"
@@ -144,6 +147,7 @@ def _can_slow_links() -> str | None:
     return "needs network namespaces" if probe.returncode else None
 
 
+@pytest.mark.feature("S001-47", "S001-62", "S001-64")
 def test_a_slow_link_is_found_and_its_node_named(tmp_path: Path) -> None:
     if reason := _can_slow_links():
         pytest.skip(reason)

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from workloads.accept.gates import Expected, gates_for
-from workloads.accept.nvidia_smi import (
+from workloads.accept.gates import Check, Expected, gates_for
+from workloads.accept.readiness import (
+    NodeFacts,
     NvidiaSmiError,
+    Port,
+    ask_node,
+    declared_gpus,
+    judge,
     parse_topology,
     parse_xml,
+    read_ports,
 )
-from workloads.accept.outcome import Check
-from workloads.accept.readiness import NodeFacts, Port, ask_node, declared_gpus, judge, read_ports
 
 RECORDED = Path(__file__).parent / "recorded"
 H100 = gates_for("gpu-h100-sxm", 8).hardware.expected
@@ -51,6 +55,7 @@ def test_a_sound_node_passes_every_question() -> None:
     }
 
 
+@pytest.mark.feature("S001-03")
 def test_the_xml_of_a_recent_driver_is_read() -> None:
     first, second = parse_xml(_xml())
     assert (first.model, first.driver, first.cuda) == (
@@ -76,6 +81,7 @@ def test_what_is_no_output_of_nvidia_smi_is_refused(text: str) -> None:
         parse_xml(text)
 
 
+@pytest.mark.feature("S001-90")
 def test_the_matrix_has_18_links_between_all_gpus_or_none() -> None:
     nvlink = parse_topology((RECORDED / "topo_8xh100.txt").read_text())
     assert set(nvlink.nvlinks().values()) == {18}
@@ -85,6 +91,7 @@ def test_the_matrix_has_18_links_between_all_gpus_or_none() -> None:
     assert set(pcie.nvlinks().values()) == {0}
 
 
+@pytest.mark.feature("S001-90")
 def test_a_matrix_that_was_cut_short_is_refused() -> None:
     text = (RECORDED / "topo_8xh100.txt").read_text()
     with pytest.raises(NvidiaSmiError, match="no cell for"):
@@ -132,6 +139,7 @@ def test_one_thing_that_is_wrong_fails_its_own_question(
     assert reason in str(failed[f"readiness.{check}"])
 
 
+@pytest.mark.feature("S000-03", "S001-04")
 def test_a_missing_gpu_and_a_thin_link_are_counted() -> None:
     node = replace(_node(), nvlinks={"GPU0-GPU1": 17})
     failed = _failed(judge([node], H100, 8))
@@ -147,6 +155,7 @@ def test_a_node_without_gpus_fails_and_what_nobody_could_ask_is_not_run() -> Non
     assert checks["readiness.ecc"].outcome == "NOT_RUN"
 
 
+@pytest.mark.feature("S001-04")
 def test_a_port_that_is_down_or_slow_fails_where_infiniband_is_expected() -> None:
     node = _node()
     down = replace(node.ports[0], state="DOWN")
@@ -171,6 +180,7 @@ def test_nodes_with_different_software_are_told_apart() -> None:
     assert "readiness.software" not in failed, "a node without a GPU fails for that alone"
 
 
+@pytest.mark.feature("S001-04")
 def test_ports_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
     port = tmp_path / "mlx5_0" / "ports" / "1"
     port.mkdir(parents=True)

@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from workloads.accept.gates import gates_for
-from workloads.accept.judge_recorded import judge, main
-from workloads.accept.outcome import Check, overall
-from workloads.accept.recorded import Recorded, read_benchmark
+from workloads.accept.gates import Check, gates_for, overall
+from workloads.accept.recorded import Recorded, judge, main, read_benchmark
 from workloads.common.exit_codes import DataError, ExitCode
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -34,6 +32,7 @@ def _checks(runs: list[Recorded]) -> dict[str, list[Check]]:
     return found
 
 
+@pytest.mark.feature("S001-50", "S001-56", "S001-59")
 def test_the_run_that_claimed_98_percent_fails_with_its_true_20_7() -> None:
     checks = _checks(_runs())
     (efficiency,) = checks["training.scaling_efficiency"]
@@ -45,12 +44,22 @@ def test_the_run_that_claimed_98_percent_fails_with_its_true_20_7() -> None:
     assert overall([check for found in checks.values() for check in found]) == "FAIL"
 
 
+@pytest.mark.feature("S001-52", "S001-53", "S001-54", "S001-55")
 def test_its_bandwidths_were_right_and_say_nothing_of_training() -> None:
     checks = _checks(_runs())
     assert [check.outcome for check in checks["collectives.arithmetic"]] == ["PASS"]
     assert {check.outcome for check in checks["collectives.all_reduce"]} == {"PASS"}
     called_efficiency = 434.99 / 442.21
     assert called_efficiency == pytest.approx(0.98, abs=0.005)
+
+
+@pytest.mark.feature("S001-49")
+def test_its_tokens_pass_on_one_node_and_fail_on_two() -> None:
+    found = _checks(_runs())["training.tokens_per_s_per_gpu"]
+    assert [(check.outcome, check.measured) for check in found] == [
+        ("PASS", pytest.approx(331742.7 / 8)),
+        ("FAIL", pytest.approx(137162.0 / 16)),
+    ]
 
 
 def test_what_it_did_not_measure_is_not_run() -> None:
@@ -86,6 +95,7 @@ def test_a_bus_factor_of_the_wrong_world_is_caught() -> None:
     assert "bus factor 1.75 was used, all_reduce over 16 ranks has 1.875" in arithmetic.reason
 
 
+@pytest.mark.feature("S001-59")
 def test_the_command_fails_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--judge", *map(str, FILES), "--platform", "gpu-h100-sxm"]
     assert main(words) is ExitCode.FAILED

@@ -11,15 +11,16 @@ from typing import Any
 import jsonschema
 import pytest
 
-from infra.accept import result as module
-from infra.accept.errors import AcceptError
-from infra.accept.result import merge, parse, read
+from infra.reports.acceptance import result as module
+from infra.reports.acceptance.result import AcceptError, merge, parse, read
 from tests.unit.accept import acceptance
-from workloads.accept import config, report
+from workloads.accept import report
+from workloads.recipes import accept
 
 SCHEMA = Path(report.__file__).with_name("acceptance.schema.json")
 
 
+@pytest.mark.feature("S001-15")
 def test_what_the_job_writes_follows_the_published_schema() -> None:
     schema = json.loads(SCHEMA.read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -32,7 +33,7 @@ def test_what_the_job_writes_follows_the_published_schema() -> None:
 
 
 def test_both_sides_agree_on_names_stages_and_outcome(tmp_path: Path) -> None:
-    assert module.STAGES == config.STAGES
+    assert module.STAGES == accept.STAGES
     assert (module.SCHEMA, module.SCHEMA_VERSION, module.FILE_NAME) == (
         report.SCHEMA,
         report.SCHEMA_VERSION,

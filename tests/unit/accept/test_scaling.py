@@ -11,21 +11,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.accept import compute, connectivity, scaling, soak
-from workloads.accept.config import (
+from workloads.accept import compute, connectivity, training
+from workloads.accept.compute import Soak
+from workloads.accept.connectivity import Pair, rounds
+from workloads.accept.gates import gates_for
+from workloads.accept.report import Node, table
+from workloads.accept.training import Point, base_of, efficiency_percent, points_of, stragglers
+from workloads.common.dist import World
+from workloads.recipes.accept import (
     AcceptConfig,
     ComputeConfig,
     StorageConfig,
     TrainingConfig,
     profiled,
 )
-from workloads.accept.connectivity import Pair, rounds
-from workloads.accept.gates import gates_for
-from workloads.accept.nodes import Node, table
-from workloads.accept.scaling import Point, base_of, efficiency_percent, stragglers
-from workloads.accept.soak import Soak
-from workloads.accept.training import points_of
-from workloads.common.dist import World
 
 H100 = gates_for("gpu-h100-sxm", 8)
 
@@ -54,6 +53,7 @@ def _point(ranks: int, tokens_per_s_per_rank: float, nodes: int = 1) -> Point:
     )
 
 
+@pytest.mark.feature("S001-58")
 def test_the_table_names_nodes_roles_and_ranks() -> None:
     master, worker = _nodes(2)
     assert (master.name, master.role, master.ranks) == ("worker-0", "master", tuple(range(8)))
@@ -78,9 +78,10 @@ def test_a_point_on_several_nodes_is_held_against_one_whole_node() -> None:
     assert efficiency_percent(points[1], points[3]) == pytest.approx(100 * 80 / 95)
 
 
+@pytest.mark.feature("S001-50", "S002-81", "S004-26")
 def test_efficiency_is_judged_at_each_point() -> None:
     points = [_point(1, 40000), _point(8, 39000), _point(16, 34000, 2)]
-    checks = scaling.judge(points, stragglers([[1.0]] * 16), _nodes(2), H100)
+    checks = training.judge(points, stragglers([[1.0]] * 16), _nodes(2), H100)
     found = [check for check in checks if check.id == "training.scaling_efficiency"]
     assert [check.outcome for check in found] == ["PASS", "FAIL"]
     assert found[1].measured == pytest.approx(100 * 34 / 39)
@@ -92,7 +93,7 @@ def test_efficiency_is_judged_at_each_point() -> None:
 def test_more_than_all_ranks_can_do_says_that_the_base_was_held_up_and_passes_nothing() -> None:
     """A base at half speed made a cluster that lost a third of its work look perfect."""
     points = [_point(8, 20000), _point(16, 27000, 2)]
-    checks = scaling.judge(points, stragglers([[1.0]] * 16), _nodes(2), H100)
+    checks = training.judge(points, stragglers([[1.0]] * 16), _nodes(2), H100)
     (found,) = [check for check in checks if check.id == "training.scaling_efficiency"]
     assert found.outcome == "NOT_RUN"
     assert "135 % is more than 16 ranks can do: the 8 that it is compared" in str(found.reason)
@@ -102,7 +103,7 @@ def test_a_loss_that_is_no_number_fails() -> None:
     bad = Point(
         **{**{name: getattr(_point(1, 1), name) for name in Point.__slots__}, "loss": float("nan")}
     )
-    checks = scaling.judge([bad], [], _nodes(1), gates_for(None, 0))
+    checks = training.judge([bad], [], _nodes(1), gates_for(None, 0))
     assert [(check.id, check.outcome) for check in checks] == [("training.loss", "FAIL")]
 
 
@@ -113,7 +114,7 @@ def test_a_slow_rank_is_found_and_its_node_named() -> None:
     assert found[11].slowdown_percent == pytest.approx(25)
     (check,) = (
         check
-        for check in scaling.judge([_point(16, 40000, 2)], found, _nodes(2), H100)
+        for check in training.judge([_point(16, 40000, 2)], found, _nodes(2), H100)
         if check.id == "training.straggler_slowdown"
     )
     assert check.outcome == "FAIL"
@@ -134,20 +135,23 @@ def test_a_slow_link_is_blamed_on_the_node_that_all_slow_pairs_share() -> None:
         Pair(one=0, other=2, is_right=True, gb_per_s=12),
         Pair(one=1, other=2, is_right=True, gb_per_s=12.5),
     ]
-    checks = connectivity.judge(pairs, nodes, 3, H100)
+    checks = connectivity.judge_pairs(pairs, nodes, 3, H100)
     (slow,) = (check for check in checks if check.outcome == "FAIL")
     assert (slow.id, slow.nodes) == ("connectivity.pair_share", ("worker-2",))
     assert slow.measured == pytest.approx(0.25)
 
 
+@pytest.mark.feature("S001-47")
 def test_a_pair_that_nobody_measured_or_that_got_other_values_fails() -> None:
     nodes = _nodes(2, 1)
-    none = connectivity.judge([], nodes, 2, H100)
+    none = connectivity.judge_pairs([], nodes, 2, H100)
     assert {check.id for check in none if check.outcome == "FAIL"} == {
         "connectivity.nodes",
         "connectivity.pairs",
     }
-    wrong = connectivity.judge([Pair(one=0, other=1, is_right=False, gb_per_s=1)], nodes, 2, H100)
+    wrong = connectivity.judge_pairs(
+        [Pair(one=0, other=1, is_right=False, gb_per_s=1)], nodes, 2, H100
+    )
     failed = {check.id: check for check in wrong if check.outcome == "FAIL"}
     assert failed["connectivity.pairs"].reason == "0 of 1 pairs; wrong: 0-1"
 
@@ -164,7 +168,9 @@ def test_a_slow_gpu_fails_the_gate_and_the_spread() -> None:
         for rank in range(8)
     ]
     failed = {
-        check.id: check for check in compute.judge(rows, _nodes(1), H100) if check.outcome == "FAIL"
+        check.id: check
+        for check in compute.judge_compute(rows, _nodes(1), H100)
+        if check.outcome == "FAIL"
     }
     assert set(failed) == {"compute.gemm", "compute.gemm_spread"}
     assert failed["compute.gemm"].subject == "rank 5, the slowest of 8"
@@ -173,10 +179,13 @@ def test_a_slow_gpu_fails_the_gate_and_the_spread() -> None:
 def test_a_soak_that_slows_down_or_sums_wrongly_fails() -> None:
     warm = Soak(seconds=60, round_s=(1.0, 1.0, 1.1, 1.1, 1.2, 1.2), wrong_rounds=1)
     assert warm.drift_percent == pytest.approx(20)
-    outcomes = {check.id: check.outcome for check in soak.judge(warm, [], [], _nodes(1), H100)}
+    outcomes = {
+        check.id: check.outcome for check in compute.judge_soak(warm, [], [], _nodes(1), H100)
+    }
     assert outcomes == {"soak.values": "FAIL", "soak.drift": "FAIL"}
 
 
+@pytest.mark.feature("S004-26")
 @pytest.mark.parametrize(
     ("world", "per_node", "points"),
     [
@@ -198,10 +207,11 @@ def test_a_product_whose_value_bf16_cannot_hold_is_refused() -> None:
         ComputeConfig(matrix_size=10000)
 
 
+@pytest.mark.feature("S001-52", "S001-53", "S001-54", "S001-55")
 def test_quick_repeats_less_and_keeps_the_sizes_that_limits_speak_of() -> None:
     full = AcceptConfig()
     quick = profiled(AcceptConfig(profile="quick"))
-    assert quick.collectives.sizes_mb == full.collectives.sizes_mb
+    assert quick.collectives.sizes_mb == full.collectives.sizes_mb == (1, 10, 100, 1000, 8000)
     assert (quick.soak_s, quick.training.steps) == (60, 20)
     assert profiled(full) == full
 
@@ -218,23 +228,25 @@ def test_a_sum_that_arrived_wrong_on_any_rank_is_wrong() -> None:
         name="tiny", vocabulary=8, width=4, layers=1, heads=1, sequence=2, batch=1
     )
     here = {"rank": 0, "local_rank": 0, "world_size": 1, "device": torch.device("cpu")}
-    assert soak.measure(World(**here), tiny, 0).wrong_rounds == 0
-    found = soak.measure(_BesideAWrongRank(**here), tiny, 0)
+    assert compute.measure_soak(World(**here), tiny, 0).wrong_rounds == 0
+    found = compute.measure_soak(_BesideAWrongRank(**here), tiny, 0)
     assert found.wrong_rounds == len(found.round_s) == 3
 
 
-def test_tokens_of_another_batch_or_sequence_are_not_held_against_the_limit() -> None:
+@pytest.mark.feature("S001-49")
+def test_too_few_tokens_fail_and_those_of_another_batch_or_sequence_are_not_judged() -> None:
     check = "training.tokens_per_s_per_gpu"
     for changes, outcome in (
         ({}, "PASS"),
+        ({"tokens": 8 * 32_999 * 1000}, "FAIL"),
         ({"batch": 4}, "NOT_RUN"),
         ({"sequence": 64}, "NOT_RUN"),
     ):
         point = replace(_point(8, 40000), **changes)
-        found = {each.id: each for each in scaling.judge([point], [], _nodes(1), H100)}
+        found = {each.id: each for each in training.judge([point], [], _nodes(1), H100)}
         assert found[check].outcome == outcome
     own = replace(_point(8, 40000), model="ours", batch=4)
-    assert check not in {each.id for each in scaling.judge([own], [], _nodes(1), H100)}
+    assert check not in {each.id for each in training.judge([own], [], _nodes(1), H100)}
 
 
 @pytest.mark.parametrize(
@@ -269,7 +281,7 @@ def test_products_are_timed_with_values_that_cost_power(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(torch, "matmul", look)
     here = World(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
-    (row,) = compute.measure(here, ComputeConfig(matrix_size=16, copy_mb=1, iterations=2))
+    (row,) = compute.measure_compute(here, ComputeConfig(matrix_size=16, copy_mb=1, iterations=2))
     assert row["is_right"]
     assert seen[0] == 1, "the value of the first is known"
     assert min(seen[1:]) > 100

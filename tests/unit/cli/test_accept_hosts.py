@@ -11,7 +11,7 @@ from infra.cli.main import app
 def test_everything_that_is_wrong_is_said_before_any_host_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("infra.accept.plain_hosts.run", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr("infra.reports.acceptance.run.run", lambda *_, **__: pytest.fail("asked"))
     done = CliRunner().invoke(app, ["accept-hosts", "a", "a", "--folder", "accept"])
     assert done.exit_code == 1
     assert "HOST: a a: a host is named twice; name each once" in done.stderr

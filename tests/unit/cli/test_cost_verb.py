@@ -15,7 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from cost.comment import MARK
+from cost.diff.comment import MARK
 from infra.cli.main import app
 from stacks.load import STACKS_DIR
 from tests.unit.cost.conftest import RECORD, record_text
@@ -240,7 +240,7 @@ def broken_book(folder: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: st
     shutil.copytree(CHECKOUT / "cost" / "prices", folder / "prices")
     book = folder / "prices" / "seed000.yaml"
     edit(book, old, new)
-    monkeypatch.setattr("cost.price_book.PriceBook.load.__defaults__", (folder / "prices",))
+    monkeypatch.setattr("cost.prices.book.PriceBook.load.__defaults__", (folder / "prices",))
     return book
 
 

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from infra.cli import context, doctor_sources
 from infra.cli.doctor_sources import NOT_RUN, verdict
 from infra.cli.main import app
-from infra.conformance.cluster import ApiServer
-from infra.conformance.come_up import STEPS, ComeUp, Step
-from infra.conformance.pod_checks import Obstacle
-from infra.conformance.sources import Sources
-from infra.kube.kubeconfig import Access
+from infra.clients.kube import Access
+from infra.operate.conformance.cluster import ApiServer
+from infra.operate.conformance.come_up import STEPS, ComeUp, Step
+from infra.operate.conformance.pod_checks import Obstacle
+from infra.operate.conformance.sources import Sources
 from stacks.errors import UserError
 from stacks.load import load_stack
 
@@ -28,6 +28,7 @@ BAD = Step(
 )
 MISSING = Step(name="reconciled", counted="", not_run=("no program bin/soperator-operator",))
 PARTLY = Step(name="rendered", counted="12 releases", not_run=("no checkout k8up",))
+GIVEN = Step(name="accepted", counted="9 objects", assumed=("Secret a/b with key c",))
 OUTSIDE = Step(name="rendered", counted="12 releases", outside=("chart of metrics", "4 Issuer"))
 
 
@@ -55,6 +56,7 @@ OUTSIDE = Step(name="rendered", counted="12 releases", outside=("chart of metric
             f"{YES}; 2 not looked at, which no folder can give",
             0,
         ),
+        ([GOOD, GIVEN], f"{YES}; 1 assumed, which you make", 0),
     ],
 )
 def test_the_verdict_names_what_stops_it(steps, line, code):
@@ -63,7 +65,7 @@ def test_the_verdict_names_what_stops_it(steps, line, code):
 
 def test_the_verb_prints_a_line_a_step_and_ends_with_the_verdict(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        doctor_sources, "steps", lambda stack, sources: iter([OUTSIDE, MISSING, MISSING])
+        doctor_sources, "steps", lambda stack, sources: iter([OUTSIDE, GIVEN, MISSING, MISSING])
     )
     done = CliRunner().invoke(app, ["doctor", "--stack", "dev", "--sources", str(tmp_path)])
     assert done.exit_code == NOT_RUN
@@ -71,6 +73,8 @@ def test_the_verb_prints_a_line_a_step_and_ends_with_the_verdict(monkeypatch, tm
         "PASS     rendered       12 releases",
         "         not looked at: chart of metrics",
         "         not looked at: 4 Issuer",
+        "PASS     accepted       9 objects",
+        "         assumed: Secret a/b with key c, which you make",
         "NOT RUN  reconciled",
         "         not run: no program bin/soperator-operator",
         "NOT RUN  reconciled",

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from infra.cli import main
 from infra.cli.main import VERBS, app
-from infra.jobs.errors import JobsError
+from infra.clients.errors import JobsError
 
 RUNNER = CliRunner()
 

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import typer
 
-from infra.accept import signature
-from infra.accept.errors import AcceptError
 from infra.cli import accept, context, demo, local, output, support_bundle
-from infra.demo import engine
-from infra.demo.progress import Progress
 from infra.local import cloud, offline
-from infra.setup import __main__ as setup
-from infra.setup.step import Step
-from infra.support.part import Part
+from infra.operate.support.collect import Part
+from infra.reports.acceptance import certificate
+from infra.reports.acceptance.result import AcceptError
+from infra.setup.demo import engine
+from infra.setup.demo.runner import Progress
+from infra.setup.tools import __main__ as setup
+from infra.setup.tools.step import Step
 from tests.ticks import Ticks
 
 QUIET_S = 0.2
@@ -147,7 +147,7 @@ def test_an_acceptance_is_not_silent_before_its_first_stage(
         raise AcceptError("enough")
 
     monkeypatch.setattr(context, "read", read)
-    monkeypatch.setattr(signature, "refuse_unusable", lambda _key: None)
+    monkeypatch.setattr(certificate, "refuse_unusable", lambda _key: None)
     monkeypatch.setattr(context, "private_key", lambda _key: Path())
 
     def command() -> None:

@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import stacks.load
-from cost.pause import pause_saving
-from cost.price_book import PriceBook
+from cost.bill.left_running import pause_saving
+from cost.prices.book import PriceBook
 from infra.cli.main import app
-from infra.jobs.errors import JobsError, NothingThereError
+from infra.clients.errors import JobsError, NothingThereError
+from infra.clients.pulumi import outputs_from
 from infra.jobs.history import remember, run_folder
-from infra.jobs.outputs import outputs_from
 from infra.jobs.submit import Submission
 from stacks.errors import UserError
 from stacks.load import STACKS_DIR, load_stack, stack_names
@@ -113,7 +113,7 @@ def deployed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
     outputs = SimpleNamespace(login_host_key="key")
     monkeypatch.setattr("infra.cli.context.read", lambda _stack: outputs)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr("infra.jobs.pull.pull", pull)
+    monkeypatch.setattr("infra.jobs.transfer.pull", pull)
     return asked
 
 
@@ -158,7 +158,17 @@ def test_results_that_were_fetched_are_read_while_the_stack_is_paused(
     assert pulled.exit_code == 0, pulled.output
     assert pulled.stdout.strip() == str(run_folder(tmp_path, "h100-prod", "4"))
     assert "h100-prod: is paused; this is job 4 as it was when it was fetched" in pulled.stderr
-    assert run("logs", "4", "--stack", "h100-prod").stdout == "the log of job 4\n"
+    record = run_folder(tmp_path, "h100-prod", "4") / "run_record.json"
+    for written, status, said in (
+        ('{"exit_code": 0, "job": "finetune"}', 0, "job 4: COMPLETED"),
+        ('{"exit_code": 72, "job": "finetune"}', 72, "job 4: FAILED: the loss or a gradient"),
+        ("{}", 69, "job 4: how it ended is not known here: no run record was fetched with it"),
+    ):
+        record.write_text(written)
+        shown = run("logs", "4", "--stack", "h100-prod")
+        assert (shown.stdout, shown.exit_code) == ("the log of job 4\n", status)
+        assert said in shown.stderr
+    assert run("logs", "4", "--stack", "h100-prod", "--no-follow").exit_code == 0
     for verb in ("pull", "logs"):
         refused = run(verb, "5", "--stack", "h100-prod")
         assert refused.exit_code == 1

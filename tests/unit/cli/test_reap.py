@@ -13,15 +13,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-import infra.reap.activity
-import infra.reap.ending
+import infra.operate.idle
 import stacks.load
 from infra.cli import context, reap
 from infra.cli.main import app
-from infra.jobs.errors import JobsError
-from infra.jobs.ssh import Result as SshResult
-from infra.reap.activity import Activity
-from infra.reap.verdict import Verdict
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Result as SshResult
+from infra.operate.idle import Activity, Verdict
 from infra.render import names
 from stacks.load import STACKS_DIR, load_stack
 
@@ -315,7 +313,7 @@ def test_work_that_only_kubernetes_knows_keeps_the_stack(
     """Its Job runs on nodes that were drained in Slurm for it, where nothing ran for long."""
     since = datetime.now(UTC) - timedelta(days=1)
     idle = Activity(unfinished=(), idle_since=since)
-    monkeypatch.setattr(infra.reap.activity, "activity", lambda *words, **options: idle)
+    monkeypatch.setattr(infra.operate.idle, "activity", lambda *words, **options: idle)
     monkeypatch.setattr(context, "read", lambda name: SimpleNamespace(login_host_key="key"))
     pods: list[dict[str, Any]] = []
     client = SimpleNamespace(
@@ -409,7 +407,7 @@ def test_jobs_save_and_end_before_the_engine_takes_their_nodes(
     judged(monkeypatch, DUE)
     left = [("12",), ("12",), ()]
     monkeypatch.setattr(reap, "_seen", lambda *_: SimpleNamespace(job_ids=left.pop(0)))
-    monkeypatch.setattr(infra.reap.ending.end_jobs, "__kwdefaults__", {"pause": lambda s: None})
+    monkeypatch.setattr(infra.operate.idle.end_jobs, "__kwdefaults__", {"pause": lambda s: None})
     assert run("--act", "--end-jobs").exit_code == 0
     stays = "scontrol update JobId=12 Requeue=0"
     assert called(folder) == [PREVIEW, HOLD, stays, UP]

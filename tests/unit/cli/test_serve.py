@@ -9,10 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli.main import app
-from infra.jobs import history, slurm
-from infra.jobs.errors import JobsError
-from infra.jobs.parse import Job
-from infra.jobs.ssh import Result
+from infra.clients import slurm
+from infra.clients.errors import JobsError
+from infra.clients.slurm import Job
+from infra.clients.ssh import Result
+from infra.jobs import history
 from tests.unit.jobs.test_submit import OUTPUTS
 
 RUNNER = CliRunner()

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner, Result
 
-from cost.ledger import Ledger
-from cost.ledger_entries import ActualEntry, ForecastEntry
+from cost.runs.ledger import ActualEntry, ForecastEntry, Ledger
 from infra.cli.main import app
-from infra.jobs.outputs import StackOutputs
-from infra.jobs.ssh import Result as Ran
+from infra.clients.pulumi import StackOutputs
+from infra.clients.ssh import Result as Ran
 from tests.unit.cost.run_stacks import actual_entry, forecast_entry
 from tests.unit.jobs.test_submit import OUTPUTS
 
@@ -127,6 +126,7 @@ def test_a_wrong_setting_is_refused_before_a_node_is_held(
     assert cluster.asked == []
 
 
+@pytest.mark.feature("S001-33")
 def test_the_queue_is_watched_until_an_interrupt(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +141,10 @@ def test_the_queue_is_watched_until_an_interrupt(
     run("status", "--watch")
     assert paused == [2.0, 2.0]
     assert sum("squeue" in command for command in cluster.asked) == 2
+    paused.clear()
+    run("status", "--watch", "--every", "5")
+    assert paused == [5.0, 5.0], "seed 001 looks every five seconds"
+    assert run("status", "--watch", "--every", "0.5").exit_code == 2
 
 
 def test_an_unknown_job_is_refused_before_anything_is_asked(cluster: Cluster) -> None:
@@ -257,7 +261,8 @@ def test_pulling_a_job_writes_its_cost_down(
         return Ran(command=command, exit_code=0, stdout=f"{shown}\n", stderr="")
 
     monkeypatch.setattr(cluster, "run", answer)
-    monkeypatch.setattr("infra.jobs.pull.pull", lambda *_, **__: state / "runs" / "local" / "12")
+    folder = state / "runs" / "local" / "12"
+    monkeypatch.setattr("infra.jobs.transfer.pull", lambda *_, **__: folder)
     done = run("pull", "12")
     assert done.exit_code == 0, done.output
     assert done.stdout.strip() == str(state / "runs" / "local" / "12")

@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from infra.cli.main import app
+from infra.clients.ssh import Result as Ran
 from infra.jobs import history
-from infra.jobs.ssh import Result as Ran
 from infra.jobs.submit import Submission
-from infra.render.archive import code_files, hash_files
+from infra.render.delivery import code_files, hash_files
 from stacks.cost_spec import BudgetSpec, RunForecastSpec
 from stacks.load import STACKS_DIR, load_stack
 from stacks.search_spec import AxisSpec, SearchSpec, TrialSpec
@@ -110,6 +110,7 @@ def test_a_pipeline_is_priced_and_sent_in_order_and_once(cluster: Cluster) -> No
     assert again.stdout.count("before") == 2
 
 
+@pytest.mark.feature("S001-81")
 def test_a_dry_run_of_a_pipeline_queues_nothing(cluster: Cluster) -> None:
     done = run("submit", "finetune", "--pipeline", "--dry-run")
     assert done.exit_code == 0, done.output
@@ -118,6 +119,7 @@ def test_a_dry_run_of_a_pipeline_queues_nothing(cluster: Cluster) -> None:
     assert cluster.sent == []
 
 
+@pytest.mark.feature("S001-81")
 def test_a_dry_run_as_json_shows_job_file_configuration_and_sharding(cluster: Cluster) -> None:
     words = ("--dry-run", "--format", "json", "--set", "train.max_steps=8")
     found = json.loads(run("submit", "finetune", *words).stdout)
@@ -322,6 +324,7 @@ def test_a_cancelled_job_takes_along_what_waits_for_its_success(cluster: Cluster
     assert "finetune (13) waits for its success and is ended with it" in done.stderr
 
 
+@pytest.mark.feature("S001-32")
 def test_the_list_of_jobs_names_what_one_waits_for(cluster: Cluster) -> None:
     times = "0:00|2026-11-21T05:00:00|N/A"
     cluster.queue = (

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from cost.budget import forecasts
-from cost.ledger import FILE_NAME, Ledger, OpenLedger
+from cost.runs.ledger import FILE_NAME, Ledger, OpenLedger
+from cost.runs.spend import forecasts
 from infra.cli.main import app
-from infra.jobs import attempt, history, recovery
-from infra.jobs.outputs import StackOutputs
-from infra.render.archive import code_files, hash_files
+from infra.clients.pulumi import StackOutputs
+from infra.jobs import history, submit_once
+from infra.render.delivery import code_files, hash_files
 from stacks.load import STACKS_DIR, load_stack
 from tests.unit.cli.test_submit import SEARCH
 from tests.unit.jobs.login_node import LOST, Killed, LoginNode, planned
@@ -58,7 +58,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path)
     made = LoginNode(tmp_path / "node")
     outputs = made.outputs(hash_files(code_files(STACKS_DIR.parent, spec)), "lr", "serve")
     monkeypatch.setattr("infra.cli.context.read", lambda _stack: outputs)
-    monkeypatch.setattr("infra.jobs.ssh.Connection", lambda _endpoint: made)
+    monkeypatch.setattr("infra.clients.ssh.Connection", lambda _endpoint: made)
     monkeypatch.setattr("infra.cli.context.spec", lambda _stack: spec)
     return made
 
@@ -97,7 +97,7 @@ def test_a_job_whose_number_never_came_back_is_found_by_the_next_submission(
     assert node.names() == names
     ids = [str(12 + index) for index in range(len(names))]
     assert (machine.known(), machine.booked()) == (ids, ids)
-    assert attempt.left(machine.state, "local") == ()
+    assert submit_once.left(machine.state, "local") == ()
 
 
 def fail_once(node: LoginNode, start: str, command: str) -> None:
@@ -146,7 +146,7 @@ def test_what_sbatch_refused_leaves_nothing_to_look_for(node: LoginNode, machine
     done = machine.run("submit", "finetune")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "invalid partition" in done.stderr
-    assert attempt.left(machine.state, "local") == ()
+    assert submit_once.left(machine.state, "local") == ()
     assert (machine.known(), machine.booked()) == ([], [])
 
 
@@ -211,11 +211,11 @@ def test_a_second_terminal_waits_for_the_first_and_says_so(
 
     def second() -> None:
         say: Callable[[str], Any] = lambda line: (order.append(line), waits.set())  # noqa: E731
-        with recovery.alone(machine.state, node, outputs, say):
+        with submit_once.alone(machine.state, node, outputs, say):
             order.append("second")
 
     thread = threading.Thread(target=second)
-    with recovery.alone(machine.state, node, outputs, order.append):
+    with submit_once.alone(machine.state, node, outputs, order.append):
         thread.start()
         assert waits.wait(60)
         order.append("first")
@@ -276,7 +276,7 @@ def test_while_nobody_gets_the_lock_an_attempt_is_kept_and_nothing_is_submitted(
     done = machine.run("submit", "finetune")
     assert (done.exit_code, done.stdout) == (1, ""), done.output
     assert "another submission holds" in done.stderr
-    assert len(attempt.left(machine.state, "local")) == 1
+    assert len(submit_once.left(machine.state, "local")) == 1
     flock.unlink()
     assert machine.run("submit", "finetune").stdout == "12\n"
     assert node.names() == ["finetune"]

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cost.estimate import estimate
-from cost.price_layers import layered
+from cost.prices.book import layered
+from cost.resources.estimate import estimate
 from infra.cli import doctor
 from infra.cli.demo import seconds
 from infra.cli.doctor import price_ages
 from infra.cli.main import app
-from infra.demo import engine, leftovers
-from infra.jobs.errors import JobsError
-from infra.jobs.outputs import outputs_from, read_first_up, read_outputs
-from infra.jobs.ssh import Result
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import outputs_from, read_first_up, read_outputs
+from infra.clients.ssh import Result
 from infra.local import offline
 from infra.local.errors import LocalError
-from infra.local.state import State
+from infra.setup.demo import engine, runner
+from infra.state import State
 from stacks.load import load_stack
 from tests.unit.local.test_locks import lock_of
 from tests.unit.report.reports import write_runs
@@ -342,8 +342,8 @@ def test_the_failure_of_pulumi_shows_its_errors_and_names_the_file(tmp_path: Pat
 
 def test_what_was_there_before_is_no_leftover(tmp_path: Path) -> None:
     before = tmp_path / "before.json"
-    leftovers.remember(before)
-    assert leftovers.find(tmp_path, before) == []
+    runner.remember(before)
+    assert runner.find(tmp_path, before) == []
 
 
 def test_a_new_file_in_a_watched_folder_is_a_leftover(
@@ -351,11 +351,11 @@ def test_a_new_file_in_a_watched_folder_is_a_leftover(
 ) -> None:
     watched = tmp_path / "mnt"
     watched.mkdir()
-    monkeypatch.setattr(leftovers, "_WATCHED", (str(watched),))
+    monkeypatch.setattr(runner, "_WATCHED", (str(watched),))
     before = tmp_path / "state" / "before.json"
-    leftovers.remember(before)
+    runner.remember(before)
     (watched / "data").mkdir()
-    assert leftovers.find(tmp_path / "state", before) == [f"file {watched / 'data'}"]
+    assert runner.find(tmp_path / "state", before) == [f"file {watched / 'data'}"]
 
 
 def test_what_mount_makes_at_its_first_use_on_a_machine_is_no_leftover(
@@ -364,24 +364,24 @@ def test_what_mount_makes_at_its_first_use_on_a_machine_is_no_leftover(
     """A fresh container has no /run/mount until the first pod is mounted."""
     run = tmp_path / "run"
     run.mkdir()
-    monkeypatch.setattr(leftovers, "_WATCHED", (str(run),))
-    monkeypatch.setattr(leftovers, "_OF_THE_SYSTEM", frozenset({str(run / "mount")}))
+    monkeypatch.setattr(runner, "_WATCHED", (str(run),))
+    monkeypatch.setattr(runner, "_OF_THE_SYSTEM", frozenset({str(run / "mount")}))
     before = tmp_path / "state" / "before.json"
-    leftovers.remember(before)
+    runner.remember(before)
     (run / "mount").mkdir()
-    assert leftovers.find(tmp_path / "state", before) == []
+    assert runner.find(tmp_path / "state", before) == []
 
 
 def test_the_emulator_of_previews_is_a_leftover_while_it_runs(state: Path) -> None:
     before = state / "before.json"
-    leftovers.remember(before)
+    runner.remember(before)
     offline.start(State(state))
     try:
-        (line,) = leftovers.find(state, before)
+        (line,) = runner.find(state, before)
     finally:
         offline.stop(State(state))
     assert "infra.local.nebius_api" in line
-    assert leftovers.find(state, before) == []
+    assert runner.find(state, before) == []
 
 
 def test_local_down_also_stops_the_emulator_of_previews(state: Path) -> None:

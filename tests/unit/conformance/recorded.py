@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from infra.kube.describe import Object, name_of
+from infra.clients.kube_rules import Object, name_of
 
 _RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text(encoding="utf-8"))
 NODES: list[Object] = _RECORDED["nodes"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.conformance.sources import CHECKOUTS
+from infra.operate.conformance.sources import CHECKOUTS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")

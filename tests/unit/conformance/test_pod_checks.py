@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import pytest
 
-from infra.conformance import pod_checks
-from infra.kube.describe import name_of
+from infra.clients.kube_rules import name_of
+from infra.operate.conformance import pod_checks
 from tests.unit.conformance.recorded import NODES, host_keys, objects, one
 
 
+@pytest.mark.feature("S000-01", "S000-13")
 def test_as_recorded_every_pod_would_run():
     found = objects()
     every = pod_checks.pods_of(found)

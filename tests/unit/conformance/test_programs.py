@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from infra.conformance import charts, come_up, operator
-from infra.conformance.charts import Helm, RenderError, StuckError
-from infra.conformance.cluster import Accepted, ApiServer
-from infra.conformance.come_up import STEPS, ComeUp, Step
-from infra.conformance.operator import OperatorError
-from infra.conformance.sources import NotRunError, Sources
-from infra.kube.kubeconfig import Access
+from infra.clients.kube import Access
+from infra.operate.conformance import charts, come_up, operator
+from infra.operate.conformance.charts import Helm, RenderError, StuckError
+from infra.operate.conformance.cluster import Accepted, ApiServer
+from infra.operate.conformance.come_up import STEPS, ComeUp, Step
+from infra.operate.conformance.declared import declared
+from infra.operate.conformance.operator import OperatorError
+from infra.operate.conformance.sources import NotRunError, Sources
 from stacks.load import load_stack
 from tests.ports import free_ports
 
@@ -130,3 +131,19 @@ def test_an_operator_that_was_given_nothing_or_made_nothing_is_not_run(
     step = ComeUp(Sources(tmp_path)).reconciled(declared, cluster, tmp_path)
     assert step.outcome == "NOT RUN"
     assert step.not_run == (f"nothing to see: {admitted} objects admitted, {made} made of them",)
+
+
+def test_what_its_user_makes_is_said_to_be_assumed(tmp_path, public_key_file):
+    spec = load_stack("all-keys", Path(__file__).parents[2] / "conformance")
+    nothing = SimpleNamespace(
+        define=lambda _: None, need_namespace=lambda _: None, accept=lambda *_: Accepted(count=1)
+    )
+    step = ComeUp(Sources(tmp_path)).accepted(declared(spec, tmp_path / "build"), nothing)
+    maps = sorted({each.sshd_config_map for each in spec.nodes.workers} - {None})
+    place = spec.cluster.namespace
+    assert step.assumed == (
+        *(f"ConfigMap {place}/{name} with key sshd_config" for name in maps),
+        f"Secret {place}/sssd-conf with key sssd.conf",
+        f"ConfigMap {place}/sssd-ca with key ca.crt",
+    )
+    assert maps

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from infra.local.state import CHECKOUT
+from infra.state import CHECKOUT
 from tests.conformance import __main__ as runner
 from tests.conformance.conftest import SOURCES
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.conformance.sources import (
+from infra.operate.conformance.definitions import definitions
+from infra.operate.conformance.sources import (
     CHARTS,
     CHECKOUTS,
     OUTSIDE,
@@ -38,9 +39,11 @@ def test_the_printed_command_makes_the_checkout(revision, tmp_path):
     wanted = git(origin, "rev-parse", "HEAD")
     git(origin, "commit", "--quiet", "--allow-empty", "--message=two")
     at = wanted if revision == "a commit" else revision
-    command = Checkout(url=str(origin), revision=at, version="1.0.0").fetched_by("copy")
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, capture_output=True)
-    assert git(tmp_path / "copy", "rev-parse", "HEAD") == wanted
+    command = Checkout(url=str(origin), revision=at, version="1.0.0").fetched_by(
+        tmp_path / "my copy"
+    )
+    subprocess.run(["bash", "-c", command], check=True, capture_output=True)
+    assert git(tmp_path / "my copy", "rev-parse", "HEAD") == wanted
 
 
 @pytest.mark.parametrize("name", CHECKOUTS)
@@ -50,7 +53,8 @@ def test_a_missing_checkout_is_named_with_its_command(name, tmp_path):
     wanted = CHECKOUTS[name]
     assert str(refused.value) == (
         f"no checkout {tmp_path / name}: "
-        f"git clone {wanted.url} {name} && git -C {name} checkout {wanted.revision}"
+        f"git clone {wanted.url} {tmp_path / name} "
+        f"&& git -C {tmp_path / name} checkout {wanted.revision}"
     )
 
 
@@ -66,7 +70,7 @@ def test_a_missing_program_is_named_with_its_place(tmp_path):
 @pytest.mark.parametrize("release", OUTSIDE)
 def test_a_chart_that_no_checkout_has_is_nothing_to_fetch(release, tmp_path):
     with pytest.raises(OutsideError, match=f"^chart of {release} is never rendered here: "):
-        Sources(tmp_path).chart(release, "*", "soperator")
+        Sources(tmp_path).chart(release, "*")
 
 
 def says(folder: Path, name: str, text: str) -> Path:
@@ -93,7 +97,7 @@ def test_a_checkout_of_another_version_is_as_good_as_none(name, text, tmp_path):
         Sources(tmp_path).checkout(name)
     assert str(refused.value) == (
         f"checkout {folder} is of 4.9.9, not of {wanted.version}: "
-        f"git -C {name} checkout {wanted.revision}"
+        f"git -C {folder} checkout {wanted.revision}"
     )
     (folder / wanted.file).write_text(text.replace("4.9.9", wanted.version))
     assert Sources(tmp_path).checkout(name) == folder
@@ -127,19 +131,50 @@ def test_soperator_is_taken_in_the_version_that_is_asked_for(tmp_path):
         sources.soperator("4.0.0")
     assert str(refused.value) == (
         f"no checkout of soperator 4.0.0: {tmp_path}/soperator is of 4.1.7; "
-        "git clone https://github.com/nebius/soperator soperator-4.0.0 "
-        "&& git -C soperator-4.0.0 checkout 4.0.0"
+        f"git clone https://github.com/nebius/soperator {tmp_path}/soperator-4.0.0 "
+        f"&& git -C {tmp_path}/soperator-4.0.0 checkout 4.0.0"
     )
     says(tmp_path, "soperator-4.0.0", "4.0.0\n")
     assert sources.soperator("4.0.0") == "soperator-4.0.0"
 
 
+@pytest.mark.parametrize("other", ["", "5.0.0\n"])
+def test_the_deployed_version_may_lie_under_its_own_name(other, tmp_path):
+    """Beside a checkout `soperator` of another version, or without any."""
+    if other:
+        says(tmp_path, "soperator", other)
+    own = says(tmp_path, "soperator-4.1.7", "4.1.7\n")
+    (chart := own / "helm" / "soperator").mkdir(parents=True)
+    (chart / "Chart.yaml").write_text("version: 4.1.7\n")
+    (crds := chart / "crds").mkdir()
+    (crds / "one.yaml").write_text("kind: CustomResourceDefinition\nspec: {}\nmetadata: {}\n")
+    sources = Sources(tmp_path)
+    assert sources.soperator("4.1.7") == "soperator-4.1.7"
+    assert sources.chart("soperator", "4.1.7") == chart
+    assert len(definitions(sources)[0]) == 1
+    assert sources.versions()["soperator-4.1.7"] == "4.1.7"
+
+
+def test_a_checkout_soperator_of_another_version_is_left_as_it_is(tmp_path):
+    says(tmp_path, "soperator", "5.0.0\n")
+    with pytest.raises(NotRunError) as refused:
+        Sources(tmp_path).chart("helm-nodesets", "4.1.7")
+    assert str(refused.value) == (
+        f"no checkout of soperator 4.1.7: {tmp_path}/soperator is of 5.0.0; "
+        f"git clone https://github.com/nebius/soperator {tmp_path}/soperator-4.1.7 "
+        f"&& git -C {tmp_path}/soperator-4.1.7 checkout 4.1.7"
+    )
+    says(tmp_path, "soperator-4.1.7", "4.1.6\n")
+    with pytest.raises(NotRunError, match=r"-4\.1\.7 is of 4\.1\.6; git -C \S+ checkout 4\.1\.7$"):
+        Sources(tmp_path).chart("helm-nodesets", "4.1.7")
+
+
 def test_a_chart_is_of_the_version_that_the_stack_has(tmp_path):
     chart = says(tmp_path, "k8up", "version: 4.8.7\n") / "charts" / "k8up"
     sources = Sources(tmp_path)
-    assert sources.chart("k8up", "4.8.*", "soperator") == chart
+    assert sources.chart("k8up", "4.8.*") == chart
     with pytest.raises(NotRunError, match=r"^chart of k8up: the stack has 4\.7\.\*, .* of 4\.8\.7"):
-        sources.chart("k8up", "4.7.*", "soperator")
+        sources.chart("k8up", "4.7.*")
 
 
 def test_a_chart_of_soperator_has_a_version_of_its_own(tmp_path):
@@ -147,7 +182,7 @@ def test_a_chart_of_soperator_has_a_version_of_its_own(tmp_path):
     chart = tmp_path / "soperator" / "helm" / "nfs-server"
     chart.mkdir(parents=True)
     (chart / "Chart.yaml").write_text('version: "1.2.0"\n')
-    assert Sources(tmp_path).chart("nfs-server", "1.2.0", "soperator") == chart
+    assert Sources(tmp_path).chart("nfs-server", "1.2.0") == chart
 
 
 def test_versions_of_checkouts_are_those_of_the_table_of_versions():

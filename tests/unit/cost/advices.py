@@ -5,11 +5,11 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
-from cost.advise import Advice, Candidate, advise
-from cost.advise_ask import Ask, Promise
-from cost.advise_load import Measured, measured_curves
-from cost.price_book import PriceBook
-from cost.size.catalog import load_shape
+from cost.choose.advise import Advice, Candidate, advise
+from cost.choose.demand import Ask, Promise
+from cost.choose.servers import Measured, measured_curves
+from cost.prices.book import PriceBook
+from cost.size.shape import load_shape
 from tests.unit.cost.loads import SWEEP, load_record
 
 BOOK = PriceBook.load("nebius")

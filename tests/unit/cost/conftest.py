@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from cost.bill import Bill, bill
-from cost.estimate import Estimate, estimate
-from cost.price_book import PriceBook
-from cost.price_layers import layered
+from cost.bill.bill import Bill, bill
+from cost.prices.book import PriceBook, layered
+from cost.resources.estimate import Estimate, estimate
 from cost.run_record import RunRecord, parse_run_record
 from stacks.load import load_stack
 from stacks.spec import StackSpec

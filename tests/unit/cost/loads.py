@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cost.load_curve import LoadCurve, parse_load_curve
-from cost.run_record import RunRecord
+from cost.run_record import LoadCurve, RunRecord, parse_load_curve
 from tests.unit.cost.conftest import RECORD, record
 
 SLO = {"ttft_ms": 5000.0, "tpot_ms": 500.0, "e2e_s": None, "share": 0.99}

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cost.estimate import estimate
-from cost.part import Inputs
-from cost.price_book import PriceBook
+from cost.chat.unit_costs import Inputs, unit_costs
+from cost.prices.book import PriceBook
+from cost.resources.estimate import estimate
 from cost.run_record import RunRecord
-from cost.unit_costs import unit_costs
 from stacks.cost_spec import PolicySpec
 from stacks.load import load_stack
 from stacks.spec import StackSpec

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from cost.estimate import estimate
-from cost.ledger_entries import ActualEntry, ForecastEntry, Occupancy
-from cost.price_layers import layered
-from cost.run_rates import RunRates, run_rates
+from cost.prices.book import layered
+from cost.resources.estimate import estimate
+from cost.resources.hourly_rates import RunRates, run_rates
 from cost.run_record import RunRecord
-from cost.spend import JobUse
+from cost.runs.ledger import ActualEntry, ForecastEntry, Occupancy
+from cost.runs.spend import JobUse
 from stacks.cost_spec import RunForecastSpec
 from stacks.load import load_stack
 from stacks.slurm_spec import JobSpec

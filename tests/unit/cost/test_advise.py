@@ -15,17 +15,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost.advise import Advice, Verdict
-from cost.advise_ask import Ask
-from cost.advise_estimate import Server, estimate, missing_bytes, prompts_waited
-from cost.advise_explain import explain_candidate
-from cost.advise_load import Basis, Load, best_load
-from cost.advise_peaks import PEAKS
-from cost.advise_table import plain_advice, render_advice
-from cost.layout import WIDTH, Format
-from cost.size.catalog import load_shape
+from cost.choose.advise import Advice, Verdict, plain_advice, render_advice
+from cost.choose.advise_explain import explain_candidate
+from cost.choose.demand import PEAKS, Ask
+from cost.choose.servers import (
+    Basis,
+    Load,
+    Server,
+    best_load,
+    estimate,
+    missing_bytes,
+    prompts_waited,
+)
+from cost.report.layout import WIDTH, Format
 from cost.size.choice import gpu_presets
-from cost.size.gpu import usable_bytes
+from cost.size.shape import load_shape
+from cost.size.training import usable_bytes
 from stacks.errors import UserError
 from tests.unit.cost.advices import NODE, advice, ask, candidate, curves, promise
 from tests.unit.cost.test_explain import evaluated
@@ -255,7 +260,7 @@ def test_of_several_engines_the_cheapest_counts_and_of_two_tests_the_newer():
     ],
 )
 def test_other_records_are_no_curves(changes: dict[str, Any]):
-    from cost.advise_load import measured_curves
+    from cost.choose.servers import measured_curves
     from tests.unit.cost.loads import load_record
 
     values: dict[str, Any] = {"model": "Qwen3-14B", **changes}
@@ -343,8 +348,8 @@ def test_each_loser_is_explained_in_one_line(
 
 
 def test_a_preset_without_a_price_is_never_the_best():
-    from cost.advise import advise
-    from cost.price_book import PriceBook
+    from cost.choose.advise import advise
+    from cost.prices.book import PriceBook
 
     found = advise(ask(), PriceBook(name="empty", caveat="", prices={}))
     assert found.winner is None

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cost.advise import Candidate
-from cost.size.catalog import load_shape
+from cost.choose.advise import Candidate
+from cost.size.shape import load_shape
 from tests.unit.cost.advices import advice, candidate, promise
 
 SIMULATED_S = 7200.0

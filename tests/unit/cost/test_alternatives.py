@@ -10,14 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cost.alternatives import Shortage, alternatives, parse_shortage
-from cost.alternatives_table import alternatives_part
-from cost.candidates import candidates
-from cost.estimate import estimate
-from cost.forecast import Forecast, UnknownRun
-from cost.layout import WIDTH, Document, Format, lay_out
-from cost.part import Inputs
-from cost.price_layers import layered
+from cost.chat.unit_costs import Inputs
+from cost.choose.alternatives import Shortage, alternatives, alternatives_part, parse_shortage
+from cost.choose.candidates import candidates
+from cost.prices.book import layered
+from cost.report.layout import WIDTH, Document, Format, lay_out
+from cost.resources.estimate import estimate
+from cost.runs.forecast import Forecast, UnknownRun
 from stacks.catalog import PLATFORMS
 from stacks.check import Level, check
 from stacks.cost_spec import ContractPriceSpec, PolicySpec, QuotaSpec, RunForecastSpec

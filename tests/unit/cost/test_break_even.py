@@ -13,28 +13,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost.api_prices import ApiPrice, ApiPriceBook
-from cost.bill import bill
-from cost.break_even import (
+from cost.bill.bill import bill
+from cost.chat.break_even import (
     ApiCost,
     BreakEven,
     BreakEvens,
     View,
     api_usd_per_chat,
     break_even,
-    hourly_by_billing,
-)
-from cost.break_even_table import (
     break_even_notes,
     break_even_part,
     break_even_tables,
+    hourly_by_billing,
     plain_break_even,
 )
-from cost.estimate import estimate
-from cost.layout import WIDTH, Document, Format, lay_out
-from cost.part import Inputs
-from cost.price_book import PriceBook
-from cost.unit_costs import NotKnown, UnitCosts, unit_costs
+from cost.chat.unit_costs import Inputs, NotKnown, UnitCosts, unit_costs
+from cost.prices.api_prices import ApiPrice, ApiPriceBook
+from cost.prices.book import PriceBook
+from cost.report.layout import WIDTH, Document, Format, lay_out
+from cost.resources.estimate import estimate
 from stacks.cost_spec import AssumedSpeedSpec, ChatSpec
 from stacks.load import stack_names
 from stacks.node_spec import Billing

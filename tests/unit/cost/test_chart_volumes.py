@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cost.price_book import PriceBook
-from cost.resources.chart_volumes import chart_volume_line
+from cost.prices.book import PriceBook
+from cost.resources.lines import chart_volume_line
 from stacks.load import load_stack
 from stacks.soperator_spec import NfsHomeSpec, Observability, SoperatorSpec
 

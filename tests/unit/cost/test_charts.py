@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost.charts import Axis, Mark, Scale, Series, line_chart, spread, ticks
-from cost.chat_charts import chat_charts
-from cost.unit_costs import unit_costs
+from cost.chat.charts import chat_charts
+from cost.chat.unit_costs import unit_costs
+from cost.report.charts import Axis, Mark, Scale, Series, line_chart, spread, ticks
 from tests.unit.cost.conftest import Priced
 
 SVG = "{http://www.w3.org/2000/svg}"

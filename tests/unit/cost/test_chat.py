@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost.chat import (
+from cost.chat.speeds import (
+    Basis,
     ChatCost,
     HourlyCost,
+    Speed,
     answer_s,
     chat_cost,
     chats_per_day,
@@ -21,10 +23,9 @@ from cost.chat import (
     nodes_for,
     usd_on_basis,
 )
-from cost.chat_table import chat_notes, chat_table
-from cost.layout import WIDTH, Document, Format, lay_out
-from cost.speeds import Basis, Speed
-from cost.unit_costs import NotKnown, UnitCosts, unit_costs
+from cost.chat.table import chat_notes, chat_table
+from cost.chat.unit_costs import NotKnown, UnitCosts, unit_costs
+from cost.report.layout import WIDTH, Document, Format, lay_out
 from stacks.cost_spec import ChatSpec
 from tests.unit.cost.conftest import Priced, record
 
@@ -66,6 +67,7 @@ def seed_rows(priced: Callable[[str], Priced]) -> tuple[ChatCost, ...]:
     return chats
 
 
+@pytest.mark.feature("S000-117", "S000-118", "S000-119")
 def test_the_seed_s_three_rows_come_out_on_its_own_basis(priced: Callable[[str], Priced]):
     """$19,000 over the chats of 30 days."""
     assert [

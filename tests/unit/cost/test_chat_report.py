@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cost.bill import Bill, bill
-from cost.chat_report import SharedBill, render_chats
-from cost.layout import WIDTH, Format
-from cost.price_book import PriceBook
+from cost.bill.bill import Bill, bill
+from cost.bill.chat_report import SharedBill, render_chats
+from cost.prices.book import PriceBook
+from cost.report.layout import WIDTH, Format
 from stacks.cost_spec import AssumedSpeedSpec, ChatSpec
 from tests.unit.cost.conftest import Priced
 

@@ -8,12 +8,12 @@ from decimal import Decimal
 
 import pytest
 
-from cost.bill import Bill, bill
-from cost.comment import MARK, MAX_CHARACTERS, StackChange, comment
-from cost.compare import compare, render_compare
-from cost.component import Section
-from cost.layout import WIDTH, Format
-from cost.price_layers import layered
+from cost.bill.bill import Bill, bill
+from cost.diff.comment import MARK, MAX_CHARACTERS, StackChange, comment
+from cost.diff.compare import compare, render_compare
+from cost.prices.book import layered
+from cost.report.layout import WIDTH, Format
+from cost.resources.component import Section
 from stacks.cost_spec import PolicySpec
 from stacks.load import load_stack, stack_names
 from stacks.spec import StackSpec

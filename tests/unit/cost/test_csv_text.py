@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost.csv_text import csv_text
+from cost.report.layout import csv_text
 
 
+@pytest.mark.feature("S000-112")
 @pytest.mark.parametrize(
     "text",
     [

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from cost.bill import Bill, bill
-from cost.diff import Difference, LineChange, diff
-from cost.diff_table import NO_CHANGE, plain_diff, render_diff
-from cost.layout import WIDTH, Format
-from cost.price_book import PriceBook
-from cost.price_layers import layered
-from cost.snapshot import take
+from cost.bill.bill import Bill, bill
+from cost.diff.diff import Difference, LineChange, diff
+from cost.diff.snapshot import take
+from cost.diff.table import NO_CHANGE, plain_diff, render_diff
+from cost.prices.book import PriceBook, layered
+from cost.report.layout import WIDTH, Format
 from stacks.cost_spec import ContractPriceSpec, PreemptionSpec
 from stacks.load import load_stack
 from stacks.node_spec import Billing

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 
-from cost.bill import Bill
-from cost.bill import bill as make_bill
-from cost.components import CostComponent
-from cost.estimate import Estimate, estimate, price_problems
-from cost.price_book import PriceBook
-from cost.table import render
+from cost.bill.bill import Bill
+from cost.bill.bill import bill as make_bill
+from cost.bill.table import render
+from cost.prices.book import PriceBook
+from cost.resources.component import CostComponent
+from cost.resources.estimate import Estimate, estimate, price_problems
 from stacks.check import check
 from stacks.node_spec import Billing
 from stacks.spec import StackSpec

@@ -11,13 +11,11 @@ from decimal import Decimal
 
 import pytest
 
-from cost.bill import Bill, bill
-from cost.explain import explain, explanations
-from cost.explain_table import render_explanation
-from cost.explanation import Figure
-from cost.layout import Format
-from cost.price_book import PriceBook
-from cost.price_layers import layered
+from cost.bill.bill import Bill, bill
+from cost.bill.explain import explain, explanations
+from cost.prices.book import PriceBook, layered
+from cost.report.explanation import Figure, render_explanation
+from cost.report.layout import Format
 from cost.run_record import RunRecord
 from stacks.cost_spec import PolicySpec, PreemptionSpec, RunForecastSpec
 from stacks.errors import UserError

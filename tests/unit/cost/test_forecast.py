@@ -7,10 +7,10 @@ from decimal import Decimal
 
 import pytest
 
-from cost.forecast import Forecast, UnknownRun, forecast, forecasts
-from cost.part import Inputs
-from cost.run_rates import RunRates
-from cost.runs import plain_run, run_lines, runs
+from cost.chat.unit_costs import Inputs
+from cost.resources.hourly_rates import RunRates
+from cost.runs.forecast import Forecast, UnknownRun, forecast, forecasts
+from cost.runs.runs import plain_run, run_lines, runs
 from stacks.cost_spec import ContractPriceSpec, PreemptionSpec
 from stacks.node_spec import Billing
 from stacks.slurm_time import slurm_seconds
@@ -188,8 +188,8 @@ def test_a_run_that_would_never_end_says_so():
 
 
 def inputs(spec: StackSpec, rates: RunRates) -> Inputs:
-    from cost.estimate import estimate
-    from cost.unit_costs import unit_costs
+    from cost.chat.unit_costs import unit_costs
+    from cost.resources.estimate import estimate
 
     total = estimate(spec, rates.book)
     return Inputs(

@@ -8,12 +8,11 @@ from decimal import Decimal
 
 import pytest
 
-from cost.estimate import estimate
-from cost.forgotten import forgotten, forgotten_lines
-from cost.price_book import PriceBook
-from stacks.lifetime_spec import LifetimeSpec
+from cost.bill.left_running import forgotten, forgotten_lines
+from cost.prices.book import PriceBook
+from cost.resources.estimate import estimate
 from stacks.load import load_stack, stack_names
-from stacks.spec import StackSpec
+from stacks.spec import LifetimeSpec, StackSpec
 
 NOW = datetime(2026, 11, 21, 18, tzinfo=UTC)
 pytestmark = pytest.mark.usefixtures("public_key_file")

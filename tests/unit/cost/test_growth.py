@@ -8,11 +8,11 @@ import pstats
 import pytest
 
 from benchmarks.scale import with_worker_sets
-from cost.bill import Bill
-from cost.estimate import estimate
-from cost.price_layers import layered
-from cost.table import render
-from cost.unit_costs import unit_costs
+from cost.bill.bill import Bill
+from cost.bill.table import render
+from cost.chat.unit_costs import unit_costs
+from cost.prices.book import layered
+from cost.resources.estimate import estimate
 from stacks.spec import StackSpec
 
 

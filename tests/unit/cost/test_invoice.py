@@ -13,12 +13,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cost.estimate import Estimate, estimate
-from cost.invoice import COLUMNS, Invoice, read_invoice
-from cost.layout import Format
-from cost.reconcile import Product, Reconciliation, Verdict, product_of, reconcile
-from cost.reconcile_table import render_reconciliation
-from cost.spend import Spend, spend
+from cost.report.layout import Format
+from cost.resources.estimate import Estimate, estimate
+from cost.runs.invoice import COLUMNS, Invoice, read_invoice
+from cost.runs.reconcile import (
+    Product,
+    Reconciliation,
+    Verdict,
+    product_of,
+    reconcile,
+    render_reconciliation,
+)
+from cost.runs.spend import Spend, spend
 from infra.cli.main import app
 from stacks.errors import UserError
 from tests.unit.cost.run_stacks import at, l40s, rates_of, use

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cost.estimate import estimate
-from cost.invoice import Invoice, read_invoice
-from cost.reconcile import Product, Verdict, reconcile
-from cost.spend import spend
+from cost.resources.estimate import estimate
+from cost.runs.invoice import Invoice, read_invoice
+from cost.runs.reconcile import Product, Verdict, reconcile
+from cost.runs.spend import spend
 from infra.cli.main import app
 from stacks.errors import UserError
 from tests.unit.cost.run_stacks import l40s, rates_of
@@ -104,7 +104,7 @@ def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
 def test_what_unpacks_without_end_is_refused_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("cost.invoice._MOST_BYTES", 2**20)
+    monkeypatch.setattr("cost.runs.invoice._MOST_BYTES", 2**20)
     bomb = gzip.compress(bytes(2**26))
     path = tmp_path / name
     path.write_bytes(bomb)

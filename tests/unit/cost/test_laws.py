@@ -13,16 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost.bill import Bill
-from cost.component import Scope
-from cost.diff import diff
-from cost.estimate import estimate
-from cost.price import HOURS_PER_MONTH, PriceBookError
-from cost.price_book import PriceBook
-from cost.price_file import read_price_file
-from cost.snapshot import Snapshot, take
-from cost.snapshot_format import parse, plain
-from cost.unit_costs import unit_costs
+from cost.bill.bill import Bill
+from cost.chat.unit_costs import unit_costs
+from cost.diff.diff import diff
+from cost.diff.snapshot import Snapshot, parse, plain, take
+from cost.prices.book import PriceBook
+from cost.prices.file import read_price_file
+from cost.prices.price import HOURS_PER_MONTH, PriceBookError
+from cost.resources.component import Scope
+from cost.resources.estimate import estimate
 from stacks.catalog import PLATFORMS
 from stacks.load import STACKS_DIR, load_config
 from stacks.node_spec import Billing, BootDiskSpec, WorkerSpec

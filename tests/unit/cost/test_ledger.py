@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost.budget import month_budget
-from cost.ledger import Ledger, LedgerError
-from cost.ledger_entries import Entry, LineError, OverrideEntry, decode, encode
+from cost.runs.ledger import Entry, Ledger, LedgerError, LineError, OverrideEntry, decode, encode
+from cost.runs.spend import month_budget
 from stacks.cost_spec import BudgetSpec
 from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at, forecast_entry
 

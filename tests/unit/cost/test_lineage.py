@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cost.estimate import Estimate
-from cost.finetune import finetune
-from cost.lineage import lineage
-from cost.run_record import RunRecord
-from cost.unit_costs import NotKnown, RunCost, unit_costs
+from cost.chat.finetune import finetune
+from cost.chat.unit_costs import NotKnown, RunCost, unit_costs
+from cost.resources.estimate import Estimate
+from cost.run_record import RunRecord, lineage
 from stacks.spec import StackSpec
 from tests.unit.cost.conftest import record
 

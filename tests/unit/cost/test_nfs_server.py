@@ -7,9 +7,9 @@ from decimal import Decimal
 
 import pytest
 
-from cost.component import CostComponent, Scope, Section
-from cost.components import components
-from cost.price_layers import layered
+from cost.prices.book import layered
+from cost.resources.component import CostComponent, Scope, Section
+from cost.resources.lines import components
 from stacks.load import load_stack
 from stacks.nfs_spec import DataDisksSpec, NfsSpec
 from stacks.node_spec import BootDiskSpec

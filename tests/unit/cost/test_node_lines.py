@@ -7,12 +7,12 @@ from decimal import Decimal
 
 import pytest
 
-from cost.bill import bill
-from cost.component import CostComponent, Section
-from cost.diff import diff
-from cost.estimate import estimate
-from cost.price_book import PriceBook
-from cost.snapshot import take
+from cost.bill.bill import bill
+from cost.diff.diff import diff
+from cost.diff.snapshot import take
+from cost.prices.book import PriceBook
+from cost.resources.component import CostComponent, Section
+from cost.resources.estimate import estimate
 from stacks.load import load_stack
 from stacks.node_spec import ImageDiskSpec, LocalDiskSpec
 from stacks.spec import StackSpec

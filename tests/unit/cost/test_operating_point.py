@@ -10,20 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from cost.bill import Bill, bill
-from cost.causes import Kind as CauseKind
-from cost.chat_report import render_chats
-from cost.chat_table import chat_notes
-from cost.diff import diff
-from cost.explain import explain
-from cost.layout import Format
-from cost.load_curve import parse_load_curve
-from cost.price_layers import layered
-from cost.run_record import RunRecord, RunRecordError, load_run_records
-from cost.snapshot import take, unit_amounts
-from cost.speeds import Basis, speeds
-from cost.table import render
-from cost.unit_costs import NotKnown
+from cost.bill.bill import Bill, bill
+from cost.bill.chat_report import render_chats
+from cost.bill.explain import explain
+from cost.bill.table import render
+from cost.chat.speeds import Basis, speeds
+from cost.chat.table import chat_notes
+from cost.chat.unit_costs import NotKnown
+from cost.diff.diff import Kind as CauseKind
+from cost.diff.diff import diff
+from cost.diff.snapshot import take, unit_amounts
+from cost.prices.book import layered
+from cost.report.layout import Format
+from cost.run_record import RunRecord, RunRecordError, load_run_records, parse_load_curve
 from stacks.load import load_stack
 from tests.unit.cost.conftest import Priced, record
 from tests.unit.cost.loads import SLO, curve, load_json, load_record, write_load

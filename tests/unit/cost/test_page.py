@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from cost.bill import bill
-from cost.page import bill_page
-from cost.price_layers import layered
+from cost.bill.bill import bill
+from cost.bill.table import bill_page
+from cost.prices.book import layered
 from stacks.cost_spec import PolicySpec
 from stacks.load import load_stack, stack_names
 from stacks.spec import StackSpec

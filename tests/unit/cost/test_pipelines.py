@@ -7,11 +7,11 @@ from decimal import Decimal
 
 import pytest
 
-from cost.bill import bill
-from cost.layout import Format
-from cost.pipelines import pipeline_cost, pipeline_line
-from cost.price_layers import layered
-from cost.table import render
+from cost.bill.bill import bill
+from cost.bill.table import render
+from cost.prices.book import layered
+from cost.report.layout import Format
+from cost.runs.pipelines import pipeline_cost, pipeline_line
 from stacks.pipeline import pipeline
 from stacks.spec import StackSpec
 from tests.unit.cost.run_stacks import l40s, rates_of
@@ -25,15 +25,15 @@ def cost_of(spec: StackSpec, name: str = "evaluate", **sets: tuple[str, ...]):
 
 
 def test_the_pipeline_of_seed_000_is_the_sum_of_its_jobs() -> None:
-    """2 h on one node, 24 h on four, 4 h on one; two hours of training on four are forecast."""
+    """2 h on one node, 2 h and 24 h on four, 4 h on one; 2 h of training on four are forecast."""
     found = cost_of(l40s())
-    assert found.order == "prepare-data -> finetune -> evaluate"
+    assert found.order == "prepare-data -> accept -> finetune -> evaluate"
     assert found.most_hours == 30
-    assert found.most_usd == NODE_USD * (2 + 4 * 24 + 4)
+    assert found.most_usd == NODE_USD * (2 + 4 * 2 + 4 * 24 + 4)
     assert found.forecast_usd == NODE_USD * 4 * 2
     assert pipeline_line(found) == (
-        "Pipeline prepare-data -> finetune -> evaluate: at most 30.00 h and $466.02 of its own "
-        "nodes, by the time limits; 1 of 3 jobs are forecast: 2.00 h and $36.55 together."
+        "Pipeline prepare-data -> accept -> finetune -> evaluate: at most 30.00 h and $502.57 of "
+        "its own nodes, by the time limits; 1 of 4 jobs are forecast: 2.00 h and $36.55 together."
     )
 
 
@@ -55,9 +55,9 @@ def test_jobs_side_by_side_take_the_time_of_the_longer_one() -> None:
 def test_the_preview_has_a_row_for_each_pipeline() -> None:
     spec = l40s()
     text = render(bill(spec, layered(spec)), Format.TABLE)
-    assert "prepare-data -> finetune -> inference-original ->" in text
-    assert "evaluate -> inference-trained -> compare -> serve" in text
-    assert "$614.50" in text, "with a day of the one node that serves"
+    assert "prepare-data -> accept -> finetune -> inference-" in text
+    assert "original -> evaluate -> inference-trained -> compare" in text
+    assert "$651.05" in text, "with a day of the one node that serves"
     plain = bill(spec, layered(spec)).parts
     assert [part.name for part in plain].count("pipelines") == 1
 

@@ -7,11 +7,11 @@ from decimal import Decimal
 
 import pytest
 
-from cost.bill import bill
-from cost.layout import WIDTH, Document, Format, lay_out, usd_text
-from cost.limits import limits
-from cost.policy import policy_part, policy_problems
-from cost.price_book import PriceBook
+from cost.bill.bill import bill
+from cost.choose.limits import limits
+from cost.choose.policy import policy_part, policy_problems
+from cost.prices.book import PriceBook
+from cost.report.layout import WIDTH, Document, Format, lay_out, usd_text
 from stacks.check import Level
 from stacks.cost_spec import PolicyLevel, PolicySpec
 from stacks.load import load_stack

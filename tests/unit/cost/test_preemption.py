@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost.preemption import (
+from cost.runs.forecast import (
     Disturbance,
     Stall,
     best_slowdown,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from decimal import Decimal
 
-from cost.price import Price, Unit
-from cost.price_ages import old_prices, price_age_problems
+from cost.prices.book import old_prices, price_age_problems
+from cost.prices.price import Price, Unit
 from stacks.problem import Level
 from tests.unit.cost.conftest import Priced
 

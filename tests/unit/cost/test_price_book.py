@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cost.price_book import PRICES_DIR, Price, PriceBook, PriceBookError, Unit, UnknownPrice
+from cost.prices.book import PRICES_DIR, PriceBook
+from cost.prices.price import Price, PriceBookError, Unit, UnknownPrice
 
 BOOKS = sorted(path.stem for path in PRICES_DIR.glob("*.yaml"))
 GPU = "gpu-l40s-a/gpu"
@@ -25,6 +26,7 @@ def price(found: Price | UnknownPrice) -> Price:
     return found
 
 
+@pytest.mark.feature("S000-90")
 @pytest.mark.parametrize("name", BOOKS)
 def test_every_shipped_reading_is_a_decimal_with_source_and_date(name: str):
     for readings in PriceBook.load(name).readings.values():

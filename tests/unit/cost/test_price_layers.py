@@ -13,10 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost.price import Layer, Price, PriceBookError, Unit
-from cost.price_book import PRICES_DIR, PriceBook, newest
-from cost.price_layers import LivePrices, contract_prices, layered
-from cost.sku import UNITS, covers_vm, node_sku, unit_of
+from cost.prices.book import PRICES_DIR, LivePrices, PriceBook, contract_prices, layered, newest
+from cost.prices.price import (
+    UNITS,
+    Layer,
+    Price,
+    PriceBookError,
+    Unit,
+    covers_vm,
+    node_sku,
+    unit_of,
+)
 from stacks.cost_spec import ContractPriceSpec
 from stacks.node_spec import Billing
 from stacks.spec import StackSpec

@@ -12,9 +12,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost.price import PriceBookError, Unit
-from cost.price_book import PriceBook
-from cost.price_file import read_price_file
+from cost.prices.book import PriceBook
+from cost.prices.file import read_price_file
+from cost.prices.price import PriceBookError, Unit
 
 days = st.dates(min_value=date(2024, 1, 1), max_value=date(2026, 1, 1))
 GPU = "gpu-l40s-a/gpu"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cost.component import Scope
-from cost.price_book import PriceBook
-from cost.resources.registry import registry_line
+from cost.prices.book import PriceBook
+from cost.resources.component import Scope
+from cost.resources.lines import registry_line
 from stacks.load import load_stack
 
 BOOK = PriceBook.load("nebius")

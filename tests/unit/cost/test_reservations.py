@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost.bill import bill
-from cost.part import Part
-from cost.price_layers import layered
-from cost.reservations import Reservation
+from cost.bill.bill import bill
+from cost.chat.unit_costs import Part
+from cost.choose.reservations import Reservation
+from cost.prices.book import layered
 from stacks.cost_spec import ContractPriceSpec
 from stacks.spec import StackSpec
 from tests.unit.cost.conftest import Priced
@@ -44,6 +44,7 @@ def test_without_a_contract_there_is_nothing_to_compare(h100: StackSpec):
     assert part_of(h100) is None
 
 
+@pytest.mark.feature("S004-28")
 def test_a_reservation_pays_from_its_share_of_the_on_demand_price(h100: StackSpec):
     """8 GPUs: 8 x 4.50 = 36.00 against 8 x 2.70 = 21.60 is 60 % of 730 hours, 438."""
     part = part_of(h100, "2.70")

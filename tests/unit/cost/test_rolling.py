@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from cost.estimate import estimate
-from cost.price_layers import layered
-from cost.rolling import Leaving, Roll, leaving, rolls
+from cost.diff.rollout import Leaving, Roll, leaving, rolls
+from cost.prices.book import layered
+from cost.resources.estimate import estimate
 from infra.render.names import filesystems
-from infra.render.node_group import node_group_spec, roles
+from infra.render.nodes import node_group_spec, roles
 from stacks.cluster_spec import GpuDrivers
 from stacks.declared import declared_values
 from stacks.load import load_stack

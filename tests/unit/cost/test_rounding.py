@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from cost.rounding import rounded, short
+from cost.report.layout import rounded, short
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,11 @@ from decimal import Decimal
 
 import pytest
 
-from cost.bill import bill
-from cost.layout import Format
-from cost.pipelines import PipelineCost, pipeline_cost
-from cost.price_layers import layered
-from cost.schedules import schedule_cost, schedule_lines
-from cost.table import render
+from cost.bill.bill import bill
+from cost.bill.table import render
+from cost.prices.book import layered
+from cost.report.layout import Format
+from cost.runs.pipelines import PipelineCost, pipeline_cost, schedule_cost, schedule_lines
 from stacks.pipeline import pipeline
 from stacks.spec import StackSpec
 from tests.unit.cost.run_stacks import l40s, rates_of
@@ -36,7 +35,7 @@ def test_a_daily_training_costs_a_month_of_days_with_what_it_needs() -> None:
     found = schedule_cost(once(scheduled("@daily")))
     assert found is not None
     times = Decimal(730) / 24
-    assert found.most_usd == NODE_USD * (2 + 4 * 24) * times
+    assert found.most_usd == NODE_USD * (2 + 4 * 2 + 4 * 24) * times
     assert found.forecast_usd == NODE_USD * 4 * 2 * times
     assert found.most_hours == 730  # 26 h a day are more than there are
 
@@ -48,7 +47,7 @@ def test_a_training_that_is_submitted_again_at_its_end_costs_a_month_of_its_node
     month = NODE_USD * 730
     assert found.most_usd is not None
     assert found.forecast_usd is not None
-    assert abs(found.most_usd - 5 * month) < Decimal("0.001")  # one node prepares, four train
+    assert abs(found.most_usd - 9 * month) < Decimal("0.001")  # 1 prepares, 4 accept, 4 train
     assert abs(found.forecast_usd - 4 * month) < Decimal("0.001")
 
 
@@ -56,7 +55,7 @@ def test_the_dry_run_names_the_next_three_times_and_the_month() -> None:
     now = datetime(2026, 11, 21, 18, 30, tzinfo=UTC)
     (line,) = schedule_lines(once(scheduled("0 2 * * 1-5")), now)
     assert "next 2026-11-23 02:00, 2026-11-24 02:00, 2026-11-25 02:00 UTC" in line
-    assert "21.7 times a month: at most $9,72" in line
+    assert "21.7 times a month: at most $10,516.08" in line
 
 
 def test_a_job_without_a_schedule_has_no_line() -> None:
@@ -66,8 +65,8 @@ def test_a_job_without_a_schedule_has_no_line() -> None:
 def test_the_preview_has_a_row_for_each_schedule() -> None:
     spec = scheduled("@daily")
     text = render(bill(spec, layered(spec)), Format.TABLE)
-    assert "@daily: prepare-data -> finetune" in text
-    assert "$13,618.83" in text
+    assert "@daily: prepare-data -> accept -> finetune" in text
+    assert "$14,730.57" in text
 
 
 def test_a_stack_without_schedules_has_no_such_table() -> None:

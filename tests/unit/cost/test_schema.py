@@ -12,11 +12,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import cost
-from cost.bill import bill
-from cost.layout import Format
-from cost.price_book import PriceBook
-from cost.price_layers import layered
-from cost.table import SCHEMA_VERSION, render
+from cost.bill.bill import bill
+from cost.bill.table import SCHEMA_VERSION, render
+from cost.prices.book import PriceBook, layered
+from cost.report.layout import Format
 from stacks.cost_spec import PolicySpec, PreemptionSpec, RunForecastSpec
 from stacks.load import load_stack, stack_names
 from stacks.spec import StackSpec
@@ -24,7 +23,7 @@ from stacks.spec import StackSpec
 pytestmark = pytest.mark.usefixtures("public_key_file")
 
 SCHEMA: dict[str, Any] = json.loads(
-    (Path(cost.__file__).parent / "schema" / "cost.schema.json").read_text(encoding="ascii")
+    (Path(cost.__file__).parent / "bill" / "cost.schema.json").read_text(encoding="ascii")
 )
 
 

@@ -7,12 +7,12 @@ from decimal import Decimal
 
 import pytest
 
-from cost.bill import bill
-from cost.forecast import Forecast, UnknownRun
-from cost.layout import Format
-from cost.price_layers import layered
-from cost.searches import search_cost, search_line
-from cost.table import render
+from cost.bill.bill import bill
+from cost.bill.table import render
+from cost.prices.book import layered
+from cost.report.layout import Format
+from cost.runs.forecast import Forecast, UnknownRun
+from cost.runs.searches import search_cost, search_line
 from stacks.search_spec import AxisSpec, SearchSpec
 from tests.unit.cost.run_stacks import l40s, rates_of
 

@@ -12,12 +12,13 @@ from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 
-from cost.bill import bill as make_bill
-from cost.components import Scope, Section
-from cost.estimate import estimate
-from cost.price_book import PriceBook
-from cost.table import render
-from cost.unit_costs import Basis, NotKnown, unit_costs
+from cost.bill.bill import bill as make_bill
+from cost.bill.table import render
+from cost.chat.speeds import Basis
+from cost.chat.unit_costs import NotKnown, unit_costs
+from cost.prices.book import PriceBook
+from cost.resources.component import Scope, Section
+from cost.resources.estimate import estimate
 from tests.unit.cost.conftest import Priced
 
 CENT = Decimal("0.01")
@@ -54,6 +55,38 @@ def cents(usd: Decimal | None) -> str:
     return str(usd.quantize(CENT, ROUND_HALF_UP))
 
 
+@pytest.mark.feature(
+    "S000-100",
+    "S000-101",
+    "S000-102",
+    "S000-103",
+    "S000-104",
+    "S000-105",
+    "S000-106",
+    "S000-107",
+    "S000-108",
+    "S000-109",
+    "S000-110",
+    "S000-123",
+    "S000-74",
+    "S000-82",
+    "S000-83",
+    "S000-84",
+    "S000-85",
+    "S000-86",
+    "S000-87",
+    "S000-88",
+    "S000-89",
+    "S000-91",
+    "S000-92",
+    "S000-93",
+    "S000-94",
+    "S000-95",
+    "S000-96",
+    "S000-97",
+    "S000-98",
+    "S000-99",
+)
 def test_every_row_of_the_bill_is_the_seed_s_to_the_cent(priced: Callable[[str], Priced]):
     _, bill = priced("l40s-dev")
     assert [
@@ -69,6 +102,7 @@ def test_every_row_of_the_bill_is_the_seed_s_to_the_cent(priced: Callable[[str],
     ] == ROWS
 
 
+@pytest.mark.feature("S000-91", "S000-96")
 def test_the_two_nodesets_together_are_the_seed_s_row_of_five_workers(
     priced: Callable[[str], Priced],
 ):
@@ -84,6 +118,7 @@ def test_the_two_nodesets_together_are_the_seed_s_row_of_five_workers(
         assert sum(workers) == Decimal(usd)
 
 
+@pytest.mark.feature("S000-111", "S000-113")
 def test_the_subtotal_of_what_the_seed_lists_is_exact(priced: Callable[[str], Priced]):
     _, bill = priced("l40s-dev")
     listed = bill.subtotal(Scope.SEED)
@@ -120,6 +155,7 @@ def test_without_a_source_that_says_free_the_line_is_unpriced(priced: Callable[[
     assert not bill.subtotal(Scope.SEED).is_lower_bound
 
 
+@pytest.mark.feature("S000-82", "S000-83", "S000-84", "S000-85")
 @pytest.mark.parametrize(
     ("name", "usd"),
     [
@@ -144,10 +180,13 @@ CHATS = [
 ]
 
 
+@pytest.mark.feature("S000-114", "S000-115", "S000-117", "S000-118", "S000-119", "S000-120")
 def test_the_chat_table_has_the_seed_s_speeds_and_volumes(priced: Callable[[str], Priced]):
     spec, bill = priced("l40s-dev")
     chats = unit_costs(spec, bill, []).chats
     assert not isinstance(chats, NotKnown)
+    assert spec.chat is not None
+    assert (spec.chat.context_tokens, spec.chat.output_tokens) == (8_000, 2_000)
     for chat, (scenario, tokens, per_day, cluster, node) in zip(chats, CHATS, strict=True):
         assert chat.speed.scenario == scenario
         assert chat.speed.basis is Basis.ASSUMED

@@ -7,10 +7,10 @@ from decimal import Decimal
 
 import pytest
 
-from cost.bill import Bill, bill
-from cost.layout import Format
-from cost.price_layers import layered
-from cost.table import render
+from cost.bill.bill import Bill, bill
+from cost.bill.table import render
+from cost.prices.book import layered
+from cost.report.layout import Format
 from stacks.shifts import partition_shifts
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
@@ -42,6 +42,7 @@ def made(spec: StackSpec) -> Bill:
     return bill(spec, layered(spec))
 
 
+@pytest.mark.feature("S004-30")
 def test_the_day_trains_and_the_night_serves() -> None:
     """14.4 M tokens take two hours: ten hours a day are 72 M, and 504 M a week."""
     found = shifts_of(made(day_and_night()))
@@ -64,6 +65,7 @@ def test_a_night_gives_its_part_of_a_days_chats() -> None:
     assert abs(Decimal(serve["chats_per_week"]) - expected) < Decimal("0.00001")
 
 
+@pytest.mark.feature("S004-30")
 def test_schedules_that_ask_for_more_than_there_is_say_when() -> None:
     """The training may go on to 20:00, two hours into the night."""
     spec = day_and_night(day="12:00:00")
@@ -73,6 +75,7 @@ def test_schedules_that_ask_for_more_than_there_is_say_when() -> None:
     assert "From Monday 18:00 on the schedules ask for more than the 4 nodes, 14.0 h a week" in text
 
 
+@pytest.mark.feature("S000-116")
 def test_a_run_that_is_not_over_keeps_the_next_one_out() -> None:
     """Every ten minutes, with a limit of ten hours, is a training that never stops for long."""
     spec = day_and_night()

@@ -14,13 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cost.budget import month_budget
-from cost.layout import WIDTH, Format
-from cost.ledger_entries import Entry, Occupancy
-from cost.run_rates import RunRates
-from cost.spend import JobUse, Spend, grouped, spend
-from cost.spend_report import SpendReport, spend_report
-from cost.spend_table import parts, render_spend
+from cost.report.layout import WIDTH, Format
+from cost.resources.hourly_rates import RunRates
+from cost.runs.ledger import Entry, Occupancy
+from cost.runs.spend import JobUse, Spend, SpendReport, grouped, month_budget, spend, spend_report
+from cost.runs.spend_table import parts, render_spend
 from stacks.cost_spec import BudgetSpec
 from tests.unit.cost.run_stacks import actual_entry, at, forecast_entry, l40s, rates_of, use
 from tests.unit.cost.test_ledger import OVERRIDE
@@ -49,6 +47,7 @@ def test_a_job_alone_pays_its_nodes_for_its_time(rates: RunRates):
     assert found.jobs[0].node_hours == 8
 
 
+@pytest.mark.feature("S002-72")
 def test_what_no_job_was_on_is_idle(rates: RunRates):
     """5 nodes x 24 h - 4 nodes x 2 h = 112 node-hours."""
     found = day(rates, use("1", at(8), at(10), FOUR))
@@ -139,6 +138,7 @@ def uses(draw: st.DrawFn) -> JobUse:
     )
 
 
+@pytest.mark.feature("S002-72")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(found=st.lists(uses(), max_size=12), min_nodes=st.integers(min_value=0, max_value=5))
 def test_jobs_idle_nodes_control_plane_and_storage_are_the_bill(
@@ -227,6 +227,7 @@ def test_the_report_prints_in_every_format(rates: RunRates, format: Format):
         assert "anna submitted finetune (job 3) of $36.55 with $-1.50 left of $100.00" in text
 
 
+@pytest.mark.feature("S004-31")
 def test_the_json_adds_up_and_names_users_and_partitions(rates: RunRates):
     found = json.loads(render_spend(report(rates, *ENTRIES), Format.JSON))
     names = ("jobs_usd", "idle_usd", "control_plane_usd", "storage_usd")

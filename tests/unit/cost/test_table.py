@@ -11,11 +11,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from cost.bill import Bill
-from cost.bill import bill as make_bill
-from cost.layout import Document, Table, lay_out
-from cost.price_layers import layered
-from cost.table import WIDTH, Format, render
+from cost.bill.bill import Bill
+from cost.bill.bill import bill as make_bill
+from cost.bill.table import render
+from cost.prices.book import layered
+from cost.report.layout import WIDTH, Document, Format, Table, lay_out
 from stacks.load import stack_names
 from tests.unit.cost.conftest import record
 
@@ -37,6 +37,7 @@ def rendered(billed: Billed, name: str, format: Format) -> str:
     return render(make_bill(spec, layered(spec), [record(), record(**TRAIN)]), format)
 
 
+@pytest.mark.feature("S000-112", "S000-120")
 @pytest.mark.parametrize("name", stack_names())
 @pytest.mark.parametrize("format", Format)
 def test_the_bill_of_each_stack_is_the_reviewed_one(
@@ -96,6 +97,7 @@ def test_a_measured_speed_carries_its_date_and_job(billed: Billed):
     assert "12.3 tokens/s, measured on 2026-11-21: job 12 of stack local on cpu" in text
 
 
+@pytest.mark.feature("S000-113")
 def test_json_holds_the_stack_output_and_every_line(billed: Billed):
     bill = billed("l40s-dev")
     document = json.loads(rendered(billed, "l40s-dev", Format.JSON))
@@ -105,6 +107,7 @@ def test_json_holds_the_stack_output_and_every_line(billed: Billed):
     assert document["stack"] == "l40s-dev"
 
 
+@pytest.mark.feature("S000-112")
 def test_csv_rows_have_the_columns_of_their_heading(billed: Billed):
     rows = list(csv.reader(io.StringIO(rendered(billed, "l40s-dev", Format.CSV))))
     gap = rows.index([])

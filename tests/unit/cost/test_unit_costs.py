@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from cost.estimate import estimate
-from cost.price_book import PriceBook
+from cost.bill.table import figures
+from cost.chat.speeds import Basis, ChatCost
+from cost.chat.unit_costs import NotKnown, UnitCosts, unit_costs
+from cost.prices.book import PriceBook
+from cost.resources.estimate import estimate
 from cost.run_record import RunRecord
-from cost.summary import figures
-from cost.unit_costs import Basis, ChatCost, NotKnown, UnitCosts, unit_costs
 from tests.unit.cost.conftest import RECORD, Priced, record
 
 H200 = {**RECORD["hardware"], "platform": "gpu-h200-sxm", "preset": "1gpu-16vcpu-200gb"}

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cost.layout import Document, Format, Table, lay_out
-from cost.visible import visible
+from cost.report.layout import Document, Format, Table, lay_out, visible
 from infra.cli import output
 from infra.cli.main import app
 from tests.unit.runs.folders import write_run

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "delivery.md").read_text(encoding="utf-8")
 
@@ -15,6 +17,7 @@ def row(first: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
 
 
+@pytest.mark.feature("S003-71", "S003-72")
 def test_the_page_has_the_measured_figures_and_says_what_was_not_measured() -> None:
     environment, image, _ = row("set-up time")
     assert re.search(r"\d+ s", environment)
@@ -23,9 +26,33 @@ def test_the_page_has_the_measured_figures_and_says_what_was_not_measured() -> N
     assert re.search(r"[\d.]+ GB", row("disk")[0])
 
 
+@pytest.mark.feature("S003-81", "S003-86")
+@pytest.mark.parametrize(
+    ("first", "of_environment", "of_image"),
+    [
+        ("an edit", "seconds, nothing is installed", "only another package needs a build"),
+        ("debugging", "stack trace", "through the image"),
+        ("pinned by", "hashes of every wheel", "tag `sha-COMMIT`"),
+        ("reproduced", "system libraries", "everything but the driver"),
+        ("disk", "GB", "pulled by each node"),
+        ("isolation", "none", "its own libraries"),
+        ("registry", "none", "storage.registry_gib"),
+        ("disadvantage", "by hand", "a build and a pull on each node"),
+    ],
+)
+def test_each_pro_and_con_that_seed_003_names_has_its_cell(
+    first: str, of_environment: str, of_image: str
+) -> None:
+    """Both lists of its part on options A and B: iteration to registry, and the drawbacks."""
+    environment, image, _ = row(first)
+    assert of_environment in environment
+    assert of_image in image
+
+
+@pytest.mark.feature("S003-73")
 def test_the_page_says_which_route_is_for_what() -> None:
     environment, image, _ = row("for")
     assert environment.startswith("development")
     assert image.startswith("production")
-    for verb in ("soperator venv", "infra/image/build.sh", "soperator manifest"):
+    for verb in ("soperator venv", "infra/setup/image/build.sh", "soperator manifest"):
         assert verb in PAGE

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-ENTRYPOINT = ROOT / "infra" / "image" / "entrypoint.sh"
+ENTRYPOINT = ROOT / "infra" / "setup" / "image" / "entrypoint.sh"
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def program(path: Path, text: str) -> None:
 def checkout(tmp_path: Path) -> Path:
     """A repository on main with one commit and the script in it."""
     folder = tmp_path / "checkout"
-    (folder / "infra" / "image").mkdir(parents=True)
-    script = ROOT / "infra" / "image" / "build.sh"
-    (folder / "infra" / "image" / "build.sh").write_bytes(script.read_bytes())
-    (folder / "infra" / "image" / "build.sh").chmod(0o755)
+    (folder / "infra" / "setup" / "image").mkdir(parents=True)
+    script = ROOT / "infra" / "setup" / "image" / "build.sh"
+    (folder / "infra" / "setup" / "image" / "build.sh").write_bytes(script.read_bytes())
+    (folder / "infra" / "setup" / "image" / "build.sh").chmod(0o755)
     git(folder, "init", "--quiet", "--initial-branch=main")
     git(folder, "add", ".")
     git(folder, "commit", "--quiet", "--message=first")
@@ -58,7 +58,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 def build(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [folder / "infra" / "image" / "build.sh", *words], capture_output=True, text=True
+        [folder / "infra" / "setup" / "image" / "build.sh", *words], capture_output=True, text=True
     )
 
 
@@ -66,6 +66,7 @@ def sha(folder: Path) -> str:
     return f"sha-{git(folder, 'rev-parse', '--short=12', 'HEAD')}"
 
 
+@pytest.mark.feature("S001-73", "S003-83")
 def test_main_is_tagged_with_its_commit_and_latest_and_a_release_with_its_version(
     checkout: Path, programs: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_pull_request_gets_no_tag_but_its_commits(
     assert build(checkout, "tags").stdout.split() == [f"soperator-jobs:{sha(checkout)}"]
 
 
+@pytest.mark.feature("S001-65", "S003-82")
 def test_a_build_names_every_tag_and_the_revision(checkout: Path, programs: Path) -> None:
     first, *_ = build(checkout, "build").stdout.splitlines()
     words = first.split()
@@ -93,6 +95,7 @@ def test_a_build_names_every_tag_and_the_revision(checkout: Path, programs: Path
     assert words.count("--tag") == 2
 
 
+@pytest.mark.feature("S003-83")
 def test_the_push_goes_to_the_registry_of_the_stack(checkout: Path, programs: Path) -> None:
     lines = build(checkout, "push", "--stack", "own").stdout.splitlines()
     image = "cr.eu-north1.nebius.cloud/e00registry/soperator-jobs"
@@ -139,6 +142,7 @@ def test_a_stack_without_a_registry_is_told_how_to_declare_one(
     assert "declare storage.registry_gib, then pulumi up" in done.stderr
 
 
+@pytest.mark.feature("S001-65")
 def test_a_tree_with_changes_is_built_under_its_own_name_and_never_pushed(
     checkout: Path, programs: Path
 ) -> None:
@@ -176,6 +180,7 @@ def start(*words: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.feature("S001-61")
 def test_the_entry_point_runs_the_benchmark_on_every_gpu_by_torchrun(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,10 +193,12 @@ def test_the_entry_point_runs_the_benchmark_on_every_gpu_by_torchrun(
     assert words[-2:] == ["--mode", "distributed"], "what is typed comes last, and wins"
 
 
+@pytest.mark.feature("S001-61")
 def test_the_entry_point_runs_any_other_program_as_it_is(programs: Path) -> None:
     assert start("torchrun", "--nnodes=2", "x.py") == ["torchrun", "--nnodes=2", "x.py"]
 
 
+@pytest.mark.feature("S001-19")
 def test_everything_that_the_image_copies_is_sent_to_the_builder() -> None:
     """The build's context leaves out what .dockerignore does not name."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()
@@ -207,6 +214,7 @@ def test_everything_that_the_image_copies_is_sent_to_the_builder() -> None:
         assert any(Path(source).is_relative_to(each) for each in sent), source
 
 
+@pytest.mark.feature("S001-19")
 def test_the_image_has_the_python_of_the_lock_files() -> None:
     bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
     (version,) = {re.fullmatch(r"python:(3\.\d+)-slim-bookworm", base)[1] for base in bases}

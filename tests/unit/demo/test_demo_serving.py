@@ -13,16 +13,17 @@ from typing import Any
 
 import pytest
 
-from infra.demo import chain, server_mark
-from infra.demo.runner import Runner, Step
-from infra.demo.serving import roles, serve_and_load
-from infra.jobs import history, logs, pull, slurm
-from infra.jobs.errors import JobsError
-from infra.jobs.outputs import StackOutputs
-from infra.jobs.parse import Job
-from infra.jobs.sending import Sent
-from infra.jobs.ssh import Result
+from infra.clients import slurm
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.slurm import Job
+from infra.clients.ssh import Result
+from infra.jobs import follow, history, transfer
 from infra.jobs.submit import Submission
+from infra.jobs.submit_once import Sent
+from infra.setup.demo import runner, serving
+from infra.setup.demo.runner import Runner, Step
+from infra.setup.demo.serving import roles, serve_and_load
 from stacks.errors import UserError
 from stacks.load import load_stack
 
@@ -118,8 +119,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     monkeypatch.setattr(slurm, "find", played.find)
     monkeypatch.setattr(slurm, "cancel", played.cancel)
     monkeypatch.setattr(slurm, "recent", lambda *_, **__: tuple(played.jobs.values()))
-    monkeypatch.setattr(logs, "follow", played.follow)
-    monkeypatch.setattr(pull, "pull", played.pull)
+    monkeypatch.setattr(follow, "follow", played.follow)
+    monkeypatch.setattr(transfer, "pull", played.pull)
 
     def order(_books: object, job: Any, _files: object, sets: tuple[str, ...], **_: Any) -> Any:
         return job.name, sets
@@ -127,8 +128,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     def dispatch(ordered: Any, *_: Any, code_hash: str, **__: Any) -> Sent:
         return Sent(submission=played.add(*ordered, code_hash), is_earlier=False)
 
-    monkeypatch.setattr("infra.demo.runner.order", order)
-    monkeypatch.setattr("infra.demo.runner.dispatch", dispatch)
+    monkeypatch.setattr("infra.setup.demo.runner.order", order)
+    monkeypatch.setattr("infra.setup.demo.runner.dispatch", dispatch)
     return played
 
 
@@ -181,7 +182,7 @@ def test_the_adapter_of_the_fine_tune_is_served_asked_and_the_server_ended(
     assert served.sets == ("serve.adapter=/mnt/chkpt/finetune/2/final", "serve.port=0")
     assert loaded.sets[0] == 'load.target.serve_job="1"'
     assert loaded.sets[-1] == "load.sweep=[1]"
-    assert server_mark.read(tmp_path) is None
+    assert serving.read(tmp_path) is None
 
 
 def test_a_second_run_submits_nothing(demo: Demo, cluster: Slurm) -> None:
@@ -264,7 +265,7 @@ def test_the_chain_has_no_server_no_load_test_and_no_acceptance_test(
     public_key_file: Path,
 ) -> None:
     spec = load_stack("local", environ={"SOPERATOR_SSH_PUBLIC_KEY_FILE": str(public_key_file)})
-    order = [job.name for job in chain.in_order(spec)]
+    order = [job.name for job in runner.in_order(spec)]
     assert order == ["prepare-data", "finetune", "evaluate"]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from infra.demo import summary
-from infra.demo.outcomes import outcomes
+from infra.setup.demo import summary
+from infra.setup.demo.summary import outcomes
 from stacks.cost_spec import AssumedSpeedSpec
 from stacks.load import load_stack
 from stacks.spec import StackSpec
@@ -138,7 +138,7 @@ def test_a_long_answer_is_cut_and_an_empty_one_is_named(spec: StackSpec, state: 
 
 
 def test_the_counts_of_pulumi_become_a_remark() -> None:
-    from infra.demo.engine import changes
+    from infra.setup.demo.engine import changes
 
     assert changes("x\nResources:\n    + 52 created\n\nDuration: 28s\n") == "resources: 52 created"
     done = "\nResources:\n    ~ 1 updated\n    +-2 replaced\n    3 changes. 48 unchanged\n"

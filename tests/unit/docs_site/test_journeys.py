@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -16,11 +17,25 @@ from typer.testing import CliRunner
 
 from infra.cli.main import app
 from tests.unit.docs_site.journeys import ANY, FOLDER, ROOT, commands, shown, soperator_lines
-from tests.unit.test_features import is_test
 
 UsageError = typer.BadParameter.__mro__[1]
 """What typer raises for words that a command does not take; it exports only this kind of it."""
 PAGES = [ROOT / "docs" / "quick-start.md", *sorted(FOLDER.glob("[0-9]*.md"))]
+
+
+def is_test(node_id: str) -> bool:
+    """Whether a pytest node id (path::[Class::]function, parameters ignored) names a test."""
+    path, *names = node_id.split("[")[0].split("::")
+    file = ROOT / path
+    if not names or not file.is_file() or not names[-1].startswith("test_"):
+        return False
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    for name in names:
+        found = next((node for node in body if getattr(node, "name", None) == name), None)
+        if not isinstance(found, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            return False
+        body = found.body
+    return isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def name_of(page: Path) -> str:
@@ -134,6 +149,7 @@ def test_a_line_that_was_not_printed_is_missed() -> None:
     assert shown(("c", "a"), "a\nb\nc\n") == ["a"]
 
 
+@pytest.mark.feature("S003-87", "S003-89", "S003-90")
 @pytest.mark.parametrize("page", ["fault-tolerance", "training", "troubleshooting"])
 def test_the_guides_that_the_seeds_had_are_in_the_navigation(page: str) -> None:
     assert f"{page}.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from infra.cli.main import VERBS
-from infra.docs_site import links
-from infra.docs_site.cli_page import cli_page
-from infra.docs_site.price_page import price_page
+from infra.setup.docs import links
+from infra.setup.docs.pages import cli_page, price_page
 from stacks.load import stack_names
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -59,6 +58,7 @@ def test_no_page_asks_another_host(site: Path) -> None:
         assert not re.search(r"url\((['\"]?)(https?:)?//", style.read_text(encoding="utf-8"))
 
 
+@pytest.mark.feature("S002-90")
 def test_every_stack_has_its_drawing_and_every_verb_its_heading(site: Path) -> None:
     page = (site / "reference" / "drawings.html").read_text(encoding="utf-8")
     for stack in stack_names():
@@ -72,8 +72,8 @@ def test_every_stack_has_its_drawing_and_every_verb_its_heading(site: Path) -> N
 def test_a_file_beside_the_pages_is_carried_along(site: Path) -> None:
     """Pages name price files and schemas; a link into the checkout leads nowhere in a site."""
     page = (site / "cost.html").read_text(encoding="utf-8")
-    assert 'href="source/cost/schema/cost.schema.json"' in page
-    assert (site / "source" / "cost" / "schema" / "cost.schema.json").is_file()
+    assert 'href="source/cost/bill/cost.schema.json"' in page
+    assert (site / "source" / "cost" / "bill" / "cost.schema.json").is_file()
 
 
 def test_the_commands_are_described_by_the_commands_themselves() -> None:
@@ -99,7 +99,7 @@ def test_every_reading_of_the_price_books_has_its_source() -> None:
     [
         ("cost.md", "../cost/prices/api/hosted.yaml", "source/cost/prices/api/hosted.yaml"),
         ("adr/0026.md", "../features.tsv", "../source/docs/features.tsv"),
-        ("sizing.md", "../workloads/train/optimizer.py", "source/workloads/train/optimizer.py.txt"),
+        ("sizing.md", "../workloads/train/strategy.py", "source/workloads/train/strategy.py.txt"),
         ("adr/0001.md", "../stack.md#jobs", "../stack.md#jobs"),
         ("cost.md", "https://example.org/x", "https://example.org/x"),
         ("cost.md", "#below", "#below"),

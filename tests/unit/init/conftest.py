@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.nebius import sdk
+from infra.providers.nebius import sdk
 from tests.unit.nebius_api.conftest import PROJECT, Served
 
 __all__ = ["PROJECT"]

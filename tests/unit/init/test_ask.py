@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cost.price_book import PriceBook
-from infra.init.ask import Options, fill
-from infra.init.choices import worker_choices
-from infra.init.project import Place
+from cost.prices.book import PriceBook
+from infra.setup.project.ask import Options, fill, worker_choices
+from infra.setup.project.project import Place
 from stacks.errors import UserError
 
 PLACE = Place(tenant_id="tenant-e00t", project_id="project-e00p", region="eu-north1")

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from infra.cli.main import app
-from infra.init.stack_file import Answers, stack_text
+from infra.clients.passphrase import PUBLIC, make_salt, opens, public_problem
 from infra.local import engine
-from infra.nebius import sdk
-from infra.passphrase import PUBLIC, make_salt, opens, public_problem
+from infra.providers.nebius import sdk
+from infra.setup.project.stack_file import Answers, stack_text
 from stacks.check import check
 from stacks.load import STACKS_DIR, load_stack
 from tests.unit.init.conftest import PROJECT, environment_of
@@ -45,6 +45,7 @@ def made(served: Any, kind: str) -> list[Any]:
     ]
 
 
+@pytest.mark.feature("S000-66", "S003-16", "S003-57", "S003-58", "S003-59")
 def test_a_project_gets_an_account_with_one_role_a_versioned_bucket_and_a_stack(
     served: Any, whole: Any, tmp_path: Path
 ):
@@ -130,6 +131,7 @@ def test_an_edited_stack_file_stays_and_the_keys_of_its_project_are_renewed(
     assert "nebius.project_id 'project-other'" in other.stderr
 
 
+@pytest.mark.feature("S003-59")
 def test_no_secret_is_printed_and_every_file_is_the_owner_s(
     served: Any, whole: Any, tmp_path: Path
 ):
@@ -150,6 +152,7 @@ def test_no_secret_is_printed_and_every_file_is_the_owner_s(
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
 
+@pytest.mark.feature("S002-18", "S003-17", "S003-57")
 def test_the_key_that_was_made_signs_in_as_the_deployer(
     served: Any, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -163,6 +166,7 @@ def test_the_key_that_was_made_signs_in_as_the_deployer(
     assert "nothing to do" in result.stdout
 
 
+@pytest.mark.feature("S003-16", "S003-54", "S003-55")
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -187,6 +191,7 @@ def test_a_place_that_is_not_there_is_refused_before_anything_is_made(
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.feature("S003-54")
 def test_without_a_terminal_all_missing_options_are_named_with_the_choices(served: Any, whole: Any):
     folder, _, _ = whole
     result = init(folder, "--project", PROJECT)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from infra.jobs.outputs import StackOutputs
-from infra.jobs.ssh import ConnectionLostError, Result
+from infra.clients.pulumi import StackOutputs
+from infra.clients.ssh import ConnectionLostError, Result
 from infra.jobs.submit import Submission
 from tests.unit.jobs.test_submit import OUTPUTS
 

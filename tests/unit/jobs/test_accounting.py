@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.jobs import accounting
-from infra.jobs.accounting import Accounted
-from infra.jobs.errors import JobsError
-from infra.jobs.hostlist import expand
+from infra.clients import slurm
+from infra.clients.errors import JobsError
+from infra.clients.slurm import Accounted, expand
 from tests.unit.jobs.test_submit import Recorded
 
 OUTPUT = (Path(__file__).parent / "fixtures" / "accounting_22.05.txt").read_text(encoding="utf-8")
@@ -21,7 +20,7 @@ NOW = datetime(2026, 11, 21, 8, 31, tzinfo=UTC)
 
 
 def asked(shell: Recorded, *ids: str) -> Accounted:
-    return accounting.uses(shell, "key", since=NOW - timedelta(days=20), until=NOW, ids=ids)
+    return slurm.uses(shell, "key", since=NOW - timedelta(days=20), until=NOW, ids=ids)
 
 
 JOBS = {use.job_id: use for use in asked(Recorded(stdout=OUTPUT)).uses}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.jobs import attempt, recovery
-from infra.jobs.attempt import Attempt
-from infra.jobs.errors import JobsError
+from infra.clients.errors import JobsError
+from infra.jobs import submit_once
+from infra.jobs.submit_once import Attempt
 from tests.unit.cost.run_stacks import at, forecast_entry
 from tests.unit.jobs.login_node import planned
 from tests.unit.jobs.test_submit import OUTPUTS, Recorded
@@ -26,22 +26,22 @@ def begun() -> Attempt:
 
 
 def test_an_attempt_is_read_as_it_was_written(tmp_path: Path, begun: Attempt) -> None:
-    attempt.begin(tmp_path, begun)
-    assert attempt.left(tmp_path, "local") == (begun,)
-    assert attempt.left(tmp_path, "other") == ()
-    attempt.end(tmp_path, begun.submission)
-    assert attempt.left(tmp_path, "local") == ()
-    attempt.end(tmp_path, begun.submission)
+    submit_once.begin(tmp_path, begun)
+    assert submit_once.left(tmp_path, "local") == (begun,)
+    assert submit_once.left(tmp_path, "other") == ()
+    submit_once.end(tmp_path, begun.submission)
+    assert submit_once.left(tmp_path, "local") == ()
+    submit_once.end(tmp_path, begun.submission)
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"submission": {}, "entries": []}', '{"schema_version": 7}']
 )
 def test_a_damaged_attempt_is_none(tmp_path: Path, begun: Attempt, text: str) -> None:
-    attempt.begin(tmp_path, begun)
+    submit_once.begin(tmp_path, begun)
     (path,) = tmp_path.glob("runs/local/.attempts/*.json")
     path.write_text(text)
-    assert attempt.left(tmp_path, "local") == ()
+    assert submit_once.left(tmp_path, "local") == ()
 
 
 def test_an_attempt_that_cannot_be_written_stops_the_submission(
@@ -49,12 +49,12 @@ def test_an_attempt_that_cannot_be_written_stops_the_submission(
 ) -> None:
     (tmp_path / "runs").write_text("")
     with pytest.raises(JobsError, match=r"nothing was submitted: make room there"):
-        attempt.begin(tmp_path, begun)
+        submit_once.begin(tmp_path, begun)
 
 
 def found(stdout: str, begun: Attempt, known: tuple[str, ...] = ()) -> str | None:
     shell = Recorded(stdout=stdout, stderr=OFF, exit_code=1)
-    return attempt.find(shell, OUTPUTS, begun, known)
+    return submit_once.find(shell, OUTPUTS, begun, known)
 
 
 def test_the_job_is_the_one_with_its_comment_as_the_queue_or_accounting_has_it(
@@ -90,7 +90,7 @@ def test_without_comments_in_accounting_one_job_of_that_name_and_time_is_it(
 def test_a_controller_that_does_not_answer_says_nothing_of_the_job(begun: Attempt) -> None:
     shell = Recorded(stdout="", stderr="Unable to contact slurm controller\n", exit_code=1)
     with pytest.raises(JobsError, match="Unable to contact"):
-        attempt.find(shell, OUTPUTS, begun, ())
+        submit_once.find(shell, OUTPUTS, begun, ())
 
 
 def test_a_mark_is_part_of_the_path_that_its_attempt_is_written_to(
@@ -98,9 +98,9 @@ def test_a_mark_is_part_of_the_path_that_its_attempt_is_written_to(
 ) -> None:
     """Two of the same inputs, in two stacks or one after the other, never meet."""
     second = replace(begun.submission, mark=f"{begun.mark[:-1]}d")
-    attempt.begin(tmp_path, begun)
-    attempt.begin(tmp_path, replace(begun, submission=second))
-    assert len(attempt.left(tmp_path, "local")) == 2
+    submit_once.begin(tmp_path, begun)
+    submit_once.begin(tmp_path, replace(begun, submission=second))
+    assert len(submit_once.left(tmp_path, "local")) == 2
 
 
 def test_a_lock_that_an_sbatch_still_holds_leaves_open_whether_a_job_came(
@@ -112,7 +112,7 @@ def test_a_lock_that_an_sbatch_still_holds_leaves_open_whether_a_job_came(
     )
     said = "finetune: flock: not found; another submission holds it; whether a job came of"
     with pytest.raises(JobsError, match=said):
-        attempt.find(shell, OUTPUTS, begun, ())
+        submit_once.find(shell, OUTPUTS, begun, ())
 
 
 def test_a_comment_of_somebody_else_is_not_taken_for_the_end_of_the_queue(begun: Attempt) -> None:
@@ -131,6 +131,6 @@ def test_a_state_folder_without_locks_is_refused_in_a_line_that_says_what_to_do(
     said = r"\.submit\.lock: No locks available; nothing was submitted: set SOPERATOR_STATE"
     with (
         pytest.raises(JobsError, match=said),
-        recovery.alone(tmp_path, Recorded(), OUTPUTS, print),
+        submit_once.alone(tmp_path, Recorded(), OUTPUTS, print),
     ):
         pytest.fail("it went on without the lock")

@@ -10,15 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cost.forecast import Forecast
-from cost.ledger import Ledger
-from cost.ledger_entries import ActualEntry, ForecastEntry, OverrideEntry
-from infra.jobs import spent
-from infra.jobs.accounting import Accounted
-from infra.jobs.books import Books, open_books
-from infra.jobs.budget import Asking, budget_lines, submit_within_budget
-from infra.jobs.errors import JobsError
-from infra.jobs.settle import settle
+from cost.runs.forecast import Forecast
+from cost.runs.ledger import ActualEntry, ForecastEntry, Ledger, OverrideEntry
+from infra.clients.errors import JobsError
+from infra.clients.slurm import Accounted
+from infra.jobs import ledger
+from infra.jobs.ledger import Asking, Books, budget_lines, open_books, settle, submit_within_budget
 from infra.jobs.submit import Submission
 from stacks.cost_spec import BudgetSpec
 from tests.unit.cost.run_stacks import CLUSTER, at, forecast_entry, job_of, l40s, trained, use
@@ -84,6 +81,7 @@ def test_a_job_that_fits_is_submitted_and_its_forecast_written_down(tmp_path: Pa
     assert of.ledger.path == tmp_path / "runs" / "l40s-dev" / "ledger.jsonl"
 
 
+@pytest.mark.feature("S004-31")
 def test_a_job_over_the_budget_is_refused_with_the_numbers_and_not_queued(tmp_path: Path) -> None:
     of = books(tmp_path)
     of.ledger.append(forecast_entry("1", "64", at(9)))
@@ -169,7 +167,7 @@ def test_a_trial_is_held_against_its_part_of_the_forecast(tmp_path: Path) -> Non
     of = books(tmp_path)
     of.ledger.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
     done = Recorded(stdout=tasks("COMPLETED", "PENDING", "PENDING"))
-    note = spent.note_actual(of, done, CLUSTER, "21")
+    note = ledger.note_actual(of, done, CLUSTER, "21")
     assert note.startswith("job 21: $18.28, 4.000 node-hours; forecast $40.00 (-54.3 %)")
 
 
@@ -318,7 +316,7 @@ def test_a_record_that_is_pulled_later_completes_the_actual(tmp_path: Path) -> N
 def test_spend_settles_what_ended_and_prints_it_beside_its_forecast(tmp_path: Path) -> None:
     of = books(tmp_path)
     of.ledger.append(forecast_entry("1", "30", at(8)))
-    report = spent.report_of_cluster(
+    report = ledger.report_of_cluster(
         of, Recorded(stdout=ENDED), cluster=CLUSTER, since=at(0, day=1), until=at(12), now=at(12)
     )
     (row,) = report.rows
@@ -331,7 +329,7 @@ def test_without_accounting_the_ledger_fills_in_and_the_report_says_so(tmp_path:
     of = books(tmp_path)
     settled(of, use("1", at(8), at(10), FOUR))
     shell = Recorded(stdout="--\n", stderr="Slurm accounting storage is disabled\n", exit_code=1)
-    report = spent.report_of_cluster(
+    report = ledger.report_of_cluster(
         of, shell, cluster=CLUSTER, since=at(0, day=1), until=at(12), now=at(12)
     )
     assert [row.job.use.job_id for row in report.rows] == ["1"]
@@ -341,7 +339,7 @@ def test_without_accounting_the_ledger_fills_in_and_the_report_says_so(tmp_path:
 def test_jobs_of_a_former_cluster_are_still_this_stack_s_spend(tmp_path: Path) -> None:
     of = books(tmp_path)
     settled(of, use("1", at(1), at(2), FOUR, cluster="ssh-ed25519 OLD"))
-    report = spent.report_of_cluster(
+    report = ledger.report_of_cluster(
         of, Recorded(stdout=ENDED), cluster=CLUSTER, since=at(0, day=1), until=at(12), now=at(12)
     )
     assert sorted(row.job.use.cluster for row in report.rows) == [CLUSTER, "ssh-ed25519 OLD"]
@@ -350,7 +348,7 @@ def test_jobs_of_a_former_cluster_are_still_this_stack_s_spend(tmp_path: Path) -
 def test_the_ledger_alone_says_what_it_has_no_end_of(tmp_path: Path) -> None:
     of = books(tmp_path)
     of.ledger.append(forecast_entry("7", "30", at(8)))
-    report = spent.report_of_ledger(of, since=at(0, day=1), until=at(12), now=at(12))
+    report = ledger.report_of_ledger(of, since=at(0, day=1), until=at(12), now=at(12))
     assert report.rows == ()
     assert report.notes[1] == "Without an end: jobs 7."
 
@@ -358,7 +356,7 @@ def test_the_ledger_alone_says_what_it_has_no_end_of(tmp_path: Path) -> None:
 def test_a_pulled_job_says_its_cost_beside_the_forecast(tmp_path: Path) -> None:
     of = books(tmp_path)
     of.ledger.append(forecast_entry("1", "30", at(8)))
-    text = spent.note_actual(of, Recorded(stdout=ENDED), CLUSTER, "1")
+    text = ledger.note_actual(of, Recorded(stdout=ENDED), CLUSTER, "1")
     assert text == "job 1: $36.55, 8.000 node-hours; forecast $30.00 (+21.8 %)"
 
 

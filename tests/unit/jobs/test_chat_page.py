@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.jobs import chat_page
-from infra.jobs.chat_page import ChatPage
-from infra.jobs.server import KEY_VARIABLE
+from infra.jobs import server
+from infra.jobs.server import KEY_VARIABLE, ChatPage
 
 _PAGE = """
 import signal, subprocess, sys
@@ -29,7 +28,7 @@ record.write_text(json.dumps([pathlib.Path("/proc/self/cmdline").read_text(), di
 def test_a_page_that_does_not_end_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat_page, "_END_S", 0.0)
+    monkeypatch.setattr(server, "_END_S", 0.0)
     program = tmp_path / "workloads" / "chat.py"
     program.parent.mkdir()
     program.write_text(_PAGE)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from cost.ledger_entries import ForecastEntry
-from infra.jobs import attempt, history
-from infra.jobs.books import Books, open_books
-from infra.jobs.dispatch import dispatch, order
-from infra.jobs.errors import JobsError
-from infra.jobs.plan import VARIABLE
-from infra.jobs.submit import Submission
-from infra.render.archive import code_files
+from cost.runs.forecast import Forecast
+from cost.runs.ledger import ForecastEntry
+from infra.clients.errors import JobsError
+from infra.jobs import history, submit_once
+from infra.jobs.ledger import Books, open_books
+from infra.jobs.submit import PLAN_VARIABLE, Submission
+from infra.jobs.submit_once import dispatch, order
+from infra.render.delivery import code_files
 from stacks.cost_spec import BudgetSpec
-from stacks.lifetime_spec import LifetimeSpec
 from stacks.load import STACKS_DIR
-from tests.unit.cost.run_stacks import job_of, l40s
+from stacks.spec import LifetimeSpec
+from tests.unit.cost.run_stacks import job_of, l40s, trained
 from tests.unit.jobs.test_submit import HASH, OUTPUTS, Recorded
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
@@ -47,12 +48,38 @@ def sent(of: Books, shell: Recorded, state: Path) -> tuple[Submission, list[str]
     return made.submission, said
 
 
+def test_steps_that_the_recipe_bounds_are_the_forecast_once_a_step_was_measured(
+    tmp_path: Path,
+) -> None:
+    """900 steps of 2 s are half an hour; epochs=null counts for nothing, 1,800 given ones do."""
+    run = trained(metrics={"train_tokens_per_s": 4000, "train_step_s": 2})
+    of = replace(books(tmp_path), records=(run,))
+    job = job_of(of.spec)
+    files = dict(code_files(STACKS_DIR.parent, of.spec))
+    path = f"workloads/recipes/{job.recipe}.json"
+    recipe = json.loads(files[path])
+    assert "epochs" in recipe["train"]
+    del recipe["train"]["epochs"]
+    files[path] = json.dumps({**recipe, "train": {**recipe["train"], "max_steps": 900}}).encode()
+
+    def hours(*sets: str) -> Decimal:
+        found = order(of, job, files, sets, say=lambda _line: None).run
+        assert isinstance(found, Forecast)
+        return found.hours
+
+    assert hours() == Decimal("0.5")
+    assert hours("train.max_steps=1800") == 1
+    assert hours("train.max_steps=null", "train.epochs=4") == 2
+    assert isinstance(plain := replace(of, records=()).forecast(job, (), 900), Forecast)
+    assert (plain.hours, plain.notes) == (2, ())
+
+
 def test_a_job_leaves_its_forecast_its_plan_and_its_history(tmp_path: Path) -> None:
     of, shell = books(tmp_path), Recorded()
     submission, said = sent(of, shell, tmp_path)
     assert said[0].startswith("Forecast of finetune: 2.00 h on 4 x 2gpu-64vcpu-384gb, $36.55")
     assert any(line.startswith("plan: ") for line in said)
-    assert f"{VARIABLE}=" in shell.asked[-1]
+    assert f"{PLAN_VARIABLE}=" in shell.asked[-1]
     assert history.submissions(tmp_path, "local") == (submission,)
     (entry,) = of.ledger.read().entries
     assert isinstance(entry, ForecastEntry)
@@ -85,7 +112,7 @@ def test_a_job_that_the_budget_has_no_room_for_is_never_begun(tmp_path: Path) ->
     of = books(tmp_path, budget=BudgetSpec(usd_per_month=Decimal(36)))
     with pytest.raises(JobsError, match=r"36\.55"):
         sent(of, Recorded(stdout="--\n"), tmp_path)
-    assert attempt.left(tmp_path, "local") == ()
+    assert submit_once.left(tmp_path, "local") == ()
     assert history.submissions(tmp_path, "local") == ()
     assert of.ledger.read().entries == ()
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.jobs.draining import describe, jobs_on, told, user_key
-from infra.jobs.errors import JobsError
-from infra.jobs.ssh import Result
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Result
+from infra.jobs.nodes import describe, jobs_on, told, user_key
 
 QUEUE = """\
 12|finetune|RUNNING|1:02:03|2026-11-21T05:00:00|2026-11-21T05:00:01|(null)|worker-[0-1]

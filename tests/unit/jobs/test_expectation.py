@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cost.ledger import FILE_NAME, Ledger
-from cost.ledger_entries import ForecastEntry
-from infra.jobs.expectation import expected, forecast_hours
-from infra.jobs.parse import Job
+from cost.runs.ledger import FILE_NAME, ForecastEntry, Ledger
+from infra.clients.slurm import Job
+from infra.jobs.follow import expected, forecast_hours
 
 STARTED = "2026-11-21T05:00:00"
 LIMIT = "2026-11-21T13:00:00"

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from infra.jobs.errors import JobsError
-from infra.jobs.filesystems import usage
-from infra.jobs.ssh import Result
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Result
+from infra.jobs.nodes import usage
 
 
 class Login:
@@ -34,6 +34,7 @@ class Here:
 MOUNTS = {"/": "filesystem jail, 256 GiB", "/mnt/memory": "tmpfs, 2 GiB a node"}
 
 
+@pytest.mark.feature("S000-81")
 def test_a_path_that_only_workers_have_has_no_sizes() -> None:
     root, memory = usage(Login("/\nvirtiofs 274877906944 1000 3000\n/mnt/memory\n"), MOUNTS)
     assert (root.kind, root.size_bytes, root.used_percent) == ("virtiofs", 256 << 30, 25)
@@ -47,6 +48,7 @@ def test_nine_tenths_are_nearly_full(used: int, free: int, nearly: bool) -> None
     assert found.nearly_full is nearly
 
 
+@pytest.mark.feature("S000-81")
 def test_a_real_df_is_read() -> None:
     found, absent = usage(Here(), {"/": "root", "/no such 'path'": "nothing"})
     assert found.kind is not None

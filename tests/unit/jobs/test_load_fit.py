@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.jobs.load_fit import DEFAULT_CONTEXT_TOKENS, DEFAULT_SPREAD, load_fit_problems
+from infra.jobs.recipes import DEFAULT_CONTEXT_TOKENS, DEFAULT_SPREAD, load_fit_problems
 from stacks.load import STACKS_DIR, load_stack
 from stacks.spec import StackSpec
-from workloads.load.config import Lengths
 from workloads.load.run import longest
-from workloads.serve.config import Limits
+from workloads.recipes.load import Lengths
+from workloads.recipes.serve import Limits
 
 CHECKOUT = STACKS_DIR.parent
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from infra.jobs.errors import JobsError
-from infra.jobs.load_target import (
+from infra.clients.errors import JobsError
+from infra.clients.slurm import Job
+from infra.jobs.server import (
     choose,
     job_settings,
     load_job,
     preset_settings,
     settings,
 )
-from infra.jobs.parse import Job
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 

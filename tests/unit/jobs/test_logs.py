@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from infra.jobs import logs
-from infra.jobs.errors import JobsError
-from infra.jobs.ssh import Connection, ConnectionLostError, Result
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Connection, ConnectionLostError, Result
+from infra.jobs import follow
 
 LOG = b"step 1\nstep 2\nstep 3\n"
 ENDED = (
@@ -47,12 +47,12 @@ class Cluster:
         self.opened += 1
 
 
-def follow(cluster: Cluster, patience_s: float = 60) -> tuple[bytes, list[str]]:
+def followed(cluster: Cluster, patience_s: float = 60) -> tuple[bytes, list[str]]:
     received = bytearray()
     lost: list[str] = []
-    job = logs.follow(
+    job = follow.follow(
         cast("Connection", cluster),
-        "/logs/finetune_12.out",
+        "/logs/finetune_12.log",
         "12",
         write=received.extend,
         on_lost=lambda error: lost.append(str(error)),
@@ -63,26 +63,27 @@ def follow(cluster: Cluster, patience_s: float = 60) -> tuple[bytes, list[str]]:
 
 
 def test_a_log_that_is_not_disturbed_comes_once() -> None:
-    assert follow(Cluster()) == (LOG, [])
+    assert followed(Cluster()) == (LOG, [])
 
 
+@pytest.mark.feature("S001-34")
 @pytest.mark.parametrize("cut", range(1, len(LOG)))
 def test_a_connection_lost_at_any_byte_costs_none(cut: int) -> None:
-    assert follow(Cluster(cut)) == (LOG, ["cut"])
+    assert followed(Cluster(cut)) == (LOG, ["cut"])
 
 
 def test_two_losses_and_a_login_node_that_is_away_for_a_while() -> None:
     cluster = Cluster(3, 5, away=1)
-    assert follow(cluster) == (LOG, ["cut", "cut"])
+    assert followed(cluster) == (LOG, ["cut", "cut"])
     assert cluster.opened == 2
 
 
 def test_a_log_that_was_emptied_meanwhile_is_read_from_its_start() -> None:
     cluster = Cluster(7)
     cluster.reopen = lambda: setattr(cluster, "log", b"new\n")  # type: ignore[method-assign]
-    assert follow(cluster)[0] == b"step 1\nnew\n"
+    assert followed(cluster)[0] == b"step 1\nnew\n"
 
 
 def test_after_the_patience_the_last_refusal_is_told() -> None:
     with pytest.raises(JobsError, match="nobody answers"):
-        follow(Cluster(3, away=99), patience_s=0)
+        followed(Cluster(3, away=99), patience_s=0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from infra.jobs.errors import JobsError
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Result
 from infra.jobs.nodes import await_idle, drain, resume
-from infra.jobs.ssh import Result
 from tests.unit.jobs.test_draining import QUEUE
 
 
@@ -30,6 +30,7 @@ class Shell:
         )
 
 
+@pytest.mark.feature("S003-70")
 def test_a_drain_says_what_still_runs_there():
     shell = Shell(QUEUE)
     assert [job.id for job in drain(shell, ["worker-0", "worker-3"], "fan 2 is dead")] == [

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from infra.jobs.outcomes import FAILURES, OutcomeClass, outcome
-from infra.jobs.parse import ACTIVE_STATES, Job
-from infra.jobs.waiting import in_words
+from infra.clients.slurm import ACTIVE_STATES, Job
+from infra.jobs.follow import FAILURES, OutcomeClass, in_words, outcome
 from workloads.common.exit_codes import ExitCode
 
 # Codes that are a class of their own, or no failure.

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.jobs import parse
-from infra.jobs.errors import JobsError
+from infra.clients import slurm
+from infra.clients.errors import JobsError
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LINES = (FIXTURES / "scontrol_22.05.txt").read_text(encoding="utf-8").splitlines()
-JOBS = {job.id: job for job in map(parse.scontrol_job, LINES)}
+JOBS = {job.id: job for job in map(slurm.scontrol_job, LINES)}
 
 
+@pytest.mark.feature("S001-94", "S002-45")
 def test_a_failed_job_has_its_exit_code_and_its_times() -> None:
     job = JOBS["1"]
     assert (job.name, job.state, job.exit_code, job.status) == ("probe", "FAILED", 3, 3)
@@ -49,8 +50,9 @@ def test_a_waiting_job_says_why() -> None:
     assert (JOBS["6"].where, JOBS["6"].started) == ("JobHeldUser", None)
 
 
+@pytest.mark.feature("S000-61", "S002-44", "S003-80")
 def test_squeue_gives_every_job_of_the_queue() -> None:
-    jobs = {job.id: job for job in parse.squeue((FIXTURES / "squeue_22.05.txt").read_text())}
+    jobs = {job.id: job for job in slurm.squeue((FIXTURES / "squeue_22.05.txt").read_text())}
     assert set(jobs) == {"1", "2", "3", "4", "5", "6"}
     assert (jobs["4"].name, jobs["4"].state) == ("a|b c", "FAILED")
     assert (jobs["6"].where, jobs["6"].started) == ("JobHeldUser", None)
@@ -59,38 +61,38 @@ def test_squeue_gives_every_job_of_the_queue() -> None:
 def test_the_reason_of_an_end_is_no_place() -> None:
     """All that a cluster without accounting tells: the column WHERE named the reason."""
     times = "2026-11-21T21:56:57|2026-11-21T21:56:58"
-    (failed,) = parse.squeue(f"24|short|FAILED|0:05|{times}|(null)|(NonZeroExitCode)\n")
-    (waiting,) = parse.squeue(f"25|short|PENDING|0:00|{times}|(null)|(Resources)\n")
+    (failed,) = slurm.squeue(f"24|short|FAILED|0:05|{times}|(null)|(NonZeroExitCode)\n")
+    (waiting,) = slurm.squeue(f"25|short|PENDING|0:00|{times}|(null)|(Resources)\n")
     assert (failed.where, waiting.where) == (None, "Resources")
 
 
 def test_sacct_says_who_cancelled_and_only_the_state_is_kept() -> None:
     line = "7|finetune|CANCELLED by 0|0:15|00:00:09|2026-11-21T05:00:00|2026-11-21T05:00:01|"
-    (job,) = parse.sacct(line + "2026-11-21T05:00:10|worker-[0-1]\n")
+    (job,) = slurm.sacct(line + "2026-11-21T05:00:10|worker-[0-1]\n")
     assert (job.state, job.status, job.name) == ("CANCELLED", 128 + 15, "finetune")
 
 
 def test_a_state_that_a_later_slurm_invents_ends_a_wait() -> None:
-    assert parse.Job(id="1", name="x", state="LAUNCH_FAILED").finished
+    assert slurm.Job(id="1", name="x", state="LAUNCH_FAILED").finished
 
 
 @pytest.mark.parametrize(("output", "job_id"), [("12\n", "12"), ("12;cluster\n", "12")])
 def test_sbatch_prints_an_id_with_or_without_its_cluster(output: str, job_id: str) -> None:
-    assert parse.submitted_id(output) == job_id
+    assert slurm.submitted_id(output) == job_id
 
 
 @pytest.mark.parametrize("output", ["", "Submitted batch job 12", "12 34"])
 def test_anything_else_from_sbatch_is_quoted_back(output: str) -> None:
     with pytest.raises(JobsError, match="instead of a job id"):
-        parse.submitted_id(output)
+        slurm.submitted_id(output)
 
 
 @pytest.mark.parametrize("line", ["12", "1|a|RUNNING|0:01"])
 def test_a_cut_line_is_an_error_and_not_half_a_job(line: str) -> None:
     with pytest.raises(JobsError, match="which is not"):
-        parse.squeue(line)
+        slurm.squeue(line)
     with pytest.raises(JobsError, match="which is not"):
-        parse.sacct(line)
+        slurm.sacct(line)
 
 
 _WORD = st.text(st.characters(codec="ascii", exclude_characters="|\n\r\x0b\x0c\x1c\x1d\x1e"))
@@ -99,8 +101,8 @@ _WORD = st.text(st.characters(codec="ascii", exclude_characters="|\n\r\x0b\x0c\x
 @given(name=_WORD, state=st.sampled_from(["RUNNING", "PENDING", "COMPLETED", "NODE_FAIL"]))
 def test_no_job_name_moves_another_field(name: str, state: str) -> None:
     times = "2026-11-21T05:44:35|2026-11-21T05:44:38"
-    (queued,) = parse.squeue(f"5|{name}|{state}|0:07|{times}|(null)|worker-0\n")
-    (accounted,) = parse.sacct(f"5|{name}|{state}|0:0|00:00:07|{times}|Unknown|worker-0\n")
+    (queued,) = slurm.squeue(f"5|{name}|{state}|0:07|{times}|(null)|worker-0\n")
+    (accounted,) = slurm.sacct(f"5|{name}|{state}|0:0|00:00:07|{times}|Unknown|worker-0\n")
     for job in (queued, accounted):
         assert (job.name, job.state, job.where) == (name, state, "worker-0")
 
@@ -108,7 +110,7 @@ def test_no_job_name_moves_another_field(name: str, state: str) -> None:
 @given(code=st.integers(0, 255), signal=st.integers(0, 64))
 def test_only_success_has_status_0(code: int, signal: int) -> None:
     for state in ("FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"):
-        job = parse.Job(
-            id="1", name="x", state=state, exit_code=parse.exit_code(f"{code}:{signal}")
+        job = slurm.Job(
+            id="1", name="x", state=state, exit_code=slurm.exit_code(f"{code}:{signal}")
         )
         assert job.status != 0

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Result
 from infra.jobs import history, submit
-from infra.jobs.earlier import Earlier
-from infra.jobs.errors import JobsError
-from infra.jobs.pipeline import counted, dry_run, settings_by_job, submit_pipeline
-from infra.jobs.sending import Sent
-from infra.jobs.ssh import Result
+from infra.jobs.history import Earlier
 from infra.jobs.submit import Submission
+from infra.jobs.submit_once import Sent, counted, dry_run, settings_by_job, submit_pipeline
 from stacks.slurm_spec import JobSpec
 from tests.unit.jobs.test_submit import HASH, OUTPUTS
 

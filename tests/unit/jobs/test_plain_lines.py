@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.jobs.plain_lines import PlainLines
+from infra.cli.output import PlainLines
 
 
 def plain(chunks: list[bytes]) -> bytes:

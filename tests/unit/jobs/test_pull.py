@@ -11,10 +11,10 @@ from typing import cast
 
 import pytest
 
-from infra.jobs import history, pull
-from infra.jobs.errors import JobsError
-from infra.jobs.outputs import StackOutputs
-from infra.jobs.ssh import Connection, ConnectionLostError, Result
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.ssh import Connection, ConnectionLostError, Result
+from infra.jobs import history, transfer
 from tests.unit.jobs.login_node import planned
 
 OUTPUTS = StackOutputs(
@@ -79,7 +79,8 @@ def cluster(tmp_path: Path) -> Cluster:
 def pulled(cluster: Cluster, state: Path) -> Path:
     places = {name: str(cluster.folder / name) for name in ("results", "logs")}
     outputs = replace(OUTPUTS, places=places)
-    return pull.pull(cast("Connection", cluster), outputs, "finetune", "7", state=state / "state")
+    shell = cast("Connection", cluster)
+    return transfer.pull(shell, outputs, "finetune", "7", state=state / "state")
 
 
 def noise(seed: int, num_bytes: int) -> bytes:
@@ -91,7 +92,7 @@ def test_results_and_log_become_files_of_the_job(cluster: Cluster, tmp_path: Pat
     cluster.write("results/7/a/loss of 1.json", b"new\n")
     cluster.write("results/7/empty", b"")
     cluster.write("results/7/new\nline", b"odd name")
-    cluster.write("logs/finetune_7.out", b"log\n")
+    cluster.write("logs/finetune_7.log", b"log\n")
     folder = pulled(cluster, tmp_path)
     assert folder == tmp_path / "state" / "runs" / "demo" / "7"
     assert (folder / "a" / "loss of 1.json").read_bytes() == b"new\n"
@@ -188,8 +189,8 @@ def test_the_beginning_of_another_version_is_thrown_away(
 def test_the_log_of_a_running_job_is_pulled_as_far_as_it_was(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    cluster.write("logs/finetune_7.out", b"step 1\n")
-    cluster.before_stream = lambda: cluster.write("logs/finetune_7.out", b"step 1\nstep 2\n")
+    cluster.write("logs/finetune_7.log", b"step 1\n")
+    cluster.before_stream = lambda: cluster.write("logs/finetune_7.log", b"step 1\nstep 2\n")
     assert (pulled(cluster, tmp_path) / "job.log").read_bytes() == b"step 1\n"
 
 

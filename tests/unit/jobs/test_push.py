@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.jobs import push as pushing
-from infra.jobs.errors import JobsError
-from infra.jobs.fetch import default_name
-from infra.jobs.push import destination, push
-from infra.jobs.ssh import Result
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Result
+from infra.jobs import transfer as pushing
+from infra.jobs.transfer import default_name, destination, push
 
 PLACES = {"data": "/mnt/data", "model": "/mnt/model", "scratch": "/mnt/memory"}
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from infra.jobs.parse import Job, scontrol_job, squeue
-from infra.jobs.rest import rest_lines, waiting_for
+from infra.clients.slurm import Job, scontrol_job, squeue
+from infra.jobs.follow import rest_lines, waiting_for, why
 from infra.jobs.submit import Submission
-from infra.jobs.waiting import why
 
 # Lines of Slurm 22.05.8, shortened to the fields that are read.
 QUEUE = """\

@@ -10,17 +10,24 @@ from typing import Any
 
 import pytest
 
-from cost.ledger_entries import ForecastEntry
+from cost.runs.ledger import ForecastEntry
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Result
 from infra.jobs import history
-from infra.jobs.books import Books, open_books
-from infra.jobs.earlier import Earlier
-from infra.jobs.errors import JobsError
-from infra.jobs.leaderboard import leaderboard
-from infra.jobs.search import dispatch_search, left, order_search
-from infra.jobs.ssh import Result
+from infra.jobs.history import Earlier
+from infra.jobs.ledger import Books, open_books
+from infra.jobs.search import (
+    TaskState,
+    TrialRun,
+    dispatch_search,
+    leaderboard,
+    left,
+    order_search,
+    runs_of,
+    states_of,
+)
 from infra.jobs.submit import Submission, TaskFiles, submit
-from infra.jobs.trials import TaskState, TrialRun, runs_of, states_of
-from infra.render.archive import code_files
+from infra.render.delivery import code_files
 from stacks.cost_spec import BudgetSpec
 from stacks.load import STACKS_DIR
 from stacks.rules.searches import TRIALS_MOST
@@ -168,7 +175,7 @@ def test_each_task_names_the_config_of_its_own_settings(
         kept.append(json.loads(content)["train"]["learning_rate"])
         return f"bucket/{len(kept)}"
 
-    monkeypatch.setattr("infra.jobs.run_config.keep", keep)
+    monkeypatch.setattr("infra.jobs.submit.keep", keep)
     cluster = Cluster()
     sent(books(tmp_path), cluster, tmp_path, store={"bucket": "b"})
     assert kept == [1e-5, 2e-5, 4e-5]
@@ -258,6 +265,7 @@ def trial_run(job_id: str, number: int, record: dict[str, Any] | None) -> TrialR
     return TrialRun(job_id=job_id, array_id="12", settings=SETTINGS[number], record=record)
 
 
+@pytest.mark.feature("S002-79")
 @pytest.mark.parametrize(("goal", "best"), [(Goal.LOWEST, 1), (Goal.HIGHEST, 0)])
 def test_trials_are_ranked_by_the_declared_end_of_the_metric(goal: Goal, best: int) -> None:
     runs = [

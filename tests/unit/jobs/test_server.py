@@ -11,12 +11,12 @@ from typing import cast
 import pytest
 
 from infra.cli import interrupts
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.slurm import Job
+from infra.clients.ssh import Connection, Result
 from infra.jobs import server
-from infra.jobs.errors import JobsError
-from infra.jobs.outputs import StackOutputs
-from infra.jobs.parse import Job
 from infra.jobs.server import ServerAddress
-from infra.jobs.ssh import Connection, Result
 from stacks.load import load_stack
 from stacks.slurm_spec import JobSpec
 
@@ -68,7 +68,7 @@ class Login:
 
     def run_bytes(self, command: str, *, stdin: bytes = b"") -> tuple[Result, bytes]:
         start = int(command.split("+")[1].split()[0]) - 1
-        assert command.endswith("/logs/serve_7.out")
+        assert command.endswith("/logs/serve_7.log")
         return Result(command=command, exit_code=0, stdout="", stderr=""), self.log[start:]
 
 

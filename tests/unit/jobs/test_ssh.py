@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from infra.jobs.ssh import Connection, ConnectionLostError, Endpoint
+from infra.clients.ssh import Connection, ConnectionLostError, Endpoint
 
 
 def gone(*_: object) -> NoReturn:
@@ -18,7 +18,7 @@ def gone(*_: object) -> NoReturn:
 
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
-    monkeypatch.setattr("infra.jobs.ssh._connect", lambda _: SimpleNamespace())
+    monkeypatch.setattr("infra.clients.ssh._connect", lambda _: SimpleNamespace())
     channel = SimpleNamespace(sendall=gone, close=lambda: None)
     monkeypatch.setattr(Connection, "_open", lambda *_: channel)
     return Connection(Endpoint(host="h", port=22, host_key="", identity=Path("x")))

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from infra.jobs import history, slurm, submit
-from infra.jobs.errors import JobsError
-from infra.jobs.outputs import StackOutputs, outputs_from
-from infra.jobs.prepared_data import prepared_data, refuse_script
-from infra.jobs.ssh import Result
+from infra.clients import slurm
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs, outputs_from
+from infra.clients.ssh import Result
+from infra.jobs import history, submit
+from infra.jobs.submit import prepared_data, refuse_script
 from stacks.slurm_spec import JobSpec
 
 OUTPUTS = StackOutputs(
@@ -46,6 +47,7 @@ class Recorded:
         )
 
 
+@pytest.mark.feature("S000-11")
 def test_a_submission_is_one_round_trip_with_the_dependency_and_the_settings() -> None:
     shell = Recorded()
     made = submit.submit(
@@ -56,7 +58,7 @@ def test_a_submission_is_one_round_trip_with_the_dependency_and_the_settings() -
         "exec sbatch --parsable --dependency=afterok:11 --kill-on-invalid-dep=yes "
         f"--export=ALL,SOPERATOR_RELEASE={HASH} jobs/finetune --set train.max_steps=8"
     )
-    assert (made.job_id, made.log_path) == ("12", "/mnt/logs/finetune_12.out")
+    assert (made.job_id, made.log_path) == ("12", "/mnt/logs/finetune_12.log")
 
 
 def test_a_job_may_ask_for_the_nodes_of_another() -> None:
@@ -119,6 +121,7 @@ def test_a_job_that_slurm_forgot_is_an_error_that_says_so() -> None:
         slurm.find(Recorded(stdout="", stderr=text, exit_code=1), "99")
 
 
+@pytest.mark.feature("S000-61", "S003-80")
 def test_without_accounting_the_queue_is_all_there_is() -> None:
     shell = Recorded(
         stdout="5|ranks|RUNNING|0:01|2026-11-21T05:44:38|2026-11-21T05:44:40|(null)|worker-0\n--\n",
@@ -128,6 +131,7 @@ def test_without_accounting_the_queue_is_all_there_is() -> None:
     assert [job.id for job in slurm.recent(shell, days=7)] == ["5"]
 
 
+@pytest.mark.feature("S001-32", "S002-44")
 def test_own_jobs_are_asked_for_under_the_name_of_whoever_entered() -> None:
     """sacct shows root the jobs of all users by itself."""
     shell = Recorded(stdout="--\n")

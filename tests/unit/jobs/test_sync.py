@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.jobs import sync
-from infra.jobs.errors import JobsError
-from infra.jobs.ssh import Result
-from infra.render.archive import hash_files
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Result
+from infra.jobs import transfer
+from infra.render.delivery import hash_files
 
 FILES = {
     "workloads/train.py": b"print(1)\n",
@@ -40,8 +40,9 @@ def content(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.feature("S002-30", "S003-74")
 def test_what_is_sent_is_live_under_its_hash_and_the_short_names(tmp_path: Path) -> None:
-    release = sync.send(Local(), str(tmp_path), FILES)
+    release = transfer.send(Local(), str(tmp_path), FILES)
     assert release == hash_files(FILES)
     assert (tmp_path / "current").readlink() == Path("releases") / release
     assert content(tmp_path / "releases" / release) == FILES
@@ -49,11 +50,11 @@ def test_what_is_sent_is_live_under_its_hash_and_the_short_names(tmp_path: Path)
 
 
 def test_an_older_release_stays_and_comes_back_without_a_second_copy(tmp_path: Path) -> None:
-    first = sync.send(Local(), str(tmp_path), FILES)
+    first = transfer.send(Local(), str(tmp_path), FILES)
     inode = (tmp_path / "releases" / first).stat().st_ino
-    sync.send(Local(), str(tmp_path), {**FILES, "workloads/train.py": b"print(2)\n"})
+    transfer.send(Local(), str(tmp_path), {**FILES, "workloads/train.py": b"print(2)\n"})
     assert (tmp_path / "workloads" / "train.py").read_bytes() == b"print(2)\n"
-    sync.send(Local(), str(tmp_path), FILES)
+    transfer.send(Local(), str(tmp_path), FILES)
     assert (tmp_path / "workloads" / "train.py").read_bytes() == b"print(1)\n"
     assert (tmp_path / "releases" / first).stat().st_ino == inode
 
@@ -62,7 +63,7 @@ def test_what_a_killed_delivery_left_is_made_anew(tmp_path: Path) -> None:
     part = tmp_path / "releases" / f"{hash_files(FILES)}.part"
     part.mkdir(parents=True)
     (part / "torn").touch()
-    release = sync.send(Local(), str(tmp_path), FILES)
+    release = transfer.send(Local(), str(tmp_path), FILES)
     assert content(tmp_path / "releases" / release) == FILES
     assert not part.exists()
 
@@ -72,20 +73,20 @@ def test_a_release_that_never_went_live_is_not_trusted(tmp_path: Path) -> None:
     torn = tmp_path / "releases" / hash_files(FILES) / "workloads"
     torn.mkdir(parents=True)
     (torn / "half.py").touch()
-    release = sync.send(Local(), str(tmp_path), FILES)
+    release = transfer.send(Local(), str(tmp_path), FILES)
     assert content(tmp_path / "releases" / release) == FILES
 
 
 def test_code_that_cannot_be_installed_is_an_error_that_names_the_folder(tmp_path: Path) -> None:
     with pytest.raises(JobsError, match=r"none: the code was not installed: .*cd"):
-        sync.send(Local(), str(tmp_path / "none"), FILES)
+        transfer.send(Local(), str(tmp_path / "none"), FILES)
 
 
 def test_a_full_filesystem_is_one_line_with_the_way_out_and_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """tar says it once for each of hundreds of files."""
-    sync.send(Local(), str(tmp_path), FILES)
+    transfer.send(Local(), str(tmp_path), FILES)
     before = content(tmp_path)
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -97,7 +98,7 @@ def test_a_full_filesystem_is_one_line_with_the_way_out_and_nothing_half_written
     (programs / "tar").chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=":")
     with pytest.raises(JobsError) as refusal:
-        sync.send(Local(), str(tmp_path), {**FILES, "workloads/train.py": b"print(2)\n"})
+        transfer.send(Local(), str(tmp_path), {**FILES, "workloads/train.py": b"print(2)\n"})
     said = str(refusal.value)
     assert said.count("No space left on device") == 1
     assert "\n" not in said

@@ -8,17 +8,19 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from infra.clients.errors import JobsError
+from infra.clients.slurm import Job
+from infra.clients.ssh import Connection
 from infra.jobs import top
-from infra.jobs.errors import JobsError
-from infra.jobs.gpu_samples import mean_utilization, memory_percent, rates_gb_per_s, samples
-from infra.jobs.parse import Job
-from infra.jobs.ssh import Connection
-from infra.local.state import CHECKOUT
+from infra.jobs.top import each_gpu, mean_utilization, rates_gb_per_s, samples
+from infra.reports.page.training import gpu_use
+from infra.state import CHECKOUT
 
 SCRIPT = CHECKOUT / "workloads" / "monitoring" / "check_gpu_util.sh"
 RUNNING = Job(id="12", name="finetune", state="RUNNING", where="worker-[0-1]")
@@ -60,15 +62,37 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
     )
 
 
-@pytest.mark.parametrize(("gate", "word", "code"), [("74", "PASS", 0), ("75", "FAIL", 1)])
-def test_the_gate_is_on_the_mean_of_the_node(
+@pytest.mark.feature("S002-47", "S002-89")
+@pytest.mark.parametrize(("gate", "word", "code"), [("59", "PASS", 0), ("60", "FAIL", 1)])
+def test_the_gate_is_on_every_gpu_of_the_node(
     stand_in: dict[str, str], gate: str, word: str, code: int
 ) -> None:
     done = run("--gate", gate, env=stand_in)
     assert done.returncode == code
-    assert f"mean of 2 GPUs 75.0 %, gate above {gate} %: {word}" in done.stdout
+    verdict = f"least busy of 2 GPUs is GPU 1 at 60.0 %, gate above {gate} %: {word}; mean 75.0 %"
+    assert verdict in done.stdout
 
 
+@pytest.mark.feature("S002-47", "S002-89")
+def test_one_idle_gpu_among_eight_fails_the_gate_everywhere(tmp_path: Path) -> None:
+    """Seed 002: above 80 % on all GPUs. Their mean is 83.1 %."""
+    busy = [*(f"{index}, 95, 61000, 81559, 600.00, 700.00" for index in range(7)),
+            "7, 0, 61000, 81559, 100.00, 700.00"]  # fmt: skip
+    env = stood_in(tmp_path, *busy)
+    done = run(env=env)
+    assert done.returncode == 1, done.stdout
+    assert "least busy of 8 GPUs is GPU 7 at 0.0 %, gate above 80 %: FAIL" in done.stdout
+    (tmp_path / "gpu_here.csv").write_text(run("--raw", "0", "2", env=env).stdout)
+    screen = top.Screen()
+    for sample in samples((tmp_path / "gpu_here.csv").read_text().splitlines()):
+        screen.take(sample)
+    assert "GPU 7, 0.0 %" in screen.verdict
+    assert screen.verdict.startswith("FAIL")
+    assert screen.passed is False
+    assert gpu_use(tmp_path).each.least_busy == screen.each.least_busy
+
+
+@pytest.mark.feature("S002-47")
 def test_without_an_argument_the_gate_is_the_seeds(stand_in: dict[str, str]) -> None:
     assert f"gate above {top.GATE_PERCENT:g} %: FAIL" in run(env=stand_in).stdout
 
@@ -85,6 +109,7 @@ FAILED_SMI = (
 )
 
 
+@pytest.mark.feature("S002-46")
 @pytest.mark.parametrize(
     ("lines", "code"),
     [
@@ -110,7 +135,7 @@ def test_a_gpu_that_does_not_tell_is_left_out_of_the_scripts_mean(tmp_path: Path
     lines = ("0, 90, 61000, 81559, 612.31, 700.00", "1, [N/A], [N/A], 81559, [N/A], 700.00")
     done = run(env=stood_in(tmp_path, *lines))
     assert done.returncode == 0
-    assert "mean of 1 GPUs 90.0 %" in done.stdout
+    assert "least busy of 1 GPUs is GPU 0 at 90.0 %" in done.stdout
 
 
 @pytest.mark.parametrize("words", [("--fast",), ("--gate",), ("--gate", "abc"), ("--gate", "")])
@@ -118,6 +143,7 @@ def test_a_wrong_option_is_refused(words: tuple[str, ...], stand_in: dict[str, s
     assert run(*words, env=stand_in).returncode == 2
 
 
+@pytest.mark.feature("S002-46", "S002-89")
 def test_what_the_script_prints_is_what_is_read(stand_in: dict[str, str]) -> None:
     found = list(samples(run("--raw", "0", "2", env=stand_in).stdout.splitlines()))
     assert len(found) == 2
@@ -125,6 +151,34 @@ def test_what_the_script_prints_is_what_is_read(stand_in: dict[str, str]) -> Non
     assert found[1].at_s >= found[0].at_s
 
 
+def _port(sysfs: Path, device: str, number: int, **counters: int) -> None:
+    folder = sysfs / "class" / "infiniband" / device / "ports" / str(number) / "counters"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, words in counters.items():
+        (folder / name).write_text(f"{words}\n")
+
+
+@pytest.mark.feature("S002-50", "S002-71")
+def test_counters_of_every_infiniband_port_are_read(
+    stand_in: dict[str, str], tmp_path: Path
+) -> None:
+    """Names of the kernel's sysfs tree; a port without counters is left out."""
+    environment = {**stand_in, "SOPERATOR_SYSFS": str(tmp_path)}
+    (tmp_path / "class" / "infiniband" / "mlx5_2" / "ports" / "1").mkdir(parents=True)
+    screens: list[str] = []
+    for received, sent in ((1000, 2000), (250_001_000, 500_002_000)):
+        _port(tmp_path, "mlx5_0", 1, port_rcv_data=received, port_xmit_data=2000)
+        _port(tmp_path, "mlx5_1", 2, port_rcv_data=received, port_xmit_data=sent)
+        screens.append(run("--raw", env=environment).stdout)
+    lines = [line.split(",")[2:] for line in screens[0].splitlines() if line.startswith("ib,")]
+    assert lines == [["mlx5_0/1", "1000", "2000"], ["mlx5_1/2", "1000", "2000"]]
+    first, last = samples("".join(screens).splitlines())
+    later = replace(last, at_s=first.at_s + 2)
+    # 250 million words of 4 bytes through each of two ports, in two seconds.
+    assert rates_gb_per_s(first, later) == (1.0, 1.0)
+
+
+@pytest.mark.feature("S002-48")
 def test_memory_is_judged_by_the_gpu_that_uses_least() -> None:
     screen = top.Screen(memory_gate_percent=50)
     assert screen.memory_verdict == "NOT RUN: no GPU told its memory"
@@ -144,7 +198,7 @@ end,worker-0,2.0
     screen.take(second)
     assert screen.memory_verdict.startswith("PASS: memory of the least used GPU 55.0 %")
     assert screen.passed is True
-    assert memory_percent([first, second]) == 55.0
+    assert each_gpu([first, second]).memory_percent == 55.0
 
 
 def test_a_gate_that_cannot_be_told_passes_nothing_and_hides_no_failure() -> None:
@@ -155,6 +209,7 @@ def test_a_gate_that_cannot_be_told_passes_nothing_and_hides_no_failure() -> Non
         assert screen.passed is passed
 
 
+@pytest.mark.feature("S002-50")
 def test_samples_of_nodes_may_be_mixed() -> None:
     first, second, third = samples(RAW.splitlines())
     assert [(each.node, len(each.gpus)) for each in (first, second, third)] == [
@@ -168,6 +223,7 @@ def test_samples_of_nodes_may_be_mixed() -> None:
     assert rates_gb_per_s(first, third) == pytest.approx((1.0, 1.0))
 
 
+@pytest.mark.feature("S002-50")
 def test_counters_that_went_back_give_no_rate() -> None:
     first, _, third = samples(RAW.splitlines())
     assert rates_gb_per_s(third, first) is None
@@ -202,7 +258,8 @@ def watch(login: Login, job: Job = RUNNING) -> top.Screen:
     return screen
 
 
-def test_a_screen_shows_the_newest_of_every_node_and_judges_the_mean() -> None:
+@pytest.mark.feature("S001-35", "S002-43", "S002-65")
+def test_a_screen_shows_the_newest_of_every_node_and_judges_every_gpu() -> None:
     login = Login(*(bytes([each]) for each in RAW.encode()))
     screen = watch(login)
     assert login.command == (
@@ -216,7 +273,10 @@ def test_a_screen_shows_the_newest_of_every_node_and_judges_the_mean() -> None:
     ]
     # (91 + 95) / 2, (91 + 95 + 70) / 3 and (50 + 70) / 2
     assert screen.mean_percent == pytest.approx((93 + 256 / 3 + 60) / 3)
-    assert screen.verdict == "FAIL: mean utilisation 79.4 %, gate above 80 %"
+    assert screen.verdict == (
+        "FAIL: utilisation of the least busy GPU, worker-1 GPU 0, 70.0 %, gate above 80 %; "
+        "mean of all 79.4 %"
+    )
     assert screen.sparkline() == "%%+"
 
 

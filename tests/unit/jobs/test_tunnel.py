@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from infra.jobs.tunnel import Tunnel
+from infra.clients.ssh import Tunnel
 from tests.ports import free_ports
 from tests.ssh_stand import SshStand, login_node
 
@@ -89,6 +89,7 @@ def refusal(url: str) -> str:
         return json.loads(error.read())["error"]["message"]
 
 
+@pytest.mark.feature("S000-50")
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_lost_tunnel_is_told_and_comes_back_by_itself(tmp_path: Path, server: int) -> None:
     said = Said()

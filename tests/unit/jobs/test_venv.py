@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.jobs import venv
-from infra.jobs.errors import JobsError
-from infra.jobs.ssh import Result
-from infra.render.venv import WORKLOADS_LOCK, PackageSource, venv_script, version_of
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Result
+from infra.jobs import transfer
+from infra.render.delivery import WORKLOADS_LOCK, PackageSource, venv_script, version_of
 from stacks.errors import UserError
 from stacks.load import load_stack
 from stacks.spec import StackSpec
@@ -78,9 +78,9 @@ def wheels(tmp_path: Path) -> Path:
     return folder
 
 
-def make(spec: StackSpec, wheels: Path, lock: bytes) -> venv.Venv:
-    files = {**venv.lock_files(ROOT), WORKLOADS_LOCK: lock}
-    return venv.make(Here(), spec, files, PackageSource(wheelhouse=str(wheels)))
+def make(spec: StackSpec, wheels: Path, lock: bytes) -> transfer.Venv:
+    files = {**transfer.lock_files(ROOT), WORKLOADS_LOCK: lock}
+    return transfer.make(Here(), spec, files, PackageSource(wheelhouse=str(wheels)))
 
 
 def python(spec: StackSpec, code: str) -> str:
@@ -93,6 +93,7 @@ def python(spec: StackSpec, code: str) -> str:
     ).stdout.strip()
 
 
+@pytest.mark.feature("S003-71", "S003-75", "S003-77")
 def test_it_is_made_once_from_a_wheelhouse_and_an_edit_of_the_code_is_live(
     spec: StackSpec, wheels: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_it_is_made_once_from_a_wheelhouse_and_an_edit_of_the_code_is_live(
         assert python(spec, "import workloads; print(workloads.TEXT)") == text
 
 
+@pytest.mark.feature("S003-75")
 def test_another_lock_takes_its_place_in_one_step_and_the_old_one_stays_for_running_jobs(
     spec: StackSpec, wheels: Path
 ) -> None:
@@ -142,6 +144,7 @@ def test_an_environment_that_the_image_brings_is_left_alone(spec: StackSpec, whe
     assert [path.name for path in foreign.iterdir()] == ["bin"]
 
 
+@pytest.mark.feature("S003-76")
 def test_an_index_takes_the_place_of_the_default_one_and_a_second_one_stands_beside_it(
     spec: StackSpec,
 ) -> None:
@@ -170,11 +173,12 @@ def test_a_source_that_cannot_work_is_refused(values: dict[str, str], message: s
 def test_a_lock_without_hashes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.lock").write_text("torch==2.15.0\n")
     with pytest.raises(JobsError, match="no line has a hash"):
-        venv.lock_files(ROOT, tmp_path / "own.lock")
+        transfer.lock_files(ROOT, tmp_path / "own.lock")
 
 
+@pytest.mark.feature("S003-76")
 def test_the_shipped_lock_pins_the_wheels_of_cuda() -> None:
     """GPU jobs need no CUDA of the jail: torch's own wheels of it are pinned with their hashes."""
-    text = venv.lock_files(ROOT)[WORKLOADS_LOCK].decode()
+    text = transfer.lock_files(ROOT)[WORKLOADS_LOCK].decode()
     pinned = [line.split("==")[0] for line in text.splitlines() if "==" in line]
     assert {"torch", "nvidia-nccl-cu13"} <= set(pinned)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.local.k8up.cron import effective, is_due
+from infra.local.k8up import effective, is_due
 
 SATURDAY = datetime(2026, 11, 21, 3, 30, tzinfo=UTC)
 WHERE = {"namespace": "soperator", "name": "jail-backup"}

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from infra.local import k8up as k8up
 from infra.local import process
-from infra.local.k8up import operator as k8up
-from infra.local.k8up.operator import K8up
-from infra.local.state import State
+from infra.local.k8up import K8up
 from infra.render import backup as render
-from infra.render import restore as restoring
+from infra.render import backup as restoring
+from infra.state import State
 from stacks.storage_spec import BackupSpec
 
 NAMESPACE = "soperator"

@@ -4,11 +4,11 @@ import subprocess
 
 import pytest
 
-from infra.keys.provider import TYPE, KeysProvider
-from infra.plugins.provider import UNKNOWN, ProviderError, Secret
-from infra.ssh_key import make_key_pair, public_half
+from infra.clients.ssh_key import make_key_pair, public_half
+from infra.providers.engine.provider import UNKNOWN, ProviderError, Secret
+from infra.providers.soperator.keys import KEY_PAIR, KeysProvider
 
-URN = f"urn:pulumi:local::soperator-stack::{TYPE}::deploy"
+URN = f"urn:pulumi:local::soperator-stack::{KEY_PAIR}::deploy"
 
 
 @pytest.fixture
@@ -16,8 +16,9 @@ def provider():
     return KeysProvider()
 
 
+@pytest.mark.feature("S003-19")
 def test_ssh_keygen_derives_the_same_public_key(provider, tmp_path):
-    _, state = provider.create(TYPE, URN, {"comment": "deploy of local"}, False)
+    _, state = provider.create(KEY_PAIR, URN, {"comment": "deploy of local"}, False)
     file = tmp_path / "key"
     file.write_text(state["private_key"].value)
     file.chmod(0o600)
@@ -30,7 +31,7 @@ def test_ssh_keygen_derives_the_same_public_key(provider, tmp_path):
 
 
 def test_the_private_key_is_secret_even_before_it_exists(provider):
-    _, state = provider.create(TYPE, URN, {"comment": "c"}, True)
+    _, state = provider.create(KEY_PAIR, URN, {"comment": "c"}, True)
     assert isinstance(state["private_key"], Secret)
     assert state["public_key"] is UNKNOWN
 
@@ -45,14 +46,16 @@ def test_the_public_half_is_had_from_the_private_one():
 
 
 def test_only_a_new_comment_makes_a_new_pair(provider):
-    assert provider.diff(TYPE, "i", {"comment": "a"}, {}, {"comment": "a"}).detailed == {}
-    assert provider.diff(TYPE, "i", {"comment": "a"}, {}, {"comment": "b"}).replaces == ("comment",)
+    assert provider.diff(KEY_PAIR, "i", {"comment": "a"}, {}, {"comment": "a"}).detailed == {}
+    assert provider.diff(KEY_PAIR, "i", {"comment": "a"}, {}, {"comment": "b"}).replaces == (
+        "comment",
+    )
 
 
 def test_a_comment_is_one_line(provider):
-    _, problems = provider.check(TYPE, {}, {"comment": "a\nb"})
+    _, problems = provider.check(KEY_PAIR, {}, {"comment": "a\nb"})
     assert [path for path, _ in problems] == ["comment"]
-    _, problems = provider.check(TYPE, {}, {"comment": "a", "bits": 4096})
+    _, problems = provider.check(KEY_PAIR, {}, {"comment": "a", "bits": 4096})
     assert problems == [("bits", "unknown; has comment")]
 
 

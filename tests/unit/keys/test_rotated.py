@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from infra.keys import expiry, password
-from infra.keys.provider import KeysProvider
-from infra.plugins.provider import Secret
+from infra.providers.engine.provider import Secret
+from infra.providers.soperator import keys
+from infra.providers.soperator.keys import EXPIRY, PASSWORD, KeysProvider
 
 URN = "urn:pulumi:local::soperator-stack::x::y"
 
@@ -24,8 +24,8 @@ def plain(state: dict) -> dict:
 
 
 def test_a_password_is_secret_long_and_never_the_same(provider: KeysProvider) -> None:
-    _, one = provider.create(password.TYPE, URN, {"version": 1}, False)
-    _, other = provider.create(password.TYPE, URN, {"version": 1}, False)
+    _, one = provider.create(PASSWORD, URN, {"version": 1}, False)
+    _, other = provider.create(PASSWORD, URN, {"version": 1}, False)
     assert isinstance(one["password"], Secret)
     assert len(one["password"].value) >= 43, "256 bits in base 64"
     assert one["password"].value != other["password"].value
@@ -34,27 +34,27 @@ def test_a_password_is_secret_long_and_never_the_same(provider: KeysProvider) ->
 
 def test_a_higher_version_makes_the_next_one_and_keeps_the_earlier(provider: KeysProvider) -> None:
     """A repository that the earlier one opened is still there."""
-    id_, state = provider.create(password.TYPE, URN, {"version": 1}, False)
+    id_, state = provider.create(PASSWORD, URN, {"version": 1}, False)
     first = plain(state)
-    state = provider.update(password.TYPE, URN, id_, first, {"version": 1}, {"version": 2}, False)
+    state = provider.update(PASSWORD, URN, id_, first, {"version": 1}, {"version": 2}, False)
     assert isinstance(state["earlier"], Secret)
     second = plain(state)
     assert second["password"] != first["password"]
     assert second["earlier"] == {first["fingerprint"]: first["password"]}
     third = plain(
-        provider.update(password.TYPE, URN, id_, second, {"version": 2}, {"version": 3}, False)
+        provider.update(PASSWORD, URN, id_, second, {"version": 2}, {"version": 3}, False)
     )
     assert set(third["earlier"]) == {first["fingerprint"], second["fingerprint"]}
 
 
 def test_a_preview_makes_no_password(provider: KeysProvider) -> None:
-    id_, state = provider.create(password.TYPE, URN, {"version": 1}, True)
+    id_, state = provider.create(PASSWORD, URN, {"version": 1}, True)
     assert id_ == ""
     assert isinstance(state["password"], Secret)
 
 
 def test_a_version_never_goes_back(provider: KeysProvider) -> None:
-    _, failures = provider.check(password.TYPE, {"version": 3}, {"version": 2})
+    _, failures = provider.check(PASSWORD, {"version": 3}, {"version": 2})
     assert failures == [("version", "2, but it was 3: raise it to rotate again")]
 
 
@@ -63,23 +63,23 @@ def test_an_end_stays_as_it_was_chosen(
 ) -> None:
     """A new one at each `up` would replace the key each time."""
     start = datetime(2026, 11, 21, tzinfo=UTC)
-    monkeypatch.setattr(expiry, "now", lambda: start)
+    monkeypatch.setattr(keys, "now", lambda: start)
     inputs = {"days": 100, "version": 1}
-    at, state = provider.create(expiry.TYPE, URN, inputs, False)
+    at, state = provider.create(EXPIRY, URN, inputs, False)
     assert at == state["at"] == "2027-03-01T00:00:00Z"
-    monkeypatch.setattr(expiry, "now", lambda: start + timedelta(days=74))
-    assert provider.diff(expiry.TYPE, at, inputs, state, inputs).replaces == ()
-    monkeypatch.setattr(expiry, "now", lambda: start + timedelta(days=76))
-    assert provider.diff(expiry.TYPE, at, inputs, state, inputs).replaces == ("days",)
+    monkeypatch.setattr(keys, "now", lambda: start + timedelta(days=74))
+    assert provider.diff(EXPIRY, at, inputs, state, inputs).replaces == ()
+    monkeypatch.setattr(keys, "now", lambda: start + timedelta(days=76))
+    assert provider.diff(EXPIRY, at, inputs, state, inputs).replaces == ("days",)
 
 
 def test_another_version_chooses_another_end(provider: KeysProvider) -> None:
     inputs = {"days": 100, "version": 1}
-    at, state = provider.create(expiry.TYPE, URN, inputs, False)
-    found = provider.diff(expiry.TYPE, at, inputs, state, {"days": 100, "version": 2})
+    at, state = provider.create(EXPIRY, URN, inputs, False)
+    found = provider.diff(EXPIRY, at, inputs, state, {"days": 100, "version": 2})
     assert found.replaces == ("version",)
 
 
 @pytest.mark.parametrize("inputs", [{"days": 0, "version": 1}, {"days": 1}, {"day": 1}])
 def test_an_end_without_whole_numbers_is_refused(provider: KeysProvider, inputs: dict) -> None:
-    assert provider.check(expiry.TYPE, {}, inputs)[1]
+    assert provider.check(EXPIRY, {}, inputs)[1]

@@ -6,9 +6,8 @@ import copy
 
 import pytest
 
-from infra.local.kube.charts.release import Release
 from infra.local.kube.charts.render import render
-from infra.local.kube.charts.values import ChartError, merge
+from infra.local.kube.charts.values import ChartError, Release, merge
 from tests.unit.kube.samples import CLUSTER, NODESETS, STORAGE, one, rendered
 
 

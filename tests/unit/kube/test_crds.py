@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.conformance.definitions import definitions
-from infra.conformance.sources import Sources
 from infra.local.kube.crd import load_crds
+from infra.operate.conformance.definitions import definitions
+from infra.operate.conformance.sources import DEPLOYED, NotRunError, Sources
 
 # Soperator's: of a folder with parts of upstream (docs/conformance.md), else beside the checkout.
 SOURCES = os.environ.get("SOPERATOR_SOURCES")
-REAL = (
-    Path(SOURCES, "soperator/config/crd/bases")
-    if SOURCES
-    else Path(__file__).parents[3].parent / "shared/data/soperator-crds-4.1.7"
-)
+REAL = Path(__file__).parents[3].parent / "shared/data/soperator-crds-4.1.7"
 ABSENT = f"needs Soperator's own definitions, and {REAL} is no folder (docs/conformance.md)"
+if SOURCES:
+    try:
+        REAL = Path(SOURCES, Sources(Path(SOURCES)).soperator(DEPLOYED), "config/crd/bases")
+    except NotRunError as error:
+        REAL, ABSENT = Path(SOURCES, "none"), str(error)
 CRDS = {crd["spec"]["names"]["plural"]: crd for crd in load_crds()}
 LIMITS = ("enum", "pattern", "minimum", "maximum", "minItems", "maxItems", "minLength", "maxLength")
 
@@ -57,7 +58,7 @@ def others() -> dict[str, dict[str, Any]]:
     """Definitions of the operators beside Soperator's, by plural name."""
     if not SOURCES:
         return {}
-    found, _ = definitions(Sources(Path(SOURCES).resolve()), "soperator")
+    found, _ = definitions(Sources(Path(SOURCES).resolve()))
     return {each["spec"]["names"]["plural"]: each for each in found}
 
 

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.crds.apply import digests
-from infra.crds.chart import FOLDER, crds_of
-from infra.crds.pull import ChartError
 from infra.local.kube.crd import load_crds
-from infra.nebius.sdk import ENDPOINT_VARIABLE
+from infra.providers.nebius.sdk import ENDPOINT_VARIABLE
+from infra.providers.soperator.crds import FOLDER, ChartError, crds_of, digests
 
 GROUP = "slurm.nebius.ai"
 CRD = b"""\

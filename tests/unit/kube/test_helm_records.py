@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.kube.helm_records import drop_unfinished, drop_unknown, mark
+from infra.clients.kube import drop_unfinished, drop_unknown, mark
 
 CAME = "2026-11-21T10:00:00Z"
 Object = dict[str, Any]

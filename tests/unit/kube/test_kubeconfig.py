@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from infra.kube.kubeconfig import KubeconfigError, read_kubeconfig
+from infra.clients.kube import KubeconfigError, read_kubeconfig
 
 
 def config(**user):

@@ -8,9 +8,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from infra.local.kube.charts.release import Object, Release
 from infra.local.kube.charts.render import render
-from infra.render import jail_files
+from infra.local.kube.charts.values import Object, Release
+from infra.render import login
 from infra.render.charts import cluster_charts
 from infra.render.values.active_checks import active_checks_values
 from infra.render.values.nodesets import nodesets_values
@@ -95,6 +95,7 @@ def everything(spec: StackSpec) -> StackSpec:
     )
 
 
+@pytest.mark.feature("S002-05")
 @pytest.mark.parametrize("stack", stack_names())
 def test_every_custom_resource_of_a_shipped_stack_is_accepted_in_full(stack: str) -> None:
     made = objects(load_stack(stack))
@@ -145,7 +146,7 @@ def test_every_override_of_a_check_is_a_field_of_an_active_check(
 
 def test_a_jailed_config_is_accepted() -> None:
     files = [JailFileSpec(path="/etc/motd", content="hello\n", mode="0600")]
-    assert problems({"kind": "JailedConfig", "spec": jail_files.jailed_config(files)}) == []
+    assert problems({"kind": "JailedConfig", "spec": login.jailed_config(files)}) == []
 
 
 def test_the_check_sees_a_field_that_the_operator_does_not_know() -> None:

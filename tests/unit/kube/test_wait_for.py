@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from infra.kube import client as kube_client
-from infra.kube.client import KubeClient
-from infra.kube.kubeconfig import Access
+from infra.clients import kube as kube_client
+from infra.clients.kube import Access, KubeClient
 
 CLUSTER = {
     "apiVersion": "slurm.nebius.ai/v1",

@@ -9,7 +9,7 @@ import pytest
 
 from infra.local import cloud, process
 from infra.local.errors import LocalError
-from infra.local.slurm.setup import FAST_SETTING
+from infra.local.slurm.pod import FAST_SETTING
 
 
 def test_a_running_stack_keeps_its_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.local import engine
-from infra.local.state import State
+from infra.state import State
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local import locks
+from infra.local import engine
 
 DEAD = 2**22 + 1  # above every pid that Linux gives out
 
@@ -41,10 +41,10 @@ def test_the_locks_of_dead_engines_go_and_need_no_stack(tmp_path: Path, living: 
     for name, pid in {"a": DEAD, "b": os.getpid(), "c": None}.items():
         lock_of(tmp_path, pid, name)
     kept = lock_of(tmp_path, living, "d")
-    assert locks.holders(tmp_path, "local") == [living]
-    assert locks.clear_dead(tmp_path, "local")
+    assert engine.holders(tmp_path, "local") == [living]
+    assert engine.clear_dead(tmp_path, "local")
     assert sorted(kept.parent.iterdir()) == [kept, kept.with_name("d.json.attrs")]
-    assert not locks.clear_dead(tmp_path, "local")
+    assert not engine.clear_dead(tmp_path, "local")
 
 
 def test_only_attributes_that_the_kill_cut_are_dropped(tmp_path: Path) -> None:
@@ -59,6 +59,6 @@ def test_only_attributes_that_the_kill_cut_are_dropped(tmp_path: Path) -> None:
     }.items():
         (states / name).write_text(text)
     (whole := states / "local.json.gz.attrs").write_text('{"md5": null}\n')
-    locks.clear_dead(tmp_path, "local")
+    engine.clear_dead(tmp_path, "local")
     kept = {"local.json", whole.name, "other.json.attrs"}
     assert {path.name for path in states.iterdir()} == kept

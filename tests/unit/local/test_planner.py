@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from infra.local.kube.charts.release import Release
 from infra.local.kube.charts.render import render
+from infra.local.kube.charts.values import Release
 from infra.local.reconcile.nodes import node_objects
 from infra.local.reconcile.plan import PodPlan
 from infra.local.reconcile.planner import make_plan
 from infra.local.reconcile.pods import pod_object
 from infra.local.reconcile.snapshot import Snapshot
 from infra.local.reconcile.volumes import Places
-from infra.local.state import Ports
-from infra.render.host_keys import host_key_files
+from infra.render.login import host_key_files
+from infra.state import Ports
 from tests.local.slurm_stand import (
     CHART_VERSION,
     CLUSTER,

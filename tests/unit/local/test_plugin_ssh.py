@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from infra.local.plugins.ssh import copy_path
-from infra.plugins.provider import ProviderError
+from infra.local.plugins.command import copy_path
+from infra.providers.engine.provider import ProviderError
 
 
 class FullDisk:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.local import ports
+from infra.local import process
 
 
 @pytest.fixture
@@ -20,20 +20,20 @@ def taken() -> Iterator[int]:
 
 
 def test_a_port_with_a_listener_is_not_free(taken: int) -> None:
-    assert ports.is_listening(taken)
-    assert not ports.is_free(taken)
+    assert process.is_listening(taken)
+    assert not process.is_free(taken)
 
 
 def test_a_port_without_a_listener_is_free(taken: int) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         free = server.getsockname()[1]
-    assert ports.is_free(free)
-    assert not ports.is_listening(free)
+    assert process.is_free(free)
+    assert not process.is_listening(free)
 
 
-@pytest.mark.parametrize("words", [ports.in_use, ports.login_in_use])
+@pytest.mark.parametrize("words", [process.in_use, process.login_in_use])
 def test_both_refusals_name_the_port_and_are_known_as_such(words: object) -> None:
     text = words(30022)  # pyright: ignore
     assert "port 30022 " in text
-    assert ports.tells_of_use(text)
+    assert process.tells_of_use(text)

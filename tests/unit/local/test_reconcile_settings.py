@@ -7,18 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from infra.local.reconcile.configuration import slurm_settings
-from infra.local.reconcile.jail_files import write_jail_files
 from infra.local.reconcile.nodes import NodeGroup, grown
-from infra.local.reconcile.plan import Plan
+from infra.local.reconcile.plan import Plan, nodeset_status
 from infra.local.reconcile.planner import make_plan
-from infra.local.reconcile.power import abandoned, power_states
-from infra.local.reconcile.snapshot import Snapshot
-from infra.local.reconcile.status import nodeset_status
+from infra.local.reconcile.pods import abandoned, power_states
+from infra.local.reconcile.snapshot import Snapshot, slurm_settings, write_jail_files
 from infra.local.reconcile.volumes import Places
 from infra.local.slurm.conf import render_slurm_conf
-from infra.local.slurm.power import Request
-from infra.local.state import Ports
+from infra.local.slurm.pod import Request
+from infra.state import Ports
 from tests.unit.kube.samples import CLUSTER, NODESETS, one, rendered
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.kube.quantity import quantity
-from infra.kube.scheduling import Scheduler
+from infra.clients.kube_rules import Scheduler, quantity
 from infra.local.reconcile.nodes import NodeGroup, node_objects
 
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from infra.local.slurm import conf
-from infra.local.slurm.settings import HealthCheck, Partition, SlurmSettings, WorkerNode
-from infra.local.slurm.setup import SlurmSetup
+from infra.local.slurm.conf import HealthCheck, Partition, SlurmSettings, WorkerNode
+from infra.local.slurm.pod import SlurmSetup
 
 STATIC = "CPUs=64 Boards=1 SocketsPerBoard=1 CoresPerSocket=32 ThreadsPerCore=2 Gres=gpu:l40s:2"
 

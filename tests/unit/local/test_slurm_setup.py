@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.local.errors import LocalError
-from infra.local.slurm.setup import SlurmSetup
+from infra.local.slurm.pod import SlurmSetup
 
 PROGRAMS = ("sbin/slurmctld", "sbin/slurmd", "sbin/slurmdbd", "bin/srun", "bin/sbatch")
 

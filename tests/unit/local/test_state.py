@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.errors import LocalError
-from infra.local.state import CHECKOUT, Cache, Ports, State
+from infra.state import CHECKOUT, Cache, Ports, State
+from stacks.errors import UserError
 
 
 def test_the_state_is_in_the_checkout_unless_the_environment_says_otherwise():
@@ -16,7 +16,7 @@ def test_the_state_is_in_the_checkout_unless_the_environment_says_otherwise():
 
 
 def test_a_relative_folder_is_refused_because_plugins_run_elsewhere():
-    with pytest.raises(LocalError, match=r"^SOPERATOR_CACHE: 'cache' is not absolute"):
+    with pytest.raises(UserError, match=r"^SOPERATOR_CACHE: 'cache' is not absolute"):
         Cache.from_environ({"SOPERATOR_CACHE": "cache"})
 
 
@@ -38,10 +38,10 @@ def test_no_two_parts_of_the_embedded_cloud_share_a_port():
 
 @pytest.mark.parametrize("text", ["80", "65437", "many", "-1"])
 def test_a_port_base_without_room_is_refused(text):
-    with pytest.raises(LocalError, match=rf"SOPERATOR_LOCAL_PORT_BASE: '{text}' is no port base"):
+    with pytest.raises(UserError, match=rf"SOPERATOR_LOCAL_PORT_BASE: '{text}' is no port base"):
         Ports.from_environ({"SOPERATOR_LOCAL_PORT_BASE": text})
 
 
 def test_more_workers_than_ports_are_refused():
-    with pytest.raises(LocalError, match=r"worker 80: .* at most 80 workers"):
+    with pytest.raises(UserError, match=r"worker 80: .* at most 80 workers"):
         Ports(20000).slurmd(80)

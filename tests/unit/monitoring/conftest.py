@@ -9,12 +9,11 @@ from decimal import Decimal
 
 import pytest
 
-from cost.burn import Burn
+from cost.resources.hourly_rates import Burn
 from stacks.cost_spec import BudgetSpec
-from stacks.lifetime_spec import LifetimeSpec
 from stacks.load import load_stack
 from stacks.soperator_spec import Observability
-from stacks.spec import StackSpec
+from stacks.spec import LifetimeSpec, StackSpec
 
 BURN = Burn(
     node_usd_per_hour={"worker": Decimal("36.00")},

@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-from cost.burn import Burn
+from cost.resources.hourly_rates import Burn
+from infra.render.monitoring.alerts import INTERVAL_S, STACK_USD, usd_of_a_day
 from infra.render.monitoring.objects import rule_groups
-from infra.render.monitoring.records import INTERVAL_S, STACK_USD, usd_of_a_day
 from stacks.spec import StackSpec
 from tests.unit.monitoring.conftest import BURN
 from tests.unit.monitoring.test_dashboards import questions
@@ -60,6 +61,7 @@ def asked(expression: str, at: str, *values: tuple[str, float]) -> dict[str, Any
     return {"expr": expression, "eval_time": at, "exp_samples": samples}
 
 
+@pytest.mark.feature("S003-42")
 def test_prometheus_takes_every_rule_and_every_question(
     promtool: str, tmp_path: Path, watched: StackSpec
 ) -> None:
@@ -72,6 +74,7 @@ def test_prometheus_takes_every_rule_and_every_question(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.feature("S002-87")
 def test_gpus_that_are_held_and_not_used_are_told(
     promtool: str, tmp_path: Path, watched: StackSpec
 ) -> None:
@@ -102,6 +105,7 @@ def test_gpus_that_are_held_and_not_used_are_told(
     )
 
 
+@pytest.mark.feature("S001-82")
 def test_a_step_that_stands_still_is_told_and_a_job_that_ended_is_not(
     promtool: str, tmp_path: Path, watched: StackSpec
 ) -> None:

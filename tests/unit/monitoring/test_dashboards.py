@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from cost.burn import Burn
-from infra.render.job_metrics import metrics_environment
-from infra.render.monitoring.config_map import config_map, dashboards
-from infra.render.monitoring.cost_dashboard import cost_dashboard
-from infra.render.monitoring.exported import EXPORTED, SOURCES, read_metrics
-from infra.render.monitoring.objects import custom_resources, rule_groups
-from infra.render.values.notifier import notifier_values
+from cost.resources.hourly_rates import Burn
+from infra.render.monitoring.alerts import EXPORTED, SOURCES, read_metrics
+from infra.render.monitoring.dashboards import cost_dashboard
+from infra.render.monitoring.objects import config_map, custom_resources, dashboards, rule_groups
+from infra.render.sbatch import metrics_environment
 from infra.render.values.observability import METRICS_IMPORT, metrics_values
+from infra.render.values.operators import notifier_values
 from stacks.load import load_stack
 from stacks.soperator_spec import AlertsSpec
 from stacks.spec import StackSpec
@@ -68,12 +67,14 @@ def test_rules_and_what_evaluates_them_are_the_golden_file(
     golden("monitoring/objects.json", json.dumps(custom_resources(watched, BURN), indent=1) + "\n")
 
 
+@pytest.mark.feature("S003-42", "S003-88")
 def test_every_metric_of_a_panel_is_exported() -> None:
     asked = set().union(*(metrics_in(each) for each in questions()))
     assert asked
     assert not asked - EXPORTED.keys()
 
 
+@pytest.mark.feature("S002-87")
 def test_every_metric_of_a_rule_is_exported(watched: StackSpec) -> None:
     asked = set().union(*(metrics_in(rule["expr"]) for rule in rules(watched)))
     assert not asked - EXPORTED.keys()

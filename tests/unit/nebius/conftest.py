@@ -2,11 +2,11 @@
 
 import pytest
 
-from infra.local.state import Cache
-from infra.nebius import sdk
-from infra.nebius.provider import NebiusProvider
-from infra.nebius.resource_type import ResourceType
-from infra.nebius.schema import Schema
+from infra.providers.nebius import sdk
+from infra.providers.nebius.provider import NebiusProvider
+from infra.providers.nebius.resource_type import ResourceType
+from infra.providers.nebius.schema import Schema
+from infra.state import Cache
 from tests.unit.nebius_api.conftest import Served
 
 

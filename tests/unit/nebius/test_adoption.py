@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from infra.plugins.provider import ProviderError, Secret
+from infra.providers.engine.provider import ProviderError, Secret
 
 TYPE = "nebius:compute/v1:Filesystem"
 _names = (f"kept-{number}" for number in itertools.count())

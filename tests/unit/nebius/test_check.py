@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.plugins.provider import UNKNOWN, ProviderError
+from infra.providers.engine.provider import UNKNOWN, ProviderError
 
 METADATA = {"parent_id": "project-e00p", "name": "jail"}
 FILESYSTEM = "compute/v1:Filesystem"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from infra.nebius.diff import find_changes
-from infra.plugins.provider import UNKNOWN
+from infra.providers.engine.provider import UNKNOWN
+from infra.providers.nebius.resource_type import find_changes
 
 DISK = {"type": "NETWORK_SSD", "size_gibibytes": 64}
 

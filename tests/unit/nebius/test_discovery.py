@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.nebius.discovery import DiscoveryError, discovered
+from infra.providers.nebius.discovery import DiscoveryError, discovered
 from stacks.load import load_stack
 
 SUBNET = "nebius:vpc/v1:Subnet"
@@ -58,7 +58,7 @@ def test_a_project_without_one_is_told_how_to_get_one(provider, spec):
 
 def test_an_api_that_is_down_is_one_line(provider, spec, monkeypatch):
     monkeypatch.setenv("SOPERATOR_NEBIUS_ENDPOINT", "http://127.0.0.1:1")
-    from infra.nebius import sdk
+    from infra.providers.nebius import sdk
 
     sdk.shared_sdk.cache_clear()
     with pytest.raises(DiscoveryError, match=r"^local.nebius.discover_network: ") as caught:

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from infra.nebius.provider import NebiusProvider
-from infra.plugins.provider import UNKNOWN, PartialError, ProviderError
+from infra.providers.engine.provider import UNKNOWN, PartialError, ProviderError
+from infra.providers.nebius.provider import NebiusProvider
 
 TYPE = "nebius:compute/v1:Filesystem"
 _names = (f"fs-{number}" for number in itertools.count())
@@ -39,6 +39,7 @@ def made(provider, declared, urn):
     return provider.create(TYPE, urn, declared(), False)
 
 
+@pytest.mark.feature("S002-26")
 def test_a_create_waits_until_the_resource_is_ready(made):
     id_, state = made
     assert state["metadata"]["id"] == id_
@@ -53,6 +54,7 @@ def test_a_preview_creates_nothing(provider, declared, urn, served):
     assert state["metadata"]["id"] is UNKNOWN
 
 
+@pytest.mark.feature("S003-60")
 def test_ownership_is_on_the_resource_and_in_no_input(provider, declared, made):
     id_, state = made
     owner = {"managed-by": "soperator-stack", "stack": "local", "project": "soperator-stack"}
@@ -194,7 +196,7 @@ def test_a_dead_emulator_is_named_at_once(declared, urn, served, provider, monke
     inputs = declared()
     monkeypatch.setenv("SOPERATOR_NEBIUS_ENDPOINT", "http://127.0.0.1:1")
     lost = NebiusProvider()
-    monkeypatch.setattr("infra.nebius.api._BACK_OFF_S", ())
+    monkeypatch.setattr("infra.providers.nebius.api._BACK_OFF_S", ())
     with pytest.raises(ProviderError, match="start it with `soperator local up`") as caught:
         lost.create(TYPE, urn, inputs, False)
     assert caught.value.__cause__.code == "UNAVAILABLE"  # not a timeout that was waited out

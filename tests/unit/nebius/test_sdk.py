@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from infra.nebius import sdk, token
-from infra.nebius.sdk import EndpointError, loopback_target, make_sdk
+from infra.providers.nebius import sdk
+from infra.providers.nebius.sdk import EndpointError, loopback_target, make_sdk
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_key_that_is_missing_says_how_to_make_one(endpoint, monkeypatch, tmp_p
 def test_the_exec_credential_is_what_kubernetes_reads(endpoint, monkeypatch):
     endpoint("http://127.0.0.1:17800")
     monkeypatch.setenv("NEBIUS_IAM_TOKEN", "local-token")
-    credential = json.loads(token.exec_credential())
+    credential = json.loads(sdk.exec_credential())
     assert credential["kind"] == "ExecCredential"
     assert credential["apiVersion"] == "client.authentication.k8s.io/v1"
     assert credential["status"] == {"token": "local-token"}
@@ -81,6 +81,6 @@ def test_the_exec_credential_is_what_kubernetes_reads(endpoint, monkeypatch):
 
 def test_the_expiry_of_a_token_is_told_in_utc(monkeypatch):
     expires_at = datetime(2026, 11, 21, 5, 0, tzinfo=UTC)
-    monkeypatch.setattr(token, "iam_token", lambda: ("t", expires_at))
-    status = json.loads(token.exec_credential())["status"]
+    monkeypatch.setattr(sdk, "iam_token", lambda: ("t", expires_at))
+    status = json.loads(sdk.exec_credential())["status"]
     assert status["expirationTimestamp"] == "2026-11-21T05:00:00Z"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.nebius.wait import OTHER, PACES, Watch, causes
+from infra.providers.nebius.api import OTHER, PACES, Watch, causes
 
 
 class Clock:
@@ -103,6 +103,7 @@ def test_each_change_is_one_line(watch, clock, heard, operation, group, schema):
     assert "docs.nebius.com/overview/limits" in heard.kept[2]
 
 
+@pytest.mark.feature("S002-17", "S003-67")
 def test_a_wait_that_passes_what_is_expected_says_so_once(watch, clock, heard, operation):
     clock.now += 60
     watch.poll(operation)

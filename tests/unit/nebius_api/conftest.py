@@ -7,8 +7,8 @@ import pytest
 
 from infra.local.nebius_api.emulator import Emulator
 from infra.local.nebius_api.server import Server
-from infra.local.state import Cache
-from infra.nebius.sdk import make_sdk
+from infra.providers.nebius.sdk import make_sdk
+from infra.state import Cache
 
 PROJECT = "project-e00p"
 TENANT = "tenant-e00t"

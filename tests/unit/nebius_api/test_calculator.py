@@ -8,7 +8,7 @@ import nebius.api.nebius.mk8s.v1 as mk8s
 import pytest
 from nebius.base.protos.dynamic import REGISTRY
 
-from infra.local.nebius_api.calculator import _table
+from infra.local.nebius_api.hooks import _table
 from stacks.catalog import PLATFORMS
 from tests.unit.nebius_api.resources import filesystem, metadata, node_group, refused
 

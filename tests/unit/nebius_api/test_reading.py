@@ -16,7 +16,7 @@ from nebius.aio.token.renewable import OPTION_REPORT_ERROR
 from nebius.api.nebius.common.v1 import ResourceMetadata
 from nebius.base.protos.dynamic import REGISTRY
 
-from infra.nebius.sdk import make_sdk
+from infra.providers.nebius.sdk import make_sdk
 from stacks.load import load_stack
 from tests.unit.nebius_api.resources import (
     PROJECT,

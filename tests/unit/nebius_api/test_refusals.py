@@ -7,7 +7,7 @@ import nebius.api.nebius.vpc.v1 as vpc
 import pytest
 from nebius.api.nebius.common.v1 import ResourceMetadata
 
-from infra.nebius.sdk import make_sdk
+from infra.providers.nebius.sdk import make_sdk
 from tests.unit.nebius_api.resources import (
     PROJECT,
     details,

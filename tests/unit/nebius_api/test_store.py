@@ -5,7 +5,7 @@ import pytest
 from infra.local.nebius_api.emulator import Emulator
 from infra.local.nebius_api.errors import ApiError
 from infra.local.nebius_api.store import IDEMPOTENCY_S
-from infra.local.state import Cache
+from infra.state import Cache
 
 FILESYSTEMS = "/nebius.compute.v1.FilesystemService/"
 LOGIN = {"authorization": "Bearer local-token"}

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from infra.local.object_storage.access import Access
-from infra.local.object_storage.calls import REGION, ObjectStorage
-from infra.local.object_storage.objects import Objects
+from infra.local.object_storage.calls import REGION, Objects, ObjectStorage
 from infra.local.object_storage.server import make_server
 from tests.object_cloud import ObjectCloud, credentials, object_cloud
 

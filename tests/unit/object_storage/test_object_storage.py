@@ -14,8 +14,7 @@ import pytest
 from obstore.exceptions import PermissionDeniedError
 
 from infra.local.object_storage.access import Access
-from infra.local.object_storage.calls import ObjectStorage
-from infra.local.object_storage.objects import Objects
+from infra.local.object_storage.calls import Objects, ObjectStorage
 from infra.local.object_storage.server import make_server
 from tests.object_cloud import PROJECT, credentials, object_cloud
 from tests.unit.object_storage.conftest import Storage

@@ -8,22 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from infra.jobs import attempt, run_config
-from infra.jobs.books import open_books
-from infra.jobs.dispatch import dispatch, order
-from infra.jobs.errors import JobsError
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Result
+from infra.jobs import submit, submit_once
+from infra.jobs.ledger import open_books
 from infra.jobs.recipes import recipe_of
-from infra.jobs.ssh import Result
-from infra.render.archive import code_files
-from infra.render.object_storage import store
+from infra.jobs.submit_once import dispatch, order
+from infra.render.delivery import code_files, store
 from stacks.load import STACKS_DIR, load_stack, stack_names
 from tests.object_cloud import credentials
 from tests.unit.cost.run_stacks import job_of, l40s
 from tests.unit.jobs.test_submit import HASH, OUTPUTS, Recorded
 from tests.unit.object_storage.conftest import Storage
 from tests.unit.object_storage.test_uploads import stored
-from workloads.common import run_config as of_the_job
-from workloads.recipes import read_recipe
+from workloads.recipes import config_text, read_recipe
 
 CHECKOUT = STACKS_DIR.parent
 
@@ -39,15 +37,15 @@ def opened(storage: Storage, owner: str = "configs") -> dict[str, str]:
 
 
 def test_equal_settings_are_one_object_and_others_are_another(storage: Storage) -> None:
-    one = run_config.config_text({"model": "m", "train": {"max_steps": 8}})
-    two = run_config.config_text({"train": {"max_steps": 9}, "model": "m"})
-    assert one == run_config.config_text({"train": {"max_steps": 8}, "model": "m"})
-    first = run_config.keep(opened(storage), "lora", one)
+    one = submit.config_text({"model": "m", "train": {"max_steps": 8}})
+    two = submit.config_text({"train": {"max_steps": 9}, "model": "m"})
+    assert one == submit.config_text({"train": {"max_steps": 8}, "model": "m"})
+    first = submit.keep(opened(storage), "lora", one)
     (path,) = (storage.folder / "storagebucket-configs").iterdir()
     before = path.stat().st_ino
-    assert run_config.keep(opened(storage), "lora", one) == first
+    assert submit.keep(opened(storage), "lora", one) == first
     assert path.stat().st_ino == before, "another write is another version of the bucket"
-    assert run_config.keep(opened(storage), "lora", two) != first
+    assert submit.keep(opened(storage), "lora", two) != first
     digest = hashlib.sha256(one).hexdigest()[:16]
     assert first == f"configs/runs/lora/{digest}.json"
     assert stored(storage)[f"runs/lora/{digest}.json"] == one
@@ -56,7 +54,7 @@ def test_equal_settings_are_one_object_and_others_are_another(storage: Storage) 
 
 def test_a_key_without_rights_refuses_the_submission_with_what_to_do(storage: Storage) -> None:
     with pytest.raises(JobsError, match="nothing was submitted: run `pulumi up`"):
-        run_config.keep(opened(storage, "copies"), "lora", b"{}")
+        submit.keep(opened(storage, "copies"), "lora", b"{}")
 
 
 def test_a_submission_names_the_object_to_its_job(
@@ -84,7 +82,7 @@ def test_a_submission_names_the_object_to_its_job(
     )
     ((key, content),) = stored(storage).items()
     assert json.loads(content)["train"]["max_steps"] == 8
-    assert f"{run_config.VARIABLE}=configs/{key}" in shell.asked[-1]
+    assert f"{submit.RUN_CONFIG_VARIABLE}=configs/{key}" in shell.asked[-1]
     assert f"config: configs/{key}" in said
     assert "1 stored before sbatch" in said
 
@@ -106,7 +104,7 @@ def test_a_bucket_that_refuses_stops_the_submission_before_the_cluster_is_asked(
             say=lambda _line: None,
             store=opened(storage, "copies"),
         )
-    assert (shell.asked, attempt.left(tmp_path, "local")) == ([], ())
+    assert (shell.asked, submit_once.left(tmp_path, "local")) == ([], ())
 
 
 def test_the_job_makes_the_bytes_that_were_stored(public_key_file: Path) -> None:
@@ -116,5 +114,5 @@ def test_the_job_makes_the_bytes_that_were_stored(public_key_file: Path) -> None
         files = code_files(CHECKOUT, spec)
         for job in spec.jobs:
             sets = ["description=2e-5", "train.learning_rate=2e-05", 'model="a b"']
-            here = run_config.config_text(recipe_of(job, files, sets)).decode()
-            assert here == of_the_job.config_text(read_recipe(job.recipe, sets)[1]), job.name
+            here = submit.config_text(recipe_of(job, files, sets)).decode()
+            assert here == config_text(read_recipe(job.recipe, sets)[1]), job.name

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from infra.plugins.provider import UNKNOWN, ProviderError
-from infra.uploads.provider import TYPE, ObjectProvider
+from infra.providers.engine.provider import UNKNOWN, ProviderError
+from infra.providers.soperator.uploads import TYPE, ObjectProvider
 from tests.object_cloud import credentials
 from tests.unit.object_storage.conftest import Storage
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from infra.plugins.diff import Diff, compare, first_keys, join
-from infra.plugins.values import UNKNOWN, Archive
+from infra.providers.engine.provider import UNKNOWN, Archive, Diff, compare, first_keys, join
 
 
 def test_equal_values_have_no_difference():

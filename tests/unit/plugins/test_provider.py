@@ -15,9 +15,17 @@ from google.rpc import status_pb2
 from pulumi.runtime.proto import provider_pb2 as pb
 from pulumi.runtime.proto import provider_pb2_grpc
 
-from infra.plugins.provider import UNKNOWN, Diff, PartialError, Provider, ProviderError, Secret
-from infra.plugins.serve import start
-from infra.plugins.values import marshal, unmarshal
+from infra.providers.engine.provider import (
+    UNKNOWN,
+    Diff,
+    PartialError,
+    Provider,
+    ProviderError,
+    Secret,
+    marshal,
+    unmarshal,
+)
+from infra.providers.engine.serve import start
 
 URN = "urn:pulumi:dev::proj::demo:index:Group$demo:index:Disk::boot"
 
@@ -197,8 +205,8 @@ def test_the_server_listens_on_the_loopback_address_only(disks):
 
 
 PLUGIN = textwrap.dedent("""
-    from infra.plugins.provider import Provider
-    from infra.plugins.serve import serve
+    from infra.providers.engine.provider import Provider
+    from infra.providers.engine.serve import serve
     serve(Provider(), "demo", "1.0.0")
 """)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.plugins.values import (
+from infra.providers.engine.provider import (
     UNKNOWN,
     Archive,
     Asset,

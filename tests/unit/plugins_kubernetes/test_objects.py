@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from infra.local.plugins.kubernetes import Kubernetes
-from infra.local.plugins.kubernetes_drift import project
-from infra.local.plugins.kubernetes_wait import waits_of
-from infra.plugins.provider import ProviderError
+from infra.local.plugins.kubernetes_objects import project, waits_of
+from infra.providers.engine.provider import ProviderError
 
 URN_TYPE = "kubernetes:core/v1:ConfigMap"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.pods.blocked import blocked, in_one_line, is_ready, slurm_pods
+from infra.providers.soperator.pods.blocked import blocked, in_one_line, is_ready, slurm_pods
 
 Object = dict[str, Any]
 NAMESPACE = "soperator"
@@ -140,6 +140,20 @@ CLAIMING = pod(
         (
             [claim("ReadWriteMany"), CLASS, volume(claimRef={"namespace": "x", "name": "y"})],
             "free of this class: none",
+        ),
+        (
+            [
+                claim("ReadWriteMany"),
+                CLASS,
+                volume(
+                    claimRef={"namespace": "soperator", "name": "storage-0", "uid": "of-before"}
+                ),
+            ],
+            (
+                "accounting-pv is kept for a claim of this name that is gone (to give this one its "
+                "data: kubectl patch pv accounting-pv --type=json "
+                '-p \'[{"op": "remove", "path": "/spec/claimRef/uid"}]\')'
+            ),
         ),
         ([claim(class_name="gone")], "storage class gone, which does not exist"),
     ],

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from infra.kube.errors import KubeError, UnreachableError
-from infra.plugins.provider import ProviderError
-from infra.pods.provider import PATIENCE_S, SETTLE_S, TYPE, PodsStartedProvider
+from infra.clients.errors import KubeError, UnreachableError
+from infra.providers.engine.provider import ProviderError
+from infra.providers.soperator.pods.provider import PATIENCE_S, SETTLE_S, TYPE, PodsStartedProvider
 from tests.unit.pods.test_blocked import Cluster, Object, made, pod
 
 URN = "urn:pulumi:local::p::soperator:kube:PodsStarted::local-pods-started"
@@ -164,6 +164,36 @@ def test_a_worker_whose_node_comes_late_is_judged_too() -> None:
 def test_pods_that_never_come_end_the_wait_after_an_hour() -> None:
     with pytest.raises(ProviderError, match="waited 3600 s for login-0; login-0: not made yet"):
         wait(lambda _now: [])
+
+
+def elsewhere(name: str, **body: Any) -> Object:
+    """A pod of a prerequisite, in a namespace of its own."""
+    found = pod(name, **body)
+    del found["metadata"]["ownerReferences"]
+    found["metadata"]["namespace"] = "kruise-system"
+    return found
+
+
+def test_an_operator_that_does_not_run_is_named_when_its_pods_do_not_come() -> None:
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
+    others = [
+        elsewhere("manager-a", containerStatuses=[{"name": "m", "image": "i", "state": waiting}]),
+        elsewhere("manager-b", spec={"nodeName": ""}),
+        elsewhere("done", phase="Succeeded"),
+        elsewhere("runs", phase="Running", conditions=READY),
+    ]
+    with pytest.raises(ProviderError) as raised:
+        wait(lambda _now: others)
+    assert str(raised.value) == (
+        "pods of soperator: waited 3600 s for login-0; login-0: not made yet; "
+        "pod kruise-system/manager-a cannot start: image i cannot be pulled: not found; "
+        "check tag and registry in the stack file; a registry of your own needs a pull secret; "
+        "then run the command again; kruise-system/manager-b: waits for a node"
+    )
+    _, lines = wait(lambda now: others if now < 330 else [STARTED, *others])
+    assert lines[0] == "login-0: not made yet"
+    assert "kruise-system/manager-a cannot start" in lines[1]
+    assert len(lines) == 2
 
 
 def test_an_interrupt_ends_the_wait() -> None:

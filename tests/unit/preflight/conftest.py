@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.state import Cache
-from infra.nebius import sdk
-from infra.nebius.api import Api
-from infra.nebius.schema import Schema
+from infra.providers.nebius import sdk
+from infra.providers.nebius.api import Api
+from infra.providers.nebius.schema import Schema
+from infra.state import Cache
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from tests.unit.nebius_api.conftest import Served

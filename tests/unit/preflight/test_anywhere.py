@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from infra.nebius.discovery import discovered
-from infra.preflight.ask import ask, refusal
-from infra.preflight.finding import Outcome
+from infra.operate.preflight.ask import ask, refusal
+from infra.operate.preflight.check import Outcome
+from infra.providers.nebius.discovery import discovered
 from stacks.catalog import PLATFORMS
 from stacks.node_spec import Billing, Reservation, ReservationSpec
 from stacks.spec import StackSpec

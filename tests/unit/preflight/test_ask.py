@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.preflight import charts, credentials
-from infra.preflight.ask import QUESTIONS, ask, doubts, in_short, refusal
-from infra.preflight.cloud import Cloud
-from infra.preflight.finding import Finding, Outcome
-from infra.preflight.inventory import Owner
-from infra.preflight.quotas import ask_quotas
-from infra.teardown.disks import CLAIM_LABEL
+from infra.operate.preflight import access
+from infra.operate.preflight.ask import QUESTIONS, ask, doubts, in_short, refusal
+from infra.operate.preflight.check import Cloud, Finding, Outcome, Owner
+from infra.operate.preflight.supply import ask_quotas
+from infra.providers.soperator.teardown import CLAIM_LABEL
 from stacks.node_spec import Billing, ReservationSpec
 from stacks.rules.quotas import quota_use
 from stacks.spec import StackSpec
@@ -258,10 +256,10 @@ def test_a_project_of_another_region_or_none_is_certain(served, h100):
 
 
 def test_a_token_that_ends_before_the_up_does_is_told():
-    short = credentials._expiry(timedelta(minutes=12))
+    short = access._expiry(timedelta(minutes=12))
     assert short.outcome is Outcome.FAIL
     assert short.seen == "12 min left; a first `up` takes up to 45 min"
-    assert credentials._expiry(timedelta(hours=11)).outcome is Outcome.PASS
+    assert access._expiry(timedelta(hours=11)).outcome is Outcome.PASS
 
 
 def test_an_api_that_is_down_stops_nobody(served, h100, monkeypatch):
@@ -286,8 +284,8 @@ def test_an_api_that_hangs_is_given_up_and_what_answered_counts(served, h100):
 def test_without_credentials_nothing_is_checked_and_the_way_out_is_named(h100, monkeypatch):
     monkeypatch.delenv("SOPERATOR_NEBIUS_ENDPOINT", raising=False)
     monkeypatch.delenv("NEBIUS_IAM_TOKEN", raising=False)
-    monkeypatch.setattr("infra.nebius.sdk.CLI_CONFIG", Path("/nowhere/config.yaml"))
-    monkeypatch.setattr("infra.preflight.charts.look_up", lambda *_: [])
+    monkeypatch.setattr("infra.providers.nebius.sdk.CLI_CONFIG", Path("/nowhere/config.yaml"))
+    monkeypatch.setattr("infra.operate.preflight.access.look_up", lambda *_: [])
     findings = ask(h100, project=PROJECT)
     assert {one.outcome for one in findings} == {Outcome.NOT_CHECKED}
     assert any("NEBIUS_IAM_TOKEN" in one.seen for one in findings)
@@ -299,12 +297,12 @@ def test_every_question_is_answered(served, h100):
 
 
 def test_the_charts_of_the_registry_are_those_that_the_stack_installs(h100):
-    assert {"helm-soperator", "helm-slurm-cluster", "helm-nodesets"} <= set(charts.own_charts(h100))
-    assert not any("cert-manager" in one for one in charts.own_charts(h100))
+    assert {"helm-soperator", "helm-slurm-cluster", "helm-nodesets"} <= set(access.own_charts(h100))
+    assert not any("cert-manager" in one for one in access.own_charts(h100))
 
 
 def test_a_closed_registry_is_not_checked():
-    (finding,) = charts.look_up("http://127.0.0.1:9", "soperator", ["helm-nodesets"], "4.1.7")
+    (finding,) = access.look_up("http://127.0.0.1:9", "soperator", ["helm-nodesets"], "4.1.7")
     assert finding.outcome is Outcome.NOT_CHECKED
     assert "no answer from http://127.0.0.1:9" in finding.seen
 
@@ -313,7 +311,7 @@ def test_a_closed_registry_is_not_checked():
     ("status", "outcome"), [(404, "FAIL"), (401, "NOT CHECKED"), (200, "PASS")]
 )
 def test_the_registry_says_whether_a_chart_is_there(httpserver_of, status, outcome):
-    (finding,) = charts.look_up(httpserver_of(status), "soperator", ["helm-nodesets"], "9.9.9")
+    (finding,) = access.look_up(httpserver_of(status), "soperator", ["helm-nodesets"], "9.9.9")
     assert finding.outcome == outcome
     assert finding.certain is (status == 404)
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli.main import app
-from infra.nebius import sdk
+from infra.providers.nebius import sdk
 from tests.unit.nebius_api.conftest import Served
 
 
@@ -18,7 +18,9 @@ def test_a_destroy_with_a_refused_token_starts_nothing(
     monkeypatch.setenv("NEBIUS_IAM_TOKEN", token)
     sdk.shared_sdk.cache_clear()
     ran: list[str] = []
-    monkeypatch.setattr("infra.teardown.run.destroy", lambda stack, **_: ran.append(stack) or 0)
+    monkeypatch.setattr(
+        "infra.providers.soperator.teardown.destroy", lambda stack, **_: ran.append(stack) or 0
+    )
     result = CliRunner().invoke(app, ["destroy", "--stack", "h100-prod", "--yes"])
     assert ("destroy: the API does not accept the token" in result.output) is says
     assert (ran, result.exit_code) == (([], 1) if says else (["h100-prod"], 0))

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.preflight.ask import ask
-from infra.preflight.finding import Finding, Outcome
-from infra.preflight.inventory import KINDS
-from infra.preflight.names import CHECK, wanted_names
+from infra.operate.preflight.access import NAME_CHECK, wanted_names
+from infra.operate.preflight.ask import ask
+from infra.operate.preflight.check import KINDS, Finding, Outcome
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from tests.unit.preflight.conftest import PROJECT
@@ -29,7 +28,7 @@ def wide(h100: StackSpec) -> StackSpec:
 
 
 def names(spec: StackSpec) -> list[Finding]:
-    return [one for one in ask(spec, project=PROJECT) if one.check == CHECK]
+    return [one for one in ask(spec, project=PROJECT) if one.check == NAME_CHECK]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from infra.preflight.ask import ask
-from infra.preflight.finding import Finding, Outcome
+from infra.operate.preflight.ask import ask
+from infra.operate.preflight.check import Finding, Outcome
 from stacks.nfs_spec import DataDisksSpec, NfsSpec
 from stacks.node_spec import BootDiskSpec
 from stacks.rules.quotas import quota_use

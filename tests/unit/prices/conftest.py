@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.nebius import sdk
+from infra.providers.nebius import sdk
 from stacks.load import load_stack
 from stacks.node_spec import Billing
 from stacks.spec import StackSpec

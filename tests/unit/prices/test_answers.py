@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from infra.prices.answers import NotRecognisedError, unit_prices
-from infra.prices.requests import Wanted
+from infra.operate.prices import NotRecognisedError, Wanted, unit_prices
 
 L40S = {"gpu-l40s-d/gpu": 2, "gpu-l40s-d/vcpu": 64, "gpu-l40s-d/ram": 384}
 H100 = {"gpu-h100-sxm/gpu": 8, "gpu-h100-sxm/vcpu": 128, "gpu-h100-sxm/ram": 1600}

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cost.price import Layer
-from infra.nebius import sdk
-from infra.prices import cache, live
-from infra.prices.book import price_book
-from infra.prices.errors import LivePriceError
+from cost.prices.price import Layer
+from infra.operate import prices
+from infra.operate.prices import LivePriceError, price_book
+from infra.providers.nebius import sdk
 from stacks.node_spec import Billing
 from stacks.spec import StackSpec
 from tests.unit.nebius_api.conftest import Served
@@ -24,12 +23,12 @@ H100 = "gpu-h100-sxm/gpu"
 Stack = Callable[..., StackSpec]
 
 
-def usd(found: live.Estimated) -> dict[str, str]:
+def usd(found: prices.Estimated) -> dict[str, str]:
     return {price.sku: str(price.usd) for price in found.prices.prices}
 
 
 def test_the_calculator_prices_what_the_stack_uses(emulator: Served, stack: Stack):
-    found = live.estimate(stack("h100-prod"), TODAY)
+    found = prices.estimate(stack("h100-prod"), TODAY)
     assert usd(found) == {
         H100: "3.85",
         "cpu-d3/vcpu": "0.012",
@@ -45,7 +44,7 @@ def test_the_calculator_prices_what_the_stack_uses(emulator: Served, stack: Stac
 
 
 def test_one_call_asks_for_everything_and_creates_nothing(emulator: Served, stack: Stack):
-    live.estimate(stack("l40s-dev"), TODAY)
+    prices.estimate(stack("l40s-dev"), TODAY)
     assert [call["method"].rsplit("/", 1)[1] for call in emulator.emulator.calls] == [
         "EstimateBatch"
     ]
@@ -53,12 +52,12 @@ def test_one_call_asks_for_everything_and_creates_nothing(emulator: Served, stac
 
 
 def test_a_preemptible_node_has_its_own_price(emulator: Served, stack: Stack):
-    found = live.estimate(stack("h200-elastic", Billing.PREEMPTIBLE), TODAY)
+    found = prices.estimate(stack("h200-elastic", Billing.PREEMPTIBLE), TODAY)
     assert usd(found)["gpu-h200-sxm/gpu/preemptible"] == "2.45"
 
 
 def test_what_the_calculator_refuses_is_told_and_the_rest_is_taken(emulator: Served, stack: Stack):
-    found = live.estimate(stack("l40s-dev", Billing.PREEMPTIBLE), TODAY)
+    found = prices.estimate(stack("l40s-dev", Billing.PREEMPTIBLE), TODAY)
     (line,) = found.not_recognised
     assert line.startswith("gpu-l40s-d/gpu/preemptible")
     assert "no price for gpu-l40s-d, preemptible" in line
@@ -72,7 +71,7 @@ def test_a_calculator_that_does_not_answer_is_one_line(
     monkeypatch.setenv(sdk.TOKEN_VARIABLE, "local-token")
     sdk.shared_sdk.cache_clear()
     with pytest.raises(LivePriceError) as refusal:
-        live.estimate(stack("h100-prod"), TODAY)
+        prices.estimate(stack("h100-prod"), TODAY)
     sdk.shared_sdk().sync_close()
     sdk.shared_sdk.cache_clear()
     (line,) = str(refusal.value).splitlines()
@@ -83,7 +82,7 @@ def test_kept_estimates_price_a_stack_that_asks_for_them(
     emulator: Served, stack: Stack, tmp_path: Path
 ):
     spec = stack("h100-prod")
-    cache.save(tmp_path, live.estimate(spec, TODAY).prices)
+    prices.save(tmp_path, prices.estimate(spec, TODAY).prices)
     assert price_book(spec, tmp_path).prices[H100].layer is Layer.BOOK
     price = price_book(replace(spec, live_prices=True), tmp_path).prices[H100]
     assert (price.layer, str(price.usd), price.date) == (Layer.LIVE, "3.85", TODAY)
@@ -93,16 +92,16 @@ def test_the_emulator_s_estimates_never_price_the_real_cloud(
     emulator: Served, stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     spec = replace(stack("h100-prod"), live_prices=True)
-    path = cache.save(tmp_path, live.estimate(spec, TODAY).prices)
+    path = prices.save(tmp_path, prices.estimate(spec, TODAY).prices)
     assert path == tmp_path / "prices" / "emulator" / "eu-north1.json"
     monkeypatch.delenv(sdk.ENDPOINT_VARIABLE)
     assert price_book(spec, tmp_path).prices[H100].layer is Layer.BOOK
 
 
 def test_a_refresh_keeps_what_it_did_not_ask_for(emulator: Served, stack: Stack, tmp_path: Path):
-    cache.save(tmp_path, live.estimate(stack("l40s-dev"), date(2026, 11, 1)).prices)
-    cache.save(tmp_path, live.estimate(stack("h100-prod"), TODAY).prices)
-    kept = cache.load(tmp_path, "eu-north1")
+    prices.save(tmp_path, prices.estimate(stack("l40s-dev"), date(2026, 11, 1)).prices)
+    prices.save(tmp_path, prices.estimate(stack("h100-prod"), TODAY).prices)
+    kept = prices.load(tmp_path, "eu-north1")
     assert kept is not None
     days = {price.sku: price.date for price in kept.prices}
     assert (days["gpu-l40s-d/gpu"], days[H100]) == (date(2026, 11, 1), TODAY)
@@ -110,7 +109,7 @@ def test_a_refresh_keeps_what_it_did_not_ask_for(emulator: Served, stack: Stack,
 
 
 def test_without_estimates_nothing_is_kept(tmp_path: Path):
-    assert cache.load(tmp_path, "eu-north1") is None
+    assert prices.load(tmp_path, "eu-north1") is None
 
 
 @pytest.mark.parametrize(
@@ -130,7 +129,7 @@ def test_without_estimates_nothing_is_kept(tmp_path: Path):
 def test_a_damaged_file_is_refused_with_its_key_and_what_to_do(
     tmp_path: Path, change: dict[str, object], problem: str
 ):
-    path = cache.cache_file(tmp_path, "eu-north1")
+    path = prices.cache_file(tmp_path, "eu-north1")
     path.parent.mkdir(parents=True)
     good: dict[str, object] = {
         "schema_version": 1,
@@ -140,7 +139,7 @@ def test_a_damaged_file_is_refused_with_its_key_and_what_to_do(
     }
     path.write_text(json.dumps(good | change))
     with pytest.raises(LivePriceError) as refusal:
-        cache.load(tmp_path, "eu-north1")
+        prices.load(tmp_path, "eu-north1")
     first = str(refusal.value).splitlines()[0]
     assert first.startswith(str(path))
     assert problem in first
@@ -148,8 +147,8 @@ def test_a_damaged_file_is_refused_with_its_key_and_what_to_do(
 
 
 def test_a_truncated_file_is_refused_in_one_line(tmp_path: Path):
-    path = cache.cache_file(tmp_path, "eu-north1")
+    path = prices.cache_file(tmp_path, "eu-north1")
     path.parent.mkdir(parents=True)
     path.write_text('{"schema_version": 1,')
     with pytest.raises(LivePriceError, match="cannot be read"):
-        cache.load(tmp_path, "eu-north1")
+        prices.load(tmp_path, "eu-north1")

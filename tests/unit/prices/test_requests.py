@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from infra.prices.requests import wanted
+from infra.operate.prices import wanted
 from stacks.node_spec import Billing
 from stacks.spec import StackSpec
 

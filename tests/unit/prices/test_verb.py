@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli.main import app
-from infra.nebius import sdk
+from infra.providers.nebius import sdk
 from tests.unit.nebius_api.conftest import Served
 
 RUNNER = CliRunner()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from infra.kube.errors import KubeError
-from infra.reap.cordon import cordon, uncordon
+from infra.clients.errors import KubeError
+from infra.operate.idle import cordon, uncordon
 from infra.render import names
 
 

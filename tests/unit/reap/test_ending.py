@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from infra.jobs.errors import JobsError
-from infra.jobs.ssh import Result
-from infra.reap.ending import POLL_S, end_jobs
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Result
+from infra.operate.idle import POLL_S, end_jobs
 
 
 class Slurm:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from infra.jobs.errors import JobsError
-from infra.jobs.ssh import Result
-from infra.reap.hold import hold, release
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Result
+from infra.operate.idle import hold, release
 
 PARTITIONS = (
     "PartitionName=main AllowGroups=ALL Default=YES State=UP TotalCPUs=16\n"

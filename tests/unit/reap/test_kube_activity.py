@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from infra.reap.kube_activity import KubeActivity, kube_activity
+from infra.operate.idle import KubeActivity, kube_activity
 from infra.render import names
 from infra.render.kube_job import Pods, service_and_job
 from stacks.load import load_stack

@@ -7,13 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from infra.jobs.errors import JobsError
-from infra.jobs.ssh import Result
-from infra.reap.activity import Activity, activity
-from infra.reap.verdict import Verdict, verdict
-from stacks.lifetime_spec import LifetimeSpec
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Result
+from infra.operate.idle import Activity, Verdict, activity, verdict
 from stacks.load import load_stack
-from stacks.spec import StackSpec
+from stacks.spec import LifetimeSpec, StackSpec
 
 NOW = datetime(2026, 11, 21, 18, tzinfo=UTC)
 BOOT = (

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.state import Cache
-from infra.nebius.resource_type import ResourceType
-from infra.nebius.schema import Schema
+from infra.providers.nebius.resource_type import ResourceType
+from infra.providers.nebius.schema import Schema
+from infra.state import Cache
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.render.cloud_init import cloud_init, driver_options
+from infra.render.nodes import cloud_init, driver_options
 from stacks.node_spec import LocalNvmeSpec, NodeUserSpec, VolumeFilesystem, WorkerSpec
 from stacks.spec import StackSpec
 

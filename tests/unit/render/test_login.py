@@ -104,6 +104,7 @@ def test_nodes_that_are_idle_are_ready_at_once(
     assert naps(slurm) == 0
 
 
+@pytest.mark.feature("S002-27")
 def test_it_waits_for_the_last_node(spec: StackSpec, slurm: Path) -> None:
     (slurm / "looks").write_text(
         "\nworker-0 idle\nworker-0 idle,worker-1 down*\nworker-0 idle,worker-1 idle\n"
@@ -118,6 +119,7 @@ def test_a_node_at_work_is_ready(spec: StackSpec, slurm: Path, state: str) -> No
     assert shell(ready_script(spec, timeout_s=0)).returncode == 0
 
 
+@pytest.mark.feature("S002-27")
 @pytest.mark.parametrize("state", ["idle*", "down", "drained", "draining", "future", "unknown*"])
 def test_a_node_that_takes_no_job_is_not_ready(spec: StackSpec, slurm: Path, state: str) -> None:
     """A star is a node that does not answer: idle* is not idle."""
@@ -260,6 +262,7 @@ def test_a_place_on_a_disk_of_each_worker_is_not_made_on_the_login_node(rooted: 
     assert not Path(scratch).exists()
 
 
+@pytest.mark.feature("S000-71")
 def test_declared_users_may_write_into_the_places_and_not_into_the_code(rooted: StackSpec) -> None:
     """A job of a user writes its log and results there, under the user's own name."""
     user = UserSpec(name="trainer", ssh_public_keys=(PUBLIC_KEY,))
@@ -279,6 +282,7 @@ def release(spec: StackSpec, name: str) -> Path:
     return folder
 
 
+@pytest.mark.feature("S000-60", "S002-30")
 def test_a_release_becomes_current_and_is_seen_through_the_short_names(rooted: StackSpec) -> None:
     code = Path(rooted.code_path)
     for name in ("aaaa", "bbbb", "bbbb", "aaaa"):
@@ -300,6 +304,7 @@ def test_a_release_becomes_current_and_is_seen_through_the_short_names(rooted: S
     ]
 
 
+@pytest.mark.feature("S003-74")
 def test_a_release_that_did_not_arrive_leaves_the_old_one_live(rooted: StackSpec) -> None:
     release(rooted, "aaaa")
     assert shell(activate_script(rooted.code_path, "aaaa")).returncode == 0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.render.members import teams_script, users_script
+from infra.render.login import teams_script, users_script
 from stacks.slurm_spec import AccountSpec
 from stacks.soperator_spec import UserSpec
 from stacks.spec import StackSpec

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from infra.local.state import Cache
-from infra.nebius.resource_type import ResourceType
-from infra.nebius.schema import Schema
-from infra.render.machine import disk_spec, machine_spec
-from infra.render.nfs_machine import nfs_user_data, volume_script
+from infra.providers.nebius.resource_type import ResourceType
+from infra.providers.nebius.schema import Schema
+from infra.render.nodes import disk_spec, machine_spec, nfs_user_data, volume_script
+from infra.state import Cache
 from stacks.nfs_spec import DataDisksSpec, NfsSpec
 from stacks.node_spec import Billing, BootDiskSpec, MachineSpec, NodeUserSpec
 from stacks.spec import StackSpec

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.render import names
-from infra.render.node_group import Role, labels, node_group_spec, roles
+from infra.render.nodes import Role, labels, node_group_spec, roles
 from stacks.cluster_spec import GpuDrivers
 from stacks.load import load_stack, stack_names
 from stacks.node_spec import (
@@ -48,6 +48,7 @@ def tags(group: dict[str, Any]) -> list[str]:
     return [each["mount_tag"] for each in group["template"]["filesystems"]]
 
 
+@pytest.mark.feature("S001-02", "S002-07", "S002-11", "S002-15", "S003-14", "S003-61", "S003-62")
 @pytest.mark.parametrize("stack", stack_names())
 def test_the_node_groups_of_every_shipped_stack_are_the_golden_ones(
     stack: str, golden: Callable[[str, str], None]
@@ -144,6 +145,7 @@ def test_accounting_without_a_filesystem_keeps_what_every_node_has(spec: StackSp
     assert role_of(without, "accounting").tags == role_of(without, "system").tags
 
 
+@pytest.mark.feature("S003-41")
 def test_equal_bounds_are_a_fixed_count_and_others_autoscale(spec: StackSpec) -> None:
     fixed, scaling = rendered(spec, "worker"), rendered(spec, "system")
     assert fixed["fixed_node_count"] == 2
@@ -244,6 +246,7 @@ def test_a_paused_stack_keeps_its_groups_without_nodes(spec: StackSpec) -> None:
     assert rendered(paused, "login") == rendered(large, "login")
 
 
+@pytest.mark.feature("S003-41")
 def test_workers_are_replaced_half_at_a_time_and_repaired_by_soperator(spec: StackSpec) -> None:
     group = rendered(spec, "worker")
     assert group["strategy"] == {"max_unavailable": {"percent": 50}, "max_surge": {"percent": 0}}
@@ -285,6 +288,7 @@ def test_nodes_have_public_addresses_only_when_asked(spec: StackSpec) -> None:
         assert "public_ip_address" not in interface
 
 
+@pytest.mark.feature("S003-60")
 def test_a_declared_label_is_added_and_never_replaces_one_of_the_charts(spec: StackSpec) -> None:
     mine = {"team": "ml", names.NODESET_LABEL: "mine"}
     found = labels(role_of(with_worker(spec, labels=mine), "worker"))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from infra.render import outputs
+import pytest
+
+from infra.render import login
 from stacks.spec import StackSpec
 from stacks.storage_spec import MemoryMountSpec, SubmountSpec
 
 
+@pytest.mark.feature("S003-68")
 def test_every_mount_path_says_what_stands_behind_it(spec: StackSpec) -> None:
-    assert outputs.mounts(spec) == {
+    assert login.mounts(spec) == {
         "/": "filesystem jail, 256 GiB",
         "/mnt/data": "filesystem data, 256 GiB",
         "/mnt/chkpt": "filesystem chkpt, 256 GiB",
@@ -23,20 +26,20 @@ def test_every_mount_path_says_what_stands_behind_it(spec: StackSpec) -> None:
 
 def test_an_existing_filesystem_is_named_by_its_id_and_not_by_a_size(spec: StackSpec) -> None:
     old = SubmountSpec(name="old", mount_path="/mnt/old", existing_id="computefilesystem-1")
-    found = outputs.mounts(replace(spec, storage=replace(spec.storage, submounts=(old,))))
+    found = login.mounts(replace(spec, storage=replace(spec.storage, submounts=(old,))))
     assert found["/mnt/old"] == "filesystem old, existing computefilesystem-1"
 
 
 def test_soperators_memory_is_there_although_nobody_declares_it(bare: StackSpec) -> None:
     own = {"/mnt/memory": "tmpfs, at most 341 GiB a node"}
-    assert outputs.mounts(bare) == {"/": "filesystem jail, 256 GiB", **own}
+    assert login.mounts(bare) == {"/": "filesystem jail, 256 GiB", **own}
 
 
 def test_a_declared_tmpfs_stands_beside_soperators_of_each_size(spec: StackSpec) -> None:
     (worker,) = spec.nodes.workers
     larger = replace(worker, name="h100", platform="gpu-h100-sxm", preset="8gpu-128vcpu-1600gb")
     memory = MemoryMountSpec(mount_path="/mnt/ram", size_gib=2)
-    found = outputs.mounts(
+    found = login.mounts(
         replace(
             spec,
             nodes=replace(spec.nodes, workers=(worker, larger)),
@@ -47,15 +50,16 @@ def test_a_declared_tmpfs_stands_beside_soperators_of_each_size(spec: StackSpec)
     assert found["/mnt/ram"] == "tmpfs, 2 GiB a node"
 
 
+@pytest.mark.feature("S003-68")
 def test_every_job_has_the_command_that_starts_it(spec: StackSpec) -> None:
-    commands = outputs.job_commands(spec)
+    commands = login.job_commands(spec)
     assert list(commands) == [job.name for job in spec.jobs]
     for name, line in commands.items():
         assert shlex.split(line) == ["soperator", "submit", name, "--stack", "local"]
 
 
 def test_a_nodeset_lists_the_nodes_that_always_exist(spec: StackSpec) -> None:
-    assert outputs.nodesets(spec) == {
+    assert login.nodesets(spec) == {
         "worker": {
             "platform": "gpu-l40s-d",
             "preset": "2gpu-64vcpu-384gb",
@@ -69,11 +73,12 @@ def test_a_nodeset_lists_the_nodes_that_always_exist(spec: StackSpec) -> None:
 def test_nodes_of_a_nodeset_whose_name_starts_another_stay_its_own(spec: StackSpec) -> None:
     (worker,) = spec.nodes.workers
     other = replace(worker, name="worker-big", min_nodes=1)
-    found = outputs.nodesets(replace(spec, nodes=replace(spec.nodes, workers=(worker, other))))
+    found = login.nodesets(replace(spec, nodes=replace(spec.nodes, workers=(worker, other))))
     assert found["worker"]["nodes"] == ["worker-0", "worker-1"]
     assert found["worker-big"]["nodes"] == ["worker-big-0"]
 
 
+@pytest.mark.feature("S002-29")
 def test_the_ssh_command_names_a_port_only_where_it_is_not_the_usual_one() -> None:
-    assert outputs.ssh_command("1.2.3.4", 22) == "ssh root@1.2.3.4"
-    assert outputs.ssh_command("127.0.0.1", 30022) == "ssh -p 30022 root@127.0.0.1"
+    assert login.ssh_command("1.2.3.4", 22) == "ssh root@1.2.3.4"
+    assert login.ssh_command("127.0.0.1", 30022) == "ssh -p 30022 root@127.0.0.1"

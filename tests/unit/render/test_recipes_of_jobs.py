@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from infra.render.archive import recipe_problems
-from infra.render.object_storage import run_configs
+from infra.render.delivery import recipe_problems, run_configs
 from stacks.load import STACKS_DIR, load_stack
 from stacks.spec import StackSpec
 

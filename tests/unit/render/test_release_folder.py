@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from infra.render.release_folder import write_release
+from infra.render.login import write_release
 
 FILES = {"jobs/train": b"#!/bin/bash\n", "workloads/a.py": b"a"}
 

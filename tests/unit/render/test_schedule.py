@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.render.archive import code_files
+from infra.render.delivery import code_files, schedule_files, schedule_script
 from infra.render.login import activate_script
-from infra.render.schedule import schedule_files, schedule_script
 from infra.render.values.slurm_cluster import slurm_cluster_values
 from stacks.load import STACKS_DIR, load_stack
 from stacks.spec import StackSpec
@@ -84,6 +83,7 @@ def login(tmp_path: Path) -> Login:
     return Login(tmp_path)
 
 
+@pytest.mark.feature("S002-85")
 def test_schedules_render_as_their_golden_files(
     spec: StackSpec, golden: Callable[[str, str], None]
 ) -> None:
@@ -112,6 +112,7 @@ def values(spec: StackSpec) -> dict[str, object]:
     return slurm_cluster_values(spec, allocation_id="a", ssh_public_keys=[])
 
 
+@pytest.mark.feature("S002-85")
 def test_lines_of_a_person_survive_ours_coming_changing_and_going(
     spec: StackSpec, login: Login
 ) -> None:
@@ -210,6 +211,7 @@ def test_a_schedule_submits_what_the_job_needs_in_order_and_hands_down_no_limits
     assert said.splitlines()[-1] == "soperator: evaluate is job 3"
 
 
+@pytest.mark.feature("S000-116")
 def test_a_schedule_that_comes_too_early_submits_nothing(spec: StackSpec, tmp_path: Path) -> None:
     said, asked = run_schedule(spec, tmp_path, active="finetune (7)")
     assert asked == []

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from infra.render import names
-from infra.render.chart import Chart
-from infra.render.charts import cluster_charts, platform_charts
+from infra.render.charts import Chart, cluster_charts, platform_charts
 from infra.render.values.active_checks import active_checks_values
 from infra.render.values.nodesets import nodesets_values
+from infra.render.values.operators import soperatorchecks_values
 from infra.render.values.slurm_cluster import slurm_cluster_values
-from infra.render.values.soperatorchecks import soperatorchecks_values
 from infra.render.values.storage import storage_values
 from stacks.catalog import find_preset
 from stacks.check import check
@@ -72,6 +71,7 @@ def test_trap_2_workers_are_nodesets_and_none_is_in_the_cluster(stack: str) -> N
     assert [each["name"] for each in nodesets(spec)] == [each.name for each in spec.nodes.workers]
 
 
+@pytest.mark.feature("S003-13")
 def test_trap_3_partitions_are_structured(stack: str) -> None:
     """Slurm has no node otherwise."""
     assert cluster(load_stack(stack))["partitionConfiguration"]["configType"] == "structured"
@@ -84,6 +84,7 @@ def test_trap_4_a_hidden_partition_has_every_node(stack: str) -> None:
     assert "Hidden=YES" in hidden["config"]
 
 
+@pytest.mark.feature("S000-123", "S002-03", "S002-63", "S003-13")
 def test_trap_5_the_node_line_has_cpus_and_gpus(stack: str) -> None:
     spec = load_stack(stack)
     for worker, each in zip(spec.nodes.workers, nodesets(spec), strict=True):
@@ -139,6 +140,7 @@ def test_trap_9_workers_mount_the_scripts_that_slurm_conf_names(stack: str) -> N
         assert scripts == dict.fromkeys(paths, wanted)
 
 
+@pytest.mark.feature("S000-62")
 def test_trap_10_workers_share_the_user_namespace_of_the_host(stack: str) -> None:
     assert all(each["enableHostUserNamespace"] for each in nodesets(load_stack(stack)))
 
@@ -211,6 +213,7 @@ def test_gpu_checks_ask_for_no_more_gpus_than_the_smallest_node_has(
     assert with_checks(spec, profile)["slurmJob"] == {"gpusPerNode": str(least)}
 
 
+@pytest.mark.feature("S000-03")
 def test_gpu_checks_run_where_they_know_the_hardware_and_are_asked_for(stack: str) -> None:
     spec = load_stack(stack)
     known = spec.name == "h100-prod"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from infra.kube.quantity import quantity
-from infra.local.kube.charts.release import Release
+from infra.clients.kube_rules import quantity
 from infra.local.kube.charts.render import Rendered, render
+from infra.local.kube.charts.values import Release
 from infra.render import names
 from infra.render.charts import cluster_charts, platform_charts
-from infra.render.node_group import labels, roles
+from infra.render.nodes import labels, roles
 from infra.render.values.nodesets import gres, nodesets_values
 from infra.render.values.slurm_cluster import slurm_cluster_values
 from infra.render.values.storage import storage_values
@@ -62,6 +62,9 @@ def found(value: object, key: str) -> Iterator[Any]:
             yield from found(each, key)
 
 
+@pytest.mark.feature(
+    "S000-58", "S000-70", "S002-09", "S002-10", "S002-16", "S003-44", "S003-63", "S003-64"
+)
 @pytest.mark.parametrize("stack", stack_names())
 def test_the_values_of_every_shipped_stack_are_the_golden_ones(
     stack: str, golden: Callable[[str, str], None]
@@ -160,6 +163,7 @@ class TestAgreement:
         for selector in selectors:
             assert any(selector.items() <= group for group in groups), selector
 
+    @pytest.mark.feature("S000-08")
     def test_login_and_workers_mount_the_same_submounts(self, stack: str) -> None:
         spec = load_stack(stack)
         cluster, nodesets = (values(spec)[n] for n in ("helm-slurm-cluster", "helm-nodesets"))
@@ -206,6 +210,7 @@ def test_a_worker_without_gpus_asks_for_none(spec: StackSpec) -> None:
     assert not {"gpu", "tolerations"} & set(plain)
 
 
+@pytest.mark.feature("S004-27")
 def test_gres_counts_the_gpus_of_the_preset(spec: StackSpec) -> None:
     (worker,) = spec.nodes.workers
     assert gres(worker) == "gpu:nvidia_l40s:2"
@@ -304,6 +309,7 @@ def test_an_existing_filesystem_is_claimed_without_knowing_its_size(spec: StackS
     assert volume == {"name": "old", "size": "1Gi", "filestoreDeviceName": "jail-submount-old"}
 
 
+@pytest.mark.feature("S000-77")
 def test_shared_memory_and_the_tmpfs_have_their_declared_sizes(spec: StackSpec) -> None:
     memory = MemoryMountSpec(mount_path="/mnt/ram", size_gib=2)
     spec = replace(spec, storage=replace(spec.storage, memory=memory))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from infra.local.kube.charts.release import MADE_FOLDERS, Release
 from infra.local.kube.charts.render import render
+from infra.local.kube.charts.values import MADE_FOLDERS, Release
 from infra.render.values.nodesets import nodesets_values
 from infra.render.values.slurm_cluster import slurm_cluster_values
 from stacks.node_spec import LocalDiskSpec, WorkerSpec
@@ -148,6 +148,7 @@ DISK = LocalDiskSpec(
 )
 
 
+@pytest.mark.feature("S003-48")
 def test_folders_of_a_disk_are_made_before_the_worker_starts(spec: StackSpec) -> None:
     containers = of_nodeset(spec, local_disks=(DISK,))["customInitContainers"]
     (maker,) = [each for each in containers if each["name"] == "make-folders-scratch"]

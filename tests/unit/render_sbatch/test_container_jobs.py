@@ -29,6 +29,7 @@ def job(spec: StackSpec) -> JobSpec:
     return replace(declared, container=IMAGE)
 
 
+@pytest.mark.feature("S000-62", "S003-84")
 def test_a_training_job_in_an_image_renders_as_its_golden_file(
     spec: StackSpec, job: JobSpec, golden: Callable[[str, str], None]
 ) -> None:
@@ -37,6 +38,7 @@ def test_a_training_job_in_an_image_renders_as_its_golden_file(
     golden("sbatch/h100-prod/finetune-in-an-image.sh", text)
 
 
+@pytest.mark.feature("S003-71")
 def test_only_the_step_of_the_ranks_is_in_the_image(spec: StackSpec, job: JobSpec) -> None:
     """The supervisor asks Slurm, whose programs the image lacks; the checks are the node's."""
     lines = render_sbatch(spec, job).splitlines()

@@ -16,9 +16,8 @@ import pytest
 import yaml
 
 from infra.render import kube_job
-from infra.render.job_nodes import RenderError
-from infra.render.kube_job import Pods
-from infra.render.kube_training import training_pods
+from infra.render.kube_job import Pods, training_pods
+from infra.render.sbatch import RenderError
 from stacks.load import load_stack
 from stacks.nfs_spec import DataDisksSpec, NfsSpec
 from stacks.node_spec import BootDiskSpec
@@ -145,6 +144,7 @@ def test_the_time_limit_and_the_name_of_the_run_go_with_it(spec: StackSpec) -> N
     assert container["command"][-1].endswith("--set a.b=1")
 
 
+@pytest.mark.feature("S004-37")
 def test_a_pytorchjob_has_the_fields_that_the_operator_knows_and_no_other(
     spec: StackSpec,
 ) -> None:
@@ -155,6 +155,7 @@ def test_a_pytorchjob_has_the_fields_that_the_operator_knows_and_no_other(
         jsonschema.validate(made, SCHEMA)
 
 
+@pytest.mark.feature("S004-37")
 def test_a_pytorchjob_is_one_master_and_the_other_nodes(spec: StackSpec) -> None:
     made = kube_job.pytorch_job(pods_of(spec, operator=True))
     replicas = made["spec"]["pytorchReplicaSpecs"]

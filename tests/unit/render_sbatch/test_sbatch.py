@@ -13,12 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from infra.render.archive import code_files, hash_files, pack
-from infra.render.job_checks import check_script, name_inputs, refuse_inputs
-from infra.render.sbatch import RenderError, chat_profile, render_sbatch
+from infra.render.delivery import code_files, hash_files, pack
+from infra.render.sbatch import (
+    RenderError,
+    chat_profile,
+    check_script,
+    name_inputs,
+    refuse_inputs,
+    render_sbatch,
+)
 from stacks.load import STACKS_DIR, load_stack, stack_names
 from stacks.slurm_spec import JobSpec, PartitionSpec
 from stacks.spec import StackSpec
+from tests.conftest import GOLDEN_DIR
 
 JOB = JobSpec(name="train", module="workloads.train", recipe="r", nodes=2, gpus_per_node=2)
 CHECKOUT = STACKS_DIR.parent
@@ -29,6 +36,30 @@ def spec(public_key_file: Path) -> StackSpec:
     return load_stack("local")
 
 
+@pytest.mark.feature(
+    "S000-09",
+    "S000-115",
+    "S000-38",
+    "S001-01",
+    "S001-09",
+    "S001-44",
+    "S001-84",
+    "S001-85",
+    "S001-95",
+    "S002-32",
+    "S002-33",
+    "S002-34",
+    "S002-35",
+    "S002-42",
+    "S002-51",
+    "S002-52",
+    "S003-25",
+    "S003-31",
+    "S003-35",
+    "S003-43",
+    "S003-79",
+    "S004-27",
+)
 @pytest.mark.parametrize("stack", stack_names())
 def test_every_shipped_job_renders_as_its_golden_file(
     stack: str, public_key_file: Path, golden: Callable[[str, str], None]
@@ -38,8 +69,12 @@ def test_every_shipped_job_renders_as_its_golden_file(
         text = render_sbatch(spec, job)
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
         golden(f"sbatch/{stack}/{job.name}.sh", text)
+    kept = {path.stem for path in (GOLDEN_DIR / "sbatch" / stack).glob("*.sh")}
+    of_other_tests = {"finetune-in-an-image"} if stack == "h100-prod" else set[str]()
+    assert kept == {job.name for job in spec.jobs} | of_other_tests, "a job went, its file stayed"
 
 
+@pytest.mark.feature("S001-31")
 def test_a_job_runs_the_release_that_it_was_submitted_with(spec: StackSpec, tmp_path: Path) -> None:
     """One that waited ran what was live by then, under the commit of its submission."""
     for name in ("old", "new"):
@@ -143,6 +178,7 @@ def test_a_server_is_one_process_with_all_its_gpus(spec: StackSpec) -> None:
     assert "--signal" not in text
 
 
+@pytest.mark.feature("S003-04")
 def test_a_node_gives_the_launcher_the_cpus_of_all_its_ranks(spec: StackSpec) -> None:
     """Slurm's task is the launcher: eight ranks once shared the CPUs that one was to have."""
     text = render_sbatch(spec, replace(JOB, cpus_per_task=16))
@@ -151,6 +187,7 @@ def test_a_node_gives_the_launcher_the_cpus_of_all_its_ranks(spec: StackSpec) ->
     assert "OMP_NUM_THREADS=16\n" in text
 
 
+@pytest.mark.feature("S002-63")
 def test_a_rank_has_its_gpus_share_of_the_nodes_cpus(spec: StackSpec) -> None:
     """64 vCPUs and 2 GPUs a node: 32 for each GPU, unless the stack says otherwise."""
     half = render_sbatch(spec, replace(JOB, gpus_per_node=1))
@@ -166,6 +203,7 @@ def test_a_server_of_several_gpus_is_one_process_with_all_their_cpus(spec: Stack
     assert "OMP_NUM_THREADS=32\n" in render_sbatch(spec, job)
 
 
+@pytest.mark.feature("S000-17", "S000-62")
 def test_a_server_in_an_image_has_the_jails_places_and_the_images_python(spec: StackSpec) -> None:
     """Pyxis gives the image's own values of exported variables, unless they are named."""
     server = replace(JOB, nodes=1, gpus_per_node=1, module="workloads.serve")
@@ -190,6 +228,7 @@ def test_a_server_in_an_image_has_the_jails_places_and_the_images_python(spec: S
     assert "--container" not in check
 
 
+@pytest.mark.feature("S000-36", "S002-39")
 def test_infiniband_is_off_only_where_the_nodeset_has_no_fabric(spec: StackSpec) -> None:
     (worker,) = spec.nodes.workers
     fabric = replace(worker, infiniband_fabric="fabric-3")
@@ -227,6 +266,28 @@ def test_the_batch_process_is_told_in_time_to_save_and_is_no_shell(spec: StackSp
     assert "#SBATCH --requeue\n" in text
 
 
+@pytest.mark.feature("S003-45", "S003-47")
+def test_libraries_keep_what_they_fetch_in_the_place_cache_and_scratch_on_the_nodes_disk(
+    public_key_file: Path,
+) -> None:
+    spec = load_stack("h200-elastic")
+    text = render_sbatch(spec, spec.jobs[0])
+    assert spec.storage.places["cache"] == "/mnt/training-data/cache"
+    assert "export HF_HOME=$SOPERATOR_PLACE_CACHE/huggingface\n" in text
+    assert "export TMPDIR=/mnt/scratch/tmp\n" in text
+    without = {name: path for name, path in spec.storage.places.items() if name != "cache"}
+    (worker,) = spec.nodes.workers
+    bare = replace(
+        spec,
+        storage=replace(spec.storage, places=without),
+        nodes=replace(spec.nodes, workers=(replace(worker, local_disks=()),)),
+    )
+    text = render_sbatch(bare, spec.jobs[0])
+    assert "HF_HOME" not in text
+    assert "TMPDIR" not in text
+
+
+@pytest.mark.feature("S001-88", "S003-34")
 def test_declared_variables_come_after_the_derived_ones_and_win(spec: StackSpec) -> None:
     job = replace(JOB, environment={"NCCL_IB_DISABLE": "0", "NCCL_DEBUG": "INFO"})
     text = render_sbatch(spec, job)
@@ -235,6 +296,7 @@ def test_declared_variables_come_after_the_derived_ones_and_win(spec: StackSpec)
     assert text.index("NCCL_IB_DISABLE=1") < text.index("NCCL_IB_DISABLE=0")
 
 
+@pytest.mark.feature("S000-125", "S002-63")
 def test_memory_goes_with_the_gpus_that_a_job_asks_for(spec: StackSpec) -> None:
     """2 GPUs of a 2-GPU node are all that slurmd offers there: 384 GiB less what the node needs."""
     (worker,) = spec.nodes.workers
@@ -245,11 +307,25 @@ def test_memory_goes_with_the_gpus_that_a_job_asks_for(spec: StackSpec) -> None:
     assert "--mem" not in render_sbatch(spec, replace(JOB, gpus_per_node=0))
 
 
-def test_every_node_must_see_the_first_nodes_checkpoints(spec: StackSpec) -> None:
+@pytest.mark.feature("S000-37")
+def test_every_node_must_see_the_first_nodes_checkpoints(spec: StackSpec, tmp_path: Path) -> None:
     assert 'touch "$SOPERATOR_SHARED_MARK"' in render_sbatch(spec, JOB)
     assert "touch" not in render_sbatch(spec, replace(JOB, nodes=1))
+    mark = tmp_path / "mark"
+    words = ["bash", "-c", check_script(JOB)]
+    here = {
+        "PATH": os.environ["PATH"],
+        "SOPERATOR_PYTHON": sys.executable,
+        "SOPERATOR_SHARED_MARK": str(mark),
+    }
+    elsewhere = subprocess.run(words, env=here, capture_output=True, text=True)
+    assert elsewhere.returncode == 78
+    assert f"{tmp_path} is not the folder that the first node sees" in elsewhere.stderr
+    mark.touch()
+    assert subprocess.run(words, env=here).returncode == 0
 
 
+@pytest.mark.feature("S000-37")
 def test_a_node_that_reads_another_data_set_or_model_is_refused_before_ranks_start(
     tmp_path: Path,
 ) -> None:
@@ -304,8 +380,35 @@ def test_a_node_that_reads_another_data_set_or_model_is_refused_before_ranks_sta
     assert "data 'sets' was not found" in told.stderr
 
 
+@pytest.mark.feature("S001-85")
+def test_a_job_ends_on_a_node_that_lacks_a_mount_and_names_it(tmp_path: Path) -> None:
+    program = tmp_path / "mountpoint"
+    program.write_text('#!/bin/sh\n[ "$2" != /mnt/shared ]\n')
+    program.chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SOPERATOR_PYTHON": sys.executable,
+        "SOPERATOR_JOB": "train",
+    }
+    for paths, status in ((["/home"], 0), (["/home", "/mnt/shared", "/mnt/data"], 78)):
+        done = subprocess.run(
+            ["bash", "-c", check_script(JOB), "check", *paths],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == status
+    assert "soperator: train on " in done.stderr
+    assert ": /mnt/shared is not mounted: " in done.stderr
+
+
+@pytest.mark.feature("S001-44")
 def test_a_training_job_has_a_log_by_its_number(spec: StackSpec) -> None:
-    assert "/train_$SLURM_JOB_ID.log\n" in render_sbatch(spec, JOB)
+    named = replace(JOB, name="finetune")
+    assert "finetune_$SLURM_JOB_ID.log /mnt/" in render_sbatch(spec, named)
+    assert "/train_$SLURM_JOB_ID.log\n" in render_sbatch(spec, named)
+    # The log of a job of that name has the name already: a link would lead to itself.
+    assert "ln -sfn" not in render_sbatch(spec, replace(JOB, name="train"))
     assert "train_$SLURM" not in render_sbatch(spec, replace(JOB, module="workloads.evaluate"))
 
 
@@ -325,6 +428,7 @@ def test_more_gpus_than_a_node_has_are_refused_with_what_it_has(spec: StackSpec)
         render_sbatch(spec, replace(JOB, gpus_per_node=8))
 
 
+@pytest.mark.feature("S002-34")
 def test_an_unknown_partition_is_refused_with_the_declared_ones(spec: StackSpec) -> None:
     with pytest.raises(RenderError, match=r"'gpu' is not a partition \(has: main, hidden\)"):
         render_sbatch(spec, replace(JOB, partition="gpu"))

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.render.archive import code_files
-from infra.render.outputs import job_commands
-from infra.render.sbatch import RenderError
-from infra.render.search import array_option, render_search, search_job
+from infra.render.delivery import code_files
+from infra.render.login import job_commands
+from infra.render.sbatch import RenderError, array_option, render_search, search_job
 from stacks.load import STACKS_DIR, load_stack
 from stacks.search_spec import AxisSpec, SearchSpec, TrialSpec
 from stacks.spec import StackSpec

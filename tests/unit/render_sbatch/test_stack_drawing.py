@@ -39,6 +39,7 @@ def boxes(svg: str) -> list[tuple[float, float, float, float]]:
     return found
 
 
+@pytest.mark.feature("S000-14")
 @pytest.mark.parametrize("stack", stack_names())
 def test_every_shipped_stack_is_drawn_as_its_golden_file(
     stack: str, public_key_file: Path, golden: Callable[[str, str], None]
@@ -46,6 +47,7 @@ def test_every_shipped_stack_is_drawn_as_its_golden_file(
     golden(f"drawing/{stack}.svg", stack_svg(load_stack(stack)))
 
 
+@pytest.mark.feature("S002-90")
 def test_what_is_declared_is_in_it(spec: StackSpec) -> None:
     text = words(stack_svg(spec))
     for worker in spec.nodes.workers:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from infra.report import page
-from infra.report.answers import Answer, answers
-from infra.report.collect import Report, collect
-from infra.report.quality import evaluation_rows, verdict
-from infra.report.words import span_of_days
+from cost.report.layout import Format
+from infra.reports.page import page
+from infra.reports.page.answers import Answer, answers
+from infra.reports.page.loop import close_loop, loop_text
+from infra.reports.page.quality import evaluation_rows, verdict
+from infra.reports.page.training import Report, collect, span_of_days
 from stacks.load import load_stack
 from tests.unit.report.loops import TESTED, write_loop
 from tests.unit.report.reports import evaluation, write_runs
@@ -58,6 +59,25 @@ def test_a_gain_is_named_with_metric_rows_and_interval(state: Path) -> None:
         "difference +83.3 points, 95 % interval +60 to +95."
     )
     assert found.more.startswith("Of 2 other tested metrics 1 better, 0 worse")
+
+
+def test_width_and_fineness_are_those_of_the_evaluation(state: Path) -> None:
+    """`--resamples 99 --confidence 0.9`: nothing is told below 1 in 100."""
+
+    def change(values: dict[str, Any]) -> None:
+        values["sampling"] = {"resamples": 99, "confidence": 0.9, "seed": 0}
+        values["significance"]["perplexity"]["p_value"] = 0.01
+
+    assert "90 % interval +60 to +95" in judged(state, change).sentence
+    report = collect(load_stack("local"), state)
+    table = " ".join(loop_text(close_loop(report), Format.TABLE).split())
+    html = page.render(report)
+    for shown in (table, html):
+        assert "95 % interval" not in shown
+        assert "90 % interval" in shown
+        assert "0.0005" not in shown
+    assert "<= 0.01" in table
+    assert "&lt;= 0.01" in html
 
 
 def test_rows_without_a_difference_give_no_interval(state: Path) -> None:

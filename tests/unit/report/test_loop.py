@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cost.layout import WIDTH, Format
-from infra.report import page
-from infra.report.collect import collect
-from infra.report.loop import Loop, close_loop, plain_loop, states
-from infra.report.loop_table import loop_charts, loop_text
-from infra.report.quality import evaluation_rows, verdict
+from cost.report.layout import WIDTH, Format
+from infra.reports.page import page
+from infra.reports.page.loop import Loop, close_loop, loop_charts, loop_text, plain_loop, states
+from infra.reports.page.quality import evaluation_rows, verdict
+from infra.reports.page.training import collect
 from stacks.load import load_stack
 from tests.unit.cost.loads import SLO, load_json
 from tests.unit.report.loops import TESTED, write_loop
@@ -35,6 +34,7 @@ def closed(tmp_path: Path, public_key_file: Path) -> Callable[..., Loop]:
     return make
 
 
+@pytest.mark.feature("S000-121")
 def test_quality_has_intervals_p_and_a_verdict(closed: Callable[..., Loop]):
     rows = {row["key"]: row for row in closed().quality}
     assert (rows["perplexity"]["low"], rows["perplexity"]["high"]) == (-2.9, -1.8)
@@ -113,6 +113,7 @@ def test_what_an_assumption_said_stands_before_what_was_measured(
     assert [name for name, _ in states(loop)] == ["before, assumed"]
 
 
+@pytest.mark.feature("S000-121")
 def test_the_finetune_pays_back_against_the_base_model_and_not_against_a_cheaper_api(
     closed: Callable[..., Loop],
 ):
@@ -289,6 +290,23 @@ def test_json_is_plain_and_holds_the_same(closed: Callable[..., Loop]):
     assert plain["length_ratio"] == "0.800000"
     assert plain["speed"]["base_batch_output_tokens_per_s"] == 32
     assert {row["metric"]: row["verdict"] for row in plain["quality"]}["perplexity"] == "better"
+
+
+def test_text_and_json_open_with_the_answers_of_the_page(closed: Callable[..., Loop]):
+    loop = closed()
+    text = " ".join(loop_text(loop, Format.TABLE).split())
+    plain = json.loads(json.dumps(plain_loop(loop)))["answers"]
+    assert [each["question"] for each in plain] == [
+        "Is the tuned model better?",
+        "What does a chat cost?",
+        "What does the cluster cost?",
+    ]
+    for each in plain:
+        told = f"- {each['question']} {each['lead']} {each['sentence']}"
+        assert " ".join(told.split()) in text
+    assert text.index(plain[2]["lead"]) < text.index("Quality on the same held-out rows")
+    assert plain[0]["lead"] == "Yes, better."
+    assert "- What does a chat cost? Measured: $" in loop_text(loop, Format.MARKDOWN)
 
 
 def test_a_curve_of_one_load_has_a_table_and_no_chart(closed: Callable[..., Loop]):

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cost.bill import bill
-from infra.prices.book import price_book
-from infra.report import architecture, charts, page, words
-from infra.report.collect import Report, collect
-from infra.report.quality import evaluation_rows
+from cost.bill.bill import bill
+from infra.operate.prices import price_book
+from infra.reports.page import drawings, page, training
+from infra.reports.page.quality import evaluation_rows
+from infra.reports.page.training import Report, collect
 from stacks.cost_spec import PolicySpec
 from stacks.load import load_stack, stack_names
 from tests.unit.report.reports import HOSTILE, evaluation, record, write_record, write_runs
@@ -95,6 +95,22 @@ def test_before_and_after_say_which_direction_is_better() -> None:
     assert rows["message_length_avg"]["better"] is None
 
 
+@pytest.mark.feature("S002-91")
+def test_both_models_have_a_bar_for_every_metric(report: Report) -> None:
+    html = page.render(report)
+    section = html[html.index('<section id="evaluation">') :]
+    drawn = re.findall(
+        r'class="bar" style="width:([\d.]+)%"></div><div class="bar tuned" style="width:([\d.]+)%"',
+        section[: section.index("</section>")],
+    )
+    rows = evaluation_rows(evaluation())
+    assert [(float(one), float(two)) for one, two in drawn] == [
+        (row["before_width"], row["after_width"]) for row in rows
+    ]
+    widths = {row["key"]: (row["before_width"], row["after_width"]) for row in rows}
+    assert widths["perplexity"] == (100.0, 66.9), "4.704 of 7.033"
+
+
 def test_a_stack_that_ran_nothing_says_so_in_every_section(
     tmp_path: Path, public_key_file: Path
 ) -> None:
@@ -125,12 +141,13 @@ def test_equal_input_gives_equal_bytes(report: Report) -> None:
     assert page.render(report) == page.render(report)
 
 
+@pytest.mark.feature("S000-14")
 @pytest.mark.parametrize("stack", stack_names())
 def test_every_declared_nodeset_and_mount_is_in_the_picture(
     stack: str, public_key_file: Path
 ) -> None:
     spec = load_stack(stack)
-    picture = architecture.draw(spec)
+    picture = drawings.draw(spec)
     for worker in spec.nodes.workers:
         assert f"nodeset {worker.name}" in picture
         assert worker.preset in picture
@@ -139,12 +156,12 @@ def test_every_declared_nodeset_and_mount_is_in_the_picture(
 
 
 def test_the_moving_average_of_a_constant_is_the_constant() -> None:
-    smoothed = charts.smooth([(step, 3.0) for step in range(9)])
+    smoothed = drawings.smooth([(step, 3.0) for step in range(9)])
     assert [loss for _, loss in smoothed] == pytest.approx([3.0] * 9)
 
 
 def test_a_loss_that_is_not_a_number_leaves_no_gap_in_the_markup() -> None:
-    chart = charts.loss_curve([(1, 2.0), (2, float("nan")), (3, 1.0)])
+    chart = drawings.loss_curve([(1, 2.0), (2, float("nan")), (3, 1.0)])
     assert "nan" not in chart
 
 
@@ -153,14 +170,14 @@ def test_a_loss_that_is_not_a_number_leaves_no_gap_in_the_markup() -> None:
     [("0.4717", "$0.472"), ("0.00612", "$0.00612"), ("12.5", "$12.50"), ("0", "$0.00")],
 )
 def test_small_amounts_keep_three_digits(amount: str, shown: str) -> None:
-    assert words.cents(Decimal(amount)) == shown
+    assert training.cents(Decimal(amount)) == shown
 
 
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(12, "12 s"), (184, "3 min 04 s"), (3720, "1 h 02 min")]
 )
 def test_times_are_written_for_people(seconds: int, shown: str) -> None:
-    assert words.duration(seconds) == shown
+    assert training.duration(seconds) == shown
 
 
 def test_a_later_try_stands_apart_from_the_finetune_that_was_evaluated(

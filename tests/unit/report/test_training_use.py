@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.report import page
-from infra.report.collect import Report, collect
-from infra.report.training import Row, gpu_use, summary
+from infra.reports.page import page
+from infra.reports.page.training import Report, Row, collect, gpu_use, summary
 from stacks.load import load_stack
 from tests.unit.report.reports import record, write_record
 
@@ -57,6 +56,7 @@ def state(tmp_path: Path, public_key_file: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.feature("S002-67", "S002-71")
 def test_two_nodes_are_one_curve_and_a_cut_line_is_left_out(state: Path) -> None:
     folder = trained(state)
     (folder / "gpu_worker-0.csv").write_text(
@@ -71,11 +71,12 @@ def test_two_nodes_are_one_curve_and_a_cut_line_is_left_out(state: Path) -> None
     use = gpu_use(folder)
     assert [each.utilization_percent for each in use.moments] == [95.0, 90.0]
     assert use.mean_percent == 92.5
-    assert use.least_memory_percent == 62.5, "of worker-1, whose GPU used least"
+    assert use.each.memory_percent == 62.5, "of worker-1, whose GPU used least"
     # 250,000,000 words of 4 bytes in 10 s.
     assert use.received_gb_per_s == pytest.approx(0.1)
 
 
+@pytest.mark.feature("S002-47", "S002-48", "S002-68", "S002-70", "S002-71")
 def test_the_gates_pass_and_fail_by_their_figures(state: Path) -> None:
     folder = trained(state)
     for node in ("worker-0", "worker-1"):
@@ -84,6 +85,14 @@ def test_the_gates_pass_and_fail_by_their_figures(state: Path) -> None:
         )
     found = rows(state)
     assert (found["GPU utilisation"].value, found["GPU utilisation"].verdict) == ("85.0 %", "PASS")
+    assert found["GPU utilisation"].note == (
+        "of the least busy GPU, worker-0 GPU 0; mean of all 85.0 %; gate above 80 %"
+    )
+    (folder / "gpu_worker-1.csv").write_text(
+        sample("worker-1", 100.0, 90, 40000, 0) + sample("worker-1", 110.0, 60, 40000, 0)
+    )
+    idle = rows(state)["GPU utilisation"]
+    assert (idle.value, idle.verdict) == ("75.0 %", "FAIL"), "the mean is 80 and above no gate"
     memory = found["GPU memory"]
     assert (memory.value, memory.verdict) == ("50.0 %", "FAIL")
     assert "61 GiB of tensors on rank 0, 60 GiB planned" in memory.note
@@ -106,6 +115,7 @@ def test_a_part_of_the_nodes_or_of_a_file_passes_no_gate(state: Path) -> None:
     assert "gpu_worker-1.csv: worker-1: check_gpu_util.sh printed" in row.note
 
 
+@pytest.mark.feature("S002-49", "S002-69")
 def test_throughput_is_held_against_the_fastest_run_of_its_kind(state: Path) -> None:
     trained(state, "2")
     first = rows(state)["Throughput"]
@@ -139,6 +149,7 @@ def test_lines_of_another_script_are_told_and_not_shown(state: Path) -> None:
     assert "check_gpu_util.sh printed" in rows(state)["GPU utilisation"].note
 
 
+@pytest.mark.feature("S002-91")
 def test_the_page_has_graphs_of_utilisation_loss_and_throughput(state: Path) -> None:
     folder = trained(state)
     (folder / "gpu_worker-0.csv").write_text(

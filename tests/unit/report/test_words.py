@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.report.words import number, signed
+from infra.reports.page.training import number, signed
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from infra.cli.restore import explain
+from infra.operate import restore
+from infra.operate.restore import JailSnapshot
 from infra.render import backup as render
-from infra.render import restore as restoring
-from infra.restore import run, snapshots
-from infra.restore.snapshots import JailSnapshot
+from infra.render import backup as restoring
 from stacks.errors import UserError
 from stacks.load import load_stack
 from stacks.storage_spec import BackupSpec
@@ -51,9 +51,9 @@ def cluster(maintenance: str = "none", **by_kind: list[dict[str, Any]]) -> Any:
     return Cluster(Secret=[secret], SlurmCluster=[slurm], **by_kind)
 
 
-def plan(client: Any, snapshot: JailSnapshot | None = None, **options: Any) -> run.Plan:
+def plan(client: Any, snapshot: JailSnapshot | None = None, **options: Any) -> restore.Plan:
     given = {"path": None, "into_jail": False, "while_running": False, **options}
-    return run.make_plan(client, NAMESPACE, snapshot or copy("ab" * 32), BACKEND, **given)
+    return restore.make_plan(client, NAMESPACE, snapshot or copy("ab" * 32), BACKEND, **given)
 
 
 def test_snapshots_are_listed_newest_first() -> None:
@@ -61,31 +61,31 @@ def test_snapshots_are_listed_newest_first() -> None:
         {"spec": {"id": id_, "date": date, "repository": "s3:x/y"}}
         for id_, date in (("a", "2026-11-19T00:00:00Z"), ("b", "2026-11-20T00:00:00Z"))
     ]
-    found = snapshots.list_snapshots(cluster(Snapshot=items), NAMESPACE)
+    found = restore.list_snapshots(cluster(Snapshot=items), NAMESPACE)
     assert [each.id for each in found] == ["b", "a"]
-    assert snapshots.choose(found, "latest").id == "b"
+    assert restore.choose(found, "latest").id == "b"
 
 
 def test_digits_that_mean_several_copies_or_none_at_all_are_refused() -> None:
     found = [copy("abcdef12" + "0" * 56), copy("abcdef12" + "1" * 56)]
-    assert snapshots.choose(found, "abcdef120").id == found[0].id
+    assert restore.choose(found, "abcdef120").id == found[0].id
     with pytest.raises(UserError, match="means several snapshots"):
-        snapshots.choose(found, "abcdef12")
+        restore.choose(found, "abcdef12")
     with pytest.raises(UserError, match="is no snapshot"):
-        snapshots.choose(found, "yesterday")
+        restore.choose(found, "yesterday")
     with pytest.raises(UserError, match="lists no copy"):
-        snapshots.choose([], "latest")
+        restore.choose([], "latest")
 
 
 def test_a_copy_that_a_new_cluster_does_not_list_is_asked_of_the_repository() -> None:
-    chosen = snapshots.choose([], "abcdef12")
+    chosen = restore.choose([], "abcdef12")
     assert (chosen.id, chosen.at) == ("abcdef12", None)
     assert plan(cluster(), chosen).backend == BACKEND
 
 
 def test_a_cluster_without_a_schedule_names_the_key_that_makes_it() -> None:
     with pytest.raises(UserError, match=r"declare storage\.backup"):
-        snapshots.backend(cluster(), NAMESPACE)
+        restore.backend(cluster(), NAMESPACE)
 
 
 def test_the_jail_is_written_over_when_nothing_runs_or_when_asked() -> None:
@@ -159,8 +159,8 @@ def test_time_is_the_longest_copy_that_ended_well() -> None:
         return {"metadata": head, "status": {"conditions": [done]}}
 
     jobs = [job(10, "Succeeded"), job(40, "Succeeded"), job(59, "Failed")]
-    assert snapshots.longest_backup_s(cluster(Backup=jobs), NAMESPACE) == 40
-    assert snapshots.longest_backup_s(cluster(), NAMESPACE) is None
+    assert restore.longest_backup_s(cluster(Backup=jobs), NAMESPACE) == 40
+    assert restore.longest_backup_s(cluster(), NAMESPACE) is None
 
 
 def test_a_copy_now_is_what_the_schedule_would_make_and_as_root() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.runs.run import Run, read_runs
+from infra.reports.runs.run import Run, read_runs
 from tests.unit.report.reports import record, write_record
 
 RECIPE = {

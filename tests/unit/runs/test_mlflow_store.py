@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.jobs.errors import JobsError
-from infra.runs.mlflow_store import export
+from infra.clients.errors import JobsError
+from infra.reports.runs.mlflow_store import export
 from tests.unit.runs.folders import runs, write_run
 
 NAME = re.compile(r"[/\w.\- :]*")

@@ -13,14 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli.main import app
-from infra.jobs.errors import JobsError
-from infra.jobs.outputs import StackOutputs
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.ssh import Result
 from infra.jobs.recipes import recipe_of, with_settings
-from infra.jobs.ssh import Result
-from infra.render.archive import code_files, hash_files
+from infra.render.delivery import code_files, hash_files
 from infra.render.sbatch import RELEASE_VARIABLE
-from infra.runs import reproduce as again
-from infra.runs.run import Run
+from infra.reports.runs import reproduce as again
+from infra.reports.runs.run import Run
 from stacks.load import STACKS_DIR, load_stack
 from stacks.search_spec import SearchSpec
 from tests.unit.cost.run_stacks import job_of
@@ -51,6 +51,7 @@ def ran(state: Path, files: Mapping[str, bytes], *sets: str) -> Run:
     return runs(state)[0]
 
 
+@pytest.mark.feature("S002-66")
 def test_the_settings_are_what_the_run_had_otherwise(
     state: Path, files: Mapping[str, bytes]
 ) -> None:

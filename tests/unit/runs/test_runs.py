@@ -12,11 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli.main import app
-from infra.jobs.errors import JobsError
-from infra.runs import listing
-from infra.runs.diff import diff, unit
-from infra.runs.losses import Verdict, agreement
-from infra.runs.run import SHARED, find_run
+from infra.clients.errors import JobsError
+from infra.reports.runs import run
+from infra.reports.runs.diff import Verdict, agreement, diff, unit
+from infra.reports.runs.run import SHARED, find_run
 from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at, l40s, rates_of
 from tests.unit.runs.folders import RECIPE, runs, write_run
 
@@ -49,11 +48,11 @@ def test_the_list_marks_what_no_accounting_has_said(state: Path, public_key_file
     write_run(state, "3")
     entries = [actual_entry("2", "7.25", at(5), at(6))]
     found = runs(state, rates=rates_of(l40s()), entries=entries)
-    shown = [row[listing.HEADERS.index("USD")] for row in listing.rows(found)]
+    shown = [row[run.HEADERS.index("USD")] for row in run.rows(found)]
     assert shown == ["$7.25", "~$0.533"]
-    (note,) = listing.notes(found)
+    (note,) = run.notes(found)
     assert note.startswith("~: an estimate, whole nodes")
-    assert listing.notes(found[:1]) == ()
+    assert run.notes(found[:1]) == ()
 
 
 def test_filters_keep_what_fits_and_the_newest_of_it(state: Path) -> None:
@@ -63,7 +62,7 @@ def test_filters_keep_what_fits_and_the_newest_of_it(state: Path) -> None:
     found = runs(state)
 
     def named(**wanted: object) -> list[str]:
-        chosen = listing.select(found, listing.Wanted(**wanted))  # type: ignore[arg-type]
+        chosen = run.select(found, run.Wanted(**wanted))  # type: ignore[arg-type]
         return [run.name for run in chosen]
 
     assert named(outcomes=("FAIL",)) == ["3"]

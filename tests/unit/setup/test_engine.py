@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.kdf.pbkdf2 import PBKDF2HMAC
 from infra.cli.env import Target, environment, prepare
 from infra.local import engine
 from infra.local.errors import LocalError
-from infra.local.state import CHECKOUT, Cache, State
+from infra.state import CHECKOUT, Cache, State
 
 STACKS = sorted((CHECKOUT / "stacks").glob("Pulumi.*.yaml"))
 
@@ -237,6 +237,7 @@ def test_offline_without_its_emulator_says_what_to_run(state):
         environment(Target.OFFLINE)
 
 
+@pytest.mark.feature("S000-65")
 def test_the_environment_of_a_real_cloud_has_no_passphrase_that_everybody_knows(state, monkeypatch):
     for name in ("PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE", "PULUMI_BACKEND_URL"):
         monkeypatch.delenv(name, raising=False)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from infra.local.state import CHECKOUT, Cache
-from infra.setup import __main__ as setup
-from infra.setup import apt, engine, go_build, packages
-from infra.setup.step import Progress, SetupError, Step, whole_folder
+from infra.setup.tools import __main__ as setup
+from infra.setup.tools import go_build, packages
+from infra.setup.tools.step import Progress, SetupError, Step, whole_folder
+from infra.state import CHECKOUT, Cache
 
 
 @pytest.fixture
@@ -42,6 +42,7 @@ def alone(monkeypatch, tmp_path):
     return runs
 
 
+@pytest.mark.feature("S002-20")
 def test_a_step_that_failed_is_made_again_and_a_finished_one_is_not(alone, capsys):
     assert setup.main([]) == 1
     assert "setup: the network is down\nsetup: run this again" in capsys.readouterr().err
@@ -99,24 +100,27 @@ def test_a_failed_program_is_told_with_its_last_lines_and_the_fix(progress):
         progress.execute(["sh", "-c", "echo no space left; exit 3"], fix="free some")
 
 
+@pytest.mark.feature("S002-21")
 def test_packages_are_asked_for_only_where_their_program_is_missing(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name, path=None: name != "etcd" or None)
-    assert apt.missing(apt.PACKAGES) == ["etcd-server"]
+    assert packages.missing(packages.PACKAGES) == ["etcd-server"]
 
 
+@pytest.mark.feature("S002-21")
 def test_without_root_the_command_to_run_is_printed(monkeypatch, progress):
     monkeypatch.setattr(Path, "read_text", lambda self: "12.11\n")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(SetupError, match=r"run as root: apt-get install munge slurmdbd"):
-        apt.install(["munge", "slurmdbd"], progress)
+        packages.install(["munge", "slurmdbd"], progress)
 
 
 def test_another_debian_is_told_which_programs_are_needed(monkeypatch, progress):
     monkeypatch.setattr(Path, "read_text", lambda self: "13.1\n")
     with pytest.raises(SetupError, match=r"(?s)this is Debian 13.1; .* munged, etcd$"):
-        apt.install(["munge", "etcd-server"], progress)
+        packages.install(["munge", "etcd-server"], progress)
 
 
+@pytest.mark.feature("S002-20")
 @pytest.mark.parametrize(
     ("found", "text", "match"),
     [
@@ -132,28 +136,30 @@ def test_a_missing_or_old_go_is_refused_before_anything_is_fetched(monkeypatch, 
         go_build.check_go("pulumi")
 
 
+@pytest.mark.feature("S002-12", "S003-18")
 def test_the_go_modules_name_the_versions_that_the_cache_is_keyed_by():
     cache = Cache(Path("/c"))
     for name, module, folder in (
         ("pulumi", "github.com/pulumi/pulumi/pkg/v3", cache.pulumi.parent.name),
         ("kube-apiserver", "k8s.io/kubernetes", cache.kube_apiserver.parent.name),
     ):
-        text = (CHECKOUT / "infra" / "setup" / "go" / name / "go.mod").read_text()
+        text = (CHECKOUT / "infra" / "setup" / "tools" / "go" / name / "go.mod").read_text()
         version = folder.removeprefix(f"{name}-")
         assert f"require {module} {version}\n" in text
 
 
+@pytest.mark.feature("S002-20", "S002-73", "S003-18")
 def test_an_engine_on_path_without_a_language_host_is_not_used(monkeypatch, tmp_path):
     """A lone pulumi binary starts and then fails in every program."""
     program = tmp_path / "pulumi"
     program.write_text("#!/bin/sh\necho v3.200.0\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert not engine.is_usable(program)
+    assert not go_build.is_usable(program)
     (tmp_path / "pulumi-language-python").write_text("")
-    assert engine.is_usable(program)
+    assert go_build.is_usable(program)
     program.write_text("#!/bin/sh\necho v3.99.0\n")
-    assert not engine.is_usable(program)
+    assert not go_build.is_usable(program)
 
 
 def test_data_is_made_again_when_its_lock_file_changes(tmp_path, monkeypatch):
@@ -162,16 +168,17 @@ def test_data_is_made_again_when_its_lock_file_changes(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / ".source").write_text("an older lock file")
     assert not step.done()
-    (folder / ".source").write_text((CHECKOUT / "infra/setup/data.lock").read_text())
+    (folder / ".source").write_text((CHECKOUT / "infra/setup/tools/data.lock").read_text())
     assert not step.done(), "made before bfcl-eval's scorer was kept too"
     (folder / packages.CHECKER).mkdir()
     assert step.done()
 
 
 LOCKS = ["requirements.lock", "requirements-workloads.lock"]
-LOCKS += [f"infra/setup/{name}.lock" for name in ("bootstrap", "model", "data")]
+LOCKS += [f"infra/setup/tools/{name}.lock" for name in ("bootstrap", "model", "data")]
 
 
+@pytest.mark.feature("S002-12")
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_file_pins_by_hash_and_names_no_index(name):
     text = (CHECKOUT / name).read_text()
@@ -204,7 +211,7 @@ def test_every_direct_requirement_is_locked():
 
 
 def test_the_bootstrap_is_posix_shell():
-    script = CHECKOUT / "infra" / "setup" / "bootstrap.sh"
+    script = CHECKOUT / "infra" / "setup" / "tools" / "bootstrap.sh"
     subprocess.run(["dash" if shutil.which("dash") else "sh", "-n", script], check=True)
 
 
@@ -224,4 +231,4 @@ def test_make_demo_without_root_stops_before_it_installs_anything(tmp_path: Path
     assert done.returncode != 0
     assert "needs root" in done.stderr
     steps = subprocess.run([*make, "-n", "demo"], env=environ, capture_output=True, text=True)
-    assert steps.stdout.index("needs root") < steps.stdout.index("infra/setup/bootstrap.sh")
+    assert steps.stdout.index("needs root") < steps.stdout.index("infra/setup/tools/bootstrap.sh")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from infra.jobs.ssh import Connection, Result
+from infra.clients.ssh import Connection, Result
 
 
 class Channel:

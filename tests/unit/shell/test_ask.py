@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cost.run_rates import RunRates
-from infra.jobs.errors import JobsError
-from infra.shell.ask import Ask, ask
-from infra.shell.room import look, refuse_full
+from cost.resources.hourly_rates import RunRates
+from infra.clients.errors import JobsError
+from infra.operate.sessions import Ask, ask, look, refuse_full
 from tests.unit.cost.run_stacks import l40s, rates_of
 from tests.unit.jobs.test_submit import Recorded
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.jobs.errors import JobsError
-from infra.jobs.ssh import Result
-from infra.shell import served
-from infra.shell.ask import ask
-from infra.shell.guard import Guard
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Result
+from infra.operate import sessions
+from infra.operate.sessions import Guard, ask
 from stacks.load import load_stack
 from tests.unit.cost.run_stacks import l40s, rates_of
 from tests.unit.shell.login import Channel, Login
@@ -89,7 +88,7 @@ def test_an_srun_that_has_not_asked_yet_gets_nothing_once_its_guard_closed(
     """As one that is slow to start: it would ask after the scancel, and hold GPUs for nobody."""
     login.program("srun", f"echo $$ > {tmp_path}/srun; echo starts; exec sleep 600")
     asked = ask(rates_of(l40s()), gpus=1, cpus=None, partition=None, hours=1)
-    guard = Guard(login.as_connection(), start=served.held(asked), end=served.end(asked))
+    guard = Guard(login.as_connection(), start=sessions.held(asked), end=sessions.end(asked))
     assert next(line for line in guard.lines() if line) == "starts"
     assert guard.close()
     srun, give_up_at = (tmp_path / "srun").read_text().strip(), time.monotonic() + 60
@@ -105,8 +104,8 @@ def test_tensorboard_ends_with_its_guard(login: Login, public_key_file: Path) ->
     login.program(
         "python", 'case "$*" in *-c*) echo 6006;; *) echo child $$; exec sleep 600;; esac'
     )
-    start = served.tensorboard(spec, "/mnt/logs/tensorboard", 1)
-    start = start.replace(f"{served.tools_path(spec)}/bin/python", "python")
+    start = sessions.tensorboard(spec, "/mnt/logs/tensorboard", 1)
+    start = start.replace(f"{sessions.tools_path(spec)}/bin/python", "python")
     guard = Guard(login.as_connection(), start=start, end="kill -- -$!")
     child = next(line for line in guard.lines() if line.startswith("child")).split()[1]
     assert guard.close()
@@ -151,7 +150,7 @@ def test_an_endpoint_is_told_once_it_takes_requests(login: Login) -> None:
     start = "echo loading; echo soperator-endpoint worker-0 8888; echo 'x is running at'; sleep 60"
     guard = Guard(login.as_connection(), start=start, end="kill -- -$!")
     said: list[str] = []
-    found = served.wait_for(guard, served.JUPYTER_READY, say=said.append)
+    found = sessions.wait_for(guard, sessions.JUPYTER_READY, say=said.append)
     assert (found.host, found.port) == ("worker-0", 8888)
     assert said == ["loading"]
     assert guard.close()
@@ -167,14 +166,14 @@ def test_a_second_reader_goes_on_at_the_next_line(login: Login) -> None:
 def test_a_port_that_nobody_reaches_is_told_and_one_that_opens_late_is_waited_for(
     login: Login,
 ) -> None:
-    there = served.Endpoint(host="worker-0", port=8888)
+    there = sessions.Endpoint(host="worker-0", port=8888)
     shut = Result(command="", exit_code=1, stdout="", stderr="")
     opening = Opening([shut, shut])
-    served.wait_until_open(opening, there)
+    sessions.wait_until_open(opening, there)
     assert opening.tries == 3
     login.answer("worker-0 8888", code=1)
     with pytest.raises(JobsError, match="worker-0:8888: runs, but the login node cannot connect"):
-        served.wait_until_open(login, there, patience_s=0)
+        sessions.wait_until_open(login, there, patience_s=0)
 
 
 def test_a_name_that_a_session_says_is_no_command() -> None:
@@ -185,14 +184,14 @@ def test_a_name_that_a_session_says_is_no_command() -> None:
             assert b"owned" not in done.stdout
             return Result(command=command, exit_code=done.returncode, stdout="", stderr="")
 
-    there = served.Endpoint(host="x';echo${IFS}owned;'", port=1)
+    there = sessions.Endpoint(host="x';echo${IFS}owned;'", port=1)
     with pytest.raises(JobsError, match="cannot connect"):
-        served.wait_until_open(Here(), there, patience_s=0)
+        sessions.wait_until_open(Here(), there, patience_s=0)
 
 
 def test_what_ends_before_it_is_up_is_refused_with_its_last_words(login: Login) -> None:
     start = "echo soperator-endpoint worker-0 8888; echo no module named jupyterlab; false"
     guard = Guard(login.as_connection(), start=start, end=":")
     with pytest.raises(JobsError, match="ended before it was up: no module named jupyterlab"):
-        served.wait_for(guard, served.JUPYTER_READY, say=lambda _: None)
+        sessions.wait_for(guard, sessions.JUPYTER_READY, say=lambda _: None)
     guard.close()

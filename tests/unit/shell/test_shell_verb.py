@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from infra.cli.main import app
-from infra.jobs.outputs import StackOutputs
-from infra.jobs.ssh import Result as Ran
-from infra.shell.ssh_config import ssh_config
+from infra.clients.pulumi import StackOutputs
+from infra.clients.ssh import Result as Ran
+from infra.operate.sessions import ssh_config
 from tests.unit.jobs.test_submit import OUTPUTS
 from tests.unit.shell.login import Login
 
@@ -137,7 +137,7 @@ def test_jupyter_is_reached_through_a_tunnel_with_a_token_and_ended(
         def close(self) -> None:
             opened.append(("closed", 0))
 
-    monkeypatch.setattr("infra.jobs.tunnel.Tunnel", Tunnel)
+    monkeypatch.setattr("infra.clients.ssh.Tunnel", Tunnel)
     done = run("shell", "--jupyter")
     assert done.exit_code == 1
     assert done.stdout.startswith("http://127.0.0.1:40000/lab?token=")
@@ -185,13 +185,13 @@ def test_tensorboard_shows_the_events_of_a_job_on_the_login_node(
     login: Login, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "infra.shell.served.tensorboard",
+        "infra.operate.sessions.tensorboard",
         lambda spec, folder, hours: (
             f"echo soperator-endpoint 127.0.0.1 6006; echo {folder}; echo '(Press CTRL+C to quit)'"
         ),
     )
     tunnel = SimpleNamespace(port=40001, close=lambda: None)
-    monkeypatch.setattr("infra.jobs.tunnel.Tunnel", lambda *_, **__: tunnel)
+    monkeypatch.setattr("infra.clients.ssh.Tunnel", lambda *_, **__: tunnel)
     done = run("tensorboard", "12")
     assert done.stdout == "http://127.0.0.1:40001/\n", done.output
     assert "/mnt/logs/tensorboard/12 on the login node" in done.stderr

@@ -8,17 +8,22 @@ from itertools import pairwise
 
 import pytest
 
-from cost.price_book import PriceBook
-from cost.resources.nodes import node_rate
+from cost.prices.book import PriceBook
+from cost.resources.lines import node_rate
 from cost.size.answer import GPUS_ASKED, training_answer, verdicts_on
-from cost.size.catalog import load_shape
-from cost.size.choice import Choice, gpu_presets, serving_choices, training_choices
-from cost.size.errors import SizeError
-from cost.size.gpu import GIB, usable_bytes
-from cost.size.serving import Serving
-from cost.size.sharding import Strategy
-from cost.size.training import Dtype, Method, Training
-from cost.size.verdict import Gpus, best, shardings, verdicts
+from cost.size.choice import (
+    Choice,
+    Gpus,
+    best,
+    gpu_presets,
+    serving_choices,
+    shardings,
+    training_choices,
+    verdicts,
+)
+from cost.size.memory import Serving
+from cost.size.shape import SizeError, load_shape
+from cost.size.training import GIB, Dtype, Method, Strategy, Training, usable_bytes
 from stacks.node_spec import BootDiskSpec, NodeGroupSpec
 
 BOOK = PriceBook.load("nebius")
@@ -35,6 +40,7 @@ def test_every_preset_with_gpus_has_one_row() -> None:
     assert len(found) == len(by_preset(found)) == len(list(gpu_presets()))
 
 
+@pytest.mark.feature("S000-18")
 def test_the_first_is_the_cheapest_that_fits_and_runs_here() -> None:
     found = training_choices(load_shape("Qwen3-14B"), LORA_14B, BOOK)
     good = [each for each in found if each.fits and each.runs_here]
@@ -98,6 +104,7 @@ def test_qlora_runs_where_one_gpu_holds_it_and_is_not_divided() -> None:
     assert "qlora under fsdp" in by_strategy[Strategy.FSDP].reason
 
 
+@pytest.mark.feature("S004-18", "S004-19", "S004-20", "S004-21", "S004-23", "S004-24")
 def test_strategies_are_compared_with_degrees_that_the_model_allows() -> None:
     shape = load_shape("Qwen2-7B")  # 28 heads over 4 key heads, 28 layers
     found = {
@@ -124,6 +131,7 @@ def test_one_gpu_has_nothing_to_divide_but_can_offload() -> None:
     assert [each.strategy for each in found] == [Strategy.DDP, Strategy.OFFLOAD]
 
 
+@pytest.mark.feature("S004-20")
 def test_offload_is_judged_by_the_memory_of_the_node() -> None:
     shape = load_shape("Qwen3-8B")
     training = Training(method=Method.FULL, gradient_checkpointing=True)
@@ -153,6 +161,7 @@ def test_the_strategy_with_the_least_traffic_wins_and_one_that_runs_here_before_
     assert best(verdicts_on(shape, training, gpus=1, memory_gb=8)).sharding.strategy is Strategy.DDP
 
 
+@pytest.mark.feature("S000-69")
 def test_serving_takes_as_many_gpus_as_it_needs() -> None:
     serving = Serving(streams=16, context_tokens=10_000)
     found = by_preset(serving_choices(load_shape("Qwen3-14B"), serving, BOOK))

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cost.layout import Format, lay_out
+from cost.report.layout import Format, lay_out
 from cost.size.answer import seed004_answer
-from cost.size.batch import largest_micro_batch
-from cost.size.catalog import load_shape
-from cost.size.gpu import GIB, usable_bytes
-from cost.size.memory import training_memory
-from cost.size.sharding import Sharding, Strategy
-from cost.size.training import Method, Training
+from cost.size.memory import largest_micro_batch, training_memory
+from cost.size.shape import load_shape
+from cost.size.training import GIB, Method, Sharding, Strategy, Training, usable_bytes
 
 PAGE = Path(__file__).parents[3] / "docs" / "sizing.md"
 COLUMNS = (Sharding(), Sharding(strategy=Strategy.FSDP, data=8))
@@ -42,6 +39,7 @@ def deck_rows() -> list[str]:
     return [line for line in text.splitlines() if line.startswith("| Llama")]
 
 
+@pytest.mark.feature("S000-19")
 @pytest.mark.parametrize("model", ["Qwen3-8B", "Qwen3-14B", "Qwen3-32B"])
 @pytest.mark.parametrize("method", Method)
 def test_the_largest_batches_of_the_page_are_computed(model: str, method: Method) -> None:

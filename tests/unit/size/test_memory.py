@@ -8,14 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost.size.batch import greatest, largest_micro_batch
-from cost.size.catalog import load_shape
-from cost.size.errors import SizeError
-from cost.size.memory import base_bytes, quantised_bytes, trained_weights, training_memory
-from cost.size.serving import Serving, cache_bytes_per_token, most_streams, serving_memory
-from cost.size.shape import LINEAR_MODULES, ModelShape
-from cost.size.sharding import Sharding, Strategy
-from cost.size.training import Dtype, Method, Training
+from cost.size.memory import (
+    Serving,
+    base_bytes,
+    cache_bytes_per_token,
+    greatest,
+    largest_micro_batch,
+    most_streams,
+    quantised_bytes,
+    serving_memory,
+    trained_weights,
+    training_memory,
+)
+from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError, load_shape
+from cost.size.training import Dtype, Method, Sharding, Strategy, Training
 
 KV_HEADS = st.sampled_from([1, 2, 4])
 SHAPES = st.builds(
@@ -90,6 +96,7 @@ def test_dividing_by_more_gpus_never_raises_the_memory_of_one(
     assert many.host <= few.host
 
 
+@pytest.mark.feature("S004-22")
 @given(SHAPES, TRAININGS, st.integers(2, 16))
 def test_each_stage_of_zero_needs_no_more_than_the_one_before(
     shape: ModelShape, training: Training, gpus: int
@@ -103,6 +110,7 @@ def test_each_stage_of_zero_needs_no_more_than_the_one_before(
     assert totals[2].total >= totals[3].total - totals[3].gathered
 
 
+@pytest.mark.feature("S004-18", "S004-19", "S004-21")
 @given(SHAPES, TRAININGS)
 def test_tensor_and_pipeline_never_raise_the_memory_of_one_gpu(
     shape: ModelShape, training: Training
@@ -165,6 +173,7 @@ def test_logits_in_chunks_cap_what_the_loss_needs() -> None:
     assert saved > 8 * 2**30
 
 
+@pytest.mark.feature("S003-39")
 def test_checkpointing_keeps_an_input_a_layer() -> None:
     shape = load_shape("Qwen3-14B")
     kept = [

@@ -12,18 +12,15 @@ from typing import Any
 
 import pytest
 
-from cost.forecast import Forecast, TrainSpeed, UnknownRun
-from cost.size.errors import SizeError
-from cost.size.plan import make_plan
-from cost.size.recipe import recipe_run
-from cost.size.shape import LINEAR_MODULES
+from cost.runs.forecast import Forecast, TrainSpeed, UnknownRun
+from cost.size.plan import make_plan, recipe_run
+from cost.size.shape import LINEAR_MODULES, SizeError
 from cost.size.training import Dtype, Method, Training
-from infra.jobs.errors import JobsError
-from infra.jobs.outputs import StackOutputs
-from infra.jobs.plan import install_script, path_on_cluster, plan_lines, plan_of
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.ssh import Result
 from infra.jobs.recipes import with_settings
-from infra.jobs.ssh import Result
-from infra.jobs.submit import submit
+from infra.jobs.submit import install_script, path_on_cluster, plan_lines, plan_of, submit
 from stacks.load import load_stack
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
@@ -49,6 +46,7 @@ def stack_and_job(stack: str, job: str = "finetune") -> tuple[StackSpec, JobSpec
     return spec, next(each for each in spec.jobs if each.name == job)
 
 
+@pytest.mark.feature("S001-01")
 @pytest.mark.parametrize("stack", STACKS)
 def test_the_training_of_every_shipped_stack_fits_and_runs_here(stack: str) -> None:
     spec, job = stack_and_job(stack)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cost.size.answer import seed004_answer
-from cost.size.catalog import load_shape
-from cost.size.errors import SizeError
-from cost.size.seed004 import billions_of, deck_row, deck_table
+from cost.size.answer import billions_of, deck_row, deck_table, seed004_answer
+from cost.size.shape import SizeError, load_shape
 from cost.size.training import Dtype
 
 # Slides "LLMs don't fit into a single GPU" of seed 004: weights GB, training GB, GPUs of 40 GB. The
@@ -25,6 +23,17 @@ SLIDES = [
 ]
 
 
+@pytest.mark.feature(
+    "S004-06",
+    "S004-07",
+    "S004-08",
+    "S004-09",
+    "S004-10",
+    "S004-11",
+    "S004-12",
+    "S004-13",
+    "S004-14",
+)
 def test_the_rule_gives_every_row_of_the_slides() -> None:
     rows = [
         (row.billions, row.dtype.value, row.weights_gb, row.training_gb, row.gpus)
@@ -33,6 +42,7 @@ def test_the_rule_gives_every_row_of_the_slides() -> None:
     assert rows == SLIDES
 
 
+@pytest.mark.feature("S004-15")
 def test_gpu_memory_is_an_input_of_the_rule() -> None:
     assert deck_row(7, Dtype.FP32, gpu_memory_gb=80).gpus == 2
     assert deck_row(70, Dtype.FP16, gpu_memory_gb=80).gpus == 8

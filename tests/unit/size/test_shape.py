@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost.size.catalog import load_shape, rows
-from cost.size.errors import SizeError
-from cost.size.shape import LINEAR_MODULES, shape_from_config
+from cost.size.shape import LINEAR_MODULES, SizeError, load_shape, rows, shape_from_config
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -30,6 +30,7 @@ def test_gpu_platforms_and_only_they_have_a_gres_type(platform: Platform):
     assert all((preset.gpus > 0) == has_gpus for preset in platform.presets.values())
 
 
+@pytest.mark.feature("S000-69")
 def test_only_eight_gpu_presets_join_a_gpu_cluster():
     """L40S has no InfiniBand, and 1-GPU SXM virtual machines get none."""
     for platform in PLATFORMS.values():
@@ -37,6 +38,7 @@ def test_only_eight_gpu_presets_join_a_gpu_cluster():
             assert preset.allows_gpu_cluster == (preset.gpus == 8)
 
 
+@pytest.mark.feature("S002-13")
 def test_every_fabric_belongs_to_a_platform_that_its_region_offers():
     for fabric in FABRICS.values():
         platform = PLATFORMS[fabric.platform]
@@ -44,10 +46,13 @@ def test_every_fabric_belongs_to_a_platform_that_its_region_offers():
         assert any(preset.allows_gpu_cluster for preset in platform.presets.values())
 
 
+@pytest.mark.feature("S000-69")
 def test_the_workers_of_seed_000_are_in_the_catalog():
     preset = find_preset("gpu-l40s-d", "2gpu-64vcpu-384gb")
     assert preset is not None
     assert (preset.gpus, preset.vcpus, preset.memory_gib) == (2, 64, 384)
+    assert PLATFORMS["gpu-l40s-d"].gpu_memory_gb == 48
+    assert not preset.allows_gpu_cluster, "no InfiniBand"
 
 
 def test_an_unknown_platform_has_no_presets():

@@ -201,6 +201,7 @@ ERRORS: list[tuple[Change, str, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.feature("S000-75")
 @pytest.mark.parametrize(("change", "path", "message"), ERRORS, ids=[row[1] for row in ERRORS])
 def test_what_would_break_is_an_error(change: Change, path: str, message: str):
     found = {

@@ -8,9 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from stacks.lifetime import end_of, refusal, reminders
-from stacks.lifetime_spec import LifetimeSpec
 from stacks.load import load_stack
-from stacks.spec import StackSpec
+from stacks.spec import LifetimeSpec, StackSpec
 
 NOON = datetime(2026, 12, 24, 12, tzinfo=UTC)
 

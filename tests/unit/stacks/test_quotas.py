@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.nebius_api.usage import gpu_quota as emulated
+from infra.local.nebius_api.states import gpu_quota as emulated
 from stacks.catalog import PLATFORMS
 from stacks.check import Level, Problem, check
 from stacks.cost_spec import QuotaSpec
@@ -31,6 +31,7 @@ def test_two_eight_gpu_nodes_need_sixteen_gpus(public_key_file: Path):
     assert "soperator cost --stack h100-prod --alternatives" in problem.message
 
 
+@pytest.mark.feature("S000-68")
 def test_what_only_autoscaling_would_pass_is_a_warning(public_key_file: Path):
     """l40s-dev has 5 workers, 2 controllers, 1 login, 1 accounting and 3 to 9 system nodes."""
     (problem,) = found("l40s-dev", ("compute.instance.count", 17))

@@ -32,12 +32,14 @@ SINGLE = frozenset(
 )  # fmt: skip
 
 
+@pytest.mark.feature("S001-12", "S002-22")
 @pytest.mark.parametrize("name", pages(DOCS))
 def test_every_made_page_is_current(name: str):
     """Run `python -m stacks.reference` and look at the difference."""
     assert (DOCS / name).read_text(encoding="utf-8") == pages(DOCS)[name]
 
 
+@pytest.mark.feature("S001-12")
 def test_every_key_says_what_it_means():
     """A line under the field, or the docstring of its dataclass."""
     assert [key.path for key in stack_keys() if not key.says] == []
@@ -61,6 +63,7 @@ def test_a_condition_without_a_rule_is_about_a_key_that_does_not_exist():
     assert named & segments == set()
 
 
+@pytest.mark.feature("S000-64")
 def test_every_variable_of_the_recipe_has_a_key_that_exists_or_a_reason():
     known = {key.path for key in stack_keys()}
     table = read_table(DOCS / "recipe-variables.tsv")

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from stacks.catalog import PLATFORM_ALIASES
 from stacks.cluster_spec import ClusterSpec, GpuDrivers, NebiusSpec
 from stacks.cost_spec import AssumedSpeedSpec, ChatSpec
-from stacks.lifetime_spec import LifetimeSpec
 from stacks.load import load_config
 from stacks.nfs_spec import DataDisksSpec, NfsSpec
 from stacks.node_spec import (
@@ -53,7 +52,7 @@ from stacks.soperator_spec import (
     SssdSpec,
     UserSpec,
 )
-from stacks.spec import StackSpec
+from stacks.spec import LifetimeSpec, StackSpec
 from stacks.storage_spec import (
     BackupSpec,
     DiskType,

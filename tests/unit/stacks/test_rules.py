@@ -194,6 +194,7 @@ def test_every_rule_of_the_table_is_in_the_code():
     assert set(RULES) - {rule for _, _, rule in calls()} == set()
 
 
+@pytest.mark.feature("S000-75")
 @pytest.mark.parametrize(("rule", "change"), MISTAKES, ids=[row[0] for row in MISTAKES])
 def test_a_planted_mistake_is_found_by_its_rule(rule: str, change: Change):
     assert rule in {problem.rule for problem in check(changed(change))}

@@ -8,9 +8,11 @@ import pytest
 
 from stacks.check import check
 from stacks.load import load_stack
+from stacks.pipeline import pipeline
 from stacks.rules.jobs import nodesets_of
 from stacks.soperator_mounts import MEMORY
 from stacks.spec import StackSpec
+from workloads.recipes import load_recipe
 
 TIB = 1024
 
@@ -26,6 +28,7 @@ def mounts(spec: StackSpec) -> dict[str, int | None]:
     return {each.mount_path: each.size_gib for each in spec.storage.submounts}
 
 
+@pytest.mark.feature("S000-10", "S000-124", "S000-56", "S000-68")
 @pytest.mark.parametrize("stack", ["l40s-dev"], indirect=True)
 def test_four_l40s_workers_train_and_one_serves(stack: StackSpec):
     """Seed 000: worker-0 to worker-3 train, the fifth serves; queues of their own."""
@@ -48,15 +51,31 @@ def test_four_l40s_workers_train_and_one_serves(stack: StackSpec):
     assert {job.partition for job in stack.jobs if job.name not in of_serving} == {"train"}
 
 
+@pytest.mark.feature(
+    "S000-59", "S000-70", "S000-74", "S000-76", "S000-77", "S000-78", "S000-79", "S000-80"
+)
 @pytest.mark.parametrize("stack", ["l40s-dev"], indirect=True)
 def test_the_filesystems_of_seed_000_have_its_paths_and_sizes(stack: StackSpec):
     assert mounts(stack) == {"/mnt/data": TIB, "/mnt/chkpt": TIB, "/mnt/model": TIB, "/home": 256}
+    assert stack.storage.jail is not None
+    assert stack.storage.jail.size_gib == 256
     # The RAM disk is Soperator's own; a second one there would keep every worker from starting.
     assert stack.storage.memory is None
     assert stack.storage.places["scratch"] == MEMORY == "/mnt/memory"
     assert stack.code_path == "/home/shared/finetune_code"
 
 
+@pytest.mark.feature(
+    "S001-02",
+    "S001-43",
+    "S002-07",
+    "S002-09",
+    "S002-10",
+    "S002-11",
+    "S002-13",
+    "S002-15",
+    "S002-16",
+)
 @pytest.mark.parametrize("stack", ["h100-prod"], indirect=True)
 def test_sixteen_h100_share_one_fabric_and_stay_under_the_quota(stack: StackSpec):
     """Seed 002 ran into 5 TiB of quota; seed 001 keeps checkpoints and logs in /mnt/shared."""
@@ -64,7 +83,12 @@ def test_sixteen_h100_share_one_fabric_and_stay_under_the_quota(stack: StackSpec
     assert (worker.platform, worker.preset) == ("gpu-h100-sxm", "8gpu-128vcpu-1600gb")
     assert (worker.max_nodes, worker.infiniband_fabric) == (2, "fabric-6")
     assert stack.nebius.region == "eu-north1"
-    assert {"/mnt/training", "/mnt/inference", "/mnt/shared"} < mounts(stack).keys()
+    assert mounts(stack) == {
+        "/mnt/training": 2 * TIB,
+        "/mnt/inference": 768,
+        "/mnt/shared": 512,
+        "/home": 256,
+    }
     storage = stack.storage
     own = [storage.jail, storage.controller_spool, storage.accounting, *storage.submounts]
     assert sum(each.size_gib or 0 for each in own if each is not None) <= 5 * TIB
@@ -73,6 +97,33 @@ def test_sixteen_h100_share_one_fabric_and_stay_under_the_quota(stack: StackSpec
     assert [partition.name for partition in stack.slurm.partitions] == ["main", "hidden"]
 
 
+@pytest.mark.feature("S001-20", "S002-33", "S002-84")
+@pytest.mark.parametrize("stack", ["h100-prod"], indirect=True)
+def test_seed_002_trains_on_two_nodes_and_compares_both_models_by_itself(stack: StackSpec):
+    jobs = {job.name: job for job in stack.jobs}
+    training = jobs["training-with-original"]
+    assert (training.nodes, training.gpus_per_node, training.time_limit) == (2, 8, "06:00:00")
+    needed = {"prepare-data", "finetune", "inference-original", "inference-trained"}
+    assert needed < {job.name for job in pipeline(stack, "compare")}
+    sharded = load_recipe(jobs["finetune-zero3"].recipe).train
+    assert sharded is not None
+    assert (sharded.strategy, jobs["finetune-zero3"].nodes) == ("fsdp", 2)
+    assert set(jobs["compare"].after) == {"inference-original", "inference-trained"}
+
+
+@pytest.mark.feature(
+    "S003-34",
+    "S003-43",
+    "S003-44",
+    "S003-45",
+    "S003-46",
+    "S003-47",
+    "S003-48",
+    "S003-61",
+    "S003-62",
+    "S003-63",
+    "S003-64",
+)
 @pytest.mark.parametrize("stack", ["h200-elastic"], indirect=True)
 def test_four_single_h200_have_scratch_of_their_own(stack: StackSpec):
     """Seed 003: durable data is shared, 186 GiB of scratch a node are not."""
@@ -84,10 +135,23 @@ def test_four_single_h200_have_scratch_of_their_own(stack: StackSpec):
     (scratch,) = worker.local_disks
     assert (scratch.mount_path, scratch.size_gib) == ("/mnt/scratch", 186)
     assert scratch.folders == ("tmp", "preprocessed")
+    (finetune,) = (job for job in stack.jobs if job.name == "finetune")
+    assert finetune.environment["NCCL_DEBUG"] == "INFO"
     for place in ("data", "cache"):
         assert stack.storage.places[place].startswith("/mnt/training-data/")
 
 
+@pytest.mark.feature("S000-03")
+@pytest.mark.parametrize("stack", ["l40s-dev", "h100-prod", "h200-elastic"], indirect=True)
+def test_no_gpu_job_starts_before_the_acceptance(stack: StackSpec):
+    """Seed 000 checks the GPUs first; a job whose need failed is cancelled by Slurm (afterok)."""
+    with_gpus = [job.name for job in stack.jobs if job.gpus_per_node and job.name != "accept"]
+    assert {"finetune", "evaluate"} <= set(with_gpus)
+    for name in with_gpus:
+        assert "accept" in [job.name for job in pipeline(stack, name)], name
+
+
+@pytest.mark.feature("S000-69")
 @pytest.mark.parametrize(
     ("stack", "rules"),
     [

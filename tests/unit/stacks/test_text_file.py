@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cost.invoice import read_invoice
-from cost.price import PriceBookError
-from cost.price_file import read_document
-from cost.size.catalog import load_shape
-from cost.size.errors import SizeError
+from cost.prices.file import read_document
+from cost.prices.price import PriceBookError
+from cost.runs.invoice import read_invoice
+from cost.size.shape import SizeError, load_shape
 from stacks.errors import UserError
 from stacks.load import STACKS_DIR, StackError, load_stack
 from stacks.text_file import read_text

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[3]
@@ -25,11 +26,13 @@ def commands(job: str) -> list[str]:
     return [step["run"] for step in steps(job) if "run" in step]
 
 
+@pytest.mark.feature("S001-72")
 def test_it_runs_on_main_develop_versions_and_every_pull_request():
     push = {"branches": ["main", "develop"], "tags": ["v*"]}
     assert WORKFLOW["on"] == {"push": push, "pull_request": ""}
 
 
+@pytest.mark.feature("S001-18", "S001-67", "S002-83")
 def test_it_runs_the_commands_that_people_run():
     """A check that only the server knows is one that nobody can repeat."""
     assert commands("check") == ["make lint", "make lint-delivery", "make test-fast", "make docs"]
@@ -37,15 +40,17 @@ def test_it_runs_the_commands_that_people_run():
     assert {command.split()[1] for command in commands("check")} <= targets
 
 
+@pytest.mark.feature("S001-68", "S001-70")
 def test_the_image_is_tested_by_its_own_tag_before_it_is_pushed():
     login, build, test, push = commands("image")
     assert login.startswith("docker login ghcr.io"), "else the commit's image cannot be seen"
-    assert build == "infra/image/build.sh build"
-    tag = '"$(infra/image/build.sh tags | head -n 1)"'
+    assert build == "infra/setup/image/build.sh build"
+    tag = '"$(infra/setup/image/build.sh tags | head -n 1)"'
     assert test == f"docker run --rm {tag} pytest /app/tests -v"
-    assert push == "infra/image/build.sh push"
+    assert push == "infra/setup/image/build.sh push"
 
 
+@pytest.mark.feature("S001-69", "S001-71", "S002-83")
 def test_only_main_and_versions_are_pushed_and_only_versions_released():
     push = steps("image")[-1]["if"]
     main_or_tag = "(github.ref == 'refs/heads/main' || github.ref_type == 'tag')"
@@ -69,7 +74,7 @@ def test_the_dev_container_is_a_debian_with_what_set_up_does_not_install():
     assert container["postCreateCommand"] == "make setup"
     dockerfile = (ROOT / ".devcontainer" / container["build"]["dockerfile"]).read_text()
     (go,) = re.findall(r"^FROM golang:([\d.]+)-bookworm$", dockerfile, re.MULTILINE)
-    build = (ROOT / "infra" / "setup" / "go_build.py").read_text()
+    build = (ROOT / "infra" / "setup" / "tools" / "go_build.py").read_text()
     assert f"_GO: Final = ({go.replace('.', ', ')})" in build
     assert "python3.11-venv" in dockerfile
 
@@ -83,6 +88,7 @@ def test_its_python_is_the_one_of_the_lock_files():
     assert f"--python-version {version}" in MAKEFILE
 
 
+@pytest.mark.feature("S001-18")
 def test_every_action_is_pinned_to_a_commit_and_no_secret_is_used():
     used = re.findall(r"uses: (\S+) ?(.*)", TEXT)
     assert len(used) == 7

@@ -28,6 +28,7 @@ def ended(statuses: dict[str, int]):
     return run_one
 
 
+@pytest.mark.feature("S001-16")
 def test_every_folder_with_tests_is_in_exactly_one_part():
     with_tests = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
     listed = [folder for group in parts(2) for each in group for folder in each.folders]

@@ -15,14 +15,19 @@ from typer.testing import CliRunner, Result
 
 from infra.cli import context
 from infra.cli.main import app
-from infra.jobs.errors import JobsError
-from infra.jobs.outputs import StackOutputs
-from infra.jobs.ssh import Result as Answer
-from infra.support.bundle import INDEX, write_bundle
-from infra.support.cluster import Once, parts_of_cluster
-from infra.support.kube import parts_of_kube
-from infra.support.part import NotRunError, Part, gather, output_of
-from infra.support.redact import MARK, Redactor
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.ssh import Result as Answer
+from infra.operate.support.bundle import INDEX, MARK, Redactor, write_bundle
+from infra.operate.support.collect import (
+    NotRunError,
+    Once,
+    Part,
+    gather,
+    output_of,
+    parts_of_cluster,
+    parts_of_kube,
+)
 from stacks.errors import UserError
 from stacks.load import load_stack
 
@@ -166,7 +171,7 @@ def test_a_filesystem_without_second_names_gets_the_bundle_too(
     def refuse(*words: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("infra.support.bundle.os.link", refuse)
+    monkeypatch.setattr("infra.operate.support.bundle.os.link", refuse)
     assert "a.txt" in read(written(tmp_path, part("a.txt", "text")))
 
 
@@ -206,7 +211,7 @@ def test_every_part_of_a_cluster_runs_also_where_a_command_fails() -> None:
         found = {each.name: each.gather() for each in parts}
     assert "sinfo -N -l" in found["slurm/nodes.txt"]
     assert "--starttime=now-1days" in found["slurm/accounting.txt"]
-    assert "/mnt/chkpt/logs/*.out" in found["slurm/logs.txt"]
+    assert "find /mnt/chkpt/logs -maxdepth 1 -name '*.log'" in found["slurm/logs.txt"]
     assert found["slurm/queue.txt"].endswith("exit status 1\n")
 
 
@@ -248,7 +253,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path
     (state / "passphrase").write_text(f"{SECRET}\n")
     monkeypatch.setenv("SOPERATOR_STATE", str(state))
     monkeypatch.setattr(
-        "infra.support.here.parts_here",
+        "infra.operate.support.collect.parts_here",
         lambda *words, **options: [part("a.txt", f"see {SECRET}")],
     )
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.local.state import State
-from infra.support.known import known
-from infra.support.redact import MARK, Redactor
+from infra.operate.support.bundle import MARK, Redactor
+from infra.operate.support.collect import known
+from infra.state import State
 
 # Visible ASCII, as generated passwords, tokens and passphrases are.
 SECRETS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=12, max_size=60)

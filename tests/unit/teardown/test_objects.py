@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from infra.kube.errors import WaitTimeoutError
-from infra.plugins.dispatch import Dispatch
-from infra.plugins.provider import UNKNOWN, Provider, ProviderError
-from infra.teardown.objects import CSI_DRIVER, Cleaner, Limits
-from infra.teardown.provider import TYPE, TeardownProvider
+from infra.clients.errors import WaitTimeoutError
+from infra.providers.engine.provider import UNKNOWN, Provider, ProviderError
+from infra.providers.engine.serve import Dispatch
+from infra.providers.soperator.teardown import CSI_DRIVER, TYPE, Cleaner, Limits, TeardownProvider
 
 OURS = "soperator"
 LEASE = ("Lease", "kube-system", "kube-controller-manager")

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from infra.teardown.reach import Target, gone, target
+from infra.providers.soperator.teardown import Target, gone, target
 
 SILENT = "http://127.0.0.1:1"
 

@@ -35,6 +35,7 @@ os.write(1, b"total %d\\n" % int(total))
 """
 
 
+@pytest.mark.feature("S001-66")
 def test_every_package_has_the_version_of_the_lock() -> None:
     pins = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", LOCK.read_text(), re.MULTILINE))
     assert len(pins) > 20
@@ -43,11 +44,13 @@ def test_every_package_has_the_version_of_the_lock() -> None:
     assert found == {name: pins[name] for name in found}
 
 
+@pytest.mark.feature("S001-19")
 @pytest.mark.parametrize("module", ["data", "train", "evaluate", "serve", "load", "accept"])
 def test_every_kind_of_job_can_be_imported(module: str) -> None:
     assert import_module(f"workloads.{module}.__main__")
 
 
+@pytest.mark.feature("S001-66")
 def test_torchrun_starts_ranks_that_hear_each_other(tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(_TWO_RANKS)
     # By address: a container may not know its own name.
@@ -61,6 +64,7 @@ def test_torchrun_starts_ranks_that_hear_each_other(tmp_path: Path) -> None:
     assert done.stdout.split() == ["total", "2", "total", "2"], done.stderr
 
 
+@pytest.mark.feature("S001-66")
 def test_the_benchmark_says_not_run_where_there_is_no_gpu(tmp_path: Path) -> None:
     """An image that reports success on a machine without GPUs certifies nothing."""
     import torch

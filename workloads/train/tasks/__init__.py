@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from workloads.train.config import TrainConfig
+from workloads.recipes.train import TrainConfig
 
 if TYPE_CHECKING:
     import torch

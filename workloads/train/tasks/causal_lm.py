@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.common.exit_codes import ConfigError, DataError
-from workloads.data.check_tokens import check_tokens
-from workloads.data.packing import Batch, Pack, collate, pack
-from workloads.data.token_rows import IGNORED, TokenRows, read_parquet
-from workloads.train.config import TrainConfig
+from workloads.data.token_rows import (
+    IGNORED,
+    Batch,
+    Pack,
+    TokenRows,
+    check_tokens,
+    collate,
+    pack,
+    read_parquet,
+)
+from workloads.recipes.train import TrainConfig
 
 if TYPE_CHECKING:
     import torch
@@ -76,12 +83,11 @@ class CausalLm:
 
     def loss(self, model: Any, device: torch.device) -> torch.nn.Module:
         """Return the module of the summed loss."""
-        from workloads.train.attention import choose
-        from workloads.train.model import AssistantLoss
+        from workloads.train.model import AssistantLoss, choose_attention
 
         return AssistantLoss(
             model,
-            attention=choose(self._config, device),
+            attention=choose_attention(self._config, device),
             chunk_tokens=self._config.loss_chunk_tokens,
         )
 

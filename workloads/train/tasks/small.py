@@ -9,18 +9,105 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.common.exit_codes import ConfigError, DataError
-from workloads.train.config import TrainConfig
-from workloads.train.tasks import GENERATED, generated, is_generated
+from workloads.recipes.train import TrainConfig
+from workloads.train.tasks import GENERATED, is_generated
 
 if TYPE_CHECKING:
     import torch
+
+
+NUM_ROWS, VOCABULARY, CLASSES = 64, 32, 4
+FIRST_WORD = 8
+"""Ids below it are special: padding, end, and one mark per class."""
+
+
+def rows(config: TrainConfig) -> list[Any]:
+    """Return the rows of a task: the same ones for the same seed."""
+    draw = random.Random(config.seed)
+    made: list[Any] = []
+    for index in range(NUM_ROWS):
+        kind = index % CLASSES
+        length = draw.randint(4, min(12, config.sequence_length - 1))
+        words = tuple(draw.randrange(FIRST_WORD, VOCABULARY) for _ in range(length))
+        if config.task == "text_classification":
+            made.append(Row(inputs=(2 + kind, *words), labels=(kind,)))
+        elif config.task == "text_to_text":
+            made.append(Row(inputs=(2 + kind, *words, 1), labels=(2 + kind, 2 + kind, 1)))
+        else:
+            made.append(Row(inputs=_image(kind, draw), labels=(kind,)))
+    return made
+
+
+def _image(quadrant: int, draw: random.Random) -> Any:
+    import numpy as np
+
+    noise = np.random.default_rng(draw.randrange(2**32))
+    pixels = noise.normal(0, 0.1, (3, 8, 8)).astype(np.float32)
+    top, left = 4 * (quadrant // 2), 4 * (quadrant % 2)
+    pixels[:, top : top + 4, left : left + 4] += 1
+    return pixels
+
+
+def _bert(num_classes: int) -> Any:
+    from transformers import BertConfig
+
+    options: dict[str, Any] = {"num_labels": num_classes}
+    return BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        **options,
+    )
+
+
+def _t5(num_classes: int) -> Any:
+    from transformers import T5Config
+
+    del num_classes
+    options: dict[str, Any] = {"decoder_start_token_id": 0}
+    return T5Config(
+        vocab_size=VOCABULARY,
+        d_model=32,
+        d_kv=16,
+        d_ff=64,
+        num_layers=2,
+        num_heads=2,
+        **options,
+    )
+
+
+def _vit(num_classes: int) -> Any:
+    from transformers import ViTConfig
+
+    options: dict[str, Any] = {"num_labels": num_classes}
+    return ViTConfig(
+        image_size=8,
+        patch_size=4,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        **options,
+    )
+
+
+MODELS: dict[str, Callable[[int], Any]] = {
+    "generated/bert": _bert,
+    "generated/t5": _t5,
+    "generated/vit": _vit,
+}
+
 
 AUTO_CLASSES = {
     "text_classification": "AutoModelForSequenceClassification",
@@ -67,12 +154,12 @@ class SmallTask:
         self._config, self._model, self.model_dir = config, model, model_dir
         self.num_dropped = 0
         self.data_file = None if dataset is None else dataset / self._file_name
-        if is_generated(model) and model not in generated.MODELS:
+        if is_generated(model) and model not in MODELS:
             raise ConfigError(
-                f"model: got {model!r}, expected one of {', '.join(generated.MODELS)}, or a folder"
+                f"model: got {model!r}, expected one of {', '.join(MODELS)}, or a folder"
             )
         self.rows: Sequence[Row] = (
-            generated.rows(config) if self.data_file is None else self._read(self.data_file)
+            rows(config) if self.data_file is None else self._read(self.data_file)
         )
         if not self.rows:
             raise DataError(f"{dataset or GENERATED}: no row to train on")
@@ -131,13 +218,13 @@ class SmallTask:
         import torch
         import transformers
 
-        from workloads.train.precision import base_dtype
+        from workloads.train.model import base_dtype
 
         dtype = base_dtype(self._config, sharded=sharded)
         kind = getattr(transformers, AUTO_CLASSES[self._config.task])
         torch.manual_seed(self._config.seed)  # a classifier of a folder's model has a new head
         if self.model_dir is None:
-            shape = generated.MODELS[self._model](self.num_classes)
+            shape = MODELS[self._model](self.num_classes)
             model = kind.from_config(shape, dtype=dtype)
         else:
             model = kind.from_pretrained(
@@ -150,11 +237,11 @@ class SmallTask:
         import torch
         import transformers
 
-        from workloads.train.precision import base_dtype
+        from workloads.train.model import base_dtype
 
         del device
         if self.model_dir is None:
-            shape = generated.MODELS[self._model](self.num_classes)
+            shape = MODELS[self._model](self.num_classes)
         else:
             shape = transformers.AutoConfig.from_pretrained(self.model_dir, **self._head())
         kind = getattr(transformers, AUTO_CLASSES[self._config.task])
@@ -168,7 +255,7 @@ class SmallTask:
 
     def _ready(self, model: Any) -> Any:
         if self._config.has_adapters:
-            from workloads.train.adapters import attach_lora
+            from workloads.train.model import attach_lora
 
             model = attach_lora(model, self._config)
         if self._config.gradient_checkpointing:
@@ -177,7 +264,7 @@ class SmallTask:
 
     def loss(self, model: Any, device: torch.device) -> torch.nn.Module:
         """Return the module of the summed loss."""
-        from workloads.train.tasks.small_loss import SmallLoss
+        from workloads.train.model import SmallLoss
 
         del device
         return SmallLoss(model)

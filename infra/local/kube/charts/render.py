@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from infra.local.kube.charts import nodesets, slurm_cluster, slurm_cluster_storage
-from infra.local.kube.charts.release import Object, Release
-from infra.local.kube.charts.values import ChartError, merge
+from infra.local.kube.charts import slurm_cluster
+from infra.local.kube.charts.values import ChartError, Object, Release, merge
 from infra.local.kube.crd import load_crds
 
 CHART_VERSION: Final = "4.1.7"
@@ -19,9 +18,9 @@ CHART_VERSION: Final = "4.1.7"
 CRDS_CHART: Final = "helm-soperator-crds"
 
 _RENDERERS: Final[Mapping[str, Callable[[Release, dict[str, Any]], list[Object]]]] = {
-    "helm-slurm-cluster-storage": slurm_cluster_storage.render,
+    "helm-slurm-cluster-storage": slurm_cluster.render_storage,
     "helm-slurm-cluster": slurm_cluster.render,
-    "helm-nodesets": nodesets.render,
+    "helm-nodesets": slurm_cluster.render_nodesets,
 }
 
 

@@ -6,11 +6,19 @@ values that the CRD's schema checks.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
-from infra.local.kube.charts.release import Object, Release, filled, resources
-from infra.local.kube.charts.values import ChartError
+from infra.local.kube.charts.values import (
+    MADE_FOLDERS,
+    MOUNT_TAG,
+    ChartError,
+    Object,
+    Release,
+    filled,
+    resources,
+)
 from stacks.soperator_mounts import JAIL_UPPER
 
 API_VERSION = "slurm.nebius.ai/v1"
@@ -310,3 +318,281 @@ def _scripts(release: Release, scripts: dict[str, Any]) -> Object:
     for key, script in (scripts.get("extra") or {}).items():
         data[key] = script["content"]
     return release.object("v1", "ConfigMap", _SCRIPTS, data=data)
+
+
+_TAG = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+
+
+def render_storage(release: Release, values: dict[str, Any]) -> list[Object]:
+    """StorageClass, then PV, PVC and mount of each declared volume."""
+    storage_class = values["storageClass"]["local"]["name"]
+    volumes, places = values["volume"], values["storage"]
+    if volumes["jail"]["type"] != "filestore":
+        raise ChartError(
+            f"volume.jail.type: {volumes['jail']['type']!r} is not supported on the local stack "
+            "(has: filestore)"
+        )
+    objects = [
+        release.cluster_object(
+            "storage.k8s.io/v1",
+            "StorageClass",
+            storage_class,
+            provisioner="kubernetes.io/no-provisioner",
+            reclaimPolicy="Retain",
+            volumeBindingMode="WaitForFirstConsumer",
+        )
+    ]
+
+    def add(path: str, volume: dict[str, Any], name: str, place: str, claim: bool = True) -> None:
+        tag = _tag(volume["filestoreDeviceName"], f"{path}.filestoreDeviceName")
+        expressions = places[place]["matchExpressions"]
+        if not expressions:
+            raise ChartError(
+                f"storage.{place}.matchExpressions: [] matches no node; name the nodes that mount "
+                f"volume '{name}'"
+            )
+        objects.append(
+            _volume(release, name, volume["size"], tag, storage_class, expressions, claim)
+        )
+        if claim:
+            objects.append(_claim(release, name, volume["size"], storage_class))
+        objects.append(_mount(release, name, tag, places[place]))
+
+    add("volume.jail", volumes["jail"], volumes["jail"]["name"], "jail")
+    spool = volumes["controllerSpool"]
+    add("volume.controllerSpool", spool, spool["name"], "controllerSpool")
+    if volumes["accounting"]["enabled"]:
+        if "size" not in volumes["accounting"]:
+            raise ChartError("volume.accounting.size: is required when accounting is enabled")
+        # The real chart makes no claim for it: the MariaDB operator does.
+        accounting = volumes["accounting"]
+        add("volume.accounting", accounting, accounting["name"], "accounting", claim=False)
+    for index, submount in enumerate(volumes["jailSubMounts"]):
+        path = f"volume.jailSubMounts[{index}]"
+        add(path, submount, f"jail-submount-{_tag(submount['name'], f'{path}.name')}", "jail")
+    return objects
+
+
+def _tag(value: str, path: str) -> str:
+    """The value, if the real chart's kebab filter would leave it alone."""
+    if not _TAG.fullmatch(str(value)):
+        raise ChartError(
+            f"{path}: {value!r} would be rewritten by the chart and name another filesystem; "
+            "use a-z, 0-9 and '-' only"
+        )
+    return str(value)
+
+
+def _volume(
+    release: Release,
+    name: str,
+    size: str,
+    tag: str,
+    storage_class: str,
+    expressions: list[Any],
+    claim: bool,
+) -> Object:
+    spec: dict[str, Any] = {
+        "storageClassName": storage_class,
+        "volumeMode": "Filesystem",
+        "mountOptions": ["rw", "relatime", "exec"],
+        "capacity": {"storage": size},
+        "accessModes": ["ReadWriteMany"],
+        "persistentVolumeReclaimPolicy": "Retain",
+        "local": {"path": f"/mnt/{name}"},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": expressions}]}},
+    }
+    if claim:
+        spec["claimRef"] = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "namespace": release.namespace,
+            "name": f"{name}-pvc",
+        }
+    metadata = {"annotations": {MOUNT_TAG: tag}}
+    return release.cluster_object(
+        "v1", "PersistentVolume", f"{name}-pv", metadata=metadata, spec=spec
+    )
+
+
+def _claim(release: Release, name: str, size: str, storage_class: str) -> Object:
+    return release.object(
+        "v1",
+        "PersistentVolumeClaim",
+        f"{name}-pvc",
+        # The chart marks the jail's claim for k8up, and no other.
+        metadata={"annotations": {"k8up.io/backup": "true"}} if name == "jail" else {},
+        spec={
+            "storageClassName": storage_class,
+            "accessModes": ["ReadWriteMany"],
+            "volumeMode": "Filesystem",
+            "resources": {"requests": {"storage": size}},
+        },
+    )
+
+
+def _mount(release: Release, name: str, tag: str, place: dict[str, Any]) -> Object:
+    """The DaemonSet that keeps /mnt/<name> mounted on every node of `place`."""
+    labels = {"slurm": f"{name}-mount"}
+    mount = (
+        f"mountpoint -q /host/mnt/{name} || mount -t virtiofs -o rw,relatime {tag} /host/mnt/{name}"
+    )
+    term = {"matchExpressions": place["matchExpressions"]}
+    pod = {
+        "containers": [
+            {
+                "name": "mount",
+                "image": "cr.eu-north1.nebius.cloud/soperator/busybox",
+                "command": ["/bin/sh", "-c", f"while true; do {mount}; sleep 60; done"],
+                "securityContext": {"privileged": True},
+                "volumeMounts": [
+                    {
+                        "name": "host-mount",
+                        "mountPath": "/host/mnt",
+                        "mountPropagation": "Bidirectional",
+                    }
+                ],
+            }
+        ],
+        "volumes": [{"name": "host-mount", "hostPath": {"path": "/mnt"}}],
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}
+            }
+        },
+        "tolerations": place["tolerations"],
+    }
+    return release.object(
+        "apps/v1",
+        "DaemonSet",
+        f"{name}-mount",
+        spec={
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    )
+
+
+NODESET_API_VERSION = "slurm.nebius.ai/v1alpha1"
+_FOLDERS = "make-folders-"
+"""Init container that makes the folders of the volume that its name ends with."""
+
+
+def render_nodesets(release: Release, values: dict[str, Any]) -> list[Object]:
+    """PriorityClasses, then one NodeSet per item of `nodesets`."""
+    names = [nodeset["name"] for nodeset in values["nodesets"]]
+    for name in names:
+        if names.count(name) > 1:
+            raise ChartError(f"nodesets: '{name}' is declared twice; names are unique")
+    classes = [_priority_class(release, item) for item in values["priorityClasses"]]
+    return classes + [
+        _nodeset(release, nodeset, values["images"], index)
+        for index, nodeset in enumerate(values["nodesets"])
+    ]
+
+
+def _priority_class(release: Release, item: dict[str, Any]) -> Object:
+    metadata = filled({"annotations": item["annotations"]})
+    metadata["labels"] = {**release.labels, **item["labels"]}
+    return release.cluster_object(
+        "scheduling.k8s.io/v1",
+        "PriorityClass",
+        item["name"],
+        metadata=metadata,
+        description=item["description"],
+        value=item["value"],
+        globalDefault=item["globalDefault"],
+        preemptionPolicy=item["preemptionPolicy"],
+    )
+
+
+def _nodeset(release: Release, item: dict[str, Any], images: dict[str, Any], index: int) -> Object:
+    if item["nodeSelector"] and item["affinity"]:
+        raise ChartError(f"nodesets[{index}]: nodeSelector and affinity exclude each other")
+    spec = filled(
+        {
+            # Trap of the real template (`default 1`): zero replicas become one.
+            "replicas": item["replicas"] or 1,
+            "maxUnavailable": item["maxUnavailable"],
+            "ephemeralNodes": item["ephemeralNodes"] or None,
+            "initialNumberEphemeralNodes": item.get("initialNumberEphemeralNodes"),
+            "ephemeralTopologyWaitTimeout": item.get("ephemeralTopologyWaitTimeout"),
+            "nodeConfig": filled(item.get("nodeConfig", {})),
+            "configMapRefSupervisord": item["configMapRefSupervisord"],
+            "configMapRefSshd": item["configMapRefSshd"],
+            "enableHostUserNamespace": item["enableHostUserNamespace"] or None,
+            "priorityClass": item["priorityClass"],
+            "customInitContainers": item["customInitContainers"],
+            "nodeSelector": item["nodeSelector"],
+            "affinity": item["affinity"],
+            "tolerations": item["tolerations"],
+            "workerAnnotations": item["workerAnnotations"],
+        }
+    )
+    if "gpu" in item:
+        spec["gpu"] = item["gpu"]
+    spec["slurmd"] = _slurmd(
+        item["slurmd"], images["slurmd"], bool(item.get("gpu", {}).get("enabled")), index
+    )
+    spec["munge"] = {
+        "image": item["munge"].get("image", images["munge"]),
+        "resources": resources(item["munge"]["resources"]),
+        "security": item["munge"]["security"],
+    }
+    if item.get("sssd", {}).get("enabled"):
+        names = ("sssdConfSecretRefName", "sssdLdapCAConfigMapRefName")
+        spec["sssd"] = {
+            "image": images["sssd"],
+            "resources": resources(item["sssd"]["resources"]),
+            "security": item["sssd"]["security"],
+        }
+        spec |= filled({name: item.get(name) for name in names})
+    folders = _folders(item["customInitContainers"])
+    metadata = filled({"annotations": {**item["annotations"], **folders}})
+    metadata["labels"] = {**release.labels, **item["labels"]}
+    return release.object(
+        NODESET_API_VERSION, "NodeSet", item["name"], metadata=metadata, spec=spec
+    )
+
+
+def _folders(containers: list[dict[str, Any]]) -> dict[str, str]:
+    """What the init containers that make folders would make, for a runtime without containers."""
+    made = [
+        f"{container['name'].removeprefix(_FOLDERS)}={':'.join(container['command'][4:])}"
+        for container in containers
+        if container["name"].startswith(_FOLDERS)
+    ]
+    return {MADE_FOLDERS: ",".join(made)} if made else {}
+
+
+def _slurmd(slurmd: dict[str, Any], image: dict[str, Any], gpu: bool, index: int) -> dict[str, Any]:
+    amounts = dict(slurmd["resources"])
+    num_gpus = amounts.pop("gpu", None)
+    limits = resources(amounts)
+    if gpu:
+        if not num_gpus:
+            raise ChartError(
+                f"nodesets[{index}].slurmd.resources.gpu: is required when gpu.enabled is true"
+            )
+        limits["nvidia.com/gpu"] = str(num_gpus)
+    volumes = slurmd["volumes"]
+    optional = ("jailSubMounts", "customVolumeMounts", "sharedMemorySize")
+    return {
+        "image": slurmd.get("image", image),
+        **filled({"customEnv": slurmd["customEnv"]}),
+        "port": slurmd["port"],
+        "resources": limits,
+        "volumes": {
+            "spool": volumes["spool"],
+            "jail": volumes["jail"],
+            **filled({key: volumes.get(key) for key in optional}),
+            **filled(
+                {
+                    "persistentVolumeClaimRetentionPolicy": volumes.get(
+                        "persistentVolumeClaimRetentionPolicy"
+                    )
+                }
+            ),
+        },
+        "security": slurmd["security"],
+    }

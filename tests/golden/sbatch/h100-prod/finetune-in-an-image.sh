@@ -8,7 +8,7 @@
 #SBATCH --cpus-per-task=128
 #SBATCH --gpus-per-node=8
 #SBATCH --time=06:00:00
-#SBATCH --output=/mnt/shared/logs/%x_%j.out
+#SBATCH --output=/mnt/shared/logs/%x_%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@60
@@ -31,6 +31,7 @@ export SOPERATOR_PLACE_LOGS=/mnt/shared/logs
 export SOPERATOR_PLACE_MODEL=/mnt/training/models
 export SOPERATOR_PLACE_RESULTS=/mnt/inference/results
 export SOPERATOR_PLACE_SCRATCH=/mnt/memory/job_$SLURM_JOB_ID
+export HF_HOME=$SOPERATOR_PLACE_CACHE/huggingface
 export SOPERATOR_PLATFORM=gpu-h100-sxm SOPERATOR_PRESET=8gpu-128vcpu-1600gb NCCL_SOCKET_IFNAME='^docker0,lo'
 export OMP_NUM_THREADS=16
 
@@ -39,7 +40,7 @@ run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID
 if [[ ${SLURM_RESTART_COUNT:-0} = 0 && -e $run/run_record.json ]]; then
   mv -T "$run" "$run.of-another-cluster-$(date -u +%Y%m%dT%H%M%SZ)"
 fi
-ln -sfn finetune_$SLURM_JOB_ID.out /mnt/shared/logs/train_$SLURM_JOB_ID.log
+ln -sfn finetune_$SLURM_JOB_ID.log /mnt/shared/logs/train_$SLURM_JOB_ID.log
 export SOPERATOR_SHARED_MARK=$SOPERATOR_PLACE_CHKPT/.seen_by_all_$SLURM_JOB_ID
 touch "$SOPERATOR_SHARED_MARK"
 # Every node must see the same environment and mounts before ranks wait for each other.

@@ -8,7 +8,7 @@
 #SBATCH --cpus-per-task=16
 #SBATCH --gpus-per-node=1
 #SBATCH --time=02:00:00
-#SBATCH --output=/mnt/shared/logs/%x_%j.out
+#SBATCH --output=/mnt/shared/logs/%x_%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@60
@@ -31,6 +31,7 @@ export SOPERATOR_PLACE_LOGS=/mnt/shared/logs
 export SOPERATOR_PLACE_MODEL=/mnt/training/models
 export SOPERATOR_PLACE_RESULTS=/mnt/inference/results
 export SOPERATOR_PLACE_SCRATCH=/mnt/memory/job_$SLURM_JOB_ID
+export HF_HOME=$SOPERATOR_PLACE_CACHE/huggingface
 export SOPERATOR_PLATFORM=gpu-h100-sxm SOPERATOR_PRESET=8gpu-128vcpu-1600gb
 export OMP_NUM_THREADS=16
 

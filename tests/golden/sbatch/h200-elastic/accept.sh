@@ -8,7 +8,7 @@
 #SBATCH --cpus-per-task=16
 #SBATCH --gpus-per-node=1
 #SBATCH --time=02:00:00
-#SBATCH --output=/mnt/training-data/logs/%x_%j.out
+#SBATCH --output=/mnt/training-data/logs/%x_%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@60
@@ -31,6 +31,8 @@ export SOPERATOR_PLACE_LOGS=/mnt/training-data/logs
 export SOPERATOR_PLACE_MODEL=/mnt/training-data/models
 export SOPERATOR_PLACE_RESULTS=/mnt/training-data/results
 export SOPERATOR_PLACE_SCRATCH=/mnt/scratch
+export HF_HOME=$SOPERATOR_PLACE_CACHE/huggingface
+export TMPDIR=/mnt/scratch/tmp
 export SOPERATOR_PLATFORM=gpu-h200-sxm SOPERATOR_PRESET=1gpu-16vcpu-200gb NCCL_SOCKET_IFNAME='^docker0,lo' NCCL_IB_DISABLE=1
 export OMP_NUM_THREADS=16
 

@@ -7,7 +7,7 @@
 #SBATCH --cpus-per-task=16
 #SBATCH --gpus-per-node=1
 #SBATCH --time=12:00:00
-#SBATCH --output=/mnt/training-data/logs/%x_%j.out
+#SBATCH --output=/mnt/training-data/logs/%x_%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@60
@@ -31,15 +31,18 @@ export SOPERATOR_PLACE_LOGS=/mnt/training-data/logs
 export SOPERATOR_PLACE_MODEL=/mnt/training-data/models
 export SOPERATOR_PLACE_RESULTS=/mnt/training-data/results
 export SOPERATOR_PLACE_SCRATCH=/mnt/scratch
+export HF_HOME=$SOPERATOR_PLACE_CACHE/huggingface
+export TMPDIR=/mnt/scratch/tmp
 export SOPERATOR_PLATFORM=gpu-h200-sxm SOPERATOR_PRESET=1gpu-16vcpu-200gb NCCL_SOCKET_IFNAME='^docker0,lo' NCCL_IB_DISABLE=1
 export OMP_NUM_THREADS=16
+export NCCL_DEBUG=INFO SOPERATOR_DECLARED=NCCL_DEBUG
 
 mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SOPERATOR_PLACE_RESULTS
 run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID
 if [[ ${SLURM_RESTART_COUNT:-0} = 0 && -e $run/run_record.json ]]; then
   mv -T "$run" "$run.of-another-cluster-$(date -u +%Y%m%dT%H%M%SZ)"
 fi
-ln -sfn finetune_$SLURM_JOB_ID.out /mnt/training-data/logs/train_$SLURM_JOB_ID.log
+ln -sfn finetune_$SLURM_JOB_ID.log /mnt/training-data/logs/train_$SLURM_JOB_ID.log
 export SOPERATOR_SHARED_MARK=$SOPERATOR_PLACE_CHKPT/.seen_by_all_$SLURM_JOB_ID
 touch "$SOPERATOR_SHARED_MARK"
 # The model and the data that the recipe names: every node must read the same.

@@ -7,7 +7,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=8
 #SBATCH --time=02:00:00
-#SBATCH --output=/mnt/training-data/logs/%x_%j.out
+#SBATCH --output=/mnt/training-data/logs/%x_%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 set -euo pipefail
@@ -28,6 +28,8 @@ export SOPERATOR_PLACE_LOGS=/mnt/training-data/logs
 export SOPERATOR_PLACE_MODEL=/mnt/training-data/models
 export SOPERATOR_PLACE_RESULTS=/mnt/training-data/results
 export SOPERATOR_PLACE_SCRATCH=/mnt/scratch
+export HF_HOME=$SOPERATOR_PLACE_CACHE/huggingface
+export TMPDIR=/mnt/scratch/tmp
 export SOPERATOR_PLATFORM=gpu-h200-sxm SOPERATOR_PRESET=1gpu-16vcpu-200gb
 export OMP_NUM_THREADS=8
 

@@ -8,7 +8,7 @@
 #SBATCH --cpus-per-task=32
 #SBATCH --gpus-per-node=2
 #SBATCH --time=04:00:00
-#SBATCH --output=/mnt/chkpt/logs/%x_%j.out
+#SBATCH --output=/mnt/chkpt/logs/%x_%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@60
@@ -31,6 +31,7 @@ export SOPERATOR_PLACE_LOGS=/mnt/chkpt/logs
 export SOPERATOR_PLACE_MODEL=/mnt/model
 export SOPERATOR_PLACE_RESULTS=/mnt/chkpt/results
 export SOPERATOR_PLACE_SCRATCH=/mnt/memory/job_$SLURM_JOB_ID
+export HF_HOME=$SOPERATOR_PLACE_CACHE/huggingface
 export SOPERATOR_PLATFORM=gpu-l40s-d SOPERATOR_PRESET=2gpu-64vcpu-384gb
 export OMP_NUM_THREADS=16
 

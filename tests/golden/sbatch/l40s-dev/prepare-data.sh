@@ -7,7 +7,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=32
 #SBATCH --time=02:00:00
-#SBATCH --output=/mnt/chkpt/logs/%x_%j.out
+#SBATCH --output=/mnt/chkpt/logs/%x_%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 set -euo pipefail
@@ -28,6 +28,7 @@ export SOPERATOR_PLACE_LOGS=/mnt/chkpt/logs
 export SOPERATOR_PLACE_MODEL=/mnt/model
 export SOPERATOR_PLACE_RESULTS=/mnt/chkpt/results
 export SOPERATOR_PLACE_SCRATCH=/mnt/memory/job_$SLURM_JOB_ID
+export HF_HOME=$SOPERATOR_PLACE_CACHE/huggingface
 export SOPERATOR_PLATFORM=gpu-l40s-d SOPERATOR_PRESET=2gpu-64vcpu-384gb
 export OMP_NUM_THREADS=32
 

@@ -1,0 +1,121 @@
+"""What a stack costs that nobody touches, a day, a week and a month; what a pause of it saves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+from cost.prices.book import PriceBook
+from cost.prices.price import HOURS_PER_MONTH
+from cost.report.layout import usd_text
+from cost.resources.estimate import Estimate, estimate
+from stacks.lifetime import end_of
+from stacks.spec import StackSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseSaving:
+    """US dollars a 730-hour month that the workers of a stack cost; `low` at min_nodes."""
+
+    low_usd_per_month: Decimal
+    high_usd_per_month: Decimal
+    is_lower_bound: bool
+    """Whether a line of the workers has no price."""
+
+    @property
+    def low_usd_per_hour(self) -> Decimal:
+        """US dollars an hour at min_nodes."""
+        return self.low_usd_per_month / HOURS_PER_MONTH
+
+    @property
+    def high_usd_per_hour(self) -> Decimal:
+        """US dollars an hour at max_nodes."""
+        return self.high_usd_per_month / HOURS_PER_MONTH
+
+    def __str__(self) -> str:
+        hour = _span(self.low_usd_per_hour, self.high_usd_per_hour)
+        month = _span(self.low_usd_per_month, self.high_usd_per_month)
+        least = "at least " if self.is_lower_bound else ""
+        return f"{least}{hour} an hour, {month} a month of {HOURS_PER_MONTH} hours"
+
+
+def pause_saving(spec: StackSpec, book: PriceBook) -> PauseSaving:
+    """What the stack pays for its workers while it is not paused."""
+    running, paused = (
+        estimate(replace(spec, nodes=replace(spec.nodes, paused=value)), book)
+        for value in (False, True)
+    )
+    return PauseSaving(
+        low_usd_per_month=running.monthly_low_usd - paused.monthly_low_usd,
+        high_usd_per_month=running.monthly_high_usd - paused.monthly_high_usd,
+        is_lower_bound=any(line.nodeset and line.unknown for line in running.components),
+    )
+
+
+def _span(low: Decimal, high: Decimal) -> str:
+    return f"${low:,.2f}" if low == high else f"${low:,.2f} to ${high:,.2f}"
+
+
+_DAY: Final = Decimal(24)
+_WEEK: Final = 7 * _DAY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """US dollars an hour of a stack that nobody touches."""
+
+    usd_per_hour: Decimal
+    """As declared, at min_nodes."""
+    paused_usd_per_hour: Decimal
+    """The same stack without its workers."""
+    is_lower_bound: bool
+    """Whether a line has no price."""
+
+
+def forgotten(spec: StackSpec, book: PriceBook, found: Estimate) -> Forgotten:
+    """What the stack costs as it stands by its bill `found`, and paused."""
+    usd_per_hour = found.hourly_low_usd
+    saving = pause_saving(spec, book)
+    paused = usd_per_hour if spec.nodes.paused else usd_per_hour - saving.low_usd_per_hour
+    return Forgotten(
+        usd_per_hour=usd_per_hour,
+        paused_usd_per_hour=paused,
+        is_lower_bound=found.is_lower_bound,
+    )
+
+
+def forgotten_lines(spec: StackSpec, found: Forgotten, now: datetime) -> tuple[str, ...]:
+    """The lines of a preview: the cost of forgetting, and what ends it."""
+    least = "at least " if found.is_lower_bound else ""
+    lines = [f"If you forget it: {least}{_spans(found.usd_per_hour)}, at min_nodes"]
+    if not spec.nodes.paused:
+        lines.append(f"  paused: {least}{_spans(found.paused_usd_per_hour)}")
+    end, lifetime = end_of(spec), spec.lifetime
+    if lifetime is None:
+        lines.append(
+            "  nothing ends it: declare lifetime.idle_hours or lifetime.until, and run "
+            "`soperator reap --act` on a schedule"
+        )
+        return tuple(lines)
+    if lifetime.idle_hours is not None:
+        usd = usd_text(found.usd_per_hour * lifetime.idle_hours)
+        lines.append(
+            f"  `soperator reap` pauses it after {lifetime.idle_hours} h without a job: "
+            f"{least}{usd} at min_nodes for those"
+        )
+    if end is not None:
+        left = Decimal(max(timedelta(0), end - now) // timedelta(hours=1))
+        usd = usd_text(found.usd_per_hour * left)
+        lines.append(
+            f"  lifetime.until {end:%Y-%m-%d %H:%M} UTC: {least}{usd} until then, no job after it"
+        )
+    return tuple(lines)
+
+
+def _spans(usd_per_hour: Decimal) -> str:
+    return (
+        f"{usd_text(usd_per_hour * _DAY)} a day, {usd_text(usd_per_hour * _WEEK)} a week, "
+        f"{usd_text(usd_per_hour * HOURS_PER_MONTH)} a month of {HOURS_PER_MONTH} hours"
+    )

@@ -1,0 +1,455 @@
+"""Chats a day from which self-hosting is cheaper than an API: break_even(spec, estimate, ...).
+
+A cluster costs the same however few chats it answers, an API costs by the chat. They meet at
+dollars a day over dollars a chat, unless the room of the serving nodes ends before: then never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from decimal import ROUND_CEILING, Decimal
+from enum import StrEnum
+from itertools import groupby
+from typing import Final
+
+from cost.chat.speeds import (
+    HOURS_PER_DAY,
+    MILLION,
+    ChatCost,
+    HourlyCost,
+    prompt_tokens,
+    serving_workers,
+)
+from cost.chat.table import MISSES, percent
+from cost.chat.unit_costs import Inputs, NotKnown, Part, UnitCosts
+from cost.prices.api_prices import ApiPrice, ApiPriceBook
+from cost.prices.book import PriceBook
+from cost.prices.price import UnknownPrice
+from cost.report.layout import GAP, UNKNOWN, Table, small_usd_text, span
+from cost.resources.component import Rate
+from cost.resources.estimate import Estimate
+from cost.resources.lines import node_rate
+from stacks.cost_spec import ChatSpec
+from stacks.node_spec import Billing
+from stacks.problem import Level, Problem
+from stacks.spec import StackSpec
+
+
+class View(StrEnum):
+    """What the chats pay for."""
+
+    CLUSTER = "whole cluster"
+    SERVING = "serving nodes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiCost:
+    """What the reference chat costs at an API."""
+
+    model: str
+    usd: Decimal
+    """US dollars a chat."""
+    source: str
+    date: date
+    is_undated: bool
+    """Whether the source names no day and `date` is the day of reading."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """One scenario, view and kind of billing against one model of an API."""
+
+    scenario: str
+    view: View
+    billing: Billing
+    """How the serving nodeset is billed in this row."""
+    api: ApiCost
+    usd_per_day_low: Decimal
+    """US dollars a day of self-hosting at min_nodes, however many chats are answered."""
+    usd_per_day_high: Decimal
+    room_per_day: Decimal
+    """Chats a day that the serving nodes have room for."""
+    serving_nodes: int
+    meets_slo: bool | None
+
+    @property
+    def chats_per_day_low(self) -> Decimal | None:
+        """Chats a day at which both cost the same, at min_nodes; None against a free API."""
+        return self._meeting(self.usd_per_day_low)
+
+    @property
+    def chats_per_day_high(self) -> Decimal | None:
+        """The same at max_nodes."""
+        return self._meeting(self.usd_per_day_high)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the serving nodes have room for the chats at which self-hosting starts to win."""
+        return self.fits(self.chats_per_day_low)
+
+    @property
+    def utilisation(self) -> Decimal | None:
+        """Share of the room that must be used for self-hosting to win; over 1 is never."""
+        chats = self.chats_per_day_low
+        return None if chats is None else chats / self.room_per_day
+
+    @property
+    def serving_nodes_needed(self) -> int | None:
+        """Serving nodes with room for the break-even of a cluster that costs no more for them."""
+        chats = self.chats_per_day_low
+        if chats is None:
+            return None
+        each = self.room_per_day / self.serving_nodes
+        return int((chats / each).to_integral_value(ROUND_CEILING))
+
+    def fits(self, chats_per_day: Decimal | None) -> bool:
+        """Whether the serving nodes have room for the chats."""
+        return chats_per_day is not None and chats_per_day <= self.room_per_day
+
+    def self_hosted_usd(self, chats_per_day: Decimal) -> Decimal:
+        """US dollars a chat of self-hosting at so many chats a day, at min_nodes."""
+        return self.usd_per_day_low / chats_per_day
+
+    def _meeting(self, usd_per_day: Decimal) -> Decimal | None:
+        return usd_per_day / self.api.usd if self.api.usd else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEvens:
+    """Every comparison of a stack, by scenario, then API model, then billing, then view."""
+
+    rows: tuple[BreakEven, ...]
+    apis: tuple[ApiCost, ...]
+    unpriced: tuple[str, ...]
+    """Why a declared model has no row."""
+    paid_serving_nodes: int | None
+    """Nodes of the serving nodeset that the cluster pays for anyway; None when none is named."""
+
+
+def break_even(
+    spec: StackSpec,
+    estimate: Estimate,
+    unit_costs: UnitCosts,
+    api_book: ApiPriceBook,
+    *,
+    book: PriceBook | None = None,
+) -> BreakEvens | NotKnown:
+    """The stack's chats against the models that it names; a book adds other kinds of billing."""
+    chats = unit_costs.chats
+    if isinstance(chats, NotKnown):
+        return chats
+    apis, unpriced = api_costs(spec.chat, api_book)
+    workers = serving_workers(spec)
+    billings = {_billing(spec): unit_costs.hourly}
+    if book is not None:
+        billings |= hourly_by_billing(spec, unit_costs.hourly, book)
+    return BreakEvens(
+        rows=tuple(
+            row
+            for chat in chats
+            for api in apis
+            for billing, hourly in billings.items()
+            for row in _rows(chat, api, billing, hourly)
+        ),
+        apis=apis,
+        unpriced=unpriced,
+        paid_serving_nodes=None
+        if spec.chat.serving_nodeset is None
+        else max((spec.chat.serving_nodes, *(worker.min_nodes for worker in workers))),
+    )
+
+
+def hourly_by_billing(
+    spec: StackSpec, hourly: HourlyCost, book: PriceBook
+) -> Mapping[Billing, HourlyCost]:
+    """The hourly cost with the serving nodes billed in every other way that the book prices."""
+    if spec.chat.serving_nodeset is None:
+        return {}
+    found: dict[Billing, HourlyCost] = {}
+    for billing in Billing:
+        changed = hourly
+        for worker in serving_workers(spec):
+            now, other = node_rate(worker, book), node_rate(replace(worker, billing=billing), book)
+            changed = _rebilled(spec, changed, worker.min_nodes, worker.max_nodes, now, other)
+        # A kind without a price of its own says nothing new.
+        if changed != hourly:
+            found[billing] = changed
+    return found
+
+
+def api_usd_per_chat(chat: ChatSpec, price: ApiPrice) -> Decimal:
+    """US dollars of the chat at the API, with its price for cached input where it has one."""
+    prompt = Decimal(prompt_tokens(chat))
+    cached = prompt * chat.cached_share
+    cached_usd = price.usd_per_1m_cached_input
+    usd = (
+        (prompt - cached) * price.usd_per_1m_input
+        + cached * (price.usd_per_1m_input if cached_usd is None else cached_usd)
+        + chat.output_tokens * price.usd_per_1m_output
+    )
+    return usd / MILLION
+
+
+def api_costs(
+    chat: ChatSpec, api_book: ApiPriceBook
+) -> tuple[tuple[ApiCost, ...], tuple[str, ...]]:
+    """What the chat costs at the models that it names, and why a model has no price."""
+    costs: list[ApiCost] = []
+    unpriced: list[str] = []
+    for model in chat.api_models:
+        price = api_book.find(model)
+        if isinstance(price, UnknownPrice):
+            unpriced.append(price.reason)
+            continue
+        costs.append(
+            ApiCost(
+                model=model,
+                usd=api_usd_per_chat(chat, price),
+                source=price.source,
+                date=price.date,
+                is_undated=price.is_undated,
+            )
+        )
+    return tuple(costs), tuple(unpriced)
+
+
+def model_problems(spec: StackSpec) -> tuple[Problem, ...]:
+    """A warning for every declared API model that nothing can be compared with."""
+    if not spec.chat.api_models:  # no preview reads the prices for nothing
+        return ()
+    book = ApiPriceBook.load()
+    return tuple(
+        Problem(
+            level=Level.WARNING,
+            path=f"{spec.name}.chat.api_models[{index}]",
+            message=f"{price.reason}; correct it, or add its price to cost/prices/api/",
+        )
+        for index, model in enumerate(spec.chat.api_models)
+        if isinstance(price := book.find(model), UnknownPrice)
+    )
+
+
+def _billing(spec: StackSpec) -> Billing:
+    """How the serving nodeset is billed as declared."""
+    return next((worker.billing for worker in serving_workers(spec)), Billing.ON_DEMAND)
+
+
+def _rebilled(
+    spec: StackSpec,
+    hourly: HourlyCost,
+    min_nodes: int,
+    max_nodes: int,
+    now: Rate | UnknownPrice,
+    other: Rate | UnknownPrice,
+) -> HourlyCost:
+    """The hourly cost after the nodes' rate changes; the same where a price is unknown."""
+    if isinstance(now, UnknownPrice) or isinstance(other, UnknownPrice):
+        return hourly
+    change = other.usd - now.usd
+    serving = spec.chat.serving_nodes
+    return HourlyCost(
+        cluster_low_usd=hourly.cluster_low_usd + change * max(min_nodes, serving),
+        cluster_high_usd=hourly.cluster_high_usd + change * max_nodes,
+        serving_usd=None if hourly.serving_usd is None else hourly.serving_usd + change * serving,
+    )
+
+
+def _rows(
+    chat: ChatCost, api: ApiCost, billing: Billing, hourly: HourlyCost
+) -> tuple[BreakEven, ...]:
+    costs = [(View.CLUSTER, hourly.cluster_low_usd, hourly.cluster_high_usd)]
+    if hourly.serving_usd is not None:
+        costs.append((View.SERVING, hourly.serving_usd, hourly.serving_usd))
+    return tuple(
+        BreakEven(
+            scenario=chat.speed.scenario,
+            view=view,
+            billing=billing,
+            api=api,
+            usd_per_day_low=low * HOURS_PER_DAY,
+            usd_per_day_high=high * HOURS_PER_DAY,
+            room_per_day=chat.chats_per_day,
+            serving_nodes=chat.serving_nodes,
+            meets_slo=chat.meets_slo,
+        )
+        for view, low, high in costs
+    )
+
+
+NEVER: Final = "never"
+_NAME: Final = "break_even"
+UTILISATIONS: Final = (Decimal("0.1"), Decimal("0.25"), Decimal("0.5"), Decimal("0.75"), Decimal(1))
+
+
+def break_even_part(inputs: Inputs) -> tuple[Part, ...]:
+    """The comparison with the models that the stack names, and the charts of its chats."""
+    units, models = inputs.unit_costs, inputs.spec.chat.api_models
+    if isinstance(units.chats, NotKnown):
+        return ()
+    if not models:
+        return (Part(name=_NAME, draw_figures=lambda: _charts(units, ())),)
+    found = break_even(inputs.spec, inputs.estimate, units, ApiPriceBook.load(), book=inputs.book)
+    if isinstance(found, NotKnown):
+        return ()
+    apis = found.apis
+    return (
+        Part(
+            name=_NAME,
+            tables=break_even_tables(found, units),
+            notes=tuple(break_even_notes(found, units)),
+            draw_figures=lambda: _charts(units, apis),
+            plain=plain_break_even(found),
+        ),
+    )
+
+
+def _charts(units: UnitCosts, apis: Sequence[ApiCost]) -> tuple[str, ...]:
+    # Only an HTML page draws: a preview has 100 ms for all cost work.
+    from cost.chat.charts import chat_charts
+
+    return chat_charts(units, apis)
+
+
+def break_even_tables(found: BreakEvens, units: UnitCosts) -> tuple[Table, ...]:
+    """Chats a day from which self-hosting is cheaper, then the cost of a chat by utilisation."""
+    chats = units.chats
+    if isinstance(chats, NotKnown) or not found.rows:
+        return ()
+    bound = ", at least" if units.is_lower_bound else ""
+    return (_meetings(found, bound), _bands(found, chats, bound))
+
+
+def break_even_notes(found: BreakEvens, units: UnitCosts) -> list[str]:
+    """What the tables rest on and why a model or a row is missing."""
+    notes = [f"Break-even: {reason}." for reason in found.unpriced]
+    if any(not row.is_reached for row in found.rows):
+        notes.append(
+            f"{NEVER}: the room of the serving nodes (Chats/Day) ends first; even full, a chat "
+            "costs more than the API asks."
+        )
+        notes += _more_nodes(found, "at least " if units.is_lower_bound else "")
+    if found.rows:
+        notes.append(
+            "An API's model is another model: the tables compare dollars for the same number of "
+            "tokens, not answers."
+        )
+    notes += [
+        f"{api.model}: {small_usd_text(api.usd)} a chat, {_day(api)}: {api.source}."
+        for api in found.apis
+    ]
+    return notes
+
+
+def plain_break_even(found: BreakEvens) -> dict[str, object]:
+    """The comparisons as plain values: money as text, None where there is none."""
+    return {
+        "rows": [
+            {
+                "scenario": row.scenario,
+                "api_model": row.api.model,
+                "api_usd_per_chat": small_usd_text(row.api.usd).removeprefix("$"),
+                "billing": str(row.billing),
+                "view": str(row.view),
+                "chats_per_day_low": _whole(row.chats_per_day_low),
+                "chats_per_day_high": _whole(row.chats_per_day_high),
+                "room_per_day": int(row.room_per_day),
+                "is_reached": row.is_reached,
+                "meets_slo": row.meets_slo,
+            }
+            for row in found.rows
+        ],
+        "unpriced": list(found.unpriced),
+    }
+
+
+def _meetings(found: BreakEvens, bound: str) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for (scenario, meets_slo), of_scenario in groupby(
+        found.rows, key=lambda row: (row.scenario, row.meets_slo)
+    ):
+        name = f"{scenario}, {MISSES}" if meets_slo is False else scenario
+        rows.append((name, "", "", "", "", "", ""))
+        keyed = groupby(of_scenario, key=lambda row: (row.api, row.billing))
+        for (api, billing), group in keyed:
+            views = {row.view: row for row in group}
+            rows.append(
+                (
+                    f"{GAP}{api.model}",
+                    str(billing),
+                    small_usd_text(api.usd),
+                    *_meeting(views.get(View.CLUSTER)),
+                    *_meeting(views.get(View.SERVING)),
+                )
+            )
+    return Table(
+        title=f"Break-even{bound}: self-hosting is cheaper from so many chats a day",
+        headings=("Against", "Nodes", "API/Chat", "Cluster From", "Load", "Serving From", "Load"),
+        rows=tuple(rows),
+        num_text_columns=2,
+    )
+
+
+def _meeting(row: BreakEven | None) -> tuple[str, str]:
+    """Chats a day and the utilisation that they are, or that there are none."""
+    if row is None:
+        return UNKNOWN, UNKNOWN
+    if not row.is_reached or row.utilisation is None:
+        return NEVER, "-"
+    low, high = (
+        f"{_whole(chats):,}" if row.fits(chats) else NEVER
+        for chats in (row.chats_per_day_low, row.chats_per_day_high)
+    )
+    return span(low, high, ".."), percent(row.utilisation)
+
+
+def _bands(found: BreakEvens, chats: tuple[ChatCost, ...], bound: str) -> Table:
+    """Dollars a chat at parts of the room, as billed now, beside what the APIs ask."""
+    rows: list[tuple[str, ...]] = []
+    now = found.rows[0].billing
+    for chat in chats:
+        of_chat = {
+            row.view: row
+            for row in found.rows
+            if row.scenario == chat.speed.scenario and row.billing is now
+        }
+        for view, row in of_chat.items():
+            usd = [row.self_hosted_usd(share * row.room_per_day) for share in UTILISATIONS]
+            rows.append((chat.speed.scenario, str(view), *map(small_usd_text, usd)))
+    rows += [
+        (api.model, "API", *[small_usd_text(api.usd)] * len(UTILISATIONS)) for api in found.apis
+    ]
+    return Table(
+        title=f"Cost per chat{bound} by utilisation of the serving nodes",
+        headings=("Scenario", "Who Pays", *(percent(share) for share in UTILISATIONS)),
+        rows=tuple(rows),
+        num_text_columns=2,
+    )
+
+
+def _more_nodes(found: BreakEvens, bound: str) -> list[str]:
+    """Where the cluster would win if more of the nodes that it pays for served chats."""
+    most = found.paid_serving_nodes
+    if most is None:
+        return []
+    return [
+        f"{row.scenario} against {row.api.model}, {row.billing}: the whole cluster wins from "
+        f"{bound}{_whole(row.chats_per_day_low):,} chats a day when {row.serving_nodes_needed} of "
+        f"its {most} nodes serve (chat.serving_nodes)."
+        for row in found.rows
+        if row.view is View.CLUSTER
+        and not row.is_reached
+        and row.serving_nodes_needed is not None
+        and row.serving_nodes_needed <= most
+    ]
+
+
+def _day(api: ApiCost) -> str:
+    day = api.date.isoformat()
+    return f"undated price, read on {day}" if api.is_undated else f"price of {day}"
+
+
+def _whole(chats: Decimal | None) -> int | None:
+    """The first whole number of chats at which self-hosting costs no more."""
+    return None if chats is None else int(chats.to_integral_value(ROUND_CEILING))

@@ -1,0 +1,429 @@
+"""From the speed of a server to what a chat costs and how long it takes: speeds, chat_cost.
+
+A speed is assumed, with its source; a run record replaces it where it measured the same preset,
+model, engine and batch size. Of a load test only loads that keep its SLO count, and its operating
+point comes first. A serving node that writes r and reads p tokens a second is busy O/r + P/p
+seconds with a chat of O output tokens and P prompt tokens that no cache holds; chats a day, the
+wait and the dollars follow from that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from decimal import ROUND_CEILING, Decimal
+from enum import StrEnum
+from typing import Final
+
+from cost.run_record import Kind, LoadPoint, Outcome, RunRecord, Slo, operating_point_of
+from stacks.cost_spec import AssumedSpeedSpec, ChatSpec
+from stacks.node_spec import WorkerSpec
+from stacks.spec import StackSpec
+
+_OUTPUT: Final = "output_tokens_per_s"
+_PREFILL: Final = "prefill_tokens_per_s"
+_BATCH_OUTPUT: Final = "batch_output_tokens_per_s"
+_BATCH_PREFILL: Final = "batch_prefill_tokens_per_s"
+_BATCH_SIZE: Final = "batch_size"
+_MEASURES: Final = (Kind.EVALUATE, Kind.LOAD)
+"""Jobs whose records hold speeds: of generation alone, and of a server under load."""
+
+
+class Basis(StrEnum):
+    """Where a speed comes from."""
+
+    ASSUMED = "assumed"
+    MEASURED = "measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """How fast one serving node writes and reads, all its streams together."""
+
+    scenario: str
+    output_tokens_per_s: Decimal
+    basis: Basis
+    source: str
+    date: date | None
+    """Day of the measurement; None for an assumption."""
+    batch_size: int = 1
+    """Conversations generated at once."""
+    prefill_tokens_per_s: Decimal | None = None
+    """Prompt tokens read a second; None: reading the prompt is not counted."""
+    prefill_basis: Basis | None = None
+    """Where the prefill speed comes from; None without one."""
+    operating: LoadPoint | None = None
+    """The point of the load test that this speed is of, where it is its operating point."""
+    slo: Slo | None = None
+    """What that point keeps; None where the record does not say."""
+
+    @property
+    def stream_tokens_per_s(self) -> Decimal:
+        """Output tokens a second that one conversation sees."""
+        return self.output_tokens_per_s / self.batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoOperatingPoint:
+    """A load test that found no load at which its SLO holds: nothing of it is priced."""
+
+    record: RunRecord
+
+    def __str__(self) -> str:
+        curve, job = self.record.curve, self.record.job_id
+        if curve is None:
+            return f"the load test of job {job} has no operating point"
+        if not curve.slo.is_declared:
+            return f"the load test of job {job} has no load at which every request was answered"
+        tried = ", ".join(str(each.concurrency) for each in curve.sweep) or "no"
+        least = curve.sweep[0] if curve.sweep else None
+        at = "" if least is None else f"; {least.concurrency} had {least.latencies}"
+        return (
+            f"the load test of job {job} found no load ({tried} streams) that keeps {curve.slo}{at}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """One measurement of a run record."""
+
+    record: RunRecord
+    output_tokens_per_s: Decimal
+    prefill_tokens_per_s: Decimal | None
+    operating: LoadPoint | None = None
+
+
+def speeds(spec: StackSpec, records: Sequence[RunRecord]) -> tuple[Speed, ...]:
+    """The newest operating point; declared rows in their order; then what else was measured."""
+    measured = _newest(spec, records)
+    found: list[Speed] = []
+    for row in spec.chat.speeds:
+        of_row = None if row.engine is None else measured.pop((row.engine, row.batch_size), None)
+        found.append(_assumed(row) if of_row is None else _replaced(row, of_row))
+    for (engine, batch_size), measurement in measured.items():
+        found.append(_speed(f"{engine}, batch {batch_size}", batch_size, measurement))
+    # A stable sort: the load that a server is run at says what a chat costs, before any other row.
+    return tuple(sorted(found, key=lambda speed: speed.operating is None))
+
+
+def no_operating_points(
+    spec: StackSpec, records: Sequence[RunRecord]
+) -> tuple[NoOperatingPoint, ...]:
+    """The newest load test of each engine, where it found no load that keeps its SLO."""
+    newest = {
+        record.engine: record
+        for record in counting(spec, records)
+        if record.kind == Kind.LOAD and record.engine is not None
+    }
+    return tuple(
+        NoOperatingPoint(record=each) for each in newest.values() if _operating(each) is None
+    )
+
+
+def serving_workers(spec: StackSpec) -> tuple[WorkerSpec, ...]:
+    """The nodeset that serves chats, or every nodeset when none is named."""
+    serving = spec.chat.serving_nodeset
+    return tuple(
+        worker for worker in spec.nodes.workers if serving is None or worker.name == serving
+    )
+
+
+def _newest(spec: StackSpec, records: Sequence[RunRecord]) -> dict[tuple[str, int], _Measured]:
+    """Newest measurement by engine and batch size, of records that count for this stack."""
+    newest: dict[tuple[str, int], _Measured] = {}
+    for record in counting(spec, records):
+        if record.engine is None:
+            continue
+        operating = _operating(record)
+        if record.kind == Kind.LOAD:
+            # A curve is one thing: what an earlier one found is outlived as a whole.
+            newest = {
+                key: each
+                for key, each in newest.items()
+                if key[0] != record.engine or each.record.kind != Kind.LOAD
+            }
+            if operating is None:
+                continue
+        for batch_size, measured in _measured(record, operating):
+            newest[record.engine, batch_size] = measured
+    return newest
+
+
+def counting(spec: StackSpec, records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Records that measure this stack's chat, oldest first."""
+    ordered = sorted(records, key=lambda item: (item.finished_at, item.job_id))
+    return [record for record in ordered if record.kind in _MEASURES and _counts(spec, record)]
+
+
+def why_it_prices_nothing(spec: StackSpec, record: RunRecord) -> str | None:
+    """Why a load test that passed says nothing of this stack's chat; None where it does."""
+    hardware = record.hardware
+    if record.engine is None:
+        return "its server named no engine: set load.target.engine"
+    if record.model is None or model_name(record.model) != model_name(spec.chat.model):
+        return f"its model is {record.model}, chat.model is {spec.chat.model}"
+    if not _counts(spec, record):
+        where = None if hardware is None else hardware.preset
+        return f"its server ran on {where or 'an unknown preset'}, which serves no chats here"
+    return None
+
+
+def _operating(record: RunRecord) -> LoadPoint | None:
+    """The operating point of a load test; None of another job, or where no load is feasible."""
+    if record.kind != Kind.LOAD:
+        return None
+    if record.curve is not None:
+        return record.curve.operating_point
+    return operating_point_of(record.metrics)
+
+
+def _measured(record: RunRecord, operating: LoadPoint | None) -> Iterator[tuple[int, _Measured]]:
+    """What the record measured, by batch size."""
+    metrics = record.metrics
+    single, batched = positive(metrics, _OUTPUT), positive(metrics, _BATCH_OUTPUT)
+    prefill, batch_size = positive(metrics, _PREFILL), positive(metrics, _BATCH_SIZE)
+    streams = None if operating is None else operating.concurrency
+    if single is not None and not _breaks_alone(record):
+        yield (
+            1,
+            _Measured(
+                record=record,
+                output_tokens_per_s=single,
+                prefill_tokens_per_s=prefill,
+                operating=operating if streams == 1 else None,
+            ),
+        )
+    if batched is not None and batch_size is not None and batch_size > 1:
+        # Reading is bound by arithmetic, which one prompt fills: its speed stands in for a
+        # batch's where the record has no other.
+        yield (
+            int(batch_size),
+            _Measured(
+                record=record,
+                output_tokens_per_s=batched,
+                prefill_tokens_per_s=positive(metrics, _BATCH_PREFILL) or prefill,
+                operating=operating if streams == batch_size else None,
+            ),
+        )
+
+
+def _breaks_alone(record: RunRecord) -> bool:
+    """Whether the load test's own loop of one stream broke its SLO, as a cold server's does."""
+    curve = record.curve
+    return curve is not None and any(
+        each.concurrency == 1 and not each.is_feasible for each in curve.sweep
+    )
+
+
+def _counts(spec: StackSpec, record: RunRecord) -> bool:
+    """Whether the record measures this stack's chat: same model on the same preset."""
+    hardware = record.hardware
+    return (
+        record.outcome is Outcome.PASS
+        and hardware is not None
+        and record.model is not None
+        and model_name(record.model) == model_name(spec.chat.model)
+        and any(
+            (worker.platform, worker.preset) == (hardware.platform, hardware.preset)
+            for worker in serving_workers(spec)
+        )
+    )
+
+
+def positive(metrics: Mapping[str, Decimal], name: str) -> Decimal | None:
+    """The metric; None where it is missing, or not over 0."""
+    value = metrics.get(name)
+    return value if value is not None and value > 0 else None
+
+
+def _assumed(row: AssumedSpeedSpec) -> Speed:
+    return Speed(
+        scenario=row.scenario,
+        output_tokens_per_s=row.output_tokens_per_s,
+        basis=Basis.ASSUMED,
+        source=row.source,
+        date=None,
+        batch_size=row.batch_size,
+        prefill_tokens_per_s=row.prefill_tokens_per_s,
+        prefill_basis=None if row.prefill_tokens_per_s is None else Basis.ASSUMED,
+    )
+
+
+def _replaced(row: AssumedSpeedSpec, measured: _Measured) -> Speed:
+    """The measurement under the row's name; it keeps a declared prefill that was not measured."""
+    return _speed(row.scenario, row.batch_size, measured, row.prefill_tokens_per_s)
+
+
+def _speed(
+    scenario: str, batch_size: int, measured: _Measured, assumed_prefill: Decimal | None = None
+) -> Speed:
+    record, prefill = measured.record, measured.prefill_tokens_per_s
+    device = "unknown device" if record.hardware is None else record.hardware.device
+    basis = Basis.ASSUMED if assumed_prefill is not None else None
+    return Speed(
+        scenario=scenario,
+        output_tokens_per_s=measured.output_tokens_per_s,
+        basis=Basis.MEASURED,
+        source=f"job {record.job_id} of stack {record.stack or '?'} on {device}",
+        date=record.finished_at.date(),
+        batch_size=batch_size,
+        prefill_tokens_per_s=assumed_prefill if prefill is None else prefill,
+        prefill_basis=basis if prefill is None else Basis.MEASURED,
+        operating=measured.operating,
+        slo=None if measured.operating is None or record.curve is None else record.curve.slo,
+    )
+
+
+def model_name(model: str) -> str:
+    """`Qwen/Qwen3-14B` and `Qwen3-14B` are one model."""
+    return model.rsplit("/", 1)[-1].lower()
+
+
+SECONDS_PER_HOUR: Final = Decimal(3600)
+HOURS_PER_DAY: Final = Decimal(24)
+SECONDS_PER_DAY: Final = SECONDS_PER_HOUR * HOURS_PER_DAY
+MILLION: Final = Decimal(1_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HourlyCost:
+    """US dollars an hour of what chats can be charged with."""
+
+    cluster_low_usd: Decimal
+    """The whole cluster at its smallest size that has the serving nodes."""
+    cluster_high_usd: Decimal
+    serving_usd: Decimal | None
+    """The serving nodes alone, without their disks; None when that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCost:
+    """One row of the scenario table."""
+
+    speed: Speed
+    tokens_per_day: Decimal
+    """Output tokens a day of the serving nodes at full load, reading included where it counts."""
+    chats_per_day: Decimal
+    """Chats a day that the serving nodes have room for."""
+    demand_per_day: Decimal | None
+    """Chats a day that are asked for; None: as many as there is room for."""
+    serving_nodes_needed: int
+    """Nodes that the demand needs; those declared when no demand is."""
+    serving_nodes: int
+    answer_s: Decimal
+    """Seconds until one answer is there as a whole, with the batch full."""
+    max_answer_s: Decimal | None
+    """The promise; None when none is made."""
+    cluster_low_usd: Decimal
+    """US dollars a chat when chats pay for the whole cluster at min_nodes."""
+    cluster_high_usd: Decimal
+    serving_usd: Decimal | None
+    """US dollars a chat when they pay for the serving nodes only; None when that is not known."""
+    cluster_usd_per_1m_tokens: Decimal
+    """US dollars for a million output tokens, whole cluster at min_nodes."""
+    serving_usd_per_1m_tokens: Decimal | None
+
+    @property
+    def utilisation(self) -> Decimal:
+        """Demand over room, a ratio; over 1 when more is asked for than fits; 1 without demand."""
+        if self.demand_per_day is None:
+            return Decimal(1)
+        return self.demand_per_day / self.chats_per_day
+
+    @property
+    def idle_share(self) -> Decimal:
+        """Share of the serving time that nobody asks for and the chats still pay, 0 to 1."""
+        return max(Decimal(0), 1 - self.utilisation)
+
+    @property
+    def is_over_capacity(self) -> bool:
+        """Whether more chats are asked for than the serving nodes have room for."""
+        return self.serving_nodes_needed > self.serving_nodes
+
+    @property
+    def meets_slo(self) -> bool | None:
+        """Whether an answer is there in time; None when nothing is promised."""
+        return None if self.max_answer_s is None else self.answer_s <= self.max_answer_s
+
+    @property
+    def counts_prefill(self) -> bool:
+        """Whether the time to read the prompts is in the figures."""
+        return self.speed.prefill_tokens_per_s is not None
+
+
+def chat_cost(chat: ChatSpec, speed: Speed, hourly: HourlyCost) -> ChatCost:
+    """The chat's cost at the speed: at full load, or at the declared demand where that is less."""
+    tokens_per_s = effective_tokens_per_s(chat, speed)
+    room = chats_per_day(chat, speed) * chat.serving_nodes
+    demand = None if chat.chats_per_day is None else Decimal(chat.chats_per_day)
+
+    def usd(usd_per_hour: Decimal) -> Decimal:
+        if demand is not None and demand < room:
+            return usd_per_hour * HOURS_PER_DAY / demand
+        tokens_per_hour = tokens_per_s * chat.serving_nodes * SECONDS_PER_HOUR
+        return usd_per_hour * chat.output_tokens / tokens_per_hour
+
+    cluster_low = usd(hourly.cluster_low_usd)
+    serving = None if hourly.serving_usd is None else usd(hourly.serving_usd)
+    return ChatCost(
+        speed=speed,
+        tokens_per_day=tokens_per_s * SECONDS_PER_DAY * chat.serving_nodes,
+        chats_per_day=room,
+        demand_per_day=demand,
+        serving_nodes_needed=chat.serving_nodes
+        if demand is None
+        else nodes_for(demand, chats_per_day(chat, speed)),
+        serving_nodes=chat.serving_nodes,
+        answer_s=answer_s(chat, speed),
+        max_answer_s=chat.max_answer_s,
+        cluster_low_usd=cluster_low,
+        cluster_high_usd=usd(hourly.cluster_high_usd),
+        serving_usd=serving,
+        cluster_usd_per_1m_tokens=cluster_low * MILLION / chat.output_tokens,
+        serving_usd_per_1m_tokens=None
+        if serving is None
+        else serving * MILLION / chat.output_tokens,
+    )
+
+
+def prompt_tokens(chat: ChatSpec) -> int:
+    """Prompt tokens of one chat over all its turns, cached or not."""
+    return chat.context_tokens * chat.turns
+
+
+def effective_tokens_per_s(chat: ChatSpec, speed: Speed) -> Decimal:
+    """Output tokens a second of one node once reading the prompts has taken its time."""
+    prefill = speed.prefill_tokens_per_s
+    if prefill is None:
+        return speed.output_tokens_per_s
+    read_s = prompt_tokens(chat) * (1 - chat.cached_share) / prefill
+    return chat.output_tokens / (chat.output_tokens / speed.output_tokens_per_s + read_s)
+
+
+def chats_per_day(chat: ChatSpec, speed: Speed) -> Decimal:
+    """Chats a day that one serving node has room for."""
+    return effective_tokens_per_s(chat, speed) * SECONDS_PER_DAY / chat.output_tokens
+
+
+def answer_s(chat: ChatSpec, speed: Speed) -> Decimal:
+    """Seconds for one answer of the chat when the batch is full.
+
+    Little's law: conversations in flight over answers a second, whatever the engine's schedule.
+    """
+    tokens_per_answer = Decimal(chat.output_tokens) / chat.turns
+    return speed.batch_size * tokens_per_answer / effective_tokens_per_s(chat, speed)
+
+
+def nodes_for(demand_per_day: Decimal, room_per_node: Decimal) -> int:
+    """Serving nodes that the chats a day need, at least one."""
+    nodes = (demand_per_day / room_per_node).to_integral_value(ROUND_CEILING)
+    return max(1, int(nodes))
+
+
+def usd_on_basis(row: ChatCost, usd: Decimal, days: Decimal) -> Decimal:
+    """US dollars a chat when a bill over so many days is shared by the chats that fit in them.
+
+    Seed 000 divides $19,000 by the chats of 30 days at full load.
+    """
+    return usd / days / row.chats_per_day

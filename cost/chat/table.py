@@ -1,0 +1,204 @@
+"""The chats of a stack as a table, with the notes under it: chat_table(units)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Final
+
+from cost.chat.speeds import Basis, ChatCost, prompt_tokens
+from cost.chat.unit_costs import NotKnown, UnitCosts
+from cost.prices.price import HOURS_PER_MONTH
+from cost.report.layout import Table, rounded, short, small_usd_text, span
+
+MISSES: Final = "MISSES SLO"
+NO_POINT: Final = "NO OPERATING POINT"
+_SEED_MONTH_DAYS: Final = 30
+"""Seed 000 divides its monthly bill by the chats of 30 days."""
+
+
+def chat_table(units: UnitCosts) -> Table | None:
+    """A row per scenario; None when no speed is known."""
+    rows = units.chats
+    if isinstance(rows, NotKnown):
+        return None
+    bound = ", at least" if units.is_lower_bound else ""
+    return Table(
+        title=f"Cost per chat{bound} {_load(units)} (whole cluster; {_serving(units)} alone)",
+        headings=(
+            "Scenario",
+            "Tokens/s",
+            "Tokens/Day",
+            "Chats/Day",
+            "Est Cost/Chat",
+            "Serving",
+            "Answer",
+        ),
+        rows=tuple(
+            (
+                row.speed.scenario,
+                short(row.speed.output_tokens_per_s),
+                f"{int(row.tokens_per_day):,}",
+                f"{int(row.chats_per_day):,}",
+                span(
+                    small_usd_text(row.cluster_low_usd), small_usd_text(row.cluster_high_usd), ".."
+                ),
+                small_usd_text(row.serving_usd),
+                answer_text(row),
+            )
+            for row in rows
+        ),
+        num_text_columns=1,
+        bad_rows=frozenset(index for index, row in enumerate(rows) if row.meets_slo is False),
+    )
+
+
+def chat_notes(units: UnitCosts) -> list[str]:
+    """What the rows rest on, one sentence or two a note."""
+    rows = units.chats
+    if isinstance(rows, NotKnown):
+        return [f"Cost per chat: {rows}."]
+    return [
+        *(f"{speed_text(row)}." for row in rows),
+        *(f"{text}." for row in rows if (text := operating_text(row))),
+        *(f"{NO_POINT}: {each}; no row is of that test." for each in units.no_operating_points),
+        _profile_note(units, rows),
+        *_load_notes(units, rows),
+        *_promise_note(units, rows),
+        _month_note(rows[0]),
+    ]
+
+
+def answer_text(row: ChatCost) -> str:
+    """Seconds of one answer, marked where they are more than promised."""
+    seconds = _seconds(row.answer_s)
+    return f"{seconds} {MISSES}" if row.meets_slo is False else seconds
+
+
+def speed_text(row: ChatCost) -> str:
+    """How fast, assumed or measured, and according to what, in one line."""
+    speed = row.speed
+    day = "" if speed.date is None else f" on {speed.date.isoformat()}"
+    origin = f"measured{day}" if speed.basis is Basis.MEASURED else "assumed"
+    reading = (
+        ""
+        if speed.prefill_tokens_per_s is None
+        else f", reads {short(speed.prefill_tokens_per_s)} tokens/s ({speed.prefill_basis})"
+    )
+    each = (
+        ""
+        if speed.batch_size == 1
+        else f", {short(speed.stream_tokens_per_s)} for each of {speed.batch_size} conversations"
+    )
+    return (
+        f"{speed.scenario}: {short(speed.output_tokens_per_s)} tokens/s{each}{reading}, {origin}:"
+        f" {speed.source}"
+    )
+
+
+def operating_text(row: ChatCost) -> str:
+    """The load that the row's server is run at and what it keeps; empty for any other row."""
+    point, slo = row.speed.operating, row.speed.slo
+    if point is None:
+        return ""
+    kept = "the highest load that answered everything; no SLO was declared"
+    if slo is None:
+        kept = "its SLO is in the load test's own result"
+    elif slo.is_declared:
+        kept = f"keeps {slo}"
+    streams = "1 stream" if point.concurrency == 1 else f"{point.concurrency} streams"
+    return (
+        f"Operating point of {row.speed.scenario}: {streams}, "
+        f"{short(point.output_tokens_per_s)} tokens/s, {short(point.requests_per_s)} "
+        f"requests/s (goodput {short(point.goodput_requests_per_s)}), {point.latencies}; {kept}"
+    )
+
+
+def _profile_note(units: UnitCosts, rows: Sequence[ChatCost]) -> str:
+    chat = units.chat
+    turns = "" if chat.turns == 1 else f" in {chat.turns} turns"
+    each = "" if chat.turns == 1 else f", {prompt_tokens(chat):,} prompt tokens in all"
+    cached = f", {percent(chat.cached_share)} of them from a prefix cache"
+    free = [row.speed.scenario for row in rows if not row.counts_prefill]
+    note = (
+        f"A chat is {chat.output_tokens:,} output tokens{turns} in a context of "
+        f"{chat.context_tokens:,}{each}{cached if chat.cached_share else ''}."
+    )
+    if not free:
+        return f"{note} Reading the prompt is counted."
+    whose = "" if len(free) == len(rows) else f" for {', '.join(free)}"
+    return (
+        f"{note} Reading the prompt is not counted{whose}: no prefill speed is declared or "
+        "measured."
+    )
+
+
+def _load_notes(units: UnitCosts, rows: Sequence[ChatCost]) -> list[str]:
+    demand = units.chat.chats_per_day
+    if demand is None:
+        return []
+    notes: list[str] = []
+    nodeset = units.chat.serving_nodeset
+    for row in rows:
+        name = row.speed.scenario
+        if row.is_over_capacity:
+            of = "" if nodeset is None else f" of nodeset {nodeset}"
+            notes.append(
+                f"{name}: {demand:,} chats a day need {row.serving_nodes_needed} serving nodes"
+                f"{of}, chat.serving_nodes is {row.serving_nodes} (utilisation "
+                f"{percent(row.utilisation)}); the row is at full load."
+            )
+        else:
+            notes.append(
+                f"{name}: utilisation {percent(row.utilisation)}; the idle "
+                f"{percent(row.idle_share)} is charged to the {demand:,} chats a day."
+            )
+    return notes
+
+
+def _promise_note(units: UnitCosts, rows: Sequence[ChatCost]) -> list[str]:
+    promise = units.chat.max_answer_s
+    if promise is None:
+        return []
+    kept = [row.speed.scenario for row in units.feasible_chats]
+    missed = [row.speed.scenario for row in rows if row.meets_slo is False]
+    verdicts = [
+        *([f"kept by {', '.join(kept)}"] if kept else ["kept by no row"]),
+        *([f"{MISSES}: {', '.join(missed)}"] if missed else []),
+    ]
+    return [
+        f"Promise (chat.max_answer_s): an answer in {_seconds(promise)}; {'; '.join(verdicts)}."
+    ]
+
+
+def _month_note(first: ChatCost) -> str:
+    """What the first row would cost where a month is 30 days, as in seed 000."""
+    factor = HOURS_PER_MONTH / Decimal(_SEED_MONTH_DAYS * 24)
+    low, high = first.cluster_low_usd * factor, first.cluster_high_usd * factor
+    return (
+        f"A month of {_SEED_MONTH_DAYS} days instead of {HOURS_PER_MONTH} hours, as seed 000 counts"
+        f" chats, gives {span(small_usd_text(low), small_usd_text(high), '..')} for "
+        f"{first.speed.scenario}."
+    )
+
+
+def _load(units: UnitCosts) -> str:
+    demand = units.chat.chats_per_day
+    return "at full load" if demand is None else f"at {demand:,} chats a day"
+
+
+def _serving(units: UnitCosts) -> str:
+    count = units.chat.serving_nodes
+    return "one serving node" if count == 1 else f"{count} serving nodes"
+
+
+def percent(ratio: Decimal) -> str:
+    """A ratio as percent with one digit behind the point where it has one."""
+    text = f"{rounded(ratio * 100, Decimal('0.1')):,f}"
+    return f"{text.removesuffix('.0')} %"
+
+
+def _seconds(value: Decimal) -> str:
+    """Whole seconds from ten up, tenths below."""
+    step = Decimal(1) if value >= 10 else Decimal("0.1")
+    return f"{rounded(value, step):,f} s"

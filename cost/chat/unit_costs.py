@@ -1,0 +1,252 @@
+"""What one chat, one million tokens and one training run cost: unit_costs(spec, estimate, records).
+
+Also `Part`, what one subject (break-even, runs, policy) adds to a bill, made from `Inputs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from types import MappingProxyType
+
+from cost.chat.speeds import (
+    SECONDS_PER_HOUR,
+    ChatCost,
+    HourlyCost,
+    NoOperatingPoint,
+    chat_cost,
+    no_operating_points,
+    serving_workers,
+    speeds,
+)
+from cost.prices.book import PriceBook
+from cost.prices.price import HOURS_PER_MONTH
+from cost.report.layout import Table
+from cost.resources.component import Section
+from cost.resources.estimate import Estimate
+from cost.run_record import RunRecord, lineage
+from stacks.cost_spec import ChatSpec
+from stacks.node_spec import WorkerSpec
+from stacks.spec import StackSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCost:
+    """What one run of a job cost."""
+
+    job: str
+    job_id: str
+    duration_s: Decimal
+    num_nodes: int
+    cluster_usd: Decimal
+    """US dollars of the whole cluster at min_nodes while the job ran."""
+    nodes_usd: Decimal | None
+    """US dollars of the job's own nodes; None when their price is not known."""
+    date: date
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotKnown:
+    """A unit cost that nothing is known about, and what to run to know it."""
+
+    reason: str
+    command: str
+
+    def __str__(self) -> str:
+        return f"NOT KNOWN: {self.reason}; run: {self.command}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitCosts:
+    """Unit costs of one stack."""
+
+    stack_name: str
+    chat: ChatSpec
+    """The reference chat that `chats` are rows of."""
+    hourly: HourlyCost
+    """What chats are charged with."""
+    chats: tuple[ChatCost, ...] | NotKnown
+    run: RunCost | NotKnown
+    """The training that was evaluated last; before there is an evaluation, the newest one."""
+    is_lower_bound: bool
+    """Whether the bill behind the whole-cluster figures misses a line."""
+    no_operating_points: tuple[NoOperatingPoint, ...] = ()
+    """Load tests that found no load which keeps their SLO, so that no row is theirs."""
+
+    @property
+    def feasible_chats(self) -> tuple[ChatCost, ...]:
+        """Rows whose answers come in time; all rows when nothing is promised."""
+        if isinstance(self.chats, NotKnown):
+            return ()
+        return tuple(row for row in self.chats if row.meets_slo is not False)
+
+
+def unit_costs(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> UnitCosts:
+    """Unit costs of the stack from its bill, its assumed speeds and the records of its jobs."""
+    found = speeds(spec, records)
+    broken = no_operating_points(spec, records)
+    hourly = hourly_cost(spec, estimate)
+    return UnitCosts(
+        stack_name=spec.name,
+        chat=spec.chat,
+        hourly=hourly,
+        chats=tuple(chat_cost(spec.chat, speed, hourly) for speed in found)
+        if found
+        else _unknown_chats(spec, broken),
+        run=_run(spec, estimate, records),
+        is_lower_bound=estimate.is_lower_bound,
+        no_operating_points=broken,
+    )
+
+
+def _unknown_chats(spec: StackSpec, broken: tuple[NoOperatingPoint, ...]) -> NotKnown:
+    """Why no row is there; a server that breaks its promise at every load wants another preset."""
+    if not broken:
+        return NotKnown(
+            reason=f"no speed of {spec.chat.model} is declared or measured on this preset",
+            command=submit_command(spec, "workloads.evaluate"),
+        )
+    curve = broken[-1].record.curve
+    bounds = [] if curve is None else curve.slo.options
+    return NotKnown(
+        reason="; ".join(map(str, broken)),
+        command=f"soperator advise --model {spec.chat.model} --stack {spec.name} "
+        f"{'--slo ' + ','.join(bounds) + ' ' if bounds else ''}"
+        f"--chats-per-day {spec.chat.chats_per_day or 1000}",
+    )
+
+
+def hourly_cost(spec: StackSpec, estimate: Estimate) -> HourlyCost:
+    """US dollars an hour that the stack's chats are charged with."""
+    absent = _absent_nodes_usd_per_hour(spec, estimate)
+    node_usd = (
+        None
+        if spec.chat.serving_nodeset is None
+        else _node_usd_per_hour(estimate, serving_workers(spec))
+    )
+    return HourlyCost(
+        cluster_low_usd=estimate.hourly_low_usd + absent,
+        cluster_high_usd=estimate.hourly_high_usd,
+        serving_usd=None if node_usd is None else node_usd * spec.chat.serving_nodes,
+    )
+
+
+def _absent_nodes_usd_per_hour(spec: StackSpec, estimate: Estimate) -> Decimal:
+    """US dollars an hour of serving nodes that a cluster at min_nodes does not have.
+
+    A nodeset that shrinks to nothing answers nobody: its chats pay for the nodes that they need.
+    """
+    usd = Decimal(0)
+    if spec.chat.serving_nodeset is None:
+        return usd
+    for worker in serving_workers(spec):
+        absent = max(0, spec.chat.serving_nodes - spec.nodes.counts(worker)[0])
+        for component in estimate.components:
+            if component.nodeset == worker.name:
+                usd += component.monthly_usd_of_node * absent / HOURS_PER_MONTH
+    return usd
+
+
+def _run(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> RunCost | NotKnown:
+    found = lineage(spec.name, [each for each in records if each.hardware is not None])
+    if found.training is not None:
+        return run_cost(spec, estimate, found.training)
+    if found.evaluation is not None and found.tuned_dir is not None:
+        return NotKnown(
+            reason=f"the record of the training that wrote {found.tuned_dir}, which job "
+            f"{found.evaluation.job_id} evaluated, is not here",
+            command=f"soperator pull ID --stack {spec.name}",
+        )
+    return NotKnown(
+        reason="no training run of this stack has passed",
+        command=submit_command(spec, "workloads.train"),
+    )
+
+
+def run_cost(spec: StackSpec, estimate: Estimate, record: RunRecord) -> RunCost:
+    """What the run of a record that has its hardware cost, at today's bill."""
+    hours = record.duration_s / SECONDS_PER_HOUR
+    hardware = record.hardware
+    assert hardware is not None
+    workers = tuple(
+        worker
+        for worker in spec.nodes.workers
+        if (worker.platform, worker.preset) == (hardware.platform, hardware.preset)
+    )
+    node_usd = _node_usd_per_hour(estimate, workers)
+    return RunCost(
+        job=record.job,
+        job_id=record.job_id,
+        duration_s=record.duration_s,
+        num_nodes=hardware.num_nodes,
+        cluster_usd=estimate.hourly_low_usd * hours,
+        nodes_usd=None if node_usd is None else node_usd * hours * hardware.num_nodes,
+        date=record.finished_at.date(),
+        device=hardware.device,
+    )
+
+
+def _node_usd_per_hour(estimate: Estimate, workers: Sequence[WorkerSpec]) -> Decimal | None:
+    """US dollars an hour for one node of the first of the nodesets, without its disk."""
+    names = [worker.name for worker in workers]
+    for component in estimate.components:
+        if component.section is Section.COMPUTE and component.nodeset in names:
+            rate = component.rate
+            return None if rate is None else rate.usd_per_month / HOURS_PER_MONTH
+    return None
+
+
+def submit_command(spec: StackSpec, module: str) -> str:
+    """What submits the last job with the module, which may have to be declared first."""
+    names = [job.name for job in spec.jobs if job.module == module]
+    if not names:
+        return f"soperator submit JOB --stack {spec.name}, once jobs declares a JOB of {module}"
+    return f"soperator submit {names[-1]} --stack {spec.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """US dollars of one unit (a chat, a run) that the next preview compares with."""
+
+    name: str
+    """Key in the outputs, such as `per_chat_usd` or `per_run_usd[finetune]`."""
+    label: str
+    """What people read, such as `$/chat`."""
+    usd: Decimal | None
+    """None when it is not known."""
+    basis: str
+    """Where it comes from, in one line: a declared source, or the job that measured it."""
+    keys: tuple[str, ...] = ()
+    """Config keys that it depends on beyond those of the bill's lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Tables and notes for people, amounts to compare, plain values for JSON."""
+
+    name: str
+    """Key in the JSON document."""
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+    amounts: tuple[Amount, ...] = ()
+    draw_figures: Callable[[], tuple[str, ...]] = tuple
+    """Draws its charts as inline SVG; only HTML asks for them, so a preview does not wait."""
+    plain: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Everything that a part may be computed from."""
+
+    spec: StackSpec
+    book: PriceBook
+    estimate: Estimate
+    unit_costs: UnitCosts
+    records: Sequence[RunRecord]
+
+
+PartMaker = Callable[[Inputs], Iterable[Part]]
+"""What a subject gives to bill.PARTS; no part where the stack declares nothing for it."""

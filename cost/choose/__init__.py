@@ -1,0 +1,1 @@
+"""Which hardware to take: presets for a demand, alternatives to a stack, limits that it keeps."""

@@ -1,0 +1,469 @@
+"""Which preset answers the chats for the fewest dollars: advise(ask, book, curves) -> Advice.
+
+A server is sized at the load with the most answers a second that keeps the promise; servers are as
+many as the peak needs, nodes as many as hold them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Decimal
+from enum import IntEnum
+from typing import Final
+
+from cost.chat.speeds import HOURS_PER_DAY
+from cost.chat.table import percent
+from cost.choose.demand import BANDWIDTH_SHARE, FLOPS_SHARE, PEAKS, Ask, Promise
+from cost.choose.servers import (
+    LENGTH_TOLERANCE,
+    Basis,
+    Estimate,
+    Load,
+    Measured,
+    Server,
+    best_estimate,
+    best_load,
+    estimate,
+    missing_bytes,
+)
+from cost.prices.book import PriceBook
+from cost.prices.price import UnknownPrice
+from cost.report.layout import (
+    UNKNOWN,
+    Document,
+    Format,
+    Table,
+    csv_text,
+    lay_out,
+    number,
+    page,
+    rounded,
+    short,
+    small_usd_text,
+)
+from cost.resources.component import Rate
+from cost.size.choice import cheapest_rate, gib_text, gpu_presets
+from cost.size.training import usable_bytes
+from stacks.catalog import PLATFORMS, Preset
+
+
+class Verdict(IntEnum):
+    """What becomes of a candidate, the best first."""
+
+    RANKED = 0
+    """Keeps the promise, fits and has a price."""
+    UNPRICED = 1
+    MISSES_SLO = 2
+    DOES_NOT_FIT = 3
+    ELSEWHERE = 4
+    """Its platform is not in the region that was asked for."""
+
+    @property
+    def label(self) -> str:
+        """The verdict in JSON."""
+        return self.name.lower().replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One preset with as many servers as the chats need."""
+
+    platform: str
+    preset: Preset
+    verdict: Verdict
+    reason: str
+    """Why it wins or loses, in one line."""
+    basis: Basis = Basis.ESTIMATE
+    source: str = ""
+    """The job that measured it; empty for an estimate."""
+    ways: int = 1
+    """GPUs of one server; a measured server is a whole node."""
+    load: Load | None = None
+    """What one server is run at; None where no load is feasible."""
+    estimate: Estimate | None = None
+    """The terms of an estimated load."""
+    servers: int | None = None
+    nodes: int | None = None
+    rate: Rate | None = None
+    """US dollars an hour of one node, without its disks."""
+    region: str = ""
+    """Where that price holds."""
+    usd_per_chat: Decimal | None = None
+
+    @property
+    def name(self) -> str:
+        """Platform and preset."""
+        return f"{self.platform}/{self.preset.name}"
+
+    @property
+    def servers_per_node(self) -> int:
+        """Servers that a node has GPUs for."""
+        return self.preset.gpus // self.ways
+
+    @property
+    def usd_per_hour(self) -> Decimal | None:
+        """US dollars an hour of all its nodes."""
+        if self.rate is None or self.nodes is None:
+            return None
+        return self.nodes * self.rate.usd
+
+    def peak_use(self, ask: Ask) -> Decimal | None:
+        """The peak over what the servers hold, a ratio up to 1."""
+        if self.load is None or self.servers is None:
+            return None
+        return ask.peak_answers_per_s / (self.servers * self.load.answers_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Every preset for one question, the cheapest that keeps the promise first."""
+
+    ask: Ask
+    candidates: tuple[Candidate, ...]
+    left_aside: tuple[str, ...]
+    """Why a measured curve was not used."""
+
+    @property
+    def winner(self) -> Candidate | None:
+        """The cheapest that keeps the promise; None: none does."""
+        first = self.candidates[0]
+        return first if first.verdict is Verdict.RANKED else None
+
+
+def advise(ask: Ask, book: PriceBook, curves: Sequence[Measured] = ()) -> Advice:
+    """Every GPU preset of the catalog, ranked; curves count where their requests are like those."""
+    aside = {each: why for each in curves if (why := each.why_aside(ask))}
+    used = [each for each in curves if each not in aside]
+    found = [
+        min(_tries(ask, book, platform, preset, gb, used), key=_order)
+        for platform, preset, gb in gpu_presets()
+    ]
+    return Advice(
+        ask=ask,
+        candidates=tuple(_with_distances(sorted(found, key=_order))),
+        left_aside=tuple(aside.values()),
+    )
+
+
+def _tries(
+    ask: Ask,
+    book: PriceBook,
+    platform: str,
+    preset: Preset,
+    memory_gb: int,
+    curves: Sequence[Measured],
+) -> Iterator[Candidate]:
+    """Every way to serve on a preset: as measured, else on 1, 2, ... GPUs by estimate."""
+    regions = PLATFORMS[platform].regions
+    if ask.region is not None and ask.region not in regions:
+        yield Candidate(
+            platform=platform,
+            preset=preset,
+            verdict=Verdict.ELSEWHERE,
+            reason=f"not in {ask.region} (is in {', '.join(regions)})",
+        )
+        return
+    here = regions if ask.region is None else (ask.region,)
+    rate, region = cheapest_rate(book, platform, preset.name, regions=here)
+    measured = [each for each in curves if (each.platform, each.preset) == (platform, preset.name)]
+    for curve in measured:
+        yield _priced(ask, _of_curve(ask, platform, preset, curve), rate, region)
+    if not measured:
+        for ways in range(1, preset.gpus + 1):
+            if preset.gpus % ways == 0 and ask.shape.heads % ways == 0:
+                server = Server(
+                    peaks=PEAKS[platform], ways=ways, usable_bytes=usable_bytes(memory_gb)
+                )
+                yield _priced(ask, _of_roofline(ask, platform, preset, server), rate, region)
+
+
+def _of_curve(ask: Ask, platform: str, preset: Preset, curve: Measured) -> Candidate:
+    load = best_load(ask, curve.loads)
+    least = curve.loads[0] if curve.loads else None
+    reason = "no load was answered"
+    if load is None and least is not None:
+        reason = _broken(ask, least)
+    return Candidate(
+        platform=platform,
+        preset=preset,
+        verdict=Verdict.MISSES_SLO if load is None else Verdict.RANKED,
+        reason=reason if load is None else "",
+        basis=Basis.MEASURED,
+        source=curve.source,
+        ways=preset.gpus,
+        load=load,
+    )
+
+
+def _of_roofline(ask: Ask, platform: str, preset: Preset, server: Server) -> Candidate:
+    found = Candidate(
+        platform=platform, preset=preset, verdict=Verdict.RANKED, reason="", ways=server.ways
+    )
+    missing = missing_bytes(server, ask, 1)
+    if missing > 0:
+        over = "a GPU" if server.ways == 1 else f"each of {server.ways} GPUs"
+        reason = f"does not fit by {gib_text(missing)} of {over} with one chat"
+        return replace(found, verdict=Verdict.DOES_NOT_FIT, reason=reason)
+    best = best_estimate(server, ask)
+    if best is None:
+        alone = estimate(server, ask, 1)
+        reason = _broken(ask, alone.load)
+        return replace(found, verdict=Verdict.MISSES_SLO, reason=reason, estimate=alone)
+    # The transformers engine has its model on one GPU (workloads/recipes/serve.py).
+    needs = "" if server.ways == 1 else f"needs vLLM, serve.gpus={server.ways}"
+    return replace(found, reason=needs, load=best.load, estimate=best)
+
+
+def _broken(ask: Ask, load: Load) -> str:
+    streams = "1 stream" if load.streams == 1 else f"{load.streams} streams"
+    broken = ask.promise.broken(load.ttft_p99_s, load.tpot_p99_ms)
+    return f"{', '.join(broken)} at {streams}"
+
+
+def _priced(ask: Ask, found: Candidate, rate: Rate | UnknownPrice, region: str) -> Candidate:
+    """The candidate with its servers, nodes and dollars, where a load is feasible."""
+    if found.load is None:
+        return found
+    servers = whole(ask.peak_answers_per_s / found.load.answers_per_s)
+    nodes = whole(Decimal(servers) / found.servers_per_node)
+    sized = replace(found, servers=servers, nodes=nodes, region=region)
+    if isinstance(rate, UnknownPrice):
+        reason = f"no price: {rate.reason}"
+        verdict = max(found.verdict, Verdict.UNPRICED)
+        return replace(sized, verdict=verdict, reason=reason)
+    usd_per_chat = nodes * rate.usd * HOURS_PER_DAY / ask.chats_per_day
+    return replace(sized, rate=rate, usd_per_chat=usd_per_chat)
+
+
+def _order(each: Candidate) -> tuple[int, Decimal, int, int, str, str]:
+    """By verdict, dollars, nodes; of ways that do not serve, the one with the most GPUs."""
+    feasible = each.load is not None
+    return (
+        each.verdict,
+        Decimal(0) if each.usd_per_chat is None else each.usd_per_chat,
+        each.nodes or 0,
+        each.ways if feasible else -each.ways,
+        each.platform,
+        each.preset.name,
+    )
+
+
+def _with_distances(ordered: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Each but the first with the dollars that keep it behind."""
+    first, *rest = ordered
+    best = first.usd_per_chat if first.verdict is Verdict.RANKED else None
+    yield first if best is None else _led(first, "the cheapest that keeps the SLO")
+    for each in rest:
+        if best is None or each.usd_per_chat is None:
+            yield each
+            continue
+        more = rounded((each.usd_per_chat / best - 1) * 100, Decimal(1))
+        cost = "no cheaper" if more == 0 else f"cost {more:+,f} %"
+        yield _led(each, cost)
+
+
+def _led(each: Candidate, words: str) -> Candidate:
+    """The candidate with the words before its reason."""
+    return replace(each, reason="; ".join(filter(None, (words, each.reason))))
+
+
+def whole(count: Decimal) -> int:
+    """As many whole things as hold the count, at least one."""
+    return max(1, int(count.to_integral_value(ROUND_CEILING)))
+
+
+SCHEMA_VERSION: Final = 1
+_SIZED: Final = (Verdict.RANKED, Verdict.UNPRICED)
+
+
+def render_advice(advice: Advice, format: Format = Format.TABLE, notes: Sequence[str] = ()) -> str:
+    """The advice in the format, ending in a newline; `notes` say where its inputs come from."""
+    if format is Format.JSON:
+        return json.dumps(plain_advice(advice, notes), indent=2) + "\n"
+    if format is Format.CSV:
+        rows = [_plain(each, advice.ask) for each in advice.candidates]
+        return csv_text([tuple(rows[0]), *(tuple(row.values()) for row in rows)])
+    document = Document(
+        heading=heading(advice), tables=_tables(advice), notes=tuple(_notes(advice, notes))
+    )
+    text = lay_out(document, format)
+    if format is Format.HTML:
+        return page(f"Presets for {advice.ask.shape.name}", [text])
+    return text
+
+
+def heading(advice: Advice) -> str:
+    """The question and its answer in two sentences."""
+    ask, best = advice.ask, advice.winner
+    question = (
+        f"{ask.shape.name}: {ask.chats_per_day:,} chats a day of {ask.input_tokens:,} tokens read "
+        f"before each of {_answers(ask)} and {ask.output_tokens:,} written, {ask.promise}."
+    )
+    if best is None or best.usd_per_chat is None:
+        return f"{question} NO PRESET keeps this: see why under each."
+    gpus = "" if best.ways == 1 else f" of {best.ways} GPUs"
+    return (
+        f"{question} Best: {_count(best.nodes, 'node')} {best.name} with "
+        f"{_count(best.servers, 'server')}{gpus}, {small_usd_text(best.usd_per_chat)} a chat "
+        f"({best.basis})."
+    )
+
+
+def plain_advice(advice: Advice, notes: Sequence[str] = ()) -> dict[str, object]:
+    """The advice as JSON values; numbers with places are text."""
+    ask, best = advice.ask, advice.winner
+    promise = ask.promise
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": ask.shape.name,
+        "chats_per_day": ask.chats_per_day,
+        "turns": ask.turns,
+        "input_tokens": ask.input_tokens,
+        "output_tokens": ask.output_tokens,
+        "cached_share": number(ask.cached_share),
+        "peak_factor": number(ask.peak_factor),
+        "peak_answers_per_s": number(ask.peak_answers_per_s),
+        "region": ask.region,
+        "slo": {
+            "ttft_p99_s": number(promise.ttft_p99_s),
+            "tpot_p99_ms": number(promise.tpot_p99_ms),
+        },
+        "best": None if best is None else best.name,
+        "candidates": [_plain(each, ask) for each in advice.candidates],
+        "notes": list(_notes(advice, notes)),
+    }
+
+
+def _plain(each: Candidate, ask: Ask) -> dict[str, object]:
+    load = each.load
+    in_flight = None if load is None else ask.peak_answers_per_s * load.answer_s
+    return {
+        "platform": each.platform,
+        "preset": each.preset.name,
+        "verdict": each.verdict.label,
+        "reason": each.reason,
+        "basis": None if each.verdict is Verdict.ELSEWHERE else str(each.basis),
+        "source": each.source or None,
+        "region": each.region or None,
+        "nodes": each.nodes,
+        "servers": each.servers,
+        "gpus_per_server": each.ways,
+        "streams_per_server": None if load is None else load.streams,
+        "answers_per_s_per_server": None if load is None else number(load.answers_per_s),
+        "output_tokens_per_s_per_server": None
+        if load is None
+        else number(load.output_tokens_per_s),
+        "ttft_p99_s": None if load is None else number(load.ttft_p99_s),
+        "tpot_p99_ms": None if load is None else number(load.tpot_p99_ms),
+        "chats_in_flight": number(in_flight),
+        "peak_use": number(each.peak_use(ask)),
+        "usd_per_hour": number(each.usd_per_hour),
+        "usd_per_chat": None if each.usd_per_chat is None else f"{each.usd_per_chat:.9f}",
+    }
+
+
+def _tables(advice: Advice) -> tuple[Table, ...]:
+    sized = [each for each in advice.candidates if each.verdict in _SIZED]
+    others = [each for each in advice.candidates if each.verdict not in _SIZED]
+    tables: list[Table] = []
+    if sized:
+        tables.append(
+            Table(
+                title="Presets that keep the SLO, serving nodes alone, the cheapest first",
+                headings=(
+                    "Preset",
+                    "Basis",
+                    "Nodes",
+                    "Servers",
+                    "Streams",
+                    "TTFT p99",
+                    "TPOT p99",
+                    "USD/h",
+                    "USD/Chat",
+                ),
+                rows=tuple(row for each in sized for row in _rows(each, advice.ask)),
+                num_text_columns=2,
+            )
+        )
+    if others:
+        tables.append(
+            Table(
+                title="Presets that do not",
+                headings=("Preset", "Why not"),
+                rows=tuple((each.name, each.reason) for each in others),
+                num_text_columns=2,
+            )
+        )
+    return tuple(tables)
+
+
+def _rows(each: Candidate, ask: Ask) -> Iterator[tuple[str, ...]]:
+    load, use = each.load, each.peak_use(ask)
+    assert load is not None
+    ttft, tpot, usd = load.ttft_p99_s, load.tpot_p99_ms, each.usd_per_hour
+    yield (
+        each.name,
+        str(each.basis),
+        str(each.nodes),
+        str(each.servers),
+        str(load.streams),
+        UNKNOWN if ttft is None else f"{short(ttft)} s",
+        UNKNOWN if tpot is None else f"{short(tpot)} ms",
+        small_usd_text(usd),
+        small_usd_text(each.usd_per_chat),
+    )
+    used = [] if use is None else [f"{percent(use)} used at the peak"]
+    yield (f"    {'; '.join([each.reason, *used])}",)
+
+
+def _notes(advice: Advice, given: Sequence[str]) -> Iterator[str]:
+    ask, best = advice.ask, advice.winner
+    yield from given
+    demand = (
+        f"Demand: {ask.chats_per_day:,} chats a day with {_answers(ask)} each, "
+        f"{short(ask.peak_factor)} times the mean at the peak: {short(ask.peak_answers_per_s)} "
+        "answers a second"
+    )
+    if best is not None and best.load is not None:
+        in_flight = ask.peak_answers_per_s * best.load.answer_s
+        demand += f", {short(in_flight)} at once on the best (Little's law)"
+    yield f"{demand}."
+    bases = _bases(advice.candidates)
+    if Basis.ESTIMATE in bases:
+        yield (
+            "estimate: roofline. A step reads the weights and every stream's keys and values at "
+            f"{percent(BANDWIDTH_SHARE.ratio)} of the memory's peak, a prompt takes 2 operations a "
+            f"weight and token at {percent(FLOPS_SHARE.ratio)} of the dense bf16 peak; GPUs of one "
+            "server pass sums between them, the time to start each left out. Measure before you "
+            "buy: soperator load."
+        )
+    if best is not None and (best.servers or 0) > 1 and ask.promise != Promise():
+        yield (
+            f"Router: {best.servers} servers keep the SLO behind one that evens out, each chat to "
+            "the server with the fewest in flight (HAProxy: balance leastconn) or to each in "
+            "turn. Behind one that draws at random, such as a Service of Kubernetes, chats wait "
+            "for a stream, which these latencies do not count."
+        )
+    for each in advice.candidates:
+        if each.basis is Basis.MEASURED:
+            yield f"measured: {each.name}: {each.source}; a server is the whole node."
+    for why in advice.left_aside:
+        yield f"Left aside (over {percent(LENGTH_TOLERANCE)} off): {why}."
+    yield (
+        "USD are nodes on demand where they are cheapest, without disks and the rest of a cluster; "
+        "`soperator chat-cost` has the whole stack. Arithmetic: --explain PLATFORM/PRESET."
+    )
+
+
+def _bases(candidates: Iterable[Candidate]) -> set[Basis]:
+    return {each.basis for each in candidates}
+
+
+def _answers(ask: Ask) -> str:
+    return _count(ask.turns, "answer")
+
+
+def _count(number: int | None, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -1,0 +1,186 @@
+"""Limits that a stack sets on its bill, and whether it keeps them: limits(inputs) -> one a rule.
+
+Money is held against the most that the stack may cost: at max_nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+from cost.chat.unit_costs import Inputs, NotKnown
+from cost.report.layout import number, small_usd_text, usd_text
+from cost.resources.component import Scope
+from stacks.catalog import find_preset
+from stacks.node_spec import Billing
+
+_UNTOLD: Final = "not known"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One rule of the policy with what the stack comes to."""
+
+    key: str
+    """Config key of the rule, such as `policy.max_usd_per_month`."""
+    got: str
+    """What the stack comes to, in a few words."""
+    allowed: str
+    is_kept: bool | None
+    """None when it cannot be told; `why` says the reason."""
+    why: str = ""
+    """What `got` rests on or misses; empty when there is nothing to say."""
+    value: Decimal | None = None
+    """What was compared, in the unit of the key; None where the rule compares no number."""
+    most: Decimal | None = None
+    """The greatest value that keeps the rule."""
+
+
+def limits(inputs: Inputs) -> tuple[Limit, ...]:
+    """Every rule that the stack sets, in the order of its fields."""
+    return (
+        *_total(inputs, "max_usd_per_hour"),
+        *_total(inputs, "max_usd_per_month"),
+        *_chat(inputs),
+        *_on_demand_gpus(inputs),
+        *_idle_share(inputs),
+    )
+
+
+def _total(inputs: Inputs, name: str) -> Iterator[Limit]:
+    policy, total = inputs.spec.policy, inputs.estimate
+    hourly = name == "max_usd_per_hour"
+    most = policy.max_usd_per_hour if hourly else policy.max_usd_per_month
+    if most is None:
+        return
+    usd = total.hourly_high_usd if hourly else total.monthly_high_usd
+    bound = "at least " if total.is_lower_bound else ""
+    got, allowed = _told_apart(usd, most, usd_text)
+    yield _limit(
+        name,
+        got=f"{bound}{got}",
+        allowed=f"{allowed} {'an hour' if hourly else 'a month'}",
+        is_kept=_within(inputs, usd, most),
+        why=_missing(inputs, usd, most),
+        value=usd,
+        most=most,
+    )
+
+
+def _told_apart(usd: Decimal, most: Decimal, text: Callable[[Decimal], str]) -> tuple[str, str]:
+    """Both amounts as printed elsewhere, or with every digit where those would look the same."""
+    if usd != most and text(usd) == text(most):
+        return f"${number(usd)}", f"${number(most)}"
+    return text(usd), text(most)
+
+
+def _within(inputs: Inputs, usd: Decimal, most: Decimal) -> bool | None:
+    """Whether the amount keeps the limit; None when a line that the stack declares has no price.
+
+    What the provider may bill beyond the declared resources does not keep a limit from being told.
+    """
+    if usd > most:
+        return False
+    declared = (line for line in inputs.estimate.unpriced if line.scope is Scope.SEED)
+    return None if any(declared) else True
+
+
+def _missing(inputs: Inputs, usd: Decimal, most: Decimal) -> str:
+    """Why it cannot be told; empty when it can."""
+    if _within(inputs, usd, most) is not None:
+        return ""
+    return f"not priced: {', '.join(line.name for line in inputs.estimate.unpriced)}"
+
+
+def _chat(inputs: Inputs) -> Iterator[Limit]:
+    most, rows = inputs.spec.policy.max_usd_per_chat, inputs.unit_costs.chats
+    if most is None:
+        return
+    name, allowed = "max_usd_per_chat", f"{small_usd_text(most)} a chat"
+    if isinstance(rows, NotKnown):
+        yield _limit(name, got=_UNTOLD, allowed=allowed, is_kept=None, why=str(rows), most=most)
+        return
+    # The row that the output `cost.per_chat_usd` names.
+    row = rows[0]
+    usd = row.cluster_high_usd
+    yield _limit(
+        name,
+        got=small_usd_text(usd),
+        allowed=allowed,
+        is_kept=_within(inputs, usd, most),
+        why="; ".join(
+            text
+            for text in (f"{row.speed.scenario}, whole cluster", _missing(inputs, usd, most))
+            if text
+        ),
+        value=usd,
+        most=most,
+    )
+
+
+def _on_demand_gpus(inputs: Inputs) -> Iterator[Limit]:
+    if inputs.spec.policy.on_demand_gpus:
+        return
+    names = [
+        worker.name
+        for worker in inputs.spec.nodes.workers
+        if worker.billing is Billing.ON_DEMAND
+        and (preset := find_preset(worker.platform, worker.preset)) is not None
+        and preset.gpus
+    ]
+    yield Limit(
+        key="policy.on_demand_gpus",
+        got=f"on demand: {', '.join(names)}" if names else "none on demand",
+        allowed="preemptible or reserved GPUs",
+        is_kept=not names,
+    )
+
+
+def _idle_share(inputs: Inputs) -> Iterator[Limit]:
+    most, rows = inputs.spec.policy.max_idle_share, inputs.unit_costs.chats
+    if most is None:
+        return
+    name, allowed = "max_idle_share", f"{_percent(most)} of serving time idle"
+    demand = inputs.spec.chat.chats_per_day
+    if demand is None or isinstance(rows, NotKnown):
+        why = str(rows) if demand is not None else "the stack declares no chat.chats_per_day"
+        yield _limit(name, got=_UNTOLD, allowed=allowed, is_kept=None, why=why, most=most)
+        return
+    share = rows[0].idle_share
+    yield _limit(
+        name,
+        got=f"{_percent(share)} idle",
+        allowed=allowed,
+        is_kept=share <= most,
+        why=f"{demand:,} chats a day, {rows[0].speed.scenario}",
+        value=share,
+        most=most,
+    )
+
+
+def _limit(
+    name: str,
+    *,
+    got: str,
+    allowed: str,
+    is_kept: bool | None,
+    most: Decimal,
+    why: str = "",
+    value: Decimal | None = None,
+) -> Limit:
+    return Limit(
+        key=f"policy.{name}",
+        got=got,
+        allowed=allowed,
+        is_kept=is_kept,
+        why=why,
+        value=value,
+        most=most,
+    )
+
+
+def _percent(share: Decimal) -> str:
+    text = f"{100 * share:.2f}"
+    return f"{text.rstrip('0').rstrip('.')} %"

@@ -1,0 +1,297 @@
+"""What one server holds under a load: measured by a load test, or estimated by the roofline.
+
+A step of all streams reads the weights once and every stream's keys and values; reading a prompt
+takes two operations a weight and token; GPUs that share a model add up what each has of a token
+twice a layer. The time to start such a sum and attention's own arithmetic are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from decimal import ROUND_CEILING, Decimal
+from enum import StrEnum
+from typing import Final
+
+from cost.choose.demand import BANDWIDTH_SHARE, FLOPS_SHARE, MOST_STREAMS, Ask, Peaks
+from cost.report.layout import short
+from cost.run_record import Kind, LoadPoint, Outcome, RunRecord
+from cost.size.memory import Serving, cache_bytes_per_token, greatest, serving_memory
+from cost.size.shape import ModelShape, base_name
+
+LENGTH_TOLERANCE: Final = Decimal("0.1")
+"""Requests of a curve may be this much longer or shorter than those asked for."""
+_OK_SHARE: Final = Decimal("0.99")
+"""Of all requests, those that must be answered for a 99th percentile to mean anything."""
+
+
+class Basis(StrEnum):
+    """Where a load's figures come from."""
+
+    MEASURED = "measured"
+    ESTIMATE = "estimate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """So many streams on one server."""
+
+    streams: int
+    answers_per_s: Decimal
+    output_tokens_per_s: Decimal
+    ttft_p99_s: Decimal | None
+    tpot_p99_ms: Decimal | None
+
+    @property
+    def answer_s(self) -> Decimal:
+        """Seconds of one answer with all streams busy: Little's law."""
+        return self.streams / self.answers_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The curve of one load test on a node of a preset."""
+
+    platform: str
+    preset: str
+    engine: str
+    job_id: str
+    stack: str | None
+    date: date
+    points: tuple[LoadPoint, ...]
+    input_tokens: Decimal
+    answer_tokens: Decimal
+
+    @property
+    def source(self) -> str:
+        """The job that measured it."""
+        return f"job {self.job_id} of stack {self.stack or '?'}, {self.engine}, {self.date}"
+
+    def why_aside(self, ask: Ask) -> str | None:
+        """Why the curve says nothing about the question's chats; None where it does."""
+        pairs = ((self.input_tokens, ask.input_tokens), (self.answer_tokens, ask.answer_tokens))
+        if all(abs(got - wanted) <= wanted * LENGTH_TOLERANCE for got, wanted in pairs):
+            return None
+        return (
+            f"{self.platform}/{self.preset}: the curve of {self.source} is of "
+            f"{short(self.input_tokens)} + {short(self.answer_tokens)} tokens a request, asked are "
+            f"{ask.input_tokens:,} + {short(ask.answer_tokens)}"
+        )
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """Its loads that were answered, by streams."""
+        return tuple(
+            Load(
+                streams=each.concurrency,
+                answers_per_s=each.requests_per_s,
+                output_tokens_per_s=each.output_tokens_per_s,
+                ttft_p99_s=None if each.p99_ttft_ms is None else each.p99_ttft_ms / 1000,
+                tpot_p99_ms=each.p99_tpot_ms,
+            )
+            for each in self.points
+            if each.concurrency is not None
+            and each.requests_per_s > 0
+            and each.num_ok >= each.num_requests * _OK_SHARE
+        )
+
+
+def measured_curves(model: str, records: Iterable[RunRecord]) -> tuple[Measured, ...]:
+    """The newest curve of the model by platform, preset and engine; tuned ones are their base."""
+    newest: dict[tuple[str, str, str], Measured] = {}
+    for record in sorted(records, key=lambda each: (each.finished_at, each.job_id)):
+        found = _measured(model, record)
+        if found is not None:
+            newest[found.platform, found.preset, found.engine] = found
+    return tuple(newest.values())
+
+
+def best_load(ask: Ask, loads: Sequence[Load]) -> Load | None:
+    """The load with the most answers a second that keeps the promise; None: none does."""
+    kept = [each for each in loads if not ask.promise.broken(each.ttft_p99_s, each.tpot_p99_ms)]
+    return max(kept, key=lambda each: (each.answers_per_s, -each.streams), default=None)
+
+
+def _measured(model: str, record: RunRecord) -> Measured | None:
+    hardware, curve = record.hardware, record.curve
+    if (
+        record.kind != Kind.LOAD
+        or record.outcome is not Outcome.PASS
+        or record.model is None
+        or record.engine is None
+        or curve is None
+        or hardware is None
+        or hardware.platform is None
+        or hardware.preset is None
+        or base_name(record.model).lower() != base_name(model).lower()
+    ):
+        return None
+    answered = [each for each in curve.sweep if each.num_ok and each.mean_prompt_tokens]
+    if not answered:
+        return None
+    first = answered[0]
+    assert first.mean_prompt_tokens is not None
+    return Measured(
+        platform=hardware.platform,
+        preset=hardware.preset,
+        engine=record.engine,
+        job_id=record.job_id,
+        stack=record.stack,
+        date=record.finished_at.date(),
+        points=curve.sweep,
+        input_tokens=first.mean_prompt_tokens,
+        answer_tokens=first.mean_output_tokens,
+    )
+
+
+_BYTES_PER_WEIGHT: Final = 2
+_SUMS_PER_LAYER: Final = 2
+"""After attention and after the MLP (Megatron-LM, arXiv 1909.08053, section 3)."""
+_TAIL: Final = Decimal("0.01")
+"""What a 99th percentile leaves out."""
+_MOST_LOAD: Final = Decimal("0.999")
+_MOST_STEPS: Final = 100
+_NEAR: Final = Decimal("1e-12")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """One process that answers chats in bf16, on `ways` GPUs that share each layer."""
+
+    peaks: Peaks
+    ways: int
+    usable_bytes: int
+    """Bytes that tensors may take on each GPU."""
+
+    @property
+    def flops(self) -> Decimal:
+        """Operations a second that serving reaches."""
+        return self.peaks.bf16_flops * self.ways * FLOPS_SHARE.ratio
+
+    @property
+    def bytes_per_s(self) -> Decimal:
+        """Bytes a second that serving reads."""
+        return self.peaks.bytes_per_s * self.ways * BANDWIDTH_SHARE.ratio
+
+    @property
+    def link_bytes_per_s(self) -> Decimal:
+        """Bytes a second that each GPU sends to the others."""
+        return self.peaks.link_bytes_per_s * BANDWIDTH_SHARE.ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Every term of one load, so that each can be explained."""
+
+    streams: int
+    weights: int
+    """Weights that a token is multiplied with."""
+    cache_bytes_per_token: int
+    passing_s: Decimal
+    """Seconds that the GPUs pass the sums of one token between them; 0 of one GPU."""
+    read_s: Decimal
+    """Seconds to read one prompt."""
+    reading_bytes_s: Decimal
+    """Seconds of a step by the bytes that it reads."""
+    arithmetic_s: Decimal
+    """Seconds of a step by its operations."""
+    busy_s: Decimal
+    """Seconds of the server that one answer takes."""
+    prompts_waited: Decimal
+    """Prompts' worth of reading that 99 of 100 new ones wait at most."""
+    load: Load
+
+    @property
+    def step_s(self) -> Decimal:
+        """Seconds of one step of all streams."""
+        return max(self.reading_bytes_s, self.arithmetic_s) + self.streams * self.passing_s
+
+    @property
+    def is_bound_by_memory(self) -> bool:
+        """Whether bytes, not operations, say how long a step takes."""
+        return self.reading_bytes_s >= self.arithmetic_s
+
+
+def estimate(server: Server, ask: Ask, streams: int) -> Estimate:
+    """So many streams on the server, all busy."""
+    shape = ask.shape
+    weights, cache = step_weights(shape), cache_bytes_per_token(shape)
+    passing_s = passed_bytes(shape, server.ways) / server.link_bytes_per_s
+    read_s = 2 * weights * ask.read_tokens / server.flops + ask.read_tokens * passing_s
+    cached_bytes = streams * cache * ask.mean_context_tokens
+    reading_bytes_s = (weights * _BYTES_PER_WEIGHT + cached_bytes) / server.bytes_per_s
+    arithmetic_s = 2 * weights * streams / server.flops
+    step_s = max(reading_bytes_s, arithmetic_s) + streams * passing_s
+    busy_s = read_s + ask.answer_tokens * step_s / streams
+    waited = prompts_waited(read_s / busy_s)
+    return Estimate(
+        streams=streams,
+        weights=weights,
+        cache_bytes_per_token=cache,
+        passing_s=passing_s,
+        read_s=read_s,
+        reading_bytes_s=reading_bytes_s,
+        arithmetic_s=arithmetic_s,
+        busy_s=busy_s,
+        prompts_waited=waited,
+        load=Load(
+            streams=streams,
+            answers_per_s=1 / busy_s,
+            output_tokens_per_s=ask.answer_tokens / busy_s,
+            ttft_p99_s=(waited + 1) * read_s + step_s,
+            # While one stream writes its answer, each of the others is read once.
+            tpot_p99_ms=1000 * (step_s + (streams - 1) * read_s / ask.answer_tokens),
+        ),
+    )
+
+
+def best_estimate(server: Server, ask: Ask) -> Estimate | None:
+    """The most streams that fit and keep the promise; None where one alone does not."""
+
+    def keeps(streams: int) -> bool:
+        if streams > MOST_STREAMS or missing_bytes(server, ask, streams) > 0:
+            return False
+        load = estimate(server, ask, streams).load
+        return not ask.promise.broken(load.ttft_p99_s, load.tpot_p99_ms)
+
+    # More streams answer more a second, and each of them later: the greatest is the best.
+    streams = greatest(keeps)
+    return estimate(server, ask, streams) if streams else None
+
+
+def missing_bytes(server: Server, ask: Ask, streams: int) -> int:
+    """Bytes that a GPU lacks for weights, keys and values and working set; below 0 is room."""
+    serving = Serving(streams=streams, context_tokens=ask.most_context_tokens, tensor=server.ways)
+    return serving_memory(ask.shape, serving).total - server.usable_bytes
+
+
+def step_weights(shape: ModelShape) -> int:
+    """Weights that every token is multiplied with: an embedding of its own is looked up."""
+    return shape.parameters - (0 if shape.tied else shape.embedding_weights)
+
+
+def passed_bytes(shape: ModelShape, ways: int) -> Decimal:
+    """Bytes that each GPU sends for one token: 2 (n - 1) / n of every sum, round a ring."""
+    sums = _SUMS_PER_LAYER * shape.layers * shape.hidden * _BYTES_PER_WEIGHT
+    return sums * 2 * Decimal(ways - 1) / ways
+
+
+def prompts_waited(share: Decimal) -> Decimal:
+    """Prompts' worth of reading that 99 of 100 wait at most, where reading takes this share.
+
+    A queue of prompts of one length that come at random (M/D/1): Lundberg's bound exp(-x t) with
+    share * (exp(x) - 1) = x, rounded up to a hundredth.
+    """
+    if share <= _TAIL:
+        return Decimal(0)
+    load = min(share, _MOST_LOAD)
+    # Newton from the right of the root of a convex curve: it comes down to it and never passes it.
+    root = 2 * (2 / load).ln() + 2
+    for _ in range(_MOST_STEPS):
+        grown = root.exp()
+        step = (load * (grown - 1) - root) / (load * grown - 1)
+        root -= step
+        if step < _NEAR:
+            break
+    return (-_TAIL.ln() / root).quantize(_TAIL, ROUND_CEILING)

@@ -1,0 +1,1 @@
+"""What a change costs: snapshots of bills, their differences with causes, the roll-out."""

@@ -1,0 +1,239 @@
+"""Stacks side by side: compare(bills) -> a row for each figure, a column for each stack."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import zip_longest
+from typing import Final
+
+from cost.bill.bill import Bill
+from cost.chat.unit_costs import Amount
+from cost.diff.snapshot import CLUSTER_AMOUNTS, unit_amounts
+from cost.prices.price import HOURS_PER_MONTH
+from cost.report.layout import (
+    Document,
+    Format,
+    Table,
+    csv_text,
+    lay_out,
+    number,
+    small_usd_text,
+    span,
+    usd_text,
+)
+from cost.resources.component import Section
+from cost.resources.estimate import Total, total_of
+from stacks.catalog import find_preset
+from stacks.spec import StackSpec
+
+SCHEMA_VERSION: Final = 1
+_NOT_KNOWN: Final = "NOT KNOWN"
+_NONE: Final = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure of every stack; text where it is no amount of money."""
+
+    name: str
+    cells: tuple[str, ...]
+    low_usd: tuple[Decimal | None, ...] = ()
+    """At min_nodes; empty in a row of text. None where it is not known."""
+    high_usd: tuple[Decimal | None, ...] = ()
+    is_lower_bound: tuple[bool, ...] = ()
+    """Whether an unpriced line is missing in it; empty in a row of text."""
+
+
+def compare(bills: Sequence[Bill]) -> tuple[Row, ...]:
+    """The figures of the bills beside each other, in the order of a bill."""
+    return (
+        _text_row("Region", bills, lambda bill: bill.spec.nebius.region),
+        *_worker_rows(bills),
+        _text_row("GPUs", bills, lambda bill: _gpus(bill.spec)),
+        *(row for section in Section if (row := _section_row(section, bills)) is not None),
+        _total_row("$/month", bills, 1),
+        _total_row("$/h", bills, HOURS_PER_MONTH),
+        *_amount_rows(bills),
+        _text_row("Prices", bills, _book),
+    )
+
+
+def render_compare(bills: Sequence[Bill], format: Format = Format.TABLE) -> str:
+    """The stacks side by side in the format, ending in a newline."""
+    rows, names = compare(bills), [bill.spec.name for bill in bills]
+    if format is Format.JSON:
+        return json.dumps(_plain(names, rows), indent=2) + "\n"
+    if format is Format.CSV:
+        return csv_text(_csv_rows(names, rows))
+    return lay_out(_document(bills, rows), format)
+
+
+def _document(bills: Sequence[Bill], rows: Sequence[Row]) -> Document:
+    names = tuple(bill.spec.name for bill in bills)
+    is_pair = len(bills) == 2
+    return Document(
+        heading=None,
+        tables=(
+            Table(
+                title=f"{' beside '.join(names)} (USD without tax, 730 hours a month)",
+                headings=("Figure", *names, *(("Difference",) if is_pair else ())),
+                rows=tuple(
+                    (row.name, *row.cells, *((_difference(row),) if is_pair else ()))
+                    for row in rows
+                ),
+                num_text_columns=1,
+            ),
+        ),
+        notes=tuple(_notes(bills)),
+    )
+
+
+def _notes(bills: Sequence[Bill]) -> Iterator[str]:
+    yield (
+        "Two amounts are those at min_nodes and at max_nodes; the difference is at min_nodes, "
+        "first stack less second."
+        if len(bills) == 2
+        else "Two amounts are those at min_nodes and at max_nodes."
+    )
+    for bill in bills:
+        missing = ", ".join(line.name for line in bill.estimate.unpriced)
+        if missing:
+            yield f"{bill.spec.name}: at least; not priced: {missing}."
+        for amount in unit_amounts(bill.unit_costs):
+            if amount.usd is not None:
+                yield f"{bill.spec.name}: {amount.label}: {amount.basis}."
+        if bill.estimate.heading is not None:
+            yield f"{bill.spec.name}: {bill.estimate.heading}"
+
+
+def _text_row(name: str, bills: Sequence[Bill], text: Callable[[Bill], str]) -> Row:
+    return Row(name=name, cells=tuple(text(bill) for bill in bills))
+
+
+def _section_row(section: Section, bills: Sequence[Bill]) -> Row | None:
+    """What a section costs a month; None where no stack has it."""
+    lines = [
+        [line for line in bill.estimate.components if line.section is section] for bill in bills
+    ]
+    if not any(lines):
+        return None
+    return _money_row(str(section), [total_of(each) if each else None for each in lines], 1)
+
+
+def _total_row(name: str, bills: Sequence[Bill], share: Decimal | int) -> Row:
+    totals = [total_of(bill.estimate.components) for bill in bills]
+    return _money_row(f"Total {name}", totals, share)
+
+
+def _money_row(name: str, totals: Sequence[Total | None], share: Decimal | int) -> Row:
+    cells: list[str] = []
+    for total in totals:
+        if total is None:
+            cells.append(_NONE)
+            continue
+        low, high = usd_text(total.low_usd / share), usd_text(total.high_usd / share)
+        bound = "at least " if total.is_lower_bound else ""
+        cells.append(f"{bound}{span(low, high, '..')}")
+    zero = Decimal(0)
+    return Row(
+        name=name,
+        cells=tuple(cells),
+        low_usd=tuple(zero if total is None else total.low_usd / share for total in totals),
+        high_usd=tuple(zero if total is None else total.high_usd / share for total in totals),
+        is_lower_bound=tuple(total is not None and total.is_lower_bound for total in totals),
+    )
+
+
+def _amount_rows(bills: Sequence[Bill]) -> Iterator[Row]:
+    amounts = [
+        {amount.label: amount for amount in (*unit_amounts(bill.unit_costs), *bill.amounts)}
+        for bill in bills
+    ]
+    for label in dict.fromkeys(label for each in amounts for label in each):
+        found = [each.get(label) for each in amounts]
+        bounds = tuple(
+            amount is not None and amount.name in CLUSTER_AMOUNTS and bill.estimate.is_lower_bound
+            for amount, bill in zip(found, bills, strict=True)
+        )
+        usd = tuple(None if amount is None else amount.usd for amount in found)
+        cells = tuple(map(_amount, found, bounds))
+        yield Row(name=label, cells=cells, low_usd=usd, high_usd=usd, is_lower_bound=bounds)
+
+
+def _amount(amount: Amount | None, is_lower_bound: bool) -> str:
+    if amount is None:
+        return _NONE
+    if amount.usd is None:
+        return _NOT_KNOWN
+    return f"{'at least ' if is_lower_bound else ''}{small_usd_text(amount.usd)}"
+
+
+def _difference(row: Row) -> str:
+    if not row.low_usd:
+        return "" if row.cells[0] == row.cells[1] else "differs"
+    first, second = row.low_usd
+    if first is None or second is None or any(row.is_lower_bound):
+        return _NOT_KNOWN
+    change = first - second
+    return f"{'-' if change < 0 else '+'}{small_usd_text(abs(change))}"
+
+
+def _worker_rows(bills: Sequence[Bill]) -> Iterator[Row]:
+    """Worker nodes, a preset a row: many in one cell would push the table over its width."""
+    columns = [_workers(bill.spec) for bill in bills]
+    for place, cells in enumerate(zip_longest(*columns, fillvalue="")):
+        yield Row(name="Workers" if place == 0 else f"Workers ({place + 1})", cells=cells)
+
+
+def _workers(spec: StackSpec) -> list[str]:
+    low, high = Counter[str](), Counter[str]()
+    for worker in spec.nodes.workers:
+        low[worker.preset] += worker.min_nodes
+        high[worker.preset] += worker.max_nodes
+    return [f"{span(str(low[name]), str(high[name]), '..')} x {name}" for name in high]
+
+
+def _gpus(spec: StackSpec) -> str:
+    counts: dict[str, int] = {}
+    for worker in spec.nodes.workers:
+        preset = find_preset(worker.platform, worker.preset)
+        if preset is not None and preset.gpus:
+            platform = worker.platform.removeprefix("gpu-")
+            counts[platform] = counts.get(platform, 0) + worker.max_nodes * preset.gpus
+    return ", ".join(f"{count} {platform}" for platform, count in counts.items()) or "none"
+
+
+def _book(bill: Bill) -> str:
+    day = bill.estimate.price_date
+    return f"{bill.estimate.book_name}, {'none' if day is None else day.isoformat()}"
+
+
+def _plain(names: Sequence[str], rows: Sequence[Row]) -> dict[str, object]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "stacks": list(names),
+        "rows": [
+            {
+                "name": row.name,
+                "text": list(row.cells),
+                "low_usd": [number(usd) for usd in row.low_usd] or None,
+                "high_usd": [number(usd) for usd in row.high_usd] or None,
+                "is_lower_bound": list(row.is_lower_bound) or None,
+            }
+            for row in rows
+        ],
+    }
+
+
+def _csv_rows(names: Sequence[str], rows: Sequence[Row]) -> Iterator[Sequence[object]]:
+    """A column a stack for text, two for money."""
+    ends = [f"{name}_{end}_usd" for name in names for end in ("low", "high")]
+    yield ("figure", *names, *ends)
+    for row in rows:
+        pairs = zip(row.low_usd, row.high_usd, strict=True)
+        money = [number(usd) for pair in pairs for usd in pair] or [None] * len(ends)
+        yield (row.name, *row.cells, *money)

@@ -1,0 +1,467 @@
+"""What a change of a deployed stack drains, in its order, with the way back: rollout(before, ...).
+
+Which config keys replace nodes, how many go at once, how long that takes at most and what the nodes
+beyond the declared number cost. Field by field as nebius.mk8s.v1.NodeTemplate says (SDK of
+requirements.lock, read 2026-11-21): every field rolls the group, but labels and taints reach new
+nodes only; counts and the strategy itself roll nothing. The order is the program's
+(docs/adr/0025).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+from cost.diff.diff import Cause, changed_keys
+from cost.prices.price import HOURS_PER_MONTH
+from cost.report.layout import usd_text
+from cost.resources.estimate import Estimate
+from cost.resources.lines import Group, groups
+from stacks.catalog import NODES_PER_GROUP_MAX, find_preset
+from stacks.cluster_spec import GpuDrivers
+from stacks.compatibility import ROLLOUT, release_of
+from stacks.node_spec import StrategySpec, WorkerSpec
+from stacks.spec import StackSpec
+from stacks.upgrade import KUBERNETES, SOPERATOR, stage_of
+
+_EVERY: Final = ("cluster.kubernetes_version", "cluster.os", "nodes.ssh_users")
+_GPU: Final = ("cluster.drivers_preset", "cluster.gpu_drivers")
+_FIELDS: Final = (
+    "platform",
+    "preset",
+    "boot_disk",
+    "billing",
+    "public_ip",
+    "infiniband_fabric",
+    "gpu_cluster_id",
+    "reservation",
+    "max_pods",
+    "nvidia_config_lines",
+    "local_nvme",
+)
+"""Of a group; all else of it is the number of nodes, what new ones get, or a matter of its pods."""
+_JAILED: Final = ("storage.jail", "storage.submounts[")
+_OF_ROLE: Final = {
+    "storage.controller_spool": "controller",
+    "storage.accounting": "accounting",
+}
+_UNJAILED: Final = ("nfs",)
+_IDENTITY: Final = (".type", ".existing_id")
+_DEFAULT_PERCENT: Final = 50
+"""Of a nodeset that says nothing: infra/render/nodes.py, as the recipe has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roll:
+    """One declared group whose nodes are all made anew."""
+
+    label: str
+    key: str
+    stage: int
+    """Groups of one stage roll together, after those of earlier ones."""
+    num_nodes: int
+    """At most, where the group scales by itself."""
+    count: str
+    """Number of nodes as printed, such as `3..9`."""
+    at_once: int
+    """Nodes that are away at the same time."""
+    surge: int
+    """Nodes beyond the declared number while it lasts."""
+    rounds: int
+    drain_minutes: int | None
+    """Longest drain of a round; None where it may take for ever."""
+    causes: tuple[Cause, ...]
+    nodeset: str | None
+    surge_usd: Decimal | None
+    """US dollars at most for the surge; None when a node has no price."""
+
+    @property
+    def minutes(self) -> int | None:
+        """Longest in all; None where a drain may take for ever."""
+        if self.drain_minutes is None:
+            return None
+        return self.rounds * (self.drain_minutes + ROLLOUT.round_minutes_max)
+
+    @property
+    def slurm_nodes(self) -> tuple[str, ...]:
+        """Slurm nodes whose jobs end; none of a group without workers."""
+        if self.nodeset is None:
+            return ()
+        return tuple(f"{self.nodeset}-{index}" for index in range(self.num_nodes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """Workers of one set that a smaller number takes away: those with the highest numbers."""
+
+    label: str
+    key: str
+    first: int
+    """Lowest number among those that leave."""
+    num_nodes: int
+    cause: str
+    """What was and is declared."""
+
+    @property
+    def slurm_nodes(self) -> tuple[str, ...]:
+        """Slurm nodes that leave."""
+        return tuple(f"{self.label}-{self.first + index}" for index in range(self.num_nodes))
+
+
+def rolls(
+    before: Mapping[str, str], after: Mapping[str, str], spec: StackSpec, total: Estimate
+) -> tuple[Roll, ...]:
+    """Every group that rolls, in the order in which they do; a new group has nothing to roll."""
+    changed = dict(changed_keys(before, after))
+    found: list[Roll] = []
+    for group in groups(spec):
+        if f"{group.key}.platform" not in before:
+            continue
+        nodes = min(_most(before, group.key), group.max_nodes)
+        causes = dict.fromkeys(c for key, c in changed.items() if _makes_anew(key, group, spec))
+        if nodes and causes:
+            found.append(_group_roll(group, nodes, tuple(causes), total))
+    return tuple(sorted(found, key=lambda roll: roll.stage))
+
+
+def leaving(before: Mapping[str, str], spec: StackSpec) -> tuple[Leaving, ...]:
+    """Workers that go for good, by set; those of a set that is no longer declared, too."""
+    declared = {group.label: group for group in groups(spec) if group.nodeset is not None}
+    found: list[Leaving] = []
+    for name, was in nodesets(before):
+        key = f"nodes.workers[{name}]"
+        group = declared.get(name)
+        now = 0 if group is None else group.max_nodes
+        if now < was:
+            told = "no longer declared" if group is None else f"{was} -> {now} nodes"
+            found.append(Leaving(label=name, key=key, first=now, num_nodes=was - now, cause=told))
+    return tuple(found)
+
+
+def _makes_anew(key: str, group: Group, spec: StackSpec) -> bool:
+    if key.startswith(_EVERY):
+        return True
+    if key in _GPU:
+        is_last = key == "cluster.gpu_drivers" or (
+            spec.cluster.gpu_drivers is GpuDrivers.PREINSTALLED
+        )
+        return is_last and _has_gpus(group)
+    if key.startswith(f"{group.key}."):
+        return key.removeprefix(f"{group.key}.").split(".")[0].split("[")[0] in _FIELDS
+    return _is_attached(key, group)
+
+
+def _is_attached(key: str, group: Group) -> bool:
+    """Whether the key is of a filesystem that comes to the group's nodes, goes, or is another."""
+    # The rest of a declaration, such as its size, is the filesystem's own affair.
+    if not key.endswith(_IDENTITY):
+        return False
+    if key.startswith(_JAILED):
+        return group.label not in _UNJAILED
+    return any(key.startswith(each) and group.label == role for each, role in _OF_ROLE.items())
+
+
+def _group_roll(group: Group, nodes: int, causes: tuple[Cause, ...], total: Estimate) -> Roll:
+    chunks = [
+        min(NODES_PER_GROUP_MAX, nodes - first) for first in range(0, nodes, NODES_PER_GROUP_MAX)
+    ]
+    strategy = group.spec.strategy if isinstance(group.spec, WorkerSpec) else None
+    pace = [_pace(strategy, chunk) for chunk in chunks]
+    rounds = max(
+        math.ceil(chunk / max(away + surge, 1))
+        for chunk, (away, surge) in zip(chunks, pace, strict=True)
+    )
+    surge = sum(extra for _, extra in pace)
+    return Roll(
+        label=group.label,
+        key=group.key,
+        stage=stage_of(None if group.nodeset is not None else group.label),
+        num_nodes=nodes,
+        count=group.count if nodes == group.max_nodes else str(nodes),
+        at_once=sum(away for away, _ in pace),
+        surge=surge,
+        rounds=rounds,
+        drain_minutes=_drain_minutes(strategy),
+        causes=causes,
+        nodeset=group.nodeset,
+        surge_usd=_surge_usd(group, surge, rounds, total),
+    )
+
+
+def _pace(strategy: StrategySpec | None, nodes: int) -> tuple[int, int]:
+    """Nodes away at once and nodes beyond the number, of one mk8s group."""
+    if strategy is None:
+        return min(ROLLOUT.max_unavailable, nodes), ROLLOUT.max_surge
+    away, surge = strategy.max_unavailable_nodes, strategy.max_surge_nodes
+    if away is None:
+        percent = strategy.max_unavailable_percent
+        # The API rounds nodes that are away down and surge up.
+        away = nodes * (_DEFAULT_PERCENT if percent is None else percent) // 100
+    if surge is None:
+        surge = math.ceil(nodes * (strategy.max_surge_percent or 0) / 100)
+    # Both 0 would never end; the API takes at least one node.
+    return min(max(away, 0 if surge else 1), nodes), surge
+
+
+def _drain_minutes(strategy: StrategySpec | None) -> int | None:
+    if strategy is None or strategy.drain_timeout_s is None:
+        return ROLLOUT.drain_timeout_minutes
+    return math.ceil(strategy.drain_timeout_s / 60) or None
+
+
+def _surge_usd(group: Group, surge: int, rounds: int, total: Estimate) -> Decimal | None:
+    if not surge:
+        return Decimal(0)
+    lines = [
+        line
+        for line in total.components
+        if line.id == group.key or line.id == f"{group.key}.boot_disk"
+    ]
+    if any(line.rate is None for line in lines):
+        return None
+    monthly = sum((line.monthly_usd_of_node for line in lines), Decimal(0))
+    minutes = rounds * ROLLOUT.round_minutes_max
+    return monthly / HOURS_PER_MONTH * surge * minutes / 60
+
+
+def _has_gpus(group: Group) -> bool:
+    preset = find_preset(group.spec.platform, group.spec.preset)
+    return preset is not None and preset.gpus > 0
+
+
+def _most(values: Mapping[str, str], key: str) -> int:
+    """Most nodes of a group as the values have it; none of a nodeset of a paused stack."""
+    if values.get("nodes.paused") == "true" and key.startswith("nodes.workers["):
+        return 0
+    return int(values.get(f"{key}.nodes") or values.get(f"{key}.max_nodes") or 0)
+
+
+def nodesets(values: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """Name and most nodes of every nodeset that the values declare."""
+    start, end = "nodes.workers[", "].platform"
+    for key in values:
+        if key.startswith(start) and key.endswith(end):
+            yield (
+                key.removeprefix(start).removesuffix(end),
+                _most(values, key.removesuffix(".platform")),
+            )
+
+
+_NEW_CLUSTER: Final = (
+    "nebius.project_id",
+    "nebius.network_id",
+    "nebius.subnet_id",
+    "nebius.discover_network",
+)
+_POD_FIELDS: Final = ("shared_memory_gib", "local_disks[", "image_disk")
+_POD_KEYS: Final = (SOPERATOR, "soperator.cuda_version", "storage.memory")
+_NO_WAY_BACK: Final = "none: a control plane never goes back to an older version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of a change."""
+
+    what: str
+    """What happens, in one line."""
+    way_back: str
+    """How it is undone, or why it is not."""
+    causes: tuple[str, ...] = ()
+    """Config keys with what they were and are."""
+    slurm_nodes: tuple[str, ...] = ()
+    """Slurm nodes whose running jobs end in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """The way of a deployed stack to what is declared, as far as it disturbs somebody."""
+
+    steps: tuple[Step, ...]
+    is_staged: bool = False
+    """Whether node groups of several stages roll, which the program then does one by one."""
+
+    @property
+    def slurm_nodes(self) -> tuple[str, ...]:
+        """Slurm nodes whose running jobs end, each once."""
+        return tuple(dict.fromkeys(node for step in self.steps for node in step.slurm_nodes))
+
+    def render(self) -> str:
+        """The steps as text, empty where nothing is disturbed."""
+        if not self.steps:
+            return ""
+        lines = ["What this change disturbs, in its order (times and dollars are at most):"]
+        for number, step in enumerate(self.steps, 1):
+            lines.append(f" {number:2}. {step.what}")
+            lines += [f"     because {cause}" for cause in step.causes]
+            lines.append(f"     way back: {step.way_back}")
+        return "\n".join(lines) + "\n"
+
+
+def rollout(
+    before: Mapping[str, str], after: Mapping[str, str], spec: StackSpec, total: Estimate
+) -> Rollout:
+    """The steps from the deployed values to the declared ones, with prices of `total`."""
+    if KUBERNETES not in before:
+        return Rollout(steps=())
+    rolling = rolls(before, after, spec, total)
+    gone = leaving(before, spec)
+    return Rollout(
+        steps=(
+            *_cluster(before, after, spec),
+            *_grown(before, after),
+            *map(_roll, rolling),
+            *map(_leaving, gone),
+            *_charts(before, after, spec),
+        ),
+        is_staged=len({roll.stage for roll in rolling}) > 1,
+    )
+
+
+def _cluster(
+    before: Mapping[str, str], after: Mapping[str, str], spec: StackSpec
+) -> Iterator[Step]:
+    moved = [key for key in _NEW_CLUSTER if before.get(key) != after.get(key)]
+    if moved:
+        yield Step(
+            what="kube cluster: made anew, with every node group; all jobs end",
+            causes=tuple(_told(key, before, after) for key in moved),
+            way_back="none: set the key back before `pulumi up`; filesystems are other resources",
+            slurm_nodes=_every_node(before),
+        )
+    was, now = before[KUBERNETES], after[KUBERNETES]
+    if was != now:
+        members = spec.cluster.etcd_size
+        away = "stays reachable" if members > 1 else "is away for minutes"
+        yield Step(
+            what=f"control plane: Kubernetes {was} -> {now}; nothing drains, its API {away} "
+            f"(etcd_size {members})",
+            causes=(f"{KUBERNETES}: {was} -> {now}",),
+            way_back=_NO_WAY_BACK,
+        )
+
+
+def _grown(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Step]:
+    """Filesystems that get larger; smaller ones are refused."""
+    ending = ".size_gib"
+    for key, was in before.items():
+        now = after.get(key)
+        of_storage = key.startswith("storage.") and key.endswith(ending)
+        if not of_storage or f"{key.removesuffix(ending)}.type" not in before:
+            continue
+        if now is not None and int(now) > int(was):
+            yield Step(
+                what=f"filesystem {key.removesuffix(ending)}: {was} -> {now} GiB in place; nothing "
+                "drains",
+                way_back="none: a filesystem never shrinks",
+            )
+
+
+def _roll(roll: Roll) -> Step:
+    nodes = f"{roll.count} node{'s' if roll.num_nodes > 1 else ''}"
+    surge = (
+        f"{roll.surge} beyond the number for {_surge_price(roll)}" if roll.surge else "none beyond"
+    )
+    jobs = "; jobs on them end" if roll.nodeset is not None else ""
+    kubernetes = any(cause.subject == KUBERNETES for cause in roll.causes)
+    return Step(
+        what=f"{roll.label}: {nodes} made anew, {roll.at_once} away at once, {surge}; "
+        f"{_duration(roll)}{jobs}",
+        causes=tuple(map(str, roll.causes)),
+        way_back="none: nodes follow the control plane"
+        if kubernetes
+        else "set the keys back: the nodes are made anew once more",
+        slurm_nodes=roll.slurm_nodes,
+    )
+
+
+def _leaving(gone: Leaving) -> Step:
+    nodes = gone.slurm_nodes
+    span = (
+        f"{nodes[0]}, the one with the highest number, leaves; jobs on it end"
+        if len(nodes) == 1
+        else f"{nodes[0]} to {nodes[-1]}, those with the highest numbers, leave; jobs on them end"
+    )
+    return Step(
+        what=f"{gone.label}: {span}",
+        causes=(f"{gone.key}: {gone.cause}",),
+        way_back="set the number back: nodes of the same names come, without local disks",
+        slurm_nodes=nodes,
+    )
+
+
+def _charts(before: Mapping[str, str], after: Mapping[str, str], spec: StackSpec) -> Iterator[Step]:
+    was, now = before.get(SOPERATOR), after[SOPERATOR]
+    if was is not None and was != now:
+        old, new = release_of(was), release_of(now)
+        yield Step(
+            what=f"custom resources of Soperator: {was} -> {now}, before any chart; nothing drains",
+            way_back=f"set {SOPERATOR} back: those of {was} are applied again",
+        )
+        same = old.slurm is not None and old.slurm == new.slurm
+        back = (
+            f"set {SOPERATOR} back to {was}: Slurm is {old.slurm} in both"
+            if same
+            else "none: Slurm converts its state and the accounting database; copy "
+            "storage.controller_spool and storage.accounting first"
+        )
+        yield Step(
+            what=f"Soperator's charts: {was} -> {now}; every pod of Slurm starts anew, jobs end",
+            causes=(f"{SOPERATOR}: {was} -> {now}",),
+            way_back=back,
+            slurm_nodes=_every_node(before),
+        )
+        return
+    keys = [key for key in _changed(before, after) if _restarts_workers(key)]
+    if keys:
+        sets = {key.split("[")[1].split("]")[0] for key in keys if key.startswith("nodes.workers[")}
+        shared = any(key.startswith(_POD_KEYS) for key in keys)
+        names = [each.name for each in spec.nodes.workers if shared or each.name in sets]
+        if names:
+            yield Step(
+                what=f"pods of {', '.join(names)}: started anew; jobs on them end",
+                causes=tuple(_told(key, before, after) for key in keys),
+                way_back="set the keys back: the pods start anew once more",
+                slurm_nodes=tuple(
+                    node
+                    for node in _every_node(before)
+                    if any(node.rpartition("-")[0] == name for name in names)
+                ),
+            )
+
+
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    for key in dict.fromkeys((*before, *after)):
+        if before.get(key) != after.get(key):
+            yield key
+
+
+def _told(key: str, before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    return f"{key}: {before.get(key, 'not set')} -> {after.get(key, 'not set')}"
+
+
+def _restarts_workers(key: str) -> bool:
+    if key.startswith(_POD_KEYS):
+        return True
+    return key.startswith("nodes.workers[") and key.partition("].")[2].startswith(_POD_FIELDS)
+
+
+def _every_node(before: Mapping[str, str]) -> tuple[str, ...]:
+    """Every Slurm node of the deployment."""
+    return tuple(f"{name}-{at}" for name, most in nodesets(before) for at in range(most))
+
+
+def _surge_price(roll: Roll) -> str:
+    return "UNPRICED" if roll.surge_usd is None else usd_text(roll.surge_usd)
+
+
+def _duration(roll: Roll) -> str:
+    times = f"{roll.rounds} round{'s' if roll.rounds > 1 else ''}"
+    if roll.minutes is None:
+        return f"{times}, each as long as pods take to leave (drain_timeout_s: 0)"
+    hours, minutes = divmod(roll.minutes, 60)
+    told = f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
+    each = f"{roll.drain_minutes} + {ROLLOUT.round_minutes_max} min"
+    return f"{times} of {each}: {told}"

@@ -1,0 +1,267 @@
+"""A difference of two bills as people read it, with the cause under every change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+from cost.diff.diff import AmountChange, Cause, Difference, LineChange, diff
+from cost.diff.rollout import Rollout, rollout
+from cost.diff.snapshot import SnapshotError, parse, take
+from cost.report.layout import (
+    GAP,
+    Document,
+    Format,
+    Table,
+    csv_text,
+    lay_out,
+    money,
+    number,
+    signed_usd,
+    small_usd_text,
+    usd_text,
+)
+from stacks.changes import LostStorage, lost_storage
+from stacks.problem import Level, Problem
+from stacks.upgrade import refused
+
+if TYPE_CHECKING:
+    from cost.bill.bill import Bill
+
+
+NO_CHANGE: Final = "No change in cost."
+_UNPRICED: Final = "UNPRICED"
+_MOST_CAUSES: Final = 6
+"""More causes than these are counted, not listed: two unlike stacks differ in every key."""
+
+
+def render_diff(
+    change: Difference, format: Format = Format.TABLE, sides: str = "deployed to declared"
+) -> str:
+    """The change in the format, ending in a newline; `sides` names those of one stack."""
+    if format is Format.JSON:
+        return json.dumps(plain_diff(change), indent=2) + "\n"
+    if format is Format.CSV:
+        return csv_text(csv_rows(change))
+    if change.is_empty and format is not Format.HTML:
+        return f"{NO_CHANGE}\n"
+    return lay_out(diff_document(change, sides), format)
+
+
+def diff_document(change: Difference, sides: str = "deployed to declared") -> Document:
+    """The change as tables and notes, for the formats that people read."""
+    if change.is_empty:
+        return Document(heading=NO_CHANGE, tables=(), notes=())
+    before, after = change.before.stack, change.after.stack
+    whose = f"of {after}, {sides}" if before == after else f"from {before} to {after}"
+    return Document(
+        heading=None,
+        tables=(
+            Table(
+                title=f"Change {whose} (USD a month without tax; before and after at min_nodes)",
+                headings=("Component", "Before", "After", "Change", "At max_nodes"),
+                rows=tuple(_line_rows(change)),
+                num_text_columns=1,
+            ),
+            Table(
+                title=f"Change of unit costs {whose} (USD)",
+                headings=("Unit", "Before", "After", "Change"),
+                rows=tuple(_unit_rows(change)),
+                num_text_columns=1,
+            ),
+        ),
+        notes=tuple(_notes(change)),
+    )
+
+
+def plain_diff(change: Difference) -> dict[str, object]:
+    """The change as plain values: money as text, None where it is unknown."""
+    return {
+        "before": change.before.stack,
+        "after": change.after.stack,
+        "is_incomplete": change.is_incomplete,
+        "before_is_lower_bound": change.before.is_lower_bound,
+        "after_is_lower_bound": change.after.is_lower_bound,
+        "before_low_usd": money(change.before.low_usd),
+        "after_low_usd": money(change.after.low_usd),
+        "change_low_usd": money(change.change_low_usd),
+        "change_high_usd": money(change.change_high_usd),
+        "change_hourly_low_usd": number(change.after.hourly_low_usd - change.before.hourly_low_usd),
+        "changes": [_plain_line(line) for line in change.changes],
+        "amounts": [
+            {
+                "unit": amount.label,
+                "before_usd": number(amount.before_usd),
+                "after_usd": number(amount.after_usd),
+                "change_usd": number(amount.change_usd),
+                "causes": [str(cause) for cause in amount.causes],
+            }
+            for amount in change.amounts
+        ],
+        "num_unchanged": change.num_unchanged,
+    }
+
+
+def _line_rows(change: Difference) -> Iterator[tuple[str, ...]]:
+    for line in change.changes:
+        yield (
+            f"{line.line.section}: {line.line.name}",
+            "-" if line.before is None else _amount(line.before_usd),
+            "-" if line.after is None else _amount(line.after_usd),
+            signed_usd(line.change_low_usd),
+            signed_usd(line.change_high_usd),
+        )
+        yield from _cause_rows(line.causes)
+    is_bound = change.before.is_lower_bound or change.after.is_lower_bound
+    yield (
+        "Total, priced lines only" if is_bound else "Total",
+        usd_text(change.before.low_usd),
+        usd_text(change.after.low_usd),
+        signed_usd(change.change_low_usd),
+        signed_usd(change.change_high_usd),
+    )
+
+
+def _unit_rows(change: Difference) -> Iterator[tuple[str, ...]]:
+    of_lines = tuple(dict.fromkeys(cause for line in change.changes for cause in line.causes))
+    before, after = change.before, change.after
+    for label, was, now in (
+        ("$/h at min_nodes", before.hourly_low_usd, after.hourly_low_usd),
+        ("$/h at max_nodes", before.hourly_high_usd, after.hourly_high_usd),
+        ("$/month at min_nodes", before.low_usd, after.low_usd),
+        ("$/month at max_nodes", before.high_usd, after.high_usd),
+    ):
+        yield (
+            label,
+            _small(was, is_lower_bound=before.is_lower_bound),
+            _small(now, is_lower_bound=after.is_lower_bound),
+            "unknown" if change.is_incomplete else signed_usd(now - was, small_usd_text),
+        )
+    for amount in change.amounts:
+        yield (
+            amount.label,
+            _small(amount.before_usd, is_lower_bound=amount.before_is_lower_bound),
+            _small(amount.after_usd, is_lower_bound=amount.after_is_lower_bound),
+            _amount_change(amount),
+        )
+        # What the lines above have said already is not said again.
+        yield from _cause_rows([cause for cause in amount.causes if cause not in of_lines])
+
+
+def _amount_change(amount: AmountChange) -> str:
+    if amount.before_usd is None and amount.after_usd is None:
+        return "-"
+    return signed_usd(amount.change_usd, small_usd_text)
+
+
+def _cause_rows(causes: Sequence[Cause]) -> Iterator[tuple[str]]:
+    for cause in causes[:_MOST_CAUSES]:
+        yield (f"{GAP}{GAP}{cause}",)
+    if len(causes) > _MOST_CAUSES:
+        yield (f"{GAP}{GAP}and {len(causes) - _MOST_CAUSES} more",)
+
+
+def _notes(change: Difference) -> Iterable[str]:
+    for line in change.changes:
+        for side, of in ((line.before, change.before), (line.after, change.after)):
+            if side is not None and side.unknown is not None:
+                yield f"Not priced: {of.stack}: {side.name}: {side.unknown}."
+    books = sorted({change.before.book, change.after.book})
+    yield f"Lines that stay the same: {change.num_unchanged}. Prices: {', '.join(books)}."
+
+
+def csv_rows(change: Difference) -> Iterator[Sequence[object]]:
+    """The change as rows of plain values, headings first."""
+    yield ("resource", "before_usd", "after_usd", "change_low_usd", "change_high_usd", "causes")
+    for line in change.changes:
+        *values, causes = _plain_line(line).values()
+        yield (*values, "; ".join(str(cause) for cause in line.causes) if causes else None)
+    totals = (
+        change.before.low_usd,
+        change.after.low_usd,
+        change.change_low_usd,
+        change.change_high_usd,
+    )
+    yield ("Total", *(money(usd) for usd in totals), None)
+    for amount in change.amounts:
+        amounts = (amount.before_usd, amount.after_usd, amount.change_usd)
+        causes = "; ".join(str(cause) for cause in amount.causes)
+        yield (amount.label, *(number(usd) for usd in amounts), None, causes or None)
+
+
+def _plain_line(line: LineChange) -> dict[str, object]:
+    return {
+        "resource": f"{line.line.section}: {line.line.name}",
+        "before_usd": money(line.before_usd),
+        "after_usd": money(line.after_usd),
+        "change_low_usd": money(line.change_low_usd),
+        "change_high_usd": money(line.change_high_usd),
+        "causes": [str(cause) for cause in line.causes],
+    }
+
+
+def _amount(usd: Decimal | None) -> str:
+    return _UNPRICED if usd is None else usd_text(usd)
+
+
+def _small(usd: Decimal | None, *, is_lower_bound: bool) -> str:
+    if usd is None:
+        return "NOT KNOWN"
+    return f"{'at least ' if is_lower_bound else ''}{small_usd_text(usd)}"
+
+
+FIRST_DEPLOYMENT: Final = "First deployment: no earlier bill to compare with."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The way from the deployed bill to the declared one."""
+
+    difference: Difference | None
+    """None where there is no earlier bill."""
+    reason: str
+    """Why there is none; empty where there is one."""
+    losses: tuple[LostStorage, ...]
+    rollout: Rollout = field(default_factory=lambda: Rollout(steps=()))
+    problems: tuple[Problem, ...] = ()
+    """What cannot or should not follow the deployment."""
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """Problems that refuse the change."""
+        return tuple(problem for problem in self.problems if problem.level is Level.ERROR)
+
+    @property
+    def warnings(self) -> tuple[Problem, ...]:
+        """Problems that do not."""
+        return tuple(problem for problem in self.problems if problem.level is Level.WARNING)
+
+    def render(self, format: Format = Format.TABLE) -> str:
+        """The change as text, data that would be lost first, ending in a newline."""
+        if self.difference is None:
+            return f"{self.reason}\n"
+        warnings = "".join(f"!!! {loss}\n" for loss in self.losses)
+        return warnings + render_diff(self.difference, format) + self.rollout.render()
+
+
+def change(bill: Bill, outputs: Mapping[str, object]) -> Change:
+    """The change from what the stack's outputs say was deployed; no outputs, no deployment."""
+    if not outputs:
+        return Change(difference=None, reason=FIRST_DEPLOYMENT, losses=())
+    deployed = outputs.get("cost")
+    try:
+        before = parse(deployed.get("snapshot") if isinstance(deployed, Mapping) else None)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    except SnapshotError as error:
+        reason = f"No earlier bill to compare with: that of the deployment cannot be read: {error}."
+        return Change(difference=None, reason=reason, losses=())
+    after = take(bill)
+    return Change(
+        difference=diff(before, after),
+        reason="",
+        losses=lost_storage(before.values, after.values),
+        rollout=rollout(before.values, after.values, bill.spec, bill.estimate),
+        problems=refused(bill.spec.name, before.values, after.values),
+    )

@@ -1,0 +1,1 @@
+"""Dated prices of everything that is sold, with their sources: the newest reading wins."""

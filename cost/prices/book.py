@@ -1,0 +1,221 @@
+"""Which price a stack pays: layered(spec, live).find(sku, unit), or PriceBook.load(name) alone.
+
+The shipped book, over it the provider's own estimate (where the stack asks for it), over both the
+prices of the user's contract. Of several readings of a SKU that hold in the region, the newest of
+the highest layer is used; one whose source is undated only where no dated one is. A price that is
+not known is a state of its own, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from cost.prices.file import Problems, day, money, read_price_file, text, unit
+from cost.prices.price import (
+    Layer,
+    Price,
+    PriceBookError,
+    Unit,
+    UnknownBookError,
+    UnknownPrice,
+    covers_vm,
+)
+from stacks.cost_spec import ContractPriceSpec
+from stacks.node_spec import Billing
+from stacks.problem import Level, Problem
+from stacks.spec import StackSpec
+
+PRICES_DIR: Final = Path(__file__).parent
+_LAYERS: Final = tuple(Layer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceBook:
+    """Prices by SKU."""
+
+    name: str
+    caveat: str
+    prices: Mapping[str, Price]
+    """The price in use of every SKU."""
+    readings: Mapping[str, tuple[Price, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """Every reading of every SKU, used or not."""
+    region: str | None = None
+    """Region whose prices are in use; None: those that hold everywhere."""
+
+    @staticmethod
+    def load(name: str, prices_dir: Path = PRICES_DIR) -> PriceBook:
+        """The book of `<name>.yaml`."""
+        path = prices_dir / f"{name}.yaml"
+        if not path.is_file():
+            have = ", ".join(sorted(file.stem for file in prices_dir.glob("*.yaml"))) or "none"
+            raise UnknownBookError(f"{name}: no such price book in {prices_dir} (have: {have})")
+        file = read_price_file(path)
+        return PriceBook.of_readings(file.name, file.caveat, file.readings)
+
+    @staticmethod
+    def of_readings(
+        name: str,
+        caveat: str,
+        readings: Mapping[str, tuple[Price, ...]],
+        region: str | None = None,
+    ) -> PriceBook:
+        """A book that uses the newest reading of every SKU."""
+        found = {sku: newest(prices, region) for sku, prices in readings.items()}
+        return PriceBook(
+            name=name,
+            caveat=caveat,
+            prices=MappingProxyType({sku: price for sku, price in found.items() if price}),
+            readings=MappingProxyType(dict(readings)),
+            region=region,
+        )
+
+    def in_region(self, region: str) -> PriceBook:
+        """The same readings, those in use that hold in the region."""
+        if region == self.region:
+            return self
+        return PriceBook.of_readings(self.name, self.caveat, self.readings, region)
+
+    def find(self, sku: str, unit: Unit) -> Price | UnknownPrice:
+        """The price of the SKU, which must be sold by `unit`."""
+        price = self.prices.get(sku)
+        if price is None:
+            return UnknownPrice(sku=sku, reason=self._why_unknown(sku))
+        if price.unit is not unit:
+            raise PriceBookError(
+                f"{self.name}.{sku}.unit: sold by {price.unit}, but needed by {unit}; fix the book"
+            )
+        return price
+
+    def with_prices(self, prices: Iterable[Price]) -> PriceBook:
+        """The book with these readings too; a higher layer wins, whatever its date."""
+        readings = dict(self.readings)
+        for price in prices:
+            known = readings.get(price.sku, ())
+            readings[price.sku] = known if price in known else (*known, price)
+        return PriceBook.of_readings(self.name, self.caveat, readings, self.region)
+
+    def unused(self, sku: str) -> tuple[Price, ...]:
+        """Readings of the SKU that are not in use, newest first."""
+        used = self.prices.get(sku)
+        others = [price for price in self.readings.get(sku, ()) if price != used]
+        return tuple(sorted(others, key=_order, reverse=True))
+
+    def _why_unknown(self, sku: str) -> str:
+        regions = sorted({str(price.region) for price in self.readings.get(sku, ())})
+        if regions:
+            where = self.region or "all regions"
+            return f"price book '{self.name}' has '{sku}' for {', '.join(regions)}, not for {where}"
+        if sku.endswith(f"/{Billing.RESERVED}"):
+            return (
+                f"price book '{self.name}' has no '{sku}': reserved prices are agreed in a "
+                "contract; declare it under contract_prices"
+            )
+        return f"price book '{self.name}' has no '{sku}'"
+
+
+def newest(readings: Iterable[Price], region: str | None) -> Price | None:
+    """The reading to use in a region; None where none holds there."""
+    here = [price for price in readings if price.region in (None, region)]
+    return max(here, key=_order, default=None)
+
+
+def _order(price: Price) -> tuple[int, bool, date, bool]:
+    """By layer, then dated before undated, then the newer, then the one that names its region."""
+    layer = _LAYERS.index(price.layer)
+    return (layer, not price.is_undated, price.date, price.region is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivePrices:
+    """What the provider's calculator estimated for one region on one day."""
+
+    region: str
+    date: date
+    source: str
+    """Who estimated, such as `CalculatorService of Nebius`."""
+    prices: tuple[Price, ...]
+
+
+def layered(
+    spec: StackSpec, live: LivePrices | None = None, book: PriceBook | None = None
+) -> PriceBook:
+    """The prices that the stack pays; PriceBookError names every contract price that is wrong."""
+    try:
+        shipped = PriceBook.load(spec.prices) if book is None else book
+    except UnknownBookError as error:
+        raise PriceBookError(f"{spec.name}.prices: {error}") from error
+    prices = shipped.in_region(spec.nebius.region)
+    if spec.live_prices and live is not None and live.region == spec.nebius.region:
+        prices = prices.with_prices(live.prices)
+    return prices.with_prices(contract_prices(spec))
+
+
+def contract_prices(spec: StackSpec) -> tuple[Price, ...]:
+    """The contract prices that the stack declares."""
+    problems, seen, found = Problems(), set[str](), list[Price]()
+    for number, declared in enumerate(spec.contract_prices):
+        path = f"{spec.name}.contract_prices[{number}]"
+        if declared.sku in seen:
+            problems.add(f"{path}.sku", f"'{declared.sku}' stands here twice; keep one")
+        seen.add(declared.sku)
+        found += _contract_price(declared, path, problems)
+    problems.refuse()
+    return tuple(found)
+
+
+def _contract_price(declared: ContractPriceSpec, path: str, problems: Problems) -> Iterator[Price]:
+    sold_by = unit(declared.sku, declared.unit, path, problems, sku_path=f"{path}.sku")
+    usd = money(declared.usd, f"{path}.usd", problems)
+    source = text(declared.source, f"{path}.source", problems)
+    agreed = day(declared.date, f"{path}.date", problems)
+    if sold_by is not None and usd is not None and source is not None and agreed is not None:
+        yield Price(
+            sku=declared.sku,
+            unit=sold_by,
+            usd=usd,
+            source=source,
+            date=agreed,
+            covers_vm=covers_vm(declared.sku),
+            layer=Layer.CONTRACT,
+        )
+
+
+def old_prices(prices: Iterable[Price], today: date, max_age_days: int) -> tuple[Price, ...]:
+    """The prices that are more than `max_age_days` old, oldest first, each SKU once."""
+    old = {price.sku: price for price in prices if age_days(price, today) > max_age_days}
+    return tuple(sorted(old.values(), key=lambda price: (price.date, price.sku)))
+
+
+def age_days(price: Price, today: date) -> int:
+    """Whole days since the price was dated, or read where it is undated."""
+    return (today - price.date).days
+
+
+def price_age_problems(
+    spec: StackSpec, prices: Iterable[Price], today: date
+) -> tuple[Problem, ...]:
+    """One warning for all prices in use that are older than the stack's policy allows.
+
+    No more than a warning: an age depends on the day, and an unchanged stack previews unchanged.
+    """
+    limit = spec.policy.max_price_age_days
+    old = old_prices(prices, today, limit)
+    if not old:
+        return ()
+    names = ", ".join(f"{price.sku} ({price.dated})" for price in old)
+    return (
+        Problem(
+            level=Level.WARNING,
+            path=f"{spec.name}.policy.max_price_age_days",
+            message=(
+                f"{len(old)} prices in use are older than {limit} days: {names}; "
+                "confirm them, refresh with `soperator prices --refresh` and live_prices: true, "
+                "or declare yours under contract_prices"
+            ),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""How tables, notes, charts and explanations look in each format, whatever they are about."""

@@ -1,0 +1,314 @@
+"""Tables and notes as text, markdown, HTML or CSV; money and numbers as people read them."""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, overload
+
+WIDTH: Final = 108
+_STYLE: Final = Path(__file__).with_name("page.css")
+UNKNOWN: Final = "unknown"
+GAP: Final = "  "
+_MIN_NAME: Final = 8
+_CENT: Final = Decimal("0.01")
+_MILLIONTH: Final = Decimal("0.000001")
+
+
+class Format(StrEnum):
+    """What `soperator cost --format` accepts."""
+
+    TABLE = "table"
+    JSON = "json"
+    MARKDOWN = "markdown"
+    CSV = "csv"
+    HTML = "html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Headings and rows of text; `num_text_columns` columns are left-aligned, the rest right.
+
+    A row of one cell spans all columns: why the row above it is as it is.
+    """
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    num_text_columns: int
+    bad_rows: frozenset[int] = frozenset()
+    """Rows that break a promise, by index; HTML gives them the class `bad`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """Tables and the notes under them."""
+
+    heading: str | None
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+    figures: tuple[str, ...] = ()
+    """Charts as inline SVG (charts.py); only HTML shows them."""
+
+
+def lay_out(document: Document, format: Format) -> str:
+    """The document as text, markdown or HTML, ending in a newline."""
+    renderers = {Format.TABLE: _text, Format.MARKDOWN: _markdown, Format.HTML: _html}
+    return renderers[format](document)
+
+
+def _text(document: Document) -> str:
+    lines: list[str] = []
+    if document.heading is not None:
+        lines += [*textwrap.wrap(document.heading, WIDTH), ""]
+    for table in document.tables:
+        lines += [*textwrap.wrap(table.title, WIDTH), *_text_table(table), ""]
+    for note in document.notes:
+        lines += textwrap.wrap(note, WIDTH, initial_indent="- ", subsequent_indent="  ")
+    return "\n".join(visible(line.rstrip()) for line in lines) + "\n"
+
+
+def _text_table(table: Table) -> list[str]:
+    rows = [row for row in (table.headings, *table.rows) if len(row) > 1]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    # Only names are of any length: the first column gives way so that every line fits.
+    room = WIDTH - sum(widths[1:]) - len(GAP) * (len(widths) - 1)
+    widths[0] = min(widths[0], max(room, _MIN_NAME))
+    rule = "-" * (sum(widths) + len(GAP) * (len(widths) - 1))
+    lines = [rule, *_text_row(table.headings, widths, table.num_text_columns), rule]
+    for row in table.rows:
+        lines += (
+            _text_span(*row) if len(row) == 1 else _text_row(row, widths, table.num_text_columns)
+        )
+    return [*lines, rule]
+
+
+def _text_row(row: tuple[str, ...], widths: Sequence[int], num_text_columns: int) -> list[str]:
+    """One line, and more where the first cell is too long for its column."""
+    first, more = row[0], list[str]()
+    if len(first) > widths[0]:
+        indent = first[: len(first) - len(first.lstrip())]
+        first, *more = textwrap.wrap(
+            first.strip(), widths[0], initial_indent=indent, subsequent_indent=indent + GAP
+        )
+    cells = GAP.join(
+        f"{cell:<{width}}" if column < num_text_columns else f"{cell:>{width}}"
+        for column, (cell, width) in enumerate(zip((first, *row[1:]), widths, strict=True))
+    )
+    return [cells, *more]
+
+
+def _text_span(cell: str) -> list[str]:
+    indent = cell[: len(cell) - len(cell.lstrip())]
+    return textwrap.wrap(cell.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent + GAP)
+
+
+def _markdown(document: Document) -> str:
+    lines: list[str] = []
+    if document.heading is not None:
+        lines += [f"> {document.heading}", ""]
+    for table in document.tables:
+        marks = [
+            ":--" if column < table.num_text_columns else "--:"
+            for column in range(len(table.headings))
+        ]
+        rows = [(*row, *[""] * (len(table.headings) - len(row))) for row in table.rows]
+        cells = [[cell.strip().replace("|", "\\|") for cell in row] for row in rows]
+        lines += [
+            f"**{table.title}**",
+            "",
+            *(f"| {' | '.join(row)} |" for row in (table.headings, marks, *cells)),
+            "",
+        ]
+    lines += [f"- {note}" for note in document.notes]
+    return "\n".join(map(visible, lines)) + "\n"
+
+
+def _html(document: Document) -> str:
+    # Its table of entities takes longer to import than a preview's text to print.
+    import html
+
+    parts = ['<section class="cost">']
+    if document.heading is not None:
+        parts.append(f'<p class="heading">{html.escape(document.heading)}</p>')
+    for table in document.tables:
+        parts += [f"<table><caption>{html.escape(table.title)}</caption>", "<thead><tr>"]
+        kinds = [
+            "" if i < table.num_text_columns else " class=number"
+            for i in range(len(table.headings))
+        ]
+        parts += [
+            f"<th{kind}>{html.escape(heading)}</th>"
+            for kind, heading in zip(kinds, table.headings, strict=True)
+        ]
+        parts.append("</tr></thead><tbody>")
+        for index, row in enumerate(table.rows):
+            cells = "".join(
+                f"<td{kind}>{html.escape(cell.strip())}</td>"
+                for kind, cell in zip(kinds, row, strict=False)
+            )
+            if len(row) == 1:
+                width = len(table.headings)
+                parts.append(
+                    f"<tr class=cause><td colspan={width}>{html.escape(row[0].strip())}</td></tr>"
+                )
+                continue
+            kind = "" if any(row[1:]) else " class=section"
+            parts.append(f"<tr{' class=bad' if index in table.bad_rows else kind}>{cells}</tr>")
+        parts.append("</tbody></table>")
+    if document.figures:
+        figures = "\n".join(f"<figure>{figure}</figure>" for figure in document.figures)
+        parts.append(f'<div class="figures">{figures}</div>')
+    notes = "".join(f"<li>{html.escape(note)}</li>" for note in document.notes)
+    parts += [f'<ul class="notes">{notes}</ul>', "</section>"]
+    return "\n".join(parts) + "\n"
+
+
+def span(low: str, high: str, to: str) -> str:
+    """One text when both ends look the same, else both."""
+    return low if low == high else f"{low}{to}{high}"
+
+
+def usd_text(usd: Decimal | None) -> str:
+    """Dollars and cents."""
+    return UNKNOWN if usd is None else f"${rounded(usd, _CENT):,f}"
+
+
+def small_usd_text(usd: Decimal | None) -> str:
+    """Cents from a dollar up, three significant digits below, so that small costs stay visible."""
+    if usd is None or usd >= 1 or usd == 0:
+        return usd_text(usd)
+    step = Decimal(1).scaleb(usd.adjusted() - 2)
+    return f"${rounded(usd, step):f}"
+
+
+def signed_usd(usd: Decimal | None, text: Callable[[Decimal], str] = usd_text) -> str:
+    """A difference of dollars with its sign."""
+    return UNKNOWN if usd is None else f"{'-' if usd < 0 else '+'}{text(abs(usd))}"
+
+
+@overload
+def money(usd: Decimal) -> str: ...
+@overload
+def money(usd: Decimal | None) -> str | None: ...
+def money(usd: Decimal | None) -> str | None:
+    """Dollars and cents for programs, rounded half up; None stays None."""
+    return None if usd is None else f"{rounded(usd, _CENT):f}"
+
+
+@overload
+def exact_money(usd: Decimal) -> str: ...
+@overload
+def exact_money(usd: Decimal | None) -> str | None: ...
+def exact_money(usd: Decimal | None) -> str | None:
+    """Dollars to the millionth for programs; None stays None."""
+    return None if usd is None else f"{rounded(usd, _MILLIONTH):f}"
+
+
+@overload
+def number(value: Decimal) -> str: ...
+@overload
+def number(value: Decimal | None) -> str | None: ...
+def number(value: Decimal | None) -> str | None:
+    """The number with at most six digits behind the point, no zeros at the end; None stays None."""
+    if value is None:
+        return None
+    text = f"{rounded(value, _MILLIONTH):f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+# With the usual 28 digits, Decimal.quantize raises where an amount has more than it can keep.
+_WIDE: Final = Context(prec=200, rounding=ROUND_HALF_UP)
+
+
+def rounded(value: Decimal, step: Decimal) -> Decimal:
+    """The multiple of the step that is nearest, the larger one of two."""
+    return value.quantize(step, context=_WIDE)
+
+
+def short(value: Decimal) -> str:
+    """The number with three significant digits, whole from 100 up, in plain notation."""
+    if not value:
+        return "0"
+    places = max(0, 2 - value.adjusted())
+    text = f"{rounded(value, Decimal(1).scaleb(-places)):,f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def visible(text: str) -> str:
+    r"""The text on one line; what is not printable as \xNN or \uNNNN.
+
+    A name from a cluster or a file of others could colour, erase or turn around what stands beside.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else _escape(each) for each in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+# Spreadsheets take the fullwidth forms for the same.
+_FORMULA_STARTS: Final = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+_NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?", re.ASCII)
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """The rows as CSV that a spreadsheet opens without running anything; None is an empty cell.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe in front, as OWASP advises
+    (owasp.org/www-community/attacks/CSV_Injection, 2026-11); numbers stay numbers.
+    """
+    # Only CSV needs it: a preview has 100 ms for all cost work.
+    import csv
+
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    for row in rows:
+        writer.writerow([_cell(value) for value in row])
+    return stream.getvalue()
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else str(value)
+    if text.startswith(_FORMULA_STARTS) and not _NUMBER.fullmatch(text):
+        return f"'{text}"
+    return text
+
+
+def page(title: str, fragments: Iterable[str]) -> str:
+    """The fragments of HTML as one self-contained document under the title.
+
+    No script and no request: its own content security policy forbids both.
+    """
+    import html
+
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    return "\n".join(
+        (
+            "<!doctype html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            # A page without an icon makes a browser ask for one.
+            '<link rel="icon" href="data:,">',
+            f"<title>{html.escape(title)}</title>",
+            f"<style>\n{_STYLE.read_text(encoding='ascii')}</style>",
+            "</head>",
+            f"<body><main><h1>{html.escape(title)}</h1>",
+            *fragments,
+            "</main></body>",
+            "</html>",
+            "",
+        )
+    )

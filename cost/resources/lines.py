@@ -1,0 +1,488 @@
+"""What a stack pays for, line by line, in the order of the bill: components(spec, book)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from cost.prices.book import PriceBook
+from cost.prices.price import Unit, UnknownPrice, node_sku
+from cost.resources.component import (
+    CostComponent,
+    Input,
+    Rate,
+    Scope,
+    Section,
+    Term,
+    rate_of,
+    simple_line,
+)
+from stacks.catalog import find_preset
+from stacks.chart_volumes import home_volume_gib, observability_volumes
+from stacks.nfs_spec import DataDisksSpec, NfsSpec
+from stacks.node_spec import (
+    Billing,
+    BootDiskSpec,
+    ImageDiskSpec,
+    LocalDiskSpec,
+    MachineSpec,
+    NodeGroupSpec,
+    WorkerSpec,
+)
+from stacks.spec import StackSpec
+from stacks.storage_spec import DiskType, FilesystemType
+
+_gib_line: Final = partial(simple_line, per="GiB/mo", unit="GiB")
+_address_line: Final = partial(
+    simple_line, section=Section.NETWORK, per="address/h", unit="addresses"
+)
+
+
+def components(spec: StackSpec, book: PriceBook) -> tuple[CostComponent, ...]:
+    """Every line of the stack's bill: those that seed 000 lists, then those beyond it."""
+    declared = tuple(groups(spec))
+    return (
+        *(node_line(group, book) for group in declared),
+        *(
+            node_disk_line(
+                group,
+                group.spec.boot_disk,
+                book,
+                key=f"{group.key}.boot_disk",
+                label=group.label,
+                section=Section.BOOT_DISKS,
+            )
+            for group in declared
+        ),
+        *filesystem_lines(spec, book),
+        *object_storage_lines(spec, book),
+        *(line for group in declared for line in worker_disk_lines(group, book)),
+        login_address_line(spec, book),
+        *(node_address_line(group, book) for group in declared if group.spec.public_ip),
+        control_plane_line(spec, book),
+        chart_volume_line(spec, book),
+        *nfs_server_lines(spec, book),
+        state_bucket_line(book),
+        registry_line(spec, book),
+        allocation_line(spec, book),
+    )
+
+
+_ROLES: Final = ("system", "controller", "login", "accounting", "nfs")
+_ENDS: Final = ("min_nodes", "max_nodes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One node group under the name and the config key that its user knows it by."""
+
+    label: str
+    key: str
+    spec: NodeGroupSpec
+    min_nodes: int
+    """Least nodes that are paid for; none of a nodeset of a paused stack."""
+    max_nodes: int
+    is_paused: bool
+
+    @property
+    def nodeset(self) -> str | None:
+        """Name of the nodeset, where the group is one."""
+        return self.spec.name if isinstance(self.spec, WorkerSpec) else None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the number of nodes never changes."""
+        return self.min_nodes == self.max_nodes
+
+    @property
+    def count_keys(self) -> tuple[str, ...]:
+        """Keys of the number of nodes: `nodes` where it is fixed, and the pause where it is on."""
+        ends = ("nodes",) if self.spec.min_nodes == self.spec.max_nodes else _ENDS
+        paused = ("nodes.paused",) if self.is_paused else ()
+        return (*(f"{self.key}.{end}" for end in ends), *paused)
+
+    @property
+    def count(self) -> str:
+        """Number of nodes as printed, such as `3..9`."""
+        return str(self.min_nodes) if self.is_fixed else f"{self.min_nodes}..{self.max_nodes}"
+
+    @property
+    def count_input(self) -> Input:
+        """Number of nodes as an input of a formula."""
+        return Input(name="nodes", value=self.count, source=", ".join(self.count_keys))
+
+
+def groups(spec: StackSpec) -> Iterator[Group]:
+    """Every node group, in the order of the bill."""
+    nodes = spec.nodes
+    declared: list[tuple[str, str, NodeGroupSpec | None]] = [
+        *((worker.name, f"nodes.workers[{worker.name}]", worker) for worker in nodes.workers),
+        *((role, f"nodes.{role}", getattr(nodes, role)) for role in _ROLES),
+    ]
+    for label, key, group in declared:
+        if group is not None:
+            least, most = nodes.counts(group)
+            yield Group(
+                label=label,
+                key=key,
+                spec=group,
+                min_nodes=least,
+                max_nodes=most,
+                is_paused=(least, most) != (group.min_nodes, group.max_nodes),
+            )
+
+
+def node_line(group: Group, book: PriceBook) -> CostComponent:
+    """The nodes of one group, without their boot disks."""
+    spec = group.spec
+    found = machine_terms(spec, book)
+    is_known = not isinstance(found, UnknownPrice)
+    billing = "" if spec.billing is Billing.ON_DEMAND else f", {spec.billing}"
+    return CostComponent(
+        id=group.key,
+        section=Section.COMPUTE,
+        name=f"{group.label} ({spec.platform}{billing})",
+        size=f"{group.count} x {spec.preset}",
+        quantity_low=group.min_nodes,
+        quantity_high=group.max_nodes,
+        rate=rate_of(found, "node/h") if is_known else None,
+        terms=found if is_known else (),
+        unit="nodes",
+        keys=(
+            *group.count_keys,
+            f"{group.key}.platform",
+            f"{group.key}.preset",
+            f"{group.key}.billing",
+        ),
+        unknown=None if is_known else found.reason,
+        nodeset=group.nodeset,
+        quantity_factors=(group.count_input,),
+        num_per_node=1,
+    )
+
+
+def node_rate(group: MachineSpec, book: PriceBook) -> Rate | UnknownPrice:
+    """US dollars an hour for one machine, without its disks."""
+    found = machine_terms(group, book)
+    return found if isinstance(found, UnknownPrice) else rate_of(found, "node/h")
+
+
+def machine_terms(group: MachineSpec, book: PriceBook) -> tuple[Term, ...] | UnknownPrice:
+    """What one machine is billed by for an hour, without its disks."""
+    preset = find_preset(group.platform, group.preset)
+    if preset is None:
+        return UnknownPrice(
+            sku=f"{group.platform}/{group.preset}",
+            reason=f"'{group.preset}' of '{group.platform}' is not in stacks/catalog.py",
+        )
+    wanted = (
+        ("gpu", Unit.GPU_HOUR, "GPUs", preset.gpus),
+        ("vcpu", Unit.VCPU_HOUR, "vCPUs", preset.vcpus),
+        ("ram", Unit.GIB_HOUR, "GiB of memory", preset.memory_gib),
+    )
+    terms: list[Term] = []
+    for part, unit, name, count in wanted if preset.gpus else wanted[1:]:
+        price = book.find(node_sku(group.platform, part, group.billing), unit)
+        if isinstance(price, UnknownPrice):
+            return price
+        terms.append(Term(count=count, unit=name, price=price))
+        if price.covers_vm:
+            # One line per GPU since 2025-10-01: adding vCPUs and memory would charge them twice.
+            break
+    return tuple(terms)
+
+
+def node_disk_line(
+    group: Group,
+    disk: BootDiskSpec | LocalDiskSpec | ImageDiskSpec,
+    book: PriceBook,
+    *,
+    key: str,
+    label: str,
+    section: Section,
+    scope: Scope = Scope.SEED,
+) -> CostComponent:
+    """The line of the disk that `key` declares, for all nodes of the group."""
+    return _gib_line(
+        id=key,
+        section=section,
+        name=f"{label} ({disk.type.removeprefix('network-').removeprefix('ssd-')})",
+        size=f"{group.count} x {disk.size_gib} GiB",
+        quantity=group.min_nodes * disk.size_gib,
+        quantity_high=group.max_nodes * disk.size_gib,
+        price=book.find(f"disk/{disk.type}", Unit.GIB_MONTH),
+        keys=(*group.count_keys, f"{key}.size_gib", f"{key}.type"),
+        scope=scope,
+        nodeset=group.nodeset,
+        num_per_node=disk.size_gib,
+        quantity_factors=(
+            group.count_input,
+            Input(name="GiB of a disk", value=str(disk.size_gib), source=f"{key}.size_gib"),
+        ),
+    )
+
+
+def worker_disk_lines(group: Group, book: PriceBook) -> Iterator[CostComponent]:
+    """The local disks and the image disk of one nodeset; other groups have none."""
+    if not isinstance(group.spec, WorkerSpec):
+        return
+    line = partial(node_disk_line, group, section=Section.WORKER_DISKS, scope=Scope.BEYOND)
+    for disk in group.spec.local_disks:
+        key = f"{group.key}.local_disks[{disk.name}]"
+        yield line(disk, book, key=key, label=f"{group.label} {disk.name}")
+    image = group.spec.image_disk
+    if image is not None:
+        yield line(image, book, key=f"{group.key}.image_disk", label=f"{group.label} images")
+
+
+def filesystem_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent]:
+    """One line a filesystem; an existing one has no declared size."""
+    storage = spec.storage
+    yield _line("jail", "storage.jail", storage.jail.size_gib, storage.jail.type, book)
+    for mount in storage.submounts:
+        name, key = f"{mount.name} (submount)", f"storage.submounts[{mount.name}]"
+        yield _line(name, key, mount.size_gib, mount.type, book)
+    if storage.accounting is not None:
+        own = storage.accounting
+        yield _line("accounting", "storage.accounting", own.size_gib, own.type, book)
+    spool = storage.controller_spool
+    yield _line("controller_spool", "storage.controller_spool", spool.size_gib, spool.type, book)
+
+
+def _line(
+    name: str, key: str, size_gib: int | None, type_: FilesystemType, book: PriceBook
+) -> CostComponent:
+    is_existing = size_gib is None
+    return _gib_line(
+        id=key,
+        section=Section.FILESYSTEMS,
+        name=name,
+        size="existing" if is_existing else f"{size_gib} GiB",
+        quantity=size_gib,
+        price=book.find(f"filesystem/{type_}", Unit.GIB_MONTH),
+        keys=(f"{key}.existing_id",) if is_existing else (f"{key}.size_gib", f"{key}.type"),
+        unknown="an existing filesystem: the stack does not declare its size"
+        if is_existing
+        else None,
+        quantity_factors=()
+        if is_existing
+        else (Input(name="GiB", value=str(size_gib), source=f"{key}.size_gib"),),
+    )
+
+
+SKU: Final = "object-storage/standard"
+
+
+def object_storage_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent]:
+    """Declared backups and config bucket."""
+    backup, bucket_gib = spec.storage.backup, spec.storage.config_bucket_gib
+    price = book.find(SKU, Unit.GIB_MONTH)
+    if backup is not None:
+        key = "storage.backup"
+        yield _gib_line(
+            id=key,
+            section=Section.OBJECT_STORAGE,
+            name="daily jail backups",
+            size=f"{backup.keep_daily} x {backup.size_gib} GiB",
+            quantity=backup.keep_daily * backup.size_gib,
+            price=price,
+            keys=(f"{key}.keep_daily", f"{key}.size_gib"),
+            quantity_factors=(
+                Input(name="copies", value=str(backup.keep_daily), source=f"{key}.keep_daily"),
+                Input(name="GiB of a copy", value=str(backup.size_gib), source=f"{key}.size_gib"),
+            ),
+        )
+    if bucket_gib is not None:
+        key = "storage.config_bucket_gib"
+        yield _gib_line(
+            id=key,
+            section=Section.OBJECT_STORAGE,
+            name="versioned JSON configs",
+            size=f"{bucket_gib} GiB" if bucket_gib else "< 1 GiB",
+            quantity=bucket_gib,
+            price=price,
+            keys=(key,),
+        )
+
+
+def state_bucket_line(book: PriceBook) -> CostComponent:
+    """The bucket of the engine's state: none with another backend, and never a GiB."""
+    return _gib_line(
+        id="state_bucket",
+        section=Section.OBJECT_STORAGE,
+        name="bucket of the state",
+        size="0..1 GiB",
+        quantity=0,
+        quantity_high=1,
+        price=book.find(SKU, Unit.GIB_MONTH),
+        keys=(),
+        scope=Scope.BEYOND,
+    )
+
+
+def login_address_line(spec: StackSpec, book: PriceBook) -> CostComponent:
+    """The public address of the login node, where it has one."""
+    return _address_line(
+        id="login.address",
+        name="public IP (login)",
+        size="1" if spec.login.public_ip else "private",
+        quantity=1 if spec.login.public_ip else 0,
+        price=book.find("public-ip", Unit.ADDRESS_HOUR),
+        keys=("login.public_ip",),
+    )
+
+
+def node_address_line(group: Group, book: PriceBook) -> CostComponent:
+    """The public addresses of a group whose nodes have them."""
+    return _address_line(
+        id=f"{group.key}.public_ip",
+        name=f"public IP ({group.label} nodes)",
+        size=group.count,
+        quantity=group.min_nodes,
+        quantity_high=group.max_nodes,
+        price=book.find("public-ip", Unit.ADDRESS_HOUR),
+        keys=(*group.count_keys, f"{group.key}.public_ip"),
+        scope=Scope.BEYOND,
+        nodeset=group.nodeset,
+        quantity_factors=(group.count_input,),
+        num_per_node=1,
+    )
+
+
+def allocation_line(spec: StackSpec, book: PriceBook) -> CostComponent:
+    """The public endpoint of the Kubernetes API, an address that seed 000 does not list."""
+    return _address_line(
+        id="cluster.endpoint_address",
+        name="endpoint address (Kubernetes)",
+        size="1" if spec.cluster.public_endpoint else "private",
+        quantity=1 if spec.cluster.public_endpoint else 0,
+        price=book.find("public-ip/kubernetes-endpoint", Unit.ADDRESS_HOUR),
+        keys=("cluster.public_endpoint",),
+        scope=Scope.BEYOND,
+    )
+
+
+def nfs_server_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent]:
+    """Every line of the server; none where the stack declares none."""
+    nfs = spec.nfs
+    if nfs is None:
+        return
+    yield _machine_line(nfs, book)
+    yield _disk_line(nfs.boot_disk, book, "nfs.boot_disk", "NFS server", Section.BOOT_DISKS)
+    yield _disk_line(nfs.data_disks, book, "nfs.data_disks", "NFS data", Section.FILESYSTEMS)
+    if nfs.public_ip:
+        yield _address_line(
+            id="nfs.public_ip",
+            name="public IP (NFS server)",
+            size="1",
+            quantity=1,
+            price=book.find("public-ip", Unit.ADDRESS_HOUR),
+            keys=("nfs.public_ip",),
+            scope=Scope.BEYOND,
+        )
+
+
+def _machine_line(nfs: NfsSpec, book: PriceBook) -> CostComponent:
+    found = machine_terms(nfs, book)
+    is_known = not isinstance(found, UnknownPrice)
+    return CostComponent(
+        id="nfs",
+        section=Section.COMPUTE,
+        name=f"NFS server ({nfs.platform})",
+        size=f"1 x {nfs.preset}",
+        quantity_low=1,
+        quantity_high=1,
+        rate=rate_of(found, "machine/h") if is_known else None,
+        terms=found if is_known else (),
+        unit="machines",
+        keys=("nfs.platform", "nfs.preset", "nfs.billing"),
+        scope=Scope.BEYOND,
+        unknown=None if is_known else found.reason,
+        quantity_factors=(Input(name="machines", value="1", source="nfs"),),
+    )
+
+
+def _disk_line(
+    disk: BootDiskSpec | DataDisksSpec, book: PriceBook, key: str, name: str, section: Section
+) -> CostComponent:
+    count = disk.count if isinstance(disk, DataDisksSpec) else 1
+    counted = (f"{key}.count",) if isinstance(disk, DataDisksSpec) else ()
+    return _gib_line(
+        id=key,
+        section=section,
+        name=f"{name} ({disk.type.removeprefix('network-').removeprefix('ssd-')})",
+        size=f"{count} x {disk.size_gib} GiB",
+        quantity=count * disk.size_gib,
+        price=book.find(f"disk/{disk.type}", Unit.GIB_MONTH),
+        keys=(f"{key}.size_gib", f"{key}.type", *counted),
+        scope=Scope.BEYOND,
+        quantity_factors=(
+            Input(name="disks", value=str(count), source=", ".join(counted) or key),
+            Input(name="GiB of a disk", value=str(disk.size_gib), source=f"{key}.size_gib"),
+        ),
+    )
+
+
+def control_plane_line(spec: StackSpec, book: PriceBook) -> CostComponent:
+    """The control plane of the stack's one cluster."""
+    return simple_line(
+        id="cluster.control_plane",
+        section=Section.KUBERNETES,
+        name="control plane",
+        size=f"1, etcd of {spec.cluster.etcd_size}",
+        quantity=1,
+        price=book.find("mk8s/control-plane", Unit.CLUSTER_HOUR),
+        per="cluster/h",
+        unit="clusters",
+        keys=("cluster.etcd_size",),
+        scope=Scope.BEYOND,
+    )
+
+
+def chart_volume_line(spec: StackSpec, book: PriceBook) -> CostComponent:
+    """Volumes of the charts on network SSD, the provider's default class."""
+    claims = {"home": home_volume_gib(spec), **observability_volumes(spec)}
+    claimed = [name for name, gib in claims.items() if gib]
+    size_gib = sum(claims.values())
+    return _gib_line(
+        id="charts.volumes",
+        section=Section.KUBERNETES,
+        name="volumes of the charts",
+        size=f"{size_gib} GiB ({', '.join(claimed)})" if size_gib else "none claimed",
+        quantity=size_gib,
+        price=book.find(f"disk/{DiskType.NETWORK_SSD}", Unit.GIB_MONTH),
+        keys=("soperator.observability", "soperator.nfs_home"),
+        scope=Scope.BEYOND,
+    )
+
+
+_SKU: Final = "container-registry/storage"
+
+
+def registry_line(spec: StackSpec, book: PriceBook) -> CostComponent:
+    """Images that users push; Soperator's own come from the provider's registry."""
+    size_gib = spec.storage.registry_gib
+    if size_gib is not None:
+        key = "storage.registry_gib"
+        return _gib_line(
+            id="registry",
+            section=Section.REGISTRY,
+            name="images of the project",
+            size=f"{size_gib} GiB" if size_gib else "< 1 GiB",
+            quantity=size_gib,
+            price=book.find(_SKU, Unit.GIB_MONTH),
+            keys=(key,),
+        )
+    return _gib_line(
+        id="registry",
+        section=Section.REGISTRY,
+        name="images of the project",
+        size="not declared",
+        quantity=None,
+        price=book.find(_SKU, Unit.GIB_MONTH),
+        keys=(),
+        scope=Scope.BEYOND,
+        unknown="the stack does not declare how much its users push",
+    )

@@ -1,0 +1,501 @@
+"""Hours and dollars of a run before it starts, and what preemptions add: forecast(job, rates, ...).
+
+A speed is measured (a run record of the same recipe, preset and number of nodes) or declared with
+its source; without one the answer is UnknownRun, with the command that would tell.
+Checkpoint intervals: J. W. Young, "A first order approximation to the optimum checkpoint interval",
+Communications of the ACM 17(9), 1974, and J. T. Daly, "A higher order estimate of the optimum
+checkpoint interval for restart dumps", Future Generation Computer Systems 22(3), 2006. Preemptions
+are a Poisson process; any one of the job's nodes stops the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal, InvalidOperation
+from typing import Final
+
+from cost.resources.hourly_rates import RunRates
+from cost.run_record import Kind, Outcome, RunRecord
+from stacks.cost_spec import PreemptionSpec, RunForecastSpec
+from stacks.node_spec import Billing, WorkerSpec
+from stacks.slurm_spec import JobSpec
+from stacks.slurm_time import slurm_seconds
+from stacks.spec import StackSpec
+
+SECONDS_PER_DAY: Final = Decimal(86400)
+STALL_METRIC: Final = "checkpoint_stall_s"
+# A segment that is 30 mean times long succeeds once in 1e13 tries: such a run never ends.
+_HOPELESS: Final = Decimal(30)
+_BISECTIONS: Final = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """Seconds lost for each second of useful work, by cause."""
+
+    checkpoint: Decimal
+    lost_work: Decimal
+    restart: Decimal
+
+    @property
+    def factor(self) -> Decimal:
+        """Expected wall time over useful time, 1 or more."""
+        return 1 + self.checkpoint + self.lost_work + self.restart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """Seconds that training stands still for one checkpoint, and who says so."""
+
+    seconds: Decimal
+    source: str
+    measured_on: date | None
+    """Day of the measurement; None for an assumption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """What a job on preemptible nodes has to expect."""
+
+    stall: Stall
+    restart_s: Decimal
+    num_nodes: int
+    preemptions_per_node_day: Decimal
+    source: str
+    """Where the rate and the restart time come from."""
+
+    @property
+    def mtbf_s(self) -> Decimal | None:
+        """Mean seconds between preemptions of any node of the job; None when there are none."""
+        return mtbf_s(self.preemptions_per_node_day, self.num_nodes)
+
+    @property
+    def interval_s(self) -> Decimal | None:
+        """Daly's interval: seconds of work between checkpoints; None without preemptions."""
+        mean_s = self.mtbf_s
+        return None if mean_s is None else daly_interval_s(self.stall.seconds, mean_s)
+
+    @property
+    def young_s(self) -> Decimal | None:
+        """Young's interval beside it; None without preemptions."""
+        mean_s = self.mtbf_s
+        return None if mean_s is None else young_interval_s(self.stall.seconds, mean_s)
+
+    @property
+    def slowdown(self) -> Slowdown | None:
+        """Expected losses at that interval; None when the run would never end."""
+        return best_slowdown(self.stall.seconds, self.restart_s, self.mtbf_s)
+
+    def pays_up_to(self, price_ratio: Decimal) -> Decimal | None:
+        """Preemptions a node-day up to which preemptible is cheaper; None: at every rate.
+
+        `price_ratio` is the on-demand price over the preemptible one.
+        """
+        if price_ratio <= 1:
+            return Decimal(0)
+        if self.restart_s == 0 and self.stall.seconds == 0:
+            return None
+        low, high = Decimal(0), Decimal(1)
+        while self._pays(high, price_ratio):
+            low, high = high, 2 * high
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._pays(middle, price_ratio) else (low, middle)
+        return low
+
+    def _pays(self, per_node_day: Decimal, price_ratio: Decimal) -> bool:
+        mean_s = mtbf_s(per_node_day, self.num_nodes)
+        found = best_slowdown(self.stall.seconds, self.restart_s, mean_s)
+        return found is not None and found.factor < price_ratio
+
+
+def disturbance(
+    preemption: PreemptionSpec, job: JobSpec, worker: WorkerSpec, records: Sequence[RunRecord]
+) -> Disturbance:
+    """The job's losses on the nodes, with the stall that was measured there or is assumed."""
+    return Disturbance(
+        stall=_stall(preemption, job, worker, records),
+        restart_s=preemption.restart_s,
+        num_nodes=job.nodes,
+        preemptions_per_node_day=preemption.preemptions_per_node_day,
+        source=preemption.source,
+    )
+
+
+def mtbf_s(preemptions_per_node_day: Decimal, num_nodes: int) -> Decimal | None:
+    """Mean seconds between preemptions of a job on so many nodes; None when there are none."""
+    per_day = preemptions_per_node_day * num_nodes
+    return None if per_day == 0 else SECONDS_PER_DAY / per_day
+
+
+def young_interval_s(stall_s: Decimal, mean_s: Decimal) -> Decimal:
+    """Young 1974: sqrt(2 * stall * MTBF), seconds of work between checkpoints."""
+    return (2 * stall_s * mean_s).sqrt()
+
+
+def daly_interval_s(stall_s: Decimal, mean_s: Decimal) -> Decimal:
+    """Daly 2006, equation 37: seconds of work between checkpoints; MTBF when stall >= 2 MTBF."""
+    if stall_s >= 2 * mean_s:
+        return mean_s
+    part = stall_s / (2 * mean_s)
+    return young_interval_s(stall_s, mean_s) * (1 + part.sqrt() / 3 + part / 9) - stall_s
+
+
+def best_slowdown(stall_s: Decimal, restart_s: Decimal, mean_s: Decimal | None) -> Slowdown | None:
+    """Expected losses at Daly's interval; none without preemptions; None when it never ends."""
+    if mean_s is None:
+        return Slowdown(checkpoint=Decimal(0), lost_work=Decimal(0), restart=Decimal(0))
+    return slowdown(daly_interval_s(stall_s, mean_s), stall_s, restart_s, mean_s)
+
+
+def slowdown(
+    interval_s: Decimal, stall_s: Decimal, restart_s: Decimal, mean_s: Decimal
+) -> Slowdown | None:
+    """Expected losses with a checkpoint after every `interval_s` of work; None: it never ends.
+
+    Daly 2006, equation 20: wall time = M e^(R/M) (e^((t + d)/M) - 1) T/t. A segment of t + d fails
+    e^((t + d)/M) - 1 times before it succeeds, and each failure costs a restart of M (e^(R/M) - 1).
+    """
+    segment_s = interval_s + stall_s
+    if max(segment_s, restart_s) > _HOPELESS * mean_s:
+        return None
+    restart_phase_s = mean_s * _expm1(restart_s / mean_s)
+    if interval_s == 0:
+        # Free checkpoints at every moment: no work is lost, and only restarts cost.
+        return Slowdown(
+            checkpoint=Decimal(0), lost_work=Decimal(0), restart=restart_phase_s / mean_s
+        )
+    num_failures = _expm1(segment_s / mean_s)
+    return Slowdown(
+        checkpoint=stall_s / interval_s,
+        lost_work=(mean_s * num_failures - segment_s) / interval_s,
+        restart=num_failures * restart_phase_s / interval_s,
+    )
+
+
+def _expm1(value: Decimal) -> Decimal:
+    """e^value - 1; the first terms of the series keep small values from cancelling to nothing."""
+    if value < Decimal("1e-6"):
+        return value * (1 + value / 2 * (1 + value / 3))
+    return value.exp() - 1
+
+
+def _stall(
+    preemption: PreemptionSpec, job: JobSpec, worker: WorkerSpec, records: Sequence[RunRecord]
+) -> Stall:
+    """The newest measured stall of this recipe on this preset, else the declared one."""
+    for record in sorted(records, key=lambda each: (each.finished_at, each.job_id), reverse=True):
+        seconds = record.metrics.get(STALL_METRIC)
+        if seconds is not None and seconds >= 0 and same_run(record, job, worker):
+            return Stall(
+                seconds=seconds,
+                source=f"job {record.job_id} of stack {record.stack or '?'}",
+                measured_on=record.finished_at.date(),
+            )
+    return Stall(seconds=preemption.checkpoint_stall_s, source=preemption.source, measured_on=None)
+
+
+def same_run(record: RunRecord, job: JobSpec, worker: WorkerSpec) -> bool:
+    """Whether the record measured this job: training that passed, same recipe, nodes and preset."""
+    hardware = record.hardware
+    return (
+        record.outcome is Outcome.PASS
+        and record.kind == Kind.TRAIN
+        and record.recipe == job.recipe
+        and hardware is not None
+        and hardware.num_nodes == job.nodes
+        and (hardware.platform, hardware.preset) == (worker.platform, worker.preset)
+    )
+
+
+SPEED_METRIC: Final = "train_tokens_per_s"
+STEP_METRIC: Final = "train_step_s"
+"""Mean, over the same steps as the speed."""
+TOKENS_METRIC: Final = "num_train_tokens"
+SECONDS_PER_HOUR: Final = Decimal(3600)
+_EPOCHS_SETTING: Final = "train.epochs"
+_STEPS_SETTING: Final = "train.max_steps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSpeed:
+    """Tokens that all ranks train on in a second, and who says so."""
+
+    tokens_per_s: Decimal
+    source: str
+    measured_on: date | None
+    """Day of the measurement; None for a declared speed."""
+    tokens_per_step: Decimal | None = None
+    """Of all ranks; None where nothing measured it."""
+
+    def __str__(self) -> str:
+        """The speed with its origin."""
+        origin = "declared" if self.measured_on is None else f"measured on {self.measured_on}"
+        return f"{self.tokens_per_s:,.1f} tokens/s, {origin}: {self.source}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What one run is going to take."""
+
+    job: str
+    num_nodes: int
+    worker: WorkerSpec
+    """Nodes that the job is priced on: the dearest that its partition may give it."""
+    num_tokens: Decimal
+    speed: TrainSpeed
+    busy_hours: Decimal
+    """Without any preemption."""
+    disturbance: Disturbance | None
+    """What preemptions add; None on nodes that are not preempted."""
+    hours: Decimal
+    """Expected, preemptions included."""
+    nodes_usd: Decimal | None
+    """US dollars of the job's own nodes; None when their price is not known."""
+    cluster_share_usd: Decimal | None
+    """The nodes with their share of what the rest of the cluster costs meanwhile."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownRun:
+    """A run that nothing is known about but its time limit."""
+
+    job: str
+    num_nodes: int
+    reason: str
+    fix: str
+    """What to run or declare, so that it becomes known."""
+    at_most_usd: Decimal | None
+    """US dollars of the job's own nodes up to its time limit; None when not known."""
+
+    def __str__(self) -> str:
+        """The state with its way out, in one line."""
+        return f"NOT KNOWN: {self.reason}; {self.fix}"
+
+
+def forecast(
+    job: JobSpec,
+    rates: RunRates,
+    records: Sequence[RunRecord],
+    sets: Sequence[str] = (),
+    recipe_steps: int | None = None,
+) -> Forecast | UnknownRun:
+    """The run's expected hours and US dollars; `sets` are the settings of one submission.
+
+    `recipe_steps`: train.max_steps of the recipe itself. They count where a run has told how many
+    tokens a step reads; until then the stack's `runs[].epochs` stand for them.
+    """
+    spec = rates.spec
+    worker = rates.dearest(job)
+    declared = next((each for each in spec.runs if each.job == job.name), None)
+    if worker is None:
+        return _unknown(job, rates, None, f"no nodes fit {job.name}", f"see jobs of {spec.name}")
+    if job.is_acceptance:
+        reason = f"{job.name} reads no tokens"
+        return _unknown(job, rates, worker, reason, "its profile decides how long it takes")
+    if declared is None:
+        reason = f"no entry of runs says how many tokens {job.name} reads"
+        return _unknown(job, rates, worker, reason, _how_to_declare(spec, job, records))
+    speed = _speed(declared, job, rates.workers_of(job), records)
+    if speed is None:
+        return _unknown(
+            job,
+            rates,
+            worker,
+            f"the speed of {job.recipe} on {job.nodes} x {worker.preset} is neither measured "
+            "nor declared",
+            f"run: soperator submit {job.name} --stack {spec.name}, then soperator pull its id",
+        )
+    return _known(job, rates, worker, declared, speed, records, sets, recipe_steps)
+
+
+def forecasts(rates: RunRates, records: Sequence[RunRecord]) -> tuple[Forecast | UnknownRun, ...]:
+    """One for each declared job that trains, in declared order."""
+    named = {each.job for each in rates.spec.runs}
+    return tuple(
+        forecast(job, rates, records)
+        for job in rates.spec.jobs
+        if job.name in named or job.module == "workloads.train"
+    )
+
+
+def _known(
+    job: JobSpec,
+    rates: RunRates,
+    worker: WorkerSpec,
+    declared: RunForecastSpec,
+    speed: TrainSpeed,
+    records: Sequence[RunRecord],
+    sets: Sequence[str],
+    recipe_steps: int | None,
+) -> Forecast:
+    notes: list[str] = []
+    epochs, steps = _asked(declared, speed, sets, notes)
+    if steps is None and recipe_steps is not None:
+        steps = Decimal(recipe_steps)
+    counted = _counted(rates.spec, job, records)
+    tokens_per_epoch = Decimal(declared.tokens_per_epoch)
+    if counted is not None and counted[0] != tokens_per_epoch:
+        tokens_per_epoch = counted[0]
+        notes.append(
+            f"{counted[1]} counted {counted[0]:,f} train tokens, the stack declares "
+            f"{declared.tokens_per_epoch:,}: the count is used"
+        )
+    num_tokens = tokens_per_epoch * epochs
+    if steps is not None and speed.tokens_per_step is not None:
+        num_tokens = steps * speed.tokens_per_step
+    busy_hours = num_tokens / speed.tokens_per_s / SECONDS_PER_HOUR
+    losses, hours = _disturbed(rates.spec, job, worker, busy_hours, records, notes)
+    nodes_usd = rates.nodes_usd(worker, job.nodes, hours)
+    if nodes_usd is None:
+        notes.append(f"a node of {worker.name} has no price in book {rates.book.name}")
+    limit_s = slurm_seconds(job.time_limit)
+    if limit_s is not None and hours * SECONDS_PER_HOUR > limit_s:
+        notes.append(
+            f"time_limit {job.time_limit} is shorter than the {hours:.2f} hours of the forecast: "
+            "Slurm would end the job before it is done; raise it in the stack"
+        )
+    return Forecast(
+        job=job.name,
+        num_nodes=job.nodes,
+        worker=worker,
+        num_tokens=num_tokens,
+        speed=speed,
+        busy_hours=busy_hours,
+        disturbance=losses,
+        hours=hours,
+        nodes_usd=nodes_usd,
+        cluster_share_usd=rates.share_usd(nodes_usd, job.nodes, hours),
+        notes=tuple(notes),
+    )
+
+
+def _asked(
+    declared: RunForecastSpec, speed: TrainSpeed, sets: Sequence[str], notes: list[str]
+) -> tuple[Decimal, Decimal | None]:
+    """Epochs of this submission, and steps instead of them; what is not counted is named."""
+    epochs, steps = declared.epochs, None
+    for setting in sets:
+        key, _, value = setting.partition("=")
+        try:
+            wanted = Decimal(value)
+        except InvalidOperation:
+            wanted = Decimal("NaN")
+        if key not in (_EPOCHS_SETTING, _STEPS_SETTING):
+            notes.append(f"--set {setting} is not in the forecast")
+        elif value == "null":  # a recipe has either, and the other takes its place
+            continue
+        elif not (wanted.is_finite() and wanted > 0):
+            kind = key.rpartition("_")[2].removeprefix("train.")
+            notes.append(f"--set {setting} is no number of {kind} and not in the forecast")
+        elif key == _EPOCHS_SETTING:
+            epochs = wanted
+        elif speed.tokens_per_step is None:
+            notes.append(
+                f"--set {setting} is not in the forecast: no run of this recipe on these nodes has "
+                "told how many tokens a step reads"
+            )
+        else:
+            steps = wanted
+    return epochs, steps
+
+
+def _disturbed(
+    spec: StackSpec,
+    job: JobSpec,
+    worker: WorkerSpec,
+    busy_hours: Decimal,
+    records: Sequence[RunRecord],
+    notes: list[str],
+) -> tuple[Disturbance | None, Decimal]:
+    """Expected hours with preemptions, on nodes that have any."""
+    if worker.billing is not Billing.PREEMPTIBLE:
+        return None, busy_hours
+    if spec.preemption is None:
+        notes.append(
+            f"{worker.name} is preemptible and the stack declares no preemption: no losses counted"
+        )
+        return None, busy_hours
+    losses = disturbance(spec.preemption, job, worker, records)
+    found = losses.slowdown
+    if found is None:
+        notes.append(
+            f"at {losses.preemptions_per_node_day} preemptions a node-day on {job.nodes} nodes "
+            "the run would never end; use fewer or on-demand nodes. The hours are without any"
+        )
+        return losses, busy_hours
+    return losses, busy_hours * found.factor
+
+
+def _speed(
+    declared: RunForecastSpec,
+    job: JobSpec,
+    workers: Sequence[WorkerSpec],
+    records: Sequence[RunRecord],
+) -> TrainSpeed | None:
+    """The newest measurement of the same run, else the declared speed."""
+    for record in sorted(records, key=lambda each: (each.finished_at, each.job_id), reverse=True):
+        tokens_per_s = record.metrics.get(SPEED_METRIC, Decimal(0))
+        if tokens_per_s > 0 and any(same_run(record, job, worker) for worker in workers):
+            step_s = record.metrics.get(STEP_METRIC)
+            device = "unknown device" if record.hardware is None else record.hardware.device
+            return TrainSpeed(
+                tokens_per_s=tokens_per_s,
+                source=f"job {record.job_id} of stack {record.stack or '?'} on {device}",
+                measured_on=record.finished_at.date(),
+                tokens_per_step=None if step_s is None else tokens_per_s * step_s,
+            )
+    if declared.train_tokens_per_s is None:
+        return None
+    return TrainSpeed(
+        tokens_per_s=declared.train_tokens_per_s,
+        source=declared.source or "no source",
+        measured_on=None,
+    )
+
+
+def _counted(
+    spec: StackSpec, job: JobSpec, records: Sequence[RunRecord]
+) -> tuple[Decimal, str] | None:
+    """Train tokens that the newest run of the job's data job counted, and that run's name."""
+    recipes = {each.recipe for each in spec.jobs if each.name in job.after}
+    found = [
+        record
+        for record in records
+        if record.kind == Kind.PREPARE_DATA
+        and record.outcome is Outcome.PASS
+        and record.recipe in recipes
+        and record.metrics.get(TOKENS_METRIC, Decimal(0)) > 0
+    ]
+    if not found:
+        return None
+    newest = max(found, key=lambda record: (record.finished_at, record.job_id))
+    return newest.metrics[TOKENS_METRIC], f"job {newest.job_id}"
+
+
+def _how_to_declare(spec: StackSpec, job: JobSpec, records: Sequence[RunRecord]) -> str:
+    counted = _counted(spec, job, records)
+    entry = f"declare runs: [{{job: {job.name}, tokens_per_epoch: %s}}]"
+    if counted is not None:
+        return f"{entry % f'{counted[0]:f}'} ({counted[1]} counted them)"
+    if job.after:
+        return (
+            f"run: soperator submit {job.after[0]} --stack {spec.name}, pull it, and "
+            f"{entry % f'its {TOKENS_METRIC}'}"
+        )
+    return entry % "N"
+
+
+def _unknown(
+    job: JobSpec, rates: RunRates, worker: WorkerSpec | None, reason: str, fix: str
+) -> UnknownRun:
+    limit_s = slurm_seconds(job.time_limit)
+    at_most_usd = None
+    if worker is not None and limit_s is not None:
+        at_most_usd = rates.nodes_usd(worker, job.nodes, limit_s / SECONDS_PER_HOUR)
+    return UnknownRun(
+        job=job.name, num_nodes=job.nodes, reason=reason, fix=fix, at_most_usd=at_most_usd
+    )

@@ -1,0 +1,398 @@
+"""The ledger of a stack's jobs: `runs/<stack>/ledger.jsonl`, one JSON object a line, only appended.
+
+Money and other decimals are text, times are UTC. A damaged line (a full disk, a killed writer) is
+reported and costs no other line; one of another schema version is an error.
+    with Ledger(path).locked() as ledger: ledger.append(entry)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Final, NoReturn, TypedDict, TypeGuard
+
+from stacks.decode import is_map
+from stacks.errors import UserError
+
+SCHEMA_VERSION: Final = 1
+_MOST: Final = 10**15
+
+
+class LineError(ValueError):
+    """A line that is no entry."""
+
+
+class VersionError(ValueError):
+    """A line of another schema version: leaving it out would misstate what was spent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastEntry:
+    """A job at its submission; None where nothing was known."""
+
+    at: datetime
+    job: str
+    job_id: str
+    cluster: str
+    """Host key of the login node: job ids start again at 1 on a cluster that was made anew."""
+    num_nodes: int
+    hours: Decimal | None
+    nodes_usd: Decimal | None
+    basis: str
+    """Where the hours come from, or why they are not known."""
+    num_tasks: int = 1
+    """Tasks of the array that it is of; 1 for a job that is none."""
+
+    @property
+    def usd_per_task(self) -> Decimal | None:
+        """US dollars of one task; of a job that is no array, of the job."""
+        return None if self.nodes_usd is None else self.nodes_usd / self.num_tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """Nodes that a job held from one moment to another."""
+
+    started_at: datetime
+    ended_at: datetime | None
+    """None while it runs."""
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActualEntry:
+    """A job after its end."""
+
+    at: datetime
+    job: str
+    job_id: str
+    cluster: str
+    user: str
+    partition: str
+    state: str
+    runs: tuple[Occupancy, ...]
+    """More than one where it was preempted and started again."""
+    node_hours: Decimal
+    nodes_usd: Decimal | None
+    """US dollars of its nodes; None when their price is not known."""
+    padding_percent: Decimal | None
+    """Share of its training that was padding, from its run record."""
+    array_id: str | None = None
+    """Id of the array that it is a task of; None for a job that is none."""
+    num_tasks: int = 1
+    """More than one where tasks that never started were cancelled together, under one id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverrideEntry:
+    """A submission that the budget had no room for."""
+
+    at: datetime
+    job: str
+    job_id: str
+    cluster: str
+    user: str
+    """Who gave --force, as this machine knows them."""
+    forecast_usd: Decimal
+    left_usd: Decimal
+    budget_usd: Decimal
+
+
+Entry = ForecastEntry | ActualEntry | OverrideEntry
+
+
+def encode(entry: Entry) -> str:
+    """The entry as one line of ASCII without its end."""
+    return json.dumps({"schema_version": SCHEMA_VERSION, "kind": _kind(entry), **_values(entry)})
+
+
+def decode(text: str) -> Entry:
+    """The entry of the line."""
+    try:
+        values: object = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise LineError(f"not a JSON object (column {error.colno}): cut or damaged") from error
+    except RecursionError as error:
+        raise LineError("not a JSON object: nested too deep") from error
+    if not is_map(values):
+        raise LineError("not a JSON object")
+    version = values.get("schema_version")
+    if isinstance(version, bool) or version != SCHEMA_VERSION:
+        raise VersionError(
+            f"schema_version: got {version!r}, expected {SCHEMA_VERSION}; use the version of "
+            "soperator that wrote it, or move the file away to begin a new ledger"
+        )
+    reader = _Reader(values)
+    match reader.text("kind"):
+        case "forecast":
+            return ForecastEntry(
+                **reader.common(),
+                num_nodes=reader.count("num_nodes"),
+                hours=reader.amount_or_none("hours"),
+                nodes_usd=reader.amount_or_none("nodes_usd"),
+                basis=reader.text("basis"),
+                num_tasks=reader.tasks(),
+            )
+        case "actual":
+            return ActualEntry(
+                **reader.common(),
+                user=reader.text("user"),
+                partition=reader.text("partition"),
+                state=reader.text("state"),
+                runs=reader.runs(),
+                node_hours=reader.amount("node_hours"),
+                nodes_usd=reader.amount_or_none("nodes_usd"),
+                padding_percent=reader.amount_or_none("padding_percent"),
+                array_id=None if reader.values.get("array_id") is None else reader.text("array_id"),
+                num_tasks=reader.tasks(),
+            )
+        case "override":
+            return OverrideEntry(
+                **reader.common(),
+                user=reader.text("user"),
+                forecast_usd=reader.amount("forecast_usd"),
+                left_usd=reader.decimal("left_usd"),
+                budget_usd=reader.amount("budget_usd"),
+            )
+        case other:
+            raise LineError(f"kind: got {other!r}, expected forecast, actual or override")
+
+
+def _kind(entry: Entry) -> str:
+    match entry:
+        case ForecastEntry():
+            return "forecast"
+        case ActualEntry():
+            return "actual"
+        case OverrideEntry():
+            return "override"
+
+
+def _values(record: Entry | Occupancy) -> dict[str, object]:
+    names = type(record).__dataclass_fields__
+    return {name: _plain(getattr(record, name)) for name in names}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="seconds")
+    if isinstance(value, Occupancy):
+        return _values(value)
+    return [_plain(item) for item in value] if _is_list(value) else value
+
+
+class _Common(TypedDict):
+    at: datetime
+    job: str
+    job_id: str
+    cluster: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the values of one object; errors name the key."""
+
+    values: Mapping[str, object]
+
+    def common(self) -> _Common:
+        return {
+            "at": self.time("at"),
+            "job": self.text("job"),
+            "job_id": self.text("job_id"),
+            "cluster": self.text("cluster"),
+        }
+
+    def refuse(self, key: str, wanted: str) -> NoReturn:
+        raise LineError(f"{key}: expected {wanted}, got {json.dumps(self.values.get(key))[:60]}")
+
+    def text(self, key: str) -> str:
+        value = self.values.get(key)
+        if not isinstance(value, str):
+            self.refuse(key, "text")
+        return value
+
+    def count(self, key: str) -> int:
+        value = self.values.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            self.refuse(key, "a whole number")
+        return value
+
+    def tasks(self) -> int:
+        """Lines of before arrays were counted have none."""
+        number = self.count("num_tasks") if "num_tasks" in self.values else 1
+        if not number:
+            self.refuse("num_tasks", "1 or more")
+        return number
+
+    def decimal(self, key: str) -> Decimal:
+        try:
+            number = Decimal(self.text(key))
+        except InvalidOperation:
+            number = Decimal("NaN")
+        if not number.is_finite() or abs(number) > _MOST:
+            self.refuse(key, "a number as text")
+        return number
+
+    def amount(self, key: str) -> Decimal:
+        """A number that cannot be below 0; a negative cost would make room in a budget."""
+        number = self.decimal(key)
+        if number < 0:
+            self.refuse(key, "0 or more")
+        return number
+
+    def amount_or_none(self, key: str) -> Decimal | None:
+        return None if self.values.get(key) is None else self.amount(key)
+
+    def time(self, key: str) -> datetime:
+        try:
+            moment = datetime.fromisoformat(self.text(key))
+        except ValueError:
+            self.refuse(key, "a time such as 2026-11-21T05:00:00+00:00")
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+    def runs(self) -> tuple[Occupancy, ...]:
+        value = self.values.get("runs")
+        if not _is_list(value):
+            self.refuse("runs", "a list")
+        return tuple(self.run(item) for item in value)
+
+    def run(self, value: object) -> Occupancy:
+        if not is_map(value):
+            self.refuse("runs", "a list of objects")
+        reader, nodes = _Reader(value), value.get("nodes")
+        if not _is_list(nodes):
+            reader.refuse("nodes", "a list of names")
+        ended = value.get("ended_at")
+        return Occupancy(
+            started_at=reader.time("started_at"),
+            ended_at=None if ended is None else reader.time("ended_at"),
+            nodes=tuple(str(node) for node in nodes),
+        )
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, list | tuple)
+
+
+FILE_NAME: Final = "ledger.jsonl"
+
+
+class LedgerError(UserError):
+    """A ledger that must not be read or written as it is, with file and line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What a ledger holds, and what is wrong with the lines that are no entries."""
+
+    entries: tuple[Entry, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """One ledger file; it need not exist yet."""
+
+    path: Path
+
+    def read(self) -> Content:
+        """Every readable entry in the order of the file."""
+        if not self.path.exists():
+            return Content()
+        try:
+            with self.path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+                content = file.read()
+        except OSError as error:
+            raise LedgerError(f"{self.path}: cannot be read: {error.strerror}") from error
+        return _parse(content, self.path)
+
+    @contextmanager
+    def locked(self) -> Generator[OpenLedger]:
+        """The ledger for this process alone: nothing is appended between a look and an append."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            is_new = not self.path.exists()
+            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise LedgerError(
+                f"{self.path}: cannot be opened to write: {error.strerror}; nothing was done: "
+                "make its folder yours, or set SOPERATOR_STATE"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if is_new:
+                _sync_folder(self.path.parent)
+            yield OpenLedger(path=self.path, descriptor=descriptor)
+        finally:
+            os.close(descriptor)
+
+    def append(self, *entries: Entry) -> None:
+        """Adds the entries; on return they are on the disk."""
+        with self.locked() as ledger:
+            ledger.append(*entries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLedger:
+    """A ledger whose lock is held."""
+
+    path: Path
+    descriptor: int
+
+    def read(self) -> Content:
+        """Every readable entry in the order of the file."""
+        return _parse(self.path.read_bytes(), self.path)
+
+    def append(self, *entries: Entry) -> None:
+        """Adds the entries whole or not at all; on return they are on the disk."""
+        if not entries:
+            return
+        size = os.fstat(self.descriptor).st_size
+        lines = "".join(f"{encode(entry)}\n" for entry in entries).encode("ascii")
+        if size and os.pread(self.descriptor, 1, size - 1) != b"\n":
+            # A writer was killed in its line: end it, so that only that line is lost.
+            lines = b"\n" + lines
+        try:
+            written = os.write(self.descriptor, lines)
+            if written != len(lines):
+                raise OSError(f"{written} of {len(lines)} bytes were written: is the disk full?")
+            os.fsync(self.descriptor)
+        except OSError as error:
+            os.ftruncate(self.descriptor, size)
+            raise LedgerError(f"{self.path}: not written: {error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _parse(content: bytes, path: Path) -> Content:
+    entries: list[Entry] = []
+    problems: list[str] = []
+    errors: list[str] = []
+    for number, line in enumerate(content.decode("ascii", errors="replace").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            entries.append(decode(line))
+        except LineError as error:
+            problems.append(f"{path}:{number}: {error}; this line is left out")
+        except VersionError as error:
+            errors.append(f"{path}:{number}: {error}")
+    if errors:
+        raise LedgerError("\n".join(errors))
+    return Content(entries=tuple(entries), problems=tuple(problems))

@@ -1,0 +1,489 @@
+"""What ran and what it cost, from accounting x prices; beside forecasts, padding and the budget.
+
+A node belongs to the jobs on it: one job alone pays the whole node, jobs that share one split it by
+their dominant share (CPUs or GPUs), and a node without a job is idle. Jobs, idle nodes, control
+plane and storage add up to the bill of the period. Of a budget, spent is what finished jobs cost
+inside the calendar month (UTC); reserved is the forecast of every job whose end the ledger does not
+know yet, of an array the part of its tasks that have none.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+from cost.report.layout import usd_text
+from cost.resources.hourly_rates import RunRates, num_gpus, num_vcpus
+from cost.runs.ledger import ActualEntry, Entry, ForecastEntry, Occupancy, OverrideEntry
+from stacks.cost_spec import BudgetSpec
+from stacks.node_spec import WorkerSpec
+
+_ZERO: Final = Decimal(0)
+_SECONDS_PER_HOUR: Final = Decimal(3600)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobUse:
+    """One job as accounting tells it."""
+
+    cluster: str
+    """Host key of the login node, with which the ledger knows the job too."""
+    job_id: str
+    name: str
+    user: str
+    partition: str
+    state: str
+    is_finished: bool
+    runs: tuple[Occupancy, ...]
+    """More than one where it was preempted and started again; none where it never started."""
+    cpus_per_node: int = 0
+    gpus_per_node: int = 0
+    array_id: str | None = None
+    """Id of the array that it is a task of; None for a job that is none."""
+    num_tasks: int = 1
+    """More than one where tasks that never started stand under one id."""
+
+    @property
+    def forecast_key(self) -> tuple[str, str]:
+        """Cluster and id under which its submission was forecast: an array has one forecast."""
+        return self.cluster, self.array_id or self.job_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpend:
+    """What one job cost inside the period."""
+
+    use: JobUse
+    node_hours: Decimal
+    """Hours of nodes, shared ones by the job's share."""
+    nodes_usd: Decimal | None
+    """None when the price of its nodes is not known."""
+    is_whole: bool
+    """Whether the job began and ended inside the period."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spend:
+    """US dollars of one stack from `since` to `until`, by what they paid for."""
+
+    stack_name: str
+    since: datetime
+    until: datetime
+    jobs: tuple[JobSpend, ...]
+    idle_usd: Decimal
+    """Worker nodes, up to min_nodes of each nodeset, while no job was on them."""
+    idle_node_hours: Decimal
+    control_plane_usd: Decimal
+    storage_usd: Decimal
+    extra_nodes_usd: Decimal
+    """Worker nodes beyond min_nodes while jobs were on them; part of what jobs cost."""
+    extra_disks_usd: Decimal
+    """Disks of those nodes; part of storage."""
+    bill_usd: Decimal
+    """The stack's bill over the period, with autoscaled nodes while jobs were on them."""
+    is_lower_bound: bool
+    foreign_nodes: tuple[str, ...]
+    """Nodes of jobs that belong to no declared nodeset: their hours have no price."""
+
+    @property
+    def jobs_usd(self) -> Decimal:
+        """US dollars of all jobs whose nodes have a price."""
+        return total_usd(self.jobs)
+
+    @property
+    def idle_share(self) -> Decimal | None:
+        """Part of the worker nodes' US dollars that no job used, 0 to 1; None without any."""
+        workers_usd = self.jobs_usd + self.idle_usd
+        return None if workers_usd == 0 else self.idle_usd / workers_usd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stay:
+    """One job on one node."""
+
+    start_s: Decimal
+    end_s: Decimal
+    job: int
+    weight: Decimal
+
+
+def spend(rates: RunRates, uses: Sequence[JobUse], *, since: datetime, until: datetime) -> Spend:
+    """The stack's US dollars over the period; jobs in the order of `uses`."""
+    workers = {worker.name: worker for worker in rates.spec.nodes.workers}
+    stays, foreign = _stays(uses, workers, since, until)
+    period_s = _seconds(until - since)
+    job_seconds: dict[tuple[int, str], Decimal] = defaultdict(Decimal)
+    idle_usd = idle_hours = extra_usd = extra_disk_usd = _ZERO
+    for name, worker in workers.items():
+        nodes = [stays[node] for node in sorted(stays) if _nodeset(node) == name]
+        for node in nodes:
+            for job, seconds in _shared(node):
+                job_seconds[job, name] += seconds
+        idle_s, extra_s = _idle_and_extra(nodes, rates.least_nodes(worker), period_s)
+        rate = rates.node_usd_per_hour[name] or _ZERO
+        idle_hours += idle_s / _SECONDS_PER_HOUR
+        idle_usd += rate * idle_s / _SECONDS_PER_HOUR
+        extra_usd += rate * extra_s / _SECONDS_PER_HOUR
+        extra_disk_usd += rates.disk_usd_per_hour[name] * extra_s / _SECONDS_PER_HOUR
+    hours = period_s / _SECONDS_PER_HOUR
+    return Spend(
+        stack_name=rates.spec.name,
+        since=since,
+        until=until,
+        jobs=tuple(
+            _job(index, use, rates, job_seconds, since, until) for index, use in enumerate(uses)
+        ),
+        idle_usd=idle_usd,
+        idle_node_hours=idle_hours,
+        control_plane_usd=rates.control_plane_usd_per_hour * hours,
+        storage_usd=rates.storage_usd_per_hour * hours + extra_disk_usd,
+        extra_nodes_usd=extra_usd,
+        extra_disks_usd=extra_disk_usd,
+        bill_usd=rates.bill_usd_per_hour * hours + extra_usd + extra_disk_usd,
+        is_lower_bound=rates.is_lower_bound or bool(foreign),
+        foreign_nodes=foreign,
+    )
+
+
+def total_usd(jobs: Iterable[JobSpend]) -> Decimal:
+    """US dollars of the jobs whose nodes have a price."""
+    return sum((job.nodes_usd or _ZERO for job in jobs), _ZERO)
+
+
+def grouped(
+    jobs: Sequence[JobSpend], key: Callable[[JobUse], str]
+) -> dict[str, tuple[JobSpend, ...]]:
+    """Jobs by user, partition or name; the dearest group first, equal ones by name."""
+    groups: dict[str, list[JobSpend]] = defaultdict(list)
+    for job in jobs:
+        groups[key(job.use)].append(job)
+    order = sorted(groups, key=lambda name: (-total_usd(groups[name]), name))
+    return {name: tuple(groups[name]) for name in order}
+
+
+def _stays(
+    uses: Sequence[JobUse],
+    workers: Mapping[str, WorkerSpec],
+    since: datetime,
+    until: datetime,
+) -> tuple[dict[str, list[_Stay]], tuple[str, ...]]:
+    """Stays by node, in seconds from `since`, and nodes that no nodeset declares."""
+    stays: dict[str, list[_Stay]] = defaultdict(list)
+    foreign: set[str] = set()
+    for index, use in enumerate(uses):
+        for run in use.runs:
+            start, end = max(run.started_at, since), min(run.ended_at or until, until)
+            if end <= start:
+                continue
+            for node in run.nodes:
+                worker = workers.get(_nodeset(node))
+                if worker is None:
+                    foreign.add(node)
+                    continue
+                stays[node].append(
+                    _Stay(
+                        start_s=_seconds(start - since),
+                        end_s=_seconds(end - since),
+                        job=index,
+                        weight=_dominant_share(use, worker),
+                    )
+                )
+    return stays, tuple(sorted(foreign))
+
+
+def _shared(stays: Sequence[_Stay]) -> Iterable[tuple[int, Decimal]]:
+    """(job, seconds of the node) for each stretch in which the same jobs are on one node."""
+    events = sorted(
+        (moment, is_end, number)
+        for number, stay in enumerate(stays)
+        for moment, is_end in ((stay.start_s, False), (stay.end_s, True))
+    )
+    active: dict[int, _Stay] = {}
+    before = _ZERO
+    for moment, is_end, number in events:
+        weights = sum((stay.weight for stay in active.values()), _ZERO)
+        for stay in active.values() if moment > before else ():
+            yield stay.job, (moment - before) * stay.weight / weights
+        before = moment
+        if is_end:
+            del active[number]
+        else:
+            active[number] = stays[number]
+
+
+def _idle_and_extra(
+    nodes: Sequence[Sequence[_Stay]], min_nodes: int, period_s: Decimal
+) -> tuple[Decimal, Decimal]:
+    """Node-seconds without a job among the fixed nodes, and those beyond the fixed ones."""
+    events: list[tuple[Decimal, int]] = [(period_s, 0)]
+    for stays in nodes:
+        for start_s, end_s in _merged(stays):
+            events += [(start_s, 1), (end_s, -1)]
+    idle_s = extra_s = before = _ZERO
+    busy = 0
+    for moment, change in sorted(events):
+        idle_s += max(0, min_nodes - busy) * (moment - before)
+        extra_s += max(0, busy - min_nodes) * (moment - before)
+        before, busy = moment, busy + change
+    return idle_s, extra_s
+
+
+def _merged(stays: Sequence[_Stay]) -> list[tuple[Decimal, Decimal]]:
+    """When any job was on the node."""
+    merged: list[tuple[Decimal, Decimal]] = []
+    for stay in sorted(stays, key=lambda each: each.start_s):
+        if merged and stay.start_s <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stay.end_s))
+        else:
+            merged.append((stay.start_s, stay.end_s))
+    return merged
+
+
+def _job(
+    index: int,
+    use: JobUse,
+    rates: RunRates,
+    job_seconds: Mapping[tuple[int, str], Decimal],
+    since: datetime,
+    until: datetime,
+) -> JobSpend:
+    usd: Decimal | None = _ZERO
+    node_hours = _ZERO
+    for name, rate in rates.node_usd_per_hour.items():
+        hours = job_seconds.get((index, name), _ZERO) / _SECONDS_PER_HOUR
+        node_hours += hours
+        if hours:
+            usd = None if usd is None or rate is None else usd + rate * hours
+    if any(_nodeset(node) not in rates.node_usd_per_hour for run in use.runs for node in run.nodes):
+        usd = None
+    is_whole = use.is_finished and all(
+        run.started_at >= since and run.ended_at is not None and run.ended_at <= until
+        for run in use.runs
+    )
+    return JobSpend(use=use, node_hours=node_hours, nodes_usd=usd, is_whole=is_whole)
+
+
+def _dominant_share(use: JobUse, worker: WorkerSpec) -> Decimal:
+    """The larger of the job's shares of a node's CPUs and GPUs; above 0, so that all pay."""
+    gpus, vcpus = num_gpus(worker), num_vcpus(worker)
+    return max(
+        Decimal(use.gpus_per_node) / gpus if gpus else _ZERO,
+        Decimal(max(1, use.cpus_per_node)) / max(1, vcpus),
+    )
+
+
+def _nodeset(node: str) -> str:
+    """Slurm calls the nodes of a nodeset `<name>-<ordinal>`."""
+    return node.rpartition("-")[0]
+
+
+def _seconds(span: timedelta) -> Decimal:
+    return Decimal(span // timedelta(microseconds=1)) / 1_000_000
+
+
+# Longer forecasts reach into this month anyway, and timedelta has an end.
+_LONGEST_HOURS: Final = Decimal(24 * 366)
+JobKey = tuple[str, str]
+"""Cluster and job id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonthBudget:
+    """The budget of one stack in one month, US dollars."""
+
+    month: str
+    """YYYY-MM."""
+    budget_usd: Decimal
+    spent_usd: Decimal
+    reserved_usd: Decimal
+    num_unknown: int
+    """Jobs of the month that count for nothing: no forecast and no end, or no price."""
+
+    @property
+    def left_usd(self) -> Decimal:
+        """What another job may cost; below 0 when the month is over its budget."""
+        return self.budget_usd - self.spent_usd - self.reserved_usd
+
+    def __str__(self) -> str:
+        """The month in one line."""
+        unknown = f"; {self.num_unknown} jobs not counted" if self.num_unknown else ""
+        return (
+            f"budget {self.month}: {usd_text(self.left_usd)} left of {usd_text(self.budget_usd)} "
+            f"({usd_text(self.spent_usd)} spent, {usd_text(self.reserved_usd)} reserved by "
+            f"forecasts{unknown})"
+        )
+
+    def refusal(self, job: str, forecast_usd: Decimal) -> str | None:
+        """Why a job of this forecast is not submitted, and what to do; None when it fits."""
+        if forecast_usd <= self.left_usd:
+            return None
+        return (
+            f"{job}: the forecast of {usd_text(forecast_usd)} is more than what is left: {self}; "
+            "use fewer nodes or epochs, raise budget.usd_per_month in the stack, wait for the next "
+            "month, or submit with --force, which the ledger records"
+        )
+
+
+def month_budget(budget: BudgetSpec, entries: Sequence[Entry], now: datetime) -> MonthBudget:
+    """The month of `now`, from the ledger's entries."""
+    start, end = month_of(now)
+    ended = actuals(entries)
+    spent, reserved, num_unknown = _ZERO, _ZERO, 0
+    for actual in ended.values():
+        part = _part_in(actual, start, end)
+        if part > 0 and actual.nodes_usd is None:
+            num_unknown += 1
+        spent += part * (actual.nodes_usd or _ZERO)
+    expected = forecasts(entries)
+    for key, part in open_parts(entries).items():
+        entry = expected[key]
+        if not _reaches(entry, start):
+            continue
+        num_unknown += entry.nodes_usd is None
+        reserved += part * (entry.nodes_usd or _ZERO)
+    return MonthBudget(
+        month=f"{start:%Y-%m}",
+        budget_usd=budget.usd_per_month,
+        spent_usd=spent,
+        reserved_usd=reserved,
+        num_unknown=num_unknown,
+    )
+
+
+def month_of(moment: datetime) -> tuple[datetime, datetime]:
+    """First moment of the calendar month, and of the next one."""
+    start = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return start, (start + timedelta(days=32)).replace(day=1)
+
+
+def actuals(entries: Sequence[Entry]) -> dict[JobKey, ActualEntry]:
+    """The newest word on each job that ended."""
+    return {(e.cluster, e.job_id): e for e in entries if isinstance(e, ActualEntry)}
+
+
+def forecasts(entries: Sequence[Entry]) -> dict[JobKey, ForecastEntry]:
+    """The forecast of each job that was submitted."""
+    return {(e.cluster, e.job_id): e for e in entries if isinstance(e, ForecastEntry)}
+
+
+def open_parts(entries: Sequence[Entry]) -> dict[JobKey, Decimal]:
+    """The part, up to 1, of each forecast whose jobs have not ended; those that have are left out.
+
+    Of an array every task that ended counts, in whatever order: the one with its id is no last one.
+    """
+    ended = actuals(entries)
+    tasks: dict[JobKey, int] = {}
+    for entry in ended.values():
+        if entry.array_id is not None:
+            key = (entry.cluster, entry.array_id)
+            tasks[key] = tasks.get(key, 0) + entry.num_tasks
+    found: dict[JobKey, Decimal] = {}
+    for key, entry in forecasts(entries).items():
+        num_ended = tasks.get(key, 0) if entry.num_tasks > 1 else int(key in ended)
+        if num_ended < entry.num_tasks:
+            found[key] = Decimal(entry.num_tasks - num_ended) / entry.num_tasks
+    return found
+
+
+def _part_in(actual: ActualEntry, start: datetime, end: datetime) -> Decimal:
+    """The part of the job's node time that lies inside the month, 0 to 1."""
+    whole = inside = _ZERO
+    for run in actual.runs:
+        ended = run.ended_at or run.started_at
+        num_nodes = len(run.nodes)
+        whole += num_nodes * _round_seconds(ended - run.started_at)
+        inside += num_nodes * _round_seconds(min(ended, end) - max(run.started_at, start))
+    return inside / whole if whole else _ZERO
+
+
+def _reaches(entry: ForecastEntry, start: datetime) -> bool:
+    """Whether the job was submitted in this month, or its forecast runs into it."""
+    hours = min(entry.hours or _ZERO, _LONGEST_HOURS)
+    return entry.at + timedelta(seconds=int(hours * 3600)) >= start
+
+
+def _round_seconds(span: timedelta) -> Decimal:
+    return max(_ZERO, Decimal(span // timedelta(seconds=1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """One job with what was expected of it."""
+
+    job: JobSpend
+    forecast_usd: Decimal | None
+    """US dollars of its nodes as forecast at submission; None where nothing was."""
+    padding_usd: Decimal | None
+    """The part of its US dollars that went into padding; None where it was not measured."""
+
+    @property
+    def variance(self) -> Decimal | None:
+        """(actual - forecast) / forecast of a job that ended inside the period; None else."""
+        actual_usd, forecast_usd = self.job.nodes_usd, self.forecast_usd
+        if actual_usd is None or not forecast_usd or not self.job.is_whole:
+            return None
+        return (actual_usd - forecast_usd) / forecast_usd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendReport:
+    """What `soperator spend` prints."""
+
+    heading: str | None
+    spend: Spend
+    rows: tuple[JobRow, ...]
+    overrides: tuple[OverrideEntry, ...]
+    """Submissions over the budget inside the period."""
+    budget: MonthBudget | None
+    notes: tuple[str, ...]
+
+    @property
+    def padding_usd(self) -> Decimal | None:
+        """US dollars of padding over all jobs that measured it; None when none did."""
+        known = [row.padding_usd for row in self.rows if row.padding_usd is not None]
+        return sum(known, Decimal(0)) if known else None
+
+
+def spend_report(
+    spend: Spend,
+    entries: Sequence[Entry],
+    *,
+    heading: str | None,
+    budget: MonthBudget | None,
+    notes: Sequence[str],
+) -> SpendReport:
+    """The spend of a period with what the ledger knows of its jobs."""
+    expected, ended = forecasts(entries), actuals(entries)
+    return SpendReport(
+        heading=heading,
+        spend=spend,
+        rows=tuple(_row(job, expected, ended) for job in spend.jobs),
+        overrides=tuple(
+            entry
+            for entry in entries
+            if isinstance(entry, OverrideEntry) and spend.since <= entry.at <= spend.until
+        ),
+        budget=budget,
+        notes=tuple(notes),
+    )
+
+
+def _row(
+    job: JobSpend,
+    expected: Mapping[JobKey, ForecastEntry],
+    ended: Mapping[JobKey, ActualEntry],
+) -> JobRow:
+    forecast = expected.get(job.use.forecast_key)
+    actual = ended.get((job.use.cluster, job.use.job_id))
+    padding = None if actual is None else actual.padding_percent
+    return JobRow(
+        job=job,
+        forecast_usd=None if forecast is None else forecast.usd_per_task,
+        padding_usd=None
+        if padding is None or job.nodes_usd is None
+        else job.nodes_usd * padding / 100,
+    )

@@ -1,0 +1,1 @@
+"""One client for each outside system: SSH and Slurm, Kubernetes."""

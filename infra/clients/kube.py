@@ -1,0 +1,569 @@
+"""A small Kubernetes client: kubeconfig, server-side apply, read, list, delete, wait.
+
+Objects are plain JSON mappings. Neither the `kubernetes` package nor httpx is used: their imports
+take 0.6 s and 0.25 s of every preview.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import ssl
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import urllib3
+import yaml
+
+from infra.clients.errors import (
+    CancelledError,
+    KubeError,
+    UnreachableError,
+    WaitTimeoutError,
+)
+from infra.clients.kube_rules import Object, describe, finalizers, summary
+from stacks.errors import UserError
+
+FIELD_MANAGER: Final = "pulumi"
+_POLL_S: Final = 0.25
+_QUIET_S: Final = 5.0
+"""A wait that ends sooner is no news."""
+
+
+class KubeClient:
+    """Requests to one API server; safe to use from several threads."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._connection = _Connection(access)
+        self._kinds: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._connection.close()
+
+    def version(self) -> str:
+        """The API server's version; raises UnreachableError where there is none."""
+        return self._connection.request("GET", "/version")["gitVersion"]
+
+    def is_ready(self) -> bool:
+        """Whether the API server calls itself ready and can read what it stored."""
+        # /readyz stays green for a moment after the store is gone: ask for something stored.
+        paths = ("/readyz", "/api/v1/namespaces/default")
+        return all(self._connection.is_ok(path) for path in paths)
+
+    def apply(
+        self,
+        target: Object,
+        *,
+        dry_run: bool = False,
+        field_manager: str = FIELD_MANAGER,
+        force: bool = True,
+    ) -> Object:
+        """Server-side apply; with `force` it takes over fields of others. The object afterwards."""
+        params = {"fieldManager": field_manager, "fieldValidation": "Strict"}
+        params["force"] = "true" if force else "false"
+        if dry_run:
+            params["dryRun"] = "All"
+        return self._connection.request(
+            "PATCH",
+            self.path(target),
+            params=params,
+            body=json.dumps(target).encode(),
+            content_type="application/apply-patch+yaml",
+            subject=describe(target),
+        )
+
+    def create(self, target: Object, *, subresource: str = "", dry_run: bool = False) -> Object:
+        """Create the object, or its subresource, and return it as stored.
+
+        With `dry_run` nothing is stored. Refused where it exists already, and where it has an
+        unknown field.
+        """
+        params = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+        return self._connection.request(
+            "POST",
+            f"{self.path(target)}/{subresource}" if subresource else self._collection(target),
+            params=params,
+            body=json.dumps(target).encode(),
+            subject=describe(target),
+        )
+
+    def apply_status(self, target: Object, *, field_manager: str = FIELD_MANAGER) -> Object:
+        """Server-side apply of the status subresource."""
+        params = {"fieldManager": field_manager, "force": "true"}
+        return self._connection.request(
+            "PATCH",
+            self.path(target) + "/status",
+            params=params,
+            body=json.dumps(target).encode(),
+            content_type="application/apply-patch+yaml",
+            subject=describe(target),
+        )
+
+    def get(self, target: Object) -> Object | None:
+        """The live object of the same kind and name, or None."""
+        try:
+            return self._connection.request("GET", self.path(target), subject=describe(target))
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def list(
+        self, api_version: str, kind: str, namespace: str | None = None, label: str | None = None
+    ) -> list[Object]:
+        """The live objects of a kind, in one namespace or in all."""
+        probe: Object = {"apiVersion": api_version, "kind": kind, "metadata": {}}
+        if namespace is not None:
+            probe["metadata"]["namespace"] = namespace
+        params = {"labelSelector": label} if label else {}
+        path = self._collection(probe, everywhere=namespace is None)
+        found = self._connection.request("GET", path, params=params)
+        return [{"apiVersion": api_version, "kind": kind, **item} for item in found["items"]]
+
+    def delete(self, target: Object, *, grace_s: int | None = None) -> bool:
+        """Ask for the object's end; False if it is gone already."""
+        options: Object = {"propagationPolicy": "Background"}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        body = json.dumps(options).encode()
+        try:
+            self._connection.request(
+                "DELETE", self.path(target), body=body, subject=describe(target)
+            )
+        except KubeError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    def merge_patch(self, target: Object, patch: Object, *, subresource: str = "") -> Object:
+        """JSON merge patch of the object, or of one of its subresources."""
+        return self._connection.request(
+            "PATCH",
+            self.path(target) + (f"/{subresource}" if subresource else ""),
+            body=json.dumps(patch).encode(),
+            content_type="application/merge-patch+json",
+            subject=describe(target),
+        )
+
+    def finalize_namespace(self, namespace: Object) -> None:
+        """Let a deleted namespace end, as the namespace controller does once it is empty."""
+        # Without a version: whoever releases it at the same time is no conflict.
+        metadata = {"name": namespace["metadata"]["name"]}
+        freed = {**namespace, "metadata": metadata, "spec": {"finalizers": []}}
+        body = json.dumps(freed).encode()
+        try:
+            self._connection.request("PUT", self.path(namespace) + "/finalize", body=body)
+        except KubeError as error:
+            if error.status != 404:
+                raise
+
+    def wait_for(
+        self,
+        target: Object,
+        what: str,
+        is_met: Callable[[Object], bool],
+        *,
+        timeout_s: float,
+        cancelled: threading.Event | None = None,
+        tell: Callable[[str], None] = lambda _line: None,
+    ) -> Object:
+        """Return the live object once `is_met` holds; a timeout says what its status was.
+
+        `tell` is called with one line whenever the awaited status changes, once the wait is long.
+        """
+        event = cancelled or threading.Event()
+        began = time.monotonic()
+        deadline = began + timeout_s
+        told = ""
+        while True:
+            live = self.get(target)
+            if live is not None and is_met(live):
+                return live
+            if event.is_set():
+                raise CancelledError(f"{describe(target)}: interrupted while waiting for {what}")
+            if time.monotonic() >= deadline:
+                raise WaitTimeoutError(
+                    f"{describe(target)}: waited {timeout_s:g} s for {what}; {summary(live)}"
+                )
+            passed_s, now = time.monotonic() - began, summary(live)
+            if passed_s > _QUIET_S and now != told:
+                told = now
+                limit = f"{passed_s:.0f} s of at most {timeout_s:g} s passed"
+                tell(f"{describe(target)}: {now}; {limit}")
+            event.wait(_POLL_S)
+
+    def wait_gone(
+        self, target: Object, *, timeout_s: float, cancelled: threading.Event | None = None
+    ) -> None:
+        """Return once the object is gone; a timeout names its finalizers."""
+        event = cancelled or threading.Event()
+        deadline = time.monotonic() + timeout_s
+        uid = target.get("metadata", {}).get("uid")
+        while True:
+            live = self.get(target)
+            if live is None or (uid is not None and live["metadata"]["uid"] != uid):
+                return
+            if event.is_set():
+                raise CancelledError(f"{describe(target)}: interrupted while waiting for its end")
+            if time.monotonic() >= deadline:
+                held = ", ".join(finalizers(live)) or "none"
+                raise WaitTimeoutError(
+                    f"{describe(target)}: waited {timeout_s:g} s for its end; finalizers: {held}"
+                )
+            event.wait(_POLL_S)
+
+    def namespaced_kinds(self) -> list[tuple[str, str]]:
+        """(apiVersion, kind) of everything that can be listed and deleted in a namespace."""
+        groups = self._connection.request("GET", "/apis")["groups"]
+        versions = ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]
+        found = []
+        for version in versions:
+            for kind in self._connection.request("GET", _group_path(version))["resources"]:
+                deletable = {"list", "delete"} <= set(kind["verbs"])
+                if kind["namespaced"] and deletable and "/" not in kind["name"]:
+                    found.append((version, kind["kind"]))
+        return found
+
+    def path(self, target: Object) -> str:
+        """The URL path of an object."""
+        return f"{self._collection(target)}/{target['metadata']['name']}"
+
+    def is_namespaced(self, target: Object) -> bool:
+        """Whether objects of this kind live in a namespace."""
+        return bool(self._kind(target)["namespaced"])
+
+    def forget_kinds(self) -> None:
+        """Discover the kinds again, after a CRD has been installed."""
+        with self._lock:
+            self._kinds.clear()
+
+    def _collection(self, target: Object, everywhere: bool = False) -> str:
+        kind = self._kind(target)
+        base = _group_path(target["apiVersion"])
+        if not kind["namespaced"] or everywhere:
+            return f"{base}/{kind['name']}"
+        namespace = target["metadata"].get("namespace") or self._access.namespace
+        return f"{base}/namespaces/{namespace}/{kind['name']}"
+
+    def _kind(self, target: Object) -> dict[str, Any]:
+        api_version, kind = target["apiVersion"], target["kind"]
+        with self._lock:
+            found = self._kinds.get(f"{api_version}/{kind}")
+        if found is not None:
+            return found
+        try:
+            resources = self._connection.request("GET", _group_path(api_version))["resources"]
+        except KubeError as error:
+            if error.status != 404:
+                raise
+            resources = []
+        kinds = {f"{api_version}/{r['kind']}": r for r in resources if "/" not in r["name"]}
+        with self._lock:
+            self._kinds |= kinds
+        if f"{api_version}/{kind}" not in kinds:
+            raise KubeError(
+                f"{kind} ({api_version}): the API server does not know this kind; "
+                "install its CustomResourceDefinition first",
+                status=404,
+            )
+        return kinds[f"{api_version}/{kind}"]
+
+
+def _group_path(api_version: str) -> str:
+    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+
+
+_CONNECT_TIMEOUT_S: Final = 5.0
+_REQUEST_TIMEOUT_S: Final = 30.0
+_READINESS_TIMEOUT_S: Final = 2.0
+_MAX_CONNECTIONS: Final = 16
+_RETRIES: Final = urllib3.Retry(total=1, connect=0, redirect=0, other=0, allowed_methods=None)
+"""A connection that the server closed while idle is tried again; every request is idempotent."""
+
+
+class _Connection:
+    """A pool of connections; safe to use from several threads."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        # A pool of this one host: no proxy of the environment is ever asked.
+        self._http = urllib3.connection_from_url(
+            access.server,
+            maxsize=_MAX_CONNECTIONS,
+            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_REQUEST_TIMEOUT_S),
+            **({"ssl_context": access.ssl_context()} if access.server[:6] == "https:" else {}),
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def is_ok(self, path: str) -> bool:
+        """Whether a GET is answered with 200 soon."""
+        headers = {"Authorization": f"Bearer {self._access.token()}"}
+        timeout = _READINESS_TIMEOUT_S
+        try:
+            answer = self._http.request(
+                "GET", path, headers=headers, timeout=timeout, retries=False
+            )
+        except urllib3.exceptions.HTTPError:
+            return False
+        return answer.status == 200
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: dict[str, str] | None = None,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+        subject: str = "",
+    ) -> Any:
+        """The answer's JSON; KubeError for a refusal, begun with `subject`."""
+        response = self._send(method, path, params or {}, body, content_type)
+        if response.status >= 400:
+            message = _message(response)
+            raise KubeError(f"{subject}: {message}" if subject else message, status=response.status)
+        return response.json()
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        params: dict[str, str],
+        body: bytes | None,
+        content_type: str = "application/json",
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Content-Type": content_type, "Accept": "application/json"}
+        if token := self._access.token():
+            headers["Authorization"] = f"Bearer {token}"
+        try:
+            url = f"{path}?{urlencode(params)}" if params else path
+            return self._http.request(method, url, body=body, headers=headers, retries=_RETRIES)
+        except urllib3.exceptions.HTTPError as error:
+            raise UnreachableError(f"{self._access.server}: no answer: {_reason(error)}") from error
+
+
+def _message(response: urllib3.BaseHTTPResponse) -> str:
+    """The API server's own words, on one line."""
+    try:
+        text = response.json()["message"]
+    except (ValueError, KeyError):
+        text = response.data.decode(errors="replace") or f"HTTP {response.status}"
+    return " ".join(text.split())
+
+
+def _reason(error: urllib3.exceptions.HTTPError) -> str:
+    """The cause that helps, without the pool and the URL around it."""
+    cause = getattr(error, "reason", None) or error
+    return str(cause).rpartition("): ")[2] or type(cause).__name__
+
+
+_EXEC_TIMEOUT_S = 60
+_RENEW_BEFORE_S = 60
+
+
+class KubeconfigError(UserError):
+    """A kubeconfig that leads nowhere."""
+
+
+@dataclass(kw_only=True)
+class Access:
+    """Server, trust, identity and default namespace of one context."""
+
+    server: str
+    ca_pem: str | None = None
+    insecure: bool = False
+    static_token: str | None = None
+    exec_command: dict[str, Any] | None = None
+    client_pem: str | None = None
+    """Client certificate and key, one after the other."""
+    namespace: str = "default"
+    _token: str | None = field(default=None, repr=False)
+    _expires: float = field(default=float("inf"), repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """The TLS context that trusts this cluster's own authority."""
+        context = ssl.create_default_context(cadata=self.ca_pem)
+        if self.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.client_pem:
+            with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+                file.write(self.client_pem)
+                file.flush()
+                context.load_cert_chain(file.name)
+        return context
+
+    def token(self) -> str | None:
+        """A bearer token that is still valid; runs the exec credential when needed."""
+        if self.exec_command is None:
+            return self.static_token
+        with self._lock:
+            if self._token is None or time.time() > self._expires - _RENEW_BEFORE_S:
+                self._token, self._expires = _run_exec(self.exec_command)
+            return self._token
+
+
+def read_kubeconfig(content: str, context: str | None = None) -> Access:
+    """The access of a kubeconfig given as JSON, YAML or path."""
+    config = _load(content)
+    name = context or config.get("current-context") or _only(config.get("contexts", []))
+    chosen = _named(config, "contexts", name, "context")
+    cluster = _named(config, "clusters", chosen.get("cluster"), "cluster")
+    user = _named(config, "users", chosen.get("user"), "user") if chosen.get("user") else {}
+    if not cluster.get("server"):
+        raise KubeconfigError(f"kubeconfig: clusters.{chosen.get('cluster')}.server: is required")
+    certificate, key = _pem(user, "client-certificate"), _pem(user, "client-key")
+    return Access(
+        server=cluster["server"].rstrip("/"),
+        ca_pem=_pem(cluster, "certificate-authority"),
+        insecure=bool(cluster.get("insecure-skip-tls-verify")),
+        static_token=_static_token(user),
+        exec_command=user.get("exec"),
+        client_pem=certificate + "\n" + key if certificate and key else None,
+        namespace=chosen.get("namespace") or "default",
+    )
+
+
+def _load(content: str) -> dict[str, Any]:
+    text = content.strip()
+    if "\n" not in text and not text.startswith("{"):
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise KubeconfigError(f"kubeconfig: {text!r} is neither a file nor JSON or YAML")
+        text = path.read_text()
+    try:
+        config = json.loads(text) if text.startswith("{") else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise KubeconfigError(f"kubeconfig: is neither JSON nor YAML: {error}") from error
+    if not isinstance(config, dict) or "clusters" not in config:
+        raise KubeconfigError("kubeconfig: has no `clusters`")
+    return config
+
+
+def _named(config: dict[str, Any], section: str, name: Any, noun: str) -> dict[str, Any]:
+    for item in config.get(section) or []:
+        if item.get("name") == name:
+            return item.get(noun) or {}
+    known = ", ".join(str(item.get("name")) for item in config.get(section) or []) or "none"
+    raise KubeconfigError(f"kubeconfig: {section}: no {noun} {name!r} (has: {known})")
+
+
+def _only(items: list[dict[str, Any]]) -> str | None:
+    return items[0].get("name") if len(items) == 1 else None
+
+
+def _pem(section: dict[str, Any], key: str) -> str | None:
+    if data := section.get(f"{key}-data"):
+        return base64.b64decode(data).decode()
+    return Path(section[key]).read_text() if section.get(key) else None
+
+
+def _static_token(user: dict[str, Any]) -> str | None:
+    if user.get("token"):
+        return user["token"]
+    return Path(user["tokenFile"]).read_text().strip() if user.get("tokenFile") else None
+
+
+def _run_exec(command: dict[str, Any]) -> tuple[str, float]:
+    """Token and expiry (seconds since the epoch) of a client-go exec credential."""
+    argv = [command["command"], *(command.get("args") or [])]
+    api_version = command.get("apiVersion", "client.authentication.k8s.io/v1")
+    info = {"apiVersion": api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    extra = {item["name"]: item["value"] for item in command.get("env") or []}
+    environment = {**os.environ, **extra, "KUBERNETES_EXEC_INFO": json.dumps(info)}
+    try:
+        done = subprocess.run(
+            argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_EXEC_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KubeconfigError(f"kubeconfig: exec credential `{argv[0]}`: {error}") from error
+    if done.returncode != 0:
+        tail = " ".join(done.stderr.split())[-300:]
+        raise KubeconfigError(
+            f"kubeconfig: exec credential `{' '.join(argv)}` ended with {done.returncode}: {tail}"
+        )
+    try:
+        status = json.loads(done.stdout)["status"]
+        token = status["token"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise KubeconfigError(
+            f"kubeconfig: exec credential `{' '.join(argv)}` printed no ExecCredential with a token"
+        ) from error
+    expiry = status.get("expirationTimestamp")
+    expires = datetime.fromisoformat(expiry).timestamp() if expiry else float("inf")
+    return token, expires
+
+
+MARK_NAMESPACE: Final = "kube-system"
+_MARK: Final = "soperator-stack"
+# Source: helm/helm pkg/release/status.go, IsPending, v3.20.2.
+_UNFINISHED: Final = ("pending-install", "pending-upgrade", "pending-rollback")
+
+
+# Helm installs no release whose name has a record. A state file that was lost, and a run that was
+# killed between Helm's record and the engine's, leave such records. Without its record a release is
+# installed over its own objects, which Helm takes over by their annotations (helm/helm
+# pkg/action/validate.go, existingResourceConflict, read 2026-11-21). Nor does Helm change a release
+# whose last record says that a change is under way, as a killed run leaves one.
+
+
+def drop_unknown(client: KubeClient, stack: str, *, release: str, namespace: str) -> list[str]:
+    """Names of the records of a release that it deleted: those of this stack's earlier runs.
+
+    A release that was there before the stack first came to this cluster is somebody else's: its
+    records stay, and Helm refuses the name.
+    """
+    return _drop(client, stack, namespace, f"owner=helm,name={release}")
+
+
+def drop_unfinished(client: KubeClient, stack: str, *, release: str, namespace: str) -> list[str]:
+    """Names of the records that it deleted: changes of a release that a run was killed in.
+
+    The engine lets one run at a time change a stack, so whoever began them is gone. The record of
+    the last whole revision stays, and Helm goes on from it.
+    """
+    label = f"owner=helm,name={release},status in ({', '.join(_UNFINISHED)})"
+    return _drop(client, stack, namespace, label)
+
+
+def _drop(client: KubeClient, stack: str, namespace: str, label: str) -> list[str]:
+    came = _came(client, stack)["metadata"]["creationTimestamp"]
+    found = client.list("v1", "Secret", namespace, label=label)
+    # RFC 3339 in UTC, so that text compares as time does.
+    ours = [each for each in found if each["metadata"]["creationTimestamp"] >= came]
+    for each in ours:
+        client.delete(each)
+    return sorted(each["metadata"]["name"] for each in ours)
+
+
+def mark(stack: str) -> Object:
+    """What says since when a stack is in a cluster; it stays as long as the cluster."""
+    metadata = {"name": f"{_MARK}-{stack}", "namespace": MARK_NAMESPACE}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+
+
+def _came(client: KubeClient, stack: str) -> Object:
+    wanted = mark(stack)
+    return client.get(wanted) or client.apply(wanted)

@@ -1,0 +1,171 @@
+"""What a deployed stack says about itself: its Pulumi outputs, read once through the pulumi CLI.
+
+Owns the shape that every job command works from. Decides no environment: the caller gives it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from infra.clients.errors import JobsError, StackPausedError
+from infra.clients.ssh import Endpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackOutputs:
+    """What the job commands need of a stack's outputs; secrets are not among them."""
+
+    stack: str
+    login_ip: str
+    ssh_port: int
+    login_host_key: str
+    code_path: str
+    code_hash: str
+    places: Mapping[str, str]
+    jobs: Mapping[str, str]
+    """Job name -> the exact shell command that starts it."""
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    """Mount path -> what the stack declares behind it."""
+    keeps_run_configs: bool = False
+    """Whether the stack has a bucket for what its runs were configured by."""
+
+    def endpoint(self, identity: Path) -> Endpoint:
+        """The login node, opened with the private key `identity`."""
+        return Endpoint(
+            host=self.login_ip,
+            port=self.ssh_port,
+            host_key=self.login_host_key,
+            identity=identity,
+        )
+
+    def log_path(self, job_name: str, job_id: str) -> str:
+        """Where the job writes standard output and error on the cluster."""
+        return f"{self.places['logs']}/{job_name}_{job_id}.log"
+
+    def results_path(self, job_id: str) -> str:
+        """Where the job writes its results and run record on the cluster."""
+        return f"{self.places['results']}/{job_id}"
+
+
+def read_outputs(stack: str, *, root: Path, environ: Mapping[str, str]) -> StackOutputs:
+    """Outputs of the deployed stack; `root` holds Pulumi.yaml."""
+    return outputs_from(stack, json.loads(_read(stack, "--json", root=root, environ=environ)))
+
+
+def read_kubeconfig(stack: str, *, root: Path, environ: Mapping[str, str]) -> str:
+    """The secret output that leads to the stack's Kubernetes API."""
+    return _read(stack, "kubeconfig", "--show-secrets", root=root, environ=environ)
+
+
+def read_run_config_store(
+    outputs: StackOutputs, *, root: Path, environ: Mapping[str, str]
+) -> dict[str, str] | None:
+    """The secret output that opens the bucket of run configs; None: the stack has none."""
+    if not outputs.keeps_run_configs:
+        return None
+    text = _read(
+        outputs.stack, "run_config_store", "--json", "--show-secrets", root=root, environ=environ
+    )
+    return json.loads(text)
+
+
+def read_first_up(stack: str, *, root: Path, environ: Mapping[str, str]) -> datetime | None:
+    """When the stack was first brought up, by the engine's history; None where it knows none."""
+    try:
+        # By default it prints the newest ten.
+        every = ("--json", "--page-size", "1000000")
+        text = _stack("history", stack, *every, root=root, environ=environ)
+        ups = [each["startTime"] for each in json.loads(text) if each["kind"] == "update"]
+        return min(map(datetime.fromisoformat, ups), default=None)
+    except (JobsError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _read(stack: str, *arguments: str, root: Path, environ: Mapping[str, str]) -> str:
+    """What `pulumi stack output` prints."""
+    return _stack("output", stack, *arguments, root=root, environ=environ)
+
+
+def _stack(verb: str, stack: str, *arguments: str, root: Path, environ: Mapping[str, str]) -> str:
+    """What `pulumi stack VERB` prints."""
+    command = ["pulumi", "stack", verb, *arguments, "--stack", stack, "--non-interactive"]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=root,
+            env={**environ, "PULUMI_SKIP_UPDATE_CHECK": "true"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise JobsError(
+            'pulumi: not on PATH; run `make setup`, then `eval "$(soperator env)"`'
+        ) from error
+    if done.returncode != 0:
+        raise JobsError(_refusal(stack, done.stderr or done.stdout))
+    return done.stdout
+
+
+def outputs_from(stack: str, values: Mapping[str, Any]) -> StackOutputs:
+    """Outputs from the mapping that pulumi prints; every missing name is reported at once."""
+    needed = (
+        "login_ip",
+        "ssh_port",
+        "login_host_key",
+        "code_path",
+        "code_hash",
+        "places",
+        "jobs",
+    )
+    missing = [name for name in needed if values.get(name) in (None, "")]
+    if missing == ["code_hash"]:
+        raise StackPausedError(
+            f"{stack}: is paused: no login node runs, so nobody can enter; what was fetched before "
+            "is here (soperator runs list, pull ID, logs ID), all else stays on its filesystems. "
+            f"To have it: soperator resume --stack {stack}, pulumi up --stack {stack}, then this "
+            "again"
+        )
+    if missing:
+        raise JobsError(
+            f"{stack}: outputs {', '.join(missing)} are missing: the stack is paused or not "
+            f"fully up; run `pulumi up --stack {stack}`, after `soperator resume --stack {stack}` "
+            "where it is paused"
+        )
+    return StackOutputs(
+        stack=stack,
+        login_ip=str(values["login_ip"]),
+        ssh_port=int(values["ssh_port"]),
+        login_host_key=str(values["login_host_key"]),
+        code_path=str(values["code_path"]),
+        code_hash=str(values["code_hash"]),
+        places=dict(values["places"]),
+        jobs=dict(values["jobs"]),
+        mounts=dict(values.get("mounts") or {}),
+        keeps_run_configs="run_config_store" in values,
+    )
+
+
+def _refusal(stack: str, text: str) -> str:
+    """One line for what the pulumi CLI printed."""
+    if "incorrect passphrase" in text:
+        return (
+            f"{stack}: the passphrase does not open this stack's state; give the one it was made "
+            "with in PULUMI_CONFIG_PASSPHRASE_FILE or PULUMI_CONFIG_PASSPHRASE"
+        )
+    if "passphrase must be set" in text:
+        return f'{stack}: the state needs its passphrase; run `eval "$(soperator env)"`'
+    absent = ("no stack named", "not found", "unable to open bucket")
+    if any(words in text for words in absent):
+        return f"{stack}: not deployed in this backend; run `pulumi up --stack {stack}`"
+    if "does not have output property" in text:
+        return f"{stack}: not up, or not to its end; run `pulumi up --stack {stack}`"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "?")
+    return f"{stack}: pulumi stack output: {reason.removeprefix('error: ')}"

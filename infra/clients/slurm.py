@@ -1,0 +1,574 @@
+"""Slurm through a shell on the login node: submit, find, cancel, and which nodes jobs held when.
+
+Every call is one round trip. Only the parsable formats that Slurm 22.05 and 25.11 share are read:
+their JSON differs. Fixtures of the tests are real output.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+from cost.runs.ledger import Occupancy
+from cost.runs.spend import JobUse
+from infra.clients.errors import JobsError, UnknownJobError, last_words
+from infra.clients.ssh import Result
+
+_GONE = "Invalid job id"
+
+
+class Shell(Protocol):
+    """Where commands run: an SSH connection, or recorded output in a test."""
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result: ...
+
+
+def sbatch_command(
+    script: str,
+    args: Sequence[str],
+    *,
+    after: str | None = None,
+    export: Sequence[str] = (),
+    nodes: Sequence[str] = (),
+    array: str | None = None,
+    comment: str | None = None,
+    test_only: bool = False,
+) -> str:
+    """The shell command that submits `script`; `args` go to the job's module.
+
+    `after`: ids whose success it needs, as Slurm takes them: `11` or `11:12`. `nodes`: what it must
+    run on; none: what Slurm chooses. `array`: tasks of the script's array; None: all.
+    """
+    options = ["--test-only"] if test_only else ["--parsable"]
+    if after is not None:
+        options += dependency(":".join(job_id(each) for each in after.split(":")))
+    if nodes:
+        options.append(f"--nodelist={','.join(nodes)}")
+    if array is not None:
+        options.append(f"--array={array}")
+    if comment is not None:
+        options.append(f"--comment={comment}")
+    if export:
+        options.append(f"--export={','.join(['ALL', *export])}")
+    return shlex.join(["sbatch", *options, script, *args])
+
+
+def dependency(after: str) -> list[str]:
+    """Options of a job that needs the success of others."""
+    # Without the second option a job whose dependency failed waits for ever.
+    return [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
+
+
+def find(shell: Shell, wanted: str) -> Job:
+    """The job with this id: from the scheduler while it knows it, else from accounting."""
+    number = job_id(wanted)
+    result = shell.run(f"scontrol show job --oneliner {number} || sacct {_sacct(number)}")
+    if result.ok and result.stdout.startswith("JobId="):
+        # The id of an array is that of one of its tasks, and all of them are shown.
+        lines = result.stdout.splitlines()
+        own = (line for line in lines if line.startswith(f"JobId={number} "))
+        return scontrol_job(next(own, lines[0]))
+    if result.ok:
+        jobs = sacct(result.stdout)
+        if jobs:
+            return next((job for job in reversed(jobs) if job.id == number), jobs[-1])
+    if result.ok or _GONE in result.stderr:
+        raise UnknownJobError(
+            f"job {number}: Slurm knows no such job; `soperator status` lists them"
+        )
+    raise refused("scontrol show job", result)
+
+
+def recent(shell: Shell, *, days: int, mine: bool = False) -> tuple[Job, ...]:
+    """Jobs of the last `days` days, oldest first; only the queue where accounting is off.
+
+    `mine`: those of the user that the shell is of.
+    """
+    me, whose = ("--me ", '--user="$(id -un)"') if mine else ("", "--allusers")
+    result = shell.run(
+        f"squeue {me}--noheader --states=all --format={shlex.quote(SQUEUE_FORMAT)}; "
+        f"echo --; sacct {whose} {_sacct()} --starttime=now-{days}days"
+    )
+    queued, separator, accounted = result.stdout.partition("--\n")
+    if not separator or (not result.ok and "accounting storage" not in result.stderr):
+        raise refused("squeue", result)
+    jobs = {job.id: job for job in sacct(accounted)}
+    for job in squeue(queued):
+        # The queue is never late, accounting may be by seconds; only accounting has exit codes.
+        if job.id not in jobs or not job.finished:
+            jobs[job.id] = job
+    return tuple(sorted(jobs.values(), key=lambda job: int(job.id.split("_")[0])))
+
+
+def cancel(shell: Shell, ids: Sequence[str]) -> None:
+    """Ends these jobs, running or not."""
+    result = shell.run(shlex.join(["scancel", *(job_id(each) for each in ids)]))
+    if not result.ok:
+        raise refused("scancel", result)
+
+
+def job_id(text: str) -> str:
+    """A job id in its own form; anything else is refused before it reaches a shell."""
+    if not text.isascii() or not text.isdecimal():
+        raise JobsError(
+            f"{text!r} is not a job id (a number such as 12); `soperator status` lists them"
+        )
+    return text
+
+
+def refused(what: str, result: Result) -> JobsError:
+    """The error for a Slurm command that did not work, with its own last words."""
+    return JobsError(f"{what}: exit {result.exit_code}: {last_words(result.stderr)}")
+
+
+def _sacct(number: str | None = None) -> str:
+    jobs = f"--jobs={number} " if number else ""
+    return f"{jobs}--noheader --parsable2 --allocations --format={SACCT_FIELDS}"
+
+
+SQUEUE_FORMAT = "%A|%j|%T|%M|%V|%S|%E|%R"
+"""Job id, name, state, time used, submit time, start time, what it waits for, nodes or reason.
+
+The id is a number for a task of an array too, as in sacct's JobIDRaw, logs and results.
+"""
+SACCT_FIELDS = "JobIDRaw,JobName,State,ExitCode,Elapsed,Submit,Start,End,NodeList"
+
+# States in which a job may still run. Everything else is an end, what a later Slurm adds too:
+# taking an unknown state for an end stops a wait, taking it for life waits for ever.
+ACTIVE_STATES = frozenset(
+    {
+        "PENDING",
+        "CONFIGURING",
+        "RUNNING",
+        "COMPLETING",
+        "SUSPENDED",
+        "STOPPED",
+        "SIGNALING",
+        "STAGE_OUT",
+        "RESIZING",
+        "REQUEUED",
+        "REQUEUE_FED",
+        "REQUEUE_HOLD",
+        "RESV_DEL_HOLD",
+        "SPECIAL_EXIT",
+        "POWER_UP_NODE",
+        "EXPEDITING",
+    }
+)
+_ABSENT = frozenset({"", "N/A", "Unknown", "None", "(null)", "None assigned"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One Slurm job as the scheduler tells it; times are the cluster's own, as printed."""
+
+    id: str
+    name: str
+    state: str
+    exit_code: int | None = None
+    """Exit code of the batch script; 128 + signal where a signal ended it; None before the end."""
+    elapsed: str | None = None
+    submitted: str | None = None
+    started: str | None = None
+    ended: str | None = None
+    where: str | None = None
+    """Nodes it runs or ran on, or the reason why it waits."""
+    needs: tuple[str, ...] = ()
+    """Ids of the jobs whose success it waits for."""
+    limit_at: str | None = None
+    """When its time limit ends it; known of a running job that was looked at alone."""
+
+    @property
+    def waits(self) -> bool:
+        return self.state == "PENDING"
+
+    @property
+    def finished(self) -> bool:
+        return self.state not in ACTIVE_STATES
+
+    @property
+    def succeeded(self) -> bool:
+        return self.state == "COMPLETED"
+
+    @property
+    def status(self) -> int:
+        """The job as one exit status: 0 only for success, never 0 for any other end."""
+        if self.succeeded:
+            return 0
+        return self.exit_code or 1
+
+
+def submitted_id(output: str) -> str:
+    """Job id of `sbatch --parsable`: `12`, or `12;cluster` in a federation."""
+    lines = output.strip().splitlines()
+    found = re.fullmatch(r"(\d+)(;\S+)?", lines[-1].strip()) if lines else None
+    if found is None:
+        raise JobsError(
+            f"sbatch printed {output!r} instead of a job id; look with `soperator status`"
+        )
+    return found.group(1)
+
+
+def squeue(output: str) -> tuple[Job, ...]:
+    """Jobs of `squeue --noheader --format=SQUEUE_FORMAT`."""
+    jobs = []
+    for line in output.splitlines():
+        if not line.strip():
+            continue
+        # A job name may hold the separator: the last six fields and the first never do.
+        job_id, _, rest = line.partition("|")
+        fields = rest.rsplit("|", 6)
+        if len(fields) != 7:
+            raise JobsError(f"squeue printed {line!r}, which is not {SQUEUE_FORMAT!r}")
+        name, state, elapsed, submitted, started, needs, where = fields
+        jobs.append(
+            Job(
+                id=job_id.strip(),
+                name=name,
+                state=state,
+                elapsed=_present(elapsed),
+                submitted=_present(submitted),
+                started=_present(started),
+                needs=_needs(needs),
+                # Of a job that ended without success Slurm may print how, in parentheses.
+                where=(
+                    _present(where.strip("()"))
+                    if state in ACTIVE_STATES or not where.startswith("(")
+                    else None
+                ),
+            )
+        )
+    return tuple(jobs)
+
+
+def sacct(output: str) -> tuple[Job, ...]:
+    """Jobs of `sacct --noheader --parsable2 --allocations --format=SACCT_FIELDS`."""
+    jobs = []
+    for line in output.splitlines():
+        if not line.strip():
+            continue
+        job_id, _, rest = line.partition("|")
+        fields = rest.rsplit("|", 7)
+        if len(fields) != 8:
+            raise JobsError(f"sacct printed {line!r}, which is not {SACCT_FIELDS!r}")
+        name, state, code, elapsed, submitted, started, ended, where = fields
+        state = _state(state)
+        jobs.append(
+            Job(
+                id=job_id,
+                name=name,
+                state=state,
+                exit_code=None if state in ACTIVE_STATES else exit_code(code),
+                elapsed=_present(elapsed),
+                submitted=_present(submitted),
+                started=_present(started),
+                ended=_present(ended),
+                where=_present(where),
+            )
+        )
+    return tuple(jobs)
+
+
+def scontrol_job(output: str) -> Job:
+    """The job of `scontrol show job --oneliner ID`."""
+    fields = {
+        name: value.strip()
+        for name, value in re.findall(
+            r"(?:^| )([A-Z][A-Za-z:/]*)=(.*?)(?= [A-Z][A-Za-z:/]*=|$)", output
+        )
+    }
+    try:
+        state = _state(fields["JobState"])
+        waiting = state == "PENDING"
+        running = state == "RUNNING"
+        started = None if waiting else _present(fields.get("StartTime", ""))
+        return Job(
+            id=fields["JobId"],
+            name=fields["JobName"],
+            state=state,
+            exit_code=None if state in ACTIVE_STATES else exit_code(fields["ExitCode"]),
+            # Without a start Slurm 22.05 counts the run time from 1970.
+            elapsed=_present(fields.get("RunTime", "")) if started else None,
+            submitted=_present(fields.get("SubmitTime", "")),
+            started=started,
+            ended=None if state in ACTIVE_STATES else _present(fields.get("EndTime", "")),
+            where=_present(fields.get("Reason" if waiting else "NodeList", "")),
+            needs=_needs(fields.get("Dependency", "")) if waiting else (),
+            limit_at=_present(fields.get("EndTime", "")) if running else None,
+        )
+    except KeyError as error:
+        raise JobsError(
+            f"scontrol printed {output[:120]!r}, which has no {error.args[0]}"
+        ) from error
+
+
+def exit_code(text: str) -> int:
+    """`code:signal` of Slurm as a shell would say it: the code, or 128 + signal."""
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if found is None:
+        raise JobsError(f"Slurm printed the exit code {text!r}, which is not code:signal")
+    code, signal = int(found.group(1)), int(found.group(2))
+    return 128 + signal if signal else code
+
+
+def _state(text: str) -> str:
+    """The state's name: sacct prints `CANCELLED by 0`."""
+    return text.split()[0] if text.split() else text
+
+
+def _needs(dependency: str) -> tuple[str, ...]:
+    """Ids of `afterok:11(unfulfilled),afterok:12_*(unfulfilled)`; other kinds do not need success.
+
+    One kind may name several: `afterok:11:12(unfulfilled)`.
+    """
+    found = re.findall(r"\bafterok:([\d_*+:]+)", dependency)
+    return tuple(re.sub(r"\D.*", "", each) for ids in found for each in ids.split(":"))
+
+
+def _present(text: str) -> str | None:
+    return None if text.strip() in _ABSENT else text.strip()
+
+
+_SACCT_USE = "JobIDRaw,JobID,JobName,User,Partition,State,Start,End,AllocCPUS,AllocTRES,NodeList"
+_QUEUE_USE = "%A|%i|%u|%P|%T|%S|%e|%C|%b|%N|%j"
+_SEPARATOR = "--"
+_TASK = re.compile(r"(\d+)_(?:(\d+)|\[([^\]%]*)(?:%\d+)?\])")
+"""`12_3`, or `12_[0-3,5%2]` of tasks that did not start."""
+_OFF = "accounting storage is disabled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounted:
+    """Jobs of one cluster by id, and whether their history is kept there."""
+
+    uses: tuple[JobUse, ...]
+    queued: tuple[JobUse, ...] = ()
+    """Jobs that run or wait now, also those that were never eligible and are in no period."""
+    has_accounting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One stretch of one job's life; a requeued job has several under one id."""
+
+    job_id: str
+    name: str
+    user: str
+    partition: str
+    state: str
+    started_at: datetime | None
+    ended_at: datetime | None
+    nodes: tuple[str, ...]
+    cpus_per_node: int
+    gpus_per_node: int
+    array_id: str | None
+    num_tasks: int
+
+
+def uses(
+    shell: Shell, cluster: str, *, since: datetime, until: datetime, ids: Sequence[str] = ()
+) -> Accounted:
+    """Jobs that Slurm knows from the period, and those of `ids` whenever they were; one round trip.
+
+    Jobs that never became eligible are in no period, so open forecasts are asked for by id.
+    """
+    command = (
+        f"sacct --allusers --duplicates --noheader --parsable2 --allocations --format={_SACCT_USE}"
+    )
+    asked = [f"{command} --starttime={_slurm_time(since)} --endtime={_slurm_time(until)}"]
+    if ids:
+        asked.append(f"{command} --jobs={','.join(job_id(each) for each in ids)}")
+    # --all: also jobs in partitions that are hidden from others.
+    queue = f"squeue --all --noheader --states=all --format={shlex.quote(_QUEUE_USE)}"
+    result = shell.run(
+        f"export TZ=UTC0 SLURM_BITSTR_LEN=0; {queue} && echo {_SEPARATOR} && {' && '.join(asked)}"
+    )
+    queued, separator, accounted = result.stdout.rpartition(f"{_SEPARATOR}\n")
+    has_accounting = _OFF not in result.stderr
+    if not separator:
+        raise refused("squeue", result)
+    if not result.ok and has_accounting:
+        raise refused("sacct", result)
+    in_queue = squeue_rows(queued)
+    rows = sacct_rows(accounted) if has_accounting else in_queue
+    # Accounting may be late by seconds; the queue knows best what is not over.
+    queued_rows = [row for row in in_queue if row.state in ACTIVE_STATES]
+    active = {row.job_id for row in queued_rows}
+    return Accounted(
+        uses=_joined(rows, active, cluster),
+        queued=_joined(queued_rows, active, cluster),
+        has_accounting=has_accounting,
+    )
+
+
+def sacct_rows(output: str) -> tuple[_Row, ...]:
+    """Rows of `sacct --noheader --parsable2 --allocations --format=SACCT_FIELDS`, each once."""
+    rows: dict[tuple[str, datetime | None], _Row] = {}
+    for line in output.splitlines():
+        if not line.strip():
+            continue
+        job_id, _, rest = line.partition("|")
+        task, _, rest = rest.partition("|")
+        fields = rest.rsplit("|", 8)
+        if len(fields) != 9:
+            raise JobsError(f"sacct printed {line!r}, which is not {_SACCT_USE!r}")
+        name, user, partition, state, start, end, cpus, tres, nodes = fields
+        row = _row(job_id, task, name, user, partition, state, start, end, nodes)
+        found = re.search(r"(?:^|,)gres/gpu=(\d+)", tres)
+        gpus = int(found.group(1)) if found else 0
+        rows[row.job_id, row.started_at] = _with_parts(row, int(cpus or 0), gpus)
+    return tuple(rows.values())
+
+
+def squeue_rows(output: str) -> tuple[_Row, ...]:
+    """Rows of `squeue --noheader --states=all --format=SQUEUE_FORMAT`."""
+    rows: list[_Row] = []
+    for line in output.splitlines():
+        if not line.strip():
+            continue
+        fields = line.split("|", 10)
+        if len(fields) != 11:
+            raise JobsError(f"squeue printed {line!r}, which is not {_QUEUE_USE!r}")
+        job_id, task, user, partition, state, start, end, cpus, gres, nodes, name = fields
+        row = _row(job_id, task, name, user, partition, state, start, end, nodes)
+        found = re.search(r"\bgpu(?::[^:,=]+)?[:=](\d+)", gres)
+        gpus = int(found.group(1)) if found else 0
+        rows.append(_with_parts(row, int(cpus or 0), gpus * len(row.nodes)))
+    return tuple(rows)
+
+
+def _row(
+    job_id: str,
+    task: str,
+    name: str,
+    user: str,
+    partition: str,
+    state: str,
+    start: str,
+    end: str,
+    nodes: str,
+) -> _Row:
+    # sacct prints `CANCELLED by 0`.
+    word = state.split()[0] if state.split() else state
+    array_id, num_tasks = _array(task)
+    return _Row(
+        job_id=job_id.strip(),
+        name=name,
+        user=user,
+        partition=partition,
+        state=word,
+        started_at=_time(start),
+        # The queue shows when a running job would end at the latest.
+        ended_at=None if word in ACTIVE_STATES - {"REQUEUED"} else _time(end),
+        nodes=expand(nodes),
+        cpus_per_node=0,
+        gpus_per_node=0,
+        array_id=array_id,
+        num_tasks=num_tasks,
+    )
+
+
+def _array(task: str) -> tuple[str | None, int]:
+    """The array that the job is of, and how many of its tasks; (None, 1) of any other job."""
+    found = _TASK.match(task.strip())
+    if found is None:
+        return None, 1
+    number = 1
+    if found[3] is not None:
+        ranges = [re.split("[-:]", each) for each in found[3].split(",") if each]
+        number = sum(
+            len(range(int(each[0]), int(each[1]) + 1, int(each[2]) if len(each) > 2 else 1))
+            if len(each) > 1
+            else 1
+            for each in ranges
+        )
+    return found[1], max(1, number)
+
+
+def _with_parts(row: _Row, cpus: int, gpus: int) -> _Row:
+    num_nodes = max(1, len(row.nodes))
+    return replace(row, cpus_per_node=cpus // num_nodes, gpus_per_node=gpus // num_nodes)
+
+
+def _joined(rows: Iterable[_Row], active: set[str], cluster: str) -> tuple[JobUse, ...]:
+    """One job for each id; what it is now is what its last row says."""
+    by_id: dict[str, list[_Row]] = {}
+    for row in rows:
+        by_id.setdefault(row.job_id, []).append(row)
+    latest = datetime.max.replace(tzinfo=UTC)
+    found: list[JobUse] = []
+    for job_id, lives in by_id.items():
+        lives.sort(key=lambda row: row.started_at or latest)
+        last = lives[-1]
+        found.append(
+            JobUse(
+                cluster=cluster,
+                job_id=job_id,
+                name=last.name,
+                user=last.user,
+                partition=last.partition,
+                state=last.state,
+                is_finished=last.state not in ACTIVE_STATES and job_id not in active,
+                runs=tuple(
+                    Occupancy(started_at=row.started_at, ended_at=row.ended_at, nodes=row.nodes)
+                    for row in lives
+                    if row.started_at is not None and row.nodes
+                ),
+                cpus_per_node=max(row.cpus_per_node for row in lives),
+                gpus_per_node=max(row.gpus_per_node for row in lives),
+                array_id=last.array_id,
+                num_tasks=last.num_tasks,
+            )
+        )
+    return tuple(sorted(found, key=lambda use: (len(use.job_id), use.job_id)))
+
+
+def _time(text: str) -> datetime | None:
+    """A time of Slurm in UTC; None for `Unknown`, `None`, `N/A` and the like."""
+    try:
+        return datetime.fromisoformat(text.strip()).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def _slurm_time(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+_NO_NODES = frozenset({"", "None assigned", "(null)", "None", "N/A", "n/a"})
+_PART = re.compile(r"(?P<prefix>[^\[\],]+)(?:\[(?P<ranges>[0-9,-]+)\])?(?:,|$)")
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """Every node name in the order of the text; none where no node was assigned."""
+    text = text.strip()
+    if text in _NO_NODES:
+        return ()
+    names: list[str] = []
+    position = 0
+    while position < len(text):
+        found = _PART.match(text, position)
+        if found is None:
+            raise JobsError(f"Slurm printed the nodes {text!r}, which is not a list of names")
+        ranges = found["ranges"]
+        names += (
+            [found["prefix"]]
+            if ranges is None
+            else [f"{found['prefix']}{each}" for each in _numbers(ranges, text)]
+        )
+        position = found.end()
+    return tuple(names)
+
+
+def _numbers(ranges: str, text: str) -> Iterator[str]:
+    """`0-1,3` -> 0, 1, 3; leading zeros stay."""
+    for part in ranges.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise JobsError(f"Slurm printed the nodes {text!r}, which is not a list of names")
+        for number in range(int(first), int(last or first) + 1):
+            yield f"{number:0{len(first)}d}"

@@ -1,0 +1,445 @@
+"""SSH to a login node, whose host key the stack's outputs pin: commands, streams, tunnels.
+
+Uses no agent, no user configuration and no key but the given one, so a command does the same on
+every machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import paramiko
+
+from infra.clients.errors import JobsError
+
+_CONNECT_TIMEOUT_S = 15
+_KEEPALIVE_S = 15
+_CHUNK_BYTES = 1 << 16
+_SESSION_WAIT_S = 60
+_SESSION_POLL_S = 0.1
+
+# paramiko logs tracebacks of its threads to stderr; we turn each into one line.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A login node: address, pinned host key (OpenSSH public line) and the key that opens it."""
+
+    host: str
+    port: int
+    host_key: str
+    identity: Path
+    user: str = "root"
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one remote command did."""
+
+    command: str
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+
+_AGAIN = ": run this again"
+
+
+class ConnectionLostError(JobsError):
+    """Nobody answers there now; the same may work again later."""
+
+    @property
+    def trying_again(self) -> str:
+        """The same for who goes on by itself, so that nobody is told to run it again."""
+        return f"{str(self).removesuffix(_AGAIN)}; trying again"
+
+
+class Connection:
+    """An open connection; use it as a context manager."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._transport = _connect(endpoint)
+        # paramiko keeps one reason for a refused channel, whichever thread asks for it first.
+        self._opening = threading.Lock()
+
+    def reopen(self) -> None:
+        """Connects anew; what ran on the old connection is gone."""
+        self._transport.close()
+        self._transport = _connect(self.endpoint)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection and whatever still runs on it."""
+        self._transport.close()
+
+    @property
+    def is_open(self) -> bool:
+        """False once either side is known to have ended it."""
+        return self._transport.is_active()
+
+    def forward(self, host: str, port: int) -> paramiko.Channel:
+        """A TCP connection from the login node to `host`; its bytes, both ways."""
+        try:
+            return self._transport.open_channel(
+                "direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=_CONNECT_TIMEOUT_S
+            )
+        except paramiko.ChannelException as error:
+            raise JobsError(
+                f"{host}:{port}: the login node cannot connect to it ({error.text}); is it up?"
+            ) from error
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            # One that does not answer in time is as good as ended: nothing waits on it any more.
+            self._transport.close()
+            raise self._lost(error) from error
+
+    def hold(self, command: str) -> paramiko.Channel:
+        """Starts `command` and returns its channel, standard input open."""
+        return self._open(command)
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        """Runs `command` in the user's shell and waits for its end."""
+        return self.run_bytes(command, stdin=stdin)[0]
+
+    def run_bytes(self, command: str, *, stdin: bytes = b"") -> tuple[Result, bytes]:
+        """As `run`, with standard output also as it came, for archives."""
+        channel = self._open(command)
+        try:
+            channel.sendall(stdin)
+            channel.shutdown_write()
+            stdout, stderr = _drain(channel)
+            code = channel.recv_exit_status()
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise self._lost(error) from error
+        finally:
+            channel.close()
+        if code < 0:
+            raise self._lost(EOFError("closed by the other side"))
+        text = stdout.decode(errors="replace")
+        result = Result(
+            command=command, exit_code=code, stdout=text, stderr=stderr.decode(errors="replace")
+        )
+        return result, stdout
+
+    def stream(self, command: str, *, poll_s: float, stdin: bytes = b"") -> Iterator[bytes]:
+        """Output of `command` as it comes; b"" after each `poll_s` of silence, ends with it."""
+        channel = self._open(command)
+        try:
+            if stdin:
+                channel.sendall(stdin)
+                channel.shutdown_write()
+            channel.settimeout(poll_s)
+            while True:
+                try:
+                    chunk = channel.recv(_CHUNK_BYTES)
+                except TimeoutError:
+                    if not self._transport.is_active():
+                        raise self._lost(EOFError("closed by the other side")) from None
+                    yield b""
+                    continue
+                if not chunk:
+                    # A connection that is cut ends the output too, without an exit status.
+                    if channel.recv_exit_status() < 0:
+                        raise self._lost(EOFError("closed by the other side"))
+                    return
+                yield chunk
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise self._lost(error) from error
+        finally:
+            channel.close()
+
+    def _open(self, command: str) -> paramiko.Channel:
+        try:
+            channel = self._session()
+            channel.exec_command(command)
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise self._lost(error) from error
+        return channel
+
+    def _session(self) -> paramiko.Channel:
+        """A session of the connection; waits while sshd has as many on it as it takes."""
+        deadline_s = time.monotonic() + _SESSION_WAIT_S
+        while True:
+            try:
+                with self._opening:
+                    return self._transport.open_session(timeout=_CONNECT_TIMEOUT_S)
+            except paramiko.ChannelException as error:
+                if time.monotonic() >= deadline_s:
+                    raise JobsError(
+                        f"{self.endpoint}: sshd opens no further session on this connection "
+                        f"({error.text}); 10 are allowed unless its MaxSessions says otherwise: "
+                        "end some, or run this again later"
+                    ) from error
+            time.sleep(_SESSION_POLL_S)
+
+    def _lost(self, error: Exception) -> ConnectionLostError:
+        reason = str(error) or type(error).__name__
+        return ConnectionLostError(
+            f"{self.endpoint}: the connection was lost ({reason}); jobs go on{_AGAIN}"
+        )
+
+
+def _connect(endpoint: Endpoint) -> paramiko.Transport:
+    identity = _identity(endpoint.identity)
+    host_key = parse_public_key(endpoint.host_key)
+    try:
+        sock = socket.create_connection((endpoint.host, endpoint.port), timeout=_CONNECT_TIMEOUT_S)
+    except OSError as error:
+        raise ConnectionLostError(
+            f"{endpoint}: {error.strerror or error}; is the stack up? "
+            "`pulumi up` brings it up, `soperator local status` shows the local one"
+        ) from error
+    transport = paramiko.Transport(sock)
+    transport.banner_timeout = transport.auth_timeout = _CONNECT_TIMEOUT_S
+    try:
+        # `hostkey` also limits the key types on offer, so the pinned one is what is compared.
+        transport.connect(hostkey=host_key, username=endpoint.user, pkey=identity)
+    except paramiko.AuthenticationException as error:
+        transport.close()
+        raise JobsError(
+            f"{endpoint}: key {endpoint.identity} was refused; add its public half to "
+            "login.ssh_public_keys and run pulumi up, or give another key with --identity"
+        ) from error
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        transport.close()
+        raise _handshake_error(endpoint, error) from error
+    transport.set_keepalive(_KEEPALIVE_S)
+    return transport
+
+
+def _handshake_error(endpoint: Endpoint, error: Exception) -> JobsError:
+    text = str(error) or type(error).__name__
+    if "Bad host key" in text or "Incompatible ssh peer" in text or "no acceptable" in text:
+        return JobsError(
+            f"{endpoint}: the host key is not the one that the stack pins, so nothing was sent; "
+            "if the login node was rebuilt run pulumi up, else someone is in between"
+        )
+    return ConnectionLostError(
+        f"{endpoint}: no SSH session: {text}; try again, or look at the login node"
+    )
+
+
+def _identity(path: Path) -> paramiko.PKey:
+    if not path.is_file():
+        raise JobsError(
+            f"{path}: no such private key; give the one whose public half the stack declares "
+            "in login.ssh_public_keys with --identity"
+        )
+    try:
+        return paramiko.PKey.from_path(path)
+    except paramiko.PasswordRequiredException as error:
+        raise JobsError(
+            f"{path}: the key has a passphrase, which is not asked for here; "
+            "give a key without one with --identity"
+        ) from error
+    except (paramiko.SSHException, ValueError, OSError) as error:
+        raise JobsError(f"{path}: not a private key that can be read: {error}") from error
+
+
+def parse_public_key(line: str) -> paramiko.PKey:
+    """The key of an OpenSSH public key line `TYPE BASE64 [COMMENT]`."""
+    parts = line.split()
+    try:
+        return paramiko.PKey.from_type_string(parts[0], base64.b64decode(parts[1], validate=True))
+    except (IndexError, binascii.Error, ValueError, paramiko.SSHException) as error:
+        raise JobsError(
+            f"login_host_key: {line[:40]!r} is not an OpenSSH public key line; run pulumi up"
+        ) from error
+
+
+def _drain(channel: paramiko.Channel) -> tuple[bytes, bytes]:
+    """Both outputs to their end; stderr in a thread, as an unread one would block the command."""
+    stderr: list[bytes] = []
+    reader = threading.Thread(
+        target=lambda: stderr.append(channel.makefile_stderr("rb").read()), daemon=True
+    )
+    reader.start()
+    stdout = channel.makefile("rb").read()
+    reader.join()
+    return stdout, b"".join(stderr)
+
+
+PATIENCE_S: Final = 120.0
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 10.0
+
+
+def reopen(connection: Connection, *, patience_s: float = PATIENCE_S) -> None:
+    """Tries with longer and longer pauses; after `patience_s` the last refusal is raised."""
+    give_up_at = time.monotonic() + patience_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            connection.reopen()
+            return
+        except ConnectionLostError:
+            if time.monotonic() + pause_s >= give_up_at:
+                raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+_HOST: Final = "127.0.0.1"
+_LOOK_EVERY_S: Final = 0.5
+_PATIENCE_S: Final = 5.0
+"""For the other side of a thing that ends."""
+_TUNNEL_CHUNK: Final = 1 << 16
+
+_LOST: Final = (OSError, EOFError, paramiko.SSHException)
+"""What paramiko raises of a connection that is gone."""
+
+
+class Tunnel:
+    """Open from its making until `close`."""
+
+    def __init__(
+        self, login: Endpoint, host: str, port: int, *, say: Callable[[str], None]
+    ) -> None:
+        self._target = (host, port)
+        self._say = say
+        self._connection = Connection(login)
+        self._lost: str | None = None
+        self._over = threading.Event()
+        self._look = threading.Event()
+        self._listener = socket.create_server((_HOST, 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._threads = [
+            threading.Thread(target=work, daemon=True, name=f"tunnel-{work.__name__}")
+            for work in (self._accept, self._keep)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def url(self) -> str:
+        """The server's API as this machine reaches it."""
+        return f"http://{_HOST}:{self.port}/v1"
+
+    def close(self) -> None:
+        """Ends the listener, every connection through it, and the SSH session."""
+        self._over.set()
+        self._look.set()
+        # A close alone does not wake up who waits in accept.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._connection.close()
+        for thread in self._threads:
+            thread.join(_PATIENCE_S)  # one may wait for a login node that does not answer
+
+    def _accept(self) -> None:
+        while not self._over.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError as error:
+                if not self._over.is_set():
+                    # Such as too many open files: the next one may come through.
+                    self._say(f"the tunnel could not take a connection: {error}")
+                    self._over.wait(_FIRST_PAUSE_S)
+                continue
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        """One connection of this machine from its start to its end."""
+        with client:
+            try:
+                if self._lost is not None:
+                    raise ConnectionLostError(self._lost)
+                channel = self._connection.forward(*self._target)
+            except JobsError as error:
+                if isinstance(error, ConnectionLostError):
+                    self._look.set()
+                with contextlib.suppress(OSError):
+                    _refuse(client, str(error))
+                return
+            back = threading.Thread(target=_pump_back, args=(channel, client), daemon=True)
+            back.start()
+            _pump(client, channel)
+            back.join()
+            with contextlib.suppress(*_LOST):
+                channel.close()
+
+    def _keep(self) -> None:
+        """Opens a lost connection again, with longer and longer pauses, until the end."""
+        pause_s = _FIRST_PAUSE_S
+        while not self._over.is_set():
+            if self._connection.is_open:
+                self._look.wait(_LOOK_EVERY_S)
+                self._look.clear()
+                continue
+            if self._lost is None:
+                self._lost = f"the SSH tunnel to {self._connection.endpoint} is lost; reconnecting"
+                self._say(self._lost)
+            try:
+                self._connection.reopen()
+            except JobsError as error:
+                self._lost = f"the SSH tunnel is lost; reconnecting: {error}"
+                self._over.wait(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            if self._over.is_set():
+                self._connection.close()
+                return
+            self._lost, pause_s = None, _FIRST_PAUSE_S
+            self._say("the SSH tunnel is back")
+
+
+def _pump(client: socket.socket, channel: paramiko.Channel) -> None:
+    with contextlib.suppress(*_LOST):
+        while data := client.recv(_TUNNEL_CHUNK):
+            channel.sendall(data)
+        channel.shutdown_write()
+
+
+def _pump_back(channel: paramiko.Channel, client: socket.socket) -> None:
+    with contextlib.suppress(*_LOST):
+        while data := channel.recv(_TUNNEL_CHUNK):
+            client.sendall(data)
+    # Whoever asks is told that nothing more comes, and `_pump` that nobody listens.
+    with contextlib.suppress(OSError):
+        client.shutdown(socket.SHUT_RDWR)
+
+
+def _refuse(client: socket.socket, reason: str) -> None:
+    client.settimeout(_PATIENCE_S)
+    client.recv(_TUNNEL_CHUNK)
+    error = {"message": reason, "type": "server_error", "param": None, "code": "tunnel_lost"}
+    body = json.dumps({"error": error}).encode()
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    client.sendall(head.encode() + body)
+    client.shutdown(socket.SHUT_WR)
+    while client.recv(_TUNNEL_CHUNK):
+        pass

@@ -1,0 +1,458 @@
+"""Money of jobs: rates and ledger, what is spent and reserved, whether a budget has room.
+
+The ledger is `<state>/runs/<stack>/ledger.jsonl`; ended jobs are settled from what Slurm accounts.
+Amounts are computed in cost/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+from cost.report.layout import rounded, small_usd_text
+from cost.resources.estimate import estimate
+from cost.resources.hourly_rates import RunRates, run_rates
+from cost.run_record import RunRecord
+from cost.runs.forecast import Forecast, UnknownRun, forecast
+from cost.runs.ledger import (
+    FILE_NAME,
+    ActualEntry,
+    Content,
+    Entry,
+    ForecastEntry,
+    Ledger,
+    LedgerError,
+    OpenLedger,
+    OverrideEntry,
+)
+from cost.runs.spend import (
+    JobUse,
+    MonthBudget,
+    SpendReport,
+    actuals,
+    forecasts,
+    month_budget,
+    month_of,
+    open_parts,
+    spend,
+    spend_report,
+)
+from infra.clients import slurm
+from infra.clients.errors import JobsError
+from infra.clients.slurm import Accounted, Shell
+from infra.jobs.records import load_records
+from infra.jobs.submit import Submission
+from infra.operate.prices import price_book
+from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """One stack's money, as this machine knows it."""
+
+    spec: StackSpec
+    rates: RunRates
+    ledger: Ledger
+    records: tuple[RunRecord, ...]
+
+    def forecast(
+        self, job: JobSpec, sets: Sequence[str] = (), recipe_steps: int | None = None
+    ) -> Forecast | UnknownRun:
+        """What the job is going to take with these settings, and the steps of its recipe."""
+        return forecast(job, self.rates, self.records, sets, recipe_steps)
+
+    def month(self, entries: Sequence[Entry], now: datetime) -> MonthBudget | None:
+        """The budget's month; None where the stack declares no budget."""
+        budget = self.spec.budget
+        return None if budget is None else month_budget(budget, entries, now)
+
+
+def open_books(spec: StackSpec, state: Path, say: Callable[[str], object]) -> Books:
+    """The stack's books in this state folder; `say` gets a line where records are damaged."""
+    book = price_book(spec, state)
+    return Books(
+        spec=spec,
+        rates=run_rates(spec, estimate(spec, book), book),
+        ledger=Ledger(state / "runs" / spec.name / FILE_NAME),
+        records=load_records(state, spec.name, say),
+    )
+
+
+PADDING_METRIC = "padding_percent"
+# A record's clock is the node's, the times of its job are the controller's.
+_CLOCKS_APART = timedelta(minutes=5)
+
+
+def settle(
+    ledger: OpenLedger,
+    accounted: Accounted,
+    books: Books,
+    *,
+    since: datetime,
+    now: datetime,
+) -> tuple[ActualEntry, ...]:
+    """Writes down what jobs cost that ended and are not in the ledger like this yet."""
+    known = actuals(ledger.read().entries)
+    moments = [run.started_at for use in accounted.uses for run in use.runs]
+    moments += [run.ended_at for use in accounted.uses for run in use.runs if run.ended_at]
+    # From the first start to the last end, so that each job is priced whole, whatever the clocks.
+    first, last = min([since, *moments]), max([now, *moments])
+    total = spend(books.rates, accounted.uses, since=first, until=last)
+    new: list[ActualEntry] = []
+    for job in total.jobs:
+        use = job.use
+        before = known.get((use.cluster, use.job_id))
+        # Who shared a node before `since` is not known any more: the earlier word stands.
+        is_cut = any(run.started_at < since for run in use.runs)
+        if not use.is_finished or (before is not None and is_cut):
+            continue
+        entry = ActualEntry(
+            at=now,
+            job=use.name,
+            job_id=use.job_id,
+            cluster=use.cluster,
+            user=use.user,
+            partition=use.partition,
+            state=use.state,
+            runs=use.runs,
+            node_hours=plain(job.node_hours),
+            nodes_usd=None if job.nodes_usd is None else plain(job.nodes_usd),
+            padding_percent=_padding(use, books, before),
+            array_id=use.array_id,
+            num_tasks=use.num_tasks,
+        )
+        if before is None or replace(entry, at=before.at) != before:
+            new.append(entry)
+    ledger.append(*new)
+    return tuple(new)
+
+
+def settle_from(
+    ledger: OpenLedger,
+    shell: Shell,
+    books: Books,
+    *,
+    cluster: str,
+    since: datetime,
+    now: datetime,
+    ids: Sequence[str] = (),
+) -> Accounted:
+    """Asks the cluster for the period and for every job that is still open, and settles them."""
+    entries = ledger.read().entries
+    wanted = {key[1] for key in open_parts(entries) if key[0] == cluster}
+    accounted = slurm.uses(
+        shell, cluster, since=since, until=now, ids=sorted({*wanted, *ids}, key=int)
+    )
+    settle(ledger, accounted, books, since=since, now=now)
+    return accounted
+
+
+def plain(amount: Decimal) -> Decimal:
+    """Six digits behind the point, as in the outputs of the stack."""
+    return rounded(amount, Decimal("0.000001"))
+
+
+def _padding(use: JobUse, books: Books, before: ActualEntry | None) -> Decimal | None:
+    """Padding of the job's training in percent; ids repeat, so the times must fit too."""
+    for record in books.records:
+        if (record.job_id, record.stack) != (use.job_id, books.spec.name):
+            continue
+        inside = any(
+            run.started_at - _CLOCKS_APART <= record.started_at
+            and (run.ended_at is None or record.finished_at <= run.ended_at + _CLOCKS_APART)
+            for run in use.runs
+        )
+        if inside:
+            return record.metrics.get(PADDING_METRIC)
+    return None if before is None else before.padding_percent
+
+
+Entries = tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """One submission as it stands before the budget."""
+
+    run: Forecast | UnknownRun
+    cluster: str
+    """Host key of the login node."""
+    now: datetime
+    user: str
+    """Who asks, as this machine knows them."""
+    force: bool
+    """Whether to submit what the budget has no room for."""
+    num_tasks: int = 1
+    """Tasks of an array that the run is of all together."""
+
+
+def submit_within_budget(
+    books: Books,
+    shell: Shell,
+    asking: Asking,
+    submit: Callable[[], Submission],
+    *,
+    say: Callable[[str], None],
+    begin: Callable[[Entries], None] = lambda _entries: None,
+) -> Submission:
+    """The submission that `submit` makes; refused where the forecast is more than what is left.
+
+    `begin` runs after every refusal, with what the ledger gets once the job has its number.
+    """
+    with books.ledger.locked() as ledger:
+        over = None
+        if books.spec.budget is not None:
+            over = _look(books, ledger, shell, asking, say)
+        entries: Entries = (_forecast_entry(asking),)
+        if over is not None:
+            entries = (*entries, _override_entry(asking, over))
+        begin(entries)
+        submission = submit()
+        try:
+            write_down(ledger, entries, submission.job_id)
+        except LedgerError as error:
+            raise JobsError(
+                f"{error}; job {submission.job_id} is submitted but not in the ledger: make room, "
+                f"and the next command of {submission.stack} puts it there"
+            ) from error
+    return submission
+
+
+def write_down(ledger: OpenLedger, entries: Entries, job_id: str) -> None:
+    """Adds the entries of a submission under its number, once."""
+    named = tuple(replace(entry, job_id=job_id) for entry in entries)
+    known = forecasts(ledger.read().entries)
+    if not any((entry.cluster, job_id) in known for entry in named):
+        ledger.append(*named)
+
+
+def budget_lines(books: Books, run: Forecast | UnknownRun, now: datetime) -> tuple[str, ...]:
+    """What the budget would say to the run, from the ledger as it is; nothing without a budget."""
+    usd = run.nodes_usd if isinstance(run, Forecast) else None
+    return lines_together(books, run.job, usd, now)
+
+
+def lines_together(books: Books, what: str, usd: Decimal | None, now: datetime) -> tuple[str, ...]:
+    """What the budget would say to jobs that cost this together; nothing without a budget."""
+    content = books.ledger.read()
+    month = books.month(content.entries, now)
+    if month is None:
+        return content.problems
+    refusal = None if usd is None else month.refusal(what, usd)
+    return (*content.problems, str(month), *([] if refusal is None else [f"refused: {refusal}"]))
+
+
+def check_together(
+    books: Books,
+    shell: Shell,
+    what: str,
+    usd: Decimal | None,
+    *,
+    cluster: str,
+    now: datetime,
+    say: Callable[[str], None],
+) -> None:
+    """Refuses several jobs before the first is submitted, where they are more than what is left."""
+    if books.spec.budget is None or usd is None:
+        return
+    with books.ledger.locked() as ledger:
+        month = _settled(books, ledger, shell, cluster=cluster, now=now, say=say)
+    refusal = None if month is None else month.refusal(what, usd)
+    if refusal is not None:
+        raise JobsError(f"{refusal}; nothing was submitted")
+
+
+def _settled(
+    books: Books,
+    ledger: OpenLedger,
+    shell: Shell,
+    *,
+    cluster: str,
+    now: datetime,
+    say: Callable[[str], None],
+) -> MonthBudget | None:
+    """The month after every end that the cluster knows is written down; None without a budget."""
+    try:
+        since = month_of(now)[0]
+        settle_from(ledger, shell, books, cluster=cluster, since=since, now=now)
+    except JobsError as error:
+        say(f"accounting does not answer ({error}); the budget is checked by the ledger alone")
+    content = ledger.read()
+    for problem in content.problems:
+        say(problem)
+    return books.month(content.entries, now)
+
+
+def _look(
+    books: Books,
+    ledger: OpenLedger,
+    shell: Shell,
+    asking: Asking,
+    say: Callable[[str], None],
+) -> MonthBudget | None:
+    """The month, if the run does not fit into it and was forced; refuses one that was not."""
+    month = _settled(books, ledger, shell, cluster=asking.cluster, now=asking.now, say=say)
+    if month is None:
+        return None
+    if not isinstance(asking.run, Forecast) or asking.run.nodes_usd is None:
+        say(f"{asking.run.job}: its cost is not known, so the budget does not hold it back")
+    refusal = _refusal(asking.run, month)
+    if refusal is not None and not asking.force:
+        raise JobsError(refusal)
+    say(str(month))
+    if refusal is None:
+        return None
+    say(f"{asking.run.job}: submitted over the budget with --force; the ledger says so")
+    return month
+
+
+def _refusal(run: Forecast | UnknownRun, month: MonthBudget) -> str | None:
+    if not isinstance(run, Forecast) or run.nodes_usd is None:
+        return None
+    return month.refusal(run.job, run.nodes_usd)
+
+
+def _forecast_entry(asking: Asking) -> ForecastEntry:
+    run = asking.run
+    is_known = isinstance(run, Forecast)
+    return ForecastEntry(
+        at=asking.now,
+        job=run.job,
+        job_id="",
+        cluster=asking.cluster,
+        num_nodes=run.num_nodes,
+        hours=plain(run.hours) if is_known else None,
+        nodes_usd=plain(run.nodes_usd) if is_known and run.nodes_usd is not None else None,
+        basis=str(run.speed) if is_known else str(run),
+        num_tasks=asking.num_tasks,
+    )
+
+
+def _override_entry(asking: Asking, month: MonthBudget) -> OverrideEntry:
+    run = asking.run
+    assert isinstance(run, Forecast)
+    assert run.nodes_usd is not None
+    return OverrideEntry(
+        at=asking.now,
+        job=run.job,
+        job_id="",
+        cluster=asking.cluster,
+        user=asking.user,
+        forecast_usd=plain(run.nodes_usd),
+        left_usd=plain(month.left_usd),
+        budget_usd=month.budget_usd,
+    )
+
+
+# Slurm forgets a job that nothing was written down about at its submission, but not so soon.
+_LOOK_BACK = timedelta(days=31)
+
+
+def report_of_cluster(
+    books: Books, shell: Shell, *, cluster: str, since: datetime, until: datetime, now: datetime
+) -> SpendReport:
+    """What sacct knows of this cluster, and the ledger of former ones; ended jobs are settled."""
+    with books.ledger.locked() as ledger:
+        accounted = settle_from(ledger, shell, books, cluster=cluster, since=since, now=now)
+        content = ledger.read()
+    notes: list[str] = []
+    if not accounted.has_accounting:
+        notes.append(
+            "Accounting is off on this cluster: ended jobs are those of the ledger, which knows "
+            "what was pulled or asked for soon after its end. Set slurm.accounting: true to know "
+            "all."
+        )
+    seen = frozenset((use.cluster, use.job_id) for use in accounted.uses)
+    uses = (*accounted.uses, *uses_of(content.entries, but=seen))
+    return _report(books, content, uses, notes, since=since, until=until, now=now)
+
+
+def report_of_ledger(
+    books: Books, *, since: datetime, until: datetime, now: datetime
+) -> SpendReport:
+    """What the ledger alone knows: jobs whose end was written down."""
+    content = books.ledger.read()
+    still_open = open_parts(content.entries)
+    notes = ["From the ledger alone: jobs that it has no end of are not in these sums."]
+    if still_open:
+        ids = ", ".join(job_id for _, job_id in still_open)
+        notes.append(f"Without an end: jobs {ids}.")
+    uses = uses_of(content.entries, but=frozenset())
+    return _report(books, content, uses, notes, since=since, until=until, now=now)
+
+
+def note_actual(books: Books, shell: Shell, cluster: str, job_id: str) -> str:
+    """Settles one job that ended, and says what it cost beside its forecast, in one line."""
+    now = datetime.now(UTC)
+    with books.ledger.locked() as ledger:
+        own = forecasts(ledger.read().entries).get((cluster, job_id))
+        since = now - _LOOK_BACK if own is None else own.at
+        settle_from(ledger, shell, books, cluster=cluster, since=since, now=now, ids=[job_id])
+        entries = ledger.read().entries
+    actual = actuals(entries).get((cluster, job_id))
+    if actual is None:
+        return f"job {job_id}: accounting does not know its end yet; see `soperator spend` later"
+    if actual.nodes_usd is None:
+        return f"job {job_id}: {actual.node_hours:,.3f} node-hours; their price is not known"
+    text = f"job {job_id}: {small_usd_text(actual.nodes_usd)}, {actual.node_hours:,.3f} node-hours"
+    before = forecasts(entries).get((cluster, actual.array_id or job_id))
+    expected_usd = None if before is None else before.usd_per_task
+    if expected_usd:
+        variance = (actual.nodes_usd - expected_usd) / expected_usd
+        text += f"; forecast {small_usd_text(expected_usd)} ({100 * variance:+.1f} %)"
+    if actual.padding_percent is not None:
+        padding_usd = actual.nodes_usd * actual.padding_percent / 100
+        text += f"; padding {small_usd_text(padding_usd)} ({actual.padding_percent:.1f} %)"
+    return text
+
+
+def uses_of(entries: Sequence[Entry], *, but: frozenset[tuple[str, str]]) -> tuple[JobUse, ...]:
+    """Ended jobs as the ledger knows them, without those of the keys `but`."""
+    return tuple(
+        JobUse(
+            cluster=entry.cluster,
+            job_id=entry.job_id,
+            name=entry.job,
+            user=entry.user,
+            partition=entry.partition,
+            state=entry.state,
+            is_finished=True,
+            runs=entry.runs,
+            array_id=entry.array_id,
+            num_tasks=entry.num_tasks,
+        )
+        for key, entry in actuals(entries).items()
+        if key not in but
+    )
+
+
+def _report(
+    books: Books,
+    content: Content,
+    uses: Sequence[JobUse],
+    notes: Sequence[str],
+    *,
+    since: datetime,
+    until: datetime,
+    now: datetime,
+) -> SpendReport:
+    inside = tuple(use for use in uses if _is_inside(use, since, until))
+    return spend_report(
+        spend(books.rates, inside, since=since, until=until),
+        content.entries,
+        heading=books.spec.bill_heading,
+        budget=books.month(content.entries, now),
+        notes=(*content.problems, *notes),
+    )
+
+
+def _is_inside(use: JobUse, since: datetime, until: datetime) -> bool:
+    """Whether any run of the job reaches into the period."""
+    return any(
+        run.started_at < until and (run.ended_at is None or run.ended_at > since)
+        for run in use.runs
+    )

@@ -1,0 +1,503 @@
+"""What goes to the cluster and back: code, data, models, Python environments, results.
+
+Code goes the way `pulumi up` does: one release, then `current` (infra/render/delivery.py says what
+it holds, infra/render/login.py how it becomes the live one).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from infra.clients.errors import JobsError, NothingThereError, last_words
+from infra.clients.pulumi import StackOutputs
+from infra.clients.slurm import Shell
+from infra.clients.ssh import PATIENCE_S, Connection, ConnectionLostError, reopen
+from infra.jobs import history
+from infra.render.delivery import (
+    BOOTSTRAP_LOCK,
+    WORKLOADS_LOCK,
+    PackageSource,
+    hash_files,
+    pack,
+    venv_script,
+    version_of,
+)
+from infra.render.login import activate_script
+from infra.render.sbatch import in_memory
+from stacks.spec import StackSpec
+from stacks.text_file import read_bytes
+
+# Unpacked aside and renamed, so a release is always whole. A folder that was never live may be what
+# a killed `pulumi up` left half copied: it is made anew.
+_INSTALL = """
+set -eu
+cd {code_path}
+mkdir -p releases
+if [ ! -e releases/{hash}.whole ]; then
+  rm -rf releases/{hash}.part releases/{hash}
+  mkdir releases/{hash}.part
+  tar -xz --no-same-owner -C releases/{hash}.part || {{ rm -rf releases/{hash}.part; exit 1; }}
+  mv -T releases/{hash}.part releases/{hash}
+fi
+"""
+
+
+def send(shell: Shell, code_path: str, files: Mapping[str, bytes]) -> str:
+    """Makes the files the live release and returns its hash; sending twice changes nothing."""
+    release = hash_files(files)
+    install = _INSTALL.format(code_path=shlex.quote(code_path), hash=release)
+    result = shell.run(install + activate_script(code_path, release), stdin=pack(files))
+    if not result.ok:
+        raise JobsError(
+            f"{code_path}: the code was not installed: "
+            f"{last_words(result.stderr)}; what was live before still is: look at the owner there"
+        )
+    return release
+
+
+_PIECE_BYTES = 16 << 20
+# A part's name holds its content's hash, so that pieces of two versions are never joined.
+_LIST = r"""
+set -eu
+mkdir -p {folder}
+cd {folder}
+df -B1 --output=avail . | tail -n 1
+find . -type f -printf '%s %P\n'
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """What one push did."""
+
+    num_files: int
+    num_sent: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    local: Path
+    name: str
+    size_bytes: int
+    sha256: str
+
+    @property
+    def part(self) -> str:
+        path = PurePosixPath(self.name)
+        return str(path.with_name(f".{path.name}.{self.sha256[:16]}.part"))
+
+
+def destination(places: Mapping[str, str], target: str, *, name: str) -> str:
+    """The absolute path that `<place>[/path]` names; without a path it is `name` in the place."""
+    place, _, rest = target.partition("/")
+    if place not in places:
+        raise JobsError(
+            f"{target}: {place!r} is no place of this stack; places are: {', '.join(places)}"
+        )
+    if in_memory(places[place]):
+        raise JobsError(
+            f"{target}: {places[place]} is the memory of the login node there, which no worker "
+            "sees; push to a shared place, such as data"
+        )
+    path = PurePosixPath(rest or name)
+    if path.is_absolute() or ".." in path.parts:
+        raise JobsError(f"{target}: the path after the place stays inside it, without '..'")
+    return str(PurePosixPath(places[place]) / path)
+
+
+def push(
+    shell: Shell, source: Path, target: str, *, say: Callable[[str], None], dry_run: bool = False
+) -> Pushed:
+    """Makes the absolute path `target` on the cluster equal to `source`; extra files stay."""
+    files = _files(source)
+    folder = target if source.is_dir() else str(PurePosixPath(target).parent)
+    if source.is_file():
+        files = [_renamed(files[0], PurePosixPath(target).name)]
+    total = sum(file.size_bytes for file in files)
+    say(f"{source}: {len(files)} files, {total / 2**30:.2f} GiB to {target}")
+    if dry_run:
+        return Pushed(num_files=len(files), num_sent=0, sent_bytes=0)
+    free, sizes = _listing(shell, folder)
+    present = _present(shell, folder, [f for f in files if sizes.get(f.name) == f.size_bytes])
+    missing = [file for file in files if present.get(file.name) != file.sha256]
+    needed = sum(file.size_bytes - sizes.get(file.part, 0) for file in missing)
+    if needed > free:
+        raise JobsError(
+            f"{folder}: {free / 2**30:.2f} GiB free, {needed / 2**30:.2f} GiB to send; "
+            "enlarge the filesystem or remove data"
+        )
+    for file in missing:
+        _send(shell, folder, file, have=sizes.get(file.part, 0), say=say)
+    return Pushed(num_files=len(files), num_sent=len(missing), sent_bytes=needed)
+
+
+def _files(source: Path) -> list[_File]:
+    if source.is_file():
+        paths = [source]
+    elif source.is_dir():
+        paths = sorted(path for path in source.rglob("*") if path.is_file())
+    else:
+        raise JobsError(f"{source}: no such file or folder here")
+    if not paths:
+        raise JobsError(f"{source}: has no file, so there is nothing to push")
+    files: list[_File] = []
+    for path in paths:
+        name = path.name if path == source else path.relative_to(source).as_posix()
+        if "\n" in name:
+            raise JobsError(f"{path!r}: the name holds a line break; rename it")
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        files.append(_File(local=path, name=name, size_bytes=path.stat().st_size, sha256=digest))
+    return files
+
+
+def _renamed(file: _File, name: str) -> _File:
+    return _File(local=file.local, name=name, size_bytes=file.size_bytes, sha256=file.sha256)
+
+
+def _listing(shell: Shell, folder: str) -> tuple[int, dict[str, int]]:
+    """Free bytes, and the size of every file that is there already."""
+    free, *lines = _run(shell, _LIST.format(folder=shlex.quote(folder))).splitlines()
+    pairs = (line.split(" ", 1) for line in lines)
+    return int(free), {name: int(size) for size, name in pairs}
+
+
+def _present(shell: Shell, folder: str, files: list[_File]) -> dict[str, str]:
+    """SHA-256 of those files on the cluster."""
+    if not files:
+        return {}
+    names = "\0".join(f"./{file.name}" for file in files).encode()
+    text = _run(shell, f"cd {shlex.quote(folder)} && xargs -0 sha256sum --zero --", stdin=names)
+    pairs = (line.split(None, 1) for line in text.split("\0") if line)
+    return {name.removeprefix("./"): digest for digest, name in pairs}
+
+
+def _send(shell: Shell, folder: str, file: _File, *, have: int, say: Callable[[str], None]) -> None:
+    part, final = (shlex.quote(str(PurePosixPath(folder) / n)) for n in (file.part, file.name))
+    if have:
+        say(f"{file.name}: continued at {have} of {file.size_bytes} bytes")
+    else:
+        _run(shell, f'mkdir -p -- "$(dirname -- {part})" && : > {part}')
+    with file.local.open("rb") as source:
+        source.seek(have)
+        while piece := source.read(_PIECE_BYTES):
+            _run(shell, f"cat >> {part}", stdin=piece)
+    digest = _run(shell, f"sha256sum -- {part}").split()[0].removeprefix("\\")
+    if digest != file.sha256:
+        _run(shell, f"rm -f -- {part}")
+        raise JobsError(
+            f"{file.name}: arrived with another hash and was removed; is it being written here? "
+            "Push it again"
+        )
+    _run(shell, f"sync -- {part} && mv -fT -- {part} {final}")
+
+
+def _run(shell: Shell, command: str, *, stdin: bytes = b"") -> str:
+    result = shell.run(command, stdin=stdin)
+    if not result.ok:
+        reason = result.stderr.strip() or f"exit {result.exit_code}"
+        raise JobsError(f"push: {reason}; look at owner and free space, then push again")
+    return result.stdout
+
+
+SCHEMES = ("hf://", "s3://")
+FORWARDED = (
+    "HF_TOKEN",
+    "HF_ENDPOINT",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_ENDPOINT_URL",
+    "AWS_REGION",
+)
+"""Variables of the user's own shell that the download gets."""
+_FETCH_POLL_S = 1.0
+_END = re.compile(rb"\nsoperator-exit (\d+)\n\Z")
+
+
+def default_name(source: str) -> str:
+    """Folder of the place that a source goes to unless one is named: owner/name, or the prefix."""
+    path = source.split("://", 1)[1].partition("@")[0].strip("/")
+    if source.startswith("hf://"):
+        return path.removeprefix("datasets/").removeprefix("models/")
+    return path.rpartition("/")[2]
+
+
+def fetch(
+    connection: Connection,
+    *,
+    code_path: str,
+    source: str,
+    target: str,
+    environ: Mapping[str, str],
+    write: Callable[[bytes], None],
+    only_describe: bool = False,
+) -> None:
+    """Runs the download on the login node and passes its output on; refuses when it did not end."""
+    credentials = {name: environ[name] for name in FORWARDED if environ.get(name)}
+    options = ["--environment-from-stdin", *(["--describe"] if only_describe else [])]
+    words = shlex.join([source, target, *options])
+    # The Python environment stands in what `pulumi up` delivered; the login node shares it.
+    command = (
+        f"cd {shlex.quote(code_path)}/current && "
+        'python=$(sed -n \'s/.*"python_env_path": "\\(.*\\)".*/\\1/p\' configs/stack.json) && '
+        f'PYTHONPATH=$PWD "$python/bin/python" -m workloads.data.download {words} 2>&1; '
+        "printf '\\nsoperator-exit %s\\n' $?"
+    )
+    tail = b""
+    stdin = (json.dumps(credentials) + "\n").encode()
+    for chunk in connection.stream(command, poll_s=_FETCH_POLL_S, stdin=stdin):
+        # The last bytes are held back: they may be the status.
+        tail += chunk
+        if len(tail) > 32:
+            write(tail[:-32])
+            tail = tail[-32:]
+    end = _END.search(tail)
+    write(tail[: end.start()] + b"\n" if end else tail)
+    if end is None:
+        raise JobsError(f"{source}: the connection ended first; the same command continues it")
+    if end.group(1) != b"0":
+        raise JobsError(f"{source}: not there (exit {end.group(1).decode()}); see the lines above")
+
+
+LOG_NAME: Final = "job.log"
+_POLL_S: Final = 1.0
+# Only the bytes that a file has now are hashed and read: a running job goes on writing its log.
+_LIST_RESULTS: Final = r"""
+find {folder} {log} -type f -printf '%s %p\0' 2>/dev/null | while IFS= read -r -d '' file; do
+  hash=$(head -c "${{file%% *}}" -- "${{file#* }}" | sha256sum | cut -c -64)
+  printf '%s %s\0' "$hash" "$file"
+done
+"""
+_SEND: Final = "tail -c +{first} -- {path} | head -c {count}\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ResultFile:
+    """One file of the job as the cluster has it."""
+
+    remote: str
+    local: PurePosixPath
+    """Below the job's folder here."""
+    size_bytes: int
+    sha256: str
+
+
+def pull(
+    connection: Connection,
+    outputs: StackOutputs,
+    job_name: str,
+    job_id: str,
+    *,
+    state: Path,
+    patience_s: float = PATIENCE_S,
+) -> Path:
+    """Copies what the job left and returns the local folder; an older pull is replaced whole.
+
+    What an interrupted pull brought counts; a lost connection is opened again for `patience_s`.
+    """
+    files = _list(connection, outputs, job_name, job_id)
+    target = history.run_folder(state, outputs.stack, job_id)
+    part = target.with_name(f".{job_id}.part")
+    try:
+        with _alone(part):
+            _drop_others(part, files)
+            _bring(connection, part, files, patience_s)
+            kept = target / history.SUBMISSION
+            if kept.exists():
+                shutil.copy2(kept, part / history.SUBMISSION)
+            shutil.rmtree(target, ignore_errors=True)
+            part.replace(target)
+    except OSError as error:
+        raise JobsError(
+            f"{part}: {error.strerror or error}; what came stays there: mend it and pull again"
+        ) from error
+    return target
+
+
+@contextmanager
+def _alone(part: Path) -> Generator[None]:
+    """The folder for this pull; refused where another fills it, which would mix their bytes."""
+    part.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(part, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise JobsError(
+                f"{part}: another pull of this job is on its way here; wait for its end"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _bring(
+    connection: Connection, part: Path, files: Sequence[_ResultFile], patience_s: float
+) -> None:
+    """Every file whole and proven, or an error that names those that are not."""
+    for attempt in (1, 2):
+        for each in files:
+            path = part / each.local
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            if _size(part, each) > each.size_bytes:
+                path.write_bytes(b"")
+        while missing := [each for each in files if _size(part, each) < each.size_bytes]:
+            try:
+                _receive(connection, part, missing)
+            except ConnectionLostError:
+                reopen(connection, patience_s=patience_s)
+        damaged = [each for each in files if _digest(part, each) != each.sha256]
+        if not damaged:
+            return
+        for each in damaged:  # begun by an earlier pull, and written anew on the cluster since
+            (part / each.local).unlink()
+        if attempt == 2:
+            names = ", ".join(str(each.local) for each in damaged[:3])
+            raise JobsError(
+                f"{names}: {len(damaged)} of {len(files)} files are not what the cluster listed a "
+                "moment ago; their job still writes them, or a disk is damaged: pull again"
+            )
+
+
+def _list(
+    connection: Connection, outputs: StackOutputs, job_name: str, job_id: str
+) -> tuple[_ResultFile, ...]:
+    """Files of the job on the cluster, with sizes and hashes; none is refused."""
+    folder = f"{outputs.places['results']}/{job_id}"
+    log = outputs.log_path(job_name, job_id)
+    script = _LIST_RESULTS.format(folder=shlex.quote(folder), log=shlex.quote(log))
+    result, listing = connection.run_bytes("bash -s", stdin=script.encode())
+    if not result.ok:
+        raise JobsError(f"job {job_id}: {result.stderr.strip() or 'no message'}; pull it again")
+    entries = [each.decode(errors="surrogateescape") for each in listing.split(b"\0") if each]
+    if not entries:
+        raise NothingThereError(
+            f"job {job_id}: no results and no log on the cluster yet; "
+            f"wait for it with `soperator logs {job_id}`"
+        )
+    return tuple(_file(each, folder, log) for each in entries)
+
+
+def _file(entry: str, folder: str, log: str) -> _ResultFile:
+    """The file of `SHA256 SIZE PATH`; a path that is not below the job's folder is refused."""
+    digest, size, path = entry.split(" ", 2)
+    local = PurePosixPath(LOG_NAME if path == log else os.path.relpath(path, folder))
+    if ".." in PurePosixPath(path).parts or ".." in local.parts:
+        raise JobsError(f"{path}: the cluster sent a path outside the job's folder")
+    return _ResultFile(remote=path, local=local, size_bytes=int(size), sha256=digest)
+
+
+def _drop_others(part: Path, files: Sequence[_ResultFile]) -> None:
+    """Removes what an interrupted pull brought and the cluster no longer has."""
+    # A pull that was killed as it took the place of the older one left the submission only here.
+    wanted = {part / each.local for each in files} | {part / history.SUBMISSION}
+    for path in sorted(part.rglob("*"), reverse=True):
+        if path.is_symlink() or (path.is_file() and path not in wanted):
+            path.unlink()
+        elif path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _receive(connection: Connection, part: Path, files: Sequence[_ResultFile]) -> None:
+    """Appends to each file what it lacks, one after the other in one stream."""
+    lacks = [each.size_bytes - _size(part, each) for each in files]
+    script = "".join(
+        _SEND.format(first=each.size_bytes - count + 1, path=shlex.quote(each.remote), count=count)
+        for each, count in zip(files, lacks, strict=True)
+    )
+    stream = connection.stream("bash -s | gzip -1", poll_s=_POLL_S, stdin=script.encode())
+    content = _unpacked(stream)
+    held = b""
+    for each, count in zip(files, lacks, strict=True):
+        with (part / each.local).open("ab") as sink:
+            while count > 0:
+                held = held or next(content, b"")
+                if not held:
+                    raise JobsError(f"{each.remote}: got shorter while it was pulled: pull again")
+                taken = sink.write(held[:count])
+                count, held = count - taken, held[taken:]
+
+
+def _unpacked(stream: Iterator[bytes]) -> Iterator[bytes]:
+    """The bytes that `gzip` packed, as they come; never an empty piece."""
+    inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    for chunk in stream:
+        if plain := inflate.decompress(chunk):
+            yield plain
+
+
+def _size(part: Path, file: _ResultFile) -> int:
+    """Bytes of the file that are here."""
+    path = part / file.local
+    return path.stat().st_size if path.exists() else 0
+
+
+def _digest(part: Path, file: _ResultFile) -> str:
+    with (part / file.local).open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+_NOTHING_TRIED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Venv:
+    """The environment that jobs run with from now on."""
+
+    path: str
+    version: str
+    """Of its lock file, 12 hex digits."""
+    seconds: int | None
+    """What making it took; None: it was there."""
+    size_mib: int | None
+
+
+def lock_files(root: Path, lock: Path | None = None) -> dict[str, bytes]:
+    """What is sent: the lock of the environment (the checkout's by default) and that of uv."""
+    chosen = lock or root / WORKLOADS_LOCK
+    try:
+        content = read_bytes(chosen)
+    except OSError as error:
+        raise JobsError(f"--lock {chosen}: cannot be read ({error.strerror})") from error
+    if b"--hash=sha256:" not in content:
+        raise JobsError(
+            f"--lock {chosen}: no line has a hash; make it with uv pip compile --generate-hashes"
+        )
+    bootstrap = root / "infra" / "setup" / "tools" / BOOTSTRAP_LOCK
+    return {WORKLOADS_LOCK: content, BOOTSTRAP_LOCK: bootstrap.read_bytes()}
+
+
+def make(shell: Shell, spec: StackSpec, files: Mapping[str, bytes], source: PackageSource) -> Venv:
+    """Makes the environment of the lock the live one; making it twice changes nothing."""
+    lock = files[WORKLOADS_LOCK]
+    result = shell.run(venv_script(spec, lock, source), stdin=pack(files))
+    if not result.ok:
+        message = result.stderr.strip() or "no message"
+        if result.exit_code == _NOTHING_TRIED:
+            raise JobsError(f"{spec.python_env_path}: {message.splitlines()[-1]}")
+        raise JobsError(
+            f"{spec.python_env_path}: not made, the one before is as it was: {message}\n"
+            "can the login node reach the index? --index names another, --wheelhouse a folder"
+        )
+    word, *numbers = result.stdout.split() or [""]
+    if word not in ("same", "made"):
+        raise JobsError(f"{spec.python_env_path}: unexpected answer: {result.stdout!r}")
+    seconds, size_mib = (int(each) for each in numbers) if numbers else (None, None)
+    return Venv(
+        path=spec.python_env_path, version=version_of(lock), seconds=seconds, size_mib=size_mib
+    )

@@ -1,0 +1,1 @@
+"""A stack's life after `up`: one package a verb."""

@@ -1,0 +1,1 @@
+"""A stack on upstream's real charts and operator."""

@@ -1,0 +1,286 @@
+"""One stack on the real parts, step by step: from its releases to pods that could run.
+
+    for step in ComeUp(Sources(upstream)).steps(spec, server, scratch):
+        print(step)
+
+Each step says what it looked at and what would not come up. `soperator doctor --sources` prints
+them before anything is paid for, and tests/conformance holds every stack to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from infra.clients.errors import KubeError
+from infra.clients.kube_rules import Object, describe
+from infra.operate.conformance import pod_checks, simulate
+from infra.operate.conformance.charts import Helm, RenderError
+from infra.operate.conformance.cluster import Accepted, ApiServer, Cluster
+from infra.operate.conformance.declared import Declared, declared
+from infra.operate.conformance.definitions import OUTSIDE_GROUPS, definitions, needed
+from infra.operate.conformance.operator import OperatorError, last_word, soperator
+from infra.operate.conformance.pod_checks import Looked, Obstacle
+from infra.operate.conformance.sources import NotRunError, OutsideError, Sources
+from stacks.spec import StackSpec
+
+STEPS: Final = (
+    "rendered",
+    "accepted",
+    "reconciled",
+    "pods valid",
+    "keys present",
+    "placed",
+    "claims bound",
+)
+"""Every step, in its order."""
+_KINDS: Final = (
+    ("v1", "Namespace"),
+    ("v1", "Secret"),
+    ("v1", "ConfigMap"),
+    ("v1", "ServiceAccount"),
+    ("v1", "PersistentVolume"),
+    ("v1", "PersistentVolumeClaim"),
+    ("storage.k8s.io/v1", "StorageClass"),
+    ("apps/v1", "Deployment"),
+    ("apps/v1", "StatefulSet"),
+    ("apps/v1", "DaemonSet"),
+    ("apps.kruise.io/v1beta1", "StatefulSet"),
+    ("batch/v1", "Job"),
+    ("batch/v1", "CronJob"),
+    ("k8s.mariadb.com/v1alpha1", "MariaDB"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of the way: what was looked at, what stops it, what could not be looked at."""
+
+    name: str
+    counted: str
+    """Such as `13 releases, 202 objects`; empty where nothing was."""
+    obstacles: tuple[Obstacle, ...] = ()
+    not_run: tuple[str, ...] = ()
+    """What the folder lacks."""
+    outside: tuple[str, ...] = ()
+    """What no folder can give."""
+    assumed: tuple[str, ...] = ()
+    """What the stack names and its user makes."""
+
+    @property
+    def outcome(self) -> str:
+        """PASS, FAIL or NOT RUN; a step that lacked something is not run, whatever it counted."""
+        if self.obstacles:
+            return "FAIL"
+        return "PASS" if self.counted and not self.not_run else "NOT RUN"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """One release, rendered."""
+
+    release: str
+    namespace: str
+    objects: tuple[Object, ...]
+
+
+@dataclass(slots=True)
+class ComeUp:
+    """The way of one stack, and what each step leaves for the next."""
+
+    sources: Sources
+    declared: Declared | None = None
+    renderings: list[Rendering] = field(default_factory=list[Rendering])
+    live: list[Object] = field(default_factory=list[Object])
+    """What the API server holds at the end, of the kinds that matter."""
+
+    def steps(self, spec: StackSpec, server: ApiServer, folder: Path) -> Iterator[Step]:
+        """Every step in turn; a step that stands on a missing one is NOT RUN."""
+        try:
+            checkout = self.sources.soperator(spec.cluster.soperator_version)
+        except NotRunError as error:
+            yield from _not_run(STEPS, str(error))
+            return
+        found = self.declared = declared(spec, folder / "build")
+        yield self.rendered(found, folder)
+        with ExitStack() as stack:
+            cluster = Cluster(server)
+            stack.callback(cluster.close)
+            yield self.accepted(found, cluster)
+            try:
+                program = self.sources.program(
+                    checkout.replace("soperator", "soperator-operator", 1)
+                )
+                log = stack.enter_context(
+                    soperator(
+                        program,
+                        self.of_release("soperator"),
+                        cluster=cluster,
+                        folder=folder / "operator",
+                    )
+                )
+            except NotRunError as error:
+                yield from _not_run(STEPS[2:], str(error))
+                return
+            except OperatorError as error:
+                why = Obstacle(subject="release soperator", cause=str(error))
+                yield Step(name="reconciled", counted="", obstacles=(why,))
+                yield from _not_run(STEPS[3:], "the operator does not run")
+                return
+            yield self.reconciled(found, cluster, log)
+            yield from self.pods(found, cluster)
+
+    def rendered(self, found: Declared, folder: Path) -> Step:
+        """Every release through its real chart."""
+        obstacles: list[Obstacle] = []
+        missing: list[str] = []
+        outside: list[str] = []
+        version = found.spec.cluster.soperator_version
+        try:
+            helm = Helm(self.sources.program("helm"), _made(folder / "charts"))
+        except NotRunError as error:
+            return Step(name="rendered", counted="", not_run=(str(error),))
+        for each in found.releases:
+            try:
+                chart = self.sources.chart(each.name, each.version, version)
+                objects = helm.render(chart, each.name, each.namespace, each.values)
+            except OutsideError as error:
+                outside.append(str(error))
+            except NotRunError as error:
+                missing.append(str(error))
+            except RenderError as error:
+                obstacles.append(Obstacle(subject=f"release {each.name}", cause=str(error)))
+            else:
+                self.renderings.append(
+                    Rendering(release=each.name, namespace=each.namespace, objects=tuple(objects))
+                )
+        count = sum(len(each.objects) for each in self.renderings)
+        counted = f"{len(self.renderings)} releases, {count} objects" if self.renderings else ""
+        return Step(
+            name="rendered",
+            counted=counted,
+            obstacles=tuple(obstacles),
+            # One that several releases lack is one.
+            not_run=tuple(dict.fromkeys(missing)),
+            outside=tuple(outside),
+        )
+
+    def accepted(self, found: Declared, cluster: Cluster) -> Step:
+        """Every object under strict validation, but those that wait for the operator's webhooks."""
+        crds, missing = definitions(self.sources, found.spec.cluster.soperator_version)
+        sent = [*found.own, *(each for one in self.renderings for each in one.objects)]
+        cluster.define(needed(crds, sent))
+        # A release may bring objects for another's namespace; the engine has both by then.
+        for release in found.releases:
+            cluster.need_namespace(release.namespace)
+        result = cluster.accept([*found.own, *found.given], found.spec.cluster.namespace)
+        for each in self.renderings:
+            result += cluster.accept(each.objects, each.namespace)
+        return _accepted(result, missing, found.given)
+
+    def reconciled(self, found: Declared, cluster: Cluster, log: Path) -> Step:
+        """The operator brings the cluster up, while what does not run here is simulated."""
+        namespace = found.spec.cluster.namespace
+        obstacles: list[Obstacle] = []
+        # Admitted once more, by the webhooks now.
+        own = [
+            each
+            for rendering in self.renderings
+            for each in rendering.objects
+            if "slurm.nebius.ai" in each["apiVersion"]
+        ]
+        admitted = cluster.accept(own, namespace)
+        obstacles += [_refusal(text) for text in admitted.refused]
+        try:
+            simulate.reconciled(cluster.client, namespace, databases=True)
+        except (simulate.NotReconciledError, KubeError) as error:
+            # One that has ended refuses everything, by its webhooks.
+            cause = f"{error}; the operator's last word: {last_word(log)}"
+            obstacles.append(Obstacle(subject=f"SlurmCluster in {namespace}", cause=cause))
+        self.live = self._look(cluster)
+        made = len([each for each in self.live if each["metadata"].get("ownerReferences")])
+        counted = f"{admitted.count} objects admitted, {made} made of them"
+        if not obstacles and not (admitted.count and made):
+            return Step(name="reconciled", counted="", not_run=(f"nothing to see: {counted}",))
+        return Step(name="reconciled", counted=counted, obstacles=tuple(obstacles))
+
+    def pods(self, found: Declared, cluster: Cluster) -> Iterator[Step]:
+        """What API server, kubelet, scheduler and binder say to the pods."""
+        everything = [*self.live, *self._unknown()]
+        every = pod_checks.pods_of(self.live)
+        yield _looked("pods valid", "pods", pod_checks.refused(cluster.client, every))
+        yield _looked(
+            "keys present",
+            "Secrets, ConfigMaps and keys",
+            pod_checks.missing_keys(every, everything),
+        )
+        yield _looked("placed", "sets of pods", pod_checks.unplaced(every, found.nodes))
+        yield _looked("claims bound", "claims", pod_checks.unbound(every, self.live, found.nodes))
+
+    def of_release(self, name: str) -> tuple[Object, ...]:
+        """The rendered objects of a release."""
+        for each in self.renderings:
+            if each.release == name:
+                return each.objects
+        raise NotRunError(f"release {name} is not rendered")
+
+    def _look(self, cluster: Cluster) -> list[Object]:
+        found: list[Object] = []
+        for version, kind in _KINDS:
+            try:
+                found += cluster.client.list(version, kind)
+            except KubeError as error:
+                if error.status != 404:
+                    raise
+        return found
+
+    def _unknown(self) -> Iterator[Object]:
+        """Rendered objects of kinds without a definition, of which a controller makes Secrets."""
+        for rendering in self.renderings:
+            for each in rendering.objects:
+                if each["kind"] == "Certificate":
+                    metadata = {"namespace": rendering.namespace, **each["metadata"]}
+                    yield {**each, "metadata": metadata}
+
+
+def _accepted(result: Accepted, missing: Sequence[str], given: Sequence[Object]) -> Step:
+    outside: list[str] = []
+    undefined: list[str] = []
+    for (version, kind), count in sorted(result.unknown.items()):
+        reason = OUTSIDE_GROUPS.get(version.partition("/")[0])
+        text = f"{count} {kind} ({version}): {reason or 'no definition here'}"
+        (outside if reason else undefined).append(text)
+    return Step(
+        name="accepted",
+        counted=f"{result.count} objects" if result.count else "",
+        obstacles=tuple(_refusal(text) for text in result.refused),
+        not_run=(*missing, *undefined),
+        outside=tuple(outside),
+        assumed=tuple(
+            f"{describe(each)} with key {', '.join(each.get('stringData') or each['data'])}"
+            for each in given
+        ),
+    )
+
+
+def _not_run(names: Sequence[str], why: str) -> Iterator[Step]:
+    for name in names:
+        yield Step(name=name, counted="", not_run=(why,))
+
+
+def _refusal(text: str) -> Obstacle:
+    subject, _, cause = text.partition(": ")
+    return Obstacle(subject=subject, cause=cause)
+
+
+def _looked(name: str, what: str, looked: Looked) -> Step:
+    counted = f"{looked.count} {what}" if looked.count else ""
+    return Step(name=name, counted=counted, obstacles=looked.obstacles)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,278 @@
+"""What a folder with parts of upstream holds: checkouts as data, programs to run.
+
+Owns their names, where each comes from, how its version is read and which chart of theirs is which
+release. Builds and fetches nothing: what is not there, or there in another version, is said by name
+(NotRunError), and whoever asked goes without it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+from stacks.compatibility import SOPERATOR
+
+_DEPLOYED: Final = [each for each in SOPERATOR.values() if each.refused is None][-1]
+"""The newest version of Soperator that can be deployed."""
+DEPLOYED: Final = _DEPLOYED.version
+_PINNED: Final = _DEPLOYED.charts
+_OWN_CHART: Final = r"(?m)^version: *[\"']?v?([^\s\"']+)"
+_APP: Final = _OWN_CHART.replace("version", "appVersion")
+
+
+class NotRunError(Exception):
+    """A part of upstream that the folder lacks: what it is and where it comes from."""
+
+
+class OutsideError(NotRunError):
+    """What no folder can give, and why: nothing is to be fetched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkout:
+    """One repository of upstream as it was at a revision."""
+
+    url: str
+    revision: str
+    """A tag, a branch or a commit."""
+    version: str
+    """What the checkout itself says, without a leading `v`."""
+    file: str = ""
+    """Where it says so; nowhere but in git where empty."""
+    pattern: str = r"\A(\S+)"
+    """How it says so there."""
+
+    def fetched_by(self, folder: Path) -> str:
+        """The commands that make the checkout; `git clone --branch` would refuse a commit."""
+        return f"git clone {self.url} {shlex.quote(str(folder))} && {self.switched_by(folder)}"
+
+    def switched_by(self, folder: Path) -> str:
+        """The command that brings a clone to the revision."""
+        return f"git -C {shlex.quote(str(folder))} checkout {self.revision}"
+
+
+_SOPERATOR: Final = "https://github.com/nebius/soperator"
+
+CHECKOUTS: Final[Mapping[str, Checkout]] = {
+    "soperator": Checkout(url=_SOPERATOR, revision=DEPLOYED, version=DEPLOYED, file="VERSION"),
+    # No tag of it exists: the last commit of main that calls itself 5.0.0.
+    "soperator-5.0.0": Checkout(
+        url=_SOPERATOR,
+        revision="c238d993341a9f52b132062fbc3cb22f0fb63578",
+        version="5.0.0",
+        file="VERSION",
+    ),
+    "kruise": Checkout(
+        url="https://github.com/openkruise/kruise",
+        revision=f"v{_PINNED['kruise']}",
+        version=_PINNED["kruise"],
+    ),
+    "kruise-charts": Checkout(
+        url="https://github.com/openkruise/charts",
+        revision="master",
+        version=_PINNED["kruise"],
+        # The chart's own version in this folder is 1.8.1.
+        file=f"versions/kruise/{_PINNED['kruise']}/Chart.yaml",
+        pattern=_APP,
+    ),
+    "mariadb-operator": Checkout(
+        url="https://github.com/mariadb-operator/mariadb-operator",
+        revision=_PINNED["mariadb-operator"],
+        version=_PINNED["mariadb-operator"],
+        # The chart's own version is set at its release.
+        file="deploy/charts/mariadb-operator/Chart.yaml",
+        pattern=_APP,
+    ),
+    "prometheus-operator": Checkout(
+        url="https://github.com/prometheus-operator/prometheus-operator",
+        revision="v0.82.0",
+        version="0.82.0",
+        file="example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
+        pattern=r"operator\.prometheus\.io/version: (\S+)",
+    ),
+    "victoria-metrics-operator": Checkout(
+        url="https://github.com/VictoriaMetrics/operator", revision="v0.57.0", version="0.57.0"
+    ),
+    "victoria-metrics-charts": Checkout(
+        url="https://github.com/VictoriaMetrics/helm-charts",
+        revision="victoria-logs-single-0.9.8",
+        version="0.9.8",
+        file="charts/victoria-logs-single/Chart.yaml",
+        pattern=_OWN_CHART,
+    ),
+    "opentelemetry-charts": Checkout(
+        url="https://github.com/open-telemetry/opentelemetry-helm-charts",
+        revision="opentelemetry-collector-0.149.0",
+        version="0.149.0",
+        file="charts/opentelemetry-collector/Chart.yaml",
+        pattern=_OWN_CHART,
+    ),
+    "csi-driver-nfs": Checkout(
+        url="https://github.com/kubernetes-csi/csi-driver-nfs",
+        revision=f"v{_PINNED['csi-driver-nfs']}",
+        version=_PINNED["csi-driver-nfs"],
+        file=f"charts/v{_PINNED['csi-driver-nfs']}/csi-driver-nfs/Chart.yaml",
+        pattern=_OWN_CHART,
+    ),
+    "security-profiles-operator": Checkout(
+        url="https://github.com/kubernetes-sigs/security-profiles-operator",
+        revision="v0.8.4",
+        version="0.8.4",
+        file="deploy/kustomize-deployment/kustomization.yaml",
+        pattern=r"newTag: v(\S+)",
+    ),
+    "k8up": Checkout(
+        url="https://github.com/k8up-io/k8up",
+        revision="k8up-4.8.7",
+        version="4.8.7",
+        file="charts/k8up/Chart.yaml",
+        pattern=_OWN_CHART,
+    ),
+}
+
+PROGRAMS: Final[Mapping[str, str]] = {
+    "helm": "Helm 3, https://github.com/helm/helm",
+    "soperator-operator": "`cmd` of checkout soperator",
+    "soperator-operator-5.0.0": "`cmd` of checkout soperator-5.0.0",
+    "kruise-manager": "`main.go` of checkout kruise",
+    "mariadb-operator": "`cmd/controller` of checkout mariadb-operator",
+    "k8up": "`cmd/k8up` of checkout k8up",
+}
+"""Name in FOLDER/bin -> what it is; the README of each says how it is built."""
+
+CHARTS: Final[Mapping[str, str]] = {
+    "kruise": f"kruise-charts/versions/kruise/{_PINNED['kruise']}",
+    "mariadb-operator": "mariadb-operator/deploy/charts/mariadb-operator",
+    "mariadb-operator-crds": "mariadb-operator/deploy/charts/mariadb-operator-crds",
+    "k8up": "k8up/charts/k8up",
+    "vm-logs": "victoria-metrics-charts/charts/victoria-logs-single",
+    "opentelemetry-collector-logs": "opentelemetry-charts/charts/opentelemetry-collector",
+    "csi-driver-nfs": f"csi-driver-nfs/charts/v{_PINNED['csi-driver-nfs']}/csi-driver-nfs",
+}
+"""Release -> chart, of those that are not Soperator's own."""
+
+OUTSIDE: Final[Mapping[str, str]] = {
+    "cert-manager": "its chart is finished only by its own release; one value is sent",
+    "prometheus-operator-crds": "definitions alone, and no value is sent",
+    "victoria-metrics-operator-crds": "definitions alone, and no value is sent",
+    "metrics": "its subcharts come from other repositories",
+    "security-profiles-operator": "its chart is in Nebius's registry alone",
+}
+"""Releases that no checkout has a whole chart of, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The folder that the user names."""
+
+    folder: Path
+
+    def checkout(self, name: str) -> Path:
+        """The folder of a checkout, which is of its version as far as it says one."""
+        found, wanted = self.folder / name, CHECKOUTS.get(name) or _of_soperator(name)
+        if not found.is_dir():
+            raise NotRunError(f"no checkout {found}: {wanted.fetched_by(found)}")
+        if name == "soperator":  # of which version is asked for by its own name
+            return found
+        said = self.version(name)
+        if said not in (None, wanted.version):
+            raise NotRunError(
+                f"checkout {found} is of {said}, not of {wanted.version}: "
+                f"{wanted.switched_by(found)}"
+            )
+        return found
+
+    def soperator(self, version: str) -> str:
+        """Name of the checkout of this version of Soperator."""
+        own = f"soperator-{version}"
+        for name in ("soperator", own):
+            if self.version(name) == version:
+                return name
+        known = [name for name in ("soperator", own) if (self.folder / name).is_dir()]
+        is_of = "".join(f"{self.folder / name} is of {self.version(name)}; " for name in known)
+        name = own if "soperator" in known or version != DEPLOYED else "soperator"
+        wanted, folder = CHECKOUTS.get(name) or _of_soperator(name), self.folder / name
+        make = wanted.switched_by if name in known else wanted.fetched_by
+        raise NotRunError(f"no checkout of soperator {version}: {is_of}{make(folder)}")
+
+    def version(self, name: str) -> str | None:
+        """What a checkout says of its version, by its file or as a clone; None where nothing."""
+        folder, wanted = self.folder / name, CHECKOUTS.get(name) or _of_soperator(name)
+        if not folder.is_dir():
+            return None
+        if not wanted.file:
+            return _of_clone(folder, wanted)
+        try:
+            said = _said(folder / wanted.file, wanted.pattern)
+        except OSError:
+            return f"a version without {wanted.file}"
+        return said or f"a version that {wanted.file} does not say"
+
+    def versions(self) -> dict[str, str]:
+        """Every checkout that is here and what it says of its version."""
+        others = sorted(each.name for each in self.folder.glob("soperator-*"))
+        here = [
+            name for name in dict.fromkeys([*CHECKOUTS, *others]) if (self.folder / name).is_dir()
+        ]
+        return {name: self.version(name) or "says none" for name in here}
+
+    def program(self, name: str) -> Path:
+        """A program of upstream."""
+        found = self.folder / "bin" / name
+        if not os.access(found, os.X_OK):
+            what = PROGRAMS.get(name) or f"`cmd` of checkout {name.replace('-operator', '', 1)}"
+            raise NotRunError(f"no program {found}: build or copy it there ({what})")
+        return found
+
+    def chart(self, release: str, version: str, soperator: str = DEPLOYED) -> Path:
+        """The chart of a release, where a checkout has it whole and in the version.
+
+        `version` may be a pattern, as Helm takes it; `soperator` is the version of Soperator.
+        """
+        if release in OUTSIDE:
+            raise OutsideError(f"chart of {release} is never rendered here: {OUTSIDE[release]}")
+        if release in CHARTS:
+            checkout, _, inside = CHARTS[release].partition("/")
+        else:
+            checkout, inside = self.soperator(soperator), f"helm/{release}"
+        found = self.checkout(checkout) / inside
+        about = found / "Chart.yaml"
+        if not about.is_file():
+            raise NotRunError(f"chart of {release}: {found} has no Chart.yaml")
+        said = self.version(checkout) if release in CHARTS else _said(about, _OWN_CHART)
+        if not fnmatchcase(said or "", version):
+            raise NotRunError(f"chart of {release}: the stack has {version}, {found} is of {said}")
+        return found
+
+
+def _said(file: Path, pattern: str) -> str | None:
+    found = re.search(pattern, file.read_text(encoding="utf-8"))
+    return found[1] if found else None
+
+
+def _of_soperator(name: str) -> Checkout:
+    """A checkout `soperator-VERSION`, of the tag that is the version."""
+    version = name.removeprefix("soperator-")
+    return Checkout(url=_SOPERATOR, revision=version, version=version, file="VERSION")
+
+
+def _of_clone(folder: Path, wanted: Checkout) -> str | None:
+    """The version where the clone is at its tag, else its commit; None of what is no clone."""
+    if not (folder / ".git").exists():
+        return None
+    git = ["git", "-C", str(folder)]
+    try:
+        tags, commit = (
+            subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout
+            for words in (("tag", "--points-at", "HEAD"), ("rev-parse", "HEAD"))
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return wanted.version if wanted.revision in tags.split() else f"commit {commit.strip()}"

@@ -1,0 +1,378 @@
+"""When a stack is idle, what `soperator reap` does then, and what is undone when it stays.
+
+Jobs of people and of this program count as work, those of Soperator's checks do not. The decision's
+reasons: docs/adr/0027-who-ends-an-idle-stack.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Protocol
+
+from cost.runs.spend import JobUse
+from infra.clients import slurm
+from infra.clients.errors import JobsError, KubeError
+from infra.clients.slurm import Shell, refused
+from infra.render import names
+from stacks.lifetime import end_of
+from stacks.spec import StackSpec
+
+_CHECKS_USER: Final = "soperatorchecks"
+_CHECKS_PARTITION: Final = "hidden"
+_ANY_H: Final = 24
+"""How far back the reason looks where no idle limit is declared."""
+_BOOT: Final = re.compile(r"^BOOT_TIME\s*=\s*(\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """Jobs that are not over, and since when there is none; times in UTC."""
+
+    unfinished: tuple[str, ...]
+    """Jobs that run or wait, as `12 finetune`."""
+    job_ids: tuple[str, ...] = ()
+    """Those of them that Slurm has."""
+    idle_since: datetime
+    """End of the last job, or the start of the controller where that is later or knows of none."""
+
+
+def activity(
+    shell: Shell,
+    cluster: str,
+    *,
+    now: datetime,
+    hours: int | None,
+    placeholders: Collection[str] = (),
+) -> Activity:
+    """What the cluster did in the last `hours`, and does now; None: only now matters.
+
+    `placeholders`: names of recurring jobs that wait for their next time, which is no work.
+    """
+    since = now - timedelta(hours=hours or _ANY_H)
+    known = slurm.uses(shell, cluster, since=since, until=now)
+    if hours is not None and not known.has_accounting:
+        raise JobsError(
+            "accounting is off on the cluster, so nobody knows when the last job ended and nothing "
+            "is paused; bring it back (slurm.accounting), or pause by hand: soperator pause"
+        )
+    # The queue alone says what is not over: accounting lacks held jobs and keeps lost ones.
+    unfinished = [
+        use
+        for use in known.queued
+        # Of the checks' partition only their own: who else is there has a node at work.
+        if use.user != _CHECKS_USER and not (use.name in placeholders and use.state == "PENDING")
+    ]
+    work = filter(_is_work, known.uses)
+    ends = [run.ended_at for use in work for run in use.runs if run.ended_at is not None]
+    return Activity(
+        unfinished=tuple(f"{use.job_id} {use.name}" for use in unfinished),
+        job_ids=tuple(use.job_id for use in unfinished),
+        idle_since=max([_started_at(shell), *ends]),
+    )
+
+
+def _is_work(use: JobUse) -> bool:
+    return use.user != _CHECKS_USER and use.partition != _CHECKS_PARTITION
+
+
+def _started_at(shell: Shell) -> datetime:
+    """When the controller started: before that nothing is known of a new or resumed cluster."""
+    result = shell.run("export TZ=UTC0; scontrol show config")
+    if not result.ok:
+        raise refused("scontrol show config", result)
+    found = _BOOT.search(result.stdout)
+    if found is None:
+        raise JobsError("scontrol show config: no BOOT_TIME; look with `soperator ssh`")
+    return datetime.fromisoformat(found[1]).replace(tzinfo=UTC)
+
+
+_SYSTEM: Final = ("kube-system", "soperator-system")
+_ENDED: Final = ("Succeeded", "Failed")
+_SLURMS: Final = ("apps.kruise.io/", "slurm.nebius.ai/")
+"""Owners of slurmd's pods: every StatefulSet of Soperator is OpenKruise's."""
+
+
+class Lists(Protocol):
+    """What is asked of the API server: infra.clients.kube.KubeClient."""
+
+    def list(self, api_version: str, kind: str) -> list[dict[str, Any]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeActivity:
+    """Pods and Jobs that are not over, as `Job soperator/finetune`, and when others ended."""
+
+    unfinished: tuple[str, ...]
+    ended_at: tuple[datetime, ...]
+
+
+def kube_activity(client: Lists, slurm_namespace: str, workers: Collection[str]) -> KubeActivity:
+    """What works, or waits to work, on the nodesets outside Slurm."""
+    nodes = {each["metadata"]["name"] for each in worker_nodes(client, workers)}
+    unfinished: list[str] = []
+    ended: list[datetime] = []
+    for job in client.list("batch/v1", "Job"):
+        if not _wants_worker(job["spec"]["template"]["spec"], workers):
+            continue
+        status = job.get("status", {})
+        ends = [
+            each["lastTransitionTime"]
+            for each in status.get("conditions", ())
+            if each["type"] in ("Complete", "Failed") and each["status"] == "True"
+        ]
+        ended.extend(map(datetime.fromisoformat, ends))
+        if not ends and not (job["spec"].get("suspend") and not status.get("active")):
+            unfinished.append(_named("Job", job))
+    for pod in client.list("v1", "Pod"):
+        if _is_infrastructure(pod, slurm_namespace) or not (
+            _wants_worker(pod["spec"], workers) or _works_on(pod, nodes, slurm_namespace)
+        ):
+            continue
+        if pod.get("status", {}).get("phase") not in _ENDED:
+            unfinished.append(_named("Pod", pod))
+        ended.extend(_ends(pod))
+    return KubeActivity(unfinished=tuple(unfinished), ended_at=tuple(ended))
+
+
+def worker_nodes(client: Lists, workers: Collection[str]) -> list[dict[str, Any]]:
+    """The nodes of these nodesets."""
+    return [
+        each
+        for each in client.list("v1", "Node")
+        if each["metadata"].get("labels", {}).get(names.NODESET_NAME_LABEL) in workers
+    ]
+
+
+def _wants_worker(spec: dict[str, Any], workers: Collection[str]) -> bool:
+    if spec.get("nodeSelector", {}).get(names.NODESET_NAME_LABEL) in workers:
+        return True
+    return any(
+        names.GPU_RESOURCE in container.get("resources", {}).get(key, {})
+        for container in [*spec["containers"], *spec.get("initContainers", ())]
+        for key in ("limits", "requests")
+    )
+
+
+def _works_on(pod: dict[str, Any], nodes: Collection[str], slurm_namespace: str) -> bool:
+    """Whether it is a Job's pod, or nobody's, on a worker; Soperator's checks are no work."""
+    meta = pod["metadata"]
+    return (
+        pod["spec"].get("nodeName") in nodes
+        and meta["namespace"] not in (*_SYSTEM, slurm_namespace)
+        and all(owner["kind"].endswith("Job") for owner in meta.get("ownerReferences", ()))
+    )
+
+
+def _is_infrastructure(pod: dict[str, Any], slurm_namespace: str) -> bool:
+    owners = pod["metadata"].get("ownerReferences", ())
+    is_slurms_place = pod["metadata"]["namespace"] == slurm_namespace
+    return any(
+        owner["kind"] == "DaemonSet"
+        or (is_slurms_place and owner["apiVersion"].startswith(_SLURMS))
+        for owner in owners
+    )
+
+
+def _ends(pod: dict[str, Any]) -> Iterator[datetime]:
+    for container in pod.get("status", {}).get("containerStatuses", ()):
+        finished = container.get("state", {}).get("terminated", {}).get("finishedAt")
+        if finished is not None:
+            yield datetime.fromisoformat(finished)
+
+
+def _named(kind: str, found: dict[str, Any]) -> str:
+    return f"{kind} {found['metadata']['namespace']}/{found['metadata']['name']}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether it is time, and why or why not, in one line."""
+
+    is_due: bool
+    reason: str
+
+
+def verdict(
+    spec: StackSpec, activity: Activity, now: datetime, *, ends_jobs: bool = False
+) -> Verdict:
+    """A stack is due when its end has passed, or when it was idle for its hours; never while a job
+    runs or waits, unless its end has passed and `ends_jobs`.
+    """
+    assert spec.lifetime is not None, "the caller refuses a stack without lifetime"
+    end = end_of(spec)
+    is_over = end is not None and now >= end
+    if activity.unfinished and not (is_over and ends_jobs):
+        what = f"{len(activity.unfinished)} jobs run or wait: {', '.join(activity.unfinished[:5])}"
+        if is_over:
+            what += "; its end has passed: --end-jobs pauses it all the same"
+        return Verdict(is_due=False, reason=what)
+    if is_over:
+        return Verdict(is_due=True, reason=f"its end, {end:%Y-%m-%d %H:%M} UTC, has passed")
+    hours = spec.lifetime.idle_hours
+    idle = now - activity.idle_since
+    words = f"no job since {activity.idle_since:%Y-%m-%d %H:%M} UTC"
+    if hours is None:
+        return Verdict(is_due=False, reason=f"{words}, and lifetime.idle_hours is not declared")
+    if idle >= timedelta(hours=hours):
+        return Verdict(is_due=True, reason=f"{words}, longer than lifetime.idle_hours ({hours})")
+    left = timedelta(hours=hours) - idle
+    return Verdict(
+        is_due=False, reason=f"{words}; due in {left // timedelta(minutes=1)} min without a job"
+    )
+
+
+_GROUP: Final = "nebius:mk8s/v1:NodeGroup"
+
+
+def is_half_made(preview: str) -> bool:
+    """Whether `pulumi preview --json` only makes what is missing: what is there is as declared."""
+    try:
+        summary = json.loads(preview)["changeSummary"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return bool(summary.get("create")) and set(summary) <= {"same", "create"}
+
+
+def worker_groups(export: str, workers: Collection[str]) -> tuple[str, ...]:
+    """URNs of the worker groups that `pulumi stack export` knows."""
+    resources = json.loads(export)["deployment"].get("resources", ())
+    return tuple(
+        each["urn"]
+        for each in resources
+        if each["type"] == _GROUP
+        and each["inputs"]["spec"]["template"]
+        .get("metadata", {})
+        .get("labels", {})
+        .get(names.NODESET_NAME_LABEL)
+        in workers
+    )
+
+
+_PARTITION: Final = re.compile(r"^PartitionName=(\S+) .*?\bState=(\S+)", re.MULTILINE)
+
+
+def hold(shell: Shell) -> tuple[str, ...]:
+    """Names of the partitions that took jobs and now take none; all of them, or an error."""
+    result = shell.run("scontrol show partition --all --oneliner")
+    if not result.ok:
+        raise refused("scontrol show partition", result)
+    partitions = tuple(name for name, state in _PARTITION.findall(result.stdout) if state == "UP")
+    try:
+        _update(shell, partitions, "DRAIN")
+    except BaseException:
+        release(shell, partitions)
+        raise
+    return partitions
+
+
+def release(shell: Shell, partitions: Sequence[str]) -> None:
+    """Lets jobs into the partitions again."""
+    _update(shell, partitions, "UP")
+
+
+def how_to_release(stack: str, partitions: Sequence[str]) -> str:
+    """What to type where `release` did not come through."""
+    steps = "; ".join(_command(name, "UP") for name in partitions)
+    return f"soperator ssh -s {stack} {shlex.quote(steps)}"
+
+
+def _update(shell: Shell, partitions: Sequence[str], state: str) -> None:
+    for name in partitions:
+        result = shell.run(_command(name, state))
+        if not result.ok:
+            raise refused(f"scontrol update PartitionName={name}", result)
+
+
+def _command(partition: str, state: str) -> str:
+    return shlex.join(["scontrol", "update", f"PartitionName={partition}", f"State={state}"])
+
+
+_GONE: Final = 404
+"""An engine that failed may have taken some of the nodes, and autoscaling any."""
+
+
+class Patches(Lists, Protocol):
+    """What is asked of the API server: infra.clients.kube.KubeClient."""
+
+    def merge_patch(self, target: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]: ...
+
+
+def cordon(client: Patches, workers: Collection[str]) -> tuple[str, ...]:
+    """Names of the workers' nodes that took pods and now take none; all that are, or an error."""
+    nodes = tuple(
+        node["metadata"]["name"]
+        for node in worker_nodes(client, workers)
+        if not node.get("spec", {}).get("unschedulable")
+    )
+    try:
+        _set(client, nodes, unschedulable=True)
+    except BaseException:
+        uncordon(client, nodes)
+        raise
+    return nodes
+
+
+def uncordon(client: Patches, nodes: Sequence[str]) -> None:
+    """Lets pods onto the nodes again."""
+    _set(client, nodes, unschedulable=False)
+
+
+def _set(client: Patches, nodes: Sequence[str], *, unschedulable: bool) -> None:
+    for name in nodes:
+        target = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+        try:
+            client.merge_patch(target, {"spec": {"unschedulable": unschedulable or None}})
+        except KubeError as error:
+            if error.status != _GONE:
+                raise
+
+
+POLL_S: Final = 5.0
+_KILL_S: Final = 300.0
+"""Until scancel's SIGKILL is through: Soperator's KillWait is 180 s, an epilog follows."""
+
+
+def end_jobs(
+    shell: Shell,
+    left: Callable[[], Sequence[str]],
+    *,
+    save_s: float,
+    say: Callable[[str], None],
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Returns when no job is `left`; running ones had `save_s`. An error where some stay."""
+    ids = left()
+    if not ids:
+        return
+    say(f"ends jobs {', '.join(ids)}; they have {save_s:.0f} s to save")
+    for each in ids:
+        # What saved would queue itself again, in a partition that lets queued jobs start. Whatever
+        # the answer is: a job may have ended meanwhile, and only running ones take a signal.
+        job = slurm.job_id(each)
+        shell.run(shlex.join(["scontrol", "update", f"JobId={job}", "Requeue=0"]))
+        shell.run(shlex.join(["scancel", "--state=RUNNING", "--batch", "--signal=USR1", job]))
+    if ids := _wait(left, save_s, pause):
+        slurm.cancel(shell, ids)
+        ids = _wait(left, _KILL_S, pause)
+    if ids:
+        raise JobsError(
+            f"jobs {', '.join(ids)} do not end, so nothing was paused; look with `soperator "
+            "status`, end them, then run this again"
+        )
+
+
+def _wait(
+    left: Callable[[], Sequence[str]], limit_s: float, pause: Callable[[float], None]
+) -> Sequence[str]:
+    """What is left when none is, or after the limit."""
+    for _ in range(int(limit_s // POLL_S) + 1):
+        if not (ids := left()):
+            return ids
+        pause(POLL_S)
+    return left()

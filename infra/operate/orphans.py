@@ -1,0 +1,236 @@
+"""What the cloud has of a stack that no state knows any more, and what it costs a month.
+
+A resource is the stack's where the ownership labels name it. Reads only.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+from cost.prices.book import PriceBook
+from cost.prices.price import HOURS_PER_MONTH, Price, Unit, UnknownPrice
+from cost.resources.lines import SKU as OBJECT_STORAGE
+from cost.resources.lines import node_rate
+from infra.providers.nebius import adoption
+from infra.providers.nebius.api import Api
+from infra.providers.nebius.resource_type import SIZES, ResourceType
+from infra.providers.nebius.schema import plain
+from stacks.errors import UserError
+from stacks.node_spec import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec
+from stacks.storage_spec import DiskType
+
+NODE_GROUP: Final = "nebius:mk8s/v1:NodeGroup"
+CLUSTER: Final = "nebius:mk8s/v1:Cluster"
+FILESYSTEM: Final = "nebius:compute/v1:Filesystem"
+INSTANCE: Final = "nebius:compute/v1:Instance"
+BUCKET: Final = "nebius:storage/v1:Bucket"
+ALLOCATION: Final = "nebius:vpc/v1:Allocation"
+TYPES: Final = (
+    CLUSTER,
+    "nebius:compute/v1:GpuCluster",
+    FILESYSTEM,
+    INSTANCE,
+    "nebius:compute/v1:Disk",
+    ALLOCATION,
+    "nebius:vpc/v1:Subnet",
+    "nebius:vpc/v1:Network",
+    "nebius:iam/v2:AccessKey",
+    "nebius:iam/v1:Group",
+    "nebius:iam/v1:ServiceAccount",
+    BUCKET,
+    "nebius:registry/v1:Registry",
+)
+"""Types that stand directly in a project, users before what they use."""
+_PAGE: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owned:
+    """One resource of the stack."""
+
+    token: str
+    id: str
+    name: str
+    values: dict[str, Any]
+    """The whole resource, as plain values."""
+
+    @property
+    def type(self) -> str:
+        """Short name, such as `Filesystem`."""
+        return self.token.rpartition(":")[2]
+
+
+def owned(api: Api, *, project_id: str, stack: str, project: str) -> Iterator[Owned]:
+    """Every resource of the stack of a Pulumi project, in an order in which they can be deleted."""
+    for token in TYPES:
+        found = [*_labelled(api, token, project_id, stack, project)]
+        if token == CLUSTER:
+            for cluster in found:
+                yield from _labelled(api, NODE_GROUP, cluster.id, stack, project)
+        yield from found
+
+
+def _labelled(api: Api, token: str, parent_id: str, stack: str, project: str) -> Iterator[Owned]:
+    kind = ResourceType.of_token(api.schema, token)
+    page = ""
+    while True:
+        request = api.request(
+            kind.service, "List", parent_id=parent_id, page_size=_PAGE, page_token=page
+        )
+        answer = api.call(kind.service, "List", request)
+        for item in answer.items:
+            if adoption.is_of(item.metadata.labels, stack, project):
+                metadata = item.metadata
+                yield Owned(
+                    token=token,
+                    id=metadata.id,
+                    name=metadata.name,
+                    values=plain(api.schema, item),
+                )
+        page = answer.next_page_token
+        if not page:
+            return
+
+
+_GIB: Final = 1 << 30
+_DISK: Final = "nebius:compute/v1:Disk"
+
+
+def usd_per_month(owned: Owned, book: PriceBook) -> Decimal | None:
+    """US dollars a month; None where no source has the price; 0 for what is free of charge."""
+    count = _PRICED.get(owned.token)
+    return Decimal(0) if count is None else count(owned.values, book)
+
+
+def _filesystem(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    spec = values["spec"]
+    return _times(_gib(spec), book.find(f"filesystem/{_sku(spec['type'])}", Unit.GIB_MONTH))
+
+
+def _disk(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    spec = values["spec"]
+    return _times(_gib(spec), book.find(f"disk/{_sku(spec['type'])}", Unit.GIB_MONTH))
+
+
+def _bucket(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    """By what it holds now, of every storage class at the standard price."""
+    counters = values.get("status", {}).get("counters", [])
+    bytes_held = sum(
+        part.get(name, 0)
+        for counter in counters
+        for part in (counter.get("counters", {}), counter.get("non_current_counters", {}))
+        for name in ("simple_objects_size", "multipart_objects_size", "inflight_parts_size")
+    )
+    return _times(Decimal(bytes_held) / _GIB, book.find(OBJECT_STORAGE, Unit.GIB_MONTH))
+
+
+def _address(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    if "ipv4_public" not in values["spec"]:
+        return Decimal(0)
+    return _times(HOURS_PER_MONTH, book.find("public-ip", Unit.ADDRESS_HOUR))
+
+
+def _cluster(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    return _times(HOURS_PER_MONTH, book.find("mk8s/control-plane", Unit.CLUSTER_HOUR))
+
+
+def _node_group(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    template = values["spec"]["template"]
+    nodes = values.get("status", {}).get("node_count", 0)
+    disk, hardware = template["boot_disk"], template["resources"]
+    is_preemptible = "preemptible" in template
+    group = NodeGroupSpec(
+        platform=hardware["platform"],
+        preset=hardware["preset"],
+        boot_disk=BootDiskSpec(size_gib=1, type=DiskType(_sku(disk["type"]))),
+        min_nodes=nodes,
+        max_nodes=nodes,
+        billing=Billing.PREEMPTIBLE if is_preemptible else Billing.ON_DEMAND,
+    )
+    rate = node_rate(group, book)
+    disks = _times(nodes * _gib(disk), book.find(f"disk/{group.boot_disk.type}", Unit.GIB_MONTH))
+    if isinstance(rate, UnknownPrice) or disks is None:
+        return None
+    return nodes * rate.usd_per_month + disks
+
+
+def _instance(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    """Without its disks, which are listed on their own."""
+    hardware = values["spec"]["resources"]
+    is_preemptible = "preemptible" in values["spec"]
+    machine = MachineSpec(
+        platform=hardware["platform"],
+        preset=hardware["preset"],
+        boot_disk=BootDiskSpec(size_gib=1),
+        billing=Billing.PREEMPTIBLE if is_preemptible else Billing.ON_DEMAND,
+    )
+    rate = node_rate(machine, book)
+    return None if isinstance(rate, UnknownPrice) else rate.usd_per_month
+
+
+def _times(quantity: Decimal | int, price: Price | UnknownPrice) -> Decimal | None:
+    return None if isinstance(price, UnknownPrice) else quantity * price.usd
+
+
+def _gib(spec: Mapping[str, Any]) -> Decimal:
+    return Decimal(sum(spec.get(name, 0) * unit for name, unit in SIZES.items())) / _GIB
+
+
+def _sku(type_: str) -> str:
+    return type_.lower().replace("_", "-")
+
+
+_PRICED: Final[Mapping[str, Callable[[Mapping[str, Any], PriceBook], Decimal | None]]] = {
+    ALLOCATION: _address,
+    BUCKET: _bucket,
+    CLUSTER: _cluster,
+    FILESYSTEM: _filesystem,
+    INSTANCE: _instance,
+    NODE_GROUP: _node_group,
+    _DISK: _disk,
+}
+
+
+def known_ids(*, root: Path, environ: Mapping[str, str]) -> frozenset[str]:
+    """Ids of every resource in any state of the backend; `root` holds Pulumi.yaml."""
+    stacks = json.loads(_pulumi(["stack", "ls", "--json"], root, environ))
+    found: set[str] = set()
+    for stack in stacks:
+        text = _pulumi(["stack", "export", "--stack", stack["name"]], root, environ)
+        found.update(ids_in(json.loads(text)))
+    return frozenset(found)
+
+
+def ids_in(export: Mapping[str, Any]) -> set[str]:
+    """Ids in one exported state, those that wait for their deletion too."""
+    resources = (export.get("deployment") or {}).get("resources") or []
+    return {resource["id"] for resource in resources if resource.get("id")}
+
+
+def _pulumi(arguments: list[str], root: Path, environ: Mapping[str, str]) -> str:
+    try:
+        done = subprocess.run(
+            ["pulumi", *arguments, "--non-interactive"],
+            cwd=root,
+            env={**environ, "PULUMI_SKIP_UPDATE_CHECK": "true"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise UserError(
+            'pulumi: not on PATH; run `make setup`, then `eval "$(soperator env)"`'
+        ) from error
+    if done.returncode != 0:
+        reason = " ".join((done.stderr or done.stdout).split())
+        raise UserError(
+            f"pulumi {' '.join(arguments)}: {reason}; without every state it is not known what "
+            "is left over"
+        )
+    return done.stdout

@@ -1,0 +1,1 @@
+"""Read-only questions to the cloud before anything is declared."""

@@ -1,0 +1,392 @@
+"""Whether the cloud has what is declared: GPU nodes now, quotas, platforms, versions and drivers.
+
+Advice on capacity is no promise: what it lacks warns and never refuses; a declared capacity block
+that does not fit is certain. mk8s accepts a node group over its quota and the nodes never come, so
+that is asked before. GPUs of capacity blocks do not count. The names of quotas are those of
+stacks/rules/quotas.py; the live platform says which quota its GPUs count in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from infra.operate.preflight.check import (
+    Cloud,
+    Finding,
+    Owner,
+    failed,
+    not_checked,
+    num_nodes,
+    own_node_groups,
+    own_use,
+    passed,
+)
+from infra.render.nodes import node_group_spec, roles
+from stacks.catalog import PLATFORMS, Preset, find_preset
+from stacks.machines import machines
+from stacks.node_spec import Billing, WorkerSpec
+from stacks.rules.quotas import gpu_quota, quota_use
+from stacks.spec import StackSpec
+
+CAPACITY_CHECK: Final = "capacity"
+_ADVICE: Final = "capacity.v1.ResourceAdviceService"
+_BLOCKS: Final = "capacity.v1.CapacityBlockGroupService"
+_FRESH: Final = "DATA_STATE_FRESH"
+_LEVEL: Final = "AVAILABILITY_LEVEL_"
+_KINDS: Final = {Billing.ON_DEMAND: "on_demand", Billing.PREEMPTIBLE: "preemptible"}
+
+
+def ask_capacity(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
+    """One finding for each nodeset with GPUs."""
+    workers = [one for one in spec.nodes.workers if _gpus(one)]
+    if not workers:
+        return [passed(CAPACITY_CHECK, "no nodeset has GPUs")]
+    findings = []
+    for worker in workers:
+        check = f"{CAPACITY_CHECK} of {worker.name}"
+        if worker.billing is Billing.RESERVED:
+            findings += list(_blocks(cloud, spec, worker, check))
+        else:
+            findings.append(_advice(cloud, spec, owner, worker, check))
+    return findings
+
+
+def _gpus(worker: WorkerSpec) -> int:
+    preset = find_preset(worker.platform, worker.preset)
+    return 0 if preset is None else preset.gpus
+
+
+def _advice(cloud: Cloud, spec: StackSpec, owner: Owner, worker: WorkerSpec, check: str) -> Finding:
+    known = [
+        one
+        for one in cloud.list(_ADVICE, spec.nebius.tenant_id)
+        if _fits(one, spec.nebius.region, worker)
+    ]
+    if not known:
+        where = worker.infiniband_fabric or spec.nebius.region
+        return not_checked(check, f"no advice for {worker.platform} {worker.preset} in {where}")
+    advice = getattr(known[0].status, _KINDS[worker.billing])
+    if _enum(advice, "data_state") != _FRESH:
+        return not_checked(check, f"the advice is not fresh ({_enum(advice, 'data_state')})")
+    level = _enum(advice, "availability_level").removeprefix(_LEVEL)
+    wanted = spec.nodes.counts(worker)[0] - _own_nodes(cloud, spec, owner, worker)
+    seen = f"{max(0, wanted)} more nodes wanted, {advice.available} to be had now, level {level}"
+    if wanted <= advice.available:
+        return passed(check, seen)
+    fix = "try later, another fabric or region, or start with fewer nodes (created_nodes: 0)"
+    return failed(check, seen, fix)
+
+
+def _fits(advice: Any, region: str, worker: WorkerSpec) -> bool:
+    own, instance = advice.spec, advice.spec.compute_instance
+    return (
+        own.region == region
+        and own.fabric == (worker.infiniband_fabric or own.fabric)
+        and instance.platform == worker.platform
+        and instance.preset.name == worker.preset
+    )
+
+
+def _own_nodes(cloud: Cloud, spec: StackSpec, owner: Owner, worker: WorkerSpec) -> int:
+    """Nodes of the same platform and preset that the stack has already."""
+    return sum(
+        num_nodes(group)
+        for group in own_node_groups(cloud, spec, owner)
+        if group.spec.template.resources.platform == worker.platform
+        and group.spec.template.resources.preset == worker.preset
+    )
+
+
+def _blocks(cloud: Cloud, spec: StackSpec, worker: WorkerSpec, check: str) -> Iterator[Finding]:
+    groups = {one.metadata.id: one for one in cloud.list(_BLOCKS, spec.nebius.tenant_id)}
+    ids = worker.reservation.ids if worker.reservation is not None else ()
+    if not ids:
+        fitting = [id_ for id_, one in groups.items() if not _misfit(one, spec, worker)]
+        if fitting:
+            yield passed(check, f"capacity blocks that fit: {', '.join(fitting)}")
+        else:
+            yield failed(check, f"no capacity block of {worker.platform} fits", "reserve one first")
+        return
+    for id_ in ids:
+        reason = "does not exist" if id_ not in groups else _misfit(groups[id_], spec, worker)
+        if reason:
+            fix = "see: nebius capacity capacity-block-group list; then change reservation.ids"
+            yield failed(check, f"capacity block {id_} {reason}", fix, certain=True)
+        else:
+            limit = groups[id_].status.current_limit
+            yield passed(check, f"capacity block {id_} is active with a limit of {limit}")
+
+
+def _misfit(group: Any, spec: StackSpec, worker: WorkerSpec) -> str:
+    """Why the nodes cannot come out of a capacity block; empty where they can."""
+    status = group.status
+    affinity = status.resource_affinity.compute_v1
+    state = _enum(status, "state")
+    if state != "STATE_ACTIVE":
+        return f"is not active ({state})"
+    if status.region != spec.nebius.region:
+        return f"is in {status.region}"
+    if affinity.platform != worker.platform:
+        return f"is for {affinity.platform}"
+    if worker.infiniband_fabric and affinity.fabric not in ("", worker.infiniband_fabric):
+        return f"is on {affinity.fabric}"
+    least = spec.nodes.counts(worker)[0]
+    # Whether the limit counts GPUs or machines: fewer than machines is too few either way.
+    if status.current_limit < least:
+        return f"holds {status.current_limit}, and {least} nodes are declared"
+    return ""
+
+
+def _enum(message: Any, field: str) -> str:
+    values = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
+    return values[getattr(message, field)].name
+
+
+QUOTA_CHECK: Final = "quotas"
+_LIST: Final = "quotas.v1.QuotaAllowanceService"
+_FIX: Final = (
+    "ask for more in the console under Administration, Limits (docs.nebius.com/overview/limits), "
+    "or see: soperator cost --stack {stack} --alternatives"
+)
+_GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """One quota that is too small; GiB, GPUs, vCPUs or a count."""
+
+    quota: str
+    needs: int
+    """All that the stack needs."""
+    own: int
+    """What this stack has of it already."""
+    used: int
+    """What the project uses in all."""
+    limit: int
+
+    @property
+    def missing(self) -> int:
+        """How much the limit is too small."""
+        return self.used - self.own + self.needs - self.limit
+
+
+def ask_quotas(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
+    """A finding with the table of what is missing, or one that says how much was compared."""
+    allowances = _allowances(cloud, spec)
+    own = own_use(cloud, spec, owner)
+    names = _live_names(cloud, spec)
+    least = _renamed(quota_use(spec, at_max=False), names)
+    most = _renamed(quota_use(spec, at_max=True), names)
+    certain = _shortfalls(least, _renamed(own, names), allowances)
+    later = _shortfalls(most, _renamed(own, names), allowances)
+    fix = _FIX.format(stack=spec.name)
+    if certain:
+        return [
+            failed(QUOTA_CHECK, f"too small for this stack:\n{table(certain)}", fix, certain=True)
+        ]
+    unknown = sorted(name for name in least if name not in allowances and least[name])
+    findings = [_compared(least, unknown)]
+    if later:
+        seen = f"at max_nodes the last nodes would never come:\n{table(later)}"
+        findings.append(failed(QUOTA_CHECK, seen, fix))
+    return findings
+
+
+def _compared(least: Mapping[str, int], unknown: list[str]) -> Finding:
+    wanted = [name for name, amount in least.items() if amount]
+    if len(unknown) == len(wanted):
+        return not_checked(QUOTA_CHECK, f"the API tells no limit of {', '.join(unknown)}")
+    told = f"{len(wanted) - len(unknown)} of {len(wanted)} quotas compared, all hold"
+    return passed(
+        QUOTA_CHECK, told + (f"; no limit is told of {', '.join(unknown)}" if unknown else "")
+    )
+
+
+def table(shortfalls: list[Shortfall]) -> str:
+    """The quotas that are too small, a row each."""
+    head = ("QUOTA", "NEEDS", "OWN", "USED", "LIMIT", "MISSING")
+    rows = [(one.quota, one.needs, one.own, one.used, one.limit, one.missing) for one in shortfalls]
+    cells = [head, *(tuple(map(str, row[:1])) + _amounts(row[0], row[1:]) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    lines = []
+    for row in cells:
+        left = row[0].ljust(widths[0])
+        lines.append(
+            "  ".join([left, *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        )
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _amounts(quota: str, amounts: tuple[int, ...]) -> tuple[str, ...]:
+    unit = " GiB" if ".size." in quota else ""
+    return tuple(f"{amount}{unit}" for amount in amounts)
+
+
+def _allowances(cloud: Cloud, spec: StackSpec) -> dict[str, tuple[int, int]]:
+    """Quota name -> (used, limit) of the stack's region; those without a limit are left out."""
+    found = {}
+    for allowance in cloud.list(_LIST, spec.nebius.project_id):
+        own, status = allowance.spec, allowance.status
+        if own.region not in ("", spec.nebius.region) or not own.HasField("limit"):
+            continue
+        name = allowance.metadata.name
+        scale = _GIB if ".size." in name else 1
+        found[name] = (-(-status.usage // scale), own.limit // scale)
+    return found
+
+
+def _live_names(cloud: Cloud, spec: StackSpec) -> Mapping[str, str]:
+    """Our name of a GPU quota -> the name that the live platform gives."""
+    live: dict[str, str] = {}
+    for platform in cloud.list("compute.v1.PlatformService", spec.nebius.project_id):
+        name: Any = platform.metadata.name
+        known = PLATFORMS.get(name)
+        if known is not None and known.gres_type and platform.spec.gpu_count_quota_type:
+            live[gpu_quota(name)] = platform.spec.gpu_count_quota_type
+    return live
+
+
+def _renamed(amounts: Mapping[str, int], names: Mapping[str, str]) -> Mapping[str, int]:
+    found: Counter[str] = Counter()
+    for name, amount in amounts.items():
+        found[names.get(name, name)] += amount
+    return found
+
+
+def _shortfalls(
+    needs: Mapping[str, int], own: Mapping[str, int], allowances: Mapping[str, tuple[int, int]]
+) -> list[Shortfall]:
+    found = []
+    for quota, amount in needs.items():
+        if quota not in allowances:
+            continue
+        used, limit = allowances[quota]
+        # What the stack holds can be missing from a usage that is counted late.
+        had = min(own.get(quota, 0), used)
+        one = Shortfall(quota=quota, needs=amount, own=had, used=used, limit=limit)
+        if amount > had and one.missing > 0:
+            found.append(one)
+    return found
+
+
+PLATFORM_CHECK: Final = "platforms"
+DRIFT_CHECK: Final = "catalog"
+VERSION_CHECK: Final = "kubernetes version"
+DRIVER_CHECK: Final = "drivers"
+
+
+def ask_platforms(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
+    """Whether every platform and preset exists where the project is."""
+    live = {
+        one.metadata.name: {preset.name: preset for preset in one.spec.presets}
+        for one in cloud.list("compute.v1.PlatformService", spec.nebius.project_id)
+    }
+    if not live:
+        return [not_checked(PLATFORM_CHECK, "the API lists none")]
+    findings = []
+    for path, machine in machines(spec):
+        if machine.platform not in live:
+            has = ", ".join(sorted(live))
+            seen = f"{path}: the project has no platform {machine.platform!r}"
+            findings.append(failed(PLATFORM_CHECK, seen, f"choose of: {has}", certain=True))
+        elif machine.preset not in live[machine.platform]:
+            has = ", ".join(live[machine.platform])
+            seen = f"{path}: {machine.platform} has no preset {machine.preset!r}"
+            findings.append(failed(PLATFORM_CHECK, seen, f"choose of: {has}", certain=True))
+    if not findings:
+        findings.append(passed(PLATFORM_CHECK, "every declared platform and preset is offered"))
+    return [*findings, _drift(spec, live)]
+
+
+def _drift(spec: StackSpec, live: Mapping[str, Mapping[str, Any]]) -> Finding:
+    """What the stack uses and the API describes in other words than our catalog."""
+    used = {(machine.platform, machine.preset) for _, machine in machines(spec)}
+    lines = []
+    for platform, preset in sorted(used):
+        known = PLATFORMS.get(platform)
+        mine = known.presets.get(preset) if known is not None else None
+        theirs = live.get(platform, {}).get(preset)
+        if theirs is not None and mine is not None:
+            lines += [f"{platform} {preset}: {line}" for line in _differences(mine, theirs)]
+        elif theirs is not None:
+            lines.append(f"{platform} {preset}: not in the catalog")
+    if lines:
+        fix = "correct stacks/catalog.py: memory and CPUs of Slurm's nodes are computed from it"
+        return failed(DRIFT_CHECK, "; ".join(lines), fix)
+    new = sorted(live.keys() - PLATFORMS.keys())
+    more = f"; the API also has {', '.join(new)}" if new else ""
+    return passed(DRIFT_CHECK, f"agrees with the API on all that is used{more}")
+
+
+def _differences(mine: Preset, theirs: Any) -> Iterator[str]:
+    own = theirs.resources
+    pairs = (
+        ("vCPUs", mine.vcpus, own.vcpu_count),
+        ("GiB of memory", mine.memory_gib, own.memory_gibibytes),
+        ("GPUs", mine.gpus, own.gpu_count),
+        ("GPU cluster", mine.allows_gpu_cluster, theirs.allow_gpu_clustering),
+    )
+    for what, ours, live in pairs:
+        if ours != live:
+            yield f"{what}: {ours} in the catalog, {live} in the API"
+
+
+def ask_versions(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
+    """Whether the control plane can have the declared Kubernetes version."""
+    wanted = spec.cluster.kubernetes_version
+    known = {
+        one.version: one
+        for one in cloud.get("mk8s.v1.ClusterService", "ListControlPlaneVersions").items
+    }
+    has = ", ".join(sorted(known))
+    fix = f"set cluster.kubernetes_version to one of: {has}"
+    if not known:
+        return [not_checked(VERSION_CHECK, "the API lists none")]
+    if wanted not in known:
+        return [failed(VERSION_CHECK, f"{wanted} is not offered", fix, certain=True)]
+    if known[wanted].deprecated or known[wanted].restricted:
+        word = "deprecated" if known[wanted].deprecated else "restricted"
+        return [failed(VERSION_CHECK, f"{wanted} is {word}", fix)]
+    return [passed(VERSION_CHECK, f"{wanted} is offered")]
+
+
+def ask_drivers(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
+    """Whether an image has the declared drivers for each GPU platform and Kubernetes version."""
+    wanted: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for role in roles(spec):
+        # No id changes an image.
+        ids: Mapping[str, str] = defaultdict(str)
+        rendered = node_group_spec(spec, role, subnet_id="", filesystem_ids=ids)
+        template = rendered["template"]
+        drivers = template.get("gpu_settings", {}).get("drivers_preset")
+        if drivers:
+            wanted[template["os"], drivers].add(role.group.platform)
+    if not wanted:
+        return [passed(DRIVER_CHECK, "no node image brings GPU drivers")]
+    version = spec.cluster.kubernetes_version
+    matrix = cloud.get(
+        "mk8s.v1.NodeGroupService", "GetCompatibilityMatrix", cluster_kubernetes_version=version
+    )
+    items = [one for each in matrix.versions for one in each.items]
+    if not items:
+        return [not_checked(DRIVER_CHECK, f"the API lists no image for Kubernetes {version}")]
+    offered = {
+        (item.os, item.drivers_preset, platform)
+        for item in items
+        for platform in item.compatible_platforms
+    }
+    findings = []
+    for (os, drivers), platforms in wanted.items():
+        for platform in sorted(platforms):
+            if (os, drivers, platform) not in offered:
+                has = sorted(f"{d} on {o}" for o, d, p in offered if p == platform)
+                seen = f"no image of Kubernetes {version} has {drivers} on {os} for {platform}"
+                fix = f"choose of: {', '.join(has) or 'none: another platform or version'}"
+                findings.append(failed(DRIVER_CHECK, seen, fix, certain=True))
+    if findings:
+        return findings
+    names = ", ".join(sorted({drivers for _, drivers in wanted}))
+    return [passed(DRIVER_CHECK, f"{names} is offered for Kubernetes {version}")]

@@ -1,0 +1,423 @@
+"""Live prices of the cloud's own calculator, kept in a file, and the price book that they go into.
+
+The calculator (`billing.v1 CalculatorService.EstimateBatch`) tells costs by SKU ids of its own,
+which are not published, so a cost is recognised by its quantity: 64 vCPUs and 384 GiB are two
+different numbers. Nodes of NVLink GPUs have one price for each GPU, however the answer splits it.
+What cannot be recognised is left to the book, and told. Reserved nodes are left out: the calculator
+estimates list prices. Sizes are large, because an answer has a limited number of digits. Reads
+only. The emulator's prices are kept apart, so that none of them ever prices a real stack.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf import json_format
+
+from cost.prices.book import LivePrices, PriceBook, layered
+from cost.prices.file import Problems, day, money, text
+from cost.prices.price import (
+    CURRENCY,
+    HOURS_PER_MONTH,
+    UNITS,
+    Layer,
+    Price,
+    Unit,
+    covers_vm,
+    node_sku,
+    unit_of,
+)
+from infra import files
+from infra.providers.nebius.api import Api, ApiError, explain
+from infra.providers.nebius.resource_type import Validator
+from infra.providers.nebius.schema import Schema
+from infra.providers.nebius.sdk import cache_dir, loopback_target
+from stacks.catalog import STRIPED_DISK_STEP_GIB, find_preset
+from stacks.errors import UserError
+from stacks.node_spec import Billing, MachineSpec
+from stacks.spec import StackSpec
+from stacks.storage_spec import DiskType, FilesystemType
+
+
+class LivePriceError(UserError):
+    """Live prices cannot be asked for or read; what to do in one line, all prices stay."""
+
+
+_VOLUME_GIB: Final = 1000 * STRIPED_DISK_STEP_GIB
+"""A multiple of what striped disks come in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One resource to estimate."""
+
+    message: str
+    """Full name of the request that would create it."""
+    fields: dict[str, Any]
+    """The request in the proto's field names."""
+    counts: dict[str, int]
+    """SKU -> how many of its unit the resource has."""
+
+
+def wanted(spec: StackSpec) -> tuple[Wanted, ...]:
+    """Everything that the stack's nodes, disks and filesystems are billed by, once each."""
+    project = spec.nebius.project_id
+    found: dict[str, Wanted] = {}
+    for group in _groups(spec):
+        if group.billing is not Billing.RESERVED:
+            key = f"{group.platform}/{group.preset}/{group.billing}"
+            found.update((key, one) for one in _instance(group, project))
+        disk = group.boot_disk.type
+        found[f"disk/{disk}"] = _volume("Disk", disk, project)
+    if spec.nfs is not None:
+        data = spec.nfs.data_disks.type
+        found[f"disk/{data}"] = _volume("Disk", data, project)
+    for type_ in _filesystem_types(spec):
+        found[f"filesystem/{type_}"] = _volume("Filesystem", type_, project)
+    return tuple(found.values())
+
+
+def _groups(spec: StackSpec) -> Iterator[MachineSpec]:
+    nodes = spec.nodes
+    yield from nodes.workers
+    yield from (nodes.system, nodes.controller, nodes.login)
+    if nodes.accounting is not None:
+        yield nodes.accounting
+    if spec.nfs is not None:
+        yield spec.nfs
+
+
+def _filesystem_types(spec: StackSpec) -> Iterator[FilesystemType]:
+    storage = spec.storage
+    yield storage.jail.type
+    yield storage.controller_spool.type
+    if storage.accounting is not None:
+        yield storage.accounting.type
+    yield from (mount.type for mount in storage.submounts)
+
+
+def _instance(group: MachineSpec, project: str) -> Iterator[Wanted]:
+    """The instance behind a node group; none where the catalogue does not know its parts."""
+    preset = find_preset(group.platform, group.preset)
+    if preset is None:
+        return
+    resources = {"platform": group.platform, "preset": group.preset}
+    fields: dict[str, Any] = {"resources": resources}
+    if group.billing is Billing.PREEMPTIBLE:
+        fields["preemptible"] = {"on_preemption": "STOP"}
+    parts = {"gpu": preset.gpus, "vcpu": preset.vcpus, "ram": preset.memory_gib}
+    yield Wanted(
+        message="nebius.compute.v1.CreateInstanceRequest",
+        fields={"metadata": _metadata(project, "instance"), "spec": fields},
+        counts={
+            node_sku(group.platform, part, group.billing): count
+            for part, count in parts.items()
+            if count
+        },
+    )
+
+
+def _volume(kind: str, type_: DiskType | FilesystemType, project: str) -> Wanted:
+    """A disk or a filesystem of one type."""
+    return Wanted(
+        message=f"nebius.compute.v1.Create{kind}Request",
+        fields={
+            "metadata": _metadata(project, kind.lower()),
+            "spec": {"size_gibibytes": _VOLUME_GIB, "type": type_.upper().replace("-", "_")},
+        },
+        counts={f"{kind.lower()}/{type_}": _VOLUME_GIB},
+    )
+
+
+def _metadata(project: str, kind: str) -> dict[str, str]:
+    return {"parent_id": project, "name": f"estimate-{kind}"}
+
+
+_DIGITS: Final = Decimal("1e-8")
+"""A unit price is told to a hundred-millionth of a dollar; lists have at most nine digits."""
+
+
+class NotRecognisedError(Exception):
+    """The answer does not fit what was asked."""
+
+
+def unit_prices(wanted: Wanted, breakdown: Any) -> Mapping[str, Decimal]:
+    """SKU -> US dollars for one of its units, from the costs of one hour."""
+    total = _decimal(breakdown.cost)
+    if total == 0:
+        raise NotRecognisedError("the answer is 0, which is taken for no price")
+    (first, count), *others = wanted.counts.items()
+    if not others or covers_vm(first):
+        return {first: _unit_price(first, total / count)}
+    costs = [(_decimal(sku.quantity), _decimal(sku.cost)) for sku in breakdown.sku_costs]
+    return {
+        sku: _unit_price(sku, _cost_of(sku, count, costs) / count)
+        for sku, count in wanted.counts.items()
+    }
+
+
+def _cost_of(sku: str, count: int, costs: list[tuple[Decimal, Decimal]]) -> Decimal:
+    """The one cost whose quantity is the number of units."""
+    found = [usd for quantity, usd in costs if quantity == count]
+    if len(found) != 1:
+        told = ", ".join(f"{quantity:f}" for quantity, _ in costs)
+        raise NotRecognisedError(f"no single item of quantity {count} for {sku} (items: {told})")
+    return found[0]
+
+
+def _unit_price(sku: str, usd_per_hour: Decimal) -> Decimal:
+    """The price by the SKU's unit; months have 730 hours."""
+    usd = usd_per_hour * HOURS_PER_MONTH if UNITS[sku] is Unit.GIB_MONTH else usd_per_hour
+    text = f"{usd.quantize(_DIGITS, ROUND_HALF_UP):f}"
+    return Decimal(text.rstrip("0").rstrip("."))
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        value = Decimal(text)
+    except InvalidOperation as error:
+        raise NotRecognisedError(f"{text!r} is not a number") from error
+    if not value.is_finite() or value < 0:
+        raise NotRecognisedError(f"{text!r} is not an amount")
+    return value
+
+
+_SERVICE: Final = "nebius.billing.v1.CalculatorService"
+_HOUR: Final = "FILTER_AGGREGATION_UNIT_HOUR"
+_HOURLY: Final = frozenset({"", "h", "hour", "hours", "Hour", "HOUR"})
+"""How the answer may spell the unit that was asked for."""
+_ONE_IS_REFUSED: Final = frozenset({"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION"})
+# An estimate needs neither: the cloud prices an instance from its platform and preset alone
+# (github.com/skypilot-org/skypilot/pull/9829, run against the live API on 2026-08-28).
+_NOT_NEEDED: Final = frozenset({"spec.network_interfaces", "spec.boot_disk"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimated:
+    """What the calculator told."""
+
+    prices: LivePrices
+    not_recognised: tuple[str, ...]
+    """What was asked and could not be read, a line each; the book's prices stay for these."""
+
+
+def estimate(spec: StackSpec, today: date) -> Estimated:
+    """Today's list prices of what the stack uses; LivePriceError where there is none at all."""
+    calculator = _Calculator()
+    asked = wanted(spec)
+    source = source_of(calculator.target)
+    found, not_recognised = dict[str, set[Decimal]](), list[str]()
+    for one, answer in zip(asked, calculator.ask_all(asked), strict=True):
+        try:
+            if isinstance(answer, str):
+                raise NotRecognisedError(answer)
+            told = unit_prices(one, answer)
+        except NotRecognisedError as error:
+            not_recognised.append(f"{', '.join(one.counts)}: {error}")
+            continue
+        for sku, usd in told.items():
+            found.setdefault(sku, set()).add(usd)
+    for sku in [sku for sku, told in found.items() if len(told) > 1]:
+        amounts = " and ".join(str(usd) for usd in sorted(found.pop(sku)))
+        not_recognised.append(f"{sku}: {amounts} for nodes of different sizes")
+    if not found:
+        raise LivePriceError("\n".join(f"estimate prices: {line}" for line in not_recognised))
+    prices = tuple(
+        Price(
+            sku=sku,
+            unit=UNITS[sku],
+            usd=told.pop(),
+            source=source,
+            date=today,
+            region=spec.nebius.region,
+            covers_vm=covers_vm(sku),
+            layer=Layer.LIVE,
+        )
+        for sku, told in found.items()
+    )
+    live = LivePrices(region=spec.nebius.region, date=today, source=source, prices=prices)
+    return Estimated(prices=live, not_recognised=tuple(not_recognised))
+
+
+def source_of(target: str | None) -> str:
+    """Who estimates, for people."""
+    if target is None:
+        return "CalculatorService of Nebius, list prices"
+    return "CalculatorService of the emulated cloud, not what Nebius charges"
+
+
+class _Calculator:
+    """The calculator of the API that the environment names."""
+
+    def __init__(self) -> None:
+        self._api = Api(Schema(cache_dir()), threading.Event())
+        self._service = self._api.schema.services[_SERVICE]
+        self._validator = Validator(self._api.schema)
+
+    @property
+    def target(self) -> str | None:
+        """The emulator's address, or None for the cloud."""
+        return self._api.target
+
+    def ask_all(self, asked: Sequence[Wanted]) -> list[Any]:
+        """For each resource the costs of an hour, or why there are none.
+
+        One resource without a price makes the calculator refuse a whole batch; then each is asked
+        for on its own.
+        """
+        try:
+            return self._ask(asked)
+        except ApiError as failure:
+            if failure.code not in _ONE_IS_REFUSED or len(asked) < 2:
+                raise self._refusal(failure) from failure
+        return [self._ask_one(one) for one in asked]
+
+    def _ask_one(self, one: Wanted) -> Any:
+        try:
+            return self._ask([one])[0]
+        except ApiError as failure:
+            if failure.code not in _ONE_IS_REFUSED:
+                raise self._refusal(failure) from failure
+            return explain(failure, "refused", target=self.target)
+
+    def _ask(self, asked: Sequence[Wanted]) -> list[Any]:
+        """The costs of an hour for each resource, in the order of the request."""
+        request = self._request(asked)
+        answer = self._api.call(self._service, "EstimateBatch", request)
+        if answer.currency.upper() not in ("", CURRENCY):
+            raise LivePriceError(f"estimate prices: in {answer.currency}, not in {CURRENCY}")
+        rows = [row for row in answer.resource_costs if row.aggregation_unit.unit in _HOURLY]
+        if len(rows) != len(asked):
+            raise LivePriceError(
+                f"estimate prices: {len(rows)} hourly answers to {len(asked)} questions"
+            )
+        return [row.general.total for row in rows]
+
+    def _request(self, asked: Sequence[Wanted]) -> Any:
+        schema = self._api.schema
+        request: Any = self._api.request(self._service, "EstimateBatch", currency=CURRENCY)
+        for one in asked:
+            message: Any = json_format.ParseDict(one.fields, schema.message(one.message)())
+            _refuse_violations(one.message, self._validator, message)
+            request.resource_specs.add().spec.Pack(message)
+        json_format.ParseDict(
+            {"filter_aggregation_unit": {"filter_aggregation_unit_values": [_HOUR]}}, request
+        )
+        _refuse_violations("EstimateBatchRequest", self._validator, request)
+        return request
+
+    def _refusal(self, failure: ApiError) -> LivePriceError:
+        return LivePriceError(explain(failure, "estimate prices", target=self.target))
+
+
+def _refuse_violations(name: str, validator: Validator, message: Any) -> None:
+    found = [
+        (path, rule) for path, rule in validator.violations(message) if path not in _NOT_NEEDED
+    ]
+    if found:
+        told = "; ".join(f"{path}: {rule}" for path, rule in found)
+        raise LivePriceError(f"estimate prices: {name.rsplit('.', 1)[1]}: {told}")
+
+
+_VERSION: Final = 1
+
+
+def cache_file(state: Path, region: str) -> Path:
+    """Where the estimates of a region are kept, of the API that the environment names."""
+    folder = "cloud" if loopback_target() is None else "emulator"
+    return state / "prices" / folder / f"{region}.json"
+
+
+def save(state: Path, live: LivePrices) -> Path:
+    """Replaces the kept estimates of these SKUs in one step; the file."""
+    path = cache_file(state, live.region)
+    try:
+        kept = load(state, live.region)
+    except LivePriceError:
+        kept = None
+    fresh = {price.sku for price in live.prices}
+    older = () if kept is None else tuple(one for one in kept.prices if one.sku not in fresh)
+    document = {
+        "schema_version": _VERSION,
+        "region": live.region,
+        "currency": CURRENCY,
+        "prices": {price.sku: _plain(price) for price in (*live.prices, *older)},
+    }
+    files.write(path, json.dumps(document, indent=2, sort_keys=True) + "\n")
+    return path
+
+
+def load(state: Path, region: str) -> LivePrices | None:
+    """The kept estimates; None where nothing was asked for yet, LivePriceError where damaged."""
+    path = cache_file(state, region)
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise LivePriceError(f"{path}: cannot be read ({reason}); {_REMEDY}") from error
+    problems = Problems()
+    entries = document.get("prices") if isinstance(document, dict) else None
+    if not isinstance(entries, dict) or document.get("schema_version") != _VERSION:
+        raise LivePriceError(f"{path}: not a file of schema version {_VERSION}; {_REMEDY}")
+    if document.get("region") != region:
+        problems.add(f"{path}.region", f"{document.get('region')!r} is not '{region}'")
+    if document.get("currency") != CURRENCY:
+        problems.add(f"{path}.currency", f"{document.get('currency')!r}; only {CURRENCY}")
+    found = [_price(sku, entry, region, path, problems) for sku, entry in entries.items()]
+    if problems.lines:
+        raise LivePriceError("\n".join(f"{line}; {_REMEDY}" for line in problems.lines))
+    prices = tuple(price for price in found if price is not None)
+    if not prices:
+        return None
+    newest = max(prices, key=lambda price: price.date)
+    return LivePrices(region=region, date=newest.date, source=newest.source, prices=prices)
+
+
+def _plain(price: Price) -> dict[str, str]:
+    return {
+        "unit": price.unit.value,
+        "usd": f"{price.usd:f}",
+        "source": price.source,
+        "date": price.date.isoformat(),
+    }
+
+
+def _price(sku: str, entry: Any, region: str, path: Path, problems: Problems) -> Price | None:
+    key = f"{path}.prices.{sku}"
+    unit = unit_of(sku)
+    if not isinstance(entry, dict) or unit is None or entry.get("unit") != unit:
+        problems.add(key, "not a price of a known SKU by its unit")
+        return None
+    usd = money(entry.get("usd"), f"{key}.usd", problems)
+    source = text(entry.get("source"), f"{key}.source", problems)
+    estimated: date | None = day(entry.get("date"), f"{key}.date", problems)
+    if usd is None or source is None or estimated is None:
+        return None
+    return Price(
+        sku=sku,
+        unit=unit,
+        usd=usd,
+        source=source,
+        date=estimated,
+        region=region,
+        covers_vm=covers_vm(sku),
+        layer=Layer.LIVE,
+    )
+
+
+_REMEDY: Final = "run `soperator prices --refresh`, or delete the file"
+
+
+def price_book(spec: StackSpec, state: Path) -> PriceBook:
+    """Book, kept estimates and contract of the stack; the network is not asked."""
+    live = load(state, spec.nebius.region) if spec.live_prices else None
+    return layered(spec, live)

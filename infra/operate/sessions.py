@@ -1,0 +1,517 @@
+"""Sessions of people on a node: what a shell, Jupyter or TensorBoard asks for, costs and leaves.
+
+A command on the login node that holds GPUs is fed a heartbeat on its standard input. Once none came
+for long enough the login node ends it by itself, so that neither a crash, nor a closed laptop, nor
+a lost connection leaves GPUs held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import secrets
+import shlex
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Final
+
+import paramiko
+
+from cost.resources.hourly_rates import RunRates, num_gpus, num_vcpus
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.slurm import Shell, refused
+from infra.clients.ssh import Connection
+from infra.render.sbatch import cpus_per_rank, memory_mib, place_word
+from stacks.node_spec import WorkerSpec
+from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
+
+_MINUTES_PER_HOUR: Final = 60
+_MIB_PER_CPU: Final = 2048
+"""Memory beside a CPU of a session without GPUs; without a figure Slurm gives all of a node."""
+_PREFIX: Final = "shell"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One session as it will be asked for."""
+
+    name: str
+    """Of its Slurm job; no other job has it, so that it can be ended by name."""
+    partition: str
+    gpus: int
+    cpus: int
+    memory_mib: int
+    minutes: int
+    """Slurm ends it then, whatever else happens."""
+    usd_per_hour: Decimal | None
+    """Its share of the dearest node that it may get; None when that price is not known."""
+
+    @property
+    def hours(self) -> Decimal:
+        """The time limit in hours."""
+        return Decimal(self.minutes) / _MINUTES_PER_HOUR
+
+    @property
+    def most_usd(self) -> Decimal | None:
+        """US dollars up to the time limit."""
+        return None if self.usd_per_hour is None else self.usd_per_hour * self.hours
+
+    def srun(self, *words: str, options: Sequence[str] = ()) -> str:
+        """The shell command that runs `words` in the session."""
+        asked = [
+            f"--job-name={self.name}",
+            f"--partition={self.partition}",
+            "--nodes=1",
+            "--ntasks=1",
+            f"--cpus-per-task={self.cpus}",
+            *([f"--gpus-per-node={self.gpus}"] if self.gpus else []),
+            f"--mem={self.memory_mib}M",
+            f"--time={self.minutes}",
+        ]
+        return shlex.join(["srun", *asked, *options, *words])
+
+
+def ask(
+    rates: RunRates,
+    *,
+    gpus: int | None,
+    cpus: int | None,
+    partition: str | None,
+    hours: float,
+) -> Ask:
+    """The session; refused where no node of the stack could ever give it.
+
+    `gpus` None: one where the partition has any; `cpus` None: the share that goes with the GPUs.
+    """
+    spec = rates.spec
+    queue = _partition(spec, partition)
+    if not hours > 0 or not math.isfinite(hours):
+        raise JobsError(f"--hours {hours:g}: not a time; give hours such as 2 or 0.5")
+    if gpus is None:
+        gpus = 1 if rates.workers_of(_job(queue, 1, None)) else 0
+    job = _job(queue, gpus, cpus)
+    workers = [
+        worker for worker in rates.workers_of(job) if cpus is None or num_vcpus(worker) >= cpus
+    ]
+    if not workers:
+        have = ", ".join(
+            f"{worker.name} has {num_gpus(worker)} GPUs and {num_vcpus(worker)} vCPUs"
+            for worker in rates.workers_of(_job(queue, 0, None))
+        )
+        raise JobsError(
+            f"{spec.name}: no node of partition {queue} has {gpus} GPUs"
+            + (f" and {cpus} vCPUs" if cpus is not None else "")
+            + f" ({have or 'it has no worker'}); a session is on one node: ask for less"
+        )
+    cpus_found = cpus_per_rank(workers, job) * (max(1, gpus) if cpus is None else 1)
+    return Ask(
+        name=f"{_PREFIX}-{secrets.token_hex(4)}",
+        partition=queue,
+        gpus=gpus,
+        cpus=cpus_found,
+        memory_mib=memory_mib(spec, workers, job) if gpus else _MIB_PER_CPU * cpus_found,
+        minutes=math.ceil(hours * _MINUTES_PER_HOUR),
+        usd_per_hour=_usd_per_hour(rates, workers, gpus, cpus_found),
+    )
+
+
+def _job(partition: str, gpus: int, cpus: int | None) -> JobSpec:
+    return JobSpec(
+        name=_PREFIX,
+        module="",
+        recipe="",
+        gpus_per_node=gpus,
+        cpus_per_task=cpus,
+        partition=partition,
+    )
+
+
+def _partition(spec: StackSpec, name: str | None) -> str:
+    """The declared partition, or the one that Slurm takes without a name."""
+    names = [each.name for each in spec.slurm.partitions]
+    if name is None:
+        default = [
+            each.name for each in spec.slurm.partitions if "default=yes" in each.config.casefold()
+        ]
+        return (default or names)[0]
+    if name not in names:
+        raise JobsError(
+            f"{spec.name}: slurm.partitions: {name!r} is not declared (has: {', '.join(names)})"
+        )
+    return name
+
+
+def _usd_per_hour(
+    rates: RunRates, workers: Sequence[WorkerSpec], gpus: int, cpus: int
+) -> Decimal | None:
+    """The larger of the shares of GPUs and CPUs, as spend.py divides a shared node."""
+    found: list[Decimal] = []
+    for worker in workers:
+        usd = rates.node_usd_per_hour[worker.name]
+        if usd is None:
+            return None
+        of_gpus = Decimal(gpus) / num_gpus(worker) if gpus else Decimal(0)
+        found.append(usd * max(of_gpus, Decimal(cpus) / num_vcpus(worker)))
+    return max(found)
+
+
+_TIME: Final = "%Y-%m-%dT%H:%M:%S"
+_PLANNED: Final = re.compile(r"Job \d+ to start at (\S+)")
+_NOW_WITHIN: Final = timedelta(seconds=30)
+"""Slurm plans in whole scheduling rounds: this much later is now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What Slurm would do with a session."""
+
+    wait: timedelta
+    """Until the start that it plans; nothing when it could start now."""
+    starts_at: str
+    """In the cluster's own time."""
+    num_waiting: int
+    """Jobs that wait in the partition."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it would start now."""
+        return self.wait <= _NOW_WITHIN
+
+
+def look(shell: Shell, asked: Ask) -> Room:
+    """The plan for the session; refused where Slurm would never start it."""
+    waiting = shlex.join(
+        ["squeue", "--noheader", "--states=PENDING", f"--partition={asked.partition}",
+         "--format=%i"]
+    )  # fmt: skip
+    result = shell.run(
+        f"date +{_TIME}; {waiting} | wc -l; {asked.srun('true', options=['--test-only'])}"
+    )
+    lines = result.stdout.split()
+    planned = _PLANNED.search(result.stderr)
+    if not result.ok or planned is None or len(lines) < 2:
+        raise refused(f"partition {asked.partition}: srun --test-only", result)
+    return Room(
+        wait=max(timedelta(0), _moment(planned[1]) - _moment(lines[0])),
+        starts_at=planned[1],
+        num_waiting=int(lines[1]),
+    )
+
+
+def refuse_full(asked: Ask, room: Room) -> None:
+    """Refuses a session that would have to wait, with how long."""
+    if room.is_free:
+        return
+    what = f"{asked.gpus} GPUs" if asked.gpus else f"{asked.cpus} CPUs"
+    raise JobsError(
+        f"no {what} are free in partition {asked.partition}: {room.num_waiting} jobs wait there, "
+        f"and Slurm would start this at {room.starts_at} (in {room.wait}); ask for less, or wait "
+        "for it with --wait"
+    )
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return datetime.strptime(text, _TIME)  # noqa: DTZ007 (both are the cluster's own time)
+    except ValueError as error:
+        raise JobsError(f"Slurm printed the time {text!r}, which is not {_TIME}") from error
+
+
+_MARK: Final = "soperator-endpoint"
+_FREE_PORT: Final = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+_INSTALL: Final = "workloads/monitoring/install_tools.sh"
+_LAST_LINES: Final = 5
+_OPEN_S: Final = 60.0
+_LOOK_EVERY_S: Final = 0.5
+JUPYTER_READY: Final = "is running at"
+TENSORBOARD_READY: Final = "Press CTRL+C to quit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where something listens, as the login node reaches it."""
+
+    host: str
+    port: int
+
+
+def check_installed(shell: Shell, spec: StackSpec, outputs: StackOutputs, module: str) -> None:
+    """Refuses where the cluster lacks a package, with the command that brings it."""
+    python = _python(spec)
+    found = f"import importlib.util as u, sys; sys.exit(u.find_spec('{module}') is None)"
+    if shell.run(f"test -x {python} && {python} -c {shlex.quote(found)}").ok:
+        return
+    script = f"{outputs.code_path}/current/{_INSTALL}"
+    raise JobsError(
+        f"{module} is not in {tools_path(spec)} of the cluster: soperator ssh -s {spec.name} "
+        f"'bash {script} {spec.python_env_path}'"
+    )
+
+
+def tools_path(spec: StackSpec) -> str:
+    """The environment of Jupyter and TensorBoard, beside that of the jobs and on top of it."""
+    return f"{spec.python_env_path}-tools"
+
+
+def environment(spec: StackSpec, outputs: StackOutputs) -> str:
+    """Shell words that give a session the code, the Python and the places that a job has."""
+    exports = {
+        "SOPERATOR_STACK": shlex.quote(spec.name),
+        **{
+            f"SOPERATOR_PLACE_{place.upper()}": place_word(path)
+            for place, path in sorted(spec.storage.places.items())
+        },
+    }
+    values = " ".join(f"{name}={word}" for name, word in exports.items())
+    # The release of now: the link leads elsewhere after the next `pulumi up`.
+    return (
+        f"cd $(readlink -f {shlex.quote(f'{outputs.code_path}/current')}) && "
+        f"export {values} PYTHONPATH=$PWD PATH={shlex.quote(f'{spec.python_env_path}/bin')}:$PATH"
+    )
+
+
+def jupyter(asked: Ask, spec: StackSpec, outputs: StackOutputs) -> str:
+    """The command that starts Jupyter Lab in the session; its token is the guard's secret."""
+    python = _python(spec)
+    # It listens on the node's address: the login node reaches no loopback of another machine.
+    script = (
+        # In the home folder: what is saved in a release is gone with it.
+        f"{environment(spec, outputs)} && export JUPYTER_TOKEN=$SOPERATOR_SECRET && cd && "
+        f"port=$({python} -c {shlex.quote(_FREE_PORT)}) && "
+        f'echo {_MARK} "${{SLURMD_NODENAME:-$(hostname)}}" "$port" && '
+        f"exec {python} -m jupyterlab --no-browser --allow-root --ip=0.0.0.0 "
+        '--port="$port" --ServerApp.port_retries=0 --ServerApp.allow_remote_access=True'
+    )
+    return asked.srun("bash", "-c", script, options=["--unbuffered"])
+
+
+def end(asked: Ask) -> str:
+    """The command that ends the session, and before it an srun of the guard's `start`."""
+    # An srun that has not asked yet would get its node after the scancel, and hold it.
+    return f"kill -- -$! 2>/dev/null; scancel --name={asked.name}"
+
+
+def held(asked: Ask) -> str:
+    """The command that holds the session for others to enter, and tells its node."""
+    script = f'echo {_MARK} "${{SLURMD_NODENAME:-$(hostname)}}" 22 && exec sleep infinity'
+    return asked.srun("bash", "-c", script, options=["--unbuffered"])
+
+
+def tensorboard(spec: StackSpec, folder: str, hours: float) -> str:
+    """The command that shows the event files of a folder on the login node's own loopback."""
+    python = _python(spec)
+    # --foreground: else `timeout` takes a process group of its own, which the guard's end misses.
+    return (
+        f"port=$({python} -c {shlex.quote(_FREE_PORT)}); echo {_MARK} 127.0.0.1 $port; "
+        f"timeout --foreground {round(hours * 3600)} {python} -m tensorboard.main "
+        f"--logdir {shlex.quote(folder)} --host 127.0.0.1 --port $port"
+    )
+
+
+def check_folder(shell: Shell, folder: str, job_id: str | None) -> None:
+    """Refuses a folder of events that no job wrote."""
+    if shell.run(f"test -d {shlex.quote(folder)}").ok:
+        return
+    which = "no job has" if job_id is None else f"job {job_id} has not"
+    raise JobsError(
+        f"{folder}: {which} written TensorBoard events there; a training job does, from its first "
+        "step (soperator status lists jobs)"
+    )
+
+
+def wait_for(guard: Guard, ready: str | None, *, say: Callable[[str], None]) -> Endpoint:
+    """Where it listens, once it says `ready`; what it prints before is told.
+
+    An end before that is an error with its last lines.
+    """
+    found: Endpoint | None = None
+    last: list[str] = []
+    for line in guard.lines():
+        words = line.split()
+        if words[:1] == [_MARK] and len(words) == 3 and words[2].isdecimal():
+            found = Endpoint(host=words[1], port=int(words[2]))
+            if ready is None:
+                return found
+        elif words[:1] == [ENDED]:
+            break
+        elif line:
+            last = [*last, line][-_LAST_LINES:]
+            if ready is not None and ready in line and found is not None:
+                return found
+            say(line)
+    raise JobsError(f"it ended before it was up: {'; '.join(last) or 'it printed nothing'}")
+
+
+def wait_until_open(shell: Shell, there: Endpoint, *, patience_s: float = _OPEN_S) -> None:
+    """Returns once the login node can connect: a server says that it runs before it listens."""
+    # The session said the name: it is no text of ours to a shell.
+    script = 'exec 3<>"/dev/tcp/$1/$2"'
+    probe = shlex.join(["timeout", "5", "bash", "-c", script, "probe", there.host, str(there.port)])
+    give_up_at = time.monotonic() + patience_s
+    while not shell.run(probe).ok:
+        if time.monotonic() >= give_up_at:
+            raise JobsError(
+                f"{there.host}:{there.port}: runs, but the login node cannot connect to it for "
+                f"{patience_s:g} s: does a firewall or network policy stand between nodes?"
+            )
+        time.sleep(_LOOK_EVERY_S)
+
+
+def wait_for_end(guard: Guard) -> None:
+    """Returns when what the guard holds has ended, or its connection is lost."""
+    for line in guard.lines():
+        if line.split()[:1] == [ENDED]:
+            return
+
+
+def _python(spec: StackSpec) -> str:
+    return shlex.quote(f"{tools_path(spec)}/bin/python")
+
+
+SILENCE_S: Final = 60
+"""After so long without a line the login node takes this process for gone."""
+_BEAT_S: Final = 10.0
+_PATIENCE_S: Final = 15.0
+_POLL_S: Final = 0.5
+_CHUNK_BYTES: Final = 1 << 16
+ENDED: Final = "soperator-ended"
+# The first line may be a secret: in no argument, no file and no log. Without it nothing is started.
+# Job control gives what runs in the background a process group of its own, so that all of it ends.
+# It also lets it read the standard input: srun would take the beats, and a session that lives would
+# be taken for gone.
+_SCRIPT: Final = """
+set -m
+IFS= read -r SOPERATOR_SECRET || exit 1
+export SOPERATOR_SECRET
+{start}
+while IFS= read -r -t {silence_s} _; do :; done
+{end}
+"""
+_STARTED: Final = "{{ {command}; echo {ended} $?; }} </dev/null 2>&1 &"
+
+
+class Guard:
+    """Open from its making until `close`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        end: str,
+        start: str = "",
+        secret: str = "",
+        silence_s: int = SILENCE_S,
+    ) -> None:
+        """Runs `start` in the background, and `end` when the guard closes or its beat stops.
+
+        `end` may name the process group of `start` as $!; `secret` is $SOPERATOR_SECRET to both.
+        """
+        started = _STARTED.format(command=start, ended=ENDED) if start else ""
+        script = _SCRIPT.format(start=started, end=end, silence_s=silence_s)
+        self._channel = connection.hold(f"bash -c {shlex.quote(script)}")
+        try:
+            self._channel.sendall(f"{secret}\n".encode())
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            self._channel.close()
+            raise JobsError(
+                "the connection to the login node was lost before anything was started; nothing is "
+                "held: run this again"
+            ) from error
+        self._over = threading.Event()
+        self._held = b""
+        self._lines: deque[str] = deque()
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="guard-beat")
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """False once the connection is lost or the login node ended it."""
+        return not self._channel.closed and not self._channel.exit_status_ready()
+
+    def lines(self) -> Iterator[str]:
+        """What it prints, line by line; an empty one after a moment of silence; ends with it.
+
+        Another call goes on where this one was left.
+        """
+        self._channel.settimeout(_POLL_S)
+        while True:
+            while self._lines:
+                yield self._lines.popleft()
+            try:
+                chunk = self._channel.recv(_CHUNK_BYTES)
+            except TimeoutError:
+                yield ""
+                continue
+            except (OSError, EOFError, paramiko.SSHException):
+                return
+            if not chunk:
+                return
+            *whole, self._held = (self._held + chunk).split(b"\n")
+            self._lines += [line.decode(errors="replace") for line in whole]
+
+    def close(self) -> bool:
+        """Ends what it guards; whether the login node said that it is done."""
+        self._over.set()
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.shutdown_write()
+            self._channel.status_event.wait(_PATIENCE_S)
+        done = self._channel.exit_status_ready() and self._channel.recv_exit_status() == 0
+        self._channel.close()
+        self._thread.join(_PATIENCE_S)
+        return done
+
+    def _beat(self) -> None:
+        while not self._over.wait(_BEAT_S):
+            try:
+                self._channel.sendall(b"\n")
+            except (OSError, EOFError, paramiko.SSHException):
+                return
+
+
+def ssh_config(
+    stack: str,
+    node: str,
+    *,
+    login_host: str,
+    login_port: int,
+    key: Path,
+    login_options: Mapping[str, str],
+    node_known_hosts: Path,
+) -> str:
+    """Two hosts: `soperator-STACK` is the login node, `soperator-STACK-shell` the session's."""
+    login = f"soperator-{stack}"
+    return "\n".join(
+        [
+            f"Host {login}",
+            f"  HostName {login_host}",
+            f"  Port {login_port}",
+            "  User root",
+            f"  IdentityFile {_quoted(key)}",
+            *(f"  {name} {_quoted(value)}" for name, value in login_options.items()),
+            "",
+            f"Host {login}-shell",
+            f"  HostName {node}",
+            "  User root",
+            f"  ProxyJump {login}",
+            f"  IdentityFile {_quoted(key)}",
+            "  IdentitiesOnly yes",
+            # Pods are made anew with other keys; the way to them is the pinned login node.
+            "  StrictHostKeyChecking accept-new",
+            f"  UserKnownHostsFile {_quoted(node_known_hosts)}",
+            "",
+        ]
+    )
+
+
+def _quoted(value: Path | str) -> str:
+    text = str(value)
+    return f'"{text}"' if " " in text else text

@@ -1,0 +1,1 @@
+"""What a support case is given, without secrets."""

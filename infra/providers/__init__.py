@@ -1,0 +1,1 @@
+"""What the Pulumi engine calls: our resource plugins."""

@@ -1,0 +1,1 @@
+"""The contract between our plugins and the engine."""

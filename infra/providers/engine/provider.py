@@ -1,0 +1,388 @@
+"""What a resource plugin of ours implements: Provider, over plain values, and its errors.
+
+A plugin subclasses Provider and calls serve.serve(). Custom resources only: no components,
+functions, or parameterized packages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import grpc
+from google.protobuf import struct_pb2
+from pulumi.runtime.proto import engine_pb2, engine_pb2_grpc
+
+
+class EngineLog:
+    """The engine's log; without an address (a test) lines are dropped."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._lock = threading.Lock()
+        self._stub: engine_pb2_grpc.EngineStub | None = None
+
+    def info(self, urn: str, line: str, *, passing: bool = False) -> None:
+        """Shows one line at a resource; a passing one is progress and not kept."""
+        self._log(engine_pb2.LogSeverity.INFO, urn, line, passing)
+
+    def warning(self, urn: str, line: str) -> None:
+        """Shows one line at a resource as a warning."""
+        self._log(engine_pb2.LogSeverity.WARNING, urn, line, False)
+
+    def _log(
+        self, severity: engine_pb2.LogSeverity.ValueType, urn: str, line: str, passing: bool
+    ) -> None:
+        if not self._address:
+            return
+        with self._lock:
+            if self._stub is None:
+                self._stub = engine_pb2_grpc.EngineStub(grpc.insecure_channel(self._address))
+        request = engine_pb2.LogRequest(severity=severity, message=line, urn=urn, ephemeral=passing)
+        # An engine that is shutting down takes no more lines; that must not fail the resource.
+        with contextlib.suppress(grpc.RpcError):
+            self._stub.Log(request, timeout=5)
+
+
+Kind = Literal["add", "delete", "update"]
+_PLAIN_KEY = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
+_FIRST_KEY = re.compile(r"""^(?:\["((?:[^"\\]|\\.)*)"\]|([^.\[]+))""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diff:
+    """The difference between a resource and its declaration; no `detailed` means no change."""
+
+    replaces: tuple[str, ...] = ()
+    """Paths whose change needs a new resource; a path covers everything below it."""
+    detailed: Mapping[str, Kind] = field(default_factory=dict)
+    """Path -> kind of change."""
+    stables: tuple[str, ...] = ()
+    """Outputs that keep their value through an update, so that dependents stay known."""
+    delete_before_replace: bool = False
+
+    def replaced_by(self, path: str) -> bool:
+        """Whether a change at `path` needs a new resource."""
+        return any(path == p or path.startswith((f"{p}.", f"{p}[")) for p in self.replaces)
+
+
+def compare(old: Any, new: Any, path: str = "") -> dict[str, Kind]:
+    """Every path at which `new` differs from `old`; an unknown value counts as changed."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found: dict[str, Kind] = {}
+        for key in sorted(old.keys() | new.keys()):
+            at = join(path, key)
+            if key not in new:
+                found[at] = "delete"
+            elif key not in old:
+                found[at] = "add"
+            else:
+                found |= compare(old[key], new[key], at)
+        return found
+    if isinstance(old, list) and isinstance(new, list):
+        found = {}
+        for index in range(max(len(old), len(new))):
+            at = f"{path}[{index}]"
+            if index >= len(new):
+                found[at] = "delete"
+            elif index >= len(old):
+                found[at] = "add"
+            else:
+                found |= compare(old[index], new[index], at)
+        return found
+    if new is UNKNOWN or type(old) is not type(new) or old != new:
+        return {path: "update"}
+    return {}
+
+
+def join(path: str, key: str) -> str:
+    """`path` extended by one mapping key: `a.b`, or `a["b.c"]` where the key is no plain name."""
+    if _PLAIN_KEY.fullmatch(key):
+        return f"{path}.{key}" if path else key
+    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{path}["{escaped}"]'
+
+
+def first_keys(paths: Iterable[str]) -> list[str]:
+    """The distinct top-level keys of the paths, in order."""
+    keys: dict[str, None] = {}
+    for path in paths:
+        if match := _FIRST_KEY.match(path):
+            quoted, plain = match.groups()
+            keys[plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted)] = None
+    return list(keys)
+
+
+# Source: pulumi/pulumi sdk/go/common/resource/sig/sig.go and plugin/rpc.go, v3.190.0.
+_SIGNATURE: Final = "4dabf18193072939515e22adb298388d"
+_SECRET: Final = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105
+_ASSET: Final = "c44067f5952c0a294b673a41bacd8c17"
+_ARCHIVE: Final = "0def7320c3a5731c473e5ecbe6d01bc7"
+_OUTPUT: Final = "d0e6a833031e9bbcd3f4e8bde6ca49a4"
+_UNKNOWN: Final = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
+# The engine has one unknown per kind of value; all mean the same to a plugin.
+_UNKNOWNS: Final = frozenset(
+    {
+        _UNKNOWN,
+        "1c4a061d-8072-4f0a-a4cb-0ff528b18fe7",
+        "3eeb2bf0-c639-47a8-9e75-3b44932eb421",
+        "6a19a0b0-7e62-4c92-b797-7f8e31da9cc2",
+        "030794c1-ac77-496b-92df-f27374a8bd58",
+        "e48ece36-62e2-4504-bad9-02848725956a",
+        "dd056dcd-154b-4c76-9bd3-c8f88648b5ff",
+    }
+)
+
+
+class Unknown:
+    """A value that the engine learns only during the update."""
+
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+    def __bool__(self) -> bool:
+        raise TypeError("an unknown value is neither true nor false; compare with `is UNKNOWN`")
+
+
+UNKNOWN: Final = Unknown()
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A value that the engine encrypts in the state and hides in its output."""
+
+    value: Any
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asset:
+    """One file: exactly one of `path`, `text` and `uri`, with the sha256 of its content."""
+
+    path: str | None = None
+    text: str | None = None
+    uri: str | None = None
+    hash: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """A tree of files: exactly one of `path` (folder or archive), `uri` and `assets`."""
+
+    path: str | None = None
+    uri: str | None = None
+    assets: Mapping[str, Asset | Archive] | None = field(default=None)
+    hash: str = ""
+
+
+def unmarshal(struct: struct_pb2.Struct) -> dict[str, Any]:
+    """The plain mapping of a wire struct; secrets stay wrapped, see `reveal`."""
+    return {key: _from_wire(value) for key, value in struct.fields.items()}
+
+
+def marshal(values: Mapping[str, Any]) -> struct_pb2.Struct:
+    """The wire struct of a plain mapping."""
+    fields = {key: _to_wire(value, key) for key, value in values.items()}
+    return struct_pb2.Struct(fields=fields)
+
+
+def reveal(value: Any) -> Any:
+    """The same value without any Secret wrapper."""
+    if isinstance(value, Secret):
+        return reveal(value.value)
+    if isinstance(value, dict):
+        return {key: reveal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [reveal(item) for item in value]
+    return value
+
+
+def conceal(value: Any, like: Any) -> Any:
+    """`value`, wrapped in Secret wherever `like` has a Secret at the same path."""
+    if isinstance(value, Secret):
+        return value
+    if isinstance(like, Secret):
+        return Secret(value)
+    if isinstance(value, dict) and isinstance(like, dict):
+        return {
+            key: conceal(item, like[key]) if key in like else item for key, item in value.items()
+        }
+    if isinstance(value, list) and isinstance(like, list):
+        tail = value[len(like) :]
+        return [conceal(item, old) for item, old in zip(value, like, strict=False)] + tail
+    return value
+
+
+def contains_unknown(value: Any) -> bool:
+    """Whether any part of the value is UNKNOWN."""
+    if value is UNKNOWN:
+        return True
+    if isinstance(value, Secret):
+        return contains_unknown(value.value)
+    if isinstance(value, dict):
+        return any(contains_unknown(item) for item in value.values())
+    return isinstance(value, list) and any(contains_unknown(item) for item in value)
+
+
+def _from_wire(value: struct_pb2.Value) -> Any:
+    kind = value.WhichOneof("kind")
+    if kind in (None, "null_value"):
+        return None
+    if kind == "bool_value":
+        return value.bool_value
+    if kind == "number_value":
+        number = value.number_value
+        return int(number) if number.is_integer() else number
+    if kind == "string_value":
+        text = value.string_value
+        return UNKNOWN if text in _UNKNOWNS else text
+    if kind == "list_value":
+        return [_from_wire(item) for item in value.list_value.values]
+    return _from_wire_object(unmarshal(value.struct_value))
+
+
+def _from_wire_object(values: dict[str, Any]) -> Any:
+    match values.get(_SIGNATURE):
+        case None:
+            return values
+        case s if s == _SECRET:
+            return Secret(values.get("value"))
+        case s if s == _ASSET:
+            known = {k: values[k] for k in ("path", "text", "uri") if k in values}
+            return Asset(**known, hash=values.get("hash", ""))
+        case s if s == _ARCHIVE:
+            known = {k: values[k] for k in ("path", "uri", "assets") if k in values}
+            return Archive(**known, hash=values.get("hash", ""))
+        case s if s == _OUTPUT:
+            inner = values.get("value", UNKNOWN)
+            return Secret(inner) if values.get("secret") else inner
+        case signature:
+            raise ValueError(f"property value with an unknown signature {signature!r}")
+
+
+def _to_wire(value: Any, path: str) -> struct_pb2.Value:
+    if value is None:
+        return struct_pb2.Value(null_value=struct_pb2.NULL_VALUE)
+    if isinstance(value, bool):
+        return struct_pb2.Value(bool_value=value)
+    if isinstance(value, int | float):
+        return struct_pb2.Value(number_value=value)
+    if isinstance(value, str):
+        return struct_pb2.Value(string_value=value)
+    if value is UNKNOWN:
+        return struct_pb2.Value(string_value=_UNKNOWN)
+    if isinstance(value, list | tuple):
+        items = [_to_wire(item, f"{path}[{i}]") for i, item in enumerate(value)]
+        return struct_pb2.Value(list_value=struct_pb2.ListValue(values=items))
+    if isinstance(value, Mapping):
+        fields = {str(key): _to_wire(item, f"{path}.{key}") for key, item in value.items()}
+        return struct_pb2.Value(struct_value=struct_pb2.Struct(fields=fields))
+    if isinstance(value, Secret):
+        return _to_wire({_SIGNATURE: _SECRET, "value": value.value}, path)
+    if isinstance(value, Asset | Archive):
+        signature = _ASSET if isinstance(value, Asset) else _ARCHIVE
+        names = ("path", "text", "uri", "assets", "hash")
+        known = {name: getattr(value, name, None) for name in names}
+        present = {name: item for name, item in known.items() if item not in (None, "")}
+        if known["text"] == "":
+            present["text"] = ""
+        return _to_wire({_SIGNATURE: signature, **present}, path)
+    raise TypeError(f"{path}: {type(value).__name__} is no property value")
+
+
+__all__ = [
+    "UNKNOWN",
+    "Archive",
+    "Asset",
+    "Diff",
+    "Kind",
+    "PartialError",
+    "Provider",
+    "ProviderError",
+    "Secret",
+    "compare",
+    "contains_unknown",
+]
+
+Values = dict[str, Any]
+Failure = tuple[str, str]
+"""Path of the value and the reason why it is refused."""
+
+
+class ProviderError(Exception):
+    """A refusal that the user reads as one line: path, what came, what is allowed, what to do."""
+
+
+class PartialError(ProviderError):
+    """The resource exists but did not become what was asked: the engine keeps `id` and `state`."""
+
+    def __init__(self, message: str, *, id: str, state: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.id = id
+        self.state = state
+
+
+class Provider:
+    """Behaviour of one plugin; override what the resources need, at least create and delete."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        """Set when the user interrupts; long waits must end soon after."""
+        self.engine = EngineLog("")
+        """Where lines for the user go while a call runs."""
+
+    def configure(self, variables: Values) -> None:
+        """Takes the provider's configuration, before any resource call."""
+
+    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, Iterable[Failure]]:
+        """The inputs as they go to the state, with every problem found."""
+        return new, ()
+
+    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
+        """What an update would change; compares inputs by default."""
+        return Diff(detailed=compare(old_inputs, new))
+
+    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+        """The new resource's id and state; in a preview the id is ignored and nothing happens."""
+        raise NotImplementedError
+
+    def update(
+        self,
+        type_: str,
+        urn: str,
+        id: str,
+        old_state: Values,
+        old_inputs: Values,
+        new: Values,
+        preview: bool,
+    ) -> Values:
+        """The state after the change; in a preview nothing happens."""
+        raise ProviderError(f"{type_}: cannot be updated in place; replace it")
+
+    def read(
+        self, type_: str, id: str, state: Values, inputs: Values
+    ) -> tuple[str, Values, Values] | None:
+        """Id, state and inputs as they are in the world, or None where it is gone."""
+        return id, state, inputs
+
+    def delete(self, type_: str, id: str, state: Values) -> None:
+        """Removes the resource; one that is already gone is no error."""
+        raise NotImplementedError
+
+
+def text_failures(inputs: Values, keys: Sequence[str]) -> list[Failure]:
+    """Problems of inputs that must be these texts, not empty, and nothing else."""
+    failures = [
+        (key, f"unknown; has {', '.join(keys)}") for key in sorted(inputs.keys() - set(keys))
+    ]
+    for key in keys:
+        value = inputs.get(key)
+        if value is not UNKNOWN and (not isinstance(value, str) or not value):
+            failures.append((key, "is required, as a text that is not empty"))
+    return failures

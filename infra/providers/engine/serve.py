@@ -1,0 +1,321 @@
+"""The gRPC contract of the engine over one Provider, or several by type: one thread a call.
+
+Reads and writes the engine's wire values, so that a Provider sees plain ones.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent import futures
+from typing import Any, Final, TypeVar
+
+import grpc
+from google.protobuf import any_pb2, empty_pb2, message
+from google.rpc import status_pb2
+from pulumi.runtime.proto import plugin_pb2, provider_pb2_grpc
+from pulumi.runtime.proto import provider_pb2 as pb
+
+from infra.providers.engine.provider import (
+    Diff,
+    EngineLog,
+    Failure,
+    PartialError,
+    Provider,
+    ProviderError,
+    compare,
+    conceal,
+    first_keys,
+    marshal,
+    reveal,
+    unmarshal,
+)
+
+
+def exit_with_parent() -> None:
+    """Watches, in the background, for the death of this process's parent, even by SIGKILL.
+
+    Call it first: a parent that died before cannot be told from any other.
+    Not prctl(PR_SET_PDEATHSIG): that fires when the parent's *thread* ends, and the engine is a Go
+    program whose threads come and go.
+    """
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(0)
+
+
+Values = dict[str, Any]
+
+
+class Dispatch(Provider):
+    """Hands each call to the provider of its type; all share the engine's log and interruption."""
+
+    def __init__(self, other: Provider, by_type: Mapping[str, Provider]) -> None:
+        """`other` has every type that is not named, and refuses the unknown ones."""
+        super().__init__()
+        self._other = other
+        self._by_type = by_type
+
+    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, Iterable[Failure]]:
+        return self._of(type_).check(type_, old, new)
+
+    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
+        return self._of(type_).diff(type_, id, old_inputs, old_state, new)
+
+    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+        return self._of(type_).create(type_, urn, inputs, preview)
+
+    def update(
+        self,
+        type_: str,
+        urn: str,
+        id: str,
+        old_state: Values,
+        old_inputs: Values,
+        new: Values,
+        preview: bool,
+    ) -> Values:
+        return self._of(type_).update(type_, urn, id, old_state, old_inputs, new, preview)
+
+    def read(
+        self, type_: str, id: str, state: Values, inputs: Values
+    ) -> tuple[str, Values, Values] | None:
+        return self._of(type_).read(type_, id, state, inputs)
+
+    def delete(self, type_: str, id: str, state: Values) -> None:
+        self._of(type_).delete(type_, id, state)
+
+    def _of(self, type_: str) -> Provider:
+        found = self._by_type.get(type_, self._other)
+        found.cancelled, found.engine = self.cancelled, self.engine
+        return found
+
+
+_HOST: Final = "127.0.0.1"
+_MAX_MESSAGE_BYTES: Final = 400 << 20
+"""The engine's own limit: sdk/go/common/util/rpcutil."""
+_MAX_CALLS: Final = 64
+"""Calls served at once; the engine runs at most 4 per CPU by default."""
+_KINDS: Final = {
+    ("add", False): pb.PropertyDiff.ADD,
+    ("add", True): pb.PropertyDiff.ADD_REPLACE,
+    ("delete", False): pb.PropertyDiff.DELETE,
+    ("delete", True): pb.PropertyDiff.DELETE_REPLACE,
+    ("update", False): pb.PropertyDiff.UPDATE,
+    ("update", True): pb.PropertyDiff.UPDATE_REPLACE,
+}
+_log = logging.getLogger(__name__)
+
+
+def serve(provider: Provider, name: str, version: str) -> None:
+    """Serves the provider on a loopback port, prints the port, and ends with the engine."""
+    exit_with_parent()
+    verbose = any(argument.startswith(("-v=", "--v=")) for argument in sys.argv[1:])
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, stream=sys.stderr)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(0))
+    addresses = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    provider.engine = EngineLog(addresses[0] if addresses else "")
+    server, port = start(provider, name, version)
+    print(port, flush=True)
+    server.wait_for_termination()
+
+
+def start(provider: Provider, name: str, version: str) -> tuple[grpc.Server, int]:
+    """A started server on 127.0.0.1 and its port; for `serve` and for tests."""
+    server = grpc.server(
+        futures.ThreadPoolExecutor(max_workers=_MAX_CALLS, thread_name_prefix=name),
+        options=[
+            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    servicer = _Servicer(provider, name, version)
+    provider_pb2_grpc.add_ResourceProviderServicer_to_server(servicer, server)
+    port = server.add_insecure_port(f"{_HOST}:0")
+    server.start()
+    return server, port
+
+
+Response = TypeVar("Response", bound=message.Message)
+
+
+def _in_one_line(method: Callable[..., Response]) -> Callable[..., Response]:
+    """The gRPC method with every exception turned into a status of one line."""
+
+    def call(self: _Servicer, request: message.Message, context: grpc.ServicerContext) -> Response:
+        try:
+            return method(self, request, context)
+        except PartialError as error:
+            _log.debug("%s", error, exc_info=True)
+            detail = pb.ErrorResourceInitFailed(
+                id=error.id, properties=marshal(error.state), reasons=[_line(error)]
+            )
+            if isinstance(request, pb.CreateRequest):
+                detail.inputs.CopyFrom(request.properties)
+            elif isinstance(request, pb.UpdateRequest):
+                detail.inputs.CopyFrom(request.news)
+            _abort_with(context, _line(error), detail)
+        except ProviderError as error:
+            _log.debug("%s", error, exc_info=True)
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, _line(error))
+        except NotImplementedError:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "not supported by this plugin")
+        except Exception as error:
+            _log.debug("%s", error, exc_info=True)
+            context.abort(grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {_line(error)}")
+        raise AssertionError("abort always raises")
+
+    call.__name__ = method.__name__
+    return call
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or "no message"
+
+
+def _abort_with(context: grpc.ServicerContext, text: str, detail: message.Message) -> None:
+    """Ends the call with a rich status: the engine finds `detail` in this trailing header."""
+    packed = any_pb2.Any()
+    packed.Pack(detail)
+    code = grpc.StatusCode.UNKNOWN
+    status = status_pb2.Status(code=code.value[0], message=text, details=[packed])
+    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.abort(code, text)
+
+
+class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
+    """The engine's ResourceProvider service over one Provider."""
+
+    def __init__(self, provider: Provider, name: str, version: str) -> None:
+        self._provider = provider
+        self._name = name
+        self._version = version
+
+    def Handshake(self, request, context):
+        return pb.ProviderHandshakeResponse(accept_secrets=True)
+
+    def GetPluginInfo(self, request, context):
+        return plugin_pb2.PluginInfo(version=self._version)
+
+    def GetSchema(self, request, context):
+        return pb.GetSchemaResponse(
+            schema=json.dumps({"name": self._name, "version": self._version})
+        )
+
+    def CheckConfig(self, request, context):
+        return pb.CheckResponse(inputs=request.news)
+
+    @_in_one_line
+    def DiffConfig(self, request, context):
+        old, new = reveal(unmarshal(request.old_inputs)), reveal(unmarshal(request.news))
+        return _diff_response(Diff(detailed=compare(old, new)))
+
+    @_in_one_line
+    def Configure(self, request, context):
+        self._provider.configure(reveal(unmarshal(request.args)))
+        return pb.ConfigureResponse(acceptSecrets=True, supportsPreview=True)
+
+    @_in_one_line
+    def Check(self, request, context):
+        new = unmarshal(request.news)
+        old = reveal(unmarshal(request.olds))
+        inputs, failures = self._provider.check(_type(request), old, reveal(new))
+        return pb.CheckResponse(
+            inputs=marshal(conceal(inputs, new)),
+            failures=[pb.CheckFailure(property=path, reason=why) for path, why in failures],
+        )
+
+    @_in_one_line
+    def Diff(self, request, context):
+        found = self._provider.diff(
+            _type(request),
+            request.id,
+            reveal(unmarshal(request.old_inputs)),
+            reveal(unmarshal(request.olds)),
+            reveal(unmarshal(request.news)),
+        )
+        return _diff_response(found)
+
+    @_in_one_line
+    def Create(self, request, context):
+        inputs = unmarshal(request.properties)
+        id_, state = self._provider.create(
+            _type(request), request.urn, reveal(inputs), request.preview
+        )
+        properties = marshal(conceal(state, inputs))
+        return pb.CreateResponse(id="" if request.preview else id_, properties=properties)
+
+    @_in_one_line
+    def Update(self, request, context):
+        old_state, new = unmarshal(request.olds), unmarshal(request.news)
+        state = self._provider.update(
+            _type(request),
+            request.urn,
+            request.id,
+            reveal(old_state),
+            reveal(unmarshal(request.old_inputs)),
+            reveal(new),
+            request.preview,
+        )
+        return pb.UpdateResponse(properties=marshal(conceal(conceal(state, new), old_state)))
+
+    @_in_one_line
+    def Read(self, request, context):
+        state, inputs = unmarshal(request.properties), unmarshal(request.inputs)
+        found = self._provider.read(_type(request), request.id, reveal(state), reveal(inputs))
+        if found is None:
+            return pb.ReadResponse()
+        id_, new_state, new_inputs = found
+        return pb.ReadResponse(
+            id=id_,
+            properties=marshal(conceal(conceal(new_state, state), inputs)),
+            inputs=marshal(conceal(new_inputs, inputs)),
+        )
+
+    @_in_one_line
+    def Delete(self, request, context):
+        state = reveal(unmarshal(request.properties))
+        self._provider.delete(_type(request), request.id, state)
+        return empty_pb2.Empty()
+
+    @_in_one_line
+    def Invoke(self, request, context):
+        raise ProviderError(f"{request.tok}: plugin {self._name} has no functions")
+
+    def Cancel(self, request, context):
+        self._provider.cancelled.set()
+        return empty_pb2.Empty()
+
+
+def _type(request: Any) -> str:
+    """The resource's type token; engines before 3.131 sent it only inside the URN."""
+    return request.type or request.urn.split("::")[2].split("$")[-1]
+
+
+def _diff_response(found: Diff) -> pb.DiffResponse:
+    detailed = {
+        path: pb.PropertyDiff(kind=_KINDS[kind, found.replaced_by(path)], inputDiff=True)
+        for path, kind in found.detailed.items()
+    }
+    changed = bool(detailed or found.replaces)
+    return pb.DiffResponse(
+        changes=pb.DiffResponse.DIFF_SOME if changed else pb.DiffResponse.DIFF_NONE,
+        diffs=first_keys(found.detailed),
+        replaces=first_keys(found.replaces),
+        stables=list(found.stables),
+        detailedDiff=detailed,
+        hasDetailedDiff=True,
+        deleteBeforeReplace=found.delete_before_replace,
+    )

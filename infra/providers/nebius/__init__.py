@@ -1,0 +1,1 @@
+"""The plugin `nebius`: every Nebius resource over the official SDK."""

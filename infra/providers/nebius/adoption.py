@@ -1,0 +1,259 @@
+"""Whose a resource is by its labels, and what a create or `soperator adopt` takes over, or why not.
+
+The conditions: docs/adr/0014, 0022. Changes nothing but labels: the provider updates what it
+adopts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from infra.providers.nebius.api import Api, ApiError
+from infra.providers.nebius.resource_type import ResourceType, find_changes, shrunk
+from infra.providers.nebius.schema import plain
+
+Values = dict[str, Any]
+MANAGER: Final = "soperator-stack"
+_RESOURCE: Final = "resource"
+_LABELS: Final = ("managed-by", "stack", "project", _RESOURCE)
+
+
+def stack_labels(stack: str, project: str) -> dict[str, str]:
+    """The labels that every resource of one stack carries."""
+    return dict(zip(_LABELS, (MANAGER, stack, project), strict=False))
+
+
+def labels(urn: str) -> dict[str, str]:
+    """Ownership labels of a URN such as `urn:pulumi:<stack>::<project>::<type>::<name>`."""
+    stack, project, place = urn.removeprefix("urn:pulumi:").split("::", 2)
+    # One name can stand for two resources while the program is reordered: the old one is deleted
+    # after the new one was made, so the new one must never take it over.
+    return {
+        **stack_labels(stack, project),
+        _RESOURCE: hashlib.sha256(place.encode()).hexdigest()[:16],
+    }
+
+
+def is_ours(found: Mapping[str, str]) -> bool:
+    """Whether labels name this program."""
+    return found.get("managed-by") == MANAGER
+
+
+def is_of(found: Mapping[str, str], stack: str, project: str) -> bool:
+    """Whether labels name this stack of this Pulumi project."""
+    return stack_labels(stack, project).items() <= found.items()
+
+
+def foreign(found: Mapping[str, str], urn: str) -> str | None:
+    """Why a resource with these labels is not the one of the URN; None where it is.
+
+    Labels of the stack alone are what `soperator adopt` leaves: whoever has the name may take it.
+    """
+    own = labels(urn)
+    if not is_ours(found):
+        return "which no stack of this program made"
+    if not is_of(found, own["stack"], own["project"]):
+        stack, project = found.get("stack"), found.get("project")
+        return f"which belongs to stack {stack!r} of Pulumi project {project!r}"
+    if found.get(_RESOURCE, own[_RESOURCE]) != own[_RESOURCE]:
+        return "which is another resource of this stack"
+    return None
+
+
+def add(inputs: Values, urn: str) -> Values:
+    """The inputs with ownership labels; a label that the user declares wins."""
+    metadata = inputs["metadata"]
+    declared = metadata.get("labels") or {}
+    return {**inputs, "metadata": {**metadata, "labels": {**labels(urn), **declared}}}
+
+
+def remove(values: Values) -> Values:
+    """The values without ownership labels."""
+    metadata = dict(values.get("metadata", {}))
+    found = metadata.get("labels", {})
+    if is_ours(found):
+        metadata["labels"] = {key: value for key, value in found.items() if key not in _LABELS}
+    return {**values, "metadata": metadata}
+
+
+_ADVICE: Final = "; rename this one, delete the other, or, where it is yours, `soperator adopt` it"
+_LISTS: Final = {"List": "items", "ListMembers": "memberships"}
+"""Methods that list what is under a parent, and the field of their answer."""
+_LEAVING: Final = "DELET"
+"""In every state of a resource that is being deleted, by whatever service."""
+
+
+def find_namesake(api: Api, kind: ResourceType, inputs: Values) -> Any | None:
+    """The live resource of the same name under the same parent, or None."""
+    metadata = inputs["metadata"]
+    if not metadata.get("name") or kind.schema.is_unnamed(kind.resource):
+        return None
+    if "GetByName" not in kind.service.methods_by_name:
+        return None
+    request = api.request(
+        kind.service, "GetByName", parent_id=metadata["parent_id"], name=metadata["name"]
+    )
+    try:
+        found = api.call(kind.service, "GetByName", request)
+    except ApiError as error:
+        if error.is_not_found:
+            return None
+        raise
+    state = plain(kind.schema, found).get("status", {}).get("state")
+    return None if isinstance(state, str) and _LEAVING in state.upper() else found
+
+
+def declared_as(kind: ResourceType, found: Values, inputs: Values) -> Values:
+    """The declaration that fits what is there, in the terms of the new declaration."""
+    return kind.inputs_of(remove(found), inputs)
+
+
+def obstacle(kind: ResourceType, found: Values, inputs: Values, urn: str) -> str | None:
+    """Why the declaration cannot take over what is there; None where it can."""
+    metadata = found["metadata"]
+    taken = f"this name is taken by {metadata['id']}"
+    stranger = foreign(metadata.get("labels", {}), urn)
+    if stranger is not None:
+        return f"{taken}, {stranger}{_ADVICE}"
+    problem = mismatch(kind, found, inputs)
+    if problem is None:
+        return None
+    return (
+        f"{taken}, which an earlier run of this stack made and kept: {problem}; to start empty, "
+        f"delete it with `soperator leftovers --purge {metadata['id']}`"
+    )
+
+
+def mismatch(kind: ResourceType, found: Values, inputs: Values) -> str | None:
+    """What is there and cannot be made as declared; None where nothing is."""
+    now = declared_as(kind, found, inputs)
+    replaces = find_changes(kind, now, inputs).replaces
+    if replaces:
+        fixed = "; ".join(_change(path, now, inputs) for path in replaces)
+        return f"{fixed} cannot be changed in place; declare what is there"
+    return "; ".join(f"{path}: {reason}" for path, reason in shrunk(kind, now, inputs)) or None
+
+
+def _change(path: str, now: Values, new: Values) -> str:
+    return f"{path} ({_at(now, path)} -> {_at(new, path)})"
+
+
+def _at(values: Any, path: str) -> Any:
+    for step in path.split("."):
+        values = values.get(step) if isinstance(values, dict) else None
+    return values
+
+
+def find_twin(api: Api, kind: ResourceType, inputs: Values, urn: str) -> Any | None:
+    """What an earlier run of the same declaration made of a type that has no names; or None.
+
+    By its labels, or, where nothing of it can change, by being what is declared.
+    """
+    listing = next((name for name in _LISTS if name in kind.service.methods_by_name), None)
+    if listing is None or not kind.schema.is_unnamed(kind.resource):
+        return None
+    is_fixed = "Update" not in kind.service.methods_by_name
+    parent_id, page = inputs["metadata"]["parent_id"], ""
+    while True:
+        request = api.request(kind.service, listing, parent_id=parent_id, page_token=page)
+        answer = api.call(kind.service, listing, request)
+        for found in getattr(answer, _LISTS[listing]):
+            values = plain(kind.schema, found)
+            if labels(urn).items() <= values["metadata"].get("labels", {}).items():
+                return found
+            if is_fixed and declared_as(kind, values, inputs)["spec"] == inputs["spec"]:
+                return found
+        page = answer.next_page_token
+        if not page:
+            return None
+
+
+def is_told_once(kind: ResourceType) -> bool:
+    """Whether the status holds a secret that a later read may not show again."""
+    status = kind.resource.fields_by_name.get("status")
+    if status is None or status.message_type is None:
+        return False
+    return any(kind.schema.is_sensitive(field) for field in status.message_type.fields)
+
+
+class HandoverError(Exception):
+    """The resource cannot become the stack's; one line with what to do."""
+
+
+def get(api: Api, kind: ResourceType, id_: str, *, project_id: str) -> Values:
+    """The resource as plain values, which must stand in the project."""
+    prefix = api.schema.kind(kind.resource)
+    if not id_.startswith(f"{prefix}-"):
+        raise HandoverError(
+            f"{id_}: is no id of a {kind.name}, which starts with '{prefix}-'; copy it from the "
+            "console"
+        )
+    request = api.request(kind.service, "Get", id=id_)
+    try:
+        found = plain(api.schema, api.call(kind.service, "Get", request))
+    except ApiError as error:
+        if not error.is_unseen:
+            raise
+        raise HandoverError(
+            f"{id_}: is no {kind.name} that this credential can see; copy the id from the console, "
+            f"among those of {project_id}"
+        ) from error
+    parent_id = found["metadata"].get("parent_id")
+    if parent_id != project_id:
+        raise HandoverError(
+            f"{id_}: stands in {parent_id}, but the stack is in {project_id}; only resources of "
+            "the stack's own project can be taken over"
+        )
+    return found
+
+
+def refuse_other_owner(found: Values, *, stack: str, project: str) -> None:
+    """Raises where the labels name another stack."""
+    metadata = found["metadata"]
+    labels = metadata.get("labels", {})
+    if is_ours(labels) and not is_of(labels, stack, project):
+        raise HandoverError(
+            f"{metadata['id']}: belongs to stack {labels.get('stack')!r} of Pulumi project "
+            f"{labels.get('project')!r}, which would go on changing it; destroy that stack or take "
+            "the resource out of it first, and remove the label `managed-by`"
+        )
+
+
+def hand_over(
+    api: Api, kind: ResourceType, found: Values, declared: Values, *, stack: str, project: str
+) -> bool:
+    """Names and labels it as what the stack declares; False where it already is.
+
+    `declared` has metadata, and spec as far as it is known before an `up`.
+    """
+    refuse_other_owner(found, stack=stack, project=project)
+    metadata = found["metadata"]
+    labels, name = metadata.get("labels", {}), declared["metadata"]["name"]
+    if is_of(labels, stack, project):
+        if metadata.get("name") == name:
+            return False
+        raise HandoverError(
+            f"{metadata['id']}: is {metadata.get('name')!r} of this stack already, not {name!r}"
+        )
+    problem = mismatch(kind, found, declared)
+    if problem is not None:
+        raise HandoverError(f"{metadata['id']}: {problem}")
+    other = find_namesake(api, kind, declared)
+    if other is not None and other.metadata.id != metadata["id"]:
+        raise HandoverError(
+            f"{metadata['id']}: the name {name!r} is taken by {other.metadata.id}; delete or "
+            "rename that one first"
+        )
+    # An import's declaration: everything that the resource has, so that nothing else changes.
+    everything = kind.inputs_of(found, {})
+    changed = {
+        **everything["metadata"],
+        "name": name,
+        "labels": {**labels, **stack_labels(stack, project)},
+    }
+    request = kind.update_request(metadata["id"], {**everything, "metadata": changed})
+    operation = api.when_idle(kind.service, lambda: api.call(kind.service, "Update", request))
+    api.wait(kind.service, operation)
+    return True

@@ -1,0 +1,77 @@
+"""The only subnet of a project, for stacks that say `nebius.discover_network: true`.
+
+Owns the question and the refusal. Asked once, before anything is declared, so that a preview shows
+the real id; the program goes on as if the stack had named it.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from infra.providers.nebius.api import Api, ApiError, explain
+from infra.providers.nebius.schema import Schema
+from infra.providers.nebius.sdk import EndpointError, cache_dir
+from stacks.spec import StackSpec
+
+_PACKAGE = "nebius.vpc.v1"
+
+
+class DiscoveryError(Exception):
+    """The project does not answer which subnet is meant; one line, with what to do."""
+
+
+def discovered(spec: StackSpec) -> StackSpec:
+    """The stack with the network and the subnet that its project has, where it asks for them."""
+    if not spec.nebius.discover_network:
+        return spec
+    path, project = f"{spec.name}.nebius.discover_network", spec.nebius.project_id
+    # The program runs in an event loop, in which the SDK refuses to wait.
+    with ThreadPoolExecutor(1) as aside:
+        found = aside.submit(_subnets, path, project).result()
+    if not found:
+        raise DiscoveryError(
+            f"{path}: no subnet in {project}; set it to false, and a network is made"
+        )
+    if len(found) > 1:
+        choice = ", ".join(f"{each.metadata.id} ({each.metadata.name})" for each in found)
+        raise DiscoveryError(
+            f"{path}: {len(found)} subnets in {project}; set it to false and choose one as "
+            f"nebius.subnet_id: {choice}"
+        )
+    (subnet,) = found
+    nebius = replace(
+        spec.nebius, network_id=subnet.spec.network_id or None, subnet_id=subnet.metadata.id
+    )
+    return replace(spec, nebius=nebius)
+
+
+def _subnets(path: str, project: str) -> list[Any]:
+    schema = Schema(cache_dir())
+    service = schema.service_of(_PACKAGE, "Subnet")
+    assert service is not None, "the SDK has no subnets"
+    found: list[Any] = []
+    api = Api(schema, threading.Event())
+    token = ""
+    try:
+        while True:
+            request = api.request(service, "List", parent_id=project, page_token=token)
+            answer = api.call(service, "List", request)
+            # Those of a stack on their way out are no choice.
+            found += [each for each in answer.items if not _is_going(each)]
+            token = answer.next_page_token
+            if not token:
+                return sorted(found, key=lambda each: each.metadata.id)
+    except EndpointError as error:
+        raise DiscoveryError(f"{path}: {error}") from error
+    except ApiError as error:
+        raise DiscoveryError(
+            f"{path}: {explain(error, f'list the subnets of {project}', target=api.target)}"
+        ) from error
+
+
+def _is_going(subnet: Any) -> bool:
+    states = subnet.status.DESCRIPTOR.fields_by_name["state"].enum_type.values_by_number
+    return states[subnet.status.state].name == "DELETING"

@@ -1,0 +1,476 @@
+"""The Nebius API as protobuf descriptors, with the options that Nebius ships inside them.
+
+Owns the descriptor pool, message classes, and what the options say about a field (immutable,
+output-only, which resource an id names). The descriptors come from the installed SDK and are cached
+once per SDK version, because reading them means importing all of it (4 s, 290 MiB).
+Uses google.protobuf messages: the SDK's own codec is 100 to 700 times slower, and its transport
+takes either. Does not talk to anything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache, cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.descriptor import ServiceDescriptor as Service
+from google.protobuf.message import Message
+
+from infra.files import write
+from infra.providers.engine.provider import UNKNOWN, Secret
+
+METADATA: Final = "nebius.common.v1.ResourceMetadata"
+OPERATION: Final = "nebius.common.v1.Operation"
+OPERATIONS: Final = (OPERATION, "nebius.common.v1alpha1.Operation")
+_OPTIONS: Final = ("field_behavior", "nid", "subfield_settings", "resource_behavior", "sensitive")
+# Resources whose id prefix no option names; iam v1 and v2 are two views of one resource.
+_KINDS: Final = {
+    "nebius.iam.v1.Container": "project",
+    "nebius.iam.v2.Project": "project",
+    "nebius.iam.v2.Tenant": "tenant",
+}
+
+
+def descriptor_set(cache_dir: Path) -> descriptor_pb2.FileDescriptorSet:
+    """Every file descriptor of the installed SDK, in dependency order."""
+    cached = cache_dir / f"nebius-{version('nebius')}.fds"
+    files = descriptor_pb2.FileDescriptorSet()
+    if cached.exists():
+        files.ParseFromString(cached.read_bytes())
+        return files
+    from nebius.api._registry import REGISTRY
+
+    for file in REGISTRY.reflection.files_by_name.values():
+        files.file.add().ParseFromString(file.serialized_pb)
+    write(cached, files.SerializeToString())
+    return files
+
+
+def is_resource(message: Descriptor) -> bool:
+    """Whether the message is a resource: it has resource metadata and is no request or response."""
+    metadata = message.fields_by_name.get("metadata")
+    if metadata is None or metadata.message_type is None:
+        return False
+    named_as_call = message.name.endswith(("Request", "Response"))
+    return metadata.message_type.full_name == METADATA and not named_as_call
+
+
+def is_map(field: FieldDescriptor) -> bool:
+    """Whether the field is a map."""
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def is_google(message: Descriptor) -> bool:
+    """Whether the message is one of Google's own (Timestamp, Any): a value, not a tree."""
+    return message.full_name.startswith("google.")
+
+
+def message_of(field: FieldDescriptor) -> Descriptor:
+    """The message type of a field that has one."""
+    assert field.message_type is not None, field.full_name
+    return field.message_type
+
+
+def enum_of(field: FieldDescriptor) -> EnumDescriptor:
+    """The enum type of a field that has one."""
+    assert field.enum_type is not None, field.full_name
+    return field.enum_type
+
+
+class Schema:
+    """Descriptors, message classes and field options of the whole API."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self.files = descriptor_set(cache_dir)
+        self.pool = descriptor_pool.DescriptorPool()
+        self.services: dict[str, Service] = {}
+        self._services_of: dict[str, list[str]] = defaultdict(list)
+        names: list[str] = []
+        for file in _in_dependency_order(self.files):
+            self.pool.Add(file)  # type: ignore[attr-defined]  # missing in types-protobuf
+            names += [f"{file.package}.{service.name}" for service in file.service]
+        for name in names:
+            self.services[name] = self.pool.FindServiceByName(name)
+            self._services_of[name.rsplit(".", 1)[0]].append(name)
+        extension = self.pool.FindExtensionByName
+        self._extensions = {name: extension(f"nebius.{name}") for name in _OPTIONS}
+        self._api_service_name = extension("nebius.api_service_name")
+
+    @cached_property
+    def methods(self) -> dict[str, MethodDescriptor]:
+        """Path of a call, `/package.Service/Method` -> its method."""
+        return {
+            f"/{name}/{method.name}": method
+            for name, service in self.services.items()
+            for method in service.methods
+        }
+
+    @cached_property
+    def kinds(self) -> frozenset[str]:
+        """Every id prefix of a resource that some service manages."""
+        found = (self.resource_of(service) for service in self.services.values())
+        return frozenset(self.kind(resource) for resource in found if resource is not None)
+
+    @cache  # noqa: B019  # one schema lives as long as its process
+    def message(self, name: str) -> type[Message]:
+        """The message class of a full name such as `nebius.compute.v1.Filesystem`."""
+        return message_factory.GetMessageClass(self.pool.FindMessageTypeByName(name))
+
+    @cache  # noqa: B019
+    def behaviors(self, field: FieldDescriptor) -> frozenset[str]:
+        """Field behaviours: IMMUTABLE, OUTPUT_ONLY, INPUT_ONLY, MEANINGFUL_EMPTY_VALUE, ..."""
+        extension = self._extensions["field_behavior"]
+        return frozenset(
+            _enum_names(extension, self._options(field, "Field").Extensions[extension])
+        )
+
+    @cache  # noqa: B019
+    def is_sensitive(self, field: FieldDescriptor) -> bool:
+        """Whether the value may hold a secret."""
+        return bool(self._options(field, "Field").Extensions[self._extensions["sensitive"]])
+
+    @cache  # noqa: B019
+    def ids_named(self, field: FieldDescriptor) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Kinds of resource that an id in this field may name, and kinds allowed as its parent."""
+        options = self._options(field, "Field")
+        extension = self._extensions["nid"]
+        if not options.HasExtension(extension):
+            return (), ()
+        value = options.Extensions[extension]
+        return tuple(value.resource), tuple(value.parent_resource)
+
+    @cache  # noqa: B019
+    def is_unnamed(self, resource: Descriptor) -> bool:
+        """Whether resources of this type need no unique name."""
+        extension = self._extensions["resource_behavior"]
+        values = self._options(resource, "Message").Extensions[extension]
+        return "UNNAMED" in _enum_names(extension, values)
+
+    @cache  # noqa: B019
+    def api_service_name(self, service: Service) -> str:
+        """First label of the host that serves it, such as `compute`; empty where not declared."""
+        return str(self._options(service, "Service").Extensions[self._api_service_name])
+
+    @cache  # noqa: B019
+    def resource_of(self, service: Service) -> Descriptor | None:
+        """The resource message that a service manages: what its Get or List returns."""
+        for method in sorted(service.methods, key=lambda m: m.name not in _GETTERS):
+            if is_resource(method.output_type):
+                return method.output_type
+        for method in service.methods:
+            for each in method.output_type.fields if method.name.startswith("List") else ():
+                listed = each.message_type if each.is_repeated else None
+                if listed is not None and is_resource(listed):
+                    return listed
+        return None
+
+    @cache  # noqa: B019
+    def service_of(self, package: str, resource: str) -> Service | None:
+        """The service that creates a resource, such as Network of nebius.vpc.v1."""
+        for name in self._services_of.get(package, ()):
+            service = self.services[name]
+            found = self.resource_of(service)
+            if found is None or found.full_name != f"{package}.{resource}":
+                continue
+            if "Create" in service.methods_by_name:
+                return service
+        return None
+
+    @cache  # noqa: B019
+    def resources_in(self, package: str) -> tuple[str, ...]:
+        """Names of the resources of a package that can be created."""
+        found = []
+        for name in self._services_of.get(package, ()):
+            resource = self.resource_of(self.services[name])
+            if resource is not None and self.service_of(package, resource.name) is not None:
+                found.append(resource.name)
+        return tuple(sorted(found))
+
+    @cache  # noqa: B019
+    def kind(self, resource: Descriptor) -> str:
+        """The id prefix of a resource type, such as `computefilesystem`."""
+        extension = self._extensions["subfield_settings"]
+        metadata = resource.fields_by_name["metadata"]
+        for setting in self._options(metadata, "Field").Extensions[extension]:
+            if setting.field_path == "id" and setting.nid.resource:
+                return setting.nid.resource[0]
+        for service in self.services.values():
+            if self.resource_of(service) is resource:
+                for name in ("Delete", "Get"):
+                    method = service.methods_by_name.get(name)
+                    field = method and method.input_type.fields_by_name.get("id")
+                    if field is not None and self.ids_named(field)[0]:
+                        return self.ids_named(field)[0][0]
+        return _KINDS.get(resource.full_name, resource.name.lower())
+
+    @cache  # noqa: B019
+    def _options(self, described: Any, kind: str) -> Any:
+        """Options re-read with this pool's own extensions."""
+        options = self.message(f"google.protobuf.{kind}Options")
+        return options.FromString(described.GetOptions().SerializeToString())
+
+
+_GETTERS: Final = frozenset({"Get", "GetById", "GetByName"})
+
+
+def _enum_names(extension: FieldDescriptor, values: list[int]) -> list[str]:
+    """Names of enum numbers; a number that this SDK does not know is left out."""
+    known = enum_of(extension).values_by_number
+    return [known[number].name for number in values if number in known]
+
+
+def _in_dependency_order(files: descriptor_pb2.FileDescriptorSet) -> list[Any]:
+    """The files, each after all that it imports."""
+    pending = {file.name: file for file in files.file}
+    ordered: list[Any] = []
+    done: set[str] = set()
+    while pending:
+        for name, file in list(pending.items()):
+            if done.issuperset(file.dependency):
+                ordered.append(pending.pop(name))
+                done.add(name)
+    return ordered
+
+
+_DURATION: Final = "google.protobuf.Duration"
+_TIMESTAMP: Final = "google.protobuf.Timestamp"
+_UNIT_S: Final = {"h": 3600, "m": 60, "s": 1}
+_INTEGERS: Final = frozenset(
+    {
+        FieldDescriptor.CPPTYPE_INT32,
+        FieldDescriptor.CPPTYPE_INT64,
+        FieldDescriptor.CPPTYPE_UINT32,
+        FieldDescriptor.CPPTYPE_UINT64,
+    }
+)
+_FLOATS: Final = frozenset({FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE})
+
+
+@dataclass
+class Reading:
+    """What was found while a mapping was read into a message."""
+
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    """(path, reason) of each value that does not fit."""
+    unknown: list[str] = field(default_factory=list)
+    """Paths of values that are known only later."""
+
+    def refuse(self, path: str, reason: str) -> None:
+        """Notes a value that does not fit."""
+        self.problems.append((path, reason))
+
+
+def fill(schema: Schema, message: Any, values: Any, path: str, reading: Reading) -> None:
+    """Sets the message's fields from a mapping; unknown values stay unset."""
+    if not isinstance(values, Mapping):
+        reading.refuse(path, f"{values!r} is no mapping")
+        return
+    for key, value in values.items():
+        at = f"{path}.{key}" if path else str(key)
+        own = message.DESCRIPTOR.fields_by_name.get(key)
+        if own is None:
+            reading.refuse(at, unknown_key(key, message.DESCRIPTOR.fields_by_name))
+        elif value is UNKNOWN:
+            reading.unknown.append(at)
+            if own.containing_oneof is not None:
+                reading.unknown.append(f"{path}.{own.containing_oneof.name}")
+        elif value is not None:
+            _fill_field(schema, message, own, value, at, reading)
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """Why a key is refused, with the nearest name or all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(key, names, n=1)
+    return f"unknown; did you mean {near[0]}?" if near else f"unknown; has {', '.join(names)}"
+
+
+def _fill_field(
+    schema: Schema, message: Any, own: FieldDescriptor, value: Any, at: str, reading: Reading
+) -> None:
+    oneof = own.containing_oneof
+    if oneof is not None and message.WhichOneof(oneof.name) not in (None, own.name):
+        other = message.WhichOneof(oneof.name)
+        reading.refuse(at, f"excludes {other}; declare one of the two")
+    elif is_map(own):
+        _fill_map(schema, getattr(message, own.name), own, value, at, reading)
+    elif own.is_repeated:
+        _fill_list(schema, getattr(message, own.name), own, value, at, reading)
+    elif own.message_type is None:
+        scalar = _scalar(own, value, at, reading)
+        if scalar is not None:
+            setattr(message, own.name, scalar)
+    else:
+        below = getattr(message, own.name)
+        below.SetInParent()
+        _fill_message(schema, below, own.message_type, value, at, reading)
+
+
+def _fill_message(
+    schema: Schema, message: Any, type_: Descriptor, value: Any, at: str, reading: Reading
+) -> None:
+    if type_.full_name == _DURATION:
+        seconds = _seconds(value)
+        if seconds is None:
+            reading.refuse(at, f"{value!r} is no duration; write 90s, 15m or 1h30m")
+        else:
+            message.FromMilliseconds(round(seconds * 1000))
+    elif type_.full_name == _TIMESTAMP:
+        try:
+            message.FromDatetime(datetime.fromisoformat(value))
+        except (TypeError, ValueError):
+            reading.refuse(at, f"{value!r} is no time; write 2026-01-31T12:00:00Z")
+    else:
+        fill(schema, message, value, at, reading)
+
+
+def _fill_map(
+    schema: Schema, target: Any, own: FieldDescriptor, value: Any, at: str, reading: Reading
+) -> None:
+    if not isinstance(value, Mapping):
+        reading.refuse(at, f"{value!r} is no mapping")
+        return
+    item_type = message_of(own).fields_by_name["value"]
+    for key, item in value.items():
+        if item is UNKNOWN:
+            reading.unknown.append(f"{at}.{key}")
+        elif item_type.message_type is not None:
+            fill(schema, target[key], item, f"{at}.{key}", reading)
+        elif (scalar := _scalar(item_type, item, f"{at}.{key}", reading)) is not None:
+            target[key] = scalar
+
+
+def _fill_list(
+    schema: Schema, target: Any, own: FieldDescriptor, value: Any, at: str, reading: Reading
+) -> None:
+    if not isinstance(value, list):
+        reading.refuse(at, f"{value!r} is no list")
+        return
+    for index, item in enumerate(value):
+        where = f"{at}[{index}]"
+        if item is UNKNOWN:
+            reading.unknown.append(where)
+        elif own.message_type is not None:
+            _fill_message(schema, target.add(), own.message_type, item, where, reading)
+        elif (scalar := _scalar(own, item, where, reading)) is not None:
+            target.append(scalar)
+
+
+def _scalar(own: FieldDescriptor, value: Any, at: str, reading: Reading) -> Any:
+    """The value as the field holds it, or None where it does not fit."""
+    if own.enum_type is not None:
+        return _enum_number(own, value, at, reading)
+    kind = own.cpp_type
+    if kind in _INTEGERS:
+        if isinstance(value, str) and re.fullmatch(r"-?\d+", value):
+            return int(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        reading.refuse(at, f"{value!r} is no whole number")
+    elif kind in _FLOATS:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        reading.refuse(at, f"{value!r} is no number")
+    elif kind == FieldDescriptor.CPPTYPE_BOOL:
+        if isinstance(value, bool):
+            return value
+        reading.refuse(at, f"{value!r} is neither true nor false")
+    elif isinstance(value, str):
+        return value.encode() if own.type == FieldDescriptor.TYPE_BYTES else value
+    else:
+        reading.refuse(at, f"{value!r} is no text")
+    return None
+
+
+def _enum_number(own: FieldDescriptor, value: Any, at: str, reading: Reading) -> int | None:
+    by_name = enum_of(own).values_by_name
+    name = str(value).upper().replace("-", "_")
+    if name in by_name:
+        return by_name[name].number
+    allowed = [
+        known.name.lower().replace("_", "-") for known in enum_of(own).values if known.number
+    ]
+    reading.refuse(at, f"{value!r} is not one of {', '.join(allowed)}")
+    return None
+
+
+def _seconds(value: Any) -> float | None:
+    """Seconds of `1h30m`, `90s`, `5400` or None."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", value) if isinstance(value, str) else []
+    if not parts or "".join(number + unit for number, unit in parts) != value:
+        return None
+    return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+
+
+def plain(schema: Schema, message: Any) -> dict[str, Any]:
+    """Every set field as plain values; what may hold a secret comes as Secret."""
+    return {
+        own.name: Secret(found) if schema.is_sensitive(own) else found
+        for own, found in ((own, _plain(schema, own, value)) for own, value in message.ListFields())
+    }
+
+
+def _plain(schema: Schema, own: FieldDescriptor, value: Any) -> Any:
+    if is_map(own):
+        item = message_of(own).fields_by_name["value"]
+        return {str(key): _plain_item(schema, item, value[key]) for key in sorted(value)}
+    if own.is_repeated:
+        return [_plain_item(schema, own, item) for item in value]
+    return _plain_item(schema, own, value)
+
+
+def _plain_item(schema: Schema, own: FieldDescriptor, value: Any) -> Any:
+    if own.enum_type is not None:
+        known = own.enum_type.values_by_number.get(value)
+        return known.name if known is not None else value
+    if own.message_type is None:
+        return value.decode(errors="replace") if isinstance(value, bytes) else value
+    if own.message_type.full_name == _DURATION:
+        return f"{value.ToMilliseconds() / 1000:g}s"
+    if own.message_type.full_name in (_TIMESTAMP, "google.protobuf.FieldMask"):
+        return value.ToJsonString()
+    return plain(schema, value)
+
+
+def canonical(schema: Schema, type_: Descriptor, values: Any) -> Any:
+    """A mapping that `fill` accepts, with every value in its one spelling; UNKNOWN stays."""
+    found = {}
+    for key, value in values.items():
+        if value is not None:
+            found[key] = _canonical(schema, type_.fields_by_name[key], value)
+    return found
+
+
+def _canonical(schema: Schema, own: FieldDescriptor, value: Any) -> Any:
+    if value is UNKNOWN:
+        return value
+    if is_map(own):
+        item = message_of(own).fields_by_name["value"]
+        return {key: _canonical_item(schema, item, one) for key, one in value.items()}
+    if own.is_repeated:
+        return [_canonical_item(schema, own, item) for item in value]
+    return _canonical_item(schema, own, value)
+
+
+def _canonical_item(schema: Schema, own: FieldDescriptor, value: Any) -> Any:
+    if value is UNKNOWN:
+        return value
+    if own.message_type is not None and not own.message_type.full_name.startswith("google."):
+        return canonical(schema, own.message_type, value)
+    reading = Reading()
+    if own.message_type is not None:
+        message: Any = schema.message(own.message_type.full_name)()
+        _fill_message(schema, message, own.message_type, value, "", reading)
+        return _plain_item(schema, own, message)
+    return _plain_item(schema, own, _scalar(own, value, "", reading))

@@ -1,0 +1,1 @@
+"""The plugin `soperator`: keys, custom resources, uploads, the wait for pods, teardown."""

@@ -1,0 +1,218 @@
+"""The resource `soperator:kube:PodsStarted`: made once the pods of the Slurm cluster answer.
+
+Stands between the releases of the cluster, which wait for no pod, and what waits long for pods: the
+checks and the commands of the login node. Deleting it changes nothing in the cluster. Owns the
+waits; blocked.py says what keeps a pod from starting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from infra.clients.errors import KubeError
+from infra.clients.kube import KubeClient, KubeconfigError, read_kubeconfig
+from infra.clients.kube_rules import Object
+from infra.providers.engine.provider import UNKNOWN, Diff, Failure, Provider, ProviderError, compare
+from infra.providers.soperator.pods.blocked import Cause, blocked, in_one_line, is_ready, slurm_pods
+
+Values = dict[str, Any]
+TYPE: Final = "soperator:kube:PodsStarted"
+_TEXTS: Final = ("cluster", "namespace", "made_of", "kubeconfig")
+_LISTS: Final = ("pods", "node_labels")
+PATIENCE_S: Final = 60.0
+"""A cause counts once it has been seen at every look for so long: what is made at the same time,
+and what is mended by hand, is no cause."""
+_TIMEOUT_S: Final = 3600.0
+_POLL_S: Final = 0.5
+_SLOW_POLL_S: Final = 2.0
+_SLOW_AFTER_S: Final = 30.0
+"""A local stack starts within it; GPU nodes take minutes, and each look lists every pod."""
+_LOOK_S: Final = 5.0
+"""Between two looks for causes, which ask for more than pods."""
+_QUIET_S: Final = 10.0
+_ELSEWHERE_AFTER_S: Final = 300.0
+"""Then an operator that the pods need runs, or does not: what it lacks is told too."""
+SETTLE_S: Final = 10.0
+"""After a change the pods of before answer until the operator has seen it."""
+
+
+class PodsStartedProvider(Provider):
+    """Waits at creation, and again for other pods or for what they are made of."""
+
+    def __init__(
+        self,
+        *,
+        patience_s: float = PATIENCE_S,
+        clock: Callable[[], float] = time.monotonic,
+        connect: Callable[[str], Any] = lambda text: KubeClient(read_kubeconfig(text)),
+    ) -> None:
+        super().__init__()
+        self._patience_s = patience_s
+        self._clock = clock
+        self._connect = connect
+
+    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
+        """Return a failure for each unknown, missing or empty property."""
+        known = (*_TEXTS, *_LISTS)
+        failures = [
+            (key, f"unknown; has {', '.join(known)}") for key in sorted(new.keys() - set(known))
+        ]
+        for keys, kind, word in ((_TEXTS, str, "a text"), (_LISTS, list, "a list")):
+            for key in keys:
+                value = new.get(key)
+                if value is not UNKNOWN and (not isinstance(value, kind) or not value):
+                    failures.append((key, f"is required, as {word} that is not empty"))
+        return new, failures
+
+    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
+        """Return what makes it wait again: not another kubeconfig, nor other labels of nodes."""
+        waited = ("cluster", "namespace", "pods", "made_of")
+        return Diff(
+            detailed={
+                path: kind
+                for path, kind in compare(old_inputs, new).items()
+                if path.startswith(waited)
+            }
+        )
+
+    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+        """Return once all pods are ready; the id is NAMESPACE/CLUSTER."""
+        if preview:
+            return "", dict(inputs)
+        self._wait(urn, inputs)
+        return f"{inputs['namespace']}/{inputs['cluster']}", dict(inputs)
+
+    def update(
+        self,
+        type_: str,
+        urn: str,
+        id: str,
+        old_state: Values,
+        old_inputs: Values,
+        new: Values,
+        preview: bool,
+    ) -> Values:
+        """Return the new state once the pods that are now named, or start anew, are ready."""
+        if not preview:
+            self._wait(urn, new, settle_s=SETTLE_S)
+        return dict(new)
+
+    def delete(self, type_: str, id: str, state: Values) -> None:
+        """Does nothing: there is no object of its own in the cluster."""
+
+    def _wait(self, urn: str, inputs: Values, *, settle_s: float = 0.0) -> None:
+        try:
+            client = self._connect(inputs["kubeconfig"])
+        except KubeconfigError as error:
+            raise ProviderError(f"pods of {inputs['cluster']}: {error}") from error
+        try:
+            self._watch(urn, client, inputs, settle_s)
+        except KubeError as error:
+            raise ProviderError(f"pods of {inputs['cluster']}: {error}") from error
+        finally:
+            client.close()
+
+    def _watch(self, urn: str, client: KubeClient, inputs: Values, settle_s: float) -> None:
+        wanted, cluster = inputs["pods"], inputs["cluster"]
+        began = answered = self._clock()
+        seen = _Seen(self._patience_s, began + _ELSEWHERE_AFTER_S)
+        said = ""
+        while True:
+            now = self._clock()
+            try:
+                text = seen.look(client, inputs, now)
+            except KubeError as error:
+                if not error.passes or now - answered >= self._patience_s:
+                    raise
+                text = said or "the API server does not answer"
+            else:
+                answered = now
+            if not text and now - began >= settle_s:
+                return
+            if now - began >= _TIMEOUT_S:
+                raise ProviderError(
+                    f"pods of {cluster}: waited {_TIMEOUT_S:g} s for {', '.join(wanted)}; {text}"
+                )
+            if text and now - began > _QUIET_S and text != said:
+                said = text
+                self.engine.info(urn, text)
+            if self.cancelled.wait(_POLL_S if now - began < _SLOW_AFTER_S else _SLOW_POLL_S):
+                raise ProviderError(f"pods of {cluster}: interrupted while waiting")
+
+
+class _Seen:
+    """Since when each pod is kept from starting by what."""
+
+    def __init__(self, patience_s: float, elsewhere_at: float) -> None:
+        self._patience_s = patience_s
+        self._elsewhere_at = elsewhere_at
+        self._elsewhere = ""
+        self._since: dict[tuple[str, str], float] = {}
+        self._found: Mapping[str, Cause] = {}
+        self._next = 0.0
+
+    def look(self, client: KubeClient, inputs: Values, now: float) -> str:
+        """What is waited for, empty where all is there; raises for a cause that has lasted."""
+        namespace, wanted = inputs["namespace"], inputs["pods"]
+        pods = slurm_pods(client, namespace, inputs["cluster"])
+        ready = {pod["metadata"]["name"] for pod in pods if is_ready(pod)}
+        missing = [name for name in wanted if name not in ready]
+        if not missing or now >= self._next:
+            self._next = now + _LOOK_S
+            self._found = blocked(client, namespace, pods, inputs["node_labels"])
+            keys = {name: (name, cause.blamed) for name, cause in self._found.items()}
+            self._since = {key: self._since.get(key, now) for key in keys.values()}
+            lasting = {
+                name: cause
+                for name, cause in self._found.items()
+                if now - self._since[keys[name]] >= self._patience_s
+            }
+            if lasting:
+                raise ProviderError(in_one_line(lasting, namespace))
+            if missing and now >= self._elsewhere_at:
+                self._elsewhere = _elsewhere(client, namespace, pods)
+        if self._found:
+            limit = f"this run ends if that is still so after {self._patience_s:g} s"
+            return f"{in_one_line(self._found, namespace)} ({limit})"
+        return _summary(pods, missing) + (self._elsewhere if missing else "")
+
+
+def _elsewhere(client: KubeClient, namespace: str, own: Sequence[Object]) -> str:
+    """Other pods that do not run, such as an operator's, each with what is seen of it."""
+    known = {(namespace, pod["metadata"]["name"]) for pod in own}
+    stuck: dict[str, list[Object]] = {}
+    for pod in client.list("v1", "Pod"):
+        place = pod["metadata"]["namespace"]
+        is_over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+        if not is_over and not is_ready(pod) and (place, pod["metadata"]["name"]) not in known:
+            stuck.setdefault(place, []).append(pod)
+    told = ""
+    for place, pods in sorted(stuck.items()):
+        causes = blocked(client, place, pods)
+        if causes:
+            told += f"; {in_one_line(causes, place)}"
+        for pod in pods:
+            if (name := pod["metadata"]["name"]) not in causes:
+                told += f"; {place}/{name}: {_state(pod)}"
+    return told
+
+
+def _summary(pods: Sequence[Object], missing: Sequence[str]) -> str:
+    """What the missing pods do, in one line."""
+    live: Mapping[str, Object] = {pod["metadata"]["name"]: pod for pod in pods}
+    return "; ".join(f"{name}: {_state(live.get(name))}" for name in missing)
+
+
+def _state(pod: Object | None) -> str:
+    if pod is None:
+        return "not made yet"
+    status = pod.get("status", {})
+    if not pod["spec"].get("nodeName"):
+        return "waits for a node"
+    for each in status.get("initContainerStatuses") or ():
+        state = each.get("state", {})
+        if "running" in state and each["name"].startswith("wait"):
+            return f"{each['name']} runs"
+    return str(status.get("phase", "Pending"))

@@ -1,0 +1,58 @@
+"""Key pairs, passwords and ends of credentials in a Pulumi program."""
+
+from __future__ import annotations
+
+import pulumi
+
+from infra.providers.engine.resource import OwnResource
+
+
+class KeyPair(OwnResource):
+    """One ed25519 key pair, kept in the state; a new comment makes a new pair."""
+
+    public_key: pulumi.Output[str]
+    """One line, as in authorized_keys."""
+    private_key: pulumi.Output[str]
+    """OpenSSH PEM, without a passphrase; secret."""
+
+    def __init__(
+        self, name: str, *, comment: str, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        properties = {"comment": comment, "public_key": None, "private_key": None}
+        # The plugin says so too; this holds whoever serves the type.
+        secret = pulumi.ResourceOptions(additional_secret_outputs=["private_key"])
+        merged = pulumi.ResourceOptions.merge(opts, secret)
+        super().__init__("soperator:ssh:KeyPair", name, properties, merged)
+
+
+class Password(OwnResource):
+    """256 random bits as text, kept in the state; a higher version makes the next one."""
+
+    fingerprint: pulumi.Output[str]
+    """Names the password; changes with it."""
+    password: pulumi.Output[str]
+    """Secret."""
+    earlier: pulumi.Output[dict[str, str]]
+    """Fingerprint -> password of every earlier version; secret."""
+
+    def __init__(
+        self, name: str, *, version: int, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        properties = {"version": version, "fingerprint": None, "password": None, "earlier": None}
+        # The plugin says so too; this holds whoever serves the type.
+        secret = pulumi.ResourceOptions(additional_secret_outputs=["password", "earlier"])
+        merged = pulumi.ResourceOptions.merge(opts, secret)
+        super().__init__("soperator:random:Password", name, properties, merged)
+
+
+class Expiry(OwnResource):
+    """A moment `days` after it was chosen; chosen anew with a new version, or near its end."""
+
+    at: pulumi.Output[str]
+    """RFC 3339, UTC."""
+
+    def __init__(
+        self, name: str, *, days: int, version: int, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        properties = {"days": days, "version": version, "at": None}
+        super().__init__("soperator:time:Expiry", name, properties, opts)

@@ -1,0 +1,489 @@
+"""The resource `soperator:kube:Teardown`: nothing while the stack lives, the clean-up at its end.
+
+It stands between the node groups and the releases, so that its delete runs when the releases have
+gone and the nodes still live (docs/adr/0022). An API server that is gone has nothing left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import urllib3
+
+from infra.clients.errors import KubeError, UnreachableError, WaitTimeoutError
+from infra.clients.kube import Access, KubeClient, KubeconfigError, Object, read_kubeconfig
+from infra.clients.kube_rules import describe
+from infra.providers.engine.provider import UNKNOWN, Diff, Failure, Provider, ProviderError, compare
+from infra.providers.nebius.api import Api, ApiError, UnfinishedError, explain
+from infra.providers.nebius.provider import remove
+from infra.providers.nebius.resource_type import ResourceType
+from infra.providers.nebius.schema import Schema
+from infra.providers.nebius.sdk import EndpointError, cache_dir
+
+PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0)
+"""Between attempts: half a minute, as long as a control plane restarts."""
+Values = dict[str, Any]
+TYPE: Final = "soperator:kube:Teardown"
+_TEXTS: Final = ("cluster_id", "project_id", "kubeconfig")
+_TRIES_S: Final = (1.0, 2.0, 4.0)
+"""An API server that does not answer is asked again before it counts as gone."""
+
+
+class TeardownProvider(Provider):
+    """Acts in its delete only."""
+
+    def __init__(self, limits: Limits | None = None, tries_s: tuple[float, ...] = _TRIES_S) -> None:
+        super().__init__()
+        self._limits = limits
+        self._tries_s = tries_s
+
+    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
+        """Refuses what the delete could not work with."""
+        known = (*_TEXTS, "namespaces")
+        failures = [
+            (key, f"unknown; has {', '.join(known)}") for key in sorted(new.keys() - set(known))
+        ]
+        for key in _TEXTS:
+            value = new.get(key)
+            if value is not UNKNOWN and (not isinstance(value, str) or not value):
+                failures.append((key, "is required"))
+        namespaces = new.get("namespaces")
+        if namespaces is not UNKNOWN and not isinstance(namespaces, list):
+            failures.append(("namespaces", "must be a list of names"))
+        return new, failures
+
+    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
+        """Another cluster is another clean-up; the rest changes in place."""
+        changes = compare(old_inputs, new)
+        replaces = tuple(path for path in changes if path in ("cluster_id", "project_id"))
+        return Diff(detailed=changes, replaces=replaces, delete_before_replace=True)
+
+    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+        """Remembers what to clean."""
+        if preview:
+            return "", dict(inputs)
+        return hashlib.sha256(inputs["cluster_id"].encode()).hexdigest()[:16], dict(inputs)
+
+    def update(
+        self,
+        type_: str,
+        urn: str,
+        id: str,
+        old_state: Values,
+        old_inputs: Values,
+        new: Values,
+        preview: bool,
+    ) -> Values:
+        """Remembers the new access."""
+        return dict(new)
+
+    def delete(self, type_: str, id: str, state: Values) -> None:
+        """Cleans the cluster and its disks, and verifies both."""
+        cluster, namespaces = state["cluster_id"], state["namespaces"]
+        disks = Disks(self._api, state["project_id"])
+        try:
+            client = self._client(state["kubeconfig"])
+            if client is None:
+                self._tell_gone(cluster, disks, namespaces)
+                return
+            self._clean(client, cluster, disks, namespaces)
+        except UnreachableError:
+            self._tell_gone(cluster, disks, namespaces)
+        except (KubeError, KubeconfigError) as error:
+            raise ProviderError(f"clean up {cluster}: {error}; run the command again") from error
+        except UnfinishedError as error:
+            raise ProviderError(f"clean up {cluster}: {error}") from error
+        except EndpointError as error:
+            raise ProviderError(str(error)) from error
+        except ApiError as error:
+            what = f"clean up disks of {cluster}"
+            raise ProviderError(explain(error, what, target=self._api.target)) from error
+
+    def _clean(self, client: KubeClient, cluster: str, disks: Disks, namespaces: list[str]) -> None:
+        cleaner = Cleaner(
+            client, namespaces, cancelled=self.cancelled, say=self._say, limits=self._limits
+        )
+        claimed = cleaner.disks()  # before the claims go, which are the way to them
+        removed = cleaner.clean()
+        if left := cleaner.left():
+            raise ProviderError(
+                f"clean up {cluster}: still there: {', '.join(left)}; run the command again, or "
+                "remove them with kubectl"
+            )
+        orphaned = disks.remove(claimed)
+        told = f"{removed} objects and {len(claimed)} disks of {cluster} are gone, verified by id"
+        more = f"; the driver had left {', '.join(orphaned)}" if orphaned else ""
+        self._say(f"{told}{more}")
+
+    def _tell_gone(self, cluster: str, disks: Disks, namespaces: list[str]) -> None:
+        """Says what cannot be known without the API server."""
+        self._say(f"the Kubernetes API of {cluster} does not answer: nothing is removed from it")
+        if found := disks.unused(namespaces):
+            self._say(
+                "disks of claims that nothing uses, of this or of another cluster of the project: "
+                f"{', '.join(found)}; look at their labels, then: nebius compute disk delete ID"
+            )
+
+    def _client(self, kubeconfig: str) -> KubeClient | None:
+        """A connection to an API server that answers, or None."""
+        client = KubeClient(read_kubeconfig(kubeconfig))
+        for pause_s in (*self._tries_s, None):
+            try:
+                client.version()
+            except UnreachableError:
+                if pause_s is None or self.cancelled.wait(pause_s):
+                    return None
+            else:
+                return client
+        return None
+
+    def _say(self, line: str) -> None:
+        # Not at a resource: the engine names none to a delete.
+        self.engine.info("", line)
+
+    @cached_property
+    def _api(self) -> Api:
+        return Api(Schema(cache_dir()), self.cancelled)
+
+
+CSI_DRIVER: Final = "compute.csi.nebius.com"
+"""Driver whose volumes are Nebius disks (storage classes `compute-csi-*` of mk8s)."""
+_WEBHOOKS: Final = ("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
+_GONE_S: Final = 300.0
+"""Longest wait for one object; a load balancer takes minutes (the recipe waits five)."""
+_HELD_S: Final = 60.0
+"""After this a finalizer counts as orphaned: its controller went with the releases."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Waits for one object in seconds."""
+
+    gone_s: float = _GONE_S
+    held_s: float = _HELD_S
+
+
+class Cleaner:
+    """Removal from one cluster."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        namespaces: Sequence[str],
+        *,
+        cancelled: threading.Event,
+        say: Callable[[str], None],
+        limits: Limits | None = None,
+    ) -> None:
+        self._client = client
+        self._namespaces = frozenset(namespaces)
+        self._cancelled = cancelled
+        self._say = say
+        self._limits = limits or Limits()
+
+    def disks(self) -> list[str]:
+        """Ids of the Nebius disks behind our claims that shall go with them."""
+        return sorted(
+            {
+                volume["spec"]["csi"]["volumeHandle"]
+                for volume in self._volumes()
+                if volume["spec"].get("persistentVolumeReclaimPolicy") == "Delete"
+            }
+        )
+
+    def clean(self) -> int:
+        """Removes everything in its order; how many objects went."""
+        removed = 0
+        for found in (self._webhooks, self._budgets, self._balancers, self._claims):
+            targets = list(found())
+            for target in targets:
+                self._client.delete(target)
+            for target in targets:
+                self._await_end(target)
+                self._say(f"removed {describe(target)}")
+            removed += len(targets)
+        return removed
+
+    def left(self) -> list[str]:
+        """What is still there, a line each."""
+        found = (*self._webhooks(), *self._budgets(), *self._balancers(), *self._claims())
+        return [describe(target) for target in found]
+
+    def _webhooks(self) -> Iterator[Object]:
+        for kind in _WEBHOOKS:
+            for one in self._list("admissionregistration.k8s.io/v1", kind):
+                services = (hook["clientConfig"].get("service") for hook in one.get("webhooks", []))
+                if any(
+                    service and service["namespace"] in self._namespaces for service in services
+                ):
+                    yield one
+
+    def _budgets(self) -> Iterator[Object]:
+        yield from self._ours("policy/v1", "PodDisruptionBudget")
+
+    def _balancers(self) -> Iterator[Object]:
+        for service in self._ours("v1", "Service"):
+            if service["spec"].get("type") == "LoadBalancer":
+                yield service
+
+    def _claims(self) -> Iterator[Object]:
+        yield from self._ours("v1", "PersistentVolumeClaim")
+
+    def _volumes(self) -> Iterator[Object]:
+        for volume in self._list("v1", "PersistentVolume"):
+            claim = volume["spec"].get("claimRef") or {}
+            csi = volume["spec"].get("csi") or {}
+            if csi.get("driver") == CSI_DRIVER and claim.get("namespace") in self._namespaces:
+                yield volume
+
+    def _ours(self, api_version: str, kind: str) -> Iterator[Object]:
+        for one in self._list(api_version, kind):
+            if one["metadata"].get("namespace") in self._namespaces:
+                yield one
+
+    def _list(self, api_version: str, kind: str) -> list[Object]:
+        return self._client.list(api_version, kind)
+
+    def _await_end(self, target: Object) -> None:
+        """Waits for the end of an object; frees it from finalizers that nobody serves any more."""
+        limits = self._limits
+        held_s = limits.held_s if self._is_served() else 0.0
+        try:
+            self._gone(target, held_s)
+            return
+        except WaitTimeoutError:
+            live = self._client.get(target)
+        if live is not None and live["kind"] == "PersistentVolumeClaim" and not self._is_used(live):
+            self._free(live)
+        self._gone(target, limits.gone_s)
+
+    def _gone(self, target: Object, timeout_s: float) -> None:
+        self._client.wait_gone(target, timeout_s=timeout_s, cancelled=self._cancelled)
+
+    def _is_served(self) -> bool:
+        """Whether somebody takes Kubernetes' own finalizers off."""
+        lease = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": "kube-controller-manager", "namespace": "kube-system"},
+        }
+        return self._client.get(lease) is not None
+
+    def _is_used(self, claim: Object) -> bool:
+        """Whether a pod still mounts the claim."""
+        place = claim["metadata"]
+        for pod in self._client.list("v1", "Pod", place["namespace"]):
+            for volume in pod["spec"].get("volumes") or []:
+                own: dict[str, Any] = volume.get("persistentVolumeClaim") or {}
+                if own.get("claimName") == place["name"]:
+                    return True
+        return False
+
+    def _free(self, live: Object) -> None:
+        held = ", ".join(live["metadata"].get("finalizers", []))
+        self._say(f"{describe(live)}: no pod uses it, taking {held} away")
+        try:
+            self._client.merge_patch(live, {"metadata": {"finalizers": None}})
+        except KubeError as error:
+            if error.status != 404:
+                raise
+
+
+_TOKEN: Final = "nebius:compute/v1:Disk"  # noqa: S105
+CLAIM_LABEL: Final = "kubernetes.io/created-for/pvc/namespace"
+"""On every disk that a CSI driver made for a claim (clean-up script of the official recipe)."""
+_PAGE: Final = 500
+_DRIVER_S: Final = (1.0, 2.0, 4.0, 8.0)
+"""How long the driver has to delete the disk of a claim that has gone."""
+
+
+class Disks:
+    """Disks of one project."""
+
+    def __init__(self, api: Api, project_id: str) -> None:
+        self._api = api
+        self._kind = ResourceType.of_token(api.schema, _TOKEN)
+        self._project_id = project_id
+
+    def remove(self, ids: Iterable[str]) -> list[str]:
+        """Removes what the driver has left of these; the ids that were still there."""
+        left = [id_ for id_ in ids if self._find(id_) is not None]
+        for pause_s in _DRIVER_S if left else ():
+            self._api.pause(pause_s)
+            left = [id_ for id_ in left if self._find(id_) is not None]
+        for id_ in left:
+            remove(self._api, self._kind, id_)
+        return left
+
+    def unused(self, namespaces: Iterable[str]) -> list[str]:
+        """Ids of the project's claimed disks that nothing uses, of whichever cluster."""
+        ours = frozenset(namespaces)
+        return [
+            disk.metadata.id
+            for disk in self._all()
+            if disk.metadata.labels.get(CLAIM_LABEL) in ours
+            and not disk.status.read_write_attachment
+        ]
+
+    def _find(self, id_: str) -> Any | None:
+        """The disk where it exists in our project."""
+        service = self._kind.service
+        try:
+            found = self._api.call(service, "Get", self._api.request(service, "Get", id=id_))
+        except ApiError as error:
+            if error.is_not_found:
+                return None
+            raise
+        return found if found.metadata.parent_id == self._project_id else None
+
+    def _all(self) -> list[Any]:
+        service, items, token = self._kind.service, list[Any](), ""
+        while True:
+            request = self._api.request(
+                service, "List", parent_id=self._project_id, page_size=_PAGE, page_token=token
+            )
+            page = self._api.call(service, "List", request)
+            items += page.items
+            token = page.next_page_token
+            if not token:
+                return items
+
+
+UNREACHABLE: Final = "PULUMI_K8S_DELETE_UNREACHABLE"
+_RELEASE: Final = "kubernetes:helm.sh/v3:Release"
+
+
+def destroy(
+    stack: str,
+    *,
+    root: Path,
+    environ: Mapping[str, str],
+    options: Sequence[str],
+    exists: Callable[[str], bool],
+    say: Callable[[str], None],
+    pauses_s: tuple[float, ...] = PAUSES_S,
+) -> int:
+    """Exit status of the engine; `root` holds Pulumi.yaml, `exists` asks for a cluster by id."""
+    state = _state(stack, root, environ)
+    found = target(state)
+    reason = None if found is None else gone(found, exists=exists, say=say, pauses_s=pauses_s)
+
+    def pulumi(verb: str, *more: str, **switch: str) -> int:
+        command = ["pulumi", verb, "--stack", stack, *options, *more]
+        return subprocess.run(command, cwd=root, env={**environ, **switch}, check=False).returncode
+
+    if reason is None:
+        return pulumi("destroy")
+    say(
+        f"{reason}: what runs in it is dropped from the state and ends with the cluster "
+        f"({UNREACHABLE}=true, in this run only)"
+    )
+    switch = {UNREACHABLE: "true"}
+    if releases := [f"--target={urn}" for urn in _releases(state)]:
+        status = pulumi("refresh", *releases, **switch)
+        if status != 0:
+            return status
+    return pulumi("destroy", **switch)
+
+
+def _releases(state: Mapping[str, Any]) -> list[str]:
+    """URNs of the Helm releases of a state."""
+    resources = (state.get("deployment") or {}).get("resources") or []
+    return [each["urn"] for each in resources if each.get("type") == _RELEASE]
+
+
+def _state(stack: str, root: Path, environ: Mapping[str, str]) -> Mapping[str, Any]:
+    """The state with its secrets in the open, in memory only; empty where the engine has none."""
+    done = subprocess.run(
+        ["pulumi", "stack", "export", "--show-secrets", "--stack", stack, "--non-interactive"],
+        cwd=root,
+        env=dict(environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # The engine's own destroy says better what is wrong with a stack that cannot be read.
+    return json.loads(done.stdout) if done.returncode == 0 else {}
+
+
+TEARDOWN: Final = "soperator:kube:Teardown"
+_TIMEOUT: Final = urllib3.Timeout(connect=5.0, read=10.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The kube cluster of a deployed stack."""
+
+    cluster_id: str
+    kubeconfig: str
+
+
+def target(state: Mapping[str, Any]) -> Target | None:
+    """The cluster out of `pulumi stack export --show-secrets`; None where none was made."""
+    for resource in (state.get("deployment") or {}).get("resources") or []:
+        if resource.get("type") == TEARDOWN:
+            inputs = resource.get("inputs") or {}
+            return Target(
+                cluster_id=_plain(inputs.get("cluster_id")),
+                kubeconfig=_plain(inputs.get("kubeconfig")),
+            )
+    return None
+
+
+def gone(
+    found: Target,
+    *,
+    exists: Callable[[str], bool],
+    say: Callable[[str], None],
+    pauses_s: tuple[float, ...] = PAUSES_S,
+    cancelled: threading.Event | None = None,
+) -> str | None:
+    """Why the API server counts as gone, in one line; None while it answers.
+
+    `exists` asks the cloud for the cluster: of one that is no longer there, nothing is waited for.
+    """
+    try:
+        access = read_kubeconfig(found.kubeconfig)
+    except KubeconfigError:
+        # Nothing to ask; the engine will say what is wrong with it.
+        return None
+    event = cancelled or threading.Event()
+    for pause_s in (*pauses_s, None):
+        if _answers(access):
+            return None
+        if not exists(found.cluster_id):
+            return f"cluster {found.cluster_id} is gone"
+        if pause_s is None or event.wait(pause_s):
+            break
+        say(f"the Kubernetes API at {access.server} does not answer; asking again")
+    return (
+        f"the Kubernetes API at {access.server} has not answered for {sum(pauses_s):.0f} s, though "
+        f"cluster {found.cluster_id} exists"
+    )
+
+
+def _answers(access: Access) -> bool:
+    """Whether anything comes back; without a credential, which would need tools of its own."""
+    options = {"ssl_context": access.ssl_context()} if access.server[:6] == "https:" else {}
+    with urllib3.connection_from_url(access.server, timeout=_TIMEOUT, **options) as http:
+        try:
+            http.request("GET", "/version", retries=False)
+        except urllib3.exceptions.HTTPError:
+            return False
+        return True
+
+
+def _plain(value: Any) -> str:
+    """Text of an input; of a secret that was asked for in the open, its own."""
+    if isinstance(value, Mapping):
+        value = value.get("plaintext", "")
+        return str(json.loads(value)) if value[:1] == '"' else str(value)
+    return str(value or "")

@@ -1,0 +1,420 @@
+"""What is delivered to the cluster: code and jobs, schedules, the jobs' environment.
+
+The archive's hash `code_hash` is the one identity of code that `pulumi up`, `submit` and run
+records share; the environment's name is what its lock file holds, so a second run finds it made.
+
+A recurring job of scrontab keeps one id for ever, so its log and results would be written over each
+time: it only submits, and every run is a job of its own. The lines stand in root's scrontab between
+two marks, with whatever a person wrote left as it is.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import shlex
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from infra.render.sbatch import render_sbatch, render_search
+from stacks.decode import nearest
+from stacks.errors import UserError
+from stacks.pipeline import pipeline
+from stacks.slurm_spec import JobSpec
+from stacks.spec import StackSpec
+
+FOLDER: Final = "schedules"
+"""Folder of a release with what is below; a release without one schedules nothing."""
+SCRONTAB: Final = "scrontab"
+_BEGIN: Final = "# soperator-stack begin: pulumi up writes these lines, do not edit"
+_END: Final = "# soperator-stack end"
+
+# sbatch hands down the variables of the job that submits, and srun reads them as options: srun(1),
+# "INPUT ENVIRONMENT VARIABLES". SLURM_CONF says where Slurm is.
+_CLEAN: Final = 'for name in ${!SLURM_@}; do [[ $name == SLURM_CONF ]] || unset "$name"; done'
+
+
+_NO_SCRONTAB: Final = (
+    'echo "this login node has no scrontab, which jobs[].schedule needs: take schedule out" >&2'
+)
+
+
+def placeholders(spec: StackSpec) -> frozenset[str]:
+    """Names of the jobs by which Slurm's queue holds the next time of every schedule."""
+    return frozenset(_placeholder(job) for job in spec.jobs if job.schedule is not None)
+
+
+def _placeholder(job: JobSpec) -> str:
+    return f"schedule-{job.name}"
+
+
+def schedule_files(spec: StackSpec) -> dict[str, str]:
+    """Path in the release -> text; nothing where no job is scheduled."""
+    scheduled = [job for job in spec.jobs if job.schedule is not None]
+    if not scheduled:
+        return {}
+    files = {f"{FOLDER}/{job.name}": schedule_script(spec, job) for job in scheduled}
+    return {**files, f"{FOLDER}/{SCRONTAB}": scrontab_lines(spec, scheduled)}
+
+
+def schedule_script(spec: StackSpec, job: JobSpec) -> str:
+    """Submits the job with all that it needs, unless its last run is not over."""
+    jobs = pipeline(spec, job.name)
+    names = ",".join(each.name for each in jobs)
+    lines = [
+        "#!/bin/bash",
+        f"# Submits {job.name} of stack {spec.name} as scheduled; pulumi up renders it: no edits.",
+        "set -euo pipefail",
+        _CLEAN,
+        f"cd {shlex.quote(spec.code_path)}",
+        f'active=$(squeue --me --noheader --name={names} --format="%j (%i)" | paste -sd " ")',
+        "if [[ -n $active ]]; then",
+        f'  echo "soperator: {job.name} is not submitted: $active of the last time is not over"',
+        "  exit 0",
+        "fi",
+    ]
+    for each in jobs:
+        ids = ":".join(f"${{{_variable(name)}%%;*}}" for name in each.after)
+        needs = f"--dependency=afterok:{ids} --kill-on-invalid-dep=yes " if ids else ""
+        lines.append(f"{_variable(each.name)}=$(sbatch --parsable {needs}jobs/{each.name})")
+        lines.append(f'echo "soperator: {each.name} is job ${_variable(each.name)}"')
+    return "\n".join(lines) + "\n"
+
+
+def scrontab_lines(spec: StackSpec, scheduled: list[JobSpec]) -> str:
+    """Our lines of root's scrontab, between their marks."""
+    lines = [_BEGIN]
+    for job in scheduled:
+        options = (
+            f"--job-name={_placeholder(job)}",
+            f"--partition={job.partition}",
+            "--ntasks=1",
+            "--cpus-per-task=1",
+            "--mem=64M",
+            "--time=00:05:00",
+            f"--output={spec.storage.places['logs']}/%x_%j.log",
+            "--open-mode=append",
+        )
+        script = shlex.quote(f"{spec.code_path}/current/{FOLDER}/{job.name}")
+        lines += [f"#SCRON {option}" for option in options]
+        lines.append(f"{' '.join((job.schedule or '').split())} /bin/bash {script}")
+    return "\n".join([*lines, _END]) + "\n"
+
+
+def refuse_lines(release: str) -> str:
+    """Shell text, in code_path: a release with schedules goes live only where scrontab is."""
+    return f"""
+if [ -e releases/{release}/{FOLDER}/{SCRONTAB} ] && ! command -v scrontab >/dev/null; then
+  {_NO_SCRONTAB}
+  exit 1
+fi
+""".strip()
+
+
+def install_lines() -> str:
+    """Shell text, in code_path: makes root's scrontab hold the lines of the live release, or none.
+
+    Nothing is asked of a cluster that never had a schedule. Slurm makes every job of a scrontab
+    anew when it is written, so one that is right already is left alone.
+    """
+    ours = f"current/{FOLDER}/{SCRONTAB}"
+    return f"""
+if [ -e {ours} ] || [ -e .scheduled ]; then
+  command -v scrontab >/dev/null || {{
+    {_NO_SCRONTAB}
+    exit 1
+  }}
+  touch .scheduled
+  # It ends with 1 where nobody wrote a line yet, and lines must outlive any other failure of it.
+  if was=$(scrontab -l 2>.scheduled.new); then :; else
+    case "$was$(cat .scheduled.new)" in
+      "no crontab for "*) was= ;;
+      *) cat .scheduled.new >&2; exit 1 ;;
+    esac
+  fi
+  printf '%s\\n' "$was" | sed '/^{_BEGIN}$/,/^{_END}$/d' | sed '/./,$!d' > .scheduled.new
+  [ ! -e {ours} ] || cat {ours} >> .scheduled.new
+  if [ "$(cat .scheduled.new)" != "$was" ]; then
+    if [ -s .scheduled.new ]; then scrontab .scheduled.new; else scrontab -r; fi
+  fi
+  rm -f .scheduled.new
+  [ -e {ours} ] || rm -f .scheduled
+fi
+""".strip()
+
+
+def _variable(name: str) -> str:
+    return name.replace("-", "_")
+
+
+RECIPE_ENDINGS: Final = (".json", ".yaml", ".yml")
+_EXECUTABLE_PREFIX = "jobs/"
+
+
+def code_files(root: Path, spec: StackSpec) -> dict[str, bytes]:
+    """Relative path -> content of everything that one release holds; `root` is the checkout."""
+    files = {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted((root / "workloads").rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+    }
+    if not files:
+        raise FileNotFoundError(f"{root / 'workloads'}: no files; run this in a checkout")
+    for job in spec.jobs:
+        files[f"jobs/{job.name}"] = render_sbatch(spec, job).encode()
+    for search in spec.searches:
+        files[f"jobs/{search.name}"] = render_search(spec, search).encode()
+    files |= {path: text.encode() for path, text in schedule_files(spec).items()}
+    files["configs/stack.json"] = stack_config(spec)
+    return dict(sorted(files.items()))
+
+
+def recipe_file(root: Path, recipe: str) -> Path | None:
+    """The file of a recipe in the checkout; None where there is none."""
+    folder = root / "workloads" / "recipes"
+    candidates = (folder / f"{recipe}{ending}" for ending in RECIPE_ENDINGS)
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def recipe_problems(root: Path, spec: StackSpec) -> list[str]:
+    """A line for each job whose recipe or module is no file of the checkout."""
+    folder = root / "workloads" / "recipes"
+    have = tuple(sorted(path.stem for path in folder.iterdir() if path.suffix in RECIPE_ENDINGS))
+    problems: list[str] = []
+    for index, job in enumerate(spec.jobs):
+        path = f"{spec.name}.jobs[{index}]"
+        if recipe_file(root, job.recipe) is None:
+            problems.append(
+                f"{path}.recipe: '{job.recipe}' is no file in workloads/recipes"
+                f"{nearest(job.recipe, have)}"
+            )
+        if not _runs(root, job.module):
+            problems.append(
+                f"{path}.module: '{job.module}' is nothing in workloads/ that `python -m` runs"
+                f"{nearest(job.module, _modules(root))}"
+            )
+    return problems
+
+
+def _runs(root: Path, module: str) -> bool:
+    path = root.joinpath(*module.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+
+
+def _modules(root: Path) -> tuple[str, ...]:
+    mains = sorted((root / "workloads").glob("*/__main__.py"))
+    return tuple(f"workloads.{path.parent.name}" for path in mains)
+
+
+def hash_files(files: Mapping[str, bytes]) -> str:
+    """16 hex digits that change with any path or byte of the files, and with nothing else."""
+    digest = hashlib.sha256()
+    for path, content in sorted(files.items()):
+        # Lengths keep ("ab", "c") and ("a", "bc") apart.
+        digest.update(f"{len(path)}:{path}:{len(content)}:".encode())
+        digest.update(content)
+    return digest.hexdigest()[:16]
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """The files as a gzipped tar without owners and dates: equal files give equal bytes."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path, content in sorted(files.items()):
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            is_program = path.startswith(_EXECUTABLE_PREFIX) or path.endswith(".sh")
+            member.mode = 0o755 if is_program else 0o644
+            archive.addfile(member, io.BytesIO(content))
+    return gzip.compress(raw.getvalue(), mtime=0)
+
+
+def stack_config(spec: StackSpec) -> bytes:
+    """The declared places and jobs, for whoever looks around on the login node."""
+    config = {
+        "stack": spec.name,
+        "places": dict(spec.storage.places),
+        "python_env_path": spec.python_env_path,
+        "jobs": {
+            job.name: {"module": job.module, "recipe": job.recipe, "args": list(job.args)}
+            for job in spec.jobs
+        },
+    }
+    return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
+
+
+PYTHON: Final = "3.11"
+"""The Python that requirements-workloads.lock is resolved for (Makefile: LOCK)."""
+BOOTSTRAP_LOCK: Final = "bootstrap.lock"
+WORKLOADS_LOCK: Final = "requirements-workloads.lock"
+
+# uv's cache is beside the environment, on the same filesystem: files are linked, not copied, and a
+# second version of the environment costs what changed. The folder of a version gets its name when
+# it is whole. `exit 3`: told apart from a package that was not found.
+_MAKE: Final = r"""
+set -eu
+final={path}
+made=$final-{version}
+stop() {{ echo "$1" >&2; exit 3; }}
+[ -L "$final" ] || [ ! -e "$final" ] ||
+  stop "not made by this command: move it away, or declare another python_env_path"
+mkdir -p "$(dirname "$final")"
+exec 9>"$final.lock"
+flock -n 9 || stop "another one is being made; wait for it ($final.lock)"
+if [ "$(readlink "$final" || true)" = "$made" ] && [ -x "$made/bin/python" ]; then
+  echo "same"
+  exit 0
+fi
+begin=$(date +%s)
+if [ ! -x "$made/bin/python" ]; then
+  locks=$(mktemp -d)
+  trap 'rm -rf "$locks"' EXIT
+  tar -xz --no-same-owner -C "$locks"
+  export UV_CACHE_DIR=$final.cache UV_NO_PROGRESS=1
+  uv=$(command -v uv || true)
+  if [ -z "$uv" ]; then
+    python3 -m venv "$locks/uv" || stop "apt-get install python3-venv on the login node first"
+    "$locks/uv/bin/python" -m pip install --quiet --disable-pip-version-check {pip} \
+      --require-hashes -r "$locks/{bootstrap}" >&2
+    uv=$locks/uv/bin/uv
+  fi
+  rm -rf "$made.part"
+  "$uv" venv --quiet --relocatable --python {python} "$made.part" >&2
+  "$uv" pip sync --quiet {uv} --require-hashes --compile-bytecode \
+    --python "$made.part/bin/python" "$locks/{lock}" >&2
+  "$uv" pip check --quiet --python "$made.part/bin/python" >&2
+  site=$("$made.part/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  # What an editable install leaves too: `import workloads` finds the live release in any shell.
+  echo {code}/current >"$site/soperator-workloads.pth"
+  rm -rf "$made"
+  mv -T "$made.part" "$made"
+fi
+ln -sfn "$made" "$final.new"
+mv -T "$final.new" "$final"
+echo "made $(( $(date +%s) - begin )) $(du -sm "$made" | cut -f1)"
+""".strip("\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageSource:
+    """Where packages come from; without any value: the index that the login node is set up for."""
+
+    index: str | None = None
+    """Address of a package index, or of a mirror, in the place of the default one."""
+    extra_index: str | None = None
+    """Address of one more index, such as PyTorch's for one CUDA version."""
+    wheelhouse: str | None = None
+    """Folder of wheels on the cluster; nothing is downloaded then."""
+
+    def __post_init__(self) -> None:
+        for option, address in (("--index", self.index), ("--extra-index", self.extra_index)):
+            if address is None:
+                continue
+            parts = urlsplit(address)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise UserError(f"{option} {address}: write https://HOST/PATH")
+            if parts.username or parts.password:
+                raise UserError(
+                    f"{option}: an address with a password in it is seen by everybody in the list "
+                    "of processes; put it into ~/.netrc of the login node"
+                )
+        if self.wheelhouse is not None:
+            if not self.wheelhouse.startswith("/"):
+                raise UserError(
+                    f"--wheelhouse {self.wheelhouse}: give an absolute path on the cluster; "
+                    "`soperator push` brings a folder there"
+                )
+            if self.index or self.extra_index:
+                raise UserError(
+                    "--wheelhouse: with it no index is asked; leave --index and --extra-index out"
+                )
+
+    def pip_options(self) -> str:
+        """Options of pip, which installs uv."""
+        if self.wheelhouse is not None:
+            return f"--no-index --find-links {shlex.quote(self.wheelhouse)}"
+        pairs = (("--index-url", self.index), ("--extra-index-url", self.extra_index))
+        return " ".join(f"{name} {shlex.quote(value)}" for name, value in pairs if value)
+
+    def uv_options(self) -> str:
+        """Options of uv, which installs the rest."""
+        if self.wheelhouse is not None:
+            return f"--no-index --find-links {shlex.quote(self.wheelhouse)}"
+        pairs = (("--default-index", self.index), ("--index", self.extra_index))
+        options = [f"{name} {shlex.quote(value)}" for name, value in pairs if value]
+        if self.extra_index:
+            # Every file is pinned by its hash, so it does not matter which index has it.
+            options.append("--index-strategy unsafe-best-match")
+        return " ".join(options)
+
+
+def version_of(lock: bytes) -> str:
+    """12 hex digits that change with the lock file and the Python that it is for."""
+    return hashlib.sha256(f"python {PYTHON}\n".encode() + lock).hexdigest()[:12]
+
+
+def venv_script(spec: StackSpec, lock: bytes, source: PackageSource) -> str:
+    """Makes `python_env_path` from the lock; stdin: a gzipped tar of it and of uv's own lock.
+
+    Prints `same`, or `made SECONDS MEBIBYTES`; ends with 3 where nothing was tried.
+    """
+    return _MAKE.format(
+        path=shlex.quote(spec.python_env_path),
+        version=version_of(lock),
+        python=PYTHON,
+        bootstrap=BOOTSTRAP_LOCK,
+        lock=WORKLOADS_LOCK,
+        pip=source.pip_options(),
+        uv=source.uv_options(),
+        code=shlex.quote(spec.code_path),
+    )
+
+
+_LOOPBACK: Final = "127.0.0.1:"
+_HASH_DIGITS: Final = 16
+# What an account needs that writes objects of one bucket and reads them back: README of the recipe,
+# backups, files of 2026-07 to 09.
+WRITER_ROLES: Final = ("storage.object-editor",)
+
+
+def endpoint(domain_name: str) -> str:
+    """Address of the S3 API of a bucket's status; the emulator's names its port and has no TLS."""
+    if domain_name.startswith(_LOOPBACK):
+        return f"http://{domain_name}"
+    return f"https://{domain_name}:443"
+
+
+def store(
+    region: str, status: Mapping[str, Any], metadata: Mapping[str, Any], key: Mapping[str, Any]
+) -> dict[str, str]:
+    """What opens a bucket: its place and an access key, by the names of an S3 client."""
+    return {
+        "endpoint": endpoint(status["domain_name"]),
+        "region": region,
+        "bucket": metadata["name"],
+        "access_key_id": key["aws_access_key_id"],
+        "secret_access_key": key["secret"],
+    }
+
+
+def run_configs(root: Path, spec: StackSpec) -> dict[str, bytes]:
+    """Path in the release -> content of what a run of this stack is configured by."""
+    files = (recipe_file(root, recipe) for recipe in sorted({job.recipe for job in spec.jobs}))
+    found = {f"recipes/{file.name}": file.read_bytes() for file in files if file is not None}
+    return {"configs/stack.json": stack_config(spec), **found}
+
+
+def config_keys(configs: Mapping[str, bytes]) -> dict[str, str]:
+    """Path -> key of the object: another content has another key, and the old one stays."""
+    return {path: _key(PurePosixPath(path), content) for path, content in configs.items()}
+
+
+def _key(path: PurePosixPath, content: bytes) -> str:
+    digest = hashlib.sha256(content).hexdigest()[:_HASH_DIGITS]
+    return f"{path.with_suffix('')}/{digest}{path.suffix}"

@@ -1,0 +1,555 @@
+"""Node groups and machines as the API wants them, with their cloud-init.
+
+A set that grows over 100 nodes gets another group, `<name>-1`, and the one that it has stays as it
+is. Ids that only exist after a create (subnet, filesystems, GPU cluster, disks) are passed through.
+
+Sources, all at 7b687e5 (2026-04-21) of nebius-solutions-library: soperator/modules/k8s/templates/
+cloud_init.yaml.tftpl with pull request 1072 (old signatures are wiped before an array is made), and
+modules/nfs-server, which makes an array of a single disk too and formats whatever it finds; here
+one disk stays one disk, and a disk that holds something is never formatted.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from infra.render import names
+from stacks.catalog import NODES_PER_GROUP_MAX, find_preset
+from stacks.cluster_spec import GpuDrivers
+from stacks.node_spec import (
+    Billing,
+    LocalNvmeSpec,
+    MachineSpec,
+    NodeGroupSpec,
+    NodesSpec,
+    NodeUserSpec,
+    ReservationSpec,
+    StrategySpec,
+    VolumeFilesystem,
+    WorkerSpec,
+)
+from stacks.spec import StackSpec
+from stacks.storage_spec import DiskType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One mk8s node group out of those that a declared group needs."""
+
+    name: str
+    min_nodes: int
+    max_nodes: int
+    """Equal to min_nodes where the group does not scale by itself."""
+
+
+def chunks(name: str, nodes: NodesSpec, group: NodeGroupSpec) -> Iterator[Chunk]:
+    """The node groups of one declared group, the first ones full, the last one the remainder."""
+    least, most = nodes.counts(group)
+    if isinstance(group, WorkerSpec) and group.created_nodes is not None and not nodes.paused:
+        least = group.created_nodes
+    # A paused set keeps its groups: their ids, and what hangs on them, outlive the pause.
+    for index, first in enumerate(range(0, max(group.max_nodes, 1), NODES_PER_GROUP_MAX)):
+        size = min(NODES_PER_GROUP_MAX, group.max_nodes - first) if most else 0
+        yield Chunk(
+            name=f"{name}-{index}" if index else name,
+            min_nodes=min(max(least - first, 0), size),
+            max_nodes=size,
+        )
+
+
+_HEADER: Final = "#cloud-config\n"
+_MODPROBE: Final = "/etc/modprobe.d/nvidia_config.conf"
+# Every boot, because drives of the machine are empty after a stop and drivers load anew.
+_EVERY_BOOT: Final = "/var/lib/cloud/scripts/per-boot"
+# Options that the driver shows under another name.
+# Source: developer.nvidia.com/nvidia-development-tools-solutions-err_nvgpuctrperm, 2026-11.
+_SHOWN_AS: Final = {"RestrictProfilingToAdminUsers": "RmProfilingAdminOnly"}
+# The recipe expects 2 to 8 drives; an array of another number would be a machine of another kind.
+_NVME_MIN: Final = 2
+_NVME_MAX: Final = 8
+
+
+def cloud_init(group: NodeGroupSpec, users: Sequence[NodeUserSpec]) -> str | None:
+    """User data of the group's nodes, or None where they need none."""
+    document: dict[str, Any] = {}
+    files: list[dict[str, str]] = []
+    if users:
+        document["users"] = ["default", *map(user_entry, users)]
+    if isinstance(group, WorkerSpec):
+        if group.nvidia_config_lines:
+            files += _driver_files(group.nvidia_config_lines)
+        if group.local_nvme is not None:
+            document["packages"] = ["mdadm", "nvme-cli"]
+            files.append(every_boot_script("20-local-nvme", _nvme_script(group.local_nvme)))
+    if files:
+        document["write_files"] = files
+    return user_data(document) if document else None
+
+
+def user_data(document: Mapping[str, Any]) -> str:
+    """The document as cloud-init takes it."""
+    # JSON is YAML in which no text can be taken for anything else.
+    return _HEADER + json.dumps(document, indent=1) + "\n"
+
+
+def user_entry(user: NodeUserSpec) -> dict[str, Any]:
+    """One user in a document, with sudo that asks for no password."""
+    return {
+        "name": user.name,
+        "sudo": "ALL=(ALL) NOPASSWD:ALL",
+        "shell": "/bin/bash",
+        "ssh_authorized_keys": list(user.ssh_public_keys),
+    }
+
+
+def every_boot_script(name: str, text: str) -> dict[str, str]:
+    """A file of `write_files` that runs at every boot."""
+    return {"path": f"{_EVERY_BOOT}/{name}", "permissions": "0755", "content": text}
+
+
+def _driver_files(lines: Sequence[str]) -> list[dict[str, str]]:
+    return [
+        {"path": _MODPROBE, "permissions": "0644", "content": "\n".join(lines) + "\n"},
+        every_boot_script("10-nvidia-config", _driver_check(lines)),
+    ]
+
+
+def _driver_check(lines: Sequence[str]) -> str:
+    """Restarts the node once where the loaded driver has other options than those declared."""
+    checks = "\n".join(
+        f"check {shlex.quote(name)} {shlex.quote(value)}" for name, value in driver_options(lines)
+    )
+    return f"""#!/bin/sh
+set -eu
+restarted=/var/lib/nvidia-config-restarted
+params=/proc/driver/nvidia/params
+[ -r "$params" ] || exit 0
+check() {{
+  grep -q "^$1: " "$params" || return 0
+  shown=$(sed -n "s/^$1: //p" "$params" | tr -d '"')
+  [ "$shown" = "$2" ] && return 0
+  if [ -e "$restarted" ]; then
+    echo "nvidia: $1 is '$shown' after a restart, not '$2'; see {_MODPROBE}" >&2
+    exit 1
+  fi
+  touch "$restarted"
+  update-initramfs -u
+  reboot
+  exit 0
+}}
+{checks}
+rm -f "$restarted"
+"""
+
+
+def driver_options(lines: Sequence[str]) -> list[tuple[str, str]]:
+    """Name and value of each option as the driver shows it: `NVreg_X=1` is `X: 1` there."""
+    words = (word for line in lines for word in line.split() if word.startswith("NVreg_"))
+    pairs = (word.removeprefix("NVreg_").split("=", 1) for word in words if "=" in word)
+    return [(_SHOWN_AS.get(name, name), value.strip('"')) for name, value in pairs]
+
+
+def _nvme_script(nvme: LocalNvmeSpec) -> str:
+    force = "-f" if nvme.filesystem is VolumeFilesystem.XFS else "-F"
+    return f"""#!/bin/bash
+set -euo pipefail
+path={shlex.quote(nvme.mount_path)}
+type={nvme.filesystem}
+mkdir -p "$path"
+mountpoint -q "$path" && exit 0
+mapfile -t drives < <(lsblk -dpno NAME,TYPE | awk '$2 == "disk" && $1 ~ /nvme/ {{print $1}}')
+count=${{#drives[@]}}
+if [ "$count" -lt {_NVME_MIN} ] || [ "$count" -gt {_NVME_MAX} ]; then
+  echo "local NVMe: $count drives, not {_NVME_MIN} to {_NVME_MAX}: ${{drives[*]:-none}}" >&2
+  exit 1
+fi
+# Drives that another node used before carry its array and its filesystem.
+mdadm --stop --scan || true
+for drive in "${{drives[@]}}"; do
+  mdadm --zero-superblock --force "$drive" || true
+  wipefs --all "$drive"
+done
+mdadm --create /dev/md0 --run --level=0 --raid-devices="$count" "${{drives[@]}}"
+mkfs.$type {force} /dev/md0
+sed -i "\\# $path #d" /etc/fstab
+echo "UUID=$(blkid -s UUID -o value /dev/md0) $path $type defaults,nofail 0 2" >> /etc/fstab
+mount "$path"
+# Sticky: else users remove and replace each other's files, and root's.
+chmod 1777 "$path"
+"""
+
+
+# Recipe: nebius-solutions-library soperator/modules/k8s, commit 7b687e5, 2026-04-21.
+_GPU_TAINT: Final = {"key": names.GPU_RESOURCE, "value": "true", "effect": "NO_SCHEDULE"}
+# Roles that nothing else may fill: their pods tolerate it, in infra/render/values/.
+_TAINTED: Final = ("controller", "login", "accounting", "nfs")
+_MAX_UNAVAILABLE: Final = {"percent": 50}
+_MAX_SURGE: Final = {"percent": 0}
+# Soperator drains and replaces its own workers; mk8s must not do it under a running job.
+_AUTO_REPAIR: Final = (
+    {"type": "NebiusBootDiskIOError", "status": "TRUE", "disabled": True},
+    {"type": "NodeReady", "status": "UNKNOWN", "disabled": True},
+    {"type": "HardwareIssuesSuspected", "status": "TRUE", "timeout": "1s"},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """One node group of a stack under its role."""
+
+    chunk: Chunk
+    label: str
+    group: NodeGroupSpec
+    tags: tuple[str, ...]
+    """Mount tags of the filesystems its nodes attach."""
+
+    @property
+    def name(self) -> str:
+        """Name of the group inside the stack: the role, or the nodeset's with its number."""
+        return self.chunk.name
+
+    @property
+    def worker(self) -> WorkerSpec | None:
+        """The nodeset, where the role is one."""
+        return self.group if isinstance(self.group, WorkerSpec) else None
+
+
+def roles(spec: StackSpec) -> tuple[Role, ...]:
+    """Every node group of the stack, in the order they are created."""
+    tags = [tag for tag, _ in names.filesystems(spec)]
+    # Where the jail label is, DaemonSets mount every submount: a node without one never gets ready.
+    jailed = tuple(tag for tag in tags if names.is_jailed(tag))
+    own = (names.ACCOUNTING,) if names.ACCOUNTING in tags else ()
+    nodes = spec.nodes
+    declared: list[tuple[str, str, NodeGroupSpec | None, tuple[str, ...]]] = [
+        ("system", "system", nodes.system, jailed),
+        ("controller", "controller", nodes.controller, (names.CONTROLLER_SPOOL, *jailed)),
+        ("login", "login", nodes.login, jailed),
+        ("accounting", "accounting", nodes.accounting, (*jailed, *own)),
+        ("nfs", "nfs", nodes.nfs, ()),
+        *((worker.name, "worker", worker, jailed) for worker in nodes.workers),
+    ]
+    return tuple(
+        Role(chunk=chunk, label=label, group=group, tags=attached)
+        for name, label, group, attached in declared
+        if group is not None
+        for chunk in chunks(name, nodes, group)
+    )
+
+
+def declared_fabrics(spec: StackSpec) -> tuple[str, ...]:
+    """InfiniBand fabrics that need a GPU cluster of the stack's own, sorted."""
+    fabrics = {worker.infiniband_fabric for worker in spec.nodes.workers}
+    return tuple(sorted(fabric for fabric in fabrics if fabric is not None))
+
+
+def labels(role: Role) -> dict[str, str]:
+    """Node labels: what the charts' node selectors look for."""
+    worker = role.worker
+    has_gpus = _gpus(role) > 0
+    found = {
+        names.NODESET_LABEL: role.label,
+        names.WORKLOAD_LABEL: "gpu" if has_gpus else "cpu",
+    }
+    if role.tags:
+        found[names.JAIL_LABEL] = "true"
+    if role.label != "login":
+        # Or the balancer of the login service sends connections to nodes without its pod.
+        found[names.NO_BALANCER_LABEL] = "true"
+    if worker is not None:
+        found[names.NODESET_NAME_LABEL] = worker.name
+    if has_gpus:
+        found[names.GPU_NODE_LABEL] = "true"
+    return {**role.group.labels, **found}
+
+
+def node_labels(spec: StackSpec) -> list[dict[str, str]]:
+    """Labels of the nodes of every group, each set once."""
+    found = dict.fromkeys(tuple(sorted(labels(role).items())) for role in roles(spec))
+    return [dict(each) for each in found]
+
+
+def node_group_spec(
+    spec: StackSpec,
+    role: Role,
+    *,
+    subnet_id: Any,
+    filesystem_ids: Mapping[str, Any],
+    gpu_cluster_id: Any = None,
+) -> dict[str, Any]:
+    """The API's NodeGroupSpec of `role`."""
+    group, worker = role.group, role.worker
+    interface: dict[str, Any] = {"subnet_id": subnet_id}
+    if group.public_ip:
+        interface["public_ip_address"] = {}
+    template: dict[str, Any] = {
+        "metadata": {"labels": labels(role)},
+        "resources": {"platform": group.platform, "preset": group.preset},
+        "boot_disk": {
+            "type": group.boot_disk.type.value,
+            "size_gibibytes": group.boot_disk.size_gib,
+        },
+        "os": spec.cluster.os,
+        "network_interfaces": [interface],
+    }
+    if role.tags:
+        template["filesystems"] = _attached(role.tags, filesystem_ids)
+    taints = _taints(role)
+    if taints:
+        template["taints"] = taints
+    if _gpus(role) and spec.cluster.gpu_drivers is GpuDrivers.PREINSTALLED:
+        template["gpu_settings"] = {"drivers_preset": spec.cluster.drivers_preset}
+    if gpu_cluster_id is not None:
+        template["gpu_cluster"] = {"id": gpu_cluster_id}
+    if group.billing is Billing.PREEMPTIBLE:
+        template["preemptible"] = {}
+    user_data = cloud_init(group, spec.nodes.ssh_users)
+    if user_data is not None:
+        template["cloud_init_user_data"] = user_data
+    rendered: dict[str, Any] = {
+        "version": spec.cluster.kubernetes_version,
+        **_size(role.chunk),
+        "template": template,
+    }
+    if worker is not None:
+        template |= _worker_template(worker)
+        rendered["strategy"] = _strategy(worker.strategy)
+        rendered["auto_repair"] = {"conditions": [dict(each) for each in _AUTO_REPAIR]}
+    return rendered
+
+
+def _worker_template(worker: WorkerSpec) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if worker.reservation is not None:
+        found["reservation_policy"] = _reservation(worker.reservation)
+    if worker.max_pods is not None:
+        found["max_pods"] = worker.max_pods
+    if worker.local_nvme is not None:
+        # Without a config the service would make volumes of the drives that cloud-init joins.
+        found["local_disks"] = {"passthrough_group": {"requested": True}, "config": {"none": True}}
+    return found
+
+
+def _reservation(reservation: ReservationSpec) -> dict[str, Any]:
+    ids = {"reservation_ids": list(reservation.ids)} if reservation.ids else {}
+    return {"policy": reservation.policy.value, **ids}
+
+
+def _strategy(strategy: StrategySpec) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "max_unavailable": _percent_or_count(
+            strategy.max_unavailable_percent, strategy.max_unavailable_nodes, _MAX_UNAVAILABLE
+        ),
+        "max_surge": _percent_or_count(
+            strategy.max_surge_percent, strategy.max_surge_nodes, _MAX_SURGE
+        ),
+    }
+    if strategy.drain_timeout_s is not None:
+        found["drain_timeout"] = f"{strategy.drain_timeout_s}s"
+    return found
+
+
+def _percent_or_count(
+    percent: int | None, count: int | None, otherwise: Mapping[str, int]
+) -> dict[str, int]:
+    if count is not None:
+        return {"count": count}
+    return dict(otherwise) if percent is None else {"percent": percent}
+
+
+def _taints(role: Role) -> list[dict[str, str]]:
+    taints: list[dict[str, str]] = []
+    if role.label in _TAINTED:
+        taints.append({"key": names.NODESET_LABEL, "value": role.label, "effect": "NO_SCHEDULE"})
+    if _gpus(role):
+        taints.append(dict(_GPU_TAINT))
+    return taints
+
+
+def _gpus(role: Role) -> int:
+    preset = find_preset(role.group.platform, role.group.preset)
+    return 0 if preset is None else preset.gpus
+
+
+def _size(chunk: Chunk) -> dict[str, Any]:
+    if chunk.min_nodes == chunk.max_nodes:
+        return {"fixed_node_count": chunk.min_nodes}
+    counts = {"min_node_count": chunk.min_nodes, "max_node_count": chunk.max_nodes}
+    return {"autoscaling": counts}
+
+
+def _attached(tags: Sequence[str], ids: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "attach_mode": "READ_WRITE",
+            "mount_tag": tag,
+            "existing_filesystem": {"id": ids[tag]},
+        }
+        for tag in tags
+    ]
+
+
+# nebius.compute.v1.AttachedDiskSpec.device_id has at most 20 characters (SDK of 2026-11).
+DEVICE: Final = "data-{index}"
+"""Name that the machine sees a data disk by: /dev/disk/by-id/virtio-data-0."""
+
+
+_TYPES: Final = {
+    DiskType.NETWORK_SSD: "ssd",
+    DiskType.NETWORK_SSD_NON_REPLICATED: "nrd",
+    DiskType.NETWORK_SSD_IO_M3: "io-m3",
+    DiskType.NETWORK_HDD: "hdd",
+}
+
+
+def boot_disk_name(machine: str, type_: DiskType) -> str:
+    """Name of the boot disk; of another type it is another disk, made before the old one goes.
+
+    Replaced under one name the old one would go first, which the machine that has it prevents.
+    """
+    return f"{machine}-boot-{_TYPES[type_]}"
+
+
+def disk_spec(type_: DiskType, size_gib: int, *, image_family: str | None = None) -> dict[str, Any]:
+    """The API's DiskSpec: an empty disk, or one that starts as an image of the family."""
+    spec: dict[str, Any] = {"type": type_.value, "size_gibibytes": size_gib}
+    if image_family is not None:
+        spec["source_image_family"] = {"image_family": image_family}
+    return spec
+
+
+def address_spec(subnet_id: Any) -> dict[str, Any]:
+    """The API's AllocationSpec of a private address that outlives the machine that has it."""
+    return {"ipv4_private": {"subnet_id": subnet_id}}
+
+
+def machine_spec(
+    machine: MachineSpec,
+    *,
+    subnet_id: Any,
+    allocation_id: Any,
+    boot_disk_id: Any,
+    data_disk_ids: Sequence[Any] = (),
+    user_data: Any = None,
+) -> dict[str, Any]:
+    """The API's InstanceSpec with disks that live on their own."""
+    interface: dict[str, Any] = {
+        "name": "eth0",
+        "subnet_id": subnet_id,
+        "ip_address": {"allocation_id": allocation_id},
+    }
+    if machine.public_ip:
+        interface["public_ip_address"] = {}
+    spec: dict[str, Any] = {
+        "resources": {"platform": machine.platform, "preset": machine.preset},
+        "network_interfaces": [interface],
+        "boot_disk": _attached_disks(boot_disk_id),
+    }
+    if data_disk_ids:
+        spec["secondary_disks"] = [
+            {**_attached_disks(id_), "device_id": DEVICE.format(index=index)}
+            for index, id_ in enumerate(data_disk_ids)
+        ]
+    if user_data is not None:
+        spec["cloud_init_user_data"] = user_data
+    if machine.billing is Billing.PREEMPTIBLE:
+        spec["preemptible"] = {"on_preemption": "STOP"}
+    return spec
+
+
+def _attached_disks(disk_id: Any) -> dict[str, Any]:
+    return {"attach_mode": "READ_WRITE", "existing_disk": {"id": disk_id}}
+
+
+IMAGE_FAMILY: Final = "ubuntu22.04-driverless"
+"""Image of the machine (the same module)."""
+EXPORT: Final = "/srv/nfs"
+"""Path that clients mount; beside /home, where the machine's own users are."""
+# `mp`: not exported while nothing is mounted there, or files would go to the boot disk.
+_OPTIONS: Final = "rw,async,no_subtree_check,no_root_squash,mp"
+
+
+def nfs_user_data(spec: StackSpec, cidrs: Sequence[str]) -> str:
+    """User data of a server that exports to the given IPv4 blocks."""
+    assert spec.nfs is not None, "the machine is made only where nfs is declared"
+    document: dict[str, Any] = {}
+    if spec.nodes.ssh_users:
+        document["users"] = ["default", *map(user_entry, spec.nodes.ssh_users)]
+    document["package_update"] = True
+    document["packages"] = ["nfs-kernel-server", "mdadm"]
+    clients = " ".join(f"{cidr}({_OPTIONS})" for cidr in cidrs)
+    document["write_files"] = [
+        {"path": "/etc/exports", "permissions": "0644", "content": f"{EXPORT} {clients}\n"},
+        every_boot_script("30-nfs-volume", volume_script(spec.nfs.data_disks.count)),
+    ]
+    return user_data(document)
+
+
+def volume_script(num_disks: int) -> str:
+    """Mounts the volume of the data disks, made anew only of disks that are empty."""
+    disks = " ".join(
+        f"/dev/disk/by-id/virtio-{DEVICE.format(index=index)}" for index in range(num_disks)
+    )
+    return _HEAD.format(disks=disks, path=EXPORT) + (_ARRAY if num_disks > 1 else _DISK) + _TAIL
+
+
+_HEAD: Final = """#!/bin/bash
+set -euo pipefail
+path={path}
+disks=({disks})
+refuse() {{
+  echo "nfs: $1" >&2
+  exit 1
+}}
+udevadm settle
+for disk in "${{disks[@]}}"; do
+  [ -b "$disk" ] || refuse "$disk is not attached"
+done
+mkdir -p "$path"
+if mountpoint -q "$path"; then exit 0; fi
+"""
+_DISK: Final = """volume=${disks[0]}
+found=$(wipefs --noheadings --output TYPE "$volume")
+[ "$found" != linux_raid_member ] || refuse "$volume is part of an array of several disks"
+"""
+# A member is never made part of another array: the files on it would be lost.
+_ARRAY: Final = """volume=/dev/md/nfs
+members=0
+for disk in "${disks[@]}"; do
+  case $(wipefs --noheadings --output TYPE "$disk") in
+    "") ;;
+    linux_raid_member) members=$((members + 1)) ;;
+    *) refuse "$disk holds something else than part of an array" ;;
+  esac
+done
+if [ "$members" -eq 0 ]; then
+  mdadm --create "$volume" --homehost=any --run --level=0 \\
+    --raid-devices="${#disks[@]}" "${disks[@]}"
+elif [ "$members" -eq "${#disks[@]}" ]; then
+  # At boot the system assembles what it knows, under a name of its own.
+  known=$(lsblk --noheadings --raw --paths --output NAME,TYPE "${disks[0]}" |
+    awk '$2 == "raid0" {print $1; exit}')
+  if [ -n "$known" ]; then
+    volume=$known
+  else
+    mdadm --assemble "$volume" "${disks[@]}"
+  fi
+else
+  refuse "$members of ${#disks[@]} disks belong to an array; declare as many as it was made of"
+fi
+found=$(wipefs --noheadings --output TYPE "$volume")
+"""
+_TAIL: Final = """case $found in
+  "") mkfs.ext4 -F "$volume" ;;
+  ext4) ;;
+  *) refuse "$volume holds $found, not ext4" ;;
+esac
+mount -o noatime "$volume" "$path"
+# A disk that was grown in the cloud; otherwise it changes nothing.
+resize2fs "$volume"
+exportfs -ra
+"""

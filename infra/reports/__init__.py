@@ -1,0 +1,1 @@
+"""What people keep: report, acceptance certificate, runs."""

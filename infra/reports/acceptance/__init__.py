@@ -1,0 +1,1 @@
+"""Acceptance: the certificate, its pages and comparisons."""

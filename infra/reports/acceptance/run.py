@@ -1,0 +1,364 @@
+"""Runs the declared acceptance job, over Slurm or by torchrun over SSH, and collects its results.
+
+`quick` is one submission, `full` one for each stage. All stages are on the nodes of the first: a
+certificate is of one set of nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.slurm import Job
+from infra.clients.ssh import Connection
+from infra.jobs import follow
+from infra.jobs.submit import Submission
+from infra.jobs.transfer import pull
+from infra.reports.acceptance import result as results
+from infra.reports.acceptance.result import FILE_NAME, AcceptError, Profile, Result
+from stacks.slurm_spec import ACCEPT_MODULE, JobSpec
+from stacks.spec import StackSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The stages of one submission."""
+
+    stages: tuple[str, ...]
+    sets: tuple[str, ...]
+
+
+def accept_job(spec: StackSpec) -> JobSpec:
+    """The stack's acceptance; refused with the line to declare where there is none."""
+    for job in spec.jobs:
+        if job.is_acceptance:
+            return job
+    raise AcceptError(
+        f"{spec.name}: jobs: no acceptance; declare one, such as {{name: accept, module: "
+        f"{ACCEPT_MODULE}, recipe: accept_gpu, nodes: 2, gpus_per_node: 8}}, and run "
+        f"`pulumi up --stack {spec.name}`"
+    )
+
+
+def chosen_stages(text: str | None) -> tuple[str, ...]:
+    """The stages in `readiness,training`, in their own order; None is all."""
+    if text is None:
+        return results.STAGES
+    asked = [each.strip() for each in text.split(",") if each.strip()]
+    unknown = [each for each in asked if each not in results.STAGES]
+    if unknown or not asked:
+        raise AcceptError(
+            f"--stages {text}: {', '.join(unknown) or 'nothing'} is no stage (has: "
+            f"{', '.join(results.STAGES)})"
+        )
+    return tuple(stage for stage in results.STAGES if stage in asked)
+
+
+def batches(
+    profile: Profile, stages: Sequence[str], sets: Sequence[str], mounts: Sequence[str] = ()
+) -> tuple[Batch, ...]:
+    """What is submitted, in order; the given settings come last, so they win.
+
+    `mounts` are the stack's shared ones, of which a recipe knows the named places only.
+    """
+    groups = [tuple(stages)] if profile is Profile.QUICK else [(stage,) for stage in stages]
+    found: list[Batch] = []
+    for group in groups:
+        names = ", ".join(f'"{stage}"' for stage in group)
+        own = [f"accept.profile={profile}", f"accept.stages=[{names}]"]
+        if mounts and "storage" in group:
+            own.append(f"accept.storage.mounts={json.dumps(list(mounts))}")
+        found.append(Batch(stages=group, sets=(*own, *sets)))
+    return tuple(found)
+
+
+def collect(
+    connection: Connection,
+    outputs: StackOutputs,
+    wanted: Sequence[Batch],
+    submit: Callable[[Batch, tuple[str, ...]], Submission],
+    *,
+    state: Path,
+    write: Callable[[bytes], None],
+    say: Callable[[str], None],
+) -> Result:
+    """The results of all batches as one, once each has ended; followed in their order.
+
+    `submit` gets the nodes that a batch must have: none for the first, whose nodes all others get.
+    """
+    found: list[Result] = []
+    missing: dict[str, str] = {}
+    nodes: tuple[str, ...] = ()
+    waiting = list(wanted)
+    while waiting:
+        now, waiting = (waiting, []) if nodes else (waiting[:1], waiting[1:])
+        submitted: list[tuple[Batch, Submission]] = []
+        for batch in now:
+            try:
+                submitted.append((batch, submit(batch, nodes)))
+            except JobsError as error:
+                if not found:
+                    raise
+                missing |= dict.fromkeys(batch.stages, f"not submitted: {error}")
+        for batch, submission in submitted:
+            say(f"{', '.join(batch.stages)}: job {submission.job_id}")
+            ended = follow.follow(
+                connection,
+                submission.log_path,
+                submission.job_id,
+                write=write,
+                on_state=lambda job: say(f"job {job.id} is {job.state}"),
+            )
+            result = None
+            try:
+                folder = pull(connection, outputs, submission.job, submission.job_id, state=state)
+                path = folder / results.FILE_NAME
+                result = results.read(path) if path.exists() else None
+            except (JobsError, AcceptError) as error:
+                # What the other jobs measured is not lost with what one of them left.
+                say(f"job {submission.job_id}: {error}")
+            if result is not None:
+                found.append(result)
+                nodes = nodes or tuple(str(node["name"]) for node in result.nodes)
+            missing |= gaps(batch.stages, result, ended)
+    return results.merge(found, missing)
+
+
+def gaps(stages: Sequence[str], result: Result | None, ended: Job) -> dict[str, str]:
+    """Why stages have no check: their job ended before them."""
+    asked = set() if result is None else {check.stage for check in result.checks}
+    status = "" if ended.status is None else f", exit {ended.status}"
+    what = "left no result" if result is None else "ended before it"
+    why = f"job {ended.id} {what}: {ended.state}{status}; see `soperator logs {ended.id}`"
+    return {stage: why for stage in stages if stage not in asked}
+
+
+DEFAULT_PORT: Final = 29500
+"""What torchrun takes by default."""
+_CONNECT_S: Final = 15
+_END_S: Final = 60.0
+"""Longest that the others are waited for when one host has ended badly."""
+_KEPT_LINES: Final = 20
+# Unpacked aside and renamed, so that it is whole also where hosts share the folder.
+_DELIVER: Final = """
+set -eu
+mkdir -p {folder}/results {folder}/scratch
+cd {folder}
+if [ ! -d {code} ]; then
+  part=$(mktemp -d code.XXXXXX)
+  trap 'rm -rf "$part"' EXIT
+  tar -xz --no-same-owner -C "$part"
+  chmod 755 "$part"
+  mv -T "$part" {code} 2> /dev/null || true
+fi
+"""
+# Standard input is open as long as somebody waits here; its end is the end of the ranks.
+_RUN: Final = """
+exec 3<&0
+cd {folder}/{code}
+{command} < /dev/null 3<&- &
+ranks=$!
+{{ cat <&3; kill -TERM $ranks; }} > /dev/null 2>&1 &
+watch=$!
+wait $ranks
+status=$?
+kill $watch 2> /dev/null
+exit $status
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainHosts:
+    """Where the ranks run."""
+
+    hosts: tuple[str, ...]
+    """As `ssh` takes them; the first holds rank 0 and is connected to by the others."""
+    python: str
+    """With torch; on every host."""
+    folder: str
+    """For code, scratch files and results; on every host."""
+    master_address: str
+    """Of the first host, as the others reach it."""
+    ssh: tuple[str, ...] = ("ssh",)
+
+    def argv(self, host: str, script: str) -> list[str]:
+        """The command line that runs `script` on a host; it asks nobody anything."""
+        return [
+            *self.ssh,
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            f"ConnectTimeout={_CONNECT_S}",
+            "-o",
+            "ServerAliveInterval=15",
+            "--",
+            host,
+            script,
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """What runs on them."""
+
+    run_id: str
+    code: str
+    """Name of the folder of this code, with its hash."""
+    per_host: int
+    port: int
+    """Of the first host, where its ranks wait for the others."""
+    arguments: tuple[str, ...]
+    """Of `python -m workloads.accept`."""
+    environment: Mapping[str, str]
+
+
+def run(
+    hosts: PlainHosts,
+    ranks: Ranks,
+    archive: bytes,
+    *,
+    write: Callable[[bytes], None],
+    say: Callable[[str], None],
+) -> bytes:
+    """The acceptance.json of a run over all hosts; output of the first goes to `write`."""
+    _on_all(hosts, f"{shlex.quote(hosts.python)} -c 'import torch'", "torch")
+    deliver = _DELIVER.format(folder=shlex.quote(hosts.folder), code=ranks.code)
+    _on_all(hosts, deliver, "code", stdin=archive)
+    say(f"{len(hosts.hosts)} hosts have {hosts.folder}/{ranks.code}; starting torchrun")
+    said = _run_ranks(hosts, ranks, write)
+    path = f"{hosts.folder}/results/{ranks.run_id}/{FILE_NAME}"
+    done = _ask(hosts, hosts.hosts[0], f"cat {shlex.quote(path)}")
+    if done.returncode == 0 and done.stdout:
+        return done.stdout
+    raise AcceptError(
+        f"{hosts.hosts[0]}: no result at {path}: the ranks ended before they had one\n"
+        + "\n".join(f"{host}: {line}" for host, lines in said.items() for line in lines)
+    )
+
+
+def script(hosts: PlainHosts, ranks: Ranks, number: int) -> str:
+    """What the host of that number runs: its ranks, which end with their standard input."""
+    places = {
+        "SOPERATOR_JOB_ID": ranks.run_id,
+        "SOPERATOR_PLACE_RESULTS": f"{hosts.folder}/results",
+        "SOPERATOR_PLACE_SCRATCH": f"{hosts.folder}/scratch",
+    }
+    words = ["env", *(f"{name}={value}" for name, value in {**ranks.environment, **places}.items())]
+    words += [hosts.python, "-m", "torch.distributed.run", f"--nnodes={len(hosts.hosts)}"]
+    words += [f"--nproc-per-node={ranks.per_host}", f"--node-rank={number}"]
+    words += [f"--master-addr={hosts.master_address}", f"--master-port={ranks.port}"]
+    words += ["-m", "workloads.accept", *ranks.arguments]
+    folder, command = shlex.quote(hosts.folder), shlex.join(words)
+    return _RUN.format(folder=folder, code=ranks.code, command=command)
+
+
+def _run_ranks(
+    hosts: PlainHosts, ranks: Ranks, write: Callable[[bytes], None]
+) -> dict[str, deque[str]]:
+    """The last lines of each host, once all have ended; one that ends badly ends the others."""
+    said = {host: deque[str](maxlen=_KEPT_LINES) for host in hosts.hosts}
+    ended = threading.Event()
+    processes: list[subprocess.Popen[bytes]] = []
+    readers: list[threading.Thread] = []
+    try:
+        for number, host in enumerate(hosts.hosts):
+            process = subprocess.Popen(
+                hosts.argv(host, script(hosts, ranks, number)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            processes.append(process)
+            assert process.stdout is not None
+            show = write if number == 0 else _nothing
+            reader = threading.Thread(
+                target=_read, args=(process, process.stdout, said[host], show, ended), daemon=True
+            )
+            reader.start()
+            readers.append(reader)
+        while any(process.poll() is None for process in processes):
+            ended.wait()
+            ended.clear()
+            if any(process.poll() for process in processes):
+                break
+    finally:
+        _end(processes)
+    for reader in readers:
+        reader.join(_CONNECT_S)
+    return said
+
+
+def _read(
+    process: subprocess.Popen[bytes],
+    output: IO[bytes],
+    said: deque[str],
+    write: Callable[[bytes], None],
+    ended: threading.Event,
+) -> None:
+    for line in output:
+        said.append(line.decode(errors="replace").rstrip())
+        write(line)
+    process.wait()
+    ended.set()
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Close every host's standard input, which ends its ranks, and wait for that."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+    for process in processes:
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _on_all(hosts: PlainHosts, script: str, what: str, stdin: bytes = b"") -> None:
+    """Run a script on every host; every host that refuses is told at once."""
+    with ThreadPoolExecutor(len(hosts.hosts)) as pool:
+        done = list(pool.map(lambda host: _ask(hosts, host, script, stdin), hosts.hosts))
+    problems = [
+        f"{host}: {what}: {_last_line(each)}"
+        for host, each in zip(hosts.hosts, done, strict=True)
+        if each.returncode
+    ]
+    if problems:
+        raise AcceptError("\n".join(problems))
+
+
+def _ask(
+    hosts: PlainHosts, host: str, script: str, stdin: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(hosts.argv(host, script), input=stdin, capture_output=True, check=False)
+
+
+def _last_line(done: subprocess.CompletedProcess[bytes]) -> str:
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    said = lines[-1] if lines else f"exit status {done.returncode}"
+    if done.returncode == 255:  # ssh's own
+        return f"{said}; does `ssh {shlex.quote(str(done.args[-2]))} true` work without a question?"
+    return said
+
+
+def _nothing(_: bytes) -> None:
+    """Other hosts' lines are kept for a failure only."""
+
+
+def result_file(folder: Path, text: bytes) -> Path:
+    """Keep a result in a folder of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE_NAME
+    path.write_bytes(text)
+    return path

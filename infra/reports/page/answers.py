@@ -1,0 +1,163 @@
+"""The sentences that open the page: is the tuned model better, what a chat and the cluster cost.
+
+Owns their words. One metric decides, named here and not after a look at the figures; what has no
+interval is no gain, and what was not measured names the command that measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cost.chat.speeds import Basis, ChatCost
+from cost.chat.table import answer_text
+from cost.chat.unit_costs import NotKnown, UnitCosts, submit_command
+from cost.report.layout import span
+from cost.run_record import RunRecord
+from infra.reports.page.quality import SIGNIFICANT_P, verdict
+from infra.reports.page.training import Report, cents, figure, number, p_text, signed, usd
+
+DECIDING: Final = ("function_name_accuracy", "perplexity")
+"""The first that an evaluation has says whether the tuned model is better."""
+REHEARSAL: Final = "CPU rehearsal"
+_NOT_MEASURED: Final = "NOT MEASURED"
+_LEADS: Final = {"better": "Yes, better.", "worse": "No, worse."}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One question of a reader with its sentence."""
+
+    question: str
+    lead: str
+    """The answer in a few words."""
+    sentence: str
+    more: str = ""
+    """What it rests on; empty where the sentence says it."""
+    kind: str = ""
+    """`good`, `bad`, or nothing."""
+
+
+def answers(report: Report, rows: Sequence[Mapping[str, Any]]) -> tuple[Answer, ...]:
+    """Quality first, of the rows of quality.py; then a chat, then the cluster."""
+    return _better(report, rows), _chat(report), _cluster(report)
+
+
+def is_rehearsal(record: RunRecord) -> bool:
+    """Whether processors stood in for the GPUs that the run declares."""
+    hardware = record.hardware
+    return hardware is not None and hardware.device == "cpu" and hardware.num_gpus_declared > 0
+
+
+def chats(units: UnitCosts) -> tuple[ChatCost, ...]:
+    """The rows of a bill; none where no speed is known."""
+    return () if isinstance(units.chats, NotKnown) else units.chats
+
+
+def _better(report: Report, rows: Sequence[Mapping[str, Any]]) -> Answer:
+    question = "Is the tuned model better?"
+    by_key = {row["key"]: row for row in rows}
+    row = next((by_key[key] for key in DECIDING if key in by_key), None)
+    command = f"{submit_command(report.spec, 'workloads.evaluate')}, then soperator pull"
+    if row is None:
+        why = f"no evaluation of this stack has passed; run: {command}."
+        return Answer(question=question, lead=f"{_NOT_MEASURED}:", sentence=why)
+    unit, count = row["unit"], row["num_rows"]
+    before, after = (figure(row[name], unit) for name in ("before", "after"))
+    rows_text = "the held-out rows" if count is None else f"{number(count)} held-out rows"
+    sentence = f"{row['name'].removesuffix(' on held-out rows')} on {rows_text}: {before} base, "
+    sentence += f"{after} tuned"
+    found = verdict(row)
+    if row["low"] is None:
+        sentence += f"; without an interval this shows no gain; run: {command}."
+    elif row["low"] == row["high"] == 0:
+        # Resampling rows without a difference gives an interval without width: false precision.
+        sentence += "; no difference in any resample of them, so no interval can be told."
+    else:
+        points = " points" if unit else ""
+        sentence += (
+            f"; difference {signed(row['after'] - row['before'], unit)}{points}, {row['interval']} "
+            f"{signed(row['low'], unit)} to {signed(row['high'], unit)}"
+        )
+        if row["low"] <= 0 <= row["high"]:
+            sentence += ", which includes zero."
+        elif found == "not told apart":
+            sentence += (
+                f", but p {p_text(row['p_value'], row['resamples'])} is not below {SIGNIFICANT_P}."
+            )
+        else:
+            sentence += "."
+    return Answer(
+        question=question,
+        lead=_LEADS.get(found, "Not shown to be better."),
+        sentence=sentence,
+        more=_others(rows, row),
+        kind={"better": "good", "worse": "bad"}.get(found, ""),
+    )
+
+
+def _others(rows: Sequence[Mapping[str, Any]], decides: Mapping[str, Any]) -> str:
+    """What the other tested metrics say, as counts; those that got worse by name."""
+    others = [row for row in rows if row is not decides and row["p_value"] is not None]
+    worse = [row["name"] for row in others if verdict(row) == "worse"]
+    better = sum(verdict(row) == "better" for row in others)
+    named = f" ({', '.join(worse)})" if worse else ""
+    if not others:
+        return ""
+    return (
+        f"Of {len(others)} other tested metrics {better} better, {len(worse)} worse{named}; "
+        "no speed is among them: each was measured once."
+    )
+
+
+def _chat(report: Report) -> Answer:
+    question = "What does a chat cost?"
+    units, chat = report.bill.unit_costs, report.spec.chat
+    rows = chats(units)
+    if not rows:
+        why = str(units.chats).removeprefix("NOT KNOWN: ")
+        return Answer(question=question, lead=f"{_NOT_MEASURED}:", sentence=f"{why}.")
+    row = next((each for each in rows if each.speed.basis is Basis.MEASURED), rows[0])
+    lead = span(cents(row.cluster_low_usd), cents(row.cluster_high_usd), " to ")
+    alone = "" if row.serving_usd is None else f" ({cents(row.serving_usd)} for its serving nodes)"
+    speed = row.speed
+    measure = submit_command(report.spec, "workloads.evaluate")
+    how = f"assumed: {speed.source}; {_NOT_MEASURED}, run: {measure}"
+    if speed.basis is Basis.MEASURED:
+        day = "" if speed.date is None else f", {speed.date.isoformat()}"
+        cpu = ", on CPUs in place of the declared GPUs" if _is_rehearsed(report) else ""
+        how = f"measured once{day}{cpu}: no confidence interval"
+    prompt = "" if row.counts_prefill else "; reading is not counted"
+    missed = f"; an answer takes {answer_text(row)}" if row.meets_slo is False else ""
+    bound = "at least " if units.is_lower_bound else ""
+    basis = "Measured" if speed.basis is Basis.MEASURED else "Estimated"
+    return Answer(
+        question=question,
+        lead=f"{basis}: {bound}{lead}.",
+        sentence=f"A chat reads {chat.context_tokens:,} tokens and writes {chat.output_tokens:,}; "
+        f"from the smallest to the largest cluster{alone}. Its speed is {how}{prompt}{missed}.",
+    )
+
+
+def _is_rehearsed(report: Report) -> bool:
+    line = report.lineage
+    runs = (line.training, line.evaluation, *line.loads)
+    return any(is_rehearsal(each) for each in runs if each is not None)
+
+
+def _cluster(report: Report) -> Answer:
+    bill = report.bill.estimate
+    month = span(usd(bill.monthly_low_usd), usd(bill.monthly_high_usd), " to ")
+    hour = span(cents(bill.hourly_low_usd), cents(bill.hourly_high_usd), " to ")
+    unpriced = ", ".join(line.name for line in bill.unpriced)
+    priced = f"not priced: {unpriced}" if unpriced else "every line has a price"
+    date = "" if bill.price_date is None else f" of {bill.price_date.isoformat()}"
+    size = "smallest to largest size" if " to " in month else "of one size"
+    return Answer(
+        question="What does the cluster cost?",
+        lead=f"{'At least ' if bill.is_lower_bound else ''}{month} a month.",
+        sentence=f"{hour} an hour, {size}, without tax, at prices{date} ({bill.book_name}); "
+        f"{priced}.",
+        more=bill.heading or "",
+    )

@@ -1,0 +1,393 @@
+"""The loop closed: quality gained, speed, cost per chat before and after, break-even; also as text.
+
+All from run records; a part that did not run says NOT RUN and how to run it. Dollars are
+cost/chat/finetune.py's, statistics the evaluation's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from decimal import ROUND_CEILING, Decimal
+from typing import Any, Final
+
+from cost.bill.chat_report import plain_chat, plain_operating
+from cost.chat.break_even import api_costs
+from cost.chat.charts import load_charts, load_table
+from cost.chat.finetune import BASE, Finetune, Payback, asked_tuned, finetune
+from cost.chat.speeds import ChatCost, why_it_prices_nothing
+from cost.chat.table import NO_POINT, answer_text
+from cost.chat.unit_costs import NotKnown, RunCost, submit_command
+from cost.prices.api_prices import ApiPriceBook
+from cost.report.layout import UNKNOWN, Document, Format, Table, lay_out, small_usd_text
+from cost.run_record import RunRecord
+from infra.reports.page.answers import Answer, answers
+from infra.reports.page.quality import SIGNIFICANT_P, evaluation_rows, verdict
+from infra.reports.page.training import (
+    Report,
+    duration,
+    figure,
+    number,
+    p_text,
+    signed,
+    span_of_days,
+)
+
+SCHEMA_VERSION: Final = 1
+NOT_RUN: Final = "NOT RUN"
+SPEEDS: Final = (
+    ("prefill_tokens_per_s", "Reads, one prompt"),
+    ("output_tokens_per_s", "Writes, one stream"),
+    ("batch_prefill_tokens_per_s", "Reads, batch"),
+    ("batch_output_tokens_per_s", "Writes, batch"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """What one finetune brought, as far as it was measured."""
+
+    report: Report
+    answers: tuple[Answer, ...]
+    """The sentences that open the page."""
+    quality: tuple[Mapping[str, Any], ...]
+    """Rows of quality.py."""
+    load: RunRecord | None
+    """The newest load test of the tuned model that passed; of any model where there is none."""
+    finetune: Finetune
+    missing: tuple[str, ...]
+    """A line for each part that did not run."""
+
+
+def close_loop(report: Report) -> Loop:
+    """The loop of the report's stack."""
+    spec, bill = report.spec, report.bill
+    apis, _ = api_costs(spec.chat, ApiPriceBook.load())
+    found = finetune(spec, bill.estimate, bill.unit_costs, report.records, apis)
+    loads = report.lineage.loads
+    rows = evaluation_rows(report.evaluation)
+    loop = Loop(
+        report=report,
+        answers=answers(report, rows),
+        quality=tuple(row for row in rows if "per_s" not in row["key"]),
+        load=([each for each in loads if asked_tuned(each)] or [*loads] or [None])[-1],
+        finetune=found,
+        missing=(),
+    )
+    return replace(loop, missing=tuple(_missing(loop)))
+
+
+def plain_loop(loop: Loop) -> dict[str, object]:
+    """The loop as JSON values: money as text, None where nothing was measured."""
+    report, found = loop.report, loop.finetune
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "stack": report.spec.name,
+        "heading": report.bill.estimate.heading,
+        "answers": [asdict(each) for each in loop.answers],
+        "quality": [
+            {
+                "metric": row["key"],
+                "base": row["before"],
+                "tuned": row["after"],
+                "unit": row["unit"],
+                "low": row["low"],
+                "high": row["high"],
+                "p_value": row["p_value"],
+                "verdict": verdict(row),
+            }
+            for row in loop.quality
+        ]
+        or None,
+        "lineage": {
+            "data": _job_id(report.lineage.data),
+            "training": _job_id(report.training),
+            "evaluation": _job_id(report.evaluation_run),
+            "load": _job_id(loop.load),
+            "tuned_dir": report.lineage.tuned_dir,
+        },
+        "speed": _plain_speed(report.evaluation_run),
+        "operating_point": None if found.served is None else plain_operating(found.served),
+        "chats": [{"state": state, **plain_chat(row)} for state, row in states(loop)],
+        "length_ratio": None if found.length_ratio is None else f"{found.length_ratio:.6f}",
+        "training": _plain_run(found.training),
+        "evaluation": _plain_run(found.evaluation),
+        "investment_usd": _usd(found.investment_usd),
+        "break_even": [_plain_payback(each) for each in found.paybacks],
+        "missing": list(loop.missing),
+    }
+
+
+def _missing(loop: Loop) -> Iterator[str]:
+    report, found, stack = loop.report, loop.finetune, loop.report.spec.name
+    if isinstance(found.training, NotKnown):
+        yield f"Training: {NOT_RUN}: {found.training.reason}; run: {found.training.command}"
+    if not loop.quality:
+        command = submit_command(report.spec, "workloads.evaluate")
+        yield (
+            f"Quality and speed: {NOT_RUN}: no evaluation of this stack has passed; run: "
+            f"{command}, then soperator pull"
+        )
+    elif isinstance(found.evaluation, NotKnown):
+        yield f"Cost before and after: {found.evaluation}"
+    if loop.load is None:
+        yield (
+            f"Load: {NOT_RUN}: no load test of this stack has passed; run: soperator load --stack "
+            f"{stack}, then soperator pull"
+        )
+    elif loop.load.curve is None:
+        yield f"Load: job {loop.load.job_id} left no load.json beside its record; pull it again"
+    elif (why := why_it_prices_nothing(report.spec, loop.load)) is not None:
+        yield f"Load: job {loop.load.job_id} prices no chat: {why}"
+    elif not asked_tuned(loop.load):
+        asked = loop.load.curve.model
+        yield (
+            f"Served: {NOT_RUN}: job {loop.load.job_id} asked "
+            f"{asked or 'a model that load.json does not name'}, not the tuned model; run: "
+            f"soperator load --stack {stack} --set load.target.model=NAME, NAME one of the "
+            "server's (by itself: the last that it lists)"
+        )
+    for each in report.bill.unit_costs.no_operating_points:
+        yield f"{NO_POINT}: {each}"
+    if not found.paybacks:
+        yield f"Break-even of the finetune: {NOT_RUN}: it needs an evaluation or a load test"
+    elif found.investment_usd is None:
+        yield "Break-even of the finetune: NOT KNOWN: training or evaluation has no known price"
+
+
+def states(loop: Loop) -> Iterator[tuple[str, ChatCost]]:
+    """What a chat costs before and after, in the order in which it becomes known."""
+    assumed, found = loop.report.assumed.chats, loop.finetune
+    if not isinstance(assumed, NotKnown):
+        yield "before, assumed", assumed[0]
+    for state, row in (
+        ("before, base model", found.base),
+        ("after, its own length", found.tuned_own_length),
+        ("after, served under load", found.served),
+    ):
+        if row is not None:
+            yield state, row
+
+
+def _plain_speed(run: RunRecord | None) -> dict[str, object] | None:
+    if run is None:
+        return None
+    return {
+        f"{prefix}{name}": float(run.metrics[f"{prefix}{name}"])
+        for prefix in (BASE, "")
+        for name, _ in SPEEDS
+        if f"{prefix}{name}" in run.metrics
+    }
+
+
+def _plain_run(run: RunCost | NotKnown) -> dict[str, object] | None:
+    if isinstance(run, NotKnown):
+        return None
+    return {
+        "job": run.job,
+        "job_id": run.job_id,
+        "date": run.date.isoformat(),
+        "duration_s": int(run.duration_s),
+        "nodes_usd": _usd(run.nodes_usd),
+    }
+
+
+def _plain_payback(each: Payback) -> dict[str, object]:
+    return {
+        "against": each.against,
+        "other_usd": _usd(each.other_usd),
+        "ours_usd": _usd(each.ours_usd),
+        "saving_usd": _usd(each.saving_usd),
+        "chats": None if each.chats is None else f"{each.chats:.1f}",
+        "days": None if each.days is None else f"{each.days:.3f}",
+    }
+
+
+def _job_id(run: RunRecord | None) -> str | None:
+    return None if run is None else run.job_id
+
+
+def _usd(usd: Decimal | None) -> str | None:
+    return None if usd is None else f"{usd:.9f}"
+
+
+def loop_text(loop: Loop, format: Format) -> str:
+    """The page's three answers and the loop, as text or markdown, ending in a newline."""
+    heading = loop.report.bill.estimate.heading
+    first = Document(heading=heading, tables=(), notes=tuple(_answers(loop)))
+    tables = (*_quality_tables(loop), *_tables(loop))
+    found = Document(heading=None, tables=tables, notes=tuple(_notes(loop)))
+    return f"{lay_out(first, format)}\n{lay_out(found, format)}"
+
+
+def loop_html(loop: Loop) -> str:
+    """The loop as a fragment of the page; quality has its own section there."""
+    found = Document(heading=None, tables=_tables(loop), notes=tuple(_notes(loop)))
+    return lay_out(found, Format.HTML)
+
+
+def loop_charts(loop: Loop) -> tuple[str, ...]:
+    """The load test as inline SVG; none without one."""
+    curve = None if loop.load is None else loop.load.curve
+    return () if curve is None else load_charts(curve)
+
+
+def _answers(loop: Loop) -> Iterator[str]:
+    for each in loop.answers:
+        yield f"{each.question} {each.lead} {each.sentence} {each.more}".rstrip()
+
+
+def _quality_tables(loop: Loop) -> tuple[Table, ...]:
+    run = loop.report.evaluation_run
+    if not loop.quality or run is None:
+        return ()
+    return (
+        Table(
+            title=f"Quality on the same held-out rows (job {run.job_id})",
+            headings=(
+                "Metric",
+                "Verdict",
+                "Base",
+                "Tuned",
+                "Change",
+                loop.quality[0]["interval"].capitalize(),
+                "p",
+            ),
+            rows=tuple(_quality_row(row) for row in loop.quality),
+            num_text_columns=2,
+            bad_rows=frozenset(
+                index for index, row in enumerate(loop.quality) if verdict(row) == "worse"
+            ),
+        ),
+    )
+
+
+def _quality_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    unit, low, high, p_value = row["unit"], row["low"], row["high"], row["p_value"]
+    return (
+        row["name"],
+        verdict(row),
+        figure(row["before"], unit),
+        figure(row["after"], unit),
+        row["change"],
+        "-" if low is None else f"{signed(low, unit)} to {signed(high, unit)}",
+        "-" if p_value is None else p_text(p_value, row["resamples"]),
+    )
+
+
+def _tables(loop: Loop) -> tuple[Table, ...]:
+    tables = [*_speed_tables(loop.report.evaluation_run)]
+    known = list(states(loop))
+    if known:
+        tables.append(_cost_table(known))
+    if loop.finetune.paybacks:
+        tables.append(_payback_table(loop.finetune))
+    if loop.load is not None and loop.load.curve is not None:
+        title = f"Load test (job {loop.load.job_id}), SLO: {loop.load.curve.slo}"
+        tables.append(load_table(loop.load.curve, title))
+    return tuple(tables)
+
+
+def _speed_tables(run: RunRecord | None) -> Iterator[Table]:
+    if run is None:
+        return
+    rows = [
+        (label, number(before), number(after))
+        for name, label in SPEEDS
+        if (before := run.metrics.get(f"{BASE}{name}")) and (after := run.metrics.get(name))
+    ]
+    if rows:
+        size = run.metrics.get("batch_size")
+        batch = "" if size is None else f", batch of {number(size)}"
+        yield Table(
+            title=f"Speed in tokens a second (job {run.job_id}{batch}), each measured once",
+            headings=("Speed", "Base", "Tuned"),
+            rows=tuple(rows),
+            num_text_columns=1,
+        )
+
+
+def _has_speeds(run: RunRecord | None) -> bool:
+    return any(True for _ in _speed_tables(run))
+
+
+def _cost_table(states: list[tuple[str, ChatCost]]) -> Table:
+    return Table(
+        title="Cost per chat before and after",
+        headings=("State", "Where from", "Writes/s", "Reads/s", "Cluster", "Serving", "Answer"),
+        rows=tuple(
+            (
+                state,
+                row.speed.scenario,
+                number(row.speed.output_tokens_per_s),
+                UNKNOWN
+                if row.speed.prefill_tokens_per_s is None
+                else number(row.speed.prefill_tokens_per_s),
+                small_usd_text(row.cluster_low_usd),
+                UNKNOWN if row.serving_usd is None else small_usd_text(row.serving_usd),
+                answer_text(row),
+            )
+            for state, row in states
+        ),
+        num_text_columns=2,
+        bad_rows=frozenset(
+            index for index, (_, row) in enumerate(states) if row.meets_slo is False
+        ),
+    )
+
+
+def _payback_table(found: Finetune) -> Table:
+    usd = found.investment_usd
+    cost = "of unknown cost" if usd is None else f"of {small_usd_text(usd)}"
+    return Table(
+        title=f"Break-even of the finetune {cost} (own nodes of training and evaluation)",
+        headings=("Against", "USD There", "USD Here", "Saving", "Chats", "After"),
+        rows=tuple(_payback_row(each) for each in found.paybacks),
+        num_text_columns=1,
+    )
+
+
+def _payback_row(each: Payback) -> tuple[str, ...]:
+    never = UNKNOWN if each.saving_usd > 0 else "never"
+    saving = each.saving_usd
+    return (
+        each.against,
+        small_usd_text(each.other_usd),
+        small_usd_text(each.ours_usd),
+        f"{'-' if saving < 0 else ''}{small_usd_text(abs(saving))}",
+        never if each.chats is None else f"{each.chats.to_integral_value(ROUND_CEILING):,}",
+        never if each.days is None else span_of_days(each.days),
+    )
+
+
+def _notes(loop: Loop) -> Iterator[str]:
+    yield from (f"{each}." for each in loop.missing)
+    found = loop.finetune
+    if loop.quality:
+        yield (
+            "Intervals and p are the evaluation's paired resampling of the same rows; not told "
+            f"apart: p of {SIGNIFICANT_P} or more. Name the metric that decides before you look."
+        )
+    for what, run in (("Training", found.training), ("Evaluation", found.evaluation)):
+        if isinstance(run, RunCost):
+            nodes = "1 node" if run.num_nodes == 1 else f"{run.num_nodes} nodes"
+            usd = "an unknown price" if run.nodes_usd is None else small_usd_text(run.nodes_usd)
+            yield (
+                f"{what}: job {run.job_id} ({run.job}) of {run.date.isoformat()}, "
+                f"{duration(run.duration_s)} on {nodes}: {usd}."
+            )
+    if _has_speeds(loop.report.evaluation_run):
+        yield (
+            "Speeds of base and tuned are one measurement each and have no interval: their "
+            "difference is not told apart from noise, and no cost is made of it."
+        )
+    if found.length_ratio is not None:
+        yield (
+            f"The tuned model's answers have {number(found.length_ratio * 100)} % of the base "
+            "model's characters; a chat's output tokens are taken to have as much."
+        )
+    if found.paybacks:
+        yield (
+            "Break-even: dollars of training and evaluation over the saving a chat, serving nodes "
+            "alone; days at the declared demand, or with the serving nodes full."
+        )

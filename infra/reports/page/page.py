@@ -1,0 +1,133 @@
+"""The report as one self-contained HTML page: no script, no request, every foreign text escaped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from cost.bill.table import document
+from cost.report.layout import Format, lay_out
+from cost.run_record import RunRecord
+from infra import files
+from infra.reports.page import drawings
+from infra.reports.page.answers import REHEARSAL, is_rehearsal
+from infra.reports.page.loop import close_loop, loop_charts, loop_html
+from infra.reports.page.quality import evaluation_rows, samples, verdict
+from infra.reports.page.training import (
+    Report,
+    Row,
+    duration,
+    figure,
+    last_finished,
+    number,
+    p_text,
+    signed,
+    speeds,
+    summary,
+    total_seconds,
+)
+
+_FOLDER = Path(__file__).parent
+_KIND_NAMES = {
+    "prepare-data": "Prepare data",
+    "train": "Train",
+    "evaluate": "Evaluate",
+    "serve": "Serve",
+    "load": "Load test",
+}
+
+
+def render(report: Report) -> str:
+    """The page's HTML; equal input gives equal bytes."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": number,
+        "duration": duration,
+        "signed": signed,
+        "figure": figure,
+        "p_text": p_text,
+        "verdict": verdict,
+        "passed": passed,
+    }
+    metrics = evaluation_rows(report.evaluation)
+    loop = close_loop(report)
+    bill = document(report.bill, Format.HTML)
+    return environment.get_template("page.html.j2").render(
+        report=report,
+        spec=report.spec,
+        estimate=report.bill.estimate,
+        problems=report.bill.problems,
+        bill=Markup(lay_out(replace(bill, figures=()), Format.HTML)),  # noqa: S704 (escaped in cost/report/layout.py)
+        style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 (our own file)
+        architecture=Markup(drawings.draw(report.spec)),  # noqa: S704 (escaped in svg.py)
+        training_rows=training_rows(report),
+        busy_chart=Markup(busy_chart(report)),  # noqa: S704 (numbers only)
+        speed_rows=speed_rows(report),
+        loss_chart=Markup(drawings.loss_curve(report.losses)),  # noqa: S704 (numbers only)
+        loop=Markup(loop_html(loop)),  # noqa: S704 (escaped in cost/report/layout.py)
+        metrics=metrics,
+        answers=loop.answers,
+        samples=samples(report.evaluation),
+        figures=[Markup(chart) for chart in (*loop_charts(loop), *bill.figures)],  # noqa: S704 (escaped in cost/report/charts.py)
+        updated=last_finished(report),
+        total_s=total_seconds(report.records),
+        runs=[
+            (
+                "Runs of this finetune",
+                [each for each in report.records if report.lineage.holds(each)],
+            ),
+            ("Other runs", [each for each in report.records if not report.lineage.holds(each)]),
+        ],
+        kind_names=_KIND_NAMES,
+    )
+
+
+def passed(record: RunRecord) -> str:
+    """The outcome of a run; one on processors in place of its GPUs says so."""
+    name = record.outcome.value
+    return f"{name}, {REHEARSAL}" if is_rehearsal(record) else name
+
+
+def training_rows(report: Report) -> tuple[Row, ...]:
+    """The summary of the last training; nothing without one."""
+    if report.training is None or report.gpus is None:
+        return ()
+    return summary(report.training, report.gpus, report.records)
+
+
+def busy_chart(report: Report) -> str:
+    """Utilisation and memory of the last training's GPUs over its time; empty without samples."""
+    moments = () if report.gpus is None else report.gpus.moments
+    return drawings.busy_curve(
+        [(each.minute, each.utilization_percent, each.memory_percent) for each in moments]
+    )
+
+
+def speed_rows(report: Report) -> list[dict[str, Any]]:
+    """Throughput of every training run, with the width of its bar."""
+    found = speeds(report.records)
+    largest = max((float(speed) for _, speed in found), default=0.0)
+    return [
+        {
+            "record": record,
+            "speed": speed,
+            "width": drawings.bar_width(float(speed), largest),
+        }
+        for record, speed in found
+    ]
+
+
+def write(report: Report, path: Path) -> Path:
+    """Writes the page, whole or not at all."""
+    files.write(path, render(report))
+    return path

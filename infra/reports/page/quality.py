@@ -1,0 +1,140 @@
+"""Quality of base and tuned model from one evaluation: evaluation_rows(evaluation), samples(...).
+
+Owns which figures there are, their names, and which way is better. Rows have the paired test of the
+evaluation where it has one: `low` and `high` bound the difference, `p_value` says how often chance
+does as much, `interval` and `resamples` how wide and how fine that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+from infra.reports.page import drawings
+
+SIGNIFICANT_P = 0.05
+"""A difference with a smaller p is told apart from chance; one metric should be named before."""
+_LOWER_IS_BETTER = frozenset({"perplexity", "loss", "repeated_4gram_share", "call_parse_failure"})
+_HIGHER_IS_BETTER = ("accuracy", "tokens_per_s", "f1", "parsed", "bleu", "rouge", "exact_match")
+_NAMES = {
+    "perplexity": "Perplexity on held-out rows",
+    "function_name_accuracy": "Function name accuracy",
+    "argument_accuracy": "Argument accuracy",
+    "argument_name_accuracy": "Argument name accuracy",
+    "bleu": "BLEU (0 to 100)",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "message_length_avg": "Average answer length (characters)",
+    "output_tokens_per_s": "Output tokens per second, one stream",
+    "batch_output_tokens_per_s": "Output tokens per second, batch",
+    "prefill_tokens_per_s": "Prompt tokens read per second, one stream",
+    "batch_prefill_tokens_per_s": "Prompt tokens read per second, batch",
+}
+
+
+def evaluation_rows(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """One row per number that both models have: before, after, change, and whether that is good."""
+    if evaluation is None:
+        return []
+    base, tuned = evaluation["base_model"], evaluation["finetuned_model"]
+    rows = []
+    for key in base:
+        before, after = base[key], tuned.get(key)
+        if not (_is_number(before) and _is_number(after)) or key.startswith("num_"):
+            continue
+        share = "accuracy" in key and max(abs(before), abs(after)) <= 1
+        shown_before, shown_after = (100 * before, 100 * after) if share else (before, after)
+        delta = shown_after - shown_before
+        largest = max(abs(shown_before), abs(shown_after))
+        test = _test(evaluation, key, 100 if share else 1)
+        # One measurement of each says nothing of a difference.
+        is_untested = "per_s" in key and test["p_value"] is None
+        rows.append(
+            {
+                "key": key,
+                "name": _NAMES.get(key, key.replace("_", " ").capitalize()),
+                "unit": "%" if share else "",
+                "before": shown_before,
+                "after": shown_after,
+                "change": "measured once"
+                if is_untested
+                else _change(before, after, delta, share=share),
+                "better": None if is_untested else _better(key, delta),
+                **test,
+                "before_width": drawings.bar_width(shown_before, 100 if share else largest),
+                "after_width": drawings.bar_width(shown_after, 100 if share else largest),
+            }
+        )
+    return sorted(rows, key=lambda row: row["better"] is None)
+
+
+def _test(evaluation: Mapping[str, Any], key: str, scale: float) -> dict[str, Any]:
+    """The paired test of the metric in the row's own unit; None where there is none."""
+    sampling = evaluation.get("sampling") or {}
+    resamples, confidence = sampling.get("resamples"), sampling.get("confidence")
+    known = {
+        "interval": f"{100 * confidence:g} % interval" if _is_number(confidence) else "interval",
+        "resamples": resamples if _is_number(resamples) else None,
+    }
+    found = (evaluation.get("significance") or {}).get(key)
+    low, high, p_value, rows = (
+        found.get(name) if isinstance(found, Mapping) else None
+        for name in ("low", "high", "p_value", "num_rows")
+    )
+    num_rows = rows if _is_number(rows) else evaluation["base_model"].get("num_rows")
+    if not (_is_number(low) and _is_number(high) and _is_number(p_value)):
+        return {**known, "low": None, "high": None, "p_value": None, "num_rows": num_rows}
+    bounds = {"low": scale * low, "high": scale * high}
+    return {**known, **bounds, "p_value": p_value, "num_rows": num_rows}
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """Better, worse, or not told apart; a figure without a test or a direction gets none."""
+    if row["p_value"] is None:
+        return "-"
+    if row["p_value"] >= SIGNIFICANT_P or row["low"] <= 0 <= row["high"]:
+        return "not told apart"
+    return {True: "better", False: "worse", None: "differs"}[row["better"]]
+
+
+def samples(evaluation: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    """The same question to both models, with the reference answer."""
+    if evaluation is None:
+        return []
+    before, after = (
+        [
+            each
+            for each in evaluation[name].get("sample_generations") or []
+            if isinstance(each, dict)
+        ]
+        for name in ("base_model", "finetuned_model")
+    )
+    return [
+        {
+            "input": str(base.get("input", "")),
+            "reference": str(base.get("reference", "")),
+            "base": str(base.get("generated", "")),
+            "tuned": str(tuned.get("generated", "")),
+        }
+        for base, tuned in zip(before, after, strict=False)
+    ]
+
+
+def _change(before: float, after: float, delta: float, *, share: bool) -> str:
+    if share:
+        return f"{delta:+.1f} points"
+    return f"{100 * (after - before) / before:+.1f} %" if before else "new"
+
+
+def _better(key: str, delta: float) -> bool | None:
+    """None where neither direction is better or nothing changed."""
+    if not delta:
+        return None
+    if key in _LOWER_IS_BETTER:
+        return delta < 0
+    return delta > 0 if any(part in key for part in _HIGHER_IS_BETTER) else None
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

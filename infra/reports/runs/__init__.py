@@ -1,0 +1,1 @@
+"""Runs from their records: list, compare, reproduce, share."""

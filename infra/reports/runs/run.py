@@ -1,0 +1,328 @@
+"""A run: its record, what was asked for it, what it was made of and cost; lists of runs.
+
+Its files are in `<state>/runs/<stack>/<job id>/` of jobs that were pulled here, and `.shared/`
+beside them of those that others pulled (shared.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+from cost.report.layout import small_usd_text
+from cost.resources.hourly_rates import RunRates
+from cost.run_record import RunRecord, load_run_records
+from cost.runs.forecast import SECONDS_PER_HOUR
+from cost.runs.ledger import ActualEntry, Entry, LineError, VersionError, decode
+from cost.runs.spend import actuals
+from infra.clients.errors import JobsError
+from infra.jobs import history
+from infra.jobs.records import losses, read_object
+from infra.jobs.submit import Submission
+
+SHARED: Final = ".shared"
+"""Hidden, so that what others ran counts for no price or speed here."""
+RECIPE: Final = "recipe.json"
+ACTUAL: Final = "actual.json"
+ACCOUNTING: Final = "accounting"
+_SPEEDS: Final = {
+    "train": "train_tokens_per_s",
+    "load": "operating_output_tokens_per_s",
+}
+_COMMIT: Final = re.compile(r"[0-9a-f]{7,64}")
+_ANY_SPEED: Final = "output_tokens_per_s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One job that left a run record."""
+
+    name: str
+    """Job id; of a run that others pulled `ID@CLUSTER`, as ids start again on a new cluster."""
+    folder: Path
+    record: RunRecord
+    code_hash: str | None
+    git_revision: str | None
+    data_hash: str | None
+    """SHA-256 of the file of rows that it read or made; None where its record has none."""
+    data_file: str | None
+    """That file on the cluster."""
+    reason: str | None
+    environment: Mapping[str, str]
+    versions: Mapping[str, str]
+    world_size: int
+    recipe: Mapping[str, Any] | None
+    """The recipe with every setting in it; None for a run that kept none."""
+    submission: Submission | None
+    usd: Decimal | None
+    """US dollars of its own nodes; None when not known."""
+    usd_from: str | None
+    """Where the dollars come from."""
+    losses: tuple[tuple[int, float], ...]
+    """(train step from 1, loss)."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Dotted key -> value of the recipe; empty without one."""
+        return flat(self.recipe or {})
+
+    @property
+    def method(self) -> str | None:
+        """How it trained, such as lora; None for a job that does not train."""
+        found = self.settings.get("train.method")
+        return None if found is None else str(found)
+
+    @property
+    def tokens_per_s(self) -> Decimal | None:
+        """The speed that its kind is known by; None when it measured none."""
+        return self.record.metrics.get(_SPEEDS.get(self.record.kind, _ANY_SPEED))
+
+    @property
+    def reproduces(self) -> str | None:
+        """The run that it was submitted to repeat."""
+        return None if self.submission is None else self.submission.reproduces
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys; an empty mapping is a value."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def read_runs(
+    state: Path,
+    stack: str,
+    *,
+    rates: RunRates | None,
+    entries: Sequence[Entry],
+    say: Callable[[str], object],
+) -> tuple[Run, ...]:
+    """Every run that is known here, oldest first; `say` gets a line for each damaged record.
+
+    `entries`: the ledger's, for what runs cost; `rates`: for those that it has no end of.
+    """
+    root = state / "runs" / stack
+    ended = actuals(entries)
+    found: dict[tuple[str, object], Run] = {}
+    for folder, is_shared in ((root, False), (root / SHARED, True)):
+        records, problems = load_run_records(folder)
+        for problem in problems:
+            say(f"damaged run record, left out: {problem}")
+        for record in records:
+            if is_shared and not Path(record.path).parent.name.startswith(f"{record.job_id}-"):
+                say(f"damaged run record, left out: {record.path}: job_id: is not of its folder")
+                continue
+            run = _run(record, is_shared, ended, rates)
+            # The same run pulled by us and by others is one run, and ours.
+            found.setdefault((record.job_id, record.started_at), run)
+    return tuple(sorted(found.values(), key=lambda run: (run.record.started_at, run.name)))
+
+
+def find_run(runs: Sequence[Run], name: str) -> Run:
+    """The run of this name; refused with the names there are."""
+    named = [run for run in runs if run.name == name]
+    if len(named) == 1:
+        return named[0]
+    same_id = [run.name for run in runs if run.record.job_id == name]
+    if same_id:
+        raise JobsError(f"run {name!r}: there are several: {', '.join(same_id)}; name one of these")
+    have = ", ".join(run.name for run in runs[-12:]) or "none"
+    raise JobsError(
+        f"run {name!r}: not here (newest: {have}); bring it with soperator pull {name}, or those "
+        "of others with soperator runs list --shared"
+    )
+
+
+def _run(
+    record: RunRecord,
+    is_shared: bool,
+    ended: Mapping[tuple[str, str], ActualEntry],
+    rates: RunRates | None,
+) -> Run:
+    folder = Path(record.path).parent
+    detail = read_object(Path(record.path))
+    submission = history.read_submission(folder / history.SUBMISSION)
+    actual = _shared_actual(folder) if is_shared else None
+    if actual is None and submission is not None:
+        actual = ended.get((submission.cluster, record.job_id))
+    usd, usd_from = _cost(record, actual, rates)
+    recipe = read_object(folder / RECIPE)
+    artifacts, world_size = detail.get("artifacts"), detail.get("world_size")
+    return Run(
+        name=folder.name.replace("-", "@") if is_shared else record.job_id,
+        folder=folder,
+        record=record,
+        code_hash=_text(detail, "code_hash"),
+        git_revision=_commit(_text(detail, "git_revision")),
+        data_hash=_text(detail, "data_hash"),
+        data_file=_text(artifacts, "data_file"),
+        reason=_text(detail, "reason"),
+        environment=_texts(detail.get("environment")),
+        versions=_texts(detail.get("versions")),
+        world_size=world_size if isinstance(world_size, int) else 1,
+        recipe=recipe or None,
+        submission=submission,
+        usd=usd,
+        usd_from=usd_from,
+        losses=losses(folder),
+    )
+
+
+def cost_text(run: Run) -> str | None:
+    """US dollars of the run, with a mark where they are an estimate."""
+    if run.usd is None:
+        return None
+    return small_usd_text(run.usd) if run.usd_from == ACCOUNTING else f"~{small_usd_text(run.usd)}"
+
+
+def _cost(
+    record: RunRecord, actual: ActualEntry | None, rates: RunRates | None
+) -> tuple[Decimal | None, str | None]:
+    """What accounting says, else the record's hours at the price of the nodes that it names."""
+    if actual is not None and actual.nodes_usd is not None:
+        return actual.nodes_usd, ACCOUNTING
+    hardware = record.hardware
+    if rates is None or hardware is None:
+        return None, None
+    for worker in rates.spec.nodes.workers:
+        if (worker.platform, worker.preset) == (hardware.platform, hardware.preset):
+            hours = record.duration_s / SECONDS_PER_HOUR
+            usd = rates.nodes_usd(worker, hardware.num_nodes, hours)
+            return usd, None if usd is None else "its record's time, whole nodes"
+    return None, None
+
+
+def _shared_actual(folder: Path) -> ActualEntry | None:
+    """The line of another ledger that came with the record; a damaged one is as good as none."""
+    try:
+        entry = decode((folder / ACTUAL).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, LineError, VersionError):
+        return None
+    return entry if isinstance(entry, ActualEntry) else None
+
+
+def _text(values: object, key: str) -> str | None:
+    """The text under the key; None where there is none."""
+    found = values.get(key) if isinstance(values, Mapping) else None
+    return found if isinstance(found, str) and found else None
+
+
+def _commit(text: str | None) -> str | None:
+    """The commit; None for what is none, and what git would take for an option."""
+    return text if text is not None and _COMMIT.fullmatch(text) else None
+
+
+def _texts(value: object) -> Mapping[str, str]:
+    return {str(k): str(v) for k, v in value.items()} if isinstance(value, Mapping) else {}
+
+
+HEADERS: Final = (
+    *("RUN", "JOB", "OUTCOME", "MODEL", "METHOD", "TOKENS/S", "USD", "CODE", "REVISION"),
+    *("STARTED (UTC)", "REPEATS"),
+)
+_SHORT: Final = 10
+"""Digits of a commit that people tell apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which runs; None and nothing: any."""
+
+    jobs: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    outcomes: tuple[str, ...] = ()
+    model: str | None = None
+    """A part of its name, in any case."""
+    since: datetime | None = None
+    last: int | None = None
+    """So many of the newest."""
+
+
+def select(runs: Sequence[Run], wanted: Wanted) -> tuple[Run, ...]:
+    """The runs that fit, oldest first."""
+    found = tuple(run for run in runs if _fits(run, wanted))
+    return found if wanted.last is None else found[-wanted.last :]
+
+
+def rows(runs: Sequence[Run]) -> list[tuple[object, ...]]:
+    """A line for each run, under HEADERS."""
+    return [
+        (
+            run.name,
+            run.record.job,
+            run.record.outcome,
+            run.record.model,
+            run.method or run.record.kind,
+            None if run.tokens_per_s is None else f"{run.tokens_per_s:,.1f}",
+            cost_text(run),
+            run.code_hash,
+            None if run.git_revision is None else run.git_revision[:_SHORT],
+            f"{run.record.started_at:%Y-%m-%d %H:%M}",
+            run.reproduces,
+        )
+        for run in runs
+    ]
+
+
+def notes(runs: Sequence[Run]) -> tuple[str, ...]:
+    """What the marks in the rows mean."""
+    if not any(run.usd is not None and run.usd_from != ACCOUNTING for run in runs):
+        return ()
+    note = (
+        "~: an estimate, whole nodes for the time of its record; `soperator pull ID` and "
+        "`soperator spend` ask Slurm's accounting, after which the figure is what it held"
+    )
+    return (note,)
+
+
+def plain(run: Run) -> dict[str, object]:
+    """The run as plain values, units in the names."""
+    hardware = run.record.hardware
+    return {
+        "run": run.name,
+        "job": run.record.job,
+        "job_id": run.record.job_id,
+        "kind": run.record.kind,
+        "outcome": run.record.outcome.value,
+        "reason": run.reason,
+        "model": run.record.model,
+        "recipe": run.record.recipe,
+        "method": run.method,
+        "tokens_per_s": None if run.tokens_per_s is None else float(run.tokens_per_s),
+        "usd": None if run.usd is None else str(run.usd),
+        "usd_from": run.usd_from,
+        "code_hash": run.code_hash,
+        "git_revision": run.git_revision,
+        "data_hash": run.data_hash,
+        "started_at": run.record.started_at.isoformat(),
+        "duration_s": int(run.record.duration_s),
+        "num_nodes": None if hardware is None else hardware.num_nodes,
+        "preset": None if hardware is None else hardware.preset,
+        "device": None if hardware is None else hardware.device,
+        "world_size": run.world_size,
+        "reproduces": run.reproduces,
+        "metrics": {name: float(value) for name, value in run.record.metrics.items()},
+        "settings": dict(run.settings),
+    }
+
+
+def _fits(run: Run, wanted: Wanted) -> bool:
+    record = run.record
+    model = (record.model or "").casefold()
+    return (
+        (not wanted.jobs or record.job in wanted.jobs)
+        and (not wanted.kinds or record.kind in wanted.kinds)
+        and (not wanted.outcomes or record.outcome in wanted.outcomes)
+        and (wanted.model is None or wanted.model.casefold() in model)
+        and (wanted.since is None or record.started_at >= wanted.since)
+    )

@@ -1,0 +1,306 @@
+"""Jobs of the demo: found again, submitted, followed to their end, pulled; one or a chain.
+
+With them what says how far a long step is, and what a killed demo left running.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra import files
+from infra.cli import output
+from infra.clients import slurm
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.slurm import Job
+from infra.clients.ssh import Connection
+from infra.jobs import follow, submit_once, transfer
+from infra.jobs.history import Earlier
+from infra.jobs.ledger import Books, open_books
+from infra.jobs.submit import Submission
+from infra.jobs.submit_once import dispatch, order
+from infra.local.process import MARK
+from infra.local.slurm.pod import marker
+from infra.render.delivery import hash_files
+from stacks import pipeline
+from stacks.errors import UserError
+from stacks.slurm_spec import TRAIN_MODULE, JobSpec
+from stacks.spec import StackSpec
+
+_LINE_EVERY_S = 5.0
+_KEPT_BYTES = 20_000
+
+
+class Tail:
+    """The end of one job's log, as it grows."""
+
+    def __init__(self, name: str, say: Callable[[str], None]) -> None:
+        self._name, self._say = name, say
+        self._text = b""
+        self._shown_at = 0.0
+
+    def add(self, chunk: bytes) -> None:
+        """Takes more of the log."""
+        self._text = (self._text + chunk)[-_KEPT_BYTES:]
+        lines = self._lines()
+        if lines and time.monotonic() - self._shown_at >= _LINE_EVERY_S:
+            self._shown_at = time.monotonic()
+            self._say(f"{self._name}: {lines[-1]}")
+
+    def _lines(self) -> list[str]:
+        """Whole lines without JSON, which is for programs."""
+        whole = self._text.rpartition(b"\n")[0].decode(errors="replace").splitlines()
+        return [line for line in whole if line.strip() and line[0] not in " {}[]"]
+
+
+@dataclass(slots=True)
+class Remark:
+    """What came of a stage, in a few words."""
+
+    text: str = ""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Prints one line per event, with the seconds since the start; remembers the stages."""
+
+    started_s: float = field(default_factory=time.monotonic)
+    stages: list[tuple[str, float, str]] = field(default_factory=list)
+    """Name, seconds, remark of every stage that ended."""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started_s
+
+    def say(self, text: str) -> None:
+        """One line, at once."""
+        output.note(f"[{self.elapsed_s:6.1f} s] {text}")
+        output.at(text)
+
+    def note(self, name: str, seconds: float, remark: str) -> None:
+        """Remembers a stage whose time is known from elsewhere."""
+        self.stages.append((name, seconds, remark))
+
+    @contextmanager
+    def stage(self, name: str, *, tells_itself: bool = False) -> Iterator[Remark]:
+        """Times the block; a stage that is left by an error is not among the stages.
+
+        `tells_itself`: a command of ours runs in it, which is never silent.
+        """
+        self.say(name)
+        started, remark = time.monotonic(), Remark()
+        with nullcontext() if tells_itself else output.never_silent(name, self.say):
+            yield remark
+        self.note(name, time.monotonic() - started, remark.text)
+
+
+_LAST_LINES = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One job of the demo, ended and pulled."""
+
+    job: Job
+    reused: bool
+    """Whether an earlier run submitted it."""
+    folder: Path
+
+
+@dataclass(slots=True, kw_only=True)
+class Runner:
+    """Jobs of one stack, over one connection."""
+
+    connection: Connection
+    spec: StackSpec
+    outputs: StackOutputs
+    state: Path
+    files: Mapping[str, bytes]
+    """The code that the cluster runs, path -> content: recipes are read from it."""
+    git_revision: str | None
+    say: Callable[[str], None]
+    code_hash: str = field(init=False)
+    _books: Books = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.code_hash = hash_files(self.files)
+        self._books = open_books(self.spec, self.state, self.say)
+
+    @property
+    def earlier(self) -> Earlier:
+        """What was submitted before, and whether it counts."""
+        return Earlier(
+            shell=self.connection,
+            outputs=self.outputs,
+            state=self.state,
+            code_hash=self.code_hash,
+            say=self.say,
+        )
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Nothing else submits in it, and the job of a run that was killed is written down."""
+        return submit_once.alone(self.state, self.connection, self.outputs, self.say)
+
+    def submit(self, job: JobSpec, sets: tuple[str, ...], after: str | None = None) -> Submission:
+        """Submits the job, in `alone`."""
+        # Nobody declares how many tokens a job reads that does not train: no forecast, no line.
+        say = self.say if job.module == TRAIN_MODULE else lambda _line: None
+        sent = dispatch(
+            order(self._books, job, self.files, sets, say=say),
+            self._books,
+            self.connection,
+            self.outputs,
+            state=self.state,
+            code_hash=self.code_hash,
+            git_revision=self.git_revision,
+            say=say,
+            after=after,
+        )
+        waits = f", after job {after}" if after else ""
+        self.say(f"{job.name}: submitted as job {sent.submission.job_id}{waits}")
+        return sent.submission
+
+    def finish(self, submission: Submission, *, reused: bool) -> Step:
+        """Follows the job to its end and pulls what it left; a failed job is an error."""
+        job = self.follow(submission)
+        if not job.succeeded:
+            raise UserError(self.failure(submission, job))
+        return Step(job=job, reused=reused, folder=self.pull(submission))
+
+    def follow(self, submission: Submission) -> Job:
+        """The job at its end; a line of its log is shown now and then."""
+        job = slurm.find(self.connection, submission.job_id)
+        if job.finished:
+            return job
+        return follow.follow(
+            self.connection,
+            submission.log_path,
+            submission.job_id,
+            write=Tail(submission.job, self.say).add,
+            on_state=lambda job: self.say(f"{job.name}: job {job.id} is {job.state}"),
+        )
+
+    def pull(self, submission: Submission) -> Path:
+        """The folder on this machine with what the job left."""
+        return transfer.pull(
+            self.connection, self.outputs, submission.job, submission.job_id, state=self.state
+        )
+
+    def failure(self, submission: Submission, job: Job) -> str:
+        """How the job ended, and its last words where it had any."""
+        ended = f"{submission.job} (job {job.id}) ended {job.state} with {job.status}"
+        try:
+            folder = self.pull(submission)
+            lines = (folder / "job.log").read_text(errors="replace").splitlines()
+        except (JobsError, FileNotFoundError):
+            return f"{ended} before it wrote a log; {job.where or 'Slurm gives no reason'}"
+        shown = [line for line in lines if not line.startswith('{"schema')][-_LAST_LINES:]
+        return "\n".join([f"{ended}; its log is {folder / 'job.log'}, its last lines:", *shown])
+
+
+def run_chain(runner: Runner, settings: Mapping[str, tuple[str, ...]]) -> dict[str, Step]:
+    """Every such job to its end, by name; the first failure ends it. Settings are by job."""
+    chosen: dict[str, Submission] = {}
+    reused: set[str] = set()
+    with runner.alone():
+        for job in in_order(runner.spec):
+            sets = settings.get(job.name, ())
+            needed = [chosen[name] for name in job.after if name in chosen]
+            earlier = runner.earlier.counting(job.name, sets, needed)
+            if earlier is not None:
+                reused.add(job.name)
+                chosen[job.name] = earlier
+            else:
+                after = runner.earlier.still_needed(needed)
+                chosen[job.name] = runner.submit(job, sets, after)
+    return {name: runner.finish(each, reused=name in reused) for name, each in chosen.items()}
+
+
+def in_order(spec: StackSpec) -> tuple[JobSpec, ...]:
+    """The jobs of the chain, each after those it needs; a circle is refused."""
+    return pipeline.in_order(
+        spec.name,
+        (job for job in spec.jobs if job.ends),
+    )
+
+
+_WATCHED = ("/", "/home", "/mnt", "/opt", "/run", "/srv", "/var/spool")
+"""Folders in which a stack that escaped its namespace would show: declared mounts and daemons."""
+_OF_THE_SYSTEM = frozenset({"/run/mount"})
+"""What mount(8) makes for itself at its first use on a machine, such as a fresh container."""
+
+
+def remember(path: Path) -> None:
+    """Writes down what the watched folders hold, unless an earlier run that was killed did."""
+    if path.exists():
+        return
+    files.write(path, json.dumps(_listing()))
+
+
+def find(state: Path, before: Path) -> list[str]:
+    """What is left, one line each; empty when nothing is."""
+    return [*_processes(state), *_mounts(state), *_files(state, before)]
+
+
+def _processes(state: Path) -> list[str]:
+    """Processes of the embedded cloud and of the emulator of previews, and what works in there."""
+    marks = tuple(f"{state / part}/" for part in ("local", "offline"))
+    ours = f"{MARK}={state.resolve()}/".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (
+                (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
+            where = str((folder / "cwd").readlink())
+            started_by_us = ours in (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        in_there = started_by_us or any(mark in f"{command} {where}/" for mark in marks)
+        if int(folder.name) != os.getpid() and in_there:
+            found.append(f"process {folder.name}: {command[:80].strip()}")
+    return found
+
+
+def _mounts(state: Path) -> list[str]:
+    """Mounts of the state folder and roots of its pods, in the namespace of any process."""
+    marks = (f"{state}/local/", marker(state / "local" / "slurm"))
+    found: dict[str, str] = {}
+    for path in Path("/proc").glob("[0-9]*/mountinfo"):
+        try:
+            lines = path.read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            if any(mark in line for mark in marks):
+                found.setdefault(line.split()[4], f"mount {line.split()[4]} of {path.parent.name}")
+    return sorted(found.values())
+
+
+def _files(state: Path, before: Path) -> list[str]:
+    try:
+        known = json.loads(before.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [
+        f"file {Path(folder) / name}"
+        for folder, names in _listing().items()
+        for name in sorted(set(names) - set(known.get(folder, [])))
+        if not Path(folder, name).is_relative_to(state)
+        and str(Path(folder, name)) not in _OF_THE_SYSTEM
+    ]
+
+
+def _listing() -> dict[str, list[str]]:
+    return {
+        folder: sorted(path.name for path in Path(folder).iterdir())
+        for folder in _WATCHED
+        if Path(folder).is_dir()
+    }

@@ -1,0 +1,387 @@
+"""What ends the demo: outcomes of its stages from their records, and the text that tells them.
+
+Every figure is that of a job of this demo: time and outcome of each stage, quality, serving, cost
+of one chat.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from cost.bill.bill import Bill
+from cost.chat.speeds import ChatCost
+from cost.chat.unit_costs import NotKnown, UnitCosts, unit_costs
+from cost.run_record import Kind, LoadCurve, LoadPoint, RunRecord
+from infra.jobs.records import read_object
+from infra.reports.page.quality import evaluation_rows, samples
+from infra.reports.page.training import (
+    Report,
+    cents,
+    collect,
+    duration,
+    evaluation_of,
+    figure,
+    number,
+    p_text,
+    signed,
+    usd,
+)
+from infra.setup.demo.serving import roles
+from stacks.spec import StackSpec
+
+_SHOWN = ("perplexity", "function_name_accuracy", "argument_accuracy", "rougeL")
+"""What decides whether a tuned model calls functions better, and that it lost no language."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatStep:
+    """What a chat costs at one state of knowledge."""
+
+    name: str
+    cost: ChatCost
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """The records of one demo and the report that they are part of."""
+
+    report: Report
+    runs: Mapping[str, RunRecord]
+    """By kind."""
+
+    def of_job(self, name: str) -> str:
+        """What came of the job, in one line; nothing where no record says."""
+        record = next((each for each in self.runs.values() if each.job == name), None)
+        if record is None:
+            return ""
+        told = _TOLD.get(record.kind)
+        try:
+            return "" if told is None else told.format_map(_Shown(record.metrics))
+        except KeyError:
+            return ""
+
+    def num_rows(self) -> str:
+        """Rows that both models answered; perplexity reads more of them."""
+        base = (self._evaluation() or {}).get("base_model", {})
+        return str(base.get("num_rows", "?"))
+
+    def quality(self) -> list[tuple[str, str, str, str, str]]:
+        """Metric, base, fine-tuned, difference with its interval, p-value."""
+        found = self._evaluation()
+        if found is None:
+            return []
+        by_key = {row["key"]: row for row in evaluation_rows(found)}
+        return [_quality_row(by_key[key]) for key in _SHOWN if key in by_key]
+
+    def sample(self) -> tuple[str, str, str, str] | None:
+        """A held-out question, the answers of base and fine-tuned model, the reference."""
+        found = samples(self._evaluation())
+        if not found:
+            return None
+        first = found[0]
+        return _question(first["input"]), first["base"], first["tuned"], first["reference"]
+
+    def curve(self) -> LoadCurve | None:
+        """The points of the load test."""
+        record = self.runs.get(Kind.LOAD)
+        return None if record is None else record.curve
+
+    def served_model(self) -> str:
+        """Name of the model that was asked."""
+        record = self.runs[Kind.LOAD]
+        asked = None if record.curve is None else record.curve.model
+        return str(asked or record.model)
+
+    def load_lengths(self) -> tuple[Decimal, Decimal] | None:
+        """Mean tokens of the load test's prompts and answers; None where it does not say."""
+        metrics = self.runs[Kind.LOAD].metrics if Kind.LOAD in self.runs else {}
+        read, written = metrics.get("mean_prompt_tokens"), metrics.get("mean_output_tokens")
+        return None if read is None or written is None else (read, written)
+
+    def chat_steps(self) -> list[ChatStep]:
+        """What a chat costs as assumed, as evaluated one at a time and in batches, as served."""
+        assumed = _chats(self.report.assumed)[:1]
+        steps = [ChatStep(name="assumed", cost=each, source=each.speed.source) for each in assumed]
+        for row in self._measured(Kind.EVALUATE):
+            size = row.speed.batch_size
+            name = "one at a time" if size == 1 else f"{size} at a time"
+            steps.append(ChatStep(name=name, cost=row, source=self._job(Kind.EVALUATE)))
+        for row in self._measured(Kind.LOAD):
+            if row.speed.operating is not None:
+                name = f"served, {row.speed.batch_size} streams"
+                steps.append(ChatStep(name=name, cost=row, source=self._job(Kind.LOAD)))
+        return steps
+
+    def not_priced(self) -> list[str]:
+        """Why the load test has no price, where it has none."""
+        if Kind.LOAD not in self.runs:
+            return []
+        return [str(each) for each in self._units(Kind.LOAD).no_operating_points]
+
+    def adapter(self) -> str:
+        """Where the cluster keeps the tuned adapter."""
+        record = self.runs.get(Kind.TRAIN)
+        artifacts = read_object(Path(record.path)).get("artifacts", {}) if record else {}
+        return str(artifacts.get("adapter_dir", "{place:chkpt}/latest"))
+
+    def _evaluation(self) -> Mapping[str, Any] | None:
+        record = self.runs.get(Kind.EVALUATE)
+        return None if record is None else evaluation_of(Path(record.path).parent)
+
+    def _measured(self, kind: Kind) -> list[ChatCost]:
+        """Rows that this one record gives, fewest at once first."""
+        if kind not in self.runs:
+            return []
+        rows = _chats(self._units(kind))
+        of_record = [row for row in rows if row.speed.date is not None]
+        return sorted(of_record, key=lambda row: row.speed.batch_size)
+
+    def _units(self, kind: Kind) -> UnitCosts:
+        report = self.report
+        return unit_costs(report.spec, report.bill.estimate, (self.runs[kind],))
+
+    def _job(self, kind: Kind) -> str:
+        record = self.runs[kind]
+        return f"measured by {record.job}, job {record.job_id}"
+
+
+class _Shown(dict[str, str]):
+    """Metrics as text."""
+
+    def __init__(self, metrics: Mapping[str, Decimal]) -> None:
+        super().__init__({name: number(value) for name, value in metrics.items()})
+
+
+_TOLD: dict[str, str] = {
+    Kind.PREPARE_DATA: "{num_train_examples} rows to train on, {num_test_examples} held out",
+    Kind.TRAIN: "loss {first_loss} -> {last_loss} in {num_train_steps} steps, "
+    "{train_tokens_per_s} tokens/s",
+    Kind.SERVE: "up after {cold_start_s} s; {num_answers} answers, {num_output_tokens} tokens",
+    Kind.LOAD: "{operating_output_tokens_per_s} tokens/s to {operating_concurrency} streams "
+    "within the SLO",
+}
+
+
+def outcomes(spec: StackSpec, state: Path, folders: Mapping[str, Path]) -> Outcomes:
+    """What the jobs in these folders measured; `folders` are by job name."""
+    report = collect(spec, state)
+    wanted = set(folders.values())
+    runs = {record.kind: record for record in report.records if Path(record.path).parent in wanted}
+    return Outcomes(report=report, runs=runs)
+
+
+def _chats(units: UnitCosts) -> tuple[ChatCost, ...]:
+    return () if isinstance(units.chats, NotKnown) else units.chats
+
+
+def _quality_row(row: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    unit = row["unit"]
+    before, after = (figure(row[name], unit) for name in ("before", "after"))
+    if row["p_value"] is None:
+        return row["name"], before, after, row["change"], ""
+    difference = f"{signed(row['after'] - row['before'], unit)}{' points' if unit else ''}"
+    shown = f"{difference} ({signed(row['low'], unit)} to {signed(row['high'], unit)})"
+    return row["name"], before, after, shown, p_text(row["p_value"], row["resamples"])
+
+
+def _question(prompt: str) -> str:
+    """The last thing that the user said of a prompt that holds a whole conversation."""
+    return prompt.rstrip().splitlines()[-1] if prompt.strip() else prompt
+
+
+Stage = tuple[str, float, str]
+"""Name, seconds, remark."""
+Row = Sequence[str]
+
+_WIDTH = 100
+_SAMPLE_LINES = 3
+
+
+def text(
+    outcomes: Outcomes, stages: Sequence[Stage], total_s: float, page: Path, *, kept: bool
+) -> str:
+    """The summary, ready to print; `kept`: the cluster stays, so more can be run on it.
+
+    `total_s` is of this run alone: stages overlap, and some are of an earlier run.
+    """
+    parts = [
+        _stages(outcomes, stages, total_s),
+        _quality(outcomes),
+        _sample(outcomes),
+        _served(outcomes),
+        _chat(outcomes),
+        _next(outcomes, page, kept=kept),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def month(bill: Bill) -> str:
+    """What the declared stack costs a month."""
+    low, high = usd(bill.estimate.monthly_low_usd), usd(bill.estimate.monthly_high_usd)
+    at_least = "at least " if bill.estimate.is_lower_bound else ""
+    return f"{at_least}{low if low == high else f'{low} to {high}'} a month"
+
+
+def _stages(outcomes: Outcomes, stages: Sequence[Stage], total_s: float) -> list[str]:
+    rows = [
+        (name, duration(seconds), "; ".join(filter(None, (remark, outcomes.of_job(name)))))
+        for name, seconds, remark in stages
+    ]
+    heading = f"Stack {outcomes.report.spec.name}: what was done, and what came of it"
+    return ["", heading, *_aligned([*rows, ("this run", duration(total_s), "")], right=(1,))]
+
+
+def _quality(outcomes: Outcomes) -> list[str]:
+    rows = outcomes.quality()
+    if not rows:
+        return []
+    heading = ("", "base", "fine-tuned", "difference, 95 % interval", "p")
+    return [
+        f"Quality on held-out rows, of which {outcomes.num_rows()} were answered",
+        *_aligned([heading, *rows], right=(1, 2)),
+    ]
+
+
+def _sample(outcomes: Outcomes) -> list[str]:
+    """One held-out question and both answers, each cut to a few lines."""
+    sample = outcomes.sample()
+    if sample is None:
+        return []
+    lines = ["One held-out question"]
+    for name, said in zip(("asked", "base", "fine-tuned", "reference"), sample, strict=True):
+        text = " ".join(said.split())
+        whole = textwrap.wrap(text, _WIDTH - 14, max_lines=_SAMPLE_LINES, placeholder=" ...") or [
+            "(nothing)"
+        ]
+        lines.append(f"  {name:<12}{whole[0]}")
+        lines += [f"{'':<14}{line}" for line in whole[1:]]
+    return lines
+
+
+def _served(outcomes: Outcomes) -> list[str]:
+    curve = outcomes.curve()
+    if curve is None:
+        return []
+    best = curve.operating_point
+    heading = ("load", "requests", "tokens/s", "TTFT p50", "p99", "TPOT p50", "p99", "SLO")
+    rows = [_point(each, is_best=each == best) for each in curve.points]
+    notes = [f"SLO: {curve.slo}." if curve.slo.is_declared else "No SLO is declared."]
+    if best is not None:
+        notes.append("* the operating point: the most tokens/s that keep it.")
+    if _few(curve.points):
+        notes.append("A p99 of so few requests is their slowest.")
+    return [
+        f"Served: {outcomes.served_model()} under load, times in ms",
+        *_aligned([heading, *rows], right=(1, 2, 3, 4, 5, 6)),
+        *_notes(*notes),
+    ]
+
+
+def _few(points: Sequence[LoadPoint]) -> bool:
+    return any(each.num_requests < 100 for each in points)
+
+
+def _point(each: LoadPoint, *, is_best: bool) -> Row:
+    load = (
+        f"{each.concurrency} stream{'' if each.concurrency == 1 else 's'}"
+        if each.concurrency is not None
+        else f"{number(each.rate_per_s or Decimal(0))} requests/s"
+    )
+    kept = {True: "kept", False: "broken", None: "-"}[each.keeps_slo]
+    times = (each.p50_ttft_ms, each.p99_ttft_ms, each.p50_tpot_ms, each.p99_tpot_ms)
+    return (
+        load,
+        str(each.num_requests),
+        number(each.output_tokens_per_s),
+        *("-" if value is None else f"{value:,.0f}" for value in times),
+        kept + (" *" if is_best else ""),
+    )
+
+
+def _chat(outcomes: Outcomes) -> list[str]:
+    chat, steps = outcomes.report.spec.chat, outcomes.chat_steps()
+    if not steps:
+        return ["Cost of one chat: not known, as no speed was measured"]
+    heading = ("", "$ cluster", "$ node", "change", "writes/s", "reads/s", "from")
+    first = steps[0].cost.cluster_low_usd
+    rows = [_chat_row(each, first) for each in steps]
+    lines = [
+        f"Cost of one chat: {chat.context_tokens:,} tokens read, {chat.output_tokens:,} written",
+        *_aligned([heading, *rows], right=(1, 2, 3, 4, 5)),
+    ]
+    notes = ["$ cluster: all of it at its smallest. $ node: the node that serves, without disks."]
+    lengths = outcomes.load_lengths()
+    if lengths is not None:
+        notes.append(
+            f"The load test's prompts have {number(lengths[0])} tokens, its answers "
+            f"{number(lengths[1])}; its speeds are taken to the chat's lengths."
+        )
+    return [*lines, *_notes(*notes, *outcomes.not_priced()), *_from_to(steps)]
+
+
+def _from_to(steps: Sequence[ChatStep]) -> list[str]:
+    """The first and the last cost in one line; nothing of one alone."""
+    if len(steps) < 2:
+        return []
+    first, last = steps[0], steps[-1]
+    before, after = first.cost.cluster_low_usd, last.cost.cluster_low_usd
+    change = _change(before, after)
+    return [f"  One chat: {cents(before)} {first.name} -> {cents(after)} {last.name}, {change}"]
+
+
+def _notes(*notes: str) -> list[str]:
+    """The notes as lines below a table."""
+    indent = "  "
+    whole = " ".join(notes)
+    return textwrap.wrap(whole, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+
+
+def _chat_row(step: ChatStep, first: Decimal) -> Row:
+    cost, speed = step.cost, step.cost.speed
+    prefill = speed.prefill_tokens_per_s
+    return (
+        step.name,
+        cents(cost.cluster_low_usd),
+        cents(cost.serving_usd),
+        "" if cost.cluster_low_usd == first else _change(first, cost.cluster_low_usd),
+        number(speed.output_tokens_per_s),
+        "no" if prefill is None else number(prefill),
+        step.source,
+    )
+
+
+def _change(before: Decimal, after: Decimal) -> str:
+    return f"{100 * (after - before) / before:+.0f} %"
+
+
+def _next(outcomes: Outcomes, page: Path, *, kept: bool) -> list[str]:
+    bill = month(outcomes.report.bill)
+    heading = f"Bill: {bill}. {outcomes.report.spec.bill_heading or ''}".rstrip()
+    after = [("cost per chat in full", "soperator chat-cost")]
+    if kept:
+        server = roles(outcomes.report.spec).server.name
+        serve = f"soperator submit {server} --set serve.adapter={outcomes.adapter()}"
+        after = [("serve it again", serve), *after, ("end it all", "make demo DESTROY=1")]
+    after.append(("a real shape, no account", "make preview STACK=h100-prod"))
+    return [heading, f"Report: {page}", "Next:", *_aligned(after)]
+
+
+def _aligned(rows: Sequence[Row], *, right: Sequence[int] = ()) -> list[str]:
+    """The rows as lines of columns; `right` are the columns of numbers."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        (
+            "  "
+            + "  ".join(
+                cell.rjust(width) if column in right else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,1 @@
+"""What `soperator init` sets up and writes."""

@@ -1,0 +1,491 @@
+"""Sets up a project for deployments: prepare(calls, ...) -> what was made and what is there.
+
+Owns the order: account and rights, bucket, keys, files. A second run finds everything and changes
+nothing; a run that was killed goes on where it stopped, a key without its secret half apart, which
+ends by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import shlex
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from google.protobuf import json_format
+
+from infra import files
+from infra.providers.nebius.api import Api, ApiError, explain
+from infra.providers.nebius.resource_type import Validator
+from infra.providers.nebius.schema import Schema
+from infra.providers.nebius.sdk import cache_dir
+from stacks.errors import UserError
+
+
+class UnseenError(UserError):
+    """What was named is not there, or the credential may not see it."""
+
+
+_PAGE: Final = 500
+
+
+class Calls:
+    """The API that the environment names."""
+
+    def __init__(self) -> None:
+        self._schema = Schema(cache_dir())
+        self._api = Api(self._schema, threading.Event())
+        self._rules = Validator(self._schema)
+
+    def get(self, service: str, method: str, **fields: Any) -> Any:
+        """The answer of one call, such as `iam.v2.ProjectService` `Get`."""
+        found = self._schema.services[f"nebius.{service}"]
+        request = self._api.request(found, method)
+        json_format.ParseDict(fields, request, descriptor_pool=self._schema.pool)
+        problems = [f"{path}: {reason}" for path, reason in self._rules.violations(request)]
+        if problems:
+            raise UserError(f"{service}/{method}: the API would refuse it: {'; '.join(problems)}")
+        try:
+            return self._api.call(found, method, request)
+        except ApiError as error:
+            refusal = UnseenError if error.is_unseen else UserError
+            what = f"{service}/{method}"
+            raise refusal(explain(error, what, target=self._api.target)) from error
+
+    def find(
+        self, service: str, method: str, parent: dict[str, Any], fits: Callable[[Any], bool]
+    ) -> Any | None:
+        """The first resource of a list that fits, or None."""
+        token = ""
+        while True:
+            page = self.get(service, method, **parent, page_size=_PAGE, page_token=token)
+            items = page.memberships if hasattr(page, "memberships") else page.items
+            found = next((item for item in items if fits(item)), None)
+            if found is not None or not page.next_page_token:
+                return found
+            token = page.next_page_token
+
+    def create(self, service: str, metadata: dict[str, Any], spec: dict[str, Any]) -> str:
+        """Id of the new resource, once it is there."""
+        found = self._schema.services[f"nebius.{service}"]
+        operation = self.get(service, "Create", metadata=metadata, spec=spec)
+        try:
+            return self._api.wait(found, operation).resource_id
+        except ApiError as error:
+            what = f"{service}/Create"
+            raise UserError(explain(error, what, target=self._api.target)) from error
+
+
+ACCOUNT: Final = "soperator-deployer"
+ROLE: Final = "editor"
+_KEY_LIFE: Final = timedelta(days=90)
+KEY_LAST: Final = timedelta(days=14)
+"""A key that ends sooner is replaced by the next run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key of the account: its id at the API and its day of end."""
+
+    id: str
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """A bucket and the host that serves it."""
+
+    name: str
+    domain_name: str
+
+
+@dataclass(slots=True)
+class Deployer:
+    """Finds or makes what a project needs before its first stack; `made` names what was new."""
+
+    calls: Calls
+    tenant_id: str
+    project_id: str
+    made: list[str]
+
+    def account(self) -> str:
+        """Id of the service account, with its rights."""
+        account = self._named(
+            "iam.v1.ServiceAccountService",
+            self.project_id,
+            ACCOUNT,
+            {"description": "deploys soperator-stack"},
+        )
+        group = self._named(
+            "iam.v1.GroupService", self.tenant_id, f"{ACCOUNT}-{self.project_id[-8:]}", {}
+        )
+        self._child(
+            "iam.v1.GroupMembershipService",
+            "ListMembers",
+            group,
+            {"member_id": account},
+            lambda found: found.spec.member_id == account,
+        )
+        self._child(
+            "iam.v1.AccessPermitService",
+            "List",
+            group,
+            {"resource_id": self.project_id, "role": ROLE},
+            lambda found: (found.spec.resource_id, found.spec.role) == (self.project_id, ROLE),
+        )
+        return account
+
+    def bucket(self) -> Bucket:
+        """The bucket of the state; every version of an object stays."""
+        # Bucket names are unique over all tenants.
+        owner = hashlib.sha256(f"{self.tenant_id}/{self.project_id}".encode()).hexdigest()[:16]
+        name = f"soperator-state-{owner}"
+        service = "storage.v1.BucketService"
+        id_ = self._named(service, self.project_id, name, {"versioning_policy": "ENABLED"})
+        found = self.calls.get(service, "Get", id=id_)
+        return Bucket(name=name, domain_name=found.status.domain_name)
+
+    def is_good(self, service: str, key: Key | None) -> bool:
+        """Whether the API still has the key and it does not end soon."""
+        if key is None or key.expires_at - datetime.now(UTC) < KEY_LAST:
+            return False
+        found = self.calls.find(
+            service, "List", {"parent_id": self.project_id}, lambda one: one.metadata.id == key.id
+        )
+        return found is not None
+
+    def public_key(self, account: str, pem: str) -> Key:
+        """Registers the public half of a key that the account signs in with."""
+        return self._key("iam.v1.AuthPublicKeyService", account, {"data": pem})
+
+    def access_key(self, account: str) -> tuple[Key, str, str]:
+        """A key of the account for object storage: itself, its S3 id and its secret."""
+        service = "iam.v2.AccessKeyService"
+        key = self._key(service, account, {"secret_delivery_mode": "EXPLICIT"})
+        secret = self.calls.get(service, "GetSecret", id=key.id).secret
+        s3_id = self.calls.get(service, "Get", id=key.id).status.aws_access_key_id
+        return key, s3_id, secret
+
+    def _key(self, service: str, account: str, spec: dict[str, Any]) -> Key:
+        expires_at = (datetime.now(UTC) + _KEY_LIFE).replace(microsecond=0)
+        name = f"{ACCOUNT}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+        id_ = self.calls.create(
+            service,
+            {"parent_id": self.project_id, "name": name},
+            {
+                **spec,
+                "account": {"service_account": {"id": account}},
+                "description": "soperator init",
+                "expires_at": expires_at.isoformat().replace("+00:00", "Z"),
+            },
+        )
+        self.made.append(f"{id_} (until {expires_at:%Y-%m-%d})")
+        return Key(id=id_, expires_at=expires_at)
+
+    def _named(self, service: str, parent_id: str, name: str, spec: dict[str, Any]) -> str:
+        found = self.calls.find(
+            service, "List", {"parent_id": parent_id}, lambda one: one.metadata.name == name
+        )
+        if found is not None:
+            return found.metadata.id
+        id_ = self.calls.create(service, {"parent_id": parent_id, "name": name}, spec)
+        self.made.append(f"{id_} ({name})")
+        return id_
+
+    def _child(
+        self, service: str, method: str, group: str, spec: dict[str, Any], fits: Any
+    ) -> None:
+        if self.calls.find(service, method, {"parent_id": group}, fits) is None:
+            self.made.append(self.calls.create(service, {"parent_id": group}, spec))
+
+
+_BACKEND: Final = "PULUMI_BACKEND_URL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectState:
+    """The files of one project."""
+
+    folder: Path
+
+    @property
+    def key_file(self) -> Path:
+        """Key of the service account, as the SDK reads it."""
+        return self.folder / "deployer.json"
+
+    @property
+    def passphrase_file(self) -> Path:
+        """Opens the secrets of the project's stacks; nobody else has it."""
+        return self.folder / "passphrase"
+
+    @property
+    def environment_file(self) -> Path:
+        """Variables that the engine needs for this project."""
+        return self.folder / "environment"
+
+    def passphrase(self) -> tuple[str, bool]:
+        """The passphrase, and whether it was made now."""
+        if self.passphrase_file.is_file():
+            return self.passphrase_file.read_text().strip(), False
+        made = secrets.token_urlsafe(32)
+        self.write(self.passphrase_file, f"{made}\n")
+        return made, True
+
+    def keys(self) -> Mapping[str, Key]:
+        """Keys that lie here: `auth` and `access`, those whose secret half is here too."""
+        needed = {"auth": self.key_file, "access": self.environment_file}
+        file = self.folder / "keys.json"
+        told: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+        return {
+            use: Key(id=key["id"], expires_at=datetime.fromisoformat(key["expires_at"]))
+            for use, key in told.items()
+            if needed[use].is_file()
+        }
+
+    def write_keys(self, keys: Mapping[str, Key]) -> None:
+        """Remembers which keys lie here."""
+        told = {
+            use: {"id": key.id, "expires_at": key.expires_at.isoformat()}
+            for use, key in keys.items()
+        }
+        self.write(self.folder / "keys.json", json.dumps(told, indent=1) + "\n")
+
+    def write_key_file(self, *, account: str, key: Key, private_pem: str) -> None:
+        """The key of the service account."""
+        credentials = {
+            "type": "JWT",
+            "alg": "RS256",
+            "private-key": private_pem,
+            "kid": key.id,
+            "iss": account,
+            "sub": account,
+        }
+        self.write(self.key_file, json.dumps({"subject-credentials": credentials}) + "\n")
+
+    @property
+    def stacks_folder(self) -> Path:
+        """States of the project's stacks where they lie on this machine and not in a bucket."""
+        return self.folder / "pulumi"
+
+    def backend(self) -> str | None:
+        """Address of the backend that the environment names; None before there is one."""
+        if not self.environment_file.is_file():
+            return None
+        words = shlex.split(self.environment_file.read_text(encoding="utf-8"))
+        found = (word.removeprefix(f"{_BACKEND}=") for word in words if word.startswith(_BACKEND))
+        return next(found, None)
+
+    def write_environment(self, backend: str, keys: Mapping[str, str]) -> None:
+        """The backend with the keys that open it, the passphrase and the service account."""
+        variables = {
+            _BACKEND: backend,
+            **keys,
+            "PULUMI_CONFIG_PASSPHRASE_FILE": str(self.passphrase_file),
+            "SOPERATOR_NEBIUS_KEY_FILE": str(self.key_file),
+        }
+        lines = [f"{name}={shlex.quote(value)}\n" for name, value in variables.items()]
+        self.write(self.environment_file, "".join(lines))
+
+    def write(self, path: Path, text: str) -> None:
+        """Writes a file that only its owner can read, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files.write(path, text, mode=0o600)
+
+
+_AGAIN: Final = "; what was made stays, and the same `soperator init` goes on from there"
+_NO_STACK: Final = "no stack named"
+_WAIT_S: Final = 120
+"""Longest wait for the backend; it is asked twice at most."""
+
+
+class Backend(StrEnum):
+    """Where the states of a project's stacks lie."""
+
+    BUCKET = "bucket"
+    """A versioned bucket of the project, for everybody who deploys it."""
+    FILE = "file"
+    """This machine alone."""
+
+
+def variables_of(environment_file: Path) -> dict[str, str]:
+    """Variables of the project's file, as a shell would read them."""
+    words = shlex.split(environment_file.read_text(encoding="utf-8"))
+    return dict(word.split("=", 1) for word in words)
+
+
+def make_stack(name: str, checkout: Path, environ: Mapping[str, str]) -> bool:
+    """Selects the stack in the backend of `environ`, made first if needed; whether it was made."""
+    found = _pulumi(["stack", "select", name], checkout, environ)
+    if found.returncode == 0:
+        return False
+    if _NO_STACK not in found.stderr:
+        raise UserError(_refusal(f"stack select {name}", found))
+    made = _pulumi(["stack", "init", name], checkout, environ)
+    if made.returncode != 0:
+        raise UserError(_refusal(f"stack init {name}", made))
+    return True
+
+
+def _pulumi(
+    words: list[str], checkout: Path, environ: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("pulumi", path=environ.get("PATH"))
+    if program is None:
+        raise UserError(f"pulumi: not installed; run `make setup`{_AGAIN}")
+    argv = [program, "-C", str(checkout), "--non-interactive", "--color=never", *words]
+    try:
+        return subprocess.run(
+            argv,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_WAIT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        where = environ.get("PULUMI_BACKEND_URL", "its backend")
+        raise UserError(
+            f"pulumi {' '.join(words)}: no answer from {where} within {_WAIT_S} s; is it to be "
+            f"reached from here?{_AGAIN}"
+        ) from error
+
+
+def _refusal(what: str, done: subprocess.CompletedProcess[str]) -> str:
+    said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
+    return f"pulumi {what}: {said.removeprefix('error: ')}{_AGAIN}"
+
+
+_RSA_BITS = 4096
+_LOOPBACK: Final = "127."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a stack will live, as the API knows it."""
+
+    tenant_id: str
+    project_id: str
+    region: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A project that stacks can be deployed to."""
+
+    made: tuple[str, ...]
+    """What was new, a line each; empty where nothing changed."""
+    backend: str
+    """Where states lie, as the engine takes it."""
+    state: ProjectState
+    passphrase: str
+
+
+def find_place(
+    calls: Calls, project_id: str, *, tenant_id: str | None, region: str | None
+) -> Place:
+    """The project at the API; UserError where the given tenant or region is another one."""
+    if not project_id.startswith("project-"):
+        raise UserError(f"--project: '{project_id}' is no project id; it starts with 'project-'")
+    try:
+        found = calls.get("iam.v2.ProjectService", "Get", id=project_id)
+    except UnseenError as error:
+        raise UserError(
+            f"--project: '{project_id}' is no project that this credential can see; copy the id "
+            "from the console (its list of projects) or from `nebius iam project list --parent-id "
+            "TENANT`, or give the credential of a member of that project"
+        ) from error
+    place = Place(
+        tenant_id=found.metadata.parent_id, project_id=project_id, region=found.spec.region
+    )
+    problems = [
+        f"{option}: {project_id} is in '{real}', not in '{given}'; give '{real}', or leave it out"
+        for option, given, real in (
+            ("--tenant", tenant_id, place.tenant_id),
+            ("--region", region, place.region),
+        )
+        if given is not None and given != real
+    ]
+    if problems:
+        raise UserError("\n".join(problems))
+    return place
+
+
+def prepare(calls: Calls, place: Place, folder: Path, backend: Backend) -> Prepared:
+    """Everything that the project's first stack needs, found or made."""
+    state = ProjectState(folder=folder / place.project_id)
+    _refuse_other_backend(state, backend)
+    deployer = Deployer(
+        calls=calls, tenant_id=place.tenant_id, project_id=place.project_id, made=[]
+    )
+    account = deployer.account()
+    passphrase, is_new = state.passphrase()
+    if is_new:
+        deployer.made.append(f"{state.passphrase_file}: keep a copy, it opens every secret")
+    keys = dict(state.keys())
+    if not deployer.is_good("iam.v1.AuthPublicKeyService", keys.get("auth")):
+        public, private = _key_pair()
+        keys["auth"] = deployer.public_key(account, public)
+        state.write_key_file(account=account, key=keys["auth"], private_pem=private)
+        state.write_keys(keys)
+    if backend is Backend.FILE:
+        if state.backend() is None:
+            state.stacks_folder.mkdir(mode=0o700, exist_ok=True)
+            state.write_environment(f"file://{state.stacks_folder}", {})
+            deployer.made.append(f"{state.stacks_folder}: keep a copy, it holds the states")
+    else:
+        address = _bucket_address(deployer.bucket(), place.region)
+        if not deployer.is_good("iam.v2.AccessKeyService", keys.get("access")):
+            keys["access"], s3_id, secret = deployer.access_key(account)
+            opened = {"AWS_ACCESS_KEY_ID": s3_id, "AWS_SECRET_ACCESS_KEY": secret}
+            state.write_environment(address, opened)
+            state.write_keys(keys)
+    return Prepared(
+        made=tuple(deployer.made),
+        backend=str(state.backend()),
+        state=state,
+        passphrase=passphrase,
+    )
+
+
+def _bucket_address(bucket: Bucket, region: str) -> str:
+    """As the engine takes it; an object storage on the loopback speaks no TLS."""
+    options = f"endpoint={bucket.domain_name}&region={region}&s3ForcePathStyle=true"
+    plain = "&disableSSL=true" if bucket.domain_name.startswith(_LOOPBACK) else ""
+    return f"s3://{bucket.name}?{options}{plain}"
+
+
+def _refuse_other_backend(state: ProjectState, backend: Backend) -> None:
+    """The states of earlier stacks would be left behind where nobody looks for them."""
+    now = state.backend()
+    if now is not None and now.startswith("file://") is not (backend is Backend.FILE):
+        raise UserError(
+            f"--backend {backend}: the states of this project lie in {now.partition('?')[0]} "
+            f"({state.environment_file}); leave the option as it was, or move each stack with "
+            "`pulumi stack export` and `import` and remove that file"
+        )
+
+
+def _key_pair() -> tuple[str, str]:
+    """Public and private half, as PEM."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=_RSA_BITS)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return public.decode(), private.decode()

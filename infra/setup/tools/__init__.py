@@ -1,0 +1,1 @@
+"""Installs what `make demo` and `make test` need."""

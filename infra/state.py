@@ -1,0 +1,197 @@
+"""Where things are kept on this machine: the state folder, the cache, and the loopback ports.
+
+Owns the names in `.soperator/` and in the cache, and the reading of SOPERATOR_STATE,
+SOPERATOR_CACHE and SOPERATOR_LOCAL_PORT_BASE. Makes no folder and starts nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from stacks.errors import UserError
+
+CHECKOUT: Final = Path(__file__).resolve().parents[1]
+"""The folder that holds Pulumi.yaml."""
+DEFAULT_STACK = "local"
+TOKEN: Final = "local-token"  # noqa: S105
+"""What the emulated API and the API server accept; opens nothing but this machine's loopback."""
+PULUMI_VERSION: Final = "3.190.0"
+"""Newest version whose Go module is served by every Go proxy that we met."""
+KUBE_APISERVER_VERSION: Final = "1.36.0"
+PORT_SETTING: Final = "SOPERATOR_LOCAL_PORT_BASE"
+_DEFAULT_PORT_BASE: Final = 17800
+_PORTS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state folder of one checkout; everything below it may be deleted after a destroy."""
+
+    root: Path
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> State:
+        """`$SOPERATOR_STATE`, or `.soperator/` in the checkout."""
+        return cls(_folder(environ, "SOPERATOR_STATE", CHECKOUT / ".soperator"))
+
+    @property
+    def passphrase(self) -> Path:
+        """Passphrase of the file backend's secrets."""
+        return self.root / "passphrase"
+
+    @property
+    def ssh_key(self) -> Path:
+        """Private key of the `local` stack's user."""
+        return self.root / "ssh" / "id_ed25519"
+
+    @property
+    def ssh_public_key(self) -> Path:
+        return self.root / "ssh" / "id_ed25519.pub"
+
+    @property
+    def pulumi(self) -> Path:
+        """File backend of deployed stacks."""
+        return self.root / "pulumi"
+
+    @property
+    def pulumi_home(self) -> Path:
+        return self.root / "pulumi-home"
+
+    @property
+    def offline(self) -> Path:
+        """File backend and emulator of `soperator env --offline`."""
+        return self.root / "offline"
+
+    @property
+    def local(self) -> Path:
+        """The embedded cloud."""
+        return self.root / "local"
+
+    @property
+    def run(self) -> Path:
+        """Recorded processes of the embedded cloud."""
+        return self.local / "run"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    def runs(self, stack: str, job_id: str | None = None) -> Path:
+        """Pulled results and run records of a stack, or of one job."""
+        folder = self.root / "runs" / stack
+        return folder if job_id is None else folder / job_id
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """What set-up builds once per machine, keyed by version; shared by every checkout."""
+
+    root: Path
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Cache:
+        """`$SOPERATOR_CACHE`, or `~/.cache/soperator-stack`."""
+        default = Path.home() / ".cache" / "soperator-stack"
+        return cls(_folder(environ, "SOPERATOR_CACHE", default))
+
+    @property
+    def pulumi(self) -> Path:
+        """The engine that set-up installed; absent where one is on PATH."""
+        return self.root / "bin" / f"pulumi-v{PULUMI_VERSION}" / "pulumi"
+
+    @property
+    def kube_apiserver(self) -> Path:
+        return self.root / "bin" / f"kube-apiserver-v{KUBE_APISERVER_VERSION}" / "kube-apiserver"
+
+    @property
+    def models(self) -> Path:
+        return self.root / "models"
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def workloads_venv(self) -> Path:
+        """Python environment of the jobs, keyed by their lock file."""
+        lock = (CHECKOUT / "requirements-workloads.lock").read_bytes()
+        return self.root / f"workloads-venv-{hashlib.sha256(lock).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Loopback ports of the embedded cloud."""
+
+    base: int
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Ports:
+        """`$SOPERATOR_LOCAL_PORT_BASE`, or 17800."""
+        text = environ.get(PORT_SETTING) or str(_DEFAULT_PORT_BASE)
+        if not text.isdecimal() or not 1024 <= int(text) <= 65536 - _PORTS:
+            raise UserError(
+                f"{PORT_SETTING}: '{text}' is no port base; "
+                f"a number from 1024 to {65536 - _PORTS}: {_PORTS} ports from it are used"
+            )
+        return cls(int(text))
+
+    @property
+    def nebius_api(self) -> int:
+        return self.base
+
+    @property
+    def etcd_client(self) -> int:
+        return self.base + 1
+
+    @property
+    def etcd_peer(self) -> int:
+        return self.base + 2
+
+    @property
+    def kube_apiserver(self) -> int:
+        return self.base + 3
+
+    @property
+    def slurmctld(self) -> int:
+        return self.base + 4
+
+    @property
+    def slurmdbd(self) -> int:
+        return self.base + 5
+
+    @property
+    def mariadb(self) -> int:
+        return self.base + 6
+
+    @property
+    def object_storage(self) -> int:
+        return self.base + 7
+
+    @property
+    def come_up(self) -> tuple[int, int, int]:
+        """Of the API server of `soperator doctor --sources`: etcd's two and its own."""
+        return self.base + 8, self.base + 9, self.base + 10
+
+    def slurmd(self, index: int) -> int:
+        """Port of the worker with this ordinal, counted over all nodesets."""
+        if not 0 <= index < _PORTS - 20:
+            raise UserError(
+                f"worker {index}: the embedded cloud runs at most {_PORTS - 20} workers; "
+                "declare fewer nodes in nodes.workers"
+            )
+        return self.base + 20 + index
+
+
+def _folder(environ: Mapping[str, str], name: str, default: Path) -> Path:
+    text = environ.get(name)
+    if not text:
+        return default
+    path = Path(text).expanduser()
+    if not path.is_absolute():
+        raise UserError(f"{name}: '{text}' is not absolute; give the full path of a folder")
+    return path

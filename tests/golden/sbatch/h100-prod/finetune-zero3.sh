@@ -1,0 +1,89 @@
+#!/bin/bash
+# Job finetune-zero3 of stack h100-prod; pulumi up renders and replaces it: do not edit.
+# In /home/shared/finetune_code: sbatch jobs/finetune-zero3 [--set key=value]
+#SBATCH --job-name=finetune-zero3
+#SBATCH --partition=main
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=128
+#SBATCH --gpus-per-node=8
+#SBATCH --time=06:00:00
+#SBATCH --output=/mnt/shared/logs/%x_%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@60
+#SBATCH --mem=1470464M
+set -euo pipefail
+
+# A job keeps the release that soperator submitted it with, also when it is queued again.
+release=${SOPERATOR_RELEASE:+releases/$SOPERATOR_RELEASE}
+code=$(readlink -f /home/shared/finetune_code/"${release:-current}")
+cd "$code"
+export PYTHONPATH=$code PYTHONUNBUFFERED=1
+export SOPERATOR_CODE_HASH=${code##*/}
+export SOPERATOR_JOB=finetune-zero3 SOPERATOR_STACK=h100-prod
+export SOPERATOR_PYTHON=/opt/soperator/venv/bin/python
+export SOPERATOR_PLACE_CACHE=/mnt/training/cache
+export SOPERATOR_PLACE_CHKPT=/mnt/shared/checkpoints
+export SOPERATOR_PLACE_DATA=/mnt/training/data
+export SOPERATOR_PLACE_ELASTIC=/mnt/shared/checkpoints/elastic
+export SOPERATOR_PLACE_LOGS=/mnt/shared/logs
+export SOPERATOR_PLACE_MODEL=/mnt/training/models
+export SOPERATOR_PLACE_RESULTS=/mnt/inference/results
+export SOPERATOR_PLACE_SCRATCH=/mnt/memory/job_$SLURM_JOB_ID
+export HF_HOME=$SOPERATOR_PLACE_CACHE/huggingface
+export SOPERATOR_PLATFORM=gpu-h100-sxm SOPERATOR_PRESET=8gpu-128vcpu-1600gb NCCL_SOCKET_IFNAME='^docker0,lo'
+export OMP_NUM_THREADS=16
+
+mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SOPERATOR_PLACE_RESULTS
+run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID
+if [[ ${SLURM_RESTART_COUNT:-0} = 0 && -e $run/run_record.json ]]; then
+  mv -T "$run" "$run.of-another-cluster-$(date -u +%Y%m%dT%H%M%SZ)"
+fi
+ln -sfn finetune-zero3_$SLURM_JOB_ID.log /mnt/shared/logs/train_$SLURM_JOB_ID.log
+export SOPERATOR_SHARED_MARK=$SOPERATOR_PLACE_CHKPT/.seen_by_all_$SLURM_JOB_ID
+touch "$SOPERATOR_SHARED_MARK"
+# The model and the data that the recipe names: every node must read the same.
+inputs=0
+SOPERATOR_INPUTS=$("$SOPERATOR_PYTHON" -m workloads.train.inputs \
+  --recipe qwen2_7b_lora_zero3_16xh100 "$@") || inputs=$?
+export SOPERATOR_INPUTS
+# Every node must see the same environment and mounts before ranks wait for each other.
+srun --overlap --ntasks=2 --ntasks-per-node=1 --cpus-per-task=128 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
+[[ -x $SOPERATOR_PYTHON ]] ||
+  fail "$SOPERATOR_PYTHON is missing: run soperator venv --stack $SOPERATOR_STACK, submit again"
+for path in "$@"; do
+  mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
+done
+for path in "$SOPERATOR_PLACE_DATA" "$SOPERATOR_PLACE_MODEL"; do
+  [[ -z $path || -r $path ]] || fail "$path cannot be read: bring data and models there first"
+done
+for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
+  [[ -z $path || -w $path ]] || fail "$path cannot be written: check its owner and mode"
+done
+[[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
+  fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"
+mkdir -p "$SOPERATOR_PLACE_SCRATCH" || fail "$SOPERATOR_PLACE_SCRATCH cannot be made: is its node out of memory?"
+[[ -z $SOPERATOR_INPUTS ]] || exec "$SOPERATOR_PYTHON" -m workloads.train.inputs \
+  --recipe qwen2_7b_lora_zero3_16xh100' check /home /mnt/inference /mnt/memory /mnt/shared /mnt/training
+(( inputs == 0 )) || exit $inputs
+
+rm -f "${SOPERATOR_SHARED_MARK:-}"
+read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+# A port that is free now on this node, the first: jobs that share a node do not collide.
+MASTER_PORT=$("$SOPERATOR_PYTHON" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
+export MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE=8
+export SOPERATOR_MIN_NODES=2 SOPERATOR_MAX_NODES=2 SOPERATOR_RESTARTS=3 SOPERATOR_SAVE_S=60
+export SOPERATOR_EXIT_FILE=$run/.first_exit_status SOPERATOR_NODES_FILE=$run/.nodes
+# Passes signals on, requeues what has saved, and lets the job have lost nodes back.
+exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes=2 --save-s=60 -- \
+srun --ntasks=2 --ntasks-per-node=1 --cpus-per-task=128 --kill-on-bad-exit=1 bash -c 'is_host=0
+[[ $SLURM_NODEID != 0 ]] || is_host=1
+conf=is_host=$is_host,join_timeout=600,last_call_timeout=${SOPERATOR_LAST_CALL_S:-15}
+conf+=,keep_alive_interval=5,keep_alive_max_attempt=3
+exec "$SOPERATOR_PYTHON" -m workloads.common.launch \
+  --nnodes="$SOPERATOR_MIN_NODES:$SLURM_NNODES" \
+  --nproc-per-node="$SOPERATOR_RANKS_PER_NODE" --max-restarts="$SOPERATOR_RESTARTS" \
+  --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" \
+  --rdzv-id="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}" --rdzv-conf="$conf" \
+  --local-addr="$SLURMD_NODENAME" -m "$@"' launch workloads.train --recipe qwen2_7b_lora_zero3_16xh100 "$@"

@@ -1,0 +1,221 @@
+"""Function calls in data: the system message that offers them, OpenAI's rows, BFCL's categories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workloads.common import tool_calls
+from workloads.common.exit_codes import DataError
+from workloads.common.tool_calls import CLOSE, OPEN, ToolCall, render
+from workloads.data.chats import Chat
+from workloads.recipes.data import BFCL_NO_CALL, BFCL_SIMPLE
+
+_FORM = f'{OPEN}\n{{"name": "function_name", "arguments": {{"argument": "value"}}}}\n{CLOSE}'
+
+
+ONE_CALL = "Answer with one call and nothing else"
+CALLS = "Answer with one or more calls and nothing else; a call"
+MAY_CALL = "To call one, write"
+"""The assistant may also answer in words."""
+
+
+def system_prompt(functions: Sequence[Mapping[str, Any]], *, how: str) -> str:
+    """Return the message: one line of JSON a function, then the form of a call."""
+    lines = "\n".join(json.dumps(dict(function), ensure_ascii=False) for function in functions)
+    return f"You call functions. The functions you may use:\n{lines}\n{how}:\n{_FORM}"
+
+
+def read_openai(
+    row: Mapping[str, Any], *, at: str
+) -> tuple[list[dict[str, Any]], list[Mapping[str, Any]]]:
+    """Return the row's messages in our form and the functions on offer."""
+    messages = _value(row.get("messages"), at=f"{at}: messages")
+    if not isinstance(messages, (list, tuple)):
+        raise DataError(f"{at}: 'messages' is {type(messages).__name__}, expected a list")
+    functions = _functions(_value(row.get("tools"), at=f"{at}: tools"), at=at)
+    plain = [_message(message, at=f"{at}: messages[{i}]") for i, message in enumerate(messages)]
+    if functions:
+        offer = system_prompt(functions, how=MAY_CALL)
+        if plain and plain[0].get("role") == "system":
+            plain[0] = {**plain[0], "content": f"{plain[0]['content']}\n\n{offer}"}
+        else:
+            plain.insert(0, {"role": "system", "content": offer})
+    return plain, functions
+
+
+def _message(message: Any, *, at: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise DataError(f"{at} is {type(message).__name__}, expected a mapping")
+    role, content = message.get("role"), _content(message.get("content"), at=at)
+    calls = message.get("tool_calls") or ()
+    if not isinstance(calls, (list, tuple)):
+        raise DataError(f"{at}.tool_calls is {type(calls).__name__}, expected a list")
+    if message.get("function_call"):  # the API's form before November 2023
+        calls = [{"function": message["function_call"]}]
+    if calls:
+        if content is not None and not isinstance(content, str):
+            raise DataError(f"{at}.content is {type(content).__name__}, expected text")
+        content = "\n".join([content or "", *(_call(call, at=at) for call in calls)]).strip()
+    names = {"developer": "system", "function": "tool"}
+    return {"role": names.get(role, role) if isinstance(role, str) else role, "content": content}
+
+
+def _content(content: Any, *, at: str) -> Any:
+    """Return the text of a list of parts joined; images and sound are refused."""
+    if not isinstance(content, (list, tuple)):
+        return content
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text":
+            raise DataError(f"{at}.content has a part that is not text: {str(part)[:80]}")
+    return "".join(str(part.get("text", "")) for part in content)
+
+
+def _call(call: Any, *, at: str) -> str:
+    body = call.get("function", call) if isinstance(call, Mapping) else call
+    parsed = tool_calls.call_of(body)
+    if parsed is None:
+        raise DataError(f"{at}: tool call cannot be read: {json.dumps(call, default=str)[:200]}")
+    return tool_calls.render(parsed)
+
+
+def _functions(tools: Any, *, at: str) -> list[Mapping[str, Any]]:
+    if not tools:
+        return []
+    if not isinstance(tools, Sequence):
+        raise DataError(f"{at}: 'tools' is {type(tools).__name__}, expected a list")
+    functions = [t.get("function", t) if isinstance(t, Mapping) else t for t in tools]
+    for index, function in enumerate(functions):
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise DataError(f"{at}: tools[{index}] has no function name: {str(function)[:80]}")
+    return functions
+
+
+def _value(value: Any, *, at: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{at} is text that is not JSON: {error}") from error
+
+
+OPTIONAL = ""
+"""In a list of allowed values: the argument may be left out."""
+NO_CALL = "None of these functions fits the question."
+"""Reference of a row that wants no call: BFCL has none, as it only asks whether there is a call."""
+
+
+def reference_call(possible_answer: Mapping[str, Any], *, required: Collection[str]) -> ToolCall:
+    """Return the call made of the first allowed values, optional arguments left out.
+
+    Two rows mark an argument as optional that their function requires; it stays in.
+    """
+    ((name, arguments),) = possible_answer.items()
+    allowed = {
+        argument: [value for value in values if value != OPTIONAL]
+        for argument, values in arguments.items()
+        if OPTIONAL not in values or argument in required
+    }
+    return ToolCall(
+        name=name,
+        arguments={argument: _plain(values[0]) for argument, values in allowed.items() if values},
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` with the first allowed value inside dictionaries, which hold lists of them."""
+    if isinstance(value, dict):
+        return {key: _plain(allowed[0]) for key, allowed in _allowed(value) if allowed}
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return [_plain(item) for item in value]
+    return value
+
+
+def read_bfcl(folder: Path, categories: Sequence[str] = BFCL_SIMPLE) -> list[Chat]:
+    """Return the chats of bfcl-eval's data folder, category by category in file order."""
+    return [chat for category in categories for chat in _read_category(folder, category)]
+
+
+def files(folder: Path, categories: Sequence[str] = BFCL_SIMPLE) -> list[Path]:
+    """Return the files that `read` takes."""
+    found: list[Path] = []
+    for category in categories:
+        name = f"BFCL_v4_{category}.json"
+        found.append(folder / name)
+        if category not in BFCL_NO_CALL:
+            found.append(folder / "possible_answer" / name)
+    return found
+
+
+def _read_category(folder: Path, category: str) -> Iterator[Chat]:
+    questions, *possible_answers = files(folder, (category,))
+    if not possible_answers:
+        yield from (_chat_without_call(row) for row in _lines(questions))
+        return
+    answers = {row["id"]: row for row in _lines(possible_answers[0])}
+    for row in _lines(questions):
+        answer = answers.get(row["id"])
+        if answer is None:
+            raise DataError(f"{questions}: {row['id']} has no possible answer")
+        yield _chat(row, answer["ground_truth"], one_call="parallel" not in category)
+
+
+def _allowed(value: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the allowed values of each key; live rows also hold the value itself, not a list."""
+    for key, allowed in value.items():
+        values = allowed if isinstance(allowed, list) else [allowed]
+        yield key, [] if OPTIONAL in values else values
+
+
+def _chat(
+    row: Mapping[str, Any], ground_truth: Sequence[Mapping[str, Any]], *, one_call: bool
+) -> Chat:
+    functions = row["function"]
+    required = {each["name"]: each["parameters"].get("required", ()) for each in functions}
+    calls = [
+        reference_call(truth, required=required.get(next(iter(truth)), ()))
+        for truth in ground_truth
+    ]
+    offer = system_prompt(functions, how=ONE_CALL if one_call else CALLS)
+    return Chat(
+        id=row["id"],
+        messages=(
+            *_question(row, offer),
+            {"role": "assistant", "content": "\n".join(map(render, calls))},
+        ),
+        group=calls[0].name,
+        functions=tuple(functions),
+        possible_answers=tuple(ground_truth),
+    )
+
+
+def _chat_without_call(row: Mapping[str, Any]) -> Chat:
+    offer = system_prompt(row["function"], how=MAY_CALL)
+    return Chat(
+        id=row["id"],
+        messages=(*_question(row, offer), {"role": "assistant", "content": NO_CALL}),
+        group=str(row["function"][0]["name"]) if row["function"] else row["id"],
+        functions=tuple(row["function"]),
+    )
+
+
+def _question(row: Mapping[str, Any], offer: str) -> list[dict[str, str]]:
+    """Return the turns that are asked, behind the functions that are offered."""
+    asked = [{"role": m["role"], "content": m["content"]} for m in row["question"][0]]
+    if asked[0]["role"] == "system":
+        offer = f"{asked.pop(0)['content']}\n\n{offer}"
+    return [{"role": "system", "content": offer}, *asked]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise DataError(f"{path}: missing; take the data folder of bfcl-eval 2026.3.23")
+    try:
+        # Not splitlines(): JSON may hold U+2028 and U+0085 as they are, and they end no line of it.
+        lines = path.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines if line.strip()]
+    except ValueError as error:
+        raise DataError(f"{path}: is not JSON lines: {error}") from error

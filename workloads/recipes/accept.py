@@ -1,0 +1,197 @@
+"""Section `accept` of a recipe: stages, sizes and repetitions; limits are in gates.yaml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal
+
+from workloads.recipes.reader import require
+
+ON_PATH = "PATH"
+"""In the place of a folder of programs: whatever PATH has; what is not there is left out."""
+
+StageName = Literal[
+    "readiness", "connectivity", "collectives", "compute", "storage", "training", "soak"
+]
+STAGES: tuple[StageName, ...] = (
+    "readiness",
+    "connectivity",
+    "collectives",
+    "compute",
+    "storage",
+    "training",
+    "soak",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectivityConfig:
+    """What passes between nodes beside messages of ranks."""
+
+    perftest: str | None = None
+    """Folder with ib_write_bw, or PATH; None: no port is measured by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectivesConfig:
+    """The sweep of message sizes."""
+
+    sizes_mb: tuple[int, ...] = (1, 10, 100, 1000, 8000)
+    """Bytes of one rank's message over 10^6."""
+    iterations: int = 20
+    warmup: int = 5
+    nccl_tests: str | None = None
+    """Folder with all_reduce_perf and its kin, or PATH: those of the node's PATH, where they are;
+    None: only torch's collectives are timed."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.sizes_mb) and min(self.sizes_mb) > 0, "sizes_mb: expected sizes > 0")
+        require(self.iterations > 0, f"iterations: got {self.iterations}, expected > 0")
+        require(self.warmup >= 0, f"warmup: got {self.warmup}, expected 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeConfig:
+    """What each GPU does alone."""
+
+    matrix_size: int = 8192
+    copy_mb: int = 2000
+    """Size of the copies in memory and from the host, in 10^6 bytes."""
+    iterations: int = 50
+
+    def __post_init__(self) -> None:
+        size = self.matrix_size
+        # bf16 holds the expected product of a power of two exactly, and of few other sizes.
+        is_exact = size > 0 and size & (size - 1) == 0
+        require(is_exact, f"matrix_size: got {size}, expected a power of two")
+        for name in ("copy_mb", "iterations"):
+            require(getattr(self, name) > 0, f"{name}: got {getattr(self, name)}, expected > 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageConfig:
+    """What each node does on each place, all nodes at once."""
+
+    places: tuple[str, ...] = ("data", "model", "chkpt", "results", "scratch")
+    """Those that the stack does not name are left out."""
+    mounts: tuple[str, ...] = ()
+    """Shared mounts, measured too where no place lies on them; `soperator accept` names all of the
+    stack's."""
+    file_mb: int = 4096
+    block_kib: int = 4096
+    random_reads: int = 2000
+    random_block_kib: int = 4
+    small_files: int = 500
+
+    def __post_init__(self) -> None:
+        for path in self.mounts:
+            require(path.startswith("/"), f"mounts: {path!r} is not absolute; start it with /")
+        for name in ("file_mb", "block_kib", "random_reads", "random_block_kib", "small_files"):
+            require(getattr(self, name) > 0, f"{name}: got {getattr(self, name)}, expected > 0")
+        require(
+            self.block_kib % 4 == 0 and self.random_block_kib % 4 == 0,
+            "block_kib: expected multiples of 4: O_DIRECT moves whole pages",
+        )
+        # A file is at least one block.
+        file_kib = max(
+            self.block_kib, self.file_mb * 10**6 // 1024 // self.block_kib * self.block_kib
+        )
+        require(
+            self.random_block_kib <= file_kib,
+            f"random_block_kib: got {self.random_block_kib}, a file has {file_kib} KiB",
+        )
+
+
+_SHAPE = ("vocabulary", "width", "layers", "heads")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """The model whose tokens are counted; the defaults are the shape of seed 001's benchmark."""
+
+    name: str = "decoder-163m"
+    vocabulary: int = 50257
+    width: int = 768
+    layers: int = 12
+    heads: int = 12
+    sequence: int = 512
+    batch: int = 8
+    """Sequences of one rank in a step."""
+    steps: int = 50
+    warmup: int = 5
+    points: tuple[int, ...] = ()
+    """Ranks to train on, rising; empty: 1, 2, 4 and so on, whole nodes, and all."""
+
+    def __post_init__(self) -> None:
+        defaults = {each.name: each.default for each in fields(TrainingConfig)}
+        other = [
+            f"{name} {getattr(self, name)}, not {defaults[name]}"
+            for name in _SHAPE
+            if getattr(self, name) != defaults[name]
+        ]
+        # Limits go by the name: what is smaller must not be held against the limit of this model.
+        require(
+            self.name != defaults["name"] or not other,
+            f"name: {self.name} has another shape ({', '.join(other)}); give it its own name",
+        )
+        for name in (*_SHAPE, "sequence", "batch"):
+            require(getattr(self, name) > 0, f"{name}: got {getattr(self, name)}, expected > 0")
+        require(self.warmup >= 0, f"warmup: got {self.warmup}, expected 0 or more")
+        require(self.width % self.heads == 0, f"heads: {self.heads} do not divide {self.width}")
+        require(self.steps > 1, f"steps: got {self.steps}, expected > 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptConfig:
+    """One acceptance run."""
+
+    profile: Literal["quick", "full"] = "full"
+    stages: tuple[StageName, ...] = STAGES
+    device: Literal["gpu", "cpu"] = "gpu"
+    """`cpu` is a rehearsal: it certifies no GPU."""
+    gates: str | None = None
+    """File of further limits, in the form of gates.yaml; its rows win."""
+    soak_s: float = 1800
+    """Seconds of training and all-reduce in the stage `soak`."""
+    connectivity: ConnectivityConfig = field(default_factory=ConnectivityConfig)
+    collectives: CollectivesConfig = field(default_factory=CollectivesConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def __post_init__(self) -> None:
+        require(bool(self.stages), f"stages: name at least one of {', '.join(STAGES)}")
+        require(self.soak_s >= 0, f"soak_s: got {self.soak_s}, expected 0 or more")
+
+
+QUICK_SOAK_S = 60.0
+QUICK_STEPS = 20
+QUICK_FILE_MB = 1024
+
+
+def profiled(config: AcceptConfig) -> AcceptConfig:
+    """Return the config as its profile runs it: `quick` soaks a minute and repeats less.
+
+    Message sizes stay: a limit speaks of a size. nccl-tests take minutes: quick runs them only from
+    a folder that somebody named.
+    """
+    if config.profile == "full":
+        return config
+    programs = config.collectives.nccl_tests
+    return replace(
+        config,
+        soak_s=min(config.soak_s, QUICK_SOAK_S),
+        collectives=replace(
+            config.collectives,
+            iterations=min(config.collectives.iterations, 10),
+            warmup=2,
+            nccl_tests=None if programs == ON_PATH else programs,
+        ),
+        storage=replace(
+            config.storage,
+            file_mb=min(config.storage.file_mb, QUICK_FILE_MB),
+            random_reads=min(config.storage.random_reads, 500),
+            small_files=min(config.storage.small_files, 200),
+        ),
+        training=replace(config.training, steps=min(config.training.steps, QUICK_STEPS)),
+    )

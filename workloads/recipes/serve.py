@@ -1,0 +1,135 @@
+"""Settings of the `serve` section of a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workloads.recipes.reader import require
+
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+AUTO = "auto"
+MAX_TOP_LOGPROBS = 20
+"""OpenAI's limit; https://platform.openai.com/docs/api-reference/chat/create (2026-11-21)."""
+# Words of apply_chat_template itself (transformers 5.23): with one of them a client would bring its
+# own template, which is a program, or change what comes back.
+_NOT_OF_A_TEMPLATE = frozenset(
+    [
+        "conversation",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "tokenize",
+        "continue_final_message",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one client may ask for and how much is held at once."""
+
+    context_tokens: int = 8192
+    """Prompt and answer together; also the length of a row of the KV cache."""
+    max_output_tokens: int = 4096
+    """Most tokens of one answer, and what an answer gets that names no number."""
+    max_concurrency: int = 16
+    """Rows of the KV cache: answers that are written at the same time."""
+    max_queue: int = 64
+    """Requests that wait for a row; one more is answered 429."""
+    max_choices: int = 8
+    """Most answers to one request (`n`)."""
+    max_body_bytes: int = 2**20
+    body_timeout_s: float = 30.0
+    """A client that has not sent its whole request by then is answered 408."""
+    request_timeout_s: float = 600.0
+    """From the request to the last token."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            least = 0 if name == "max_queue" else 1
+            require(value >= least, f"{name}: got {value}, expected >= {least}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """One server: it serves the recipe's model, or at most one of three folders."""
+
+    adapter: str | None = None
+    """LoRA adapter of the recipe's model, or a pointer file to it: base and tuned. AUTO: that of
+    the newest evaluation that passed (`<chkpt>/evaluated`); the base alone where there is none."""
+    merged: str | None = None
+    """Folder of a whole model, served instead of the recipe's."""
+    checkpoint: str | None = None
+    """`final`, an adapter, or `checkpoint-N` of a run, written by any number of ranks."""
+    served_name: str | None = None
+    """Name of the model in the API; None: the name of its folder."""
+    tuned_name: str | None = None
+    """Name of the tuned model; None: the served name with `-tuned`."""
+    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    """auto: vLLM where it can be imported and a GPU is there, else transformers."""
+    gpus: int = 1
+    """GPUs of the node that one model is divided over (vLLM's tensor parallelism)."""
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    host: str = "127.0.0.1"
+    port: int = 7860
+    """0: any free port; endpoint.json says which."""
+    api_key_file: str | None = None
+    """File of mode 0600 with the key; made when missing. A host that is no loopback needs a key."""
+    thinking: bool = True
+    """Whether the chat template may open a thinking block (Qwen3's `enable_thinking`)."""
+    template_options: tuple[str, ...] = ("enable_thinking",)
+    """What a request's `chat_template_kwargs` may tell the model's chat template."""
+    stage: Literal["auto", "never"] = "auto"
+    """auto: weights go to the place `scratch` first where that is a RAM disk with room."""
+    compare_cold_start: bool = False
+    """Whether the weights are loaded a second time, without the RAM disk, to measure the gain."""
+    prefill_tokens: int = 512
+    """Prompt tokens read between two decode steps: the longest that a running answer waits."""
+    drain_s: float = 20.0
+    """Time of running answers after SIGTERM; KillWait is 30 s by default, 180 on Soperator."""
+    seed: int = 0
+    """Of answers that are sampled and name no seed."""
+    cpu_threads: int | None = None
+    """torch's threads; None leaves torch's choice."""
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        folders = {name: getattr(self, name) for name in ("adapter", "merged", "checkpoint")}
+        given = [name for name, value in folders.items() if value and value != AUTO]
+        require(
+            len(given) < 2,
+            f"{' and '.join(given)}: at most one of adapter, merged and checkpoint says what is "
+            "served beside or instead of the model",
+        )
+        require(self.gpus >= 1, f"gpus: got {self.gpus}, expected >= 1")
+        require(
+            self.gpus == 1 or self.engine != "transformers",
+            f"gpus: got {self.gpus}, but the transformers engine has its model on one GPU; set "
+            "engine to vllm, or start a server for each GPU",
+        )
+        require(0 <= self.port <= 65535, f"port: got {self.port}, expected 0 to 65535")
+        require(self.prefill_tokens > 0, f"prefill_tokens: got {self.prefill_tokens}, expected > 0")
+        own = sorted(_NOT_OF_A_TEMPLATE.intersection(self.template_options))
+        require(
+            not own,
+            f"template_options: got {', '.join(own)}, expected names that the model's template "
+            "reads, such as enable_thinking",
+        )
+        require(self.drain_s >= 0, f"drain_s: got {self.drain_s}, expected >= 0")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.host in LOOPBACK_HOSTS or self.host.startswith("127.")

@@ -1,0 +1,248 @@
+"""Section `train` of a recipe: every key, its default, and the mixes that are refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workloads.recipes.reader import require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """How state is saved, kept and taken up again; how often is train.checkpoint_every."""
+
+    background: bool = True
+    """Whether files are written while training goes on, from one copy in host memory."""
+    keep_best: bool = True
+    """Whether the committed checkpoint with the lowest loss stays beyond train.keep_last."""
+    elastic_every: int = 0
+    """Train steps between elastic checkpoints; 0: only before the job changes its size."""
+    same_world_size_only: bool = False
+    """Whether a sharded checkpoint of another world size is refused instead of resharded."""
+    timeout_s: int = 600
+    """Seconds after which a rank that is not heard of is lost, and a step that stands is hung."""
+
+    def __post_init__(self) -> None:
+        require(self.elastic_every >= 0, f"elastic_every: got {self.elastic_every}, expected >= 0")
+        require(self.timeout_s >= 10, f"timeout_s: got {self.timeout_s}, expected >= 10")
+
+
+STRATEGIES = ("ddp", "fsdp", "offload")
+"""How the trainer can spread a run over ranks."""
+RESUMABLE = (
+    "attention",
+    "checkpoint",
+    "checkpoint_every",
+    "checkpoint_every_epochs",
+    "compile",
+    "cpu_threads",
+    "epochs",
+    "export_merged",
+    "gate",
+    "gradient_accumulation",
+    "gradient_checkpointing",
+    "keep_last",
+    "liger",
+    "loss_chunk_tokens",
+    "max_steps",
+    "micro_batch_size",
+    "resume",
+    "save_original",
+    "schedule",
+    "strategy",
+)
+"""Keys that may differ between a run and its resumption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters."""
+
+    rank: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    target_modules: tuple[str, ...] = ("all-linear",)
+    dora: bool = False
+    """Train the length of each weight's columns apart from their direction (DoRA)."""
+
+    def __post_init__(self) -> None:
+        require(self.rank > 0, f"rank: got {self.rank}, expected > 0")
+        require(self.alpha > 0, f"alpha: got {self.alpha}, expected > 0")
+        require(0 <= self.dropout < 1, f"dropout: got {self.dropout}, expected 0 to below 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateConfig:
+    """What a run must reach to pass, beside ending with 0, `final/` and no lack of memory."""
+
+    max_loss: float | None = None
+    """Mean loss per label token of the last step, in nats."""
+    min_tokens_per_s_per_gpu: float | None = None
+    """Useful tokens; judged on GPUs only."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_loss", "min_tokens_per_s_per_gpu"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name}: got {value}, expected > 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """One fine-tuning run."""
+
+    dataset: str
+    """Folder in the place `data` that prepare-data wrote, or `generated` for a tiny task."""
+    task: Literal["causal_lm", "text_classification", "text_to_text", "image_classification"] = (
+        "causal_lm"
+    )
+    method: Literal["lora", "full", "qlora"] = "lora"
+    """qlora: the base in 4 bits (nf4), adapters on it."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    dtype: Literal["bf16", "fp32", "fp16"] = "bf16"
+    """Type of the weights in the forward pass; trained weights always have an fp32 copy."""
+    sequence_length: int = 4096
+    """Tokens of one packed row."""
+    packing: bool = True
+    """Several conversations share a row; False: one row each, padded to the longest of its step."""
+    micro_batch_size: int = 1
+    """Packed rows per rank and forward pass."""
+    gradient_accumulation: int = 1
+    epochs: int | None = None
+    max_steps: int | None = None
+    """Train steps; exactly one of epochs and max_steps is set."""
+    learning_rate: float
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    gradient_checkpointing: bool = False
+    loss_chunk_tokens: int | None = None
+    """Label tokens whose logits exist at once; None: all of a micro batch."""
+    attention: Literal["auto", "sdpa", "flex", "flash"] = "auto"
+    """auto: FlashAttention on a GPU where it can be imported, else scaled dot product."""
+    compile: bool = False
+    """Compile each layer; rows are then padded to sequence_length, so that shapes stay."""
+    liger: Literal["auto", "on", "off"] = "auto"
+    """auto: Liger's kernels on a GPU where they can be imported."""
+    seed: int = 0
+    checkpoint_every: int = 100
+    """Train steps between checkpoints; 0 keeps only those that a signal asks for."""
+    checkpoint_every_epochs: int | None = None
+    """Epochs between checkpoints, instead of checkpoint_every, which then has no effect."""
+    keep_last: int = 2
+    """Committed checkpoints of this run that stay."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    resume: str = "requeue"
+    """Where a first start begins. requeue, never: at step 0. auto: with the newest earlier run of
+    the job. Else a checkpoint folder. A restarted job goes on from what it saved itself."""
+    overlong: Literal["drop", "cut", "refuse"] = "refuse"
+    """What happens to a conversation longer than sequence_length; what is dropped or cut counts."""
+    strategy: Literal["auto", "ddp", "fsdp", "offload"] = "auto"
+    """How the run is spread over ranks; auto follows the plan that was shipped with the job.
+    offload: fsdp with the shards in the node's memory."""
+    save_original: bool = False
+    """Copy the model beside the run before the first step."""
+    export_merged: bool = False
+    """Write adapters also merged into their base, as one model folder."""
+    gate: GateConfig | None = None
+    cpu_threads: int | None = None
+    """Threads per rank on CPU; None leaves torch's choice."""
+
+    def __post_init__(self) -> None:
+        for name in ("sequence_length", "micro_batch_size", "gradient_accumulation", "keep_last"):
+            value = getattr(self, name)
+            require(value > 0, f"{name}: got {value}, expected > 0")
+        for name in ("warmup_steps", "weight_decay", "checkpoint_every"):
+            value = getattr(self, name)
+            require(value >= 0, f"{name}: got {value}, expected >= 0")
+        for name in ("learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            require(value != math.inf, f"{name}: got {value}, expected a finite number")
+        require(self.learning_rate > 0, f"learning_rate: got {self.learning_rate}, expected > 0")
+        require(self.max_grad_norm > 0, f"max_grad_norm: got {self.max_grad_norm}, expected > 0")
+        require(
+            (self.epochs is None) != (self.max_steps is None),
+            f"max_steps: got {self.max_steps} with epochs {self.epochs}; set exactly one of them",
+        )
+        positive = (
+            "epochs",
+            "max_steps",
+            "loss_chunk_tokens",
+            "checkpoint_every_epochs",
+            "cpu_threads",
+        )
+        for name in positive:
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name}: got {value}, expected > 0")
+        for allowed, message in self._mixes():
+            require(allowed, message)
+
+    def _mixes(self) -> tuple[tuple[bool, str], ...]:
+        """Return (allowed, message) of every pair of keys that can contradict each other."""
+        sharded = self.strategy in ("fsdp", "offload")
+        return (
+            (
+                not (self.method == "qlora" and self.dtype == "fp32"),
+                (
+                    "dtype: got fp32 with method qlora, which computes in 16 bits; expected bf16 "
+                    "or fp16, or method lora"
+                ),
+            ),
+            (
+                not (self.method == "qlora" and sharded),
+                (
+                    f"strategy: got {self.strategy} with method qlora; 4-bit weights are not "
+                    "divided between ranks; use ddp (a 14B base takes 10 GB), or method lora"
+                ),
+            ),
+            (
+                not (self.dtype == "fp16" and sharded),
+                (
+                    f"strategy: got {self.strategy} with dtype fp16, whose loss scale is kept for "
+                    "whole gradients only; use bf16, or strategy ddp"
+                ),
+            ),
+            (
+                not (self.lora.dora and self.method == "full"),
+                "lora.dora: got true with method full, which has no adapters; use method lora",
+            ),
+            (
+                not (self.export_merged and self.method == "full"),
+                (
+                    "export_merged: got true with method full, whose final/ is the whole model; "
+                    "leave it out"
+                ),
+            ),
+            (
+                self.task == "causal_lm" or self.method != "qlora",
+                (
+                    f"method: got qlora with task {self.task}; 4-bit bases are read for causal_lm "
+                    "only; use lora or full"
+                ),
+            ),
+            (
+                self.task == "causal_lm" or not self.export_merged,
+                (
+                    f"export_merged: got true with task {self.task}, whose final/ is loaded as it "
+                    "is; leave it out"
+                ),
+            ),
+            (
+                self.task == "causal_lm" or not self.compile,
+                (
+                    f"compile: got true with task {self.task}; only the rows of causal_lm keep "
+                    "one shape; leave it out"
+                ),
+            ),
+            (
+                self.task == "causal_lm" or self.loss_chunk_tokens is None,
+                f"loss_chunk_tokens: has no meaning with task {self.task}; leave it out",
+            ),
+        )
+
+    @property
+    def has_adapters(self) -> bool:
+        """True where the base is frozen and adapters are trained."""
+        return self.method != "full"
