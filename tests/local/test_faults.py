@@ -37,7 +37,7 @@ from pathlib import Path
 from workloads.common.dist import world
 from workloads.common.exit_codes import ExitCode, exit_code_of
 from workloads.job import end
-from workloads.train import proof_run
+from workloads.train import prove_resume
 from workloads.recipes.train import CheckpointConfig
 from workloads.train.run import stop_request
 
@@ -46,8 +46,8 @@ code = ExitCode.OK
 try:
     with stop_request() as stop, world(cpu_threads=1, timeout_s=30) as here, stop.deferred():
         os.write(1, (json.dumps({"pid": os.getpid(), "rank": here.rank}) + "\\n").encode())
-        part = proof_run.Part(world=here, files=None)
-        run = proof_run.make_run(part, "ddp", here_file, resume="requeue", stop=stop, keep=3,
+        part = prove_resume.Part(world=here, files=None)
+        run = prove_resume.make_run(part, "ddp", here_file, resume="requeue", stop=stop, keep=3,
                                  config=CheckpointConfig(timeout_s=30))
         run.checkpoints.load(run.state)
         while True:

@@ -45,7 +45,7 @@ from infra.render.delivery import code_files, hash_files, schedule_files, schedu
 from infra.render.sbatch import render_sbatch, render_search
 from infra.reports.acceptance import certificate
 from infra.reports.acceptance.result import STAGES
-from infra.setup.demo.runner import Runner
+from infra.setup.demo.runner import Runner, run_chain
 from infra.state import CHECKOUT
 from stacks.cost_spec import BudgetSpec, RunForecastSpec
 from stacks.errors import UserError
@@ -484,10 +484,10 @@ def test_a_chain_that_runs_again_uses_finished_jobs_and_repeats_changed_ones(
 ) -> None:
     spec = replace(cluster.spec, jobs=tuple(j for j in cluster.spec.jobs if j.name != "ranks"))
     runner = demo_runner(cluster, connection, tmp_path, spec)
-    first = runner.run_chain(runner, {}).values()
-    again = runner.run_chain(runner, {}).values()
-    changed = runner.run_chain(runner, {"second": ("a=b",)}).values()
-    earlier = runner.run_chain(runner, {"probe": ("a=b",)}).values()
+    first = run_chain(runner, {}).values()
+    again = run_chain(runner, {}).values()
+    changed = run_chain(runner, {"second": ("a=b",)}).values()
+    earlier = run_chain(runner, {"probe": ("a=b",)}).values()
     assert [step.reused for step in first] == [False, False]
     assert [step.reused for step in again] == [True, True]
     assert [step.reused for step in changed] == [True, False]
@@ -518,7 +518,7 @@ def test_a_job_whose_number_never_came_back_is_found_again(
         with pytest.raises(Killed), runner.alone():
             runner.submit(spec.jobs[0], ())
     assert history.submissions(tmp_path, "jobs") == ()
-    step = runner.run_chain(runner, {})["probe"]
+    step = run_chain(runner, {})["probe"]
     assert (step.job.id, step.reused) == (made[0].job_id, True)
     cut_off = f"probe: job {made[0].job_id} was submitted by a command that was cut off"
     assert said[0].startswith(cut_off)
@@ -560,7 +560,7 @@ def test_a_failed_job_ends_the_chain_with_its_last_words(
     spec = replace(cluster.spec, jobs=cluster.spec.jobs[:1])
     runner = demo_runner(cluster, connection, tmp_path, spec)
     with pytest.raises(UserError, match=r"probe \(job \d+\) ended FAILED with 65(.|\n)*line 0"):
-        runner.run_chain(runner, {"probe": ("lines=1", "exit=65")})
+        run_chain(runner, {"probe": ("lines=1", "exit=65")})
 
 
 def test_a_submission_is_forecast_held_to_the_budget_and_settled(

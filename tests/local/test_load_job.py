@@ -20,7 +20,7 @@ from cost.run_record import parse_run_record
 from infra.clients import slurm
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Connection
-from infra.jobs import follow, server, submit
+from infra.jobs import follow, server, submit, transfer
 from infra.render.delivery import code_files, hash_files
 from infra.state import CHECKOUT
 from stacks.slurm_spec import JobSpec
@@ -123,7 +123,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         files = code_files(CHECKOUT, replace(cluster.spec, jobs=jobs))
         outputs = replace(cluster.outputs, jobs={job.name: "" for job in jobs})
         with Connection(outputs.endpoint(cluster.identity)) as connection:
-            files.send(connection, outputs.code_path, files)
+            transfer.send(connection, outputs.code_path, files)
             code = hash_files(files)
             made = submit.submit(connection, outputs, "serve", code_hash=code, sets=serving._SETS)
             path = cluster.path("/mnt/chkpt/results") / made.job_id / "endpoint.json"

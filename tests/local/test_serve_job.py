@@ -25,7 +25,7 @@ import pytest
 
 from infra.clients import slurm
 from infra.clients.ssh import Connection
-from infra.jobs import follow, submit
+from infra.jobs import follow, submit, transfer
 from infra.render.delivery import code_files, hash_files
 from infra.state import CHECKOUT, PULUMI_VERSION
 from tests.local.jobs_cluster import JobsCluster, running_cluster
@@ -99,7 +99,7 @@ def test_a_served_job_answers_through_the_login_node_and_ends_clean(cluster: Job
     files = code_files(CHECKOUT, replace(cluster.spec, jobs=(job,)))
     outputs = replace(cluster.outputs, jobs={job.name: ""})
     with Connection(outputs.endpoint(cluster.identity)) as connection:
-        files.send(connection, outputs.code_path, files)
+        transfer.send(connection, outputs.code_path, files)
         submitted = submit.submit(
             connection, outputs, job.name, code_hash=hash_files(files), sets=_SETS
         )
