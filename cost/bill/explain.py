@@ -352,7 +352,9 @@ def _forecast(bill: Bill, rates: RunRates, run: Forecast) -> Explanation:
 
 def _forecast_inputs(rates: RunRates, run: Forecast) -> Iterator[Input]:
     yield Input(
-        name="tokens", value=number(run.num_tokens), source=f"runs[{run.job}] x epochs, or counted"
+        name="tokens",
+        value=number(run.num_tokens),
+        source=f"runs[{run.job}] x epochs, or counted; measured steps where train.max_steps is set",
     )
     yield Input(
         name="tokens a second",

@@ -18,6 +18,7 @@ from typing import Final
 
 from cost.resources.hourly_rates import RunRates
 from cost.run_record import Kind, Outcome, RunRecord
+from cost.runs.recipes import max_steps
 from stacks.cost_spec import PreemptionSpec, RunForecastSpec
 from stacks.node_spec import Billing, WorkerSpec
 from stacks.slurm_spec import JobSpec
@@ -281,12 +282,11 @@ def forecast(
     rates: RunRates,
     records: Sequence[RunRecord],
     sets: Sequence[str] = (),
-    recipe_steps: int | None = None,
 ) -> Forecast | UnknownRun:
     """The run's expected hours and US dollars; `sets` are the settings of one submission.
 
-    `recipe_steps`: train.max_steps of the recipe itself. They count where a run has told how many
-    tokens a step reads; until then the stack's `runs[].epochs` stand for them.
+    train.max_steps of recipe and settings counts where a run has told how many tokens a step reads;
+    until then the stack's `runs[].epochs` stand for it.
     """
     spec = rates.spec
     worker = rates.dearest(job)
@@ -309,7 +309,7 @@ def forecast(
             "nor declared",
             f"run: soperator submit {job.name} --stack {spec.name}, then soperator pull its id",
         )
-    return _known(job, rates, worker, declared, speed, records, sets, recipe_steps)
+    return _known(job, rates, worker, declared, speed, records, sets)
 
 
 def forecasts(rates: RunRates, records: Sequence[RunRecord]) -> tuple[Forecast | UnknownRun, ...]:
@@ -330,12 +330,9 @@ def _known(
     speed: TrainSpeed,
     records: Sequence[RunRecord],
     sets: Sequence[str],
-    recipe_steps: int | None,
 ) -> Forecast:
     notes: list[str] = []
-    epochs, steps = _asked(declared, speed, sets, notes)
-    if steps is None and recipe_steps is not None:
-        steps = Decimal(recipe_steps)
+    epochs, steps = _epochs(declared, speed, sets, notes), max_steps(job, sets)
     counted = _counted(rates.spec, job, records)
     tokens_per_epoch = Decimal(declared.tokens_per_epoch)
     if counted is not None and counted[0] != tokens_per_epoch:
@@ -373,11 +370,11 @@ def _known(
     )
 
 
-def _asked(
+def _epochs(
     declared: RunForecastSpec, speed: TrainSpeed, sets: Sequence[str], notes: list[str]
-) -> tuple[Decimal, Decimal | None]:
-    """Epochs of this submission, and steps instead of them; what is not counted is named."""
-    epochs, steps = declared.epochs, None
+) -> Decimal:
+    """Epochs of this submission; a setting that is not counted is named."""
+    epochs = declared.epochs
     for setting in sets:
         key, _, value = setting.partition("=")
         try:
@@ -398,9 +395,7 @@ def _asked(
                 f"--set {setting} is not in the forecast: no run of this recipe on these nodes has "
                 "told how many tokens a step reads"
             )
-        else:
-            steps = wanted
-    return epochs, steps
+    return epochs
 
 
 def _disturbed(

@@ -59,11 +59,9 @@ class Books:
     ledger: Ledger
     records: tuple[RunRecord, ...]
 
-    def forecast(
-        self, job: JobSpec, sets: Sequence[str] = (), recipe_steps: int | None = None
-    ) -> Forecast | UnknownRun:
-        """What the job is going to take with these settings, and the steps of its recipe."""
-        return forecast(job, self.rates, self.records, sets, recipe_steps)
+    def forecast(self, job: JobSpec, sets: Sequence[str] = ()) -> Forecast | UnknownRun:
+        """What the job is going to take with these settings."""
+        return forecast(job, self.rates, self.records, sets)
 
     def month(self, entries: Sequence[Entry], now: datetime) -> MonthBudget | None:
         """The budget's month; None where the stack declares no budget."""

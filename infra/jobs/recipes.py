@@ -9,18 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
-from cost.size.shape import SizeError
+from cost.runs.recipes import RecipeError, declared_settings, recipe_of
 from infra.clients.errors import JobsError
-from infra.render.delivery import RECIPE_ENDINGS, recipe_file
+from infra.render.delivery import recipe_file
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
-
-
-def recipe_of(job: JobSpec, files: Mapping[str, bytes], sets: Sequence[str] = ()) -> dict[str, Any]:
-    """The recipe that the job will run; its file is among `files`, path -> content."""
-    return with_settings(_read(job, files), [*_declared_settings(job), *sets])
 
 
 def refuse_wrong(root: Path, job: JobSpec, sets: Sequence[str] = ()) -> None:
@@ -57,7 +50,7 @@ def search_problems(root: Path, spec: StackSpec) -> list[str]:
 def _ask(
     root: Path, job: JobSpec, sets: Sequence[str], trials: Sequence[Sequence[str]] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    settings = [f"--set={each}" for each in (*_declared_settings(job), *sets)]
+    settings = [f"--set={each}" for each in (*declared_settings(job), *sets)]
     return subprocess.run(
         [
             *(sys.executable, "-m", "workloads.recipes", job.recipe, *settings),
@@ -73,54 +66,6 @@ def _ask(
 
 def _lines(done: subprocess.CompletedProcess[str]) -> list[str]:
     return done.stderr.strip().splitlines() or [f"exit {done.returncode}, no message"]
-
-
-def with_settings(recipe: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
-    """The recipe with `a.b=c` settings, read as the workload reads them: JSON, else text."""
-    result: dict[str, Any] = json.loads(json.dumps(recipe))
-    for setting in sets:
-        key, _, text = setting.partition("=")
-        *parents, last = key.split(".")
-        node: Any = result
-        for parent in parents:
-            node = node.setdefault(parent, {})
-            if not isinstance(node, dict):
-                raise SizeError(f"--set {setting}: {parent!r} is no section of the recipe")
-        try:
-            node[last] = json.loads(text)
-        except ValueError:
-            node[last] = text
-    return result
-
-
-def _declared_settings(job: JobSpec) -> Iterator[str]:
-    """Settings among the arguments that the stack gives the job."""
-    words = iter(job.args)
-    for word in words:
-        flag, equals, text = word.partition("=")
-        if flag not in ("--set", "--resume"):
-            continue
-        if not equals:
-            text = next(words, None)
-        if text is not None:  # else the job itself says that its last argument lacks a value
-            yield text if flag == "--set" else f"train.resume={text}"
-
-
-def _read(job: JobSpec, files: Mapping[str, bytes]) -> Mapping[str, Any]:
-    for ending in RECIPE_ENDINGS:
-        path = f"workloads/recipes/{job.recipe}{ending}"
-        if path not in files:
-            continue
-        try:
-            # JSON is YAML, but YAML reads 2e-5 as text.
-            read = json.loads if ending == ".json" else yaml.safe_load
-            recipe = read(files[path])
-        except (ValueError, yaml.YAMLError) as error:
-            raise SizeError(f"{path}: cannot be read: {error}") from error
-        if not isinstance(recipe, dict):
-            raise SizeError(f"{path}: got {type(recipe).__name__}, expected a mapping")
-        return recipe
-    raise SizeError(f"jobs.{job.name}.recipe: no file of {job.recipe!r} in workloads/recipes")
 
 
 DEFAULT_CONTEXT_TOKENS: Final = 8192
@@ -161,7 +106,7 @@ def _recipes(root: Path, spec: StackSpec) -> Iterator[tuple[JobSpec, Mapping[str
         try:
             files = {path.relative_to(root).as_posix(): path.read_bytes()}
             yield job, recipe_of(job, files)
-        except SizeError:
+        except RecipeError:
             continue
 
 

@@ -17,13 +17,13 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from cost.runs.forecast import Forecast, UnknownRun
+from cost.runs.recipes import recipe_of
 from cost.size.plan import Plan, make_plan
 from infra.clients import slurm
 from infra.clients.errors import JobsError, NotSubmittedError
 from infra.clients.objects import Place, StorageError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, dependency, refused, sbatch_command
-from infra.jobs.recipes import recipe_of
 from infra.render.sbatch import RELEASE_VARIABLE
 from stacks.slurm_spec import TRAIN_MODULE, JobSpec
 from stacks.spec import StackSpec

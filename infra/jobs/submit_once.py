@@ -33,6 +33,7 @@ from cost.runs.ledger import (
     decode,
     encode,
 )
+from cost.runs.recipes import RecipeError, recipe_of
 from cost.runs.runs import run_lines
 from cost.size.plan import Plan
 from cost.size.shape import SizeError
@@ -44,7 +45,6 @@ from infra.jobs import history, ledger, submit
 from infra.jobs import submit as marks
 from infra.jobs.history import Earlier
 from infra.jobs.ledger import Asking, Books, write_down
-from infra.jobs.recipes import recipe_of
 from infra.jobs.submit import (
     AlreadyQueuedError,
     Submission,
@@ -92,13 +92,13 @@ def order(
     if over is not None:
         raise JobsError(f"{over}; nothing was submitted")
     recipe = _recipe(job, files, sets)
-    run = books.forecast(job, sets, _steps(recipe))
+    run = books.forecast(job, sets)
     for line in run_lines(run):
         say(line)
     plan = None
     try:
         plan = plan_of(books.spec, job, files, sets, run)
-    except SizeError as error:
+    except (SizeError, RecipeError) as error:
         for line in str(error).splitlines():
             say(f"no plan: {line}")
     for line in plan_lines(plan) if plan is not None else ():
@@ -206,15 +206,8 @@ def asking(
 def _recipe(job: JobSpec, files: Mapping[str, bytes], sets: Sequence[str]) -> dict[str, Any]:
     try:
         return recipe_of(job, files, sets)
-    except SizeError:
+    except RecipeError:
         return {}  # the job itself refuses it, with the key that is wrong
-
-
-def _steps(recipe: Mapping[str, Any]) -> int | None:
-    """Steps that the recipe bounds the run by; one that is wrong is refused by the job itself."""
-    train = recipe.get("train")
-    steps = train.get("max_steps") if isinstance(train, dict) else None
-    return steps if type(steps) is int and steps > 0 else None
 
 
 def _user() -> str:

@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from cost.runs.recipes import RECIPE_ENDINGS
 from infra.render.sbatch import render_sbatch, render_search
 from stacks.decode import nearest
 from stacks.errors import UserError
@@ -153,7 +154,6 @@ def _variable(name: str) -> str:
     return name.replace("-", "_")
 
 
-RECIPE_ENDINGS: Final = (".json", ".yaml", ".yml")
 _EXECUTABLE_PREFIX = "jobs/"
 
 

@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from cost.runs.recipes import RECIPE_ENDINGS
 from infra.components.recorder import CHECKOUT, Recorder, open_texts
-from infra.render.delivery import RECIPE_ENDINGS
 from stacks.load import stack_names
 from tests.components.conftest import Deploy
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from cost.runs.recipes import recipe_of, with_settings
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Shell
-from infra.jobs.recipes import recipe_of, with_settings
 from infra.reports.runs.run import Run
 from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
+from cost.bill.bill import bill
 from cost.chat.unit_costs import Inputs
+from cost.prices.book import layered
 from cost.resources.hourly_rates import RunRates
+from cost.run_record import RunRecord
 from cost.runs.forecast import Forecast, UnknownRun, forecast, forecasts
+from cost.runs.pipelines import pipeline_cost
 from cost.runs.runs import plain_run, run_lines, runs
 from stacks.cost_spec import ContractPriceSpec, PreemptionSpec
 from stacks.node_spec import Billing
@@ -106,7 +111,7 @@ def test_the_steps_of_the_submission_count_where_a_run_measured_them():
     """900 steps of 2 s are half an hour, whatever the epochs; $0.914 was told and $0.249 paid."""
     run = trained(metrics={"train_tokens_per_s": 4000, "train_step_s": 2})
     found = known(
-        l40s(), run, sets=("train.epochs=null", "train.max_steps=900", "train.max_steps=no")
+        l40s(), run, sets=("train.epochs=null", "train.max_steps=no", "train.max_steps=900")
     )
     assert (found.num_tokens, found.hours) == (7_200_000, Decimal("0.5"))
     assert found.notes == (
@@ -219,6 +224,30 @@ def test_a_stack_whose_preemptible_price_is_unknown_says_so_and_prints_the_inter
     assert row[1].endswith("min")
     assert row[5:] == ("unknown", "unknown")
     assert "NOT KNOWN: price book" in part.notes[-1]
+
+
+def test_the_bill_counts_the_steps_that_a_recipe_bounds_its_run_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """4,000 tokens/s x 2 s is 8,000 a step: 900 of them are half an hour, whatever runs says."""
+    spec = l40s()
+    recipe = tmp_path / "workloads/recipes" / f"{job_of(spec).recipe}.yaml"
+    recipe.parent.mkdir(parents=True)
+    recipe.write_text("train: {max_steps: 900}")
+    monkeypatch.setattr("cost.runs.recipes.STACKS_DIR", tmp_path / "stacks")
+    step = trained(metrics={"train_tokens_per_s": 4000, "train_step_s": 2})
+
+    def of_bill(run: RunRecord) -> list[Decimal | None]:
+        found = bill(spec, layered(spec), [run])
+        return [each.usd for each in found.amounts if each.name.startswith("per_run_usd")]
+
+    half_an_hour = 4 * Decimal("4.5688") / 2
+    assert of_bill(step) == [half_an_hour]
+    (run,) = pipeline_cost([job_of(spec)], rates_of(spec), [step]).forecasts
+    assert run.hours == Decimal("0.5")
+    assert of_bill(trained()) == [2 * half_an_hour], "no run told how many tokens a step reads"
+    recipe.write_text("train: {max_steps: many}")
+    assert of_bill(step) == [2 * half_an_hour], "the trainer itself refuses it"
 
 
 def test_only_jobs_that_train_have_a_forecast():

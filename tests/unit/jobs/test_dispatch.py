@@ -49,10 +49,11 @@ def sent(of: Books, shell: Recorded, state: Path) -> tuple[Submission, list[str]
 
 
 def test_steps_that_the_recipe_bounds_are_the_forecast_once_a_step_was_measured(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """900 steps of 2 s are half an hour; epochs=null counts for nothing, 1,800 given ones do."""
     run = trained(metrics={"train_tokens_per_s": 4000, "train_step_s": 2})
+    monkeypatch.setattr("cost.runs.recipes.STACKS_DIR", tmp_path / "stacks")
     of = replace(books(tmp_path), records=(run,))
     job = job_of(of.spec)
     files = dict(code_files(STACKS_DIR.parent, of.spec))
@@ -61,6 +62,8 @@ def test_steps_that_the_recipe_bounds_are_the_forecast_once_a_step_was_measured(
     assert "epochs" in recipe["train"]
     del recipe["train"]["epochs"]
     files[path] = json.dumps({**recipe, "train": {**recipe["train"], "max_steps": 900}}).encode()
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_bytes(files[path])
 
     def hours(*sets: str) -> Decimal:
         found = order(of, job, files, sets, say=lambda _line: None).run
@@ -70,7 +73,7 @@ def test_steps_that_the_recipe_bounds_are_the_forecast_once_a_step_was_measured(
     assert hours() == Decimal("0.5")
     assert hours("train.max_steps=1800") == 1
     assert hours("train.max_steps=null", "train.epochs=4") == 2
-    assert isinstance(plain := replace(of, records=()).forecast(job, (), 900), Forecast)
+    assert isinstance(plain := replace(of, records=()).forecast(job), Forecast)
     assert (plain.hours, plain.notes) == (2, ())
 
 

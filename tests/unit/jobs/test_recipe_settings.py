@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from infra.jobs.recipes import recipe_of, search_problems
+from cost.runs.recipes import recipe_of
+from infra.jobs.recipes import search_problems
 from stacks.load import STACKS_DIR, load_stack
 from stacks.search_spec import AxisSpec, SearchSpec
 from stacks.slurm_spec import JobSpec

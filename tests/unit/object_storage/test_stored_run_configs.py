@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from cost.runs.recipes import recipe_of
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
 from infra.jobs import submit, submit_once
 from infra.jobs.ledger import open_books
-from infra.jobs.recipes import recipe_of
 from infra.jobs.submit_once import dispatch, order
 from infra.render.delivery import code_files, store
 from stacks.load import STACKS_DIR, load_stack, stack_names

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cost.runs.recipes import recipe_of, with_settings
 from infra.cli.main import app
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Result
-from infra.jobs.recipes import recipe_of, with_settings
 from infra.render.delivery import code_files, hash_files
 from infra.render.sbatch import RELEASE_VARIABLE
 from infra.reports.runs import reproduce as again

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from cost.runs.forecast import Forecast, TrainSpeed, UnknownRun
+from cost.runs.recipes import RecipeError, with_settings
 from cost.size.plan import make_plan, recipe_run
 from cost.size.shape import LINEAR_MODULES, SizeError
 from cost.size.training import Dtype, Method, Training
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Result
-from infra.jobs.recipes import with_settings
 from infra.jobs.submit import install_script, path_on_cluster, plan_lines, plan_of, submit
 from stacks.load import load_stack
 from stacks.slurm_spec import JobSpec
@@ -189,16 +189,16 @@ def test_a_plan_needs_nodes_that_can_run_the_job() -> None:
 
 def test_a_recipe_that_is_not_shipped_or_not_readable_is_refused() -> None:
     spec, job = stack_and_job("l40s-dev")
-    with pytest.raises(SizeError, match=r"jobs\.finetune\.recipe: no file of 'other'"):
+    with pytest.raises(RecipeError, match=r"jobs\.finetune\.recipe: no file of 'other'"):
         plan_of(spec, replace(job, recipe="other"), RECIPES)
-    with pytest.raises(SizeError, match=r"cannot be read"):
+    with pytest.raises(RecipeError, match=r"cannot be read"):
         plan_of(spec, job, {f"workloads/recipes/{job.recipe}.yaml": b"a: [1"})
 
 
 def test_settings_are_json_or_text_and_make_sections() -> None:
     recipe = with_settings({"train": {"epochs": 1}}, ["train.lora.rank=8", "model=Qwen3-8B"])
     assert recipe == {"train": {"epochs": 1, "lora": {"rank": 8}}, "model": "Qwen3-8B"}
-    with pytest.raises(SizeError, match="'model' is no section"):
+    with pytest.raises(RecipeError, match="'model' is no section"):
         with_settings({"model": "x"}, ["model.name=1"])
 
 

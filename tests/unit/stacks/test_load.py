@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.render.delivery import RECIPE_ENDINGS
+from cost.runs.recipes import RECIPE_ENDINGS
 from stacks.load import STACKS_DIR, StackError, load_config, load_stack, stack_names
 from stacks.node_spec import Billing
 from stacks.storage_spec import FilesystemType
