@@ -47,7 +47,8 @@ def sbatch_command(
     if after is not None:
         options += dependency(":".join(job_id(each) for each in after.split(":")))
     if nodes:
-        options.append(f"--nodelist={','.join(nodes)}")
+        # The script's range of nodes would add others to these.
+        options += [f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}"]
     if array is not None:
         options.append(f"--array={array}")
     if comment is not None:

@@ -478,6 +478,8 @@ def _distributed(job: JobSpec, ranks_per_node: int, task_cpus: int, container: s
     # end a step with its first bad task (KillOnBadExit=1, as Soperator has it).
     options = "--kill-on-bad-exit=0 --no-kill" if elastic else "--kill-on-bad-exit=1"
     options = f"{options} {container}".rstrip()
+    # An acceptance has nothing to save: it ends on the nodes that it began with.
+    most = '"$SLURM_JOB_NUM_NODES"' if elastic and job.is_acceptance else f"{job.nodes}"
     return [
         *(['rm -f "${SOPERATOR_SHARED_MARK:-}"'] if job.nodes > 1 else []),
         'read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
@@ -495,7 +497,7 @@ def _distributed(job: JobSpec, ranks_per_node: int, task_cpus: int, container: s
         "export SOPERATOR_EXIT_FILE=$run/.first_exit_status SOPERATOR_NODES_FILE=$run/.nodes",
         "# Passes signals on, requeues what has saved, and lets the job have lost nodes back.",
         (
-            f'exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes={job.nodes} '
+            f'exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes={most} '
             f"--save-s={job.save_s} -- \\"
         ),
         f"srun {_nodes(job, task_cpus)} {options} bash -c {_quote(_LAUNCH)} launch {_module(job)}",

@@ -12,9 +12,18 @@ from stacks.spec import StackSpec
 def check_order(spec: StackSpec, findings: Findings) -> None:
     """What a job needs exists, ends, and does not need the job itself."""
     after = {job.name: job.after for job in spec.jobs}
+    fewest = {job.name: job.least_nodes or job.nodes for job in spec.jobs}
     servers = {job.name for job in spec.jobs if job.is_server}
     for index, job in enumerate(spec.jobs):
         for name in job.after:
+            other = fewest.get(name, 0)
+            if job.least_nodes is not None and other > job.least_nodes:
+                findings.warn(
+                    f"jobs[{index}].after",
+                    f"'{job.name}' starts with {job.least_nodes} nodes, but waits for '{name}', "
+                    f"which waits for {other}; give '{name}' least_nodes: {job.least_nodes}",
+                    rule="jobs.after-nodes",
+                )
             if name not in after:
                 findings.error(
                     f"jobs[{index}].after",

@@ -65,7 +65,7 @@ def test_a_job_may_ask_for_the_nodes_of_another() -> None:
     shell = Recorded()
     nodes = ["worker-0", "worker-1"]
     submit.submit(shell, OUTPUTS, "finetune", code_hash=HASH, nodes=nodes)
-    assert "sbatch --parsable --nodelist=worker-0,worker-1 " in shell.asked[0]
+    assert "sbatch --parsable --nodes=2 --nodelist=worker-0,worker-1 " in shell.asked[0]
 
 
 def test_a_setting_cannot_leave_its_word() -> None:

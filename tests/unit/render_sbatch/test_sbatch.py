@@ -242,6 +242,9 @@ def test_infiniband_is_off_only_where_the_nodeset_has_no_fabric(spec: StackSpec)
 def test_an_elastic_job_asks_for_a_range_of_nodes_and_outlives_lost_ones(spec: StackSpec) -> None:
     """A published launcher lost the whole job with one node: no --no-kill, one size only."""
     text = render_sbatch(spec, replace(JOB, nodes=4, least_nodes=3))
+    assert " --max-nodes=4 " in text
+    accept = replace(JOB, nodes=4, least_nodes=3, module="workloads.accept")
+    assert ' --max-nodes="$SLURM_JOB_NUM_NODES" ' in render_sbatch(spec, accept)
     assert "#SBATCH --nodes=3-4\n" in text
     assert "#SBATCH --no-kill\n" in text
     assert "#SBATCH --ntasks-per-node" not in text, "Slurm would give the fewest nodes only"

@@ -69,6 +69,11 @@ def preempted_training(**values: Any) -> Change:
     return change
 
 
+def waiting_for_more_nodes(config: dict[str, Any]) -> None:
+    config["jobs"][0]["nodes"] = 2
+    config["jobs"][1]["least_nodes"] = 1
+
+
 MISTAKES: list[tuple[str, Change]] = [
     ("nebius.subnet-network", lambda c: c["nebius"].update(subnet_id="vpcsubnet-1")),
     ("cluster.soperator-refused", lambda c: c["cluster"].update(soperator_version="5.0.0")),
@@ -119,6 +124,7 @@ MISTAKES: list[tuple[str, Change]] = [
     ("jobs.server-nodes", lambda c: c["jobs"][1].update(module="workloads.serve")),
     ("jobs.load-nodes", lambda c: c["jobs"][1].update(module="workloads.load")),
     ("jobs.after-server", lambda c: c["jobs"][0].update(module="workloads.serve")),
+    ("jobs.after-nodes", waiting_for_more_nodes),
     ("jobs.least-nodes", lambda c: c["jobs"][1].update(least_nodes=3)),
     ("jobs.save-time", lambda c: c["jobs"][1].update(time_limit="00:01:00")),
     ("jobs.save-notice", preempted_training(save_s=61)),

@@ -3,8 +3,7 @@
 # In /home/shared/finetune_code: sbatch jobs/accept [--set key=value]
 #SBATCH --job-name=accept
 #SBATCH --partition=main
-#SBATCH --nodes=4
-#SBATCH --ntasks-per-node=1
+#SBATCH --nodes=3-4
 #SBATCH --cpus-per-task=16
 #SBATCH --gpus-per-node=1
 #SBATCH --time=02:00:00
@@ -12,6 +11,7 @@
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@60
+#SBATCH --no-kill
 #SBATCH --mem=180224M
 set -euo pipefail
 
@@ -44,7 +44,7 @@ fi
 export SOPERATOR_SHARED_MARK=$SOPERATOR_PLACE_CHKPT/.seen_by_all_$SLURM_JOB_ID
 touch "$SOPERATOR_SHARED_MARK"
 # Every node must see the same environment and mounts before ranks wait for each other.
-srun --overlap --ntasks=4 --ntasks-per-node=1 --cpus-per-task=16 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
+srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=16 --kill-on-bad-exit=1 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
 [[ -x $SOPERATOR_PYTHON ]] ||
   fail "$SOPERATOR_PYTHON is missing: run soperator venv --stack $SOPERATOR_STACK, submit again"
 for path in "$@"; do
@@ -64,11 +64,11 @@ read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # A port that is free now on this node, the first: jobs that share a node do not collide.
 MASTER_PORT=$("$SOPERATOR_PYTHON" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
 export MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE=1
-export SOPERATOR_MIN_NODES=4 SOPERATOR_MAX_NODES=4 SOPERATOR_RESTARTS=0 SOPERATOR_SAVE_S=60
+export SOPERATOR_MIN_NODES=3 SOPERATOR_MAX_NODES=4 SOPERATOR_RESTARTS=0 SOPERATOR_SAVE_S=60
 export SOPERATOR_EXIT_FILE=$run/.first_exit_status SOPERATOR_NODES_FILE=$run/.nodes
 # Passes signals on, requeues what has saved, and lets the job have lost nodes back.
-exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes=4 --save-s=60 -- \
-srun --ntasks=4 --ntasks-per-node=1 --cpus-per-task=16 --kill-on-bad-exit=1 bash -c 'is_host=0
+exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes="$SLURM_JOB_NUM_NODES" --save-s=60 -- \
+srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=16 --kill-on-bad-exit=0 --no-kill bash -c 'is_host=0
 [[ $SLURM_NODEID != 0 ]] || is_host=1
 conf=is_host=$is_host,join_timeout=600,last_call_timeout=${SOPERATOR_LAST_CALL_S:-15}
 conf+=,keep_alive_interval=5,keep_alive_max_attempt=3
