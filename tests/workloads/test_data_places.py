@@ -75,6 +75,24 @@ def test_prepare_data_does_nothing_the_second_time_and_something_when_settings_c
     assert (places / "data/prepared/manifest.json").stat().st_mtime_ns != made
 
 
+def test_prepared_data_is_made_anew_where_the_class_of_its_settings_has_changed(
+    places: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A default or a list of categories decides the rows, as the code beside it does."""
+    from workloads.data import manifest
+    from workloads.recipes import data as settings
+
+    assert run("prepare-data")[0] == 0
+    made = (places / "data/prepared/manifest.json").stat().st_mtime_ns
+    edited = tmp_path / "data.py"
+    edited.write_text(Path(settings.__file__).read_text() + "# edited\n")
+    monkeypatch.setattr(settings, "__file__", str(edited))
+    manifest._code.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    assert run("prepare-data")[0] == 0
+    manifest._code.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    assert (places / "data/prepared/manifest.json").stat().st_mtime_ns != made
+
+
 def test_a_manifest_that_is_none_is_made_anew(places: Path, run: Run) -> None:
     assert run("prepare-data")[0] == 0
     path = places / "data/prepared/manifest.json"

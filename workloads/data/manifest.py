@@ -1,7 +1,7 @@
 """What prepared data was made from, written last, so that it is there only for whole results.
 
 Owns the manifest's fields, when a result is still current, and the frame of the commands that write
-one. Hashes are SHA-256 of whole files; `code` is that of workloads/data and of what reads calls.
+one. Hashes are SHA-256 of whole files; `code` is that of workloads/data, its settings and calls.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from workloads.common.exit_codes import (
 )
 from workloads.common.log import log
 from workloads.data.files import sha256
+from workloads.recipes import data as settings
 
 FORMAT = 1
 _DATA_DIR = Path(__file__).parent
@@ -138,7 +139,8 @@ def _is_whole(path: Path, entry: Mapping[str, Any]) -> bool:
 @cache
 def _code() -> str:
     digest = hashlib.sha256()
-    for path in [*sorted(_DATA_DIR.glob("*.py")), Path(tool_calls.__file__)]:
+    others = (Path(each.__file__ or "") for each in (tool_calls, settings))
+    for path in [*sorted(_DATA_DIR.glob("*.py")), *others]:
         digest.update(f"{path.name}:{sha256(path)}\n".encode())
     return digest.hexdigest()
 
