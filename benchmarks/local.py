@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from infra.cli import env
+from infra.cli.machine import env
 from infra.clients import slurm
 from infra.clients.pulumi import StackOutputs, read_outputs
 from infra.clients.slurm import ACTIVE_STATES

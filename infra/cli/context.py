@@ -44,7 +44,7 @@ def environ() -> dict[str, str]:
 
     The key pair that it names is made where it is missing, as `soperator env` makes it.
     """
-    from infra.cli.env import environment
+    from infra.cli.machine.env import environment
     from infra.local import engine
     from stacks.public_keys import KEY_FILE_VARIABLE
 

@@ -1,4 +1,4 @@
-"""The `soperator` command: one verb per file, imported only when it runs.
+"""The `soperator` command: every verb is imported only when it runs.
 
 Owns the list of verbs and exit codes: 0 ok, 1 refused, 2 wrong usage, 130 interrupted, 141
 no reader of its output any more.
@@ -20,80 +20,114 @@ with interrupts.at_once():  # these imports are most of the first 0.15 s
     from typing import Annotated, Any, NamedTuple
 
     import typer
-    from typer.core import TyperCommand, TyperGroup
+    from typer.core import TyperGroup
 
 
 class _Verb(NamedTuple):
-    module: str
+    place: str
+    """Module below infra.cli, and the function in it."""
     help: str
+    """Stands here so that `--help` of a group imports no verb."""
 
 
-# The help line stands here so that `soperator --help` imports no verb.
 VERBS = {
-    "init": _Verb("infra.cli.init", "Set up a project for deployments and write a first stack."),
-    "env": _Verb("infra.cli.env", "Print the environment that plain pulumi needs, for eval."),
-    "doctor": _Verb("infra.cli.doctor", "Check tools, prices and the project; name each fix."),
+    "init": _Verb("machine.init:init", "Set up a project for deployments and write a first stack."),
+    "env": _Verb("machine.env:env", "Print the environment that plain pulumi needs, for eval."),
+    "doctor": _Verb("machine.doctor:doctor", "Check tools, prices and the project; name each fix."),
     "cost": _Verb(
-        "infra.cli.cost", "Show what a stack costs, beside others, instead of it, and why."
+        "cost.bill:cost", "Show what a stack costs, beside others, instead of it, and why."
     ),
-    "draw": _Verb("infra.cli.draw", "Draw the architecture of a declared stack as SVG."),
-    "prices": _Verb("infra.cli.prices", "Show the prices in use with source, date and age."),
-    "chat-cost": _Verb("infra.cli.chat_cost", "Show what one reference chat costs on a stack."),
-    "size": _Verb("infra.cli.size", "Show what a model needs and the cheapest preset that fits."),
+    "draw": _Verb("report:draw", "Draw the architecture of a declared stack as SVG."),
+    "prices": _Verb("cost.prices:prices", "Show the prices in use with source, date and age."),
+    "chat-cost": _Verb("cost.bill:chat", "Show what one reference chat costs on a stack."),
+    "size": _Verb("cost.choose:size", "Show what a model needs and the cheapest preset that fits."),
     "advise": _Verb(
-        "infra.cli.advise", "Rank presets by cost per chat for a model, an SLO and a demand."
+        "cost.choose:advise", "Rank presets by cost per chat for a model, an SLO and a demand."
     ),
-    "spend": _Verb("infra.cli.spend", "Show what ran on a stack and what it cost."),
-    "venv": _Verb("infra.cli.venv", "Make the jobs' Python environment on shared storage."),
-    "submit": _Verb("infra.cli.submit", "Submit a declared job, its pipeline, or a search."),
-    "manifest": _Verb("infra.cli.manifest", "Print a declared job as a Kubernetes Job."),
-    "serve": _Verb("infra.cli.serve", "Serve a model as a job; --open: talk to it in the browser."),
-    "load": _Verb("infra.cli.load", "Put a server under load: curve, latencies, operating point."),
+    "spend": _Verb("cost.spend:spend", "Show what ran on a stack and what it cost."),
+    "venv": _Verb("jobs.data:venv", "Make the jobs' Python environment on shared storage."),
+    "submit": _Verb("jobs.submit:submit", "Submit a declared job, its pipeline, or a search."),
+    "manifest": _Verb("jobs.kube_job:manifest", "Print a declared job as a Kubernetes Job."),
+    "serve": _Verb(
+        "jobs.serve:serve", "Serve a model as a job; --open: talk to it in the browser."
+    ),
+    "load": _Verb("jobs.serve:load", "Put a server under load: curve, latencies, operating point."),
     "accept": _Verb(
-        "infra.cli.accept", "Hold a cluster against its limits; make or check its certificate."
+        "cluster.accept:accept", "Hold a cluster against its limits; make or check its certificate."
     ),
     "accept-hosts": _Verb(
-        "infra.cli.accept_hosts", "Run the acceptance by torchrun over SSH, where no Slurm is."
+        "cluster.accept:accept_hosts", "Run the acceptance by torchrun over SSH, where no Slurm is."
     ),
     "compare-runs": _Verb(
-        "infra.cli.compare_runs", "Compare two results: bare metal, Slurm, Kubernetes."
+        "jobs.kube_job:compare_runs", "Compare two results: bare metal, Slurm, Kubernetes."
     ),
     "leaderboard": _Verb(
-        "infra.cli.leaderboard", "Rank the trials of a declared search, with $ a trial."
+        "jobs.runs:leaderboard", "Rank the trials of a declared search, with $ a trial."
     ),
-    "status": _Verb("infra.cli.status", "List the jobs of a cluster, or show one."),
-    "logs": _Verb("infra.cli.logs", "Follow the log of a job to its end."),
-    "top": _Verb("infra.cli.top", "Watch the GPUs of a running job, from inside it."),
-    "cancel": _Verb("infra.cli.cancel", "End jobs, running or waiting."),
-    "push": _Verb("infra.cli.push", "Bring data or a model to a declared place."),
-    "pull": _Verb("infra.cli.pull", "Bring results, run record and log of a job here."),
-    "ssh": _Verb("infra.cli.ssh", "Open a shell on the login node, or run one command."),
-    "shell": _Verb("infra.cli.shell", "Open a terminal, Jupyter or VS Code on a node with GPUs."),
-    "tensorboard": _Verb("infra.cli.tensorboard", "Show loss curves, through a tunnel."),
-    "drain": _Verb("infra.cli.drain", "Keep new jobs off nodes, with a reason, and let them on."),
-    "pause": _Verb("infra.cli.pause", "Take the workers out of a stack until it is resumed."),
-    "resume": _Verb("infra.cli.resume", "Bring the workers of a paused stack back."),
-    "reap": _Verb("infra.cli.reap", "Pause a stack that is idle or past its declared end."),
-    "backup": _Verb("infra.cli.backup", "Copy a stack's jail to object storage now."),
+    "status": _Verb("jobs.follow:status", "List the jobs of a cluster, or show one."),
+    "logs": _Verb("jobs.follow:logs", "Follow the log of a job to its end."),
+    "top": _Verb("jobs.follow:top", "Watch the GPUs of a running job, from inside it."),
+    "cancel": _Verb("jobs.follow:cancel", "End jobs, running or waiting."),
+    "push": _Verb("jobs.data:push", "Bring data or a model to a declared place."),
+    "pull": _Verb("jobs.data:pull", "Bring results, run record and log of a job here."),
+    "ssh": _Verb("jobs.shell:ssh", "Open a shell on the login node, or run one command."),
+    "shell": _Verb("jobs.shell:shell", "Open a terminal, Jupyter or VS Code on a node with GPUs."),
+    "tensorboard": _Verb("jobs.shell:tensorboard", "Show loss curves, through a tunnel."),
+    "drain": _Verb(
+        "cluster.pause:drain", "Keep new jobs off nodes, with a reason, and let them on."
+    ),
+    "pause": _Verb("cluster.pause:pause", "Take the workers out of a stack until it is resumed."),
+    "resume": _Verb("cluster.pause:resume", "Bring the workers of a paused stack back."),
+    "reap": _Verb(
+        "cluster.autostop:autostop", "Pause a stack that is idle or past its declared end."
+    ),
+    "backup": _Verb("cluster.backup:backup", "Copy a stack's jail to object storage now."),
     "restore": _Verb(
-        "infra.cli.restore", "List copies of a stack's jail, or bring one back, whole or a path."
+        "cluster.backup:restore",
+        "List copies of a stack's jail, or bring one back, whole or a path.",
     ),
-    "destroy": _Verb("infra.cli.destroy", "Destroy a stack, also one whose kube cluster is gone."),
-    "runs": _Verb("infra.cli.runs", "List runs, compare two, run one again, export them."),
+    "destroy": _Verb(
+        "cluster.cloud:destroy", "Destroy a stack, also one whose kube cluster is gone."
+    ),
     "support-bundle": _Verb(
-        "infra.cli.support_bundle", "Gather what others need to help, in one file, without secrets."
+        "cluster.support:support_bundle",
+        "Gather what others need to help, in one file, without secrets.",
     ),
-    "report": _Verb("infra.cli.report", "Write report.html from what is declared and measured."),
-    "demo": _Verb("infra.cli.demo", "Run the main job on the local stack, end to end."),
+    "report": _Verb("report:report", "Write report.html from what is declared and measured."),
+    "demo": _Verb("machine.demo:demo", "Run the main job on the local stack, end to end."),
     "adopt": _Verb(
-        "infra.cli.adopt", "Make an existing filesystem, cluster or subnet the stack's."
+        "cluster.cloud:adopt", "Make an existing filesystem, cluster or subnet the stack's."
     ),
     "leftovers": _Verb(
-        "infra.cli.leftovers", "List what a stack left in the cloud, with ids and $ a month."
+        "cluster.cloud:orphans", "List what a stack left in the cloud, with ids and $ a month."
     ),
-    "local": _Verb("infra.cli.local", "Start, stop and look at the embedded cloud."),
-    "kube-token": _Verb("infra.cli.kube_token", "Print a Kubernetes exec credential."),
+    "kube-token": _Verb("machine.env:kube_token", "Print a Kubernetes exec credential."),
+    "cost explain": _Verb(
+        "cost.bill:explain",
+        "Show formula, inputs with their sources, and arithmetic of any figure of the bill.",
+    ),
+    "runs list": _Verb(
+        "jobs.runs:list_", "List runs with outcome, model, speed, dollars and code."
+    ),
+    "runs diff": _Verb("jobs.runs:diff", "Compare two runs; ends 0 where their losses agree."),
+    "runs reproduce": _Verb(
+        "jobs.runs:reproduce", "Submit a run's recipe, settings, seed and code once more."
+    ),
+    "runs export": _Verb("jobs.runs:export", "Write runs as an experiment that MLflow reads."),
+    "local up": _Verb("machine.local:up", "Start every part that does not run."),
+    "local down": _Verb("machine.local:down", "Stop every part; what is stored stays."),
+    "local status": _Verb("machine.local:status", "List the parts; exit 1 if one is down."),
+    "local fault": _Verb(
+        "machine.local:fault", "Plant a fault in the Nebius API, or kill -9 a part."
+    ),
 }
+"""Every command, by the words that lead to it."""
+GROUPS = {
+    "runs": "List runs, compare two, run one again, export them.",
+    "local": "Start, stop and look at the embedded cloud.",
+    "cost": "Show what a stack costs, beside others, instead of it, and why.",
+}
+"""What the words of several verbs begin with; one that is a verb as well runs without another."""
 
 _READER_GONE = 141
 """As a shell says that SIGPIPE ended a command: `runs diff A B | head -1` is no verdict."""
@@ -111,29 +145,42 @@ _OF_THE_MACHINE = {
 
 
 class LazyGroup(TyperGroup):
-    """Commands that are imported when they run; refusals become a line each and exit code 1."""
+    """Commands that are imported when they run."""
 
-    _listing = False
+    prefix = ""
+    """The words before those of its commands, each with a space."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(VERBS)
+        return [*self._helps()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        verb = VERBS.get(cmd_name)
-        if verb is None:
+        words = self.prefix + cmd_name
+        if words not in VERBS and words not in GROUPS:
             return None
-        if self._listing:
-            return TyperCommand(cmd_name, help=verb.help, short_help=verb.help)
         with interrupts.at_once():
-            return _load(cmd_name, verb)
+            return _load_group(words) if words in GROUPS else _load(cmd_name, VERBS[words])
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([*self._helps().items()])
+
+    def _helps(self) -> dict[str, str]:
+        """Each command of this group, or group, with its line."""
+        every = {words: verb.help for words, verb in VERBS.items()} | GROUPS
+        names = {
+            words.removeprefix(self.prefix): line
+            for words, line in every.items()
+            if words.startswith(self.prefix)
+        }
+        return {name: line for name, line in names.items() if " " not in name}
+
+
+class Root(LazyGroup):
+    """All of the command; refusals become a line each and exit code 1."""
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
         with interrupts.at_once():
             return super().make_context(*arguments, **settings)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        self._listing = True
-        super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -203,7 +250,7 @@ class _App(typer.Typer):
 
 app = _App(
     name="soperator",
-    cls=LazyGroup,
+    cls=Root,
     help="Slurm on Nebius Kubernetes, as declared in stacks/: what it costs, what runs, what came.",
     no_args_is_help=True,
     add_completion=False,
@@ -233,24 +280,38 @@ def _root(
 
 
 def _load(name: str, verb: _Verb) -> Any:
-    module = import_module(verb.module)
-    if hasattr(module, "app"):
-        command = typer.main.get_command(module.app)
-    else:
-        single = typer.Typer(
-            add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
-        )
-        single.command(name, help=module.command.__doc__ or verb.help)(module.command)
-        command = typer.main.get_command(single)
+    module, _, function = verb.place.partition(":")
+    call = getattr(import_module(f"infra.cli.{module}"), function)
+    single = typer.Typer(
+        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+    )
+    single.command(name, help=call.__doc__ or verb.help)(call)
+    command = typer.main.get_command(single)
     command.name = name
     _refuse_repeats(command)
     return command
 
 
+def _load_group(name: str) -> LazyGroup:
+    if name in VERBS:
+        own = _load(name, VERBS[name])
+        group = LazyGroup(
+            name=name,
+            help=own.help,
+            params=own.params,
+            callback=own.callback,
+            invoke_without_command=True,
+            rich_markup_mode=None,
+        )
+        _refuse_repeats(group)
+    else:
+        group = LazyGroup(name=name, help=GROUPS[name], no_args_is_help=True, rich_markup_mode=None)
+    group.prefix = f"{name} "
+    return group
+
+
 def _refuse_repeats(command: Any) -> None:
     """An option of one value that is given twice is wrong usage: which of them is meant?"""
-    for each in getattr(command, "commands", {}).values():
-        _refuse_repeats(each)
     make_parser = command.make_parser
 
     def strict_parser(ctx: Any) -> Any:

@@ -1,6 +1,7 @@
 """What commands print: aligned columns for people, JSON for programs, text that jobs wrote.
 
-Owns that a long command is not silent: `never_silent` says again what it is at, and for how long.
+Owns the exit status of a verdict: NOT RUN is no success, and no failure either. A long command is
+not silent: `never_silent` says again what it is at, and for how long.
 """
 
 from __future__ import annotations
@@ -23,6 +24,19 @@ _COLOURS: Final = re.compile(r"(\x1b\[[0-9;:]{0,32}m)")
 _COLOURS_IN_PART: Final = re.compile(r"\x1b(\[[0-9;:]{0,32})?\Z")
 QUIET_S = 8.0
 """Seconds without a line after which one comes: on a busy machine it is still within 10."""
+TROUBLE: Final = 2
+"""As diff(1) ends where it could not compare: 1 says that it did, and that they differ."""
+NOT_RUN: Final = 69
+"""EX_UNAVAILABLE of sysexits.h, as the jobs themselves end with it."""
+_EXIT_CODES: Final = {
+    "PASS": 0,
+    "EQUAL": 0,
+    "AGREE": 0,
+    "FAIL": 1,
+    "DIFFER": 1,
+    "NOT RUN": NOT_RUN,
+    "NOT_RUN": NOT_RUN,
+}
 
 
 class Format(StrEnum):
@@ -164,3 +178,24 @@ class PlainLines:
         """What the end of all chunks still owes: a line end, or nothing."""
         held, self._held = self._held, b""
         return b"\n" if held else b""
+
+
+def exit_code(verdict: str) -> int:
+    """Return the status of a verdict, also as files spell it."""
+    return _EXIT_CODES[verdict]
+
+
+@contextmanager
+def comparing() -> Iterator[None]:
+    """Refusals in the block end with TROUBLE, so that 1 is a difference and nothing else."""
+    import typer
+
+    from infra.cli.main import is_refusal, say_refusal
+
+    try:
+        yield
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+        say_refusal(error)
+        raise typer.Exit(TROUBLE) from error

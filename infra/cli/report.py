@@ -1,4 +1,4 @@
-"""`soperator report`: what a stack is, costs and measured, as a page; the loop as text or JSON."""
+"""What is declared, as a page and as a drawing, and what was measured of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from infra.cli import context
 from infra.cli.context import StackOption
-from infra.cli.output_file import put
+from infra.cli.options import OutputOption, put
 from infra.state import DEFAULT_STACK
 
 
@@ -24,7 +24,7 @@ class ReportFormat(StrEnum):
     JSON = "json"
 
 
-def command(
+def report(
     stack: StackOption = DEFAULT_STACK,
     format: Annotated[
         ReportFormat,
@@ -61,3 +61,10 @@ def command(
     if out is None:
         state.mkdir(parents=True, exist_ok=True)
     put(render(found), out or state / "report.html")
+
+
+def draw(stack: StackOption = DEFAULT_STACK, file: OutputOption = None) -> None:
+    """Draw a declared stack as SVG: nodes, network, filesystems, queues, doors; asks nothing."""
+    from infra.render.stack_drawing import stack_svg
+
+    put(stack_svg(context.spec(stack)), file)

@@ -37,5 +37,5 @@ def test_what_holds_data_outlives_a_destroy_unless_the_stack_purges(
 
 
 def test_a_cluster_that_was_adopted_has_the_name_that_the_stack_looks_for(deployed: Deploy) -> None:
-    """infra/cli/adopt.py gives it that name."""
+    """infra/cli/cluster/cloud.py gives it that name."""
     assert deployed("local").one("nebius:mk8s/v1:Cluster").name == "local-kube"

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 import stacks.load
 from infra.cli import context
+from infra.cli.jobs.shell import client_words
 from infra.cli.main import app
-from infra.cli.ssh import client_words
 from infra.clients import slurm
 from infra.clients.errors import JobsError, StackPausedError
 from infra.clients.ssh import Connection, ConnectionLostError

@@ -31,25 +31,29 @@ def cli_page() -> str:
         "",
         "| command | does |",
         "|---|---|",
-        *(f"| [{name}](#soperator-{name}) | {cell(verb.help)} |" for name, verb in VERBS.items()),
+        *(f"| [{words}](#{_anchor(words)}) | {cell(verb.help)} |" for words, verb in VERBS.items()),
     ]
-    for name in VERBS:
-        lines += _command(root.get_command(context, name), f"soperator {name}", depth=2)
+    for words in VERBS:
+        command: Any = root
+        for word in words.split():
+            command = command.get_command(context, word)
+        lines += _command(command, f"soperator {words}")
     return "\n".join(lines) + "\n"
 
 
-def _command(command: Any, name: str, *, depth: int) -> Iterator[str]:
+def _anchor(words: str) -> str:
+    """Where the site puts the heading of a command."""
+    return f"soperator-{words}".replace(" ", "-")
+
+
+def _command(command: Any, name: str) -> Iterator[str]:
     context = typer.Context(command, info_name=name)
-    yield from ("", f"{'#' * depth} {name}", "", _paragraphs(command.help))
-    inner = getattr(command, "commands", {})
-    if not inner:
-        usage = " ".join(command.collect_usage_pieces(context))
-        yield from ("", f"    {name} {usage}")
+    yield from ("", f"## {name}", "", _paragraphs(command.help))
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield from ("", f"    {name} {usage}")
     rows = [_option_row(each, context) for each in command.params if each.name != "help"]
     if rows:
         yield from ("", "| argument or option | means |", "|---|---|", *rows)
-    for word, each in inner.items():
-        yield from _command(each, f"{name} {word}", depth=depth + 1)
 
 
 def _option_row(parameter: Any, context: typer.Context) -> str:

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cost.runs.forecast import UnknownRun
-from infra.cli import accept as module
 from infra.cli import context
+from infra.cli.cluster import accept as module
 from infra.cli.main import app
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Job

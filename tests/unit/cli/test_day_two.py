@@ -35,7 +35,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Pat
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
     found = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     monkeypatch.setattr("infra.cli.context.environ", lambda: found)
-    monkeypatch.setattr("infra.cli.destroy._exists", lambda _id: False)
+    monkeypatch.setattr("infra.cli.cluster.cloud._exists", lambda _id: False)
     return calls
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from infra.cli import context, doctor_sources
-from infra.cli.doctor_sources import NOT_RUN, verdict
+from infra.cli import context
+from infra.cli.machine import doctor
+from infra.cli.machine.doctor import NOT_RUN, verdict
 from infra.cli.main import app
 from infra.clients.kube import Access
 from infra.operate.conformance.cluster import ApiServer
@@ -65,7 +66,7 @@ def test_the_verdict_names_what_stops_it(steps, line, code):
 
 def test_the_verb_prints_a_line_a_step_and_ends_with_the_verdict(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        doctor_sources, "steps", lambda stack, sources: iter([OUTSIDE, GIVEN, MISSING, MISSING])
+        doctor, "steps", lambda stack, sources: iter([OUTSIDE, GIVEN, MISSING, MISSING])
     )
     done = CliRunner().invoke(app, ["doctor", "--stack", "dev", "--sources", str(tmp_path)])
     assert done.exit_code == NOT_RUN
@@ -98,7 +99,7 @@ def test_a_stack_with_errors_is_refused_by_its_own_rules(
     cluster = replace(spec.cluster, soperator_version="5.0.0")
     monkeypatch.setattr(context, "spec", lambda stack: replace(spec, cluster=cluster))
     with pytest.raises(UserError, match=r"soperator_version: '5\.0\.0' cannot be deployed: "):
-        next(doctor_sources.steps("h100-prod", tmp_path))
+        next(doctor.steps("h100-prod", tmp_path))
 
 
 def test_no_step_is_made_with_another_version_than_the_stack_has(tmp_path: Path, public_key_file):

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import typer
 
-from infra.cli import accept, context, demo, local, output, support_bundle
+from infra.cli import context, output
+from infra.cli.cluster import accept, support
+from infra.cli.machine import demo, local
 from infra.local import cloud, offline
 from infra.operate.support.collect import Part
 from infra.reports.acceptance import certificate
@@ -136,7 +138,7 @@ def test_the_jobs_and_the_report_of_the_demo_are_not_silent(
         monkeypatch.setattr(demo, name, slow if name == part else lambda *_, **__: None)
     monkeypatch.setattr(context, "state_root", lambda: tmp_path)
     monkeypatch.setattr(demo.os, "geteuid", lambda: 0)
-    assert "still: " in said(lambda: demo.command(reduced=True, destroy=False))
+    assert "still: " in said(lambda: demo.demo(reduced=True, destroy=False))
 
 
 def test_an_acceptance_is_not_silent_before_its_first_stage(
@@ -152,7 +154,7 @@ def test_an_acceptance_is_not_silent_before_its_first_stage(
 
     def command() -> None:
         with pytest.raises(AcceptError, match="enough"):
-            accept.command(stack="local")
+            accept.accept(stack="local")
 
     command()  # what it imports takes seconds on a busy machine, the first time
     text = said(command)
@@ -163,11 +165,11 @@ def test_a_part_of_the_support_bundle_is_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = [Part(name="kube/pods.txt", says="pods", gather=lambda: str(slow()))]
-    monkeypatch.setattr(support_bundle, "_parts", lambda *_, **__: parts)
+    monkeypatch.setattr(support, "_parts", lambda *_, **__: parts)
 
     def command() -> None:
         with pytest.raises(typer.Exit):
-            support_bundle.command(stack="local", file=tmp_path / "b.tar.gz")
+            support.support_bundle(stack="local", file=tmp_path / "b.tar.gz")
 
     assert re.search(r"still: kube/pods.txt, [1-9] s", said(command))
 

@@ -137,7 +137,7 @@ def test_the_queue_is_watched_until_an_interrupt(
         if len(paused) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("infra.cli.status.time", SimpleNamespace(sleep=pause))
+    monkeypatch.setattr("infra.cli.jobs.follow.time", SimpleNamespace(sleep=pause))
     run("status", "--watch")
     assert paused == [2.0, 2.0]
     assert sum("squeue" in command for command in cluster.asked) == 2

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from cost.prices.book import layered
 from cost.resources.estimate import estimate
-from infra.cli import doctor
-from infra.cli.demo import seconds
-from infra.cli.doctor import price_ages
+from infra.cli.machine import doctor
+from infra.cli.machine.demo import seconds
+from infra.cli.machine.doctor import price_ages
 from infra.cli.main import app
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import outputs_from, read_first_up, read_outputs
@@ -291,7 +291,7 @@ def test_the_demo_without_root_is_refused_before_anything_is_made(
 ) -> None:
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr("infra.cli.demo._bring_up", lambda *_: pytest.fail("it went on"))
+    monkeypatch.setattr("infra.cli.machine.demo._bring_up", lambda *_: pytest.fail("it went on"))
     done = RUNNER.invoke(app, ["demo"])
     assert done.exit_code == 1
     assert "needs root" in done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.cli.verdict import exit_code
+from infra.cli.output import exit_code
 
 
 @pytest.mark.parametrize(

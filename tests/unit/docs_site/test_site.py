@@ -65,8 +65,9 @@ def test_every_stack_has_its_drawing_and_every_verb_its_heading(site: Path) -> N
         assert f'src="{stack}.svg"' in page
         assert (site / "reference" / f"{stack}.svg").read_text().startswith("<svg ")
     commands = (site / "reference" / "cli.html").read_text(encoding="utf-8")
-    for verb in VERBS:
-        assert f'id="soperator-{verb}"' in commands
+    for words in VERBS:
+        assert f'id="soperator-{words.replace(" ", "-")}"' in commands
+        assert f'href="#soperator-{words.replace(" ", "-")}"' in commands
 
 
 def test_a_file_beside_the_pages_is_carried_along(site: Path) -> None:
@@ -79,7 +80,7 @@ def test_a_file_beside_the_pages_is_carried_along(site: Path) -> None:
 def test_the_commands_are_described_by_the_commands_themselves() -> None:
     text = cli_page()
     assert "| `--after ID` |" in text.split("## soperator submit\n")[1].split("\n## ")[0]
-    assert "### soperator local up" in text
+    assert "## soperator local up" in text
     assert "| `-s, --stack <str>` | Stack to use. [default: local] |" in text
     for verb in VERBS.values():
         assert f"| {verb.help} |" in text

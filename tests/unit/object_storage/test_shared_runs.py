@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.cli import pull as verb
+from infra.cli.jobs import data as verb
 from infra.clients.errors import JobsError
 from infra.clients.objects import Place
 from infra.reports.runs.run import SHARED

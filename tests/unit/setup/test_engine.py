@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.pbkdf2 import PBKDF2HMAC
 
-from infra.cli.env import Target, environment, prepare
+from infra.cli.machine.env import Target, environment, prepare
 from infra.local import engine
 from infra.local.errors import LocalError
 from infra.state import CHECKOUT, Cache, State

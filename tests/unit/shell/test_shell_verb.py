@@ -56,9 +56,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         told.append(words)
         return SimpleNamespace(returncode=3)
 
-    monkeypatch.setattr("infra.cli.shell.subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr("infra.cli.jobs.shell.subprocess", SimpleNamespace(run=run))
     monkeypatch.setattr(
-        "infra.cli.shell.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+        "infra.cli.jobs.shell.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
     )
     return told
 

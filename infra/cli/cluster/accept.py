@@ -1,0 +1,321 @@
+"""The acceptance of a cluster, in Slurm or over SSH, and the certificate of what it showed."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli import context, output
+from infra.cli.context import IdentityOption, StackOption
+from infra.cli.jobs import submission
+from infra.cli.output import Format, exit_code
+from infra.reports.acceptance.result import Profile
+from infra.reports.acceptance.run import DEFAULT_PORT
+from infra.state import DEFAULT_STACK
+from stacks.text_file import read_text
+
+if TYPE_CHECKING:
+    from infra.jobs.submit import Submission
+    from infra.reports.acceptance.result import Result
+    from stacks.spec import StackSpec
+
+
+def accept(
+    stack: StackOption = DEFAULT_STACK,
+    profile: Annotated[
+        Profile, typer.Option(help="quick: one job; full: a job for each stage, with a long soak.")
+    ] = Profile.FULL,
+    stages: Annotated[
+        str | None, typer.Option(metavar="NAME,NAME", help="Only these stages; all by default.")
+    ] = None,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--result",
+            metavar="FILE",
+            help="Certify these acceptance.json instead of running: torchrun or Kubernetes.",
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="New folder of the certificate."),
+    ] = None,
+    verify: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Check a certificate's signature; runs nothing."),
+    ] = None,
+    signer: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --verify: the signer's public key."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."
+        ),
+    ] = None,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run and when; queue nothing.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Submit over the budget; the ledger records it.")
+    ] = False,
+    identity: IdentityOption = None,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+) -> None:
+    """Hold a cluster against its limits; ends with 0 for PASS, 1 for FAIL, 69 for NOT RUN."""
+    from infra.reports.acceptance import certificate
+    from infra.reports.acceptance.result import merge, read
+
+    if verify is not None:
+        own = context.private_key(identity)
+        public = certificate.public_key(own) if signer is None else _public(signer)
+        values = certificate.verify(verify, public)
+        _print(values, format)
+        output.note(f"{verify}: the signature is right; made {values['made_at']}")
+        raise typer.Exit(exit_code(values["outcome"]))
+    spec = context.spec(stack)
+    if results:
+        found: Result | None = merge([read(path) for path in results], {})
+    else:
+        if not dry_run:
+            # What could not be certified need not hold nodes for hours first.
+            certificate.refuse_unusable(context.private_key(identity))
+            if folder is not None:
+                certificate.refuse_full(folder)
+        with output.never_silent(f"acceptance of {stack}: its outputs and its login node"):
+            found = _run(
+                spec,
+                profile,
+                stages,
+                sets or [],
+                sync=sync,
+                dry_run=dry_run,
+                force=force,
+                key=identity,
+            )
+    if found is None:
+        return
+    values = _content(spec, found)
+    ids = "-".join(str(run.get("job_id")) for run in found.runs)
+    where = folder or context.state_root() / "accept" / stack / f"{found.finished_at[:10]}-{ids}"
+    files = certificate.write(values, where, context.private_key(identity))
+    _print(values, format)
+    output.note(f"certificate: {files.html}; check it: soperator accept --verify {files.html}")
+    raise typer.Exit(exit_code(found.outcome))
+
+
+def _run(
+    spec: StackSpec,
+    profile: Profile,
+    stages: str | None,
+    sets: list[str],
+    *,
+    sync: bool,
+    dry_run: bool,
+    force: bool,
+    key: Path | None,
+) -> Result | None:
+    """What the jobs measured; None after a dry run."""
+    from infra.jobs import submit, submit_once
+    from infra.jobs import transfer as code
+    from infra.jobs.ledger import open_books
+    from infra.render.delivery import hash_files
+    from infra.reports.acceptance import run
+    from stacks.mounts import shared_mounts
+
+    job = run.accept_job(spec)
+    mounts = sorted(shared_mounts(spec).values())
+    wanted = run.batches(profile, run.chosen_stages(stages), sets, mounts)
+    outputs = context.read(spec.name)
+    submit.check_job(outputs, job.name)
+    books = open_books(spec, context.state_root(), output.note)
+    files = context.local_code(spec.name)
+    with context.connect(outputs, key) as connection:
+        if dry_run:
+            for batch in wanted:
+                ordered = submit_once.order(books, job, files, batch.sets, say=output.note)
+                made = submission.ReadyJob(books=books, files=files, order=ordered)
+                print(made.dry_run(connection, outputs), end="")
+            return None
+        if sync:
+            code.send(connection, outputs.code_path, files)
+
+        store = context.run_config_store(outputs)
+
+        def send(batch: run.Batch, nodes: tuple[str, ...]) -> Submission:
+            with submission.alone(connection, outputs):
+                sent = submit_once.dispatch(
+                    submit_once.order(books, job, files, batch.sets, say=output.note),
+                    books,
+                    connection,
+                    outputs,
+                    state=context.state_root(),
+                    code_hash=hash_files(files),
+                    git_revision=context.git_revision(),
+                    say=output.note,
+                    force=force,
+                    store=store,
+                    nodes=nodes,
+                )
+            return sent.submission
+
+        with output.ClusterText(sys.stderr) as shown:
+            return run.collect(
+                connection,
+                outputs,
+                wanted,
+                send,
+                state=context.state_root(),
+                write=shown.write,
+                say=output.note,
+            )
+
+
+def _content(spec: StackSpec, found: Result) -> dict[str, Any]:
+    """The certificate with the stack's prices in it."""
+    from infra.jobs.ledger import open_books
+    from infra.reports.acceptance import certificate
+
+    rates = open_books(spec, context.state_root(), output.note).rates
+    prices = certificate.node_prices(rates, tuple(str(node["name"]) for node in found.nodes))
+    note = (
+        f"Prices: the book of stack {spec.name} ({spec.prices}), a node with its boot disk, 730 "
+        "hours a month."
+    )
+    return certificate.content(found, stack=spec.name, prices=prices, price_note=note)
+
+
+def _print(values: dict[str, Any], format: Format) -> None:
+    if format is Format.JSON:
+        output.print_json(values)
+        return
+    from infra.reports.acceptance.certificate import HEADERS, rows, summary
+
+    output.print_table(HEADERS, rows(values))
+    for line in summary(values):
+        print(line)
+
+
+def _public(path: Path) -> str:
+    from infra.reports.acceptance.result import AcceptError
+
+    try:
+        return read_text(path.expanduser()).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AcceptError(f"--signer {path}: no public key: {error}") from error
+
+
+def accept_hosts(
+    hosts: Annotated[
+        list[str],
+        typer.Argument(metavar="HOST...", help="As ssh takes them; the first holds rank 0."),
+    ],
+    stack: StackOption = DEFAULT_STACK,
+    profile: Annotated[
+        Profile, typer.Option(help="quick: short; full: with a long soak.")
+    ] = Profile.QUICK,
+    stages: Annotated[
+        str | None, typer.Option(metavar="NAME,NAME", help="Only these stages; all by default.")
+    ] = None,
+    python: Annotated[str, typer.Option(help="Python with torch, on every host.")] = "python3",
+    folder: Annotated[
+        str, typer.Option(help="Folder on every host for code, scratch files and results.")
+    ] = "/var/tmp/soperator-accept",  # noqa: S108
+    master_address: Annotated[
+        str | None,
+        typer.Option(help="The first host's address for the others; by default its name."),
+    ] = None,
+    port: Annotated[
+        int,
+        typer.Option(
+            min=1, max=65535, help="The first host's port, where its ranks wait for the others."
+        ),
+    ] = DEFAULT_PORT,
+    ssh_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="ssh's configuration; by default yours.")
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."
+        ),
+    ] = None,
+) -> None:
+    """Run the stack's acceptance on machines of its worker's kind; prints the result's path.
+
+    Ends as the result does: 0 for PASS, 1 for FAIL, 69 for NOT RUN.
+    """
+    import sys
+
+    from infra.render.delivery import hash_files, pack
+    from infra.render.sbatch import hardware_environment, nodesets_of
+    from infra.reports.acceptance import result, run
+    from infra.reports.acceptance.result import AcceptError
+    from stacks.rules.naming import path_problem
+
+    problems: list[str] = []
+    if len(set(hosts)) != len(hosts):
+        problems.append(f"HOST: {' '.join(hosts)}: a host is named twice; name each once")
+    # The ranks run in another folder of it, where a relative one would be another one.
+    if (problem := path_problem(folder)) is not None:
+        problems.append(f"--folder: {problem}")
+    if problems:
+        raise AcceptError("\n".join(problems))
+    spec = context.spec(stack)
+    job = run.accept_job(spec)
+    if job.environment_file is not None:
+        raise AcceptError(
+            f"jobs.{job.name}.environment_file: {job.environment_file} is a file on the cluster, "
+            "which these hosts do not have; remove it from the job for this run and set the "
+            "variables in the environment of the hosts' user"
+        )
+    worker = nodesets_of(spec, job)[0]
+    run_id = f"hosts-{datetime.now(UTC):%Y%m%dt%H%M%S}"
+    names = ", ".join(f'"{stage}"' for stage in run.chosen_stages(stages))
+    own = (f"accept.profile={profile}", f"accept.stages=[{names}]")
+    # A host's folders are its own: any other place would be measured as one that is shared.
+    changes = (*own, 'accept.storage.places=["scratch"]', *(sets or ()))
+    where = run.PlainHosts(
+        hosts=tuple(hosts),
+        python=python,
+        folder=folder,
+        master_address=master_address or hosts[0].rpartition("@")[2],
+        ssh=("ssh",) if ssh_config is None else ("ssh", "-F", str(ssh_config)),
+    )
+    files = context.local_code(stack)
+    ranks = run.Ranks(
+        run_id=run_id,
+        code=f"code-{hash_files(files)}",
+        per_host=max(1, job.gpus_per_node),
+        port=port,
+        arguments=(
+            *("--recipe", job.recipe),
+            *(word for change in changes for word in ("--set", change)),
+        ),
+        environment={
+            "SOPERATOR_STACK": spec.name,
+            "SOPERATOR_CODE_HASH": hash_files(files),
+            "SOPERATOR_GIT_REVISION": context.git_revision() or "",
+            **hardware_environment(worker, job),
+            **job.environment,
+        },
+    )
+
+    ranks_run = output.never_silent(f"acceptance on {', '.join(hosts)}")
+    with ranks_run, output.ClusterText(sys.stderr) as shown:
+        text = run.run(where, ranks, pack(files), write=shown.write, say=output.note)
+    path = run.result_file(context.state_root() / "accept" / stack / run_id, text)
+    print(path)
+    output.note(
+        f"certificate: soperator accept --stack {stack} --result {path}; against another route: "
+        f"soperator compare-runs {path} OTHER"
+    )
+    raise typer.Exit(exit_code(result.read(path).outcome))

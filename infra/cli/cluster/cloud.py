@@ -1,0 +1,323 @@
+"""What a stack has in the cloud: taken over, left behind, destroyed.
+
+`adopt` and each kind's way in are in docs/storage.md. `leftovers` deletes only what --purge names;
+`destroy` works also where the kube cluster is gone.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from infra.cli import context, output
+from infra.cli.context import StackOption
+from infra.cli.output import Format, note, print_json, print_table
+from infra.state import CHECKOUT, DEFAULT_STACK
+from stacks.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from decimal import Decimal
+
+    from infra.operate.orphans import Owned
+    from infra.providers.nebius.api import Api
+    from stacks.spec import StackSpec
+
+
+class Kind(StrEnum):
+    """What can be taken over."""
+
+    FILESYSTEM = "filesystem"
+    CLUSTER = "cluster"
+    NETWORK = "network"
+    SUBNET = "subnet"
+
+
+_TOKENS: Final = {
+    Kind.FILESYSTEM: "nebius:compute/v1:Filesystem",
+    Kind.CLUSTER: "nebius:mk8s/v1:Cluster",
+    Kind.NETWORK: "nebius:vpc/v1:Network",
+    Kind.SUBNET: "nebius:vpc/v1:Subnet",
+}
+_BY_ID: Final = {Kind.NETWORK: "nebius.network_id", Kind.SUBNET: "nebius.subnet_id"}
+"""Key of the stack file that names it."""
+
+
+def adopt(
+    kind: Annotated[Kind, typer.Argument(help="What it is.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="Its id.")],
+    stack: StackOption = DEFAULT_STACK,
+    role: Annotated[
+        str | None,
+        typer.Option(
+            "--as", help="Of a filesystem: jail, controller-spool, accounting or a submount's name."
+        ),
+    ] = None,
+) -> None:
+    """Make an existing resource the stack's, so that the next `up` takes it over."""
+    from infra.providers.nebius.adoption import HandoverError
+    from infra.providers.nebius.api import ApiError, explain
+
+    spec = context.spec(stack)
+    if (kind is Kind.FILESYSTEM) != (role is not None):
+        raise typer.BadParameter("--as ROLE goes with a filesystem, and only with one")
+    api = _api()
+    try:
+        if kind in _BY_ID:
+            print(_name_in_stack_file(api, spec, kind, id))
+        else:
+            print(_label(api, spec, kind, id, role))
+    except HandoverError as error:
+        raise UserError(f"adopt {kind} {error}") from error
+    except ApiError as error:
+        raise UserError(explain(error, f"adopt {kind} {id}", target=api.target)) from error
+
+
+def _api() -> Api:
+    import threading
+
+    from infra.providers.nebius.api import Api
+    from infra.providers.nebius.schema import Schema
+    from infra.providers.nebius.sdk import cache_dir
+
+    return Api(Schema(cache_dir()), threading.Event())
+
+
+def _label(api: Api, spec: StackSpec, kind: Kind, id_: str, role: str | None) -> str:
+    from infra.local.engine import PROJECT
+    from infra.providers.nebius.adoption import get, hand_over
+    from infra.providers.nebius.resource_type import ResourceType
+
+    type_ = ResourceType.of_token(api.schema, _TOKENS[kind])
+    wanted: dict[str, Any] = {
+        "metadata": {"parent_id": spec.nebius.project_id, "name": f"{spec.name}-kube"},
+        "spec": {},
+    }
+    if role is not None:
+        name, declared = _filesystem(spec, role)
+        wanted["metadata"]["name"] = name
+        # As the engine would send it, so that it can be compared.
+        wanted = type_.check({**wanted, "spec": declared})[0]
+    found = get(api, type_, id_, project_id=spec.nebius.project_id)
+    if not hand_over(api, type_, found, wanted, stack=spec.name, project=PROJECT):
+        return f"{id_} is this stack's already; `pulumi up --stack {spec.name}` takes it over"
+    name = wanted["metadata"]["name"]
+    return f"{id_} is now {name!r} of this stack; `pulumi up --stack {spec.name}` takes it over"
+
+
+def _filesystem(spec: StackSpec, role: str) -> tuple[str, dict[str, Any]]:
+    """Name and declaration of the filesystem that the stack has in this role."""
+    from infra.render.kube_cluster import filesystem_spec
+    from infra.render.names import filesystems, submount_tag
+
+    declared = dict(filesystems(spec))
+    tag = role if role in declared else submount_tag(role)
+    if tag not in declared:
+        roles = ", ".join(each.removeprefix(submount_tag("")) for each in declared)
+        raise UserError(
+            f"adopt: --as {role}: {spec.name} declares no such filesystem (has: {roles})"
+        )
+    existing_id = declared[tag].existing_id
+    if existing_id is not None:
+        raise UserError(
+            f"adopt: --as {role}: {spec.name} uses {existing_id} there by existing_id and does not "
+            "manage it; declare size_gib instead"
+        )
+    return f"{spec.name}-{tag}", filesystem_spec(declared[tag])
+
+
+def _name_in_stack_file(api: Api, spec: StackSpec, kind: Kind, id_: str) -> str:
+    from infra.local.engine import PROJECT
+    from infra.providers.nebius.adoption import get, refuse_other_owner
+    from infra.providers.nebius.resource_type import ResourceType
+    from infra.state import CHECKOUT
+
+    type_ = ResourceType.of_token(api.schema, _TOKENS[kind])
+    found = get(api, type_, id_, project_id=spec.nebius.project_id)
+    refuse_other_owner(found, stack=spec.name, project=PROJECT)
+    key = _BY_ID[kind]
+    command = ["pulumi", "config", "set", "--path", f"{PROJECT}:{key}", id_]
+    done = subprocess.run(
+        [*command, "--stack", spec.name, "--non-interactive"],
+        cwd=CHECKOUT,
+        env={**context.environ(), "PULUMI_SKIP_UPDATE_CHECK": "true"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        reason = " ".join((done.stderr or done.stdout).split())
+        raise UserError(f"pulumi config set {key}: {reason}")
+    return f"{spec.name}: {key} is {id_} now; `pulumi up --stack {spec.name}` uses it"
+
+
+_HEADERS = ("Type", "Name", "Id", "USD a month")
+
+
+def orphans(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="What --purge deletes.")
+    ] = None,
+    stack: StackOption = DEFAULT_STACK,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Delete the given ids, with all data on them.")
+    ] = False,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+) -> None:
+    """List what a stack left in the cloud, with ids and $ a month; delete it only when named."""
+    wanted = ids or []
+    if purge != bool(wanted):
+        raise typer.BadParameter("give --purge and the ids together: leftovers --purge ID...")
+    spec = context.spec(stack)
+    api = _api()
+    found = _find(api, spec)
+    if purge:
+        found = _purge(api, found, wanted)
+    _show(spec, found, format)
+
+
+def _find(api: Api, spec: StackSpec) -> list[Owned]:
+    from infra.local.engine import PROJECT
+    from infra.operate.orphans import known_ids, owned
+    from infra.providers.nebius.api import ApiError, explain
+    from infra.state import CHECKOUT
+
+    project_id = spec.nebius.project_id
+    # The cloud first: what an `up` makes meanwhile is then in a state.
+    try:
+        there = [*owned(api, project_id=project_id, stack=spec.name, project=PROJECT)]
+    except ApiError as error:
+        raise UserError(explain(error, f"list of {project_id}", target=api.target)) from error
+    known = known_ids(root=CHECKOUT, environ=context.environ())
+    return [each for each in there if each.id not in known]
+
+
+def _purge(api: Api, found: list[Owned], wanted: list[str]) -> list[Owned]:
+    """What is left after the named ones are deleted."""
+    from infra.providers.nebius.api import ApiError, explain
+    from infra.providers.nebius.provider import remove
+    from infra.providers.nebius.resource_type import ResourceType
+
+    by_id = {each.id: each for each in found}
+    unknown = [id_ for id_ in wanted if id_ not in by_id]
+    if unknown:
+        raise UserError(
+            f"leftovers: {', '.join(unknown)}: not among the leftovers of this stack, so nothing "
+            "was deleted; `soperator leftovers` lists them"
+        )
+    # In the order of the list: users before what they use.
+    for each in [each for each in found if each.id in wanted]:
+        try:
+            remove(api, ResourceType.of_token(api.schema, each.token), each.id)
+        except ApiError as error:
+            what = f"delete {each.type} {each.id}"
+            raise UserError(explain(error, what, target=api.target)) from error
+        note(f"deleted {each.type} {each.name} ({each.id})")
+    return [each for each in found if each.id not in wanted]
+
+
+def _show(spec: StackSpec, found: list[Owned], format: Format) -> None:
+    from infra.operate.orphans import usd_per_month
+    from infra.operate.prices import price_book
+
+    book = price_book(spec, context.state_root())
+    prices = {each.id: usd_per_month(each, book) for each in found}
+    if format is Format.JSON:
+        rows = [
+            {"type": each.type, "name": each.name, "id": each.id, "usd_per_month": prices[each.id]}
+            for each in found
+        ]
+        print_json({"stack": spec.name, "project_id": spec.nebius.project_id, "leftovers": rows})
+    elif not found:
+        print(f"{spec.name}: nothing is left over in {spec.nebius.project_id}")
+    else:
+        print_table(
+            _HEADERS,
+            [(each.type, each.name, each.id, _usd(prices[each.id])) for each in found],
+        )
+        print(_total(prices.values()))
+        print(
+            "`pulumi up` takes them over again; "
+            f"`soperator leftovers --stack {spec.name} --purge ID...` deletes them with their data."
+        )
+
+
+def _total(prices: Collection[Decimal | None]) -> str:
+    known = [price for price in prices if price is not None]
+    unknown = " and what has no known price" if len(known) < len(prices) else ""
+    return f"In all ${sum(known):,.2f} a month{unknown}."
+
+
+def _usd(price: Decimal | None) -> str:
+    return "not known" if price is None else f"{price:,.2f}"
+
+
+_CLUSTER = "nebius:mk8s/v1:Cluster"
+_ASK_S = 5.0
+"""Longest wait for the answer on the credential, as in the pre-flight check."""
+
+
+def destroy(
+    stack: StackOption = DEFAULT_STACK,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Destroy without a question.")] = False,
+) -> None:
+    """Destroy a stack; files stay unless it purges them. Works when its kube cluster is gone."""
+    from infra.providers.soperator.teardown import destroy as tear_down
+
+    if not yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UserError(
+            f"destroy: nobody to ask; read `pulumi destroy --preview-only --stack {stack}` and "
+            "give --yes"
+        )
+    _refuse_bad_token()
+    try:
+        status = tear_down(
+            stack,
+            root=CHECKOUT,
+            environ=context.environ(),
+            options=["--yes"] if yes else [],
+            exists=_exists,
+            say=lambda line: output.note(f"{stack}: {line}"),
+        )
+    except FileNotFoundError as error:
+        raise UserError("pulumi: not on PATH; run `make setup`") from error
+    raise typer.Exit(status)
+
+
+def _refuse_bad_token() -> None:
+    """UserError where the API does not take the credential: the kube cluster would say as much of
+    each object, and no more. An API that is away stops nobody."""
+    from infra.operate.preflight.access import credential_problem
+    from infra.operate.preflight.check import Cloud
+    from infra.providers.nebius.api import ApiError
+    from infra.providers.nebius.sdk import EndpointError
+
+    try:
+        problem = credential_problem(Cloud(within_s=_ASK_S))
+    except (ApiError, EndpointError):
+        return
+    if problem is not None:
+        raise UserError(f"destroy: {problem}; nothing was destroyed")
+
+
+def _exists(cluster_id: str) -> bool:
+    """Whether the cloud has the cluster; one that cannot be asked for counts as there."""
+    from infra.providers.nebius.api import Api, ApiError
+    from infra.providers.nebius.resource_type import ResourceType
+    from infra.providers.nebius.schema import Schema
+    from infra.providers.nebius.sdk import EndpointError, cache_dir
+
+    try:
+        api = Api(Schema(cache_dir()), threading.Event())
+        service = ResourceType.of_token(api.schema, _CLUSTER).service
+        api.call(service, "Get", api.request(service, "Get", id=cluster_id))
+    except ApiError as error:
+        return not error.is_not_found
+    except EndpointError:
+        return True
+    return True

@@ -1,0 +1,311 @@
+"""What a stack costs as declared, beside others, instead of it, by the chat, and why.
+
+Owns where declarations, prices and run records are; what is damaged is refused with its file, so
+that no figure is printed that a damaged file should have changed. The arithmetic is in cost/.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cost.report.layout import Document, Format, lay_out
+from infra.cli import context
+from infra.cli.context import StackOption
+from infra.cli.options import OutputOption, put
+from infra.cli.output import note
+from infra.state import DEFAULT_STACK
+from stacks.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cost.bill.bill import Bill
+    from cost.diff.comment import StackChange
+    from cost.prices.book import PriceBook
+    from stacks.problem import Problem
+    from stacks.spec import StackSpec
+
+
+_MOST_ALTERNATIVES = 10
+
+
+FormatOption = Annotated[Format, typer.Option(help="How to print.")]
+
+
+def cost(
+    ctx: typer.Context,
+    stack: StackOption = DEFAULT_STACK,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STACK|FILE|FOLDER",
+            help="Put this stack beside it; or show the change from a stack file, or from every "
+            "stack of another checkout.",
+        ),
+    ] = None,
+    alternatives: Annotated[
+        bool, typer.Option("--alternatives", help="Show what would do instead, best first.")
+    ] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PLATFORM[/PRESET][@REGION]",
+            help="Hardware that cannot be had, for --alternatives.",
+        ),
+    ] = None,
+    format: FormatOption = Format.TABLE,
+    output: OutputOption = None,
+) -> None:
+    """Show what a stack costs, beside others, instead of it, and why."""
+    ctx.obj = stack
+    if ctx.invoked_subcommand is not None:
+        return
+    if compare and (alternatives or without):
+        raise UserError("--compare and --alternatives are two questions; ask one at a time")
+    if compare:
+        given = ctx.get_parameter_source("stack")
+        is_given = given is not None and given.name == "COMMANDLINE"
+        put(_compared(stack if is_given else None, compare, format), output)
+    elif alternatives or without:
+        put(_alternatives(stack, without or [], format), output)
+    else:
+        text, refused = _bill_text(stack, format)
+        put(text, output)
+        if refused:
+            # The bill is whole: 1 is for scripts, which see no text.
+            raise typer.Exit(1)
+
+
+def explain(
+    ctx: typer.Context,
+    item: Annotated[str, typer.Argument(help="A line, total, chat, run or policy rule.")],
+    stack: Annotated[
+        str | None, typer.Option("--stack", "-s", help="Stack to use.", show_default=False)
+    ] = None,
+    format: FormatOption = Format.TABLE,
+    output: OutputOption = None,
+) -> None:
+    """Show formula, inputs with their sources, and arithmetic of any figure of the bill."""
+    from cost.bill.explain import explain as explanation_of
+    from cost.report.explanation import render_explanation
+
+    found = of_stack(stack or ctx.obj)
+    put(render_explanation(explanation_of(found, item), format), output)
+
+
+def _bill_text(stack: str, format: Format) -> tuple[str, bool]:
+    """The bill and whether a limit is broken; limits and old prices go to standard error too."""
+    from cost.bill.table import bill_page, render
+    from cost.prices.book import price_age_problems
+
+    found = of_stack(stack)
+    text = bill_page(found) if format is Format.HTML else render(found, format)
+    used = [price for line in found.estimate.components for price in line.prices]
+    ages = price_age_problems(found.spec, used, datetime.now(UTC).date())
+    for problem in (*found.errors, *ages):
+        note(str(problem))
+    return text, bool(found.errors)
+
+
+def _compared(stack: str | None, targets: list[str], format: Format) -> str:
+    from cost.diff.comment import SIDES
+    from cost.diff.compare import render_compare
+    from cost.diff.diff import diff
+    from cost.diff.snapshot import take
+    from cost.diff.table import render_diff
+
+    first = Path(targets[0])
+    is_path = first.suffix == ".yaml" or len(first.parts) > 1
+    if len(targets) == 1 and first.is_dir():
+        return _since_checkout(stack, first, format)
+    if is_path and len(targets) == 1:
+        before = of_file(first)
+        after = of_stack(stack or before.spec.name)
+        change = diff(take(before), take(after))
+        return _paged(render_diff(change, format, SIDES), format, "Change")
+    names = [stack or DEFAULT_STACK, *targets]
+    for name in targets:
+        if names.count(name) > 1:
+            raise UserError(f"--compare {name}: named twice; name other stacks, each once")
+    found = [of_stack(name) for name in names]
+    return _paged(render_compare(found, format), format, f"Cost of {', '.join(names)}")
+
+
+def _since_checkout(stack: str | None, folder: Path, format: Format) -> str:
+    from html import escape
+
+    from cost.diff.comment import SIDES, comment
+    from cost.diff.table import csv_rows, plain_diff, render_diff
+    from cost.report.layout import csv_text, page
+
+    changes = since_checkout(folder, [stack] if stack else [])
+    if format is Format.MARKDOWN:
+        return comment(changes)
+    found = [each.difference for each in changes]
+    if format is Format.JSON:
+        plain = {
+            each.name: None if difference is None else plain_diff(difference)
+            for each, difference in zip(changes, found, strict=True)
+        }
+        return json.dumps({"schema_version": 1, "stacks": plain}, indent=2) + "\n"
+    pairs = [*zip(changes, found, strict=True)]
+    if format is Format.CSV:
+        known = [(each.name, list(csv_rows(change))) for each, change in pairs if change]
+        rows = [("stack", *headings) for _, (headings, *_) in known[:1]]
+        return csv_text([*rows, *((name, *row) for name, (_, *more) in known for row in more)])
+    if format is Format.HTML:
+        fragments = [
+            f"<h2>{escape(each.name)}</h2>"
+            + (
+                f"<p>{escape(each.state)}</p>"
+                if change is None
+                else render_diff(change, format, SIDES)
+            )
+            for each, change in pairs
+        ]
+        return page("Cost of this change", fragments)
+    return "\n".join(
+        f"{each.name}: {each.state}\n" if change is None else render_diff(change, sides=SIDES)
+        for each, change in pairs
+    )
+
+
+def _alternatives(stack: str, without: list[str], format: Format) -> str:
+    from cost.choose.alternatives import alternatives, alternatives_part, parse_shortage
+    from cost.report.layout import csv_text
+
+    shortages = [parse_shortage(text) for text in without]
+    found: Bill = of_stack(stack)
+    part = alternatives_part(
+        found.inputs, alternatives(found.inputs, shortages, _MOST_ALTERNATIVES)
+    )
+    if format is Format.JSON:
+        plain = {"schema_version": 1, "stack": stack, **part.plain}
+        return json.dumps(plain, indent=2) + "\n"
+    if format is Format.CSV:
+        return csv_text([row for table in part.tables for row in (table.headings, *table.rows)])
+    document = Document(heading=None, tables=part.tables, notes=part.notes)
+    return _paged(lay_out(document, format), format, f"Instead of {stack}")
+
+
+def _paged(text: str, format: Format, title: str) -> str:
+    """A whole page where the text is a fragment of HTML."""
+    from cost.report.layout import page
+
+    return page(title, [text]) if format is Format.HTML else text
+
+
+_LEAST = Decimal("0.01")
+_MOST = 10**12
+
+
+def chat(
+    stack: StackOption = DEFAULT_STACK,
+    usd: Annotated[
+        str | None,
+        typer.Option(metavar="USD", help="Share this bill by the chats too, as seed 000's 19000."),
+    ] = None,
+    days: Annotated[
+        str, typer.Option(metavar="DAYS", help="Days that the bill of --usd pays for.")
+    ] = "30",
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    output: OutputOption = None,
+) -> None:
+    """Show what one reference chat costs on a stack, at which wait, and against hosted models."""
+    from cost.bill.chat_report import SharedBill, render_chats
+    from cost.chat.unit_costs import NotKnown
+
+    shared = None
+    if usd is not None:
+        shared = SharedBill(usd=_positive("--usd", usd), days=_positive("--days", days))
+    total = of_stack(stack)
+    chats = total.unit_costs.chats
+    if isinstance(chats, NotKnown):
+        raise UserError(f"{stack}: cost per chat: {chats}")
+    put(render_chats(total, format, shared), output)
+
+
+def _positive(option: str, text: str) -> Decimal:
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if not value.is_finite() or not _LEAST <= value <= _MOST:
+        raise UserError(
+            f"{option} {text}: expected a number from {_LEAST} to {_MOST:,}, such as 30"
+        )
+    return value
+
+
+_STACKS = Path("stacks")
+_PRICES = Path("cost/prices")
+
+
+def of_stack(stack: str) -> Bill:
+    """The bill of a declared stack, with the runs that were pulled here."""
+    from infra.operate.prices import price_book
+
+    spec = context.spec(stack)
+    return _bill(spec, price_book(spec, context.state_root()))
+
+
+def of_file(path: Path) -> Bill:
+    """The bill of `Pulumi.NAME.yaml`, with the price books of the checkout that it is in."""
+    from cost.prices.book import PRICES_DIR, PriceBook, layered
+    from stacks.load import load_stack
+
+    name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
+    if path.name != f"Pulumi.{name}.yaml" or not path.is_file():
+        raise UserError(f"--compare {path}: no such stack file; give one called Pulumi.NAME.yaml")
+    spec = load_stack(name, path.parent, environ=context.environ())
+    of_checkout = path.resolve().parent.parent / _PRICES
+    prices_dir = of_checkout if of_checkout.is_dir() else PRICES_DIR
+    return _bill(spec, layered(spec, book=PriceBook.load(spec.prices, prices_dir)))
+
+
+def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChange, ...]:
+    """What became of the stacks of another checkout; every stack of either where none is named."""
+    from cost.diff.comment import StackChange
+    from cost.prices.price import PriceBookError
+    from stacks.load import StackError, stack_names
+
+    then = folder / _STACKS
+    if not then.is_dir():
+        raise UserError(f"--compare {folder}: no folder {_STACKS} in it; give a checkout")
+    was, now = set(stack_names(then)), set(stack_names())
+    found: list[StackChange] = []
+    for name in stacks or sorted(was | now):
+        after = of_stack(name) if name in now else None
+        before, problem = None, None
+        if name in was:
+            try:
+                before = of_file(then / f"Pulumi.{name}.yaml")
+            except (StackError, PriceBookError, UserError) as error:
+                problem = str(error).splitlines()[0]
+        found.append(StackChange(name=name, before=before, after=after, problem=problem))
+    return tuple(found)
+
+
+def _bill(spec: StackSpec, book: PriceBook) -> Bill:
+    """The bill; refused are errors other than what the stack may not afford, which a bill shows."""
+    from cost.bill.bill import bill
+    from infra.jobs.records import load_whole_records
+
+    found = bill(spec, book, load_whole_records(context.state_root(), spec.name))
+    refused = [problem for problem in found.errors if not _is_unaffordable(problem, spec)]
+    if refused:
+        raise UserError("\n".join(str(problem) for problem in refused))
+    return found
+
+
+def _is_unaffordable(problem: Problem, spec: StackSpec) -> bool:
+    """Whether a limit is passed; a limit that is declared wrong is refused like anything else."""
+    if problem.path.startswith(f"{spec.name}.quotas["):
+        return problem.path.endswith("].limit")
+    return problem.path.startswith(f"{spec.name}.policy.")

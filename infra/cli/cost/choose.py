@@ -1,0 +1,245 @@
+"""What a model needs, and which preset answers so many chats a day for the least."""
+
+from __future__ import annotations
+
+import sys
+from decimal import Decimal, InvalidOperation
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cost.report.layout import Format
+from cost.size.training import Dtype, Method
+from infra.cli import context, output
+from infra.cli.context import StackOption
+from infra.cli.options import OutputOption, put
+from infra.state import DEFAULT_STACK
+from stacks.errors import UserError
+
+if TYPE_CHECKING:
+    from cost.choose.demand import Ask, Promise
+    from cost.run_record import RunRecord
+    from stacks.spec import StackSpec
+
+
+class Rule(StrEnum):
+    """A rule of thumb that may be shown beside the planner."""
+
+    SEED004 = "seed004"
+
+
+def size(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Name in the catalog, a config.json, or a folder that holds one."),
+    ] = None,
+    method: Annotated[Method, typer.Option(help="What training changes.")] = Method.LORA,
+    rank: Annotated[int, typer.Option(help="Rank of the adapters.")] = 16,
+    seq: Annotated[
+        int, typer.Option(help="Tokens of a row; in serving, of a conversation.")
+    ] = 4096,
+    batch: Annotated[int, typer.Option(help="Rows per GPU and forward pass.")] = 1,
+    gpus: Annotated[
+        int | None, typer.Option(help="GPUs of the job; as few as fit by default.")
+    ] = None,
+    gpu_mem: Annotated[
+        int | None, typer.Option(metavar="GB", help="Memory of one GPU, for the strategies.")
+    ] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Type of the weights.")] = None,
+    checkpointing: Annotated[
+        bool, typer.Option(help="Compute activations again in the backward pass.")
+    ] = True,
+    serve: Annotated[bool, typer.Option("--serve", help="Size for chats instead.")] = False,
+    streams: Annotated[int, typer.Option(help="Conversations at once, with --serve.")] = 1,
+    prices: Annotated[
+        str, typer.Option(metavar="BOOK", help="Price book in cost/prices.")
+    ] = "nebius",
+    rule: Annotated[Rule | None, typer.Option(help="Show a deck's rule beside it.")] = None,
+    format: Annotated[output.Format, typer.Option(help="How to print.")] = output.Format.TABLE,
+) -> None:
+    """Show the memory that a model needs and where it fits, the cheapest preset first."""
+    from cost.prices.book import PriceBook
+    from cost.size import answer
+    from cost.size.memory import Serving
+    from cost.size.training import Training
+
+    if rule is not None:
+        found = answer.seed004_answer(model, dtype=dtype, gpu_memory_gb=gpu_mem)
+    elif model is None:
+        raise typer.BadParameter("name a model, or give --rule seed004", param_hint="MODEL")
+    elif serve:
+        serving = Serving(
+            dtype=dtype or Dtype.BF16, streams=streams, context_tokens=seq, tensor=gpus or 1
+        )
+        found = answer.serving_answer(model, serving, PriceBook.load(prices))
+    else:
+        training = Training(
+            method=method,
+            dtype=dtype or Dtype.BF16,
+            rank=rank,
+            sequence_length=seq,
+            micro_batch_size=batch,
+            gradient_checkpointing=checkpointing,
+        )
+        found = answer.training_answer(
+            model, training, PriceBook.load(prices), gpus=gpus, gpu_memory_gb=gpu_mem
+        )
+    if format is output.Format.JSON:
+        output.print_json(found.values)
+        return
+    sys.stdout.write(found.text)
+
+
+def advise(
+    model: Annotated[
+        str,
+        typer.Option(help="Name in the catalog, a config.json, or a folder that holds one."),
+    ],
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=N,...",
+            help="What 99 of 100 answers keep: ttft_p99_s, tpot_p99_ms; none by default.",
+        ),
+    ] = None,
+    chats_per_day: Annotated[
+        int | None, typer.Option(metavar="N", help="Demand; the stack's by default.")
+    ] = None,
+    input_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tokens read before an answer; the stack's by default."),
+    ] = None,
+    output_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tokens written in a chat; the stack's by default."),
+    ] = None,
+    turns: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Answers in a chat; the stack's, or 1 with other tokens."),
+    ] = None,
+    peak_factor: Annotated[
+        str, typer.Option(metavar="X", help="Chats at the busiest time over the day's mean.")
+    ] = "2",
+    region: Annotated[
+        str | None, typer.Option(help="Only presets there; each where it is cheapest by default.")
+    ] = None,
+    explain: Annotated[
+        str | None,
+        typer.Option(metavar="PLATFORM/PRESET", help="Show the arithmetic of this one instead."),
+    ] = None,
+    stack: StackOption = DEFAULT_STACK,
+    prices: Annotated[
+        str, typer.Option(metavar="BOOK", help="Price book in cost/prices.")
+    ] = "nebius",
+    json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    output: OutputOption = None,
+) -> None:
+    """Rank presets and numbers of servers by cost per chat, measured or estimated, and say why."""
+    from cost.choose.advise import advise as advice_on
+    from cost.choose.advise import render_advice
+    from cost.choose.advise_explain import explain_candidate
+    from cost.choose.servers import measured_curves
+    from cost.prices.book import PriceBook
+    from cost.report.explanation import render_explanation
+
+    declared = context.spec(stack)
+    ask, source = _ask(
+        model, slo, chats_per_day, input_tokens, output_tokens, turns, peak_factor, region, declared
+    )
+    curves = measured_curves(ask.shape.name, _records(declared))
+    found = advice_on(ask, PriceBook.load(prices), curves)
+    shape = Format.JSON if json else format
+    if explain is not None:
+        put(render_explanation(explain_candidate(found, explain), shape), output)
+        return
+    heading = declared.bill_heading
+    emulated = [f"Curves of stack {stack}: {heading}"] if heading else []
+    put(render_advice(found, shape, [source, *emulated]), output)
+    if found.winner is None:
+        raise UserError(
+            f"no preset keeps {ask.promise} for {ask.shape.name}; relax --slo, shorten the chats, "
+            "or take a smaller model"
+        )
+
+
+def _records(declared: StackSpec) -> list[RunRecord]:
+    """What was pulled of the stack, and of every other one whose hardware is real."""
+    from infra.jobs.records import load_whole_records
+    from stacks.load import stack_names
+
+    state = context.state_root()
+    found = list(load_whole_records(state, declared.name))
+    for name in stack_names():
+        is_pulled = (state / "runs" / name).is_dir()
+        if name == declared.name or not is_pulled or context.spec(name).bill_heading is not None:
+            continue
+        found += load_whole_records(state, name)
+    return found
+
+
+def _ask(
+    model: str,
+    slo: str | None,
+    chats_per_day: int | None,
+    input_tokens: int | None,
+    output_tokens: int | None,
+    turns: int | None,
+    peak_factor: str,
+    region: str | None,
+    spec: StackSpec,
+) -> tuple[Ask, str]:
+    """The question, and in one sentence where its chats come from."""
+    from cost.choose.demand import Ask
+    from cost.size.shape import load_shape
+
+    chat = spec.chat
+    demand = chat.chats_per_day if chats_per_day is None else chats_per_day
+    if demand is None:
+        raise UserError(f"--chats-per-day: missing, and {spec.name} declares no chat.chats_per_day")
+    is_declared = input_tokens is None and output_tokens is None
+    ask = Ask(
+        shape=load_shape(model),
+        input_tokens=chat.context_tokens if input_tokens is None else input_tokens,
+        output_tokens=chat.output_tokens if output_tokens is None else output_tokens,
+        turns=turns if turns is not None else chat.turns if is_declared else 1,
+        cached_share=chat.cached_share if is_declared else Decimal(0),
+        chats_per_day=demand,
+        peak_factor=_number("--peak-factor", peak_factor),
+        promise=_promise(slo),
+        region=region,
+    )
+    whose = f"those of stack {spec.name}" if is_declared else "as given"
+    return ask, f"Chats are {whose}."
+
+
+def _promise(text: str | None) -> Promise:
+    from cost.choose.demand import SLO_NAMES, Promise
+
+    bounds: dict[str, Decimal] = {}
+    problems: list[str] = []
+    for part in text.split(",") if text else []:
+        name, equals, value = (each.strip() for each in part.partition("="))
+        if name not in SLO_NAMES or not equals:
+            problems.append(f"--slo {part}: expected NAME=N, NAME one of {', '.join(SLO_NAMES)}")
+            continue
+        if name in bounds:
+            problems.append(f"--slo {part}: {name} is given twice")
+        try:
+            bounds[name] = _number(f"--slo {name}", value)
+        except UserError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError("\n".join(problems))
+    return Promise(**bounds)
+
+
+def _number(option: str, text: str) -> Decimal:
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if not value.is_finite() or not 0 < value <= 10**9:
+        raise UserError(f"{option}: got {text!r}, expected a number over 0, such as 2.5")
+    return value

@@ -1,0 +1,1 @@
+"""Commands of jobs and their runs."""

@@ -1,0 +1,172 @@
+"""Data and models to the cluster, results back, and the jobs' Python environment on it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli import context, output
+from infra.cli.context import IdentityOption, StackOption
+from infra.cli.output import Format
+from infra.state import CHECKOUT, DEFAULT_STACK
+from stacks.errors import UserError
+
+if TYPE_CHECKING:
+    from infra.clients.pulumi import StackOutputs
+
+
+def push(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A file or folder here, hf://[datasets/]owner/name[@revision], or s3://bucket/prefix."
+        ),
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="PLACE[/PATH]", help="A declared place, such as data or model.")
+    ],
+    stack: StackOption = DEFAULT_STACK,
+    identity: IdentityOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print licence and size; bring nothing.")
+    ] = False,
+) -> None:
+    """Bring data or a model to a declared place; no GPU is held meanwhile.
+
+    Local files cross SSH and continue where an earlier try stopped. The login node itself fetches
+    hf:// and s3:// sources, with HF_TOKEN and AWS_* of this shell; licence and size come first.
+    """
+    from infra.jobs import transfer
+
+    outputs = context.read(stack)
+    if source.startswith(transfer.SCHEMES):
+        path = transfer.destination(outputs.places, target, name=transfer.default_name(source))
+        with (
+            context.connect(outputs, identity) as connection,
+            output.ClusterText(sys.stderr) as shown,
+        ):
+            transfer.fetch(
+                connection,
+                code_path=outputs.code_path,
+                source=source,
+                target=path,
+                environ=os.environ,
+                write=shown.write,
+                only_describe=dry_run,
+            )
+        print(path)
+        return
+    if "://" in source:
+        raise UserError(f"{source}: give a local path, or one of {', '.join(transfer.SCHEMES)}")
+    local = Path(source).expanduser()
+    path = transfer.destination(outputs.places, target, name=local.resolve().name)
+    with context.connect(outputs, identity) as connection:
+        done = transfer.push(connection, local, path, say=output.note, dry_run=dry_run)
+    output.note(
+        f"{done.num_sent} of {done.num_files} files sent, {done.sent_bytes / 2**30:.2f} GiB; "
+        "the others were there already"
+    )
+    print(path)
+
+
+def pull(
+    job_id: Annotated[str, typer.Argument(help="Job id.")],
+    stack: StackOption = DEFAULT_STACK,
+    identity: IdentityOption = None,
+) -> None:
+    """Bring results, run record and log of a job here; prints the folder, and what it cost."""
+    from cost.prices.price import PriceBookError
+    from cost.runs.ledger import LedgerError
+    from infra.clients import slurm
+    from infra.clients.errors import JobsError, StackPausedError
+    from infra.jobs import transfer
+    from infra.jobs.ledger import note_actual, open_books
+    from stacks.load import StackError
+
+    try:
+        outputs = context.read(stack)
+    except StackPausedError as error:
+        print(context.fetched(stack, job_id, error))
+        return
+    with context.connect(outputs, identity) as connection:
+        job = slurm.find(connection, job_id)
+        print(transfer.pull(connection, outputs, job.name, job.id, state=context.state_root()))
+        if not job.finished:
+            output.note(f"job {job.id} is {job.state}: its cost is written down once it ended")
+            return
+        try:
+            books = open_books(context.spec(stack), context.state_root(), output.note)
+            output.note(note_actual(books, connection, outputs.login_host_key, job.id))
+        except (JobsError, LedgerError, PriceBookError, StackError) as error:
+            # The results are here, whatever is wrong with prices or accounting.
+            output.note(f"job {job.id}: its cost is not written down: {error}")
+    _share(outputs, stack, job.id)
+
+
+def _share(outputs: StackOutputs, stack: str, job_id: str) -> None:
+    """Puts the run's record where others of the stack see it; without a bucket there is no such."""
+    from cost.runs.ledger import FILE_NAME, Ledger, LedgerError
+    from cost.runs.spend import actuals
+    from infra.clients.errors import JobsError
+    from infra.jobs.history import run_folder
+    from infra.reports.runs.shared import publish
+
+    state = context.state_root()
+    try:
+        store = context.run_config_store(outputs)
+        if store is None:
+            return
+        entries = Ledger(state / "runs" / stack / FILE_NAME).read().entries
+        publish(
+            store,
+            run_folder(state, stack, job_id),
+            cluster=outputs.login_host_key,
+            job_id=job_id,
+            actual=actuals(entries).get((outputs.login_host_key, job_id)),
+        )
+    except (JobsError, LedgerError) as error:
+        output.note(f"job {job_id}: others do not see it: {error}")
+
+
+def venv(
+    stack: StackOption = DEFAULT_STACK,
+    index: Annotated[
+        str | None, typer.Option(metavar="URL", help="Package index or mirror to take all from.")
+    ] = None,
+    extra_index: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="One more index, such as PyTorch's for a CUDA version."),
+    ] = None,
+    wheelhouse: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Folder of wheels on the cluster; no index is asked."),
+    ] = None,
+    lock: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Another lock file with hashes, of the same Python."),
+    ] = None,
+    identity: IdentityOption = None,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+) -> None:
+    """Make the declared `python_env_path` in the jail; one that is there already is kept."""
+    from infra.jobs import transfer
+    from infra.render.delivery import PackageSource
+
+    source = PackageSource(index=index, extra_index=extra_index, wheelhouse=wheelhouse)
+    spec = context.spec(stack)
+    files = transfer.lock_files(CHECKOUT, lock)
+    with context.connect(context.read(stack), identity) as connection:
+        made = transfer.make(connection, spec, files, source)
+    if format is Format.JSON:
+        output.print_json(asdict(made))
+        return
+    if made.seconds is None:
+        output.note(f"{made.path} is version {made.version} already")
+    else:
+        output.note(f"version {made.version}: {made.seconds} s, {made.size_mib:,} MiB")
+    print(made.path)

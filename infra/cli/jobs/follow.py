@@ -1,0 +1,339 @@
+"""What runs, waits and ran on a cluster: `status`, `logs`, `top`; and `cancel`, which ends it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from infra.cli import context, output
+from infra.cli.context import IdentityOption, StackOption
+from infra.cli.output import Format
+from infra.state import DEFAULT_STACK
+
+if TYPE_CHECKING:
+    from infra.clients.pulumi import StackOutputs
+    from infra.clients.slurm import Job
+    from infra.clients.ssh import Connection
+    from infra.jobs.top import Screen
+
+
+_CLEAR = "\x1b[2J\x1b[H"
+
+
+def status(
+    job_id: Annotated[str | None, typer.Argument(help="Job id; every job without it.")] = None,
+    stack: StackOption = DEFAULT_STACK,
+    days: Annotated[int, typer.Option(min=1, help="How far back to look.")] = 7,
+    mine: Annotated[
+        bool, typer.Option("--mine", help="Jobs of the user that enters, as `squeue -u $USER`.")
+    ] = False,
+    filesystems: Annotated[
+        bool, typer.Option("--filesystems", help="How full the mounted filesystems are instead.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again and again until Ctrl-C.")
+    ] = False,
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="Time between looks of --watch.")
+    ] = 2.0,
+    identity: IdentityOption = None,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+) -> None:
+    """List the jobs of a cluster, or show one; or how full its filesystems are."""
+    outputs = context.read(stack)
+    _remind(stack)
+    with context.connect(outputs, identity) as connection:
+        while True:
+            if watch and format is Format.TABLE:
+                print(f"{_CLEAR if sys.stdout.isatty() else ''}{datetime.now(UTC):%H:%M:%S} UTC")
+            if filesystems:
+                _filesystems(connection, outputs, format)
+            else:
+                _jobs(connection, outputs, job_id, days, format, mine=mine)
+            if not watch:
+                return
+            sys.stdout.flush()
+            time.sleep(every)
+
+
+def _remind(stack: str) -> None:
+    """Say that the stack's declared end has passed or comes near."""
+    from stacks.lifetime import reminders
+    from stacks.load import StackError
+
+    try:
+        spec = context.spec(stack)
+    except StackError:
+        return  # the jobs of a stack can be looked at without its file
+    for line in reminders(spec, datetime.now(UTC)):
+        output.note(line)
+
+
+def _jobs(
+    connection: Connection,
+    outputs: StackOutputs,
+    job_id: str | None,
+    days: int,
+    format: Format,
+    *,
+    mine: bool,
+) -> None:
+    from infra.clients import slurm
+    from infra.jobs import follow, history
+    from infra.jobs.follow import outcome, rest_lines, why
+
+    if job_id is None:
+        jobs = slurm.recent(connection, days=days, mine=mine)
+    else:
+        jobs = (slurm.find(connection, job_id),)
+    stack = outputs.stack
+    cluster = outputs.login_host_key
+    hours = follow.forecast_hours(context.state_root(), stack, cluster)
+    submissions = history.submissions(context.state_root(), stack)
+    names = {each.job_id: each.job for each in submissions if each.cluster == cluster}
+    names |= {job.id: job.name for job in jobs}
+    ends = {job.id: follow.expected(job, hours.get(job.id)) for job in jobs}
+    if format is Format.JSON:
+        output.print_json(
+            [
+                {
+                    **asdict(job),
+                    "reason": why(job, names) if job.waits else None,
+                    "expected": ends[job.id],
+                    "outcome": (end := outcome(job, stack)) and asdict(end),
+                }
+                for job in jobs
+            ]
+        )
+        return
+    if not jobs:
+        output.note(f"{stack}: no jobs in {days} days; start one of: {', '.join(outputs.jobs)}")
+        return
+    output.print_table(
+        ("ID", "JOB", "STATE", "EXIT", "TIME", "STARTED", "WHERE", "EXPECTED"),
+        [
+            (
+                job.id,
+                job.name,
+                job.state,
+                job.exit_code,
+                job.elapsed,
+                None if job.waits else job.started,
+                why(job, names) if job.waits else job.where,
+                ends[job.id],
+            )
+            for job in jobs
+        ],
+    )
+    if job_id is not None and (end := outcome(jobs[0], stack)) is not None:
+        output.note(str(end))
+        for line in rest_lines(jobs[0], submissions, cluster):
+            output.note(line)
+
+
+def _filesystems(connection: Connection, outputs: StackOutputs, format: Format) -> None:
+    from infra.jobs.nodes import usage
+
+    found = usage(connection, outputs.mounts)
+    if format is Format.JSON:
+        output.print_json([{**asdict(each), "used_percent": each.used_percent} for each in found])
+        return
+    output.print_table(
+        ("MOUNT", "TYPE", "SIZE GIB", "USED GIB", "FREE GIB", "USED", "BEHIND IT"),
+        [
+            (
+                each.path,
+                each.kind or "workers only",
+                *(_gib(size) for size in (each.size_bytes, each.used_bytes, each.free_bytes)),
+                None if each.used_percent is None else f"{each.used_percent:.0f} %",
+                each.what,
+            )
+            for each in found
+        ],
+    )
+    for each in found:
+        if each.nearly_full:
+            output.note(
+                f"{each.path}: {each.used_percent:.0f} % full: remove what no job needs, or raise "
+                "its size_gib and run pulumi up"
+            )
+
+
+def _gib(size_bytes: int | None) -> str | None:
+    return None if size_bytes is None else f"{size_bytes / 2**30:,.1f}"
+
+
+def logs(
+    job_id: Annotated[str, typer.Argument(help="Job id that `soperator submit` printed.")],
+    stack: StackOption = DEFAULT_STACK,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow/--no-follow", "-f", help="Go on until the job ends: the default."),
+    ] = True,
+    identity: IdentityOption = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Send a terminal the job's control characters too.")
+    ] = False,
+) -> None:
+    """Follow the log of a job to its end; the exit code is the job's."""
+    from infra.clients import slurm
+    from infra.clients.errors import StackPausedError
+    from infra.jobs import follow as job_log
+    from infra.jobs.follow import in_words
+    from infra.jobs.transfer import LOG_NAME
+
+    def say(job: Job) -> None:
+        where = in_words(job.where) if job.waits else job.where
+        output.note(f"job {job.id} {job.name}: {job.state}{f' ({where})' if where else ''}")
+
+    try:
+        outputs = context.read(stack)
+    except StackPausedError as error:
+        folder = context.fetched(stack, job_id, error)
+        with output.ClusterText(sys.stdout, raw=raw) as shown:
+            shown.write((folder / LOG_NAME).read_bytes())
+        if follow:
+            _end(_as_fetched(folder, job_id), stack)
+        return
+    with (
+        context.connect(outputs, identity) as connection,
+        output.ClusterText(sys.stdout, raw=raw) as shown,
+    ):
+        job = slurm.find(connection, job_id)
+        path = outputs.log_path(job.name, job.id)
+        if not follow:
+            shown.write(job_log.read(connection, path))
+            return
+        job = job_log.follow(
+            connection,
+            path,
+            job.id,
+            write=shown.write,
+            on_state=say,
+            on_lost=lambda error: output.note(error.trying_again),
+        )
+    _end(job, stack)
+
+
+def _as_fetched(folder: Path, job_id: str) -> Job:
+    """The job as its run record tells its end: a paused stack has no Slurm to ask."""
+    from cost.run_record import FILE_NAME
+    from infra.clients.slurm import Job
+    from infra.jobs.records import read_object
+
+    record = read_object(folder / FILE_NAME)
+    code = record.get("exit_code")
+    if not isinstance(code, int):
+        output.note(
+            f"job {job_id}: how it ended is not known here: "
+            "no run record was fetched with it; resume the stack to ask Slurm"
+        )
+        raise typer.Exit(output.NOT_RUN)
+    state = "FAILED" if code else "COMPLETED"
+    return Job(id=job_id, name=str(record.get("job")), state=state, exit_code=code)
+
+
+def _end(job: Job, stack: str) -> NoReturn:
+    """Says what the job's end means, and ends with its status."""
+    from infra.jobs.follow import outcome
+
+    output.note(f"job {job.id}: {outcome(job, stack)}")
+    raise typer.Exit(job.status)
+
+
+def top(
+    job_id: Annotated[str, typer.Argument(help="Id of a running job.")],
+    stack: StackOption = DEFAULT_STACK,
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.2, help="Time between samples.")
+    ] = 2.0,
+    samples: Annotated[
+        int, typer.Option(min=0, help="End after so many samples a node; 0: with the job.")
+    ] = 0,
+    gate: Annotated[
+        float, typer.Option(metavar="PERCENT", help="Utilisation that is enough, on every GPU.")
+    ] = 80.0,
+    memory_gate: Annotated[
+        float, typer.Option(metavar="PERCENT", help="Memory in use that is enough, on every GPU.")
+    ] = 50.0,
+    identity: IdentityOption = None,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+) -> None:
+    """Watch utilisation, memory, power and InfiniBand of a job; ends with verdicts on its gates."""
+    from infra.clients import slurm
+    from infra.jobs import top as sampler
+
+    outputs = context.read(stack)
+    screen = sampler.Screen(gate_percent=gate, memory_gate_percent=memory_gate)
+    with context.connect(outputs, identity) as connection:
+        job = slurm.find(connection, job_id)
+        try:
+            for sample in sampler.watch(
+                connection, outputs.code_path, job, every_s=every, count=samples
+            ):
+                screen.take(sample)
+                if format is Format.TABLE:
+                    _show(screen)
+        except KeyboardInterrupt:
+            output.note("")
+    if format is Format.JSON:
+        output.print_json(
+            {
+                "verdict": screen.verdict,
+                "mean_utilization_percent": screen.mean_percent,
+                "least_utilization_percent": (screen.each.least_busy or [None])[0],
+                "memory_verdict": screen.memory_verdict,
+                "least_memory_percent": screen.each.memory_percent,
+                "nodes": [asdict(each) for each in screen.newest.values()],
+            }
+        )
+    else:
+        print(screen.verdict)
+        print(screen.memory_verdict)
+    passed = screen.passed
+    raise typer.Exit(output.NOT_RUN if passed is None else 0 if passed else 1)
+
+
+def _show(screen: Screen) -> None:
+    if not screen.gpus:
+        return
+    if sys.stdout.isatty():
+        print(_CLEAR, end="")
+    output.print_table(("NODE", "GPU", "BUSY", "MEMORY", "POWER"), screen.rows())
+    print(f"0 {screen.sparkline()} 100 %", flush=True)
+
+
+def cancel(
+    job_ids: Annotated[list[str], typer.Argument(help="Job ids.")],
+    stack: StackOption = DEFAULT_STACK,
+    identity: IdentityOption = None,
+) -> None:
+    """End jobs, running or waiting, and those that wait for their success."""
+    from infra.clients import slurm
+    from infra.jobs.follow import waiting_for
+
+    for job_id in job_ids:
+        slurm.job_id(job_id)
+    outputs = context.read(stack)
+    with context.connect(outputs, identity) as connection:
+        # scancel is silent about a job that never was, and about one that has ended.
+        found = [slurm.find(connection, job_id) for job_id in job_ids]
+        over = [job for job in found if job.finished]
+        running = [each for each in job_ids if each not in {job.id for job in over}]
+        rest = waiting_for(running, slurm.recent(connection, days=1)) if running else ()
+        if running:
+            slurm.cancel(connection, [*running, *(job.id for job in rest)])
+    for job in over:
+        output.note(f"{job.name} ({job.id}) has ended already: {job.state}")
+    if not running:
+        return
+    for job in rest:
+        output.note(f"{job.name} ({job.id}) waits for its success and is ended with it")
+    ended = ", ".join((*running, *(job.id for job in rest)))
+    output.note(f"{stack}: asked to end {ended}; see: soperator status -s {stack}")

@@ -1,0 +1,323 @@
+"""What ran, what differs, the same once more, for other tools; how a search's trials rank."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli import context, output
+from infra.cli.context import IdentityOption, StackOption
+from infra.cli.output import Format, comparing, exit_code
+from infra.state import DEFAULT_STACK
+from stacks.errors import UserError
+
+if TYPE_CHECKING:
+    from infra.jobs.search import Board
+    from infra.reports.runs.run import Run
+    from stacks.search_spec import SearchSpec
+    from stacks.spec import StackSpec
+
+
+JobsOption = Annotated[
+    list[str] | None, typer.Option("--job", metavar="NAME", help="Of this job only; repeatable.")
+]
+SharedOption = Annotated[
+    bool, typer.Option("--shared", help="First bring the runs of others from the stack's bucket.")
+]
+
+
+def list_(
+    stack: StackOption = DEFAULT_STACK,
+    job: JobsOption = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(metavar="KIND", help="train, evaluate, ...; repeatable.")
+    ] = None,
+    outcome: Annotated[
+        list[str] | None, typer.Option(metavar="OUTCOME", help="PASS, FAIL or NOT_RUN.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="A part of the model's name.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Started since, UTC, such as 2026-11-01.")
+    ] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="So many of the newest.")] = None,
+    shared: SharedOption = False,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
+) -> None:
+    """List runs with outcome, model, speed, dollars and code."""
+    from datetime import UTC, datetime
+
+    from cost.run_record import Outcome
+    from infra.cli.options import moment
+    from infra.reports.runs import run
+
+    wrong = sorted(set(outcome or ()) - set(Outcome))
+    if wrong:
+        raise UserError(f"--outcome {wrong[0]}: not one of {', '.join(Outcome)}")
+    wanted = run.Wanted(
+        jobs=tuple(job or ()),
+        kinds=tuple(kind or ()),
+        outcomes=tuple(outcome or ()),
+        model=model,
+        since=None if since is None else moment("--since", since, datetime.now(UTC)),
+        last=last,
+    )
+    found = run.select(_runs(stack, shared=shared), wanted)
+    if json or format is Format.JSON:
+        output.print_json([run.plain(each) for each in found])
+        return
+    if not found:
+        output.note(f"{stack}: no such run is here; soperator pull ID brings one")
+        return
+    output.print_table(run.HEADERS, run.rows(found))
+    for line in run.notes(found):
+        output.note(line)
+
+
+def diff(
+    first: Annotated[str, typer.Argument(help="Run, as `soperator runs list` names it.")],
+    second: Annotated[str, typer.Argument(help="Run that is held against it.")],
+    stack: StackOption = DEFAULT_STACK,
+    tolerance: Annotated[
+        float, typer.Option(metavar="PERCENT", min=0, help="Losses that agree are this close.")
+    ] = 1.0,
+    shared: SharedOption = False,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+) -> None:
+    """Compare two runs; ends 0 where their losses agree, 1 DIFFER, 69 NOT RUN, 2 for trouble."""
+    from infra.cli.options import share
+    from infra.reports.runs import diff as differ
+    from infra.reports.runs.run import find_run
+
+    with comparing():
+        close = float(share("--tolerance", tolerance))
+        runs = _runs(stack, shared=shared)
+        found = differ.diff(find_run(runs, first), find_run(runs, second), tolerance=close)
+    if format is Format.JSON:
+        output.print_json(differ.plain(found))
+    else:
+        output.print_table(differ.HEADERS, differ.rows(found))
+        print(f"losses: {found.losses}")
+        for line in found.notes:
+            output.note(line)
+    raise typer.Exit(exit_code(found.losses.verdict))
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Run to repeat.")],
+    stack: StackOption = DEFAULT_STACK,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="Submit it; without it only what would be is shown.")
+    ] = False,
+    once_more: Annotated[
+        bool, typer.Option("--again", help="Submit what is done or on its way once more.")
+    ] = False,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Submit over the budget; the ledger records it.")
+    ] = False,
+    shared: SharedOption = False,
+    identity: IdentityOption = None,
+) -> None:
+    """Submit a run's recipe, settings, seed and code once more; shows it first."""
+    from datetime import UTC, datetime
+
+    from infra.cli import interrupts
+    from infra.cli.jobs import submission
+    from infra.jobs import ledger
+    from infra.jobs import submit as submitting
+    from infra.render.delivery import hash_files
+    from infra.reports.runs import reproduce as again
+    from infra.reports.runs.run import find_run
+
+    run = find_run(_runs(stack, shared=shared), name)
+    spec = context.spec(stack)
+    job = again.job_of(run, spec)
+    files = context.local_code(stack)
+    again.check_code(run, hash_files(files), context.CHECKOUT, context.state_root())
+    sets = again.settings_of(run, job, files)
+    outputs = context.read(stack)
+    submitting.check_job(outputs, job.name)
+    made = submission.ready(spec, job, sets)
+    with context.connect(outputs, identity) as connection:
+        if (line := again.check_data(run, connection)) is not None:
+            output.note(line)
+        if not submit:
+            for line in ledger.budget_lines(made.books, made.order.run, datetime.now(UTC)):
+                output.note(line)
+            print(made.dry_run(connection, outputs), end="")
+            output.note(f"nothing was submitted: soperator runs reproduce {name} --submit does it")
+            return
+        with submission.alone(connection, outputs):
+            found = None
+            if not once_more:
+                found = made.earlier(connection, outputs).counting(
+                    job.name,
+                    sets,
+                    done_counts=job.ends,
+                    fits=lambda each: each.reproduces == run.name,
+                )
+            # Once it is queued it is written down and named, also where Ctrl-C came in between.
+            with interrupts.held():
+                if found is None:
+                    found = made.submit(
+                        connection,
+                        outputs,
+                        sync=sync,
+                        force=force,
+                        once=not once_more,
+                        reproduces=run.name,
+                    ).submission
+                else:
+                    output.note(f"{job.name}: nothing was submitted; --again submits it once more")
+                print(found.job_id, flush=True)
+    output.note(
+        f"{job.name} is job {found.job_id}; once it ended: soperator pull {found.job_id} "
+        f"-s {stack} && soperator runs diff {run.name} {found.job_id} -s {stack}"
+    )
+
+
+def export(
+    folder: Annotated[
+        Path, typer.Option("--mlflow", metavar="FOLDER", help="MLflow's file store; new or ours.")
+    ],
+    stack: StackOption = DEFAULT_STACK,
+    job: JobsOption = None,
+    shared: SharedOption = False,
+) -> None:
+    """Write runs as an experiment that MLflow reads."""
+    from infra.reports.runs import mlflow_store, run
+
+    found = run.select(_runs(stack, shared=shared), run.Wanted(jobs=tuple(job or ())))
+    if not found:
+        raise UserError(f"{stack}: no such run is here; soperator pull ID brings one")
+    number = mlflow_store.export(found, stack, folder)
+    print(folder)
+    output.note(
+        f"{number} runs: MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri "
+        f"{folder.resolve().as_uri()}"
+    )
+
+
+def _runs(stack: str, *, shared: bool) -> Sequence[Run]:
+    """The runs that are known here, after those of others came where that was asked."""
+    from infra.jobs.ledger import open_books
+    from infra.reports.runs.run import read_runs
+    from infra.reports.runs.shared import bring
+
+    state = context.state_root()
+    books = open_books(context.spec(stack), state, lambda _: None)
+    if shared:
+        store = context.run_config_store(context.read(stack))
+        if store is None:
+            raise UserError(
+                f"{stack}: has no bucket for its runs; declare storage.config_bucket_gib and run "
+                "pulumi up"
+            )
+        output.note(f"{bring(store, state, stack)} files came from the bucket")
+    entries = books.ledger.read().entries
+    return read_runs(state, stack, rates=books.rates, entries=entries, say=output.note)
+
+
+def leaderboard(
+    search: Annotated[str, typer.Argument(help="Search that the stack declares.")],
+    stack: StackOption = DEFAULT_STACK,
+    identity: IdentityOption = None,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+) -> None:
+    """Rank the trials of a declared search by its metric, with what each cost."""
+    from infra.jobs.ledger import open_books
+    from infra.jobs.search import leaderboard as board_of
+    from infra.jobs.search import runs_of, states_of, usd_by_job
+
+    spec = context.spec(stack)
+    wanted = declared(spec, search)
+    outputs = context.read(stack)
+    books = open_books(spec, context.state_root(), output.note)
+    with context.connect(outputs, identity) as connection:
+        runs = runs_of(connection, outputs, wanted.name)
+        states = states_of(connection, wanted.name)
+        usd = usd_by_job(
+            books,
+            connection,
+            outputs.login_host_key,
+            [run.job_id for run in runs],
+            now=datetime.now(UTC),
+        )
+    board = board_of(wanted, runs, states, usd)
+    if format is Format.JSON:
+        output.print_json(_plain(board))
+    else:
+        _print(board, spec)
+
+
+def declared(spec: StackSpec, name: str) -> SearchSpec:
+    """The search in the stack file, or a refusal that names those that are there."""
+    from stacks.decode import nearest
+
+    for search in spec.searches:
+        if search.name == name:
+            return search
+    have = tuple(search.name for search in spec.searches)
+    raise UserError(f"{spec.name}: searches: '{name}' is not declared{nearest(name, have)}")
+
+
+def _print(board: Board, spec: StackSpec) -> None:
+    from cost.report.layout import small_usd_text
+    from infra.jobs.search import NO_METRIC
+
+    search = board.search
+    if spec.bill_heading is not None:
+        output.note(spec.bill_heading)
+    output.print_table(
+        ("RANK", "TRIAL", search.metric.upper(), "USD", "STATE", "JOB", "SETTINGS"),
+        [
+            (
+                row.rank,
+                row.number,
+                None if row.value is None else f"{row.value:.6g}",
+                None if row.usd is None else small_usd_text(row.usd),
+                row.state if row.reason is None else f"{row.state}: {row.reason}",
+                row.job_id,
+                shlex.join(row.settings),
+            )
+            for row in board.rows
+        ],
+    )
+    former = f", {board.num_former} tasks with former settings in it" if board.num_former else ""
+    output.note(f"{search.name}: {small_usd_text(board.usd)} so far{former}")
+    if board.best is not None:
+        sets = " ".join(f"--set {shlex.quote(each)}" for each in board.best.settings)
+        output.note(f"the best ({search.goal} {search.metric}) for the job itself: {sets}")
+    states = {row.state for row in board.rows}
+    if NO_METRIC in states:
+        output.note(
+            f"{NO_METRIC}: {search.metric} is no finite number in a record that passed; name a "
+            f"metric of it in searches.{search.name}.metric"
+        )
+    if states - {"PASS", NO_METRIC}:
+        output.note(
+            f"what did not pass is submitted again by: soperator submit {search.name} -s "
+            f"{spec.name}"
+        )
+
+
+def _plain(board: Board) -> dict[str, object]:
+    search = board.search
+    return {
+        "search": search.name,
+        "job": search.job,
+        "metric": search.metric,
+        "goal": search.goal,
+        "usd": board.usd,
+        "num_former": board.num_former,
+        "trials": [asdict(row) for row in board.rows],
+    }

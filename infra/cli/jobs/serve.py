@@ -1,0 +1,368 @@
+"""`serve`: the declared server as a job, and the chat page before it; `load`: its load test."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli import context, interrupts, output
+from infra.cli.context import CHECKOUT, IdentityOption, StackOption
+from infra.cli.jobs import submission
+from infra.cli.output import Format
+from infra.jobs.server import DEFAULT_PORT
+from infra.state import DEFAULT_STACK
+from stacks.errors import UserError
+
+if TYPE_CHECKING:
+    from infra.clients.pulumi import StackOutputs
+    from infra.clients.ssh import Connection
+    from infra.jobs.server import ChatPage, ServerAddress
+    from stacks.spec import StackSpec
+
+
+_LOOK_EVERY_S = 0.5
+_ASK_EVERY_S = 5.0
+
+
+def serve(
+    stack: StackOption = DEFAULT_STACK,
+    open_: Annotated[
+        bool, typer.Option("--open", help="Open the chat page; Ctrl-C closes everything.")
+    ] = False,
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Declared server; the only one by default.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(help="Port of the page on this machine; 0: any free one.")
+    ] = DEFAULT_PORT,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the server running, whatever ends this command.")
+    ] = False,
+    share: Annotated[
+        bool, typer.Option("--share", help="With --open: public link, with a password.")
+    ] = False,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."
+        ),
+    ] = None,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Submit over the budget; the ledger records it.")
+    ] = False,
+    identity: IdentityOption = None,
+) -> None:
+    """Serve a model as a job; with --open talk to it in the browser."""
+    from infra.jobs import server, submit
+
+    if share and not open_:
+        raise UserError("--share: only with --open, which opens the page")
+    spec = context.spec(stack)
+    wanted = server.server_job(spec, job)
+    submit.job_args(sets or ())
+    page_port = server.free_port(port) if open_ else None
+    outputs = context.read(stack)
+    submit.check_job(outputs, wanted.name)
+    closing = ExitStack()
+    with interrupts.as_interrupt():
+        try:
+            connection = closing.enter_context(context.connect(outputs, identity))
+            own = _OwnJob(connection, stack, is_kept=keep)
+            closing.callback(own.end)
+            with submission.alone(connection, outputs):
+                job_id = _found(connection, wanted.name, sets or ())
+                if job_id is None:
+                    made = submission.ready(spec, wanted, sets or ())
+                    with interrupts.held():
+                        sent = made.submit(
+                            connection,
+                            outputs,
+                            sync=sync,
+                            force=force,
+                            once=True,
+                            queued=own.take,
+                        )
+                    job_id = sent.submission.job_id
+                    output.note(f"{wanted.name} is job {job_id}")
+            address = server.wait_until_up(connection, outputs, job_id, say=output.note)
+            output.note(f"job {job_id} serves {' and '.join(address.models)} at {address}")
+            if page_port is None:
+                own.is_kept = True
+                output.note(f"it stays: soperator cancel {job_id} -s {stack} ends it")
+                print(address)
+                return
+            page = _page(
+                closing,
+                connection,
+                outputs,
+                address,
+                job_id,
+                port=page_port,
+                identity=identity,
+                share=share,
+            )
+            print(page.address, flush=True)
+            output.note(f"Ctrl-C closes page and tunnel{own.also}")
+            _watch(page, connection, job_id, stack)
+        finally:
+            with interrupts.ignored():
+                closing.close()
+
+
+class _OwnJob:
+    """The job that this command submitted; nothing before it did."""
+
+    def __init__(self, connection: Connection, stack: str, *, is_kept: bool) -> None:
+        self._connection = connection
+        self._stack = stack
+        self.is_kept = is_kept
+        self.job_id: str | None = None
+
+    @property
+    def also(self) -> str:
+        """What ends with the page."""
+        if self.job_id is None or self.is_kept:
+            return "; the job stays"
+        return f", and ends job {self.job_id}"
+
+    def take(self, job_id: str) -> None:
+        """From now on the job is this command's to end."""
+        self.job_id = job_id
+
+    def end(self) -> None:
+        """Ends it, unless it is kept; where nobody answers says how to end it later."""
+        from infra.clients import slurm
+        from infra.clients.errors import JobsError
+
+        if self.job_id is None or self.is_kept:
+            return
+        try:
+            if not self._connection.is_open:
+                self._connection.reopen()
+            if slurm.find(self._connection, self.job_id).finished:
+                return
+            slurm.cancel(self._connection, [self.job_id])
+        except JobsError as error:
+            output.note(f"{error}")
+            output.note(f"job {self.job_id} still runs: soperator cancel {self.job_id}")
+            return
+        output.note(f"job {self.job_id} is told to end")
+
+
+def _found(connection: Connection, name: str, sets: Sequence[str]) -> str | None:
+    """Id of the server that runs or waits already; refused where settings could not reach it."""
+    from infra.clients import slurm
+    from infra.jobs import server
+
+    job = server.open_job(slurm.recent(connection, days=server.DAYS), name)
+    if job is None:
+        return None
+    if sets:
+        raise UserError(
+            f"--set: job {job.id} {name} is {job.state} already and was started without it; leave "
+            f"--set out, or run: soperator cancel {job.id}"
+        )
+    output.note(f"job {job.id} {name} is {job.state} already and is used; it stays at the end")
+    return job.id
+
+
+def _page(
+    closing: ExitStack,
+    connection: Connection,
+    outputs: StackOutputs,
+    address: ServerAddress,
+    job_id: str,
+    *,
+    port: int,
+    identity: Path | None,
+    share: bool,
+) -> ChatPage:
+    """The page behind a tunnel of its own, both closed by `closing`."""
+    from infra.clients.ssh import Tunnel
+    from infra.jobs import server
+    from infra.jobs.server import ChatPage
+
+    key = server.read_key(connection, address, environment=os.environ)
+    login = outputs.endpoint(context.private_key(identity))
+    tunnel = Tunnel(login, address.host, address.port, say=output.note)
+    closing.callback(tunnel.close)
+    page = ChatPage(
+        tunnel.url,
+        port=port,
+        key=key,
+        record=_record(outputs, job_id),
+        checkout=CHECKOUT,
+        options=[
+            f"--server=job {job_id} on {address.host}",
+            *(["--share"] if share else []),
+        ],
+    )
+    closing.callback(page.close)
+    page.wait_until_up()
+    return page
+
+
+def _record(outputs: StackOutputs, job_id: str) -> Path:
+    """Where votes and times of this job's page are kept; ids start again on a new cluster."""
+    cluster = hashlib.sha256(outputs.login_host_key.encode()).hexdigest()[:8]
+    return context.state_root() / "chats" / outputs.stack / f"{cluster}-{job_id}.jsonl"
+
+
+def _watch(page: ChatPage, connection: Connection, job_id: str, stack: str) -> None:
+    """Returns never: a page or a job that ends is an error, and Ctrl-C an interrupt."""
+    from infra.clients import slurm
+    from infra.clients.ssh import ConnectionLostError
+    from infra.jobs.follow import outcome
+
+    asked_s = time.monotonic()
+    while True:
+        time.sleep(_LOOK_EVERY_S)
+        if not page.is_running:
+            raise UserError("the chat page ended by itself; its last line says why")
+        if time.monotonic() - asked_s < _ASK_EVERY_S:
+            continue
+        asked_s = time.monotonic()
+        # The tunnel tells that the login node is gone; the page says so.
+        with contextlib.suppress(ConnectionLostError):
+            if not connection.is_open:
+                connection.reopen()
+            if (ended := slurm.find(connection, job_id)).finished:
+                raise UserError(f"job {job_id} ended: {outcome(ended, stack)}")
+
+
+def load(
+    serve_job: Annotated[
+        str | None, typer.Argument(help="Id of the serve job; the newest that runs by default.")
+    ] = None,
+    stack: StackOption = DEFAULT_STACK,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Any server up to /v1 instead, asked from here."),
+    ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Streams of the sweep, rising from 1.")
+    ] = None,
+    rates: Annotated[
+        str | None, typer.Option(metavar="R,R,...", help="Poisson rates in requests a second.")
+    ] = None,
+    rows: Annotated[
+        Path | None, typer.Option(help="With --url: .jsonl file of chats to send.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="With --url: model folder whose tokenizer makes prompts.")
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(metavar="PLATFORM/PRESET", help="With --url: what the server runs on."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."
+        ),
+    ] = None,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run; ask and queue nothing.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Submit over the budget; the ledger records it.")
+    ] = False,
+    identity: IdentityOption = None,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+) -> None:
+    """Measure a server under load: by the job `load`, or from here with --url.
+
+    The job is submitted and not waited for, unlike by `serve` and `accept`: `soperator logs ID`
+    follows it. While others use the server nothing is measured: NOT RUN, 69.
+    """
+    from infra.jobs import server as targets
+
+    chosen = targets.settings(concurrency, rates, sets or ())
+    declared = context.spec(stack)
+    if url is not None:
+        if serve_job is not None:
+            raise UserError("load: give a job id or --url, not both")
+        hardware = [] if preset is None else targets.preset_settings(preset)
+        words = _words(url, rows, tokenizer, [*hardware, *chosen], declared)
+        if dry_run:
+            print(" ".join(words))
+            return
+        raise typer.Exit(_run(words, stack, declared))
+    given = {"--rows": rows, "--tokenizer": tokenizer, "--preset": preset}
+    if wrong := [name for name, value in given.items() if value is not None]:
+        raise UserError(f"{' and '.join(wrong)}: only with --url; for a job use --set load.prompts")
+    from infra.cli.jobs.submit import submit
+    from infra.clients import slurm
+    from infra.jobs.server import DAYS
+
+    name = targets.load_job(declared).name
+    outputs = context.read(stack)
+    with context.connect(outputs, identity) as connection:
+        jobs = (
+            slurm.recent(connection, days=DAYS)
+            if serve_job is None
+            else (slurm.find(connection, serve_job),)
+        )
+    server = targets.choose(declared, jobs, serve_job)
+    output.note(f"load test of {server.name}, job {server.id}, on {server.where}")
+    submit(
+        name,
+        stack,
+        sets=[*targets.job_settings(declared, server), *chosen],
+        sync=sync,
+        dry_run=dry_run,
+        force=force,
+        identity=identity,
+        format=format,
+    )
+
+
+def _words(
+    url: str, rows: Path | None, tokenizer: Path | None, sets: list[str], spec: StackSpec
+) -> list[str]:
+    from infra.jobs import server as targets
+
+    words = [sys.executable, "-m", "workloads.load", "--url", url, "--model", spec.chat.model]
+    for job in spec.jobs:
+        if job.is_load_test:
+            words += ["--recipe", job.recipe]
+            break
+    if rows is not None:
+        words += ["--rows", str(rows.resolve())]
+    if tokenizer is not None:
+        words += ["--tokenizer", str(tokenizer.resolve())]
+    return words + targets.as_words(sets)
+
+
+def _run(words: list[str], stack: str, spec: StackSpec) -> int:
+    """The test here; its record comes to lie where pulled ones do, so cost/ reads it."""
+    from infra.render.sbatch import chat_profile
+    from infra.state import Cache
+
+    environment = {
+        "SOPERATOR_PLACE_MODEL": str(Cache.from_environ().models),
+        **os.environ,
+        "SOPERATOR_PLACE_RESULTS": str(context.state_root() / "runs" / stack),
+        "SOPERATOR_CHAT_PROFILE": json.dumps(chat_profile(spec)),
+        "SOPERATOR_STACK": stack,
+        "SOPERATOR_JOB": "load",
+    }
+    environment.pop("SLURM_JOB_ID", None)
+    return subprocess.run(words, cwd=CHECKOUT, env=environment, check=False).returncode

@@ -1,0 +1,283 @@
+"""Ways in: `ssh` to the login node, `shell` to GPUs, `tensorboard` through a tunnel."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra import files
+from infra.cli import context, interrupts, output
+from infra.cli.context import IdentityOption, StackOption
+from infra.state import DEFAULT_STACK
+from stacks.errors import UserError
+
+if TYPE_CHECKING:
+    from infra.clients.pulumi import StackOutputs
+    from infra.clients.ssh import Connection
+    from infra.operate.sessions import Ask, Guard
+    from stacks.spec import StackSpec
+
+
+def ssh(
+    remote: Annotated[list[str] | None, typer.Argument(help="Command; a shell without it.")] = None,
+    stack: StackOption = DEFAULT_STACK,
+    identity: IdentityOption = None,
+) -> None:
+    """Open a shell on the login node, or run one command."""
+    outputs = context.read(stack)
+    words = client_words(outputs, context.private_key(identity))
+    os.execv(words[0], [*words, *(remote or [])])  # noqa: S606
+
+
+def client_words(outputs: StackOutputs, key: Path, *, options: tuple[str, ...] = ()) -> list[str]:
+    """The ssh client with the login node as its target; `options` stand before it."""
+    client = shutil.which("ssh")
+    if client is None:
+        raise UserError(
+            "ssh: not on PATH; install openssh-client, or use soperator status and logs"
+        )
+    arguments = [client, "-F", "/dev/null", "-i", str(key), "-p", str(outputs.ssh_port)]
+    for name, value in login_options(outputs).items():
+        arguments += ["-o", f"{name}={value}"]
+    return [*arguments, *options, f"root@{outputs.login_ip}"]
+
+
+def login_options(outputs: StackOutputs) -> dict[str, str]:
+    """What makes ssh trust the pinned host key alone; the file that holds it is written."""
+    known_hosts = context.state_root() / "ssh" / f"known_hosts_{outputs.stack}"
+    kind, blob = outputs.login_host_key.split()[:2]
+    # Whole or not at all: another command may read it now.
+    files.write(
+        known_hosts,
+        f"[{outputs.login_ip}]:{outputs.ssh_port},{outputs.login_ip} {kind} {blob}\n",
+    )
+    return {
+        "IdentitiesOnly": "yes",
+        "IdentityAgent": "none",
+        "UserKnownHostsFile": str(known_hosts),
+        "GlobalKnownHostsFile": "/dev/null",
+        "StrictHostKeyChecking": "yes",
+        "PasswordAuthentication": "no",
+        "LogLevel": "ERROR",
+    }
+
+
+def shell(
+    stack: StackOption = DEFAULT_STACK,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="GPUs; one where the partition has any.")
+    ] = None,
+    cpus: Annotated[
+        int | None, typer.Option(min=1, help="CPUs; the share that goes with the GPUs.")
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option("--partition", "-p", help="Partition; Slurm's default one.")
+    ] = None,
+    hours: Annotated[float, typer.Option(help="Time limit; Slurm ends it then.")] = 2.0,
+    jupyter: Annotated[
+        bool, typer.Option("--jupyter", help="Jupyter Lab there, with a tunnel to it.")
+    ] = False,
+    vscode: Annotated[
+        bool, typer.Option("--vscode", help="Hold the node and write an ssh config that leads in.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait in the queue where nothing is free.")
+    ] = False,
+    identity: IdentityOption = None,
+) -> None:
+    """Open a terminal with GPUs on a worker; it ends with you, and says before what it costs."""
+    from infra.jobs.ledger import check_together, open_books
+    from infra.operate import sessions
+    from infra.operate.sessions import Guard, ask
+
+    if jupyter and vscode:
+        raise UserError("--jupyter --vscode: one session is one of them")
+    if not (jupyter or vscode or sys.stdin.isatty()):
+        raise UserError(
+            "standard input is no terminal: run this in one, or take --jupyter or --vscode; a "
+            "command without one: soperator ssh 'srun ...'"
+        )
+    spec = context.spec(stack)
+    books = open_books(spec, context.state_root(), output.note)
+    asked = ask(books.rates, gpus=gpus, cpus=cpus, partition=partition, hours=hours)
+    outputs = context.read(stack)
+    closing, code = ExitStack(), 0
+    with interrupts.as_interrupt():
+        try:
+            connection = closing.enter_context(context.connect(outputs, identity))
+            if jupyter:
+                sessions.check_installed(connection, spec, outputs, "jupyterlab")
+            check_together(
+                books,
+                connection,
+                f"a shell of {hours:g} hours",
+                asked.most_usd,
+                cluster=outputs.login_host_key,
+                now=datetime.now(UTC),
+                say=output.note,
+            )
+            found = sessions.look(connection, asked)
+            if not wait:
+                sessions.refuse_full(asked, found)
+            _say(asked, found.num_waiting)
+            token = secrets.token_urlsafe(24) if jupyter else ""
+            start = (
+                sessions.jupyter(asked, spec, outputs)
+                if jupyter
+                else sessions.held(asked)
+                if vscode
+                else ""
+            )
+            guard = Guard(connection, start=start, end=sessions.end(asked), secret=token)
+            closing.callback(_end, guard, asked, stack)
+            if jupyter:
+                _jupyter(closing, connection, guard, outputs, identity, token)
+            elif vscode:
+                _vscode(guard, outputs, identity)
+            else:
+                code = _terminal(asked, spec, outputs, identity)
+        finally:
+            with interrupts.ignored():
+                closing.close()
+    raise typer.Exit(code)
+
+
+def _say(asked: Ask, num_waiting: int) -> None:
+    from cost.report.layout import small_usd_text
+
+    price, most = asked.usd_per_hour, asked.most_usd
+    cost = (
+        "its price is not known"
+        if price is None or most is None
+        else f"{small_usd_text(price)} an hour, at most {small_usd_text(most)}"
+    )
+    output.note(
+        f"{asked.name}: {asked.gpus} GPUs, {asked.cpus} CPUs, {asked.memory_mib / 1024:,.0f} GiB "
+        f"in {asked.partition} for at most {asked.hours:.3g} h: {cost}; {num_waiting} jobs wait"
+    )
+
+
+def _end(guard: Guard, asked: Ask, stack: str) -> None:
+    from infra.operate.sessions import SILENCE_S
+
+    if guard.close():
+        output.note(f"{asked.name} is told to end")
+        return
+    output.note(
+        f"{asked.name}: the login node did not say that it ended; it ends by itself within "
+        f"{SILENCE_S} s, or now: soperator ssh -s {stack} scancel --name={asked.name}"
+    )
+
+
+def _terminal(asked: Ask, spec: StackSpec, outputs: StackOutputs, identity: Path | None) -> int:
+    """The terminal until it is left; its exit status."""
+    from infra.operate import sessions
+
+    inside = f"{sessions.environment(spec, outputs)}; exec bash -i"
+    remote = asked.srun("bash", "-c", inside, options=["--pty"])
+    options = ("-t", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
+    words = client_words(outputs, context.private_key(identity), options=options)
+    return subprocess.run([*words, remote], check=False).returncode
+
+
+def _jupyter(
+    closing: ExitStack,
+    connection: Connection,
+    guard: Guard,
+    outputs: StackOutputs,
+    identity: Path | None,
+    token: str,
+) -> None:
+    from infra.clients.ssh import Tunnel
+    from infra.operate import sessions
+
+    there = sessions.wait_for(guard, sessions.JUPYTER_READY, say=output.note)
+    sessions.wait_until_open(connection, there)
+    login = outputs.endpoint(context.private_key(identity))
+    tunnel = Tunnel(login, there.host, there.port, say=output.note)
+    closing.callback(tunnel.close)
+    print(f"http://127.0.0.1:{tunnel.port}/lab?token={token}", flush=True)
+    output.note("Ctrl-C closes Jupyter, the tunnel and the session")
+    sessions.wait_for_end(guard)
+    raise UserError("the session ended: its time limit was reached, or Jupyter was shut down")
+
+
+def _vscode(guard: Guard, outputs: StackOutputs, identity: Path | None) -> None:
+    from infra.operate import sessions
+    from infra.operate.sessions import ssh_config
+
+    there = sessions.wait_for(guard, None, say=output.note)
+    folder = context.state_root() / "ssh"
+    text = ssh_config(
+        outputs.stack,
+        there.host,
+        login_host=outputs.login_ip,
+        login_port=outputs.ssh_port,
+        key=context.private_key(identity).absolute(),
+        login_options=login_options(outputs),
+        node_known_hosts=folder / f"known_hosts_{outputs.stack}_nodes",
+    )
+    path = folder / f"config_{outputs.stack}"
+    # Every ssh of the user reads it once it is included: never half of it.
+    files.write(path, text)
+    print(text, flush=True)
+    output.note(
+        f"Put this line first into ~/.ssh/config once: Include {path.absolute()}; then in VS Code: "
+        f"Remote-SSH: Connect to Host: soperator-{outputs.stack}-shell. Ctrl-C ends the session"
+    )
+    sessions.wait_for_end(guard)
+    raise UserError("the session ended: its time limit was reached")
+
+
+def tensorboard(
+    job_id: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="Id of a training job; all without it.")
+    ] = None,
+    stack: StackOption = DEFAULT_STACK,
+    hours: Annotated[float, typer.Option(min=0.1, help="It ends then at the latest.")] = 8.0,
+    identity: IdentityOption = None,
+) -> None:
+    """Show loss curves in TensorBoard; it runs on the login node, takes no GPU, ends with you."""
+    from infra.clients import slurm
+    from infra.clients.ssh import Tunnel
+    from infra.operate import sessions
+    from infra.operate.sessions import Guard
+
+    if not math.isfinite(hours):
+        raise UserError(f"--hours {hours:g}: not a time; give hours such as 8 or 0.5")
+    spec = context.spec(stack)
+    outputs = context.read(stack)
+    folder = f"{outputs.places['logs']}/tensorboard"
+    if job_id is not None:
+        folder = f"{folder}/{slurm.job_id(job_id)}"
+    closing = ExitStack()
+    with interrupts.as_interrupt():
+        try:
+            connection = closing.enter_context(context.connect(outputs, identity))
+            sessions.check_folder(connection, folder, job_id)
+            sessions.check_installed(connection, spec, outputs, "tensorboard")
+            start = sessions.tensorboard(spec, folder, hours)
+            guard = Guard(connection, start=start, end="kill -- -$!")
+            closing.callback(guard.close)
+            there = sessions.wait_for(guard, sessions.TENSORBOARD_READY, say=lambda _: None)
+            sessions.wait_until_open(connection, there)
+            login = outputs.endpoint(context.private_key(identity))
+            tunnel = Tunnel(login, there.host, there.port, say=output.note)
+            closing.callback(tunnel.close)
+            print(f"http://127.0.0.1:{tunnel.port}/", flush=True)
+            output.note(f"{folder} on the login node; Ctrl-C closes it and the tunnel")
+            sessions.wait_for_end(guard)
+            raise UserError("TensorBoard ended by itself, or the connection was lost: run it again")
+        finally:
+            with interrupts.ignored():
+                closing.close()

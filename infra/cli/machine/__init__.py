@@ -1,0 +1,1 @@
+"""Commands that prepare this machine, a project and the embedded cloud."""

@@ -1,0 +1,259 @@
+"""What a stack lacks on this machine and in its project, each with its fix.
+
+With --sources: one stack on the real parts, before anything is paid.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from infra.cli import context, output
+from infra.cli.context import StackOption
+from infra.cli.output import NOT_RUN, Format
+from infra.clients.passphrase import public_problem
+from infra.local.slurm.pod import SlurmSetup
+from infra.providers.nebius.sdk import (
+    CLI_CONFIG,
+    ENDPOINT_VARIABLE,
+    TOKEN_VARIABLE,
+    loopback_target,
+)
+from infra.state import DEFAULT_STACK
+from stacks.errors import UserError
+from stacks.load import STACKS_DIR
+
+if TYPE_CHECKING:
+    from cost.resources.estimate import Estimate
+    from infra.operate.conformance.come_up import Step
+    from stacks.spec import StackSpec
+
+
+_LOCAL_TOOLS = ("munged", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "sshd", "etcd")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: PASS, WARN, FAIL or NOT CHECKED, what was seen, and the fix where it needs one."""
+
+    check: str
+    outcome: str
+    seen: str
+    fix: str | None = None
+
+
+def doctor(
+    stack: StackOption = DEFAULT_STACK,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    sources: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with upstream's charts, operator and tools (docs/conformance.md): check "
+            "whether the stack would come up on them, without a cloud."
+        ),
+    ] = None,
+) -> None:
+    """Check tools, prices and the project; name each fix. Exit code 1 when something fails.
+
+    With --sources: instead, try each step from Helm releases to pods that could start on the real
+    parts; exit code 69 where the folder lacks something that a step needs.
+    """
+    if sources is not None:
+        _come_up(stack, sources, format)
+    findings = [
+        *tools(stack, context.environ()["PATH"]),
+        *credentials(stack),
+        *declared(stack),
+        *asked(stack),
+    ]
+    if format is Format.JSON:
+        output.print_json([asdict(each) for each in findings])
+    else:
+        output.print_table(
+            ("CHECK", "OUTCOME", "SEEN", "FIX"),
+            [(each.check, each.outcome, each.seen, each.fix or "") for each in findings],
+        )
+    raise typer.Exit(any(each.outcome == "FAIL" for each in findings))
+
+
+def _come_up(stack: str, sources: Path, format: Format) -> NoReturn:
+    found = []
+    for step in steps(stack, sources):
+        found.append(step)
+        if format is Format.TABLE:
+            print(f"{step.outcome:<8} {step.name:<14} {step.counted}".rstrip(), flush=True)
+            for obstacle in step.obstacles:
+                print(f"         {obstacle}")
+            told = {text for each in found[:-1] for text in each.not_run}
+            for text in step.not_run:
+                print(f"         not run: {'for a reason given above' if text in told else text}")
+            for text in step.outside:
+                print(f"         not looked at: {text}")
+            for text in step.assumed:
+                print(f"         assumed: {text}, which you make")
+    line, code = verdict(stack, found)
+    if format is Format.JSON:
+        rows = [{**asdict(each), "outcome": each.outcome} for each in found]
+        output.print_json({"stack": stack, "verdict": line, "steps": rows})
+    else:
+        print(line)
+    raise typer.Exit(code)
+
+
+def tools(stack: str, path: str) -> list[Finding]:
+    """Programs that the stack needs on this machine."""
+    fixes = {"pulumi": "make setup", "ssh": "apt-get install openssh-client"}
+    if stack == DEFAULT_STACK:
+        path = os.pathsep.join((SlurmSetup.from_environ().path, path))
+        fixes |= dict.fromkeys((*_LOCAL_TOOLS, "kube-apiserver"), "make setup")
+    found = {name: shutil.which(name, path=path) for name in fixes}
+    findings = [
+        Finding(name, "PASS", found[name] or "")
+        if found[name]
+        else Finding(name, "WARN" if name == "ssh" else "FAIL", "not on PATH", fix)
+        for name, fix in fixes.items()
+    ]
+    if stack == DEFAULT_STACK and os.geteuid() != 0:
+        findings.append(Finding("root", "FAIL", f"uid {os.geteuid()}", "run as root"))
+    return findings
+
+
+def credentials(stack: str) -> list[Finding]:
+    """The key that opens the login node, and the token of the cloud."""
+    key = context.private_key(None)
+    findings = [
+        Finding("SSH key", "PASS", str(key))
+        if key.is_file()
+        else Finding("SSH key", "FAIL", f"{key} is missing", "soperator env, or --identity KEY")
+    ]
+    if stack == DEFAULT_STACK:
+        return findings
+    if loopback_target() is None and (
+        reason := public_problem(STACKS_DIR / f"Pulumi.{stack}.yaml")
+    ):
+        seen, _, fix = reason.partition("; expected ")
+        findings.append(Finding("passphrase", "FAIL", seen, fix))
+    if os.environ.get(TOKEN_VARIABLE):
+        findings.append(Finding("Nebius token", "PASS", f"{TOKEN_VARIABLE} is set"))
+    elif CLI_CONFIG.is_file():
+        findings.append(Finding("Nebius token", "PASS", f"profile of the nebius CLI: {CLI_CONFIG}"))
+    else:
+        fix = f"export {TOKEN_VARIABLE}=$(nebius iam get-access-token)"
+        findings.append(Finding("Nebius token", "FAIL", f"{TOKEN_VARIABLE} is not set", fix))
+    return findings
+
+
+def declared(stack: str) -> list[Finding]:
+    """The stack file by its own rules, and how old the prices are."""
+    from cost.bill.bill import bill
+    from infra.operate.prices import price_book
+    from stacks.check import Level
+
+    spec = context.spec(stack)
+    found = bill(spec, price_book(spec, context.state_root()))
+    findings = [
+        Finding(
+            problem.path,
+            "FAIL" if problem.level is Level.ERROR else "WARN",
+            str(problem).split(": ", 2)[2],
+            f"edit stacks/Pulumi.{stack}.yaml",
+        )
+        for problem in found.problems
+    ]
+    if not findings:
+        findings.append(Finding(f"stacks/Pulumi.{stack}.yaml", "PASS", "no problem found"))
+    total = found.estimate
+    findings += [
+        Finding(f"price of {line.name}", "WARN", str(line.unknown), f"add it to {total.book_name}")
+        for line in total.unpriced
+    ]
+    return [*findings, price_ages(spec, total, datetime.now(UTC).date())]
+
+
+def asked(stack: str) -> list[Finding]:
+    """What the project holds and lacks, as the API tells within seconds."""
+    from infra.cli.machine.env import Target, environment
+    from infra.operate.preflight.ask import ask
+    from stacks.load import PROJECT
+
+    if stack == DEFAULT_STACK:
+        # The embedded cloud, also in a shell that never ran `soperator env`.
+        ours = environment(Target.LOCAL)
+        for name in (ENDPOINT_VARIABLE, TOKEN_VARIABLE):
+            os.environ.setdefault(name, ours[name])
+    return [
+        Finding(one.check, one.outcome.value, _one_line(one.seen), one.fix)
+        for one in ask(context.spec(stack), project=PROJECT)
+    ]
+
+
+def _one_line(seen: str) -> str:
+    """A table of a finding as one cell."""
+    head, *rows = seen.splitlines()
+    return head if not rows else f"{head} " + "; ".join(" ".join(row.split()) for row in rows)
+
+
+def price_ages(spec: StackSpec, total: Estimate, today: date) -> Finding:
+    """Whether a price in use is older than the stack's policy allows."""
+    from cost.prices.book import price_age_problems
+
+    used = [price for line in total.components for price in line.prices]
+    problems = price_age_problems(spec, used, today)
+    if problems:
+        seen, _, fix = problems[0].message.partition("; ")
+        return Finding("price age", "WARN", seen, fix)
+    if total.price_date is None:
+        return Finding("price age", "WARN", "no price is known", "add prices to cost/prices")
+    age = (today - total.price_date).days
+    return Finding("price age", "PASS", f"the oldest is of {total.price_date}, {age} days old")
+
+
+def steps(stack: str, sources: Path) -> Iterator[Step]:
+    """The way of the stack from its releases to pods that could run, step by step."""
+    from infra.local.kube import api_server
+    from infra.operate.conformance.cluster import ApiServer
+    from infra.operate.conformance.come_up import ComeUp
+    from infra.operate.conformance.sources import Sources
+    from infra.state import Ports
+    from stacks.check import Level, check
+
+    if not sources.is_dir():
+        raise UserError(
+            f"--sources: {sources} is no folder; docs/conformance.md says what is in it"
+        )
+    spec = context.spec(stack)
+    if errors := [each for each in check(spec) if each.level is Level.ERROR]:
+        raise UserError("\n".join(map(str, errors)))
+    with tempfile.TemporaryDirectory(prefix="soperator-come-up-") as name:
+        folder = Path(name)
+        with api_server.running(folder, Ports.from_environ().come_up) as config:
+            server = ApiServer(
+                access=config.access(), certificate=config.certificate, key=config.key
+            )
+            yield from ComeUp(Sources(sources.resolve())).steps(spec, server, folder)
+
+
+def verdict(stack: str, found: list[Step]) -> tuple[str, int]:
+    """One line for a person, and the exit code."""
+    stops = [obstacle for step in found for obstacle in step.obstacles]
+    if stops:
+        return f"{stack} would not come up: {stops[0]}", 1
+    # A step may have looked at a part of what is its own.
+    missing = {text for step in found for text in step.not_run}
+    lacking = [step.name for step in found if step.not_run or step.outcome == "NOT RUN"]
+    if lacking:
+        where = f"{len(missing)} missing, in {', '.join(lacking)}"
+        return f"{stack}: not known whether it would come up: {where}", NOT_RUN
+    outside = len({text for step in found for text in step.outside})
+    rest = f"; {outside} not looked at, which no folder can give" if outside else ""
+    assumed = sum(len(step.assumed) for step in found)
+    rest += f"; {assumed} assumed, which you make" if assumed else ""
+    return f"{stack} would come up, as far as its charts, operator and pods decide{rest}", 0

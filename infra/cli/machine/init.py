@@ -1,0 +1,135 @@
+"""`soperator init`: set up a project for deployments and write a first stack, once.
+
+Reads and asks first, then makes: what is wrong is told before anything is changed. The token is
+taken from NEBIUS_IAM_TOKEN, never from an option, where every user of the machine could read it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infra.cli import output
+from infra.setup.project.project import Backend
+from stacks.errors import UserError
+
+
+def init(
+    project: Annotated[str, typer.Option(help="Project id, as the console shows it.")] = "",
+    tenant: Annotated[
+        str | None, typer.Option(help="Tenant id; checked against the project's own.")
+    ] = None,
+    region: Annotated[
+        str | None, typer.Option(help="Region; checked against the project's own.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the stack.")] = None,
+    worker: Annotated[str | None, typer.Option(help="PLATFORM/PRESET of the workers.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Number of workers.")] = None,
+    fabric: Annotated[str | None, typer.Option(help="InfiniBand fabric of the workers.")] = None,
+    ssh_key: Annotated[
+        list[str] | None, typer.Option(help="Public key, or its file; may be repeated.")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="Key of a service account; else NEBIUS_IAM_TOKEN counts.")
+    ] = None,
+    backend: Annotated[
+        Backend, typer.Option(help="Where states lie: a bucket of the project, or this machine.")
+    ] = Backend.BUCKET,
+    stacks_dir: Annotated[Path | None, typer.Option(help="Folder of the stack files.")] = None,
+) -> None:
+    """Set up a project for deployments and write a first stack; a second run changes nothing.
+
+    With --project and --name alone, a stack file that is there stays as it was edited, and the
+    keys of the project are renewed in their last two weeks.
+    """
+    from cost.bill.bill import bill
+    from cost.prices.book import PriceBook, layered
+    from infra.cli.context import environ, state_root
+    from infra.providers.nebius.sdk import KEY_FILE_VARIABLE, TOKEN_VARIABLE
+    from infra.setup.project.ask import Options, fill, worker_choices
+    from infra.setup.project.project import Calls, find_place, make_stack, prepare
+    from infra.setup.project.stack_file import (
+        check_stack,
+        kept_stack,
+        refuse_other_file,
+        refuse_other_passphrase,
+        stack_path,
+        write_stack,
+    )
+    from infra.state import CHECKOUT
+    from stacks.load import STACKS_DIR
+
+    ask = _ask if sys.stdin.isatty() and sys.stdout.isatty() else None
+    if not project and ask is None:
+        raise UserError("--project: not given, and there is no terminal to ask on; give it")
+    if key_file is not None:
+        os.environ.pop(TOKEN_VARIABLE, None)
+        os.environ[KEY_FILE_VARIABLE] = str(key_file)
+    project = project or _ask("Project id (project-...)", "")
+    folder = STACKS_DIR if stacks_dir is None else stacks_dir
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(
+            f"--stacks-dir: '{folder}' is no folder that can be written to; make it, or leave the "
+            "option out"
+        )
+    calls = Calls()
+    place = find_place(calls, project, tenant_id=tenant, region=region)
+    options = Options(
+        name=name, worker=worker, nodes=nodes, fabric=fabric, ssh_keys=tuple(ssh_key or ())
+    )
+    if options.names_only and stack_path(folder, str(name)).is_file():
+        answers = None
+        spec, problems = kept_stack(str(name), folder, project, environ())
+    else:
+        answers = fill(options, place, worker_choices(place.region, PriceBook.load("nebius")), ask)
+        spec, problems = check_stack(answers, environ())
+        refuse_other_file(answers, folder)
+    path = stack_path(folder, spec.name)
+    prepared = prepare(calls, place, state_root() / "cloud", backend)
+    if answers is None:
+        refuse_other_passphrase(path, prepared.passphrase)
+    is_new = answers is not None and write_stack(answers, folder, prepared.passphrase)
+    for made in prepared.made:
+        print(f"made     {made}")
+    print(f"{'wrote' if is_new else 'has'}    {path}")
+    print(f"states   {prepared.backend.partition('?')[0]}")
+    is_ours = folder.resolve() == STACKS_DIR.resolve()
+    is_made = is_ours and make_stack(
+        spec.name, CHECKOUT, engine_environ(prepared.state.environment_file)
+    )
+    if is_made:
+        print(f"made     stack {spec.name} in these states, selected")
+    if not (prepared.made or is_new or is_made):
+        print("nothing to do: everything was there")
+    for problem in problems:
+        output.note(str(problem))
+    total = bill(spec, layered(spec)).estimate
+    print(
+        f"costs    ${total.monthly_low_usd:,.2f} to ${total.monthly_high_usd:,.2f} a 730-hour "
+        f"month: soperator cost --stack {spec.name}"
+    )
+    if not is_ours:
+        print(f"next: move {path} to {STACKS_DIR}, where the engine looks, and run this again")
+        return
+    print("next, in this shell:")
+    print('  eval "$(soperator env --cloud)"; unset NEBIUS_IAM_TOKEN')
+    print(f"  set -a; . {prepared.state.environment_file}; set +a")
+    print(f"  pulumi up --stack {spec.name}")
+
+
+def engine_environ(environment_file: Path) -> dict[str, str]:
+    """Environment of the engine for a project, as the printed lines set it."""
+    from infra.cli.machine.env import Target, environment
+    from infra.cli.machine.env import prepare as prepare_engine
+    from infra.setup.project.project import variables_of
+
+    prepare_engine(Target.CLOUD)
+    return {**os.environ, **environment(Target.CLOUD), **variables_of(environment_file)}
+
+
+def _ask(question: str, default: str) -> str:
+    return str(typer.prompt(question, default=default or None))
