@@ -26,9 +26,9 @@ from infra.operate.prices import LivePriceError, price_book
 from infra.providers.nebius.discovery import DiscoveryError, discovered
 from infra.providers.nebius.sdk import loopback_target
 from infra.render.delivery import recipe_problems
-from stacks.check import Level
-from stacks.lifetime import reminders
+from stacks.errors import Level
 from stacks.load import STACKS_DIR, StackError, load_config
+from stacks.schedule import reminders
 
 ROOT = Path(__file__).resolve().parent
 SECRETS = "soperator-secrets"

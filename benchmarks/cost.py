@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from stacks.check import check
+from stacks.files import parse_yaml
 from stacks.load import STACKS_DIR, load_config
 from stacks.spec import StackSpec
-from stacks.yaml_text import parse_yaml
 
 RESULT = Path(__file__).with_name("cost.json")
 LIMITS = {"preview_s": 0.1, "ten_thousand_lines_s": 0.5}

@@ -34,9 +34,9 @@ from infra.local.nebius_api.states import seed
 from infra.local.nebius_api.store import Store
 from infra.providers.nebius.schema import Schema
 from infra.state import CHECKOUT, Cache, State
+from stacks.files import parse_yaml
 from stacks.load import STACKS_DIR, load_config
 from stacks.spec import StackSpec
-from stacks.yaml_text import parse_yaml
 
 RESULT = Path(__file__).with_name("scale.json")
 STACK = "h100-prod"

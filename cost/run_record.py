@@ -17,9 +17,8 @@ from types import MappingProxyType
 from typing import Final, NoReturn, TypeGuard
 
 from cost.report.layout import rounded
-from stacks.decode import is_map
 from stacks.errors import UserError
-from stacks.text_file import read_text
+from stacks.files import is_map, read_text
 
 _LEAST: Final = -30
 _MOST: Final = 15

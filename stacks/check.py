@@ -5,7 +5,7 @@ Owns the order of the rules, which are in rules/; hardware facts are in catalog.
 
 from __future__ import annotations
 
-from stacks.problem import Findings, Level, Problem, SpareNodes
+from stacks.errors import Findings, Level, Problem, SpareNodes
 from stacks.rules.access import check_access
 from stacks.rules.amounts import check_amounts
 from stacks.rules.chat import check_chat

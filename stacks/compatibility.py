@@ -1,7 +1,7 @@
 """Which versions go together: SOPERATOR, KUBERNETES, SYSTEMS and ROLLOUT out of compatibility.yaml.
 
 Owns the reading of the table and which row stands for a version that has none. What is refused is
-rules/versions.py's and upgrade.py's.
+rules/versions.py's and changes.py's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 from stacks.catalog import PLATFORMS
-from stacks.yaml_text import parse_yaml
+from stacks.files import parse_yaml
 
 _OTHER: Final = "other"
 _NUMBERS: Final = re.compile(r"\d+")

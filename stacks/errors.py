@@ -1,4 +1,14 @@
-"""The one refusal: what a user asked for cannot be done as asked."""
+"""What is wrong: UserError refuses what was asked; a Problem is one finding about a stack.
+
+The rules (rules/) report what they find to Findings; `nearest` is the "did you mean" of messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+from difflib import get_close_matches
+from enum import StrEnum
 
 
 class UserError(Exception):
@@ -7,3 +17,97 @@ class UserError(Exception):
     The command prints it and ends with exit code 1; any other exception is a defect and shows its
     traceback. A class derives from it where somebody handles just that refusal.
     """
+
+
+class Level(StrEnum):
+    """An error would be refused by the API or break Soperator; a warning costs money or comfort."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpareNodes:
+    """Nodes that a warning calls unused; cost/ puts a price on them."""
+
+    role: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpareGib:
+    """GiB of storage that a warning calls unused; cost/ puts a price on them."""
+
+    sku: str
+    """As price books name it, such as `filesystem/network-ssd`."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One finding: where, what came, what is allowed, what to do."""
+
+    level: Level
+    path: str
+    message: str
+    rule: str = ""
+    """Id of the rule that found it, in stacks/rules/rules.tsv; empty where cost/ found it."""
+    usd_per_month: Decimal | None = None
+    """What the finding costs; None when there is no money in it or cost/ has not priced it yet."""
+    spare_nodes: SpareNodes | None = None
+    spare_gib: SpareGib | None = None
+
+    def __str__(self) -> str:
+        price = "" if self.usd_per_month is None else f" (${self.usd_per_month:,.2f} per month)"
+        return f"{self.level}: {self.path}: {self.message}{price}"
+
+
+@dataclass(slots=True)
+class Findings:
+    """Problems in the order in which the rules find them; paths start with the stack's name."""
+
+    stack_name: str
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+    def error(self, path: str, message: str, *, rule: str = "") -> None:
+        """Adds what the API or Soperator would refuse."""
+        self._add(Level.ERROR, path, message, rule)
+
+    def warn(
+        self,
+        path: str,
+        message: str,
+        spare_nodes: SpareNodes | None = None,
+        *,
+        rule: str = "",
+        spare_gib: SpareGib | None = None,
+    ) -> None:
+        """Adds what works but costs money, time or comfort."""
+        self._add(Level.WARNING, path, message, rule, spare_nodes, spare_gib)
+
+    def _add(
+        self,
+        level: Level,
+        path: str,
+        message: str,
+        rule: str,
+        spare_nodes: SpareNodes | None = None,
+        spare_gib: SpareGib | None = None,
+    ) -> None:
+        self.problems.append(
+            Problem(
+                level=level,
+                path=f"{self.stack_name}.{path}",
+                message=message,
+                rule=rule,
+                spare_nodes=spare_nodes,
+                spare_gib=spare_gib,
+            )
+        )
+
+
+def nearest(name: str, allowed: tuple[str, ...]) -> str:
+    """A hint at the allowed name that is most like the given one, or at all of them."""
+    matches = get_close_matches(name, allowed, n=1, cutoff=0.5)
+    known = ", ".join(allowed) or "none"
+    return f"; did you mean '{matches[0]}'?" if matches else f"; known: {known}"

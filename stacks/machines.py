@@ -1,11 +1,23 @@
-"""Every group of equal machines of a stack with its key: node_groups(spec), machines(spec)."""
+"""The machines of a stack and what lies where on them: node_groups(spec), shared_mounts(spec).
+
+Also what Soperator 4.1.7 itself mounts in login and worker pods, in the jail and beside it, the
+disks that its charts claim, and the hardware that its GPU checks know. Where no other source
+stands, a source is a path in nebius/soperator at tag 4.1.7, read 2026-11-22. The operator takes a
+mount of ours at one of its own paths without a word, and the API server then refuses the pod:
+"mountPath: Invalid value: must be unique".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
-from stacks.node_spec import MachineSpec, NodeGroupSpec
+from stacks.catalog import find_preset
 from stacks.spec import StackSpec
+from stacks.spec.cluster import HOME, Observability
+from stacks.spec.nodes import IMAGE_PATH, MachineSpec, NodeGroupSpec, WorkerSpec
 
 
 def node_groups(spec: StackSpec) -> Iterator[tuple[str, str, NodeGroupSpec]]:
@@ -27,3 +39,203 @@ def machines(spec: StackSpec) -> Iterator[tuple[str, MachineSpec]]:
         yield path, group
     if spec.nfs is not None:
         yield "nfs", spec.nfs
+
+
+# nebius/soperator helm/soperator-activechecks/scripts at 4.1.7 with health-checker 1.1.30, read
+# 2026-11-21: platforms 8xH100, 8xH200, 8xB200 and 8xB300. On any other a check prints a line and
+# passes.
+CHECKED_GPUS: Final = 8
+CHECKED_PLATFORMS: Final = (
+    "gpu-h100-sxm",
+    "gpu-h200-sxm",
+    "gpu-b200-sxm",
+    "gpu-b200-sxm-a",
+    "gpu-b300-sxm",
+)
+
+
+def checks_know(worker: WorkerSpec) -> bool:
+    """Whether a GPU check on this worker's nodes would check anything."""
+    preset = find_preset(worker.platform, worker.preset)
+    return (
+        preset is not None and preset.gpus == CHECKED_GPUS and worker.platform in CHECKED_PLATFORMS
+    )
+
+
+# Disks that the charts claim from the cloud, beside the declared filesystems: infra/render writes
+# the claims, cost/ prices them, and both ask here.
+_OBSERVABILITY_GIB: Final[Mapping[Observability, Mapping[str, int]]] = MappingProxyType(
+    {
+        Observability.OFF: MappingProxyType({}),
+        # Defaults of helm/soperator-fluxcd at 4.1.7.
+        Observability.SMALL: MappingProxyType({"metrics": 30, "logs": 30}),
+        # nebius-solutions-library soperator/modules/slurm, commit 7b687e5, 2026-04-21.
+        Observability.FULL: MappingProxyType({"metrics": 512, "logs": 256}),
+    }
+)
+
+
+def home_volume_gib(spec: StackSpec) -> int:
+    """GiB that the NFS server of `/home` claims on network SSD; 0 without one."""
+    return 0 if spec.soperator.nfs_home is None else spec.soperator.nfs_home.size_gib
+
+
+def observability_volumes(spec: StackSpec) -> Mapping[str, int]:
+    """GiB that metrics and logs claim on network SSD, by what they keep; empty without them."""
+    return _OBSERVABILITY_GIB[spec.soperator.observability]
+
+
+JAIL_UPPER: Final = "/mnt/jail.upper"
+"""Where a pod puts what shall show in the jail, under its path there."""
+MEMORY: Final = "/mnt/memory"
+"""A tmpfs of each login and worker pod, of at most the memory that slurmd or sshd asks for."""
+
+_COMPLEMENT: Final = "images/common/scripts/complement_jail.sh"
+_SLURM: Final = "images/common/scripts/bind_slurm_common.sh"
+_VOLUMES: Final = "internal/render/common/volume.go"
+_WORKER: Final = "internal/render/worker/volume.go"
+_LOGIN: Final = "internal/render/login/volume.go"
+_IMEX: Final = "internal/render/common/nvidia_imex.go"
+_CHART: Final = "helm/slurm-cluster/templates/slurm-cluster-cr.yaml"
+_SLURM_PROGRAMS: Final = (
+    "sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol", "scrontab",
+    "scrun", "sdiag", "sh5util", "sinfo", "sprio", "squeue", "sreport", "srun", "sshare", "sstat",
+    "strigger",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class JailMount:
+    """One path of the jail that shows something else than the jail's filesystem."""
+
+    path: str
+    what: str
+    """What lies there, as a message calls it."""
+    source: str
+    of_one_node: bool = False
+    """Whether jobs write there what other nodes do not see."""
+    of_sssd: bool = False
+    """Whether it is there with soperator.sssd alone."""
+
+
+IN_JAIL: Final = (
+    JailMount(MEMORY, "the memory that Soperator mounts on each node", _VOLUMES, True),
+    JailMount("/tmp", "the disk that each node puts at /tmp", _VOLUMES, True),  # noqa: S108
+    JailMount("/dev", "each node's own /dev", _COMPLEMENT, True),
+    JailMount("/proc", "each node's own /proc", _COMPLEMENT, True),
+    JailMount("/run", "each node's own /run", _COMPLEMENT, True),
+    JailMount("/sys", "each node's own /sys", _COMPLEMENT, True),
+    JailMount("/var/log", "each node's own /var/log", _COMPLEMENT, True),
+    JailMount("/var/spool/slurmd", "the spool of slurmd", _COMPLEMENT, True),
+    JailMount("/var/lib/sss/pipes", "the sockets of sssd", _COMPLEMENT, of_sssd=True),
+    JailMount("/etc/sssd", "the configuration of sssd", _COMPLEMENT, of_sssd=True),
+    JailMount("/etc/hosts", "each node's own names", _COMPLEMENT),
+    JailMount("/etc/resolv.conf", "each node's own names", _COMPLEMENT),
+    JailMount("/etc/enroot", "the configuration of enroot", _COMPLEMENT),
+    JailMount("/usr/share/enroot", "enroot", _COMPLEMENT),
+    JailMount("/usr/lib/enroot", "enroot", _COMPLEMENT),
+    JailMount("/usr/lib/slurm", "plugins of Slurm", _COMPLEMENT),
+    JailMount("/usr/sbin/slurmd", "slurmd", _COMPLEMENT),
+    JailMount("/usr/sbin/slurmstepd", "slurmstepd", _COMPLEMENT),
+    *(JailMount(f"/usr/bin/{name}", "a program of Slurm", _SLURM) for name in _SLURM_PROGRAMS),
+    JailMount("/etc/nvidia-imex", "the configuration of IMEX", _IMEX),
+    JailMount("/usr/bin/nvidia-imex-ctl", "a program of the driver", _IMEX),
+    JailMount("/opt/slurm_scripts", "the prolog, epilog and health checks of Soperator", _CHART),
+)
+"""Volumes under /mnt/jail.upper of the pods, and what complement_jail.sh binds into the jail.
+
+Beside it: libraries and programs of the driver, of Slurm and of enroot, file by file, in /usr.
+"""
+
+KEPT: Final = MappingProxyType(
+    {
+        "/mnt/jail": "where nodes mount the jail",
+        JAIL_UPPER: "where nodes put their mounts into the jail",
+        "/opt/soperator-home": "the homes of Soperator's own users",
+        "/opt/soperator-outputs": "the logs of Soperator's checks",
+        "/root": "the home of root with the keys that let `soperator` in",
+    }
+)
+"""Path in the jail that no mount may cover -> what Soperator or this program keeps there."""
+
+IN_POD: Final = MappingProxyType(
+    {
+        "/boot": _WORKER,
+        "/dev/shm": _WORKER,  # noqa: S108
+        "/etc/nvidia-imex": _IMEX,
+        "/etc/security/limits.conf": _VOLUMES,
+        "/etc/ssh/sshd_keys": _VOLUMES,
+        "/etc/sssd": _VOLUMES,
+        "/etc/supervisor/conf.d": _WORKER,
+        "/etc/sysctl.conf": _WORKER,
+        "/mnt/jail": _VOLUMES,
+        f"{JAIL_UPPER}/etc/nvidia-imex": _IMEX,
+        f"{JAIL_UPPER}{MEMORY}": _VOLUMES,
+        f"{JAIL_UPPER}/usr/bin/nvidia-imex-ctl": _IMEX,
+        "/mnt/ssh-configs": _LOGIN,
+        "/root/.ssh/authorized_keys": _VOLUMES,
+        "/run/munge": _VOLUMES,
+        "/run/nvidia": _WORKER,
+        "/tmp": _VOLUMES,  # noqa: S108
+        "/tmp/slurm/topology-node-labels": "internal/consts/volume.go",  # noqa: S108
+        "/usr/bin/nvidia-imex-ctl": _IMEX,
+        "/var/lib/sss/pipes": _VOLUMES,
+        "/var/spool/slurmd": _VOLUMES,
+    }
+)
+"""mountPath of the operator's own volumes in the containers of slurmd and sshd -> source.
+
+helm-slurm-cluster adds /opt/slurm_scripts to login pods, here and in the jail; that of workers is
+ours.
+"""
+
+VOLUMES: Final = frozenset(
+    # internal/consts/volume.go, as internal/render/{worker,login}/volume.go call them.
+    {
+        "boot", "dev-shm", "in-memory", "jail", "munge-key", "munge-socket", "nvidia",
+        "nvidia-imex-cli", "nvidia-imex-cli-jail", "nvidia-imex-config", "nvidia-imex-config-jail",
+        "security-limits", "ssh-configs", "ssh-configs-worker", "ssh-root-keys", "sshd-keys",
+        "sssd-conf", "sssd-ldap-ca", "sssd-socket", "supervisord-config", "sysctl", "tmp-disk",
+        "topology-node-labels", "worker-spool",
+    }
+    # infra/render/values: of this program.
+    | {
+        "docker-on-image-storage", "enroot-on-image-storage", "home-dir", "hpc-jobs-dir",
+        "image-storage", "local-nvme", "memory", "nfs", "nvidia-driver-root", "slurm-scripts",
+        "slurm-scripts-jail",
+    }
+)  # fmt: skip
+"""Names of the other volumes in pods of login and workers: a second of a name makes a pod that the
+API server refuses, and a disk of a node by that name takes the other's place."""
+
+
+# One list of shared paths and one of each node's own, for rules, jobs and outputs, so that a new
+# kind of mount is in all of them.
+def shared_mounts(spec: StackSpec) -> Mapping[str, str]:
+    """Config key -> mount path of everything shared beside the jail itself."""
+    found = {
+        f"storage.submounts[{index}]": submount.mount_path
+        for index, submount in enumerate(spec.storage.submounts)
+    }
+    if spec.nfs is not None:
+        found["nfs"] = spec.nfs.mount_path
+    if spec.soperator.nfs_home is not None:
+        found["soperator.nfs_home"] = HOME
+    return found
+
+
+def paths_of_one_node(spec: StackSpec) -> Mapping[str, str]:
+    """Mount path of what each node has for itself -> how a message calls it."""
+    paths = {mount.path: mount.what for mount in IN_JAIL if mount.of_one_node}
+    for worker in spec.nodes.workers:
+        for disk in worker.local_disks:
+            paths[disk.mount_path] = f"a disk of each '{worker.name}' node ({disk.mount_path})"
+        if worker.local_nvme is not None:
+            drive = worker.local_nvme.mount_path
+            paths[drive] = f"the drives of each '{worker.name}' node ({drive})"
+        if worker.image_disk is not None:
+            paths[IMAGE_PATH] = f"the image disk of each '{worker.name}' node ({IMAGE_PATH})"
+    if spec.storage.memory is not None:
+        memory = spec.storage.memory.mount_path
+        paths[memory] = f"the memory of each worker ({memory})"
+    return paths

@@ -20,7 +20,7 @@ from cost.runs.pipelines import pipelines_part, schedules_part
 from cost.runs.runs import runs
 from cost.runs.searches import searches_part, shifts_part
 from stacks.check import check
-from stacks.problem import Level, Problem
+from stacks.errors import Level, Problem
 from stacks.spec import StackSpec
 
 PARTS: Final[tuple[PartMaker, ...]] = (

@@ -16,7 +16,7 @@ from cost.prices.api_prices import ApiPrice, ApiPriceBook
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.explanation import Explanation, Figure, number, rate_expression
 from cost.resources.component import Input, Section
-from stacks.cost_spec import ChatSpec
+from stacks.spec.cost import ChatSpec
 
 FIRST = "chat"
 """Item of the first scenario, which the output `cost.per_chat_usd` names."""

@@ -11,7 +11,7 @@ from cost.prices.book import PriceBook
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.layout import usd_text
 from cost.resources.estimate import Estimate, estimate
-from stacks.lifetime import end_of
+from stacks.schedule import end_of
 from stacks.spec import StackSpec
 
 

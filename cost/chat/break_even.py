@@ -31,10 +31,10 @@ from cost.report.layout import GAP, UNKNOWN, Table, small_usd_text, span
 from cost.resources.component import Rate
 from cost.resources.estimate import Estimate
 from cost.resources.lines import node_rate
-from stacks.cost_spec import ChatSpec
-from stacks.node_spec import Billing
-from stacks.problem import Level, Problem
+from stacks.errors import Level, Problem
 from stacks.spec import StackSpec
+from stacks.spec.cost import ChatSpec
+from stacks.spec.nodes import Billing
 
 
 class View(StrEnum):

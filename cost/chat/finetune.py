@@ -26,8 +26,8 @@ from cost.chat.unit_costs import NotKnown, RunCost, UnitCosts, run_cost, submit_
 from cost.report.layout import rounded
 from cost.resources.estimate import Estimate
 from cost.run_record import Lineage, RunRecord, lineage
-from stacks.cost_spec import ChatSpec
 from stacks.spec import StackSpec
+from stacks.spec.cost import ChatSpec
 
 BASE: Final = "base_"
 """What stands before a metric of the base model in the record of an evaluation."""

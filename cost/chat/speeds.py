@@ -17,9 +17,9 @@ from enum import StrEnum
 from typing import Final
 
 from cost.run_record import Kind, LoadPoint, Outcome, RunRecord, Slo, operating_point_of
-from stacks.cost_spec import AssumedSpeedSpec, ChatSpec
-from stacks.node_spec import WorkerSpec
 from stacks.spec import StackSpec
+from stacks.spec.cost import AssumedSpeedSpec, ChatSpec
+from stacks.spec.nodes import WorkerSpec
 
 _OUTPUT: Final = "output_tokens_per_s"
 _PREFILL: Final = "prefill_tokens_per_s"

@@ -27,9 +27,9 @@ from cost.report.layout import Table
 from cost.resources.component import Section
 from cost.resources.estimate import Estimate
 from cost.run_record import RunRecord, lineage
-from stacks.cost_spec import ChatSpec
-from stacks.node_spec import WorkerSpec
 from stacks.spec import StackSpec
+from stacks.spec.cost import ChatSpec
+from stacks.spec.nodes import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

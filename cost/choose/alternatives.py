@@ -22,11 +22,10 @@ from cost.resources.hourly_rates import run_rates
 from cost.run_record import Outcome
 from cost.runs.forecast import Forecast, UnknownRun, forecasts
 from stacks.catalog import PLATFORMS
-from stacks.check import Level, check
-from stacks.decode import nearest
-from stacks.errors import UserError
-from stacks.node_spec import WorkerSpec
+from stacks.check import check
+from stacks.errors import Level, UserError, nearest
 from stacks.spec import StackSpec
+from stacks.spec.nodes import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from stacks.catalog import FABRICS, PLATFORMS, REGIONS, Preset, find_preset
 from stacks.check import check
-from stacks.node_spec import Billing, WorkerSpec
 from stacks.rules.jobs import nodesets_of
-from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.nodes import Billing, WorkerSpec
+from stacks.spec.slurm import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from cost.chat.unit_costs import Inputs, NotKnown
 from cost.report.layout import number, small_usd_text, usd_text
 from cost.resources.component import Scope
 from stacks.catalog import find_preset
-from stacks.node_spec import Billing
+from stacks.spec.nodes import Billing
 
 _UNTOLD: Final = "not known"
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from cost.chat.unit_costs import Inputs, Part
 from cost.choose.limits import Limit, limits
 from cost.report.layout import Table
-from stacks.cost_spec import PolicyLevel
-from stacks.problem import Level, Problem
+from stacks.errors import Level, Problem
+from stacks.spec.cost import PolicyLevel
 
 if TYPE_CHECKING:
     from cost.choose.alternatives import Alternative

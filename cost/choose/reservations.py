@@ -15,7 +15,7 @@ from cost.chat.unit_costs import Inputs, Part
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.layout import Table, money, number, usd_text
 from cost.resources.hourly_rates import RunRates, num_gpus, run_rates
-from stacks.node_spec import Billing, WorkerSpec
+from stacks.spec.nodes import Billing, WorkerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

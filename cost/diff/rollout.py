@@ -21,11 +21,11 @@ from cost.report.layout import usd_text
 from cost.resources.estimate import Estimate
 from cost.resources.lines import Group, groups
 from stacks.catalog import NODES_PER_GROUP_MAX, find_preset
-from stacks.cluster_spec import GpuDrivers
+from stacks.changes import KUBERNETES_KEY, SOPERATOR_KEY, stage_of
 from stacks.compatibility import ROLLOUT, release_of
-from stacks.node_spec import StrategySpec, WorkerSpec
 from stacks.spec import StackSpec
-from stacks.upgrade import KUBERNETES, SOPERATOR, stage_of
+from stacks.spec.cluster import GpuDrivers
+from stacks.spec.nodes import StrategySpec, WorkerSpec
 
 _EVERY: Final = ("cluster.kubernetes_version", "cluster.os", "nodes.ssh_users")
 _GPU: Final = ("cluster.drivers_preset", "cluster.gpu_drivers")
@@ -257,7 +257,7 @@ _NEW_CLUSTER: Final = (
     "nebius.discover_network",
 )
 _POD_FIELDS: Final = ("shared_memory_gib", "local_disks[", "image_disk")
-_POD_KEYS: Final = (SOPERATOR, "soperator.cuda_version", "storage.memory")
+_POD_KEYS: Final = (SOPERATOR_KEY, "soperator.cuda_version", "storage.memory")
 _NO_WAY_BACK: Final = "none: a control plane never goes back to an older version"
 
 
@@ -304,7 +304,7 @@ def rollout(
     before: Mapping[str, str], after: Mapping[str, str], spec: StackSpec, total: Estimate
 ) -> Rollout:
     """The steps from the deployed values to the declared ones, with prices of `total`."""
-    if KUBERNETES not in before:
+    if KUBERNETES_KEY not in before:
         return Rollout(steps=())
     rolling = rolls(before, after, spec, total)
     gone = leaving(before, spec)
@@ -331,14 +331,14 @@ def _cluster(
             way_back="none: set the key back before `pulumi up`; filesystems are other resources",
             slurm_nodes=_every_node(before),
         )
-    was, now = before[KUBERNETES], after[KUBERNETES]
+    was, now = before[KUBERNETES_KEY], after[KUBERNETES_KEY]
     if was != now:
         members = spec.cluster.etcd_size
         away = "stays reachable" if members > 1 else "is away for minutes"
         yield Step(
             what=f"control plane: Kubernetes {was} -> {now}; nothing drains, its API {away} "
             f"(etcd_size {members})",
-            causes=(f"{KUBERNETES}: {was} -> {now}",),
+            causes=(f"{KUBERNETES_KEY}: {was} -> {now}",),
             way_back=_NO_WAY_BACK,
         )
 
@@ -365,7 +365,7 @@ def _roll(roll: Roll) -> Step:
         f"{roll.surge} beyond the number for {_surge_price(roll)}" if roll.surge else "none beyond"
     )
     jobs = "; jobs on them end" if roll.nodeset is not None else ""
-    kubernetes = any(cause.subject == KUBERNETES for cause in roll.causes)
+    kubernetes = any(cause.subject == KUBERNETES_KEY for cause in roll.causes)
     return Step(
         what=f"{roll.label}: {nodes} made anew, {roll.at_once} away at once, {surge}; "
         f"{_duration(roll)}{jobs}",
@@ -393,23 +393,23 @@ def _leaving(gone: Leaving) -> Step:
 
 
 def _charts(before: Mapping[str, str], after: Mapping[str, str], spec: StackSpec) -> Iterator[Step]:
-    was, now = before.get(SOPERATOR), after[SOPERATOR]
+    was, now = before.get(SOPERATOR_KEY), after[SOPERATOR_KEY]
     if was is not None and was != now:
         old, new = release_of(was), release_of(now)
         yield Step(
             what=f"custom resources of Soperator: {was} -> {now}, before any chart; nothing drains",
-            way_back=f"set {SOPERATOR} back: those of {was} are applied again",
+            way_back=f"set {SOPERATOR_KEY} back: those of {was} are applied again",
         )
         same = old.slurm is not None and old.slurm == new.slurm
         back = (
-            f"set {SOPERATOR} back to {was}: Slurm is {old.slurm} in both"
+            f"set {SOPERATOR_KEY} back to {was}: Slurm is {old.slurm} in both"
             if same
             else "none: Slurm converts its state and the accounting database; copy "
             "storage.controller_spool and storage.accounting first"
         )
         yield Step(
             what=f"Soperator's charts: {was} -> {now}; every pod of Slurm starts anew, jobs end",
-            causes=(f"{SOPERATOR}: {was} -> {now}",),
+            causes=(f"{SOPERATOR_KEY}: {was} -> {now}",),
             way_back=back,
             slurm_nodes=_every_node(before),
         )

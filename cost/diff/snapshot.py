@@ -18,9 +18,8 @@ from cost.chat.unit_costs import Amount, NotKnown, UnitCosts
 from cost.prices.price import HOURS_PER_MONTH, Layer, Price
 from cost.report.layout import rounded
 from cost.resources.component import CostComponent
-from stacks import changes, upgrade
-from stacks.declared import declared_values, parents_of
-from stacks.decode import is_map
+from stacks.changes import NODE_KEYS, STORAGE_KEYS, declared_values, parents_of
+from stacks.files import is_map
 
 if TYPE_CHECKING:
     from cost.bill.bill import Bill
@@ -128,7 +127,7 @@ def take(bill: Bill) -> Snapshot:
     }
     wanted = {key for line in lines for key in line.keys}
     wanted |= {key for amount in amounts for key in amount.keys}
-    wanted |= {*changes.KEYS, *upgrade.KEYS, *PRICE_KEYS, _PARTITIONS}
+    wanted |= {*STORAGE_KEYS, *NODE_KEYS, *PRICE_KEYS, _PARTITIONS}
     return Snapshot(
         stack=bill.spec.name,
         book=bill.estimate.book_name,

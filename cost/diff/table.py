@@ -24,9 +24,8 @@ from cost.report.layout import (
     small_usd_text,
     usd_text,
 )
-from stacks.changes import LostStorage, lost_storage
-from stacks.problem import Level, Problem
-from stacks.upgrade import refused
+from stacks.changes import LostStorage, lost_storage, refused
+from stacks.errors import Level, Problem
 
 if TYPE_CHECKING:
     from cost.bill.bill import Bill

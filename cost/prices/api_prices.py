@@ -25,7 +25,7 @@ from cost.prices.file import (
     unknown_keys,
 )
 from cost.prices.price import CURRENCY, UnknownPrice
-from stacks.decode import is_map
+from stacks.files import is_map
 
 API_PRICES_DIR: Final = Path(__file__).parent / "api"
 _BOOK_KEYS: Final = ("name", "currency", "models")

@@ -25,10 +25,10 @@ from cost.prices.price import (
     UnknownPrice,
     covers_vm,
 )
-from stacks.cost_spec import ContractPriceSpec
-from stacks.node_spec import Billing
-from stacks.problem import Level, Problem
+from stacks.errors import Level, Problem
 from stacks.spec import StackSpec
+from stacks.spec.cost import ContractPriceSpec
+from stacks.spec.nodes import Billing
 
 PRICES_DIR: Final = Path(__file__).parent
 _LAYERS: Final = tuple(Layer)

@@ -26,9 +26,7 @@ import yaml
 
 from cost.prices.price import CURRENCY, UNITS, Price, PriceBookError, Unit, unit_of
 from stacks.catalog import REGIONS
-from stacks.decode import is_map
-from stacks.text_file import read_text
-from stacks.yaml_text import MAX_BYTES, parse_yaml
+from stacks.files import MAX_BYTES, is_map, parse_yaml, read_text
 
 _MOST_USD: Final = 10**9
 _BOOK_KEYS: Final = ("name", "currency", "caveat", "prices")

@@ -16,8 +16,8 @@ from typing import Final
 
 from stacks.catalog import PLATFORMS
 from stacks.errors import UserError
-from stacks.node_spec import Billing
-from stacks.storage_spec import DiskType
+from stacks.spec.nodes import Billing
+from stacks.spec.storage import DiskType
 
 HOURS_PER_MONTH: Final = Decimal(730)
 """Nebius's own month (docs.nebius.com/object-storage/resources/pricing: 730 hours)."""

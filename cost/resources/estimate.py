@@ -11,9 +11,9 @@ from cost.prices.book import PriceBook
 from cost.prices.price import HOURS_PER_MONTH, Unit, UnknownPrice
 from cost.resources.component import CostComponent, Scope
 from cost.resources.lines import components, node_rate
-from stacks.node_spec import NodeGroupSpec
-from stacks.problem import Problem
+from stacks.errors import Problem
 from stacks.spec import StackSpec
+from stacks.spec.nodes import NodeGroupSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from cost.resources.component import CostComponent, Section
 from cost.resources.estimate import Estimate
 from cost.resources.lines import node_rate
 from stacks.catalog import find_preset
-from stacks.node_spec import Billing, WorkerSpec
 from stacks.rules.jobs import nodesets_of
-from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.nodes import Billing, WorkerSpec
+from stacks.spec.slurm import JobSpec
 
 _STORAGE = (Section.BOOT_DISKS, Section.WORKER_DISKS, Section.FILESYSTEMS, Section.OBJECT_STORAGE)
 

@@ -20,19 +20,20 @@ from cost.resources.component import (
     simple_line,
 )
 from stacks.catalog import find_preset
-from stacks.chart_volumes import home_volume_gib, observability_volumes
-from stacks.nfs_spec import DataDisksSpec, NfsSpec
-from stacks.node_spec import (
+from stacks.machines import home_volume_gib, observability_volumes
+from stacks.spec import StackSpec
+from stacks.spec.nodes import (
     Billing,
     BootDiskSpec,
+    DataDisksSpec,
     ImageDiskSpec,
     LocalDiskSpec,
     MachineSpec,
+    NfsSpec,
     NodeGroupSpec,
     WorkerSpec,
 )
-from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType, FilesystemType
+from stacks.spec.storage import DiskType, FilesystemType
 
 _gib_line: Final = partial(simple_line, per="GiB/mo", unit="GiB")
 _address_line: Final = partial(

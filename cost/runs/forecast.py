@@ -19,11 +19,11 @@ from typing import Final
 from cost.resources.hourly_rates import RunRates
 from cost.run_record import Kind, Outcome, RunRecord
 from cost.runs.recipes import max_steps
-from stacks.cost_spec import PreemptionSpec, RunForecastSpec
-from stacks.node_spec import Billing, WorkerSpec
-from stacks.slurm_spec import JobSpec
-from stacks.slurm_time import slurm_seconds
+from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
+from stacks.spec.cost import PreemptionSpec, RunForecastSpec
+from stacks.spec.nodes import Billing, WorkerSpec
+from stacks.spec.slurm import JobSpec
 
 SECONDS_PER_DAY: Final = Decimal(86400)
 STALL_METRIC: Final = "checkpoint_stall_s"

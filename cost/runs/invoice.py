@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from stacks.errors import UserError
-from stacks.text_file import read_bytes
+from stacks.files import read_bytes
 
 NEEDED: Final = ("BilledCost", "BillingCurrency", "ChargePeriodStart", "ChargePeriodEnd")
 NAMES: Final = (

@@ -18,8 +18,8 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Final, NoReturn, TypedDict, TypeGuard
 
-from stacks.decode import is_map
 from stacks.errors import UserError
+from stacks.files import is_map
 
 SCHEMA_VERSION: Final = 1
 _MOST: Final = 10**15

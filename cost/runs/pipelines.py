@@ -17,10 +17,8 @@ from cost.report.layout import Table, exact_money, money, number, small_usd_text
 from cost.resources.hourly_rates import RunRates, run_rates
 from cost.run_record import RunRecord
 from cost.runs.forecast import SECONDS_PER_HOUR, Forecast, UnknownRun, forecast
-from stacks.cron import parse
-from stacks.pipeline import pipeline, pipeline_ends
-from stacks.slurm_spec import JobSpec
-from stacks.slurm_time import slurm_seconds
+from stacks.schedule import parse_cron, pipeline, pipeline_ends, slurm_seconds
+from stacks.spec.slurm import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +211,7 @@ def schedule_cost(once: PipelineCost) -> ScheduleCost | None:
     if schedule is None:
         return None
     return ScheduleCost(
-        schedule=schedule, once=once, times_per_month=parse(schedule).times_per_month
+        schedule=schedule, once=once, times_per_month=parse_cron(schedule).times_per_month
     )
 
 
@@ -235,7 +233,7 @@ def schedule_lines(once: PipelineCost, now: datetime) -> tuple[str, ...]:
     cost = schedule_cost(once)
     if cost is None:
         return ()
-    times = parse(cost.schedule).next_times(now, NUM_NEXT)
+    times = parse_cron(cost.schedule).next_times(now, NUM_NEXT)
     shown = ", ".join(f"{moment:%Y-%m-%d %H:%M}" for moment in times)
     return (
         (

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import yaml
 
-from stacks.decode import is_map
 from stacks.errors import UserError
+from stacks.files import is_map
 from stacks.load import STACKS_DIR
-from stacks.slurm_spec import JobSpec
+from stacks.spec.slurm import JobSpec
 
 RECIPE_ENDINGS: Final = (".json", ".yaml", ".yml")
 _FOLDER: Final = "workloads/recipes"

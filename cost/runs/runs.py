@@ -10,9 +10,9 @@ from cost.chat.unit_costs import Amount, Inputs, Part
 from cost.report.layout import UNKNOWN, Table, exact_money, number, small_usd_text
 from cost.resources.hourly_rates import RunRates, run_rates
 from cost.runs.forecast import Disturbance, Forecast, UnknownRun, disturbance, forecasts
-from stacks.node_spec import Billing, WorkerSpec
-from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.nodes import Billing, WorkerSpec
+from stacks.spec.slurm import JobSpec
 
 _JOB_KEYS = ("module", "recipe", "nodes", "gpus_per_node", "partition")
 """What of a job says where and how fast it runs."""

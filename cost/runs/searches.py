@@ -16,10 +16,8 @@ from cost.report.layout import UNKNOWN, Table, exact_money, money, number, small
 from cost.resources.hourly_rates import RunRates, run_rates
 from cost.run_record import RunRecord
 from cost.runs.forecast import SECONDS_PER_HOUR, Forecast, UnknownRun, forecast
-from stacks.search_spec import SearchSpec
-from stacks.shifts import PartitionShifts, Shift, partition_shifts
-from stacks.slurm_spec import JobSpec
-from stacks.slurm_time import slurm_seconds
+from stacks.schedule import PartitionShifts, Shift, partition_shifts, slurm_seconds
+from stacks.spec.slurm import JobSpec, SearchSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

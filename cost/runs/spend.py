@@ -19,8 +19,8 @@ from typing import Final
 from cost.report.layout import usd_text
 from cost.resources.hourly_rates import RunRates, num_gpus, num_vcpus
 from cost.runs.ledger import ActualEntry, Entry, ForecastEntry, Occupancy, OverrideEntry
-from stacks.cost_spec import BudgetSpec
-from stacks.node_spec import WorkerSpec
+from stacks.spec.cost import BudgetSpec
+from stacks.spec.nodes import WorkerSpec
 
 _ZERO: Final = Decimal(0)
 _SECONDS_PER_HOUR: Final = Decimal(3600)

@@ -40,7 +40,7 @@ from cost.size.training import (
     usable_host_bytes,
 )
 from stacks.catalog import PLATFORMS, Preset
-from stacks.node_spec import Billing, BootDiskSpec, NodeGroupSpec
+from stacks.spec.nodes import Billing, BootDiskSpec, NodeGroupSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

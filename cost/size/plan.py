@@ -17,11 +17,11 @@ from cost.size.choice import Gpus, Verdict, best, verdicts
 from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError, load_shape
 from cost.size.training import GIB, Dtype, Method, Training, usable_bytes, usable_host_bytes
 from stacks.catalog import PLATFORMS, find_preset
-from stacks.decode import is_map
-from stacks.node_spec import WorkerSpec
+from stacks.files import is_map
 from stacks.rules.jobs import nodesets_of
-from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.nodes import WorkerSpec
+from stacks.spec.slurm import JobSpec
 
 _ALL_LINEAR: Final = ("all-linear",)
 _DEFAULTS: Final = {field.name: field.default for field in fields(Training)}

@@ -21,9 +21,8 @@ from typing import Any, Final, cast
 
 import yaml
 
-from stacks.decode import is_map
 from stacks.errors import UserError
-from stacks.text_file import read_text
+from stacks.files import is_map, read_text
 
 
 class SizeError(UserError):

@@ -46,7 +46,7 @@ def environ() -> dict[str, str]:
     """
     from infra.cli.machine.env import environment
     from infra.local import engine
-    from stacks.public_keys import KEY_FILE_VARIABLE
+    from stacks.load import KEY_FILE_VARIABLE
 
     ours, state = environment(), State.from_environ()
     if KEY_FILE_VARIABLE not in os.environ and KEY_FILE_VARIABLE in ours:

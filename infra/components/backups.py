@@ -14,7 +14,7 @@ from infra.providers.soperator.resources import Password
 from infra.render import backup as render
 from infra.render.delivery import endpoint
 from stacks.spec import StackSpec
-from stacks.storage_spec import BackupSpec
+from stacks.spec.storage import BackupSpec
 
 
 class Backups(pulumi.ComponentResource):

@@ -9,7 +9,7 @@ import pulumi
 
 from infra.components.base import child
 from infra.render.nodes import address_spec, boot_disk_name, disk_spec, machine_spec
-from stacks.node_spec import MachineSpec
+from stacks.spec.nodes import MachineSpec
 
 # What the machine starts as. cloud-init looks at its data at the first start of an instance only,
 # and the API changes hardware of a stopped one: a new instance has it, on the same data disks.

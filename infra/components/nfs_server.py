@@ -7,8 +7,8 @@ import pulumi
 from infra.components.base import kept
 from infra.components.instance import Instance
 from infra.render.nodes import IMAGE_FAMILY, disk_spec, nfs_user_data
-from stacks.nfs_spec import NfsSpec
 from stacks.spec import StackSpec
+from stacks.spec.nodes import NfsSpec
 
 
 class NfsServer(pulumi.ComponentResource):

@@ -9,9 +9,9 @@ import pulumi
 
 from infra.components.base import child
 from infra.render.nodes import declared_fabrics, node_group_spec, roles
-from stacks.node_spec import WorkerSpec
+from stacks.changes import stage_of
 from stacks.spec import StackSpec
-from stacks.upgrade import stage_of
+from stacks.spec.nodes import WorkerSpec
 
 
 class NodeGroups(pulumi.ComponentResource):

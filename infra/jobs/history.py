@@ -19,7 +19,7 @@ from infra.clients.errors import JobsError, UnknownJobError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job, Shell
 from infra.jobs.submit import Submission
-from stacks import text_file
+from stacks.files import read_text
 
 SUBMISSION = "submission.json"
 
@@ -66,7 +66,7 @@ def damaged(state: Path, stack: str) -> tuple[Path, ...]:
 def read_submission(path: Path) -> Submission | None:
     """The submission in the file; a damaged one is as good as none."""
     try:
-        values = json.loads(text_file.read_text(path))
+        values = json.loads(read_text(path))
         found = Submission(**{**values, "sets": tuple(values["sets"])})
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None

@@ -46,8 +46,8 @@ from infra.clients.slurm import Accounted, Shell
 from infra.jobs.records import load_records
 from infra.jobs.submit import Submission
 from infra.operate.prices import price_book
-from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.slurm import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

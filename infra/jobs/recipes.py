@@ -12,8 +12,8 @@ from typing import Any, Final
 from cost.runs.recipes import RecipeError, declared_settings, recipe_of
 from infra.clients.errors import JobsError
 from infra.render.delivery import recipe_file
-from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.slurm import JobSpec
 
 
 def refuse_wrong(root: Path, job: JobSpec, sets: Sequence[str] = ()) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cost.run_record import RunRecord, RunRecordError, load_run_records
-from stacks.text_file import read_bytes
+from stacks.files import read_bytes
 
 _MOST_BYTES: Final = 256 << 20
 """Samples of a long training on many GPUs."""

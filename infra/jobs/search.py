@@ -28,7 +28,7 @@ from infra.jobs.ledger import Books, settle_from
 from infra.jobs.submit import Submission, TaskFiles, new_mark, prepared_data
 from infra.jobs.submit_once import Order, Sent, asking, plan_submission, send
 from infra.render.sbatch import TRIAL_FILE, array_option
-from stacks.search_spec import Goal, SearchSpec
+from stacks.spec.slurm import Goal, SearchSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,9 +25,9 @@ from infra.clients.slurm import Job
 from infra.clients.ssh import Connection, ConnectionLostError, reopen
 from infra.jobs.follow import in_words, outcome
 from infra.jobs.submit import job_args
-from stacks.node_spec import WorkerSpec
-from stacks.slurm_spec import LOAD_MODULE, SERVE_MODULE, JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.nodes import WorkerSpec
+from stacks.spec.slurm import LOAD_MODULE, SERVE_MODULE, JobSpec
 
 KEY_VARIABLE: Final = "SOPERATOR_SERVE_API_KEY"
 DAYS: Final = 7

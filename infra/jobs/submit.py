@@ -25,8 +25,8 @@ from infra.clients.objects import Place, StorageError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, dependency, refused, sbatch_command
 from infra.render.sbatch import RELEASE_VARIABLE
-from stacks.slurm_spec import TRAIN_MODULE, JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.slurm import TRAIN_MODULE, JobSpec
 
 _STALE_EXIT = 75
 _MOST_BYTES = 128 * 1024 - 1

@@ -54,8 +54,8 @@ from infra.jobs.submit import (
     prepared_data,
     refuse_unfit,
 )
-from stacks.lifetime import refusal
-from stacks.slurm_spec import JobSpec
+from stacks.schedule import why_ended
+from stacks.spec.slurm import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def order(
 
     Refuses a job of a stack that has ended, and one that no memory holds, as its trainer would.
     """
-    over = refusal(books.spec, datetime.now(UTC))
+    over = why_ended(books.spec, datetime.now(UTC))
     if over is not None:
         raise JobsError(f"{over}; nothing was submitted")
     recipe = _recipe(job, files, sets)

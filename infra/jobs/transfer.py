@@ -36,8 +36,8 @@ from infra.render.delivery import (
 )
 from infra.render.login import activate_script
 from infra.render.sbatch import in_memory
+from stacks.files import read_bytes
 from stacks.spec import StackSpec
-from stacks.text_file import read_bytes
 
 # Unpacked aside and renamed, so a release is always whole. A folder that was never live may be what
 # a killed `pulumi up` left half copied: it is made anew.

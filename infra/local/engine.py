@@ -25,7 +25,7 @@ from infra.clients.passphrase import PUBLIC, SALT, opens
 from infra.clients.ssh_key import make_key_pair, public_half
 from infra.local.errors import LocalError
 from infra.state import CHECKOUT, PULUMI_VERSION, Cache, State
-from stacks.text_file import read_text
+from stacks.files import read_text
 
 _ATTRIBUTES = ".attrs"  # a file beside each of the backend's own
 

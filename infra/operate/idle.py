@@ -20,7 +20,7 @@ from infra.clients import slurm
 from infra.clients.errors import JobsError, KubeError
 from infra.clients.slurm import Shell, refused
 from infra.render import names
-from stacks.lifetime import end_of
+from stacks.schedule import end_of
 from stacks.spec import StackSpec
 
 _CHECKS_USER: Final = "soperatorchecks"

@@ -22,8 +22,8 @@ from infra.providers.nebius.api import Api
 from infra.providers.nebius.resource_type import SIZES, ResourceType
 from infra.providers.nebius.schema import plain
 from stacks.errors import UserError
-from stacks.node_spec import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec
-from stacks.storage_spec import DiskType
+from stacks.spec.nodes import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec
+from stacks.spec.storage import DiskType
 
 NODE_GROUP: Final = "nebius:mk8s/v1:NodeGroup"
 CLUSTER: Final = "nebius:mk8s/v1:Cluster"

@@ -41,9 +41,9 @@ from infra.providers.nebius.schema import Schema
 from infra.providers.nebius.sdk import cache_dir, loopback_target
 from stacks.catalog import STRIPED_DISK_STEP_GIB, find_preset
 from stacks.errors import UserError
-from stacks.node_spec import Billing, MachineSpec
 from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType, FilesystemType
+from stacks.spec.nodes import Billing, MachineSpec
+from stacks.spec.storage import DiskType, FilesystemType
 
 
 class LivePriceError(UserError):

@@ -30,9 +30,9 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, refused
 from infra.clients.ssh import Connection
 from infra.render.sbatch import cpus_per_rank, memory_mib, place_word
-from stacks.node_spec import WorkerSpec
-from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.nodes import WorkerSpec
+from stacks.spec.slurm import JobSpec
 
 _MINUTES_PER_HOUR: Final = 60
 _MIB_PER_CPU: Final = 2048

@@ -14,7 +14,7 @@ from typing import Any, Final
 from infra.render import names
 from infra.render.charts import Chart, cluster_charts, platform_charts
 from stacks.spec import StackSpec
-from stacks.storage_spec import BackupSpec
+from stacks.spec.storage import BackupSpec
 
 SECRET: Final = "jail-backup"  # noqa: S105  # the name of one
 SCHEDULE: Final = "jail-backup"

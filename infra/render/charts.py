@@ -33,10 +33,10 @@ from infra.render.values.operators import (
 )
 from infra.render.values.slurm_cluster import is_stopped, slurm_cluster_values
 from infra.render.values.storage import storage_values
-from stacks.chart_volumes import home_volume_gib, observability_volumes
 from stacks.compatibility import release_of
-from stacks.soperator_spec import ChecksProfile, Observability
+from stacks.machines import home_volume_gib, observability_volumes
 from stacks.spec import StackSpec
+from stacks.spec.cluster import ChecksProfile, Observability
 
 REGISTRY: Final = "oci://cr.eu-north1.nebius.cloud/soperator"
 

@@ -24,11 +24,10 @@ from urllib.parse import urlsplit
 
 from cost.runs.recipes import RECIPE_ENDINGS
 from infra.render.sbatch import render_sbatch, render_search
-from stacks.decode import nearest
-from stacks.errors import UserError
-from stacks.pipeline import pipeline
-from stacks.slurm_spec import JobSpec
+from stacks.errors import UserError, nearest
+from stacks.schedule import pipeline
 from stacks.spec import StackSpec
+from stacks.spec.slurm import JobSpec
 
 FOLDER: Final = "schedules"
 """Folder of a release with what is below; a release without one schedules nothing."""

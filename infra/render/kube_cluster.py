@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from stacks.catalog import find_preset
-from stacks.cluster_spec import GpuDrivers
 from stacks.spec import StackSpec
-from stacks.storage_spec import FilesystemSpec, SubmountSpec
+from stacks.spec.cluster import GpuDrivers
+from stacks.spec.storage import FilesystemSpec, SubmountSpec
 
 
 def login_allocation(spec: StackSpec, *, subnet_id: Any) -> tuple[str, dict[str, Any]]:

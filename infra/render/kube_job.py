@@ -18,14 +18,12 @@ from infra.render import names
 from infra.render.sbatch import CONTAINER_PYTHON, RenderError, cpus_per_rank, nodesets_of
 from infra.render.values import nodesets
 from infra.render.values.mounts import claim
-from stacks.catalog import find_preset
-from stacks.mounts import shared_mounts
-from stacks.node_capacity import GIB, node_capacity
-from stacks.node_spec import WorkerSpec
-from stacks.slurm_spec import JobSpec
-from stacks.slurm_time import slurm_seconds
-from stacks.soperator_mounts import MEMORY
+from stacks.catalog import GIB, find_preset, node_capacity
+from stacks.machines import MEMORY, shared_mounts
+from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
+from stacks.spec.nodes import WorkerSpec
+from stacks.spec.slurm import JobSpec
 
 PORT: Final = 29500
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")

@@ -17,13 +17,12 @@ from typing import Any, Final
 
 from infra.render.delivery import install_lines, refuse_lines
 from infra.render.values.resources import preset_of
-from stacks.mounts import paths_of_one_node
-from stacks.node_capacity import GIB, slurmd_amounts
-from stacks.slurm_spec import AccountSpec, QosSpec
-from stacks.soperator_mounts import MEMORY
-from stacks.soperator_spec import HOME, JailFileSpec, UserSpec
+from stacks.catalog import GIB, slurmd_amounts
+from stacks.machines import MEMORY, paths_of_one_node
 from stacks.spec import StackSpec
-from stacks.storage_spec import FilesystemSpec, SubmountSpec
+from stacks.spec.cluster import HOME, JailFileSpec, UserSpec
+from stacks.spec.slurm import AccountSpec, QosSpec
+from stacks.spec.storage import FilesystemSpec, SubmountSpec
 
 _READY_TIMEOUT_S: Final = 3600
 # Nodes at work are ready too: an update must not wait for running jobs.

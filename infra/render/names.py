@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from stacks.spec import StackSpec
-from stacks.storage_spec import FilesystemSpec, SubmountSpec
+from stacks.spec.storage import FilesystemSpec, SubmountSpec
 
 NODESET_LABEL: Final = "slurm.nebius.ai/nodeset"
 NODESET_NAME_LABEL: Final = "slurm.nebius.ai/nodeset-name"

@@ -19,8 +19,9 @@ from typing import Any, Final
 
 from infra.render import names
 from stacks.catalog import NODES_PER_GROUP_MAX, find_preset
-from stacks.cluster_spec import GpuDrivers
-from stacks.node_spec import (
+from stacks.spec import StackSpec
+from stacks.spec.cluster import GpuDrivers
+from stacks.spec.nodes import (
     Billing,
     LocalNvmeSpec,
     MachineSpec,
@@ -32,8 +33,7 @@ from stacks.node_spec import (
     VolumeFilesystem,
     WorkerSpec,
 )
-from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType
+from stacks.spec.storage import DiskType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,16 +20,13 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from infra.render.values.observability import METRICS_IMPORT
-from stacks.catalog import find_preset
+from stacks.catalog import find_preset, slurmd_amounts
 from stacks.errors import UserError
-from stacks.mounts import shared_mounts
-from stacks.node_capacity import slurmd_amounts
-from stacks.node_spec import WorkerSpec
-from stacks.search_spec import SearchSpec
-from stacks.slurm_spec import JobSpec
-from stacks.soperator_mounts import MEMORY
-from stacks.soperator_spec import Observability
+from stacks.machines import MEMORY, shared_mounts
 from stacks.spec import StackSpec
+from stacks.spec.cluster import Observability
+from stacks.spec.nodes import WorkerSpec
+from stacks.spec.slurm import JobSpec, SearchSpec
 
 
 class RenderError(UserError):

@@ -9,9 +9,9 @@ from typing import Final, Literal
 
 from stacks.catalog import find_preset
 from stacks.machines import node_groups
-from stacks.node_spec import Billing, NodeGroupSpec, WorkerSpec
 from stacks.spec import StackSpec
-from stacks.storage_spec import FilesystemSpec, SubmountSpec
+from stacks.spec.nodes import Billing, NodeGroupSpec, WorkerSpec
+from stacks.spec.storage import FilesystemSpec, SubmountSpec
 
 Kind = Literal["plain", "gpu", "disk", "outside"]
 

@@ -8,12 +8,12 @@ import re
 from typing import Final
 
 from stacks.catalog import REGIONS
-from stacks.mounts import paths_of_one_node, shared_mounts
-from stacks.problem import Findings
+from stacks.errors import Findings
+from stacks.machines import paths_of_one_node, shared_mounts
 from stacks.rules.naming import check_unique, cidr_problem, is_under, name_problem, path_problem
-from stacks.slurm_spec import SshServiceType
-from stacks.soperator_spec import ChecksProfile
 from stacks.spec import StackSpec
+from stacks.spec.cluster import ChecksProfile
+from stacks.spec.slurm import SshServiceType
 
 # Kubernetes' default range of node ports.
 _NODE_PORTS: Final = range(30000, 32768)

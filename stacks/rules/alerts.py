@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from stacks.problem import Findings
-from stacks.soperator_spec import AlertsSpec, Observability
+from stacks.errors import Findings
 from stacks.spec import StackSpec
+from stacks.spec.cluster import AlertsSpec, Observability
 
 _DAY_MINUTES: Final = 24 * 60
 _LIMITS: Final = {

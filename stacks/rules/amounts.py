@@ -1,7 +1,7 @@
 """Rules of how much one cluster holds: nodes in all, filesystems of a machine, the largest
 release, disks of a size that is hardly meant.
 
-Each set's own count is bounded where it is decoded (decode.py).
+Each set's own count is bounded where it is decoded (load.py).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from stacks.catalog import BOOT_DISK_LARGE_GIB, DISK_LARGE_GIB
-from stacks.decode import CLUSTER_NODES_MOST
+from stacks.errors import Findings
+from stacks.load import CLUSTER_NODES_MOST
 from stacks.machines import node_groups
-from stacks.problem import Findings
 from stacks.rules.worker_disks import disks_of
 from stacks.spec import StackSpec
 

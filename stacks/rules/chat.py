@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stacks.problem import Findings
+from stacks.errors import Findings
 from stacks.rules.naming import check_unique
 from stacks.spec import StackSpec
 

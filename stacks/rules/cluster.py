@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stacks.catalog import ALLOWED_CIDRS_MAX, PLATFORMS
-from stacks.problem import Findings
+from stacks.errors import Findings
 from stacks.rules.naming import check_unique, cidr_problem
 from stacks.spec import StackSpec
 

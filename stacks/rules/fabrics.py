@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stacks.catalog import FABRICS, PLATFORMS, Preset
-from stacks.node_spec import WorkerSpec
-from stacks.problem import Findings
+from stacks.errors import Findings
+from stacks.spec.nodes import WorkerSpec
 
 
 def check_network(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from stacks.cron import CronError, parse
+from stacks.errors import Findings
 from stacks.load import StackError
-from stacks.pipeline import pipeline
-from stacks.problem import Findings
-from stacks.slurm_spec import JobSpec
-from stacks.slurm_time import slurm_seconds
+from stacks.schedule import CronError, parse_cron, pipeline, slurm_seconds
 from stacks.spec import StackSpec
+from stacks.spec.slurm import JobSpec
 
 
 def check_schedules(spec: StackSpec, findings: Findings) -> None:
@@ -31,7 +29,7 @@ def check_schedules(spec: StackSpec, findings: Findings) -> None:
 
 def _check_schedule(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> None:
     try:
-        cron = parse(job.schedule or "")
+        cron = parse_cron(job.schedule or "")
     except CronError as error:
         findings.error(path, str(error), rule="jobs.schedule")
         return

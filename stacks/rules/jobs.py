@@ -6,14 +6,14 @@ import re
 from typing import Final
 
 from stacks.catalog import find_preset
-from stacks.node_spec import Billing, WorkerSpec
-from stacks.problem import Findings
+from stacks.errors import Findings
 from stacks.rules.job_order import check_order
 from stacks.rules.naming import check_unique, name_problem, path_problem
 from stacks.rules.partition_line import HIDDEN, check_line
-from stacks.slurm_spec import JobSpec, PartitionSpec
-from stacks.slurm_time import slurm_seconds
+from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
+from stacks.spec.nodes import Billing, WorkerSpec
+from stacks.spec.slurm import JobSpec, PartitionSpec
 
 _DEFAULT: Final = re.compile(r"(?i)\bDefault=YES\b")
 _MODULE: Final = re.compile(r"workloads(\.[a-z_][a-z0-9_]*)+")

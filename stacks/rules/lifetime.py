@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from stacks.lifetime import parse_end
-from stacks.problem import Findings
+from stacks.errors import Findings
+from stacks.schedule import parse_end
 from stacks.spec import StackSpec
 
 _MOST_HOURS: Final = 30 * 24

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Final
 
-from stacks.problem import Findings
-from stacks.soperator_mounts import IN_JAIL, KEPT
+from stacks.errors import Findings
+from stacks.machines import IN_JAIL, KEPT
 
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _NAME_RULE: Final = "lower-case letters, digits and dashes, from a letter to a letter or digit"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from stacks.catalog import find_preset
-from stacks.node_spec import Billing
-from stacks.problem import Findings
+from stacks.errors import Findings
 from stacks.rules.nodes import check_hardware
 from stacks.rules.worker_disks import check_stripes
 from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType
+from stacks.spec.nodes import Billing
+from stacks.spec.storage import DiskType
 
 
 def check_nfs(spec: StackSpec, findings: Findings) -> None:

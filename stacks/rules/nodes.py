@@ -13,17 +13,17 @@ from stacks.catalog import (
     STRIPED_DISK_STEP_GIB,
     SYSTEM_MIN_NODES_ADVISED,
     VCPUS_ADVISED,
+    Alias,
     find_preset,
 )
+from stacks.errors import Findings, SpareNodes
 from stacks.machines import node_groups
-from stacks.names import Alias
-from stacks.node_spec import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec, WorkerSpec
-from stacks.problem import Findings, SpareNodes
 from stacks.rules.fabrics import check_network
 from stacks.rules.naming import check_unique, name_problem
 from stacks.rules.workers import check_labels, check_workers
 from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType
+from stacks.spec.nodes import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec, WorkerSpec
+from stacks.spec.storage import DiskType
 
 _STRIPED: Final = (DiskType.NETWORK_SSD_NON_REPLICATED, DiskType.NETWORK_SSD_IO_M3)
 # Slurm nodes and pods are called <nodeset>-<ordinal>; a pod's name has 63 characters.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from stacks.decode import nearest
-from stacks.problem import Findings
+from stacks.errors import Findings, nearest
 from stacks.rules.slurm_conf import PARTITION, value_problem
-from stacks.slurm_spec import PartitionSpec
+from stacks.spec.slurm import PartitionSpec
 
 HIDDEN: Final = "hidden"
 """Partition that every Slurm active check of Soperator submits to."""

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from stacks.catalog import PLATFORMS, find_preset
-from stacks.decode import nearest
+from stacks.errors import Findings, nearest
 from stacks.machines import node_groups
-from stacks.node_spec import (
+from stacks.rules.naming import check_unique
+from stacks.spec import StackSpec
+from stacks.spec.nodes import (
     Billing,
     BootDiskSpec,
     ImageDiskSpec,
@@ -22,10 +24,7 @@ from stacks.node_spec import (
     NodeGroupSpec,
     WorkerSpec,
 )
-from stacks.problem import Findings
-from stacks.rules.naming import check_unique
-from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType, FilesystemType
+from stacks.spec.storage import DiskType, FilesystemType
 
 
 def gpu_quota(platform: str) -> str:

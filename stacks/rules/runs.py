@@ -5,12 +5,12 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Final
 
-from stacks.node_spec import Billing
-from stacks.problem import Findings
+from stacks.errors import Findings
 from stacks.rules.naming import check_unique
-from stacks.slurm_spec import JobSpec
-from stacks.slurm_time import slurm_seconds
+from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
+from stacks.spec.nodes import Billing
+from stacks.spec.slurm import JobSpec
 
 _SECONDS_PER_HOUR: Final = Decimal(3600)
 

@@ -7,11 +7,10 @@ import re
 from collections import Counter
 from typing import Final
 
-from stacks.problem import Findings
+from stacks.errors import Findings
 from stacks.rules.naming import check_unique, name_problem
-from stacks.search_spec import SearchSpec
-from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.slurm import JobSpec, SearchSpec
 
 TRIALS_MOST: Final = 500
 """The sbatch line names two files a task, and a command of Linux holds 128 KiB (execve(2)); Slurm's

@@ -14,7 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from stacks.slurm_time import slurm_seconds
+from stacks.schedule import slurm_seconds
 
 
 class Kind(StrEnum):

@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from stacks.catalog import find_preset
+from stacks.catalog import GIB, find_preset, slurmd_amounts, slurmdbd_amounts
 from stacks.compatibility import release_of
-from stacks.gpu_checks import checks_know
-from stacks.mounts import paths_of_one_node, shared_mounts
-from stacks.node_capacity import GIB, slurmd_amounts, slurmdbd_amounts
-from stacks.problem import Findings
+from stacks.errors import Findings
+from stacks.machines import IN_JAIL, checks_know, paths_of_one_node, shared_mounts
 from stacks.rules.access import public_key_problem
 from stacks.rules.alerts import check_alerts
 from stacks.rules.naming import check_unique, is_under, path_problem
-from stacks.soperator_mounts import IN_JAIL
-from stacks.soperator_spec import HOME, ChecksProfile, JailFileSpec, Observability
 from stacks.spec import StackSpec
+from stacks.spec.cluster import HOME, ChecksProfile, JailFileSpec, Observability
 
 _USER_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 # Users of the jail's image (Ubuntu's base-passwd, and packages in it) and of Soperator's checks.

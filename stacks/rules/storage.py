@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from stacks.catalog import LARGE_FILESYSTEM_GIB, find_preset
-from stacks.machines import node_groups
-from stacks.mounts import paths_of_one_node, shared_mounts
-from stacks.node_capacity import GIB, slurmd_amounts
-from stacks.problem import Findings, SpareGib
+from stacks.catalog import GIB, LARGE_FILESYSTEM_GIB, find_preset, slurmd_amounts
+from stacks.errors import Findings, SpareGib
+from stacks.machines import MEMORY, VOLUMES, node_groups, paths_of_one_node, shared_mounts
 from stacks.rules.naming import (
     check_unique,
     is_under,
@@ -18,9 +16,8 @@ from stacks.rules.naming import (
     path_problem,
     reserved_problem,
 )
-from stacks.soperator_mounts import MEMORY, VOLUMES
 from stacks.spec import StackSpec
-from stacks.storage_spec import PLACES, BackupSpec, FilesystemSpec, FilesystemType, SubmountSpec
+from stacks.spec.storage import PLACES, BackupSpec, FilesystemSpec, FilesystemType, SubmountSpec
 
 # The tag of a virtiofs device has 36 bytes (virtio 1.2, 5.11.4); ours is jail-submount-<name>.
 _SUBMOUNT_NAME_MAX: Final = 36 - len("jail-submount-")

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from stacks.problem import Level
+from stacks.errors import Level
 
 SOURCES: Final[Mapping[str, str]] = MappingProxyType(
     {

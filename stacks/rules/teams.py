@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from stacks.problem import Findings
+from stacks.errors import Findings
 from stacks.rules.naming import check_unique
-from stacks.slurm_spec import AccountSpec, QosSpec
-from stacks.slurm_time import slurm_seconds
+from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
+from stacks.spec.slurm import AccountSpec, QosSpec
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _ROOT: Final = "root"

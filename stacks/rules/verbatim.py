@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from stacks.catalog import find_preset
-from stacks.decode import nearest
-from stacks.problem import Findings
+from stacks.errors import Findings, nearest
 from stacks.rules.slurm_conf import CLUSTER, preemption_problem, value_problem
 from stacks.spec import StackSpec
 

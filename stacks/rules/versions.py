@@ -1,16 +1,16 @@
 """Rules of versions that go together: Soperator, Kubernetes, drivers and systems of nodes.
 
-The facts are in compatibility.yaml; what a deployed stack may become is upgrade.py's.
+The facts are in compatibility.yaml; what a deployed stack may become is changes.py's.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from stacks.cluster_spec import GpuDrivers
 from stacks.compatibility import KUBERNETES, SOPERATOR, SYSTEMS, numbers, release_of
-from stacks.problem import Findings
+from stacks.errors import Findings
 from stacks.spec import StackSpec
+from stacks.spec.cluster import GpuDrivers
 
 _TABLE: Final = "stacks/compatibility.yaml"
 _MATRIX: Final = "nebius mk8s node-group get-compatibility-matrix"

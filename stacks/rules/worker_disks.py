@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from stacks.catalog import STRIPED_DISK_MAX_GIB, STRIPED_DISK_STEP_GIB
-from stacks.mounts import shared_mounts
-from stacks.node_spec import IMAGE_PATH, WorkerSpec
-from stacks.problem import Findings
+from stacks.errors import Findings
+from stacks.machines import VOLUMES, shared_mounts
 from stacks.rules.naming import (
     check_unique,
     is_under,
@@ -16,9 +15,9 @@ from stacks.rules.naming import (
     path_problem,
     reserved_problem,
 )
-from stacks.soperator_mounts import VOLUMES
 from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType
+from stacks.spec.nodes import IMAGE_PATH, WorkerSpec
+from stacks.spec.storage import DiskType
 
 STRIPED: Final = (DiskType.NETWORK_SSD_NON_REPLICATED, DiskType.NETWORK_SSD_IO_M3)
 # A claim's name is <disk>-<pod>; 63 characters in all.

@@ -5,24 +5,13 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from stacks.catalog import (
-    LOCAL_NVME,
-    MAX_PODS,
-    NODES_PER_GROUP_MAX,
-    find_preset,
-)
-from stacks.node_spec import (
-    Billing,
-    NodeGroupSpec,
-    Reservation,
-    StrategySpec,
-    WorkerSpec,
-)
-from stacks.problem import Findings
+from stacks.catalog import LOCAL_NVME, MAX_PODS, NODES_PER_GROUP_MAX, find_preset
+from stacks.errors import Findings
 from stacks.rules.access import public_key_problem
 from stacks.rules.naming import check_unique, name_problem
 from stacks.rules.worker_disks import check_disks
 from stacks.spec import StackSpec
+from stacks.spec.nodes import Billing, NodeGroupSpec, Reservation, StrategySpec, WorkerSpec
 
 _LABEL_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/labels, read 2026-11-22: the

@@ -12,8 +12,8 @@ import pytest
 from cost.bill.bill import bill
 from cost.bill.table import bill_page
 from cost.prices.book import layered
-from stacks.cost_spec import PolicySpec
 from stacks.load import load_stack
+from stacks.spec.cost import PolicySpec
 from tests.browser.test_report import chromium
 
 pytestmark = pytest.mark.browser

@@ -8,8 +8,7 @@ from functools import cache
 import pytest
 
 from infra.components.recorder import Recorder, declare
-from stacks.load import load_stack
-from stacks.public_keys import KEY_FILE_VARIABLE
+from stacks.load import KEY_FILE_VARIABLE, load_stack
 from stacks.spec import StackSpec
 from tests.conftest import PUBLIC_KEY
 

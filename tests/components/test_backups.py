@@ -9,7 +9,7 @@ import pytest
 
 from infra.components.recorder import Recorder, open_texts
 from stacks.spec import StackSpec
-from stacks.storage_spec import BackupSpec
+from stacks.spec.storage import BackupSpec
 from tests.components.conftest import Deploy
 
 STACK = "h100-prod"

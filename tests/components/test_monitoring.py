@@ -12,8 +12,8 @@ import pytest
 
 from infra.components.recorder import Recorder, declare, open_texts
 from stacks.load import stack_names
-from stacks.soperator_spec import Observability
 from stacks.spec import StackSpec
+from stacks.spec.cluster import Observability
 from tests.components.conftest import Deploy
 from tests.components.test_releases import releases
 

@@ -10,9 +10,8 @@ import pytest
 
 from infra.components.recorder import Recorder, open_texts
 from infra.operate.orphans import TYPES
-from stacks.nfs_spec import DataDisksSpec, NfsSpec
-from stacks.node_spec import BootDiskSpec, NodeUserSpec
 from stacks.spec import StackSpec
+from stacks.spec.nodes import BootDiskSpec, DataDisksSpec, NfsSpec, NodeUserSpec
 from tests.components.conftest import Deploy
 from tests.components.test_teardown import outlived_by
 

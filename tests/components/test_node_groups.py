@@ -10,8 +10,8 @@ import pytest
 
 from infra.components.recorder import declare, open_texts
 from stacks.load import load_stack, stack_names
-from stacks.node_spec import NodeUserSpec
 from stacks.spec import StackSpec
+from stacks.spec.nodes import NodeUserSpec
 from tests.components.conftest import Deploy
 
 NODE_GROUP = "nebius:mk8s/v1:NodeGroup"

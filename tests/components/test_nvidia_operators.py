@@ -11,9 +11,9 @@ from infra.components.recorder import Recorder, Registered
 from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.schema import Schema
 from infra.state import Cache
-from stacks.cluster_spec import GpuDrivers
 from stacks.load import stack_names
 from stacks.spec import StackSpec
+from stacks.spec.cluster import GpuDrivers
 from tests.components.conftest import Deploy
 
 RELEASE = "nebius:applications/v1alpha1:K8sRelease"

@@ -10,25 +10,23 @@ from typing import Any
 import pytest
 
 from infra.components.recorder import Recorder
-from stacks.cluster_spec import GpuDrivers
 from stacks.load import stack_names
-from stacks.nfs_spec import DataDisksSpec, NfsSpec
-from stacks.node_spec import (
+from stacks.reference import DOCS, coverage, read_table
+from stacks.spec import StackSpec
+from stacks.spec.cluster import GpuDrivers, NfsHomeSpec, Observability
+from stacks.spec.nodes import (
     Billing,
     BootDiskSpec,
+    DataDisksSpec,
     ImageDiskSpec,
     LocalNvmeSpec,
+    NfsSpec,
     NodeUserSpec,
     Reservation,
     ReservationSpec,
     StrategySpec,
 )
-from stacks.reference.__main__ import DOCS
-from stacks.reference.pages import coverage
-from stacks.reference.tables import read_table
-from stacks.soperator_spec import NfsHomeSpec, Observability
-from stacks.spec import StackSpec
-from stacks.storage_spec import SubmountSpec
+from stacks.spec.storage import SubmountSpec
 from tests.components.conftest import Deploy
 
 TABLE = read_table(DOCS / "recipe-resources.tsv")

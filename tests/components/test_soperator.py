@@ -12,9 +12,9 @@ import pytest
 from infra.components.recorder import Recorder, declare, open_texts
 from infra.render.values.nfs_server import nfs_server_values
 from stacks.load import stack_names
-from stacks.node_spec import ImageDiskSpec
-from stacks.soperator_spec import ChecksProfile, JailFileSpec, NfsHomeSpec, Observability
 from stacks.spec import StackSpec
+from stacks.spec.cluster import ChecksProfile, JailFileSpec, NfsHomeSpec, Observability
+from stacks.spec.nodes import ImageDiskSpec
 from tests.components.conftest import Deploy
 from tests.components.test_releases import releases
 

@@ -11,7 +11,7 @@ import pytest
 from infra.render import names
 from stacks.load import stack_names
 from stacks.spec import StackSpec
-from stacks.storage_spec import FilesystemSpec, FilesystemType, SubmountSpec
+from stacks.spec.storage import FilesystemSpec, FilesystemType, SubmountSpec
 from tests.components.conftest import Deploy
 
 FILESYSTEM = "nebius:compute/v1:Filesystem"

@@ -19,8 +19,7 @@ from infra.operate.conformance.charts import Helm
 from infra.operate.conformance.cluster import ApiServer
 from infra.operate.conformance.come_up import ComeUp, Step
 from infra.operate.conformance.sources import NotRunError, OutsideError, Sources
-from stacks.load import STACKS_DIR, load_stack, stack_names
-from stacks.public_keys import KEY_FILE_VARIABLE
+from stacks.load import KEY_FILE_VARIABLE, STACKS_DIR, load_stack, stack_names
 from stacks.spec import StackSpec
 from tests.conftest import PUBLIC_KEY
 from tests.ports import free_ports

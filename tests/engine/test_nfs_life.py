@@ -25,7 +25,7 @@ import pulumi
 from infra.components.network import Network
 from infra.components.nfs_server import NfsServer
 from stacks.load import STACKS_DIR, load_config
-from stacks.yaml_text import parse_yaml
+from stacks.files import parse_yaml
 
 config = parse_yaml((STACKS_DIR / "Pulumi.h100-prod.yaml").read_text())["config"]
 declared = json.loads(Path(__file__).with_name("declared.json").read_text())

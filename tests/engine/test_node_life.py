@@ -33,7 +33,7 @@ from infra.components.nvidia_operators import NvidiaOperators
 from infra.providers.nebius.discovery import discovered
 from stacks.check import Level, check
 from stacks.load import STACKS_DIR, load_config
-from stacks.yaml_text import parse_yaml
+from stacks.files import parse_yaml
 
 config = parse_yaml((STACKS_DIR / "Pulumi.h100-prod.yaml").read_text())["config"]
 declared = json.loads(Path(__file__).with_name("declared.json").read_text())

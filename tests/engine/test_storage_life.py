@@ -23,7 +23,7 @@ import pulumi
 from infra.components.buckets import Buckets
 from infra.components.filesystems import Filesystems
 from stacks.load import load_stack
-from stacks.storage_spec import FilesystemType
+from stacks.spec.storage import FilesystemType
 
 spec = load_stack("h100-prod")
 declared = json.loads(Path(__file__).with_name("declared.json").read_text())

@@ -23,8 +23,8 @@ from infra.clients.ssh import Connection
 from infra.jobs import transfer
 from infra.render.sbatch import render_sbatch
 from infra.state import CHECKOUT
-from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.slurm import JobSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 
 pytestmark = pytest.mark.local

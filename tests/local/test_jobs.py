@@ -47,12 +47,11 @@ from infra.reports.acceptance import certificate
 from infra.reports.acceptance.result import STAGES
 from infra.setup.demo.runner import Runner, run_chain
 from infra.state import CHECKOUT
-from stacks.cost_spec import BudgetSpec, RunForecastSpec
 from stacks.errors import UserError
 from stacks.load import STACKS_DIR
-from stacks.search_spec import AxisSpec, Goal, SearchSpec, TrialSpec
-from stacks.slurm_spec import ACCEPT_MODULE, JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.cost import BudgetSpec, RunForecastSpec
+from stacks.spec.slurm import ACCEPT_MODULE, AxisSpec, Goal, JobSpec, SearchSpec, TrialSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 
 pytestmark = pytest.mark.local

@@ -25,7 +25,7 @@ from infra.render.monitoring.objects import config_map, custom_resources
 from infra.render.values.observability import MONITORING
 from infra.reports.acceptance import comparison
 from stacks.load import load_stack
-from stacks.soperator_spec import Observability
+from stacks.spec.cluster import Observability
 from tests.local.kube_server import config_in, running_cluster
 
 pytestmark = pytest.mark.local

@@ -23,7 +23,7 @@ from infra.clients.ssh import Connection
 from infra.jobs import follow, server, submit, transfer
 from infra.render.delivery import code_files, hash_files
 from infra.state import CHECKOUT
-from stacks.slurm_spec import JobSpec
+from stacks.spec.slurm import JobSpec
 from tests.local import test_serve_job as serving
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 from tests.workloads.conftest import RECIPE

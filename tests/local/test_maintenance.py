@@ -8,7 +8,7 @@ import pytest
 
 from infra.local.slurm import pod as pods
 from infra.render import login
-from stacks.soperator_spec import JailFileSpec
+from stacks.spec.cluster import JailFileSpec
 from tests.local.slurm_stand import CLUSTER, NAMESPACE, Stand, running_stand
 
 pytestmark = pytest.mark.local

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from infra.render.values.nodesets import nodesets_values
-from stacks.load import load_stack
-from stacks.node_spec import LocalDiskSpec
-from stacks.public_keys import KEY_FILE_VARIABLE
+from stacks.load import KEY_FILE_VARIABLE, load_stack
+from stacks.spec.nodes import LocalDiskSpec
 from tests.conftest import PUBLIC_KEY
 from tests.local.slurm_stand import CLUSTER, NODESETS, Stand, running_stand
 

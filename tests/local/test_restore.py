@@ -18,7 +18,7 @@ from infra.operate.restore import JailSnapshot, copy_now
 from infra.render import backup as render
 from infra.state import Cache
 from stacks.errors import UserError
-from stacks.storage_spec import BackupSpec
+from stacks.spec.storage import BackupSpec
 from tests.local.slurm_stand import CLUSTER, NAMESPACE, Stand, running_stand
 from tests.object_cloud import credentials, object_cloud
 

@@ -9,10 +9,9 @@ import pytest
 
 from infra.render.login import teams_script
 from infra.render.values.slurm_cluster import slurm_cluster_values
-from stacks.load import load_stack
-from stacks.public_keys import KEY_FILE_VARIABLE
-from stacks.slurm_spec import AccountSpec, QosSpec, SlurmSpec
+from stacks.load import KEY_FILE_VARIABLE, load_stack
 from stacks.spec import StackSpec
+from stacks.spec.slurm import AccountSpec, QosSpec, SlurmSpec
 from tests.conftest import PUBLIC_KEY
 from tests.local.slurm_stand import CLUSTER, Stand, running_stand
 

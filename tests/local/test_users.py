@@ -11,11 +11,10 @@ import pytest
 
 from infra.render.login import teams_script, users_script
 from infra.render.values.slurm_cluster import slurm_cluster_values
-from stacks.load import load_stack
-from stacks.public_keys import KEY_FILE_VARIABLE
-from stacks.slurm_spec import AccountSpec
-from stacks.soperator_spec import UserSpec
+from stacks.load import KEY_FILE_VARIABLE, load_stack
 from stacks.spec import StackSpec
+from stacks.spec.cluster import UserSpec
+from stacks.spec.slurm import AccountSpec
 from tests.local.slurm_stand import CLUSTER, Stand, running_stand
 
 pytestmark = pytest.mark.local

@@ -24,8 +24,8 @@ from typer import Context
 from infra.cli.main import app
 from infra.render.monitoring.alerts import alerts
 from infra.render.monitoring.objects import dashboards
-from stacks.soperator_spec import AlertsSpec
 from stacks.spec import StackSpec
+from stacks.spec.cluster import AlertsSpec
 from tests.unit.monitoring.conftest import BURN, watched
 from workloads.common.exit_codes import ADVICE, RESTARTABLE, ExitCode
 from workloads.recipes import load_recipe, recipe_names

@@ -16,7 +16,7 @@ from infra.cli.output import Format, exit_code
 from infra.reports.acceptance.result import Profile
 from infra.reports.acceptance.run import DEFAULT_PORT
 from infra.state import DEFAULT_STACK
-from stacks.text_file import read_text
+from stacks.files import read_text
 
 if TYPE_CHECKING:
     from infra.jobs.submit import Submission
@@ -129,7 +129,7 @@ def _run(
     from infra.jobs.ledger import open_books
     from infra.render.delivery import hash_files
     from infra.reports.acceptance import run
-    from stacks.mounts import shared_mounts
+    from stacks.machines import shared_mounts
 
     job = run.accept_job(spec)
     mounts = sorted(shared_mounts(spec).values())

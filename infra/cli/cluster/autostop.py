@@ -121,9 +121,9 @@ def _first_look(
 
 
 def _is_over(spec: StackSpec) -> bool:
-    from stacks.lifetime import refusal
+    from stacks.schedule import why_ended
 
-    return refusal(spec, datetime.now(UTC)) is not None
+    return why_ended(spec, datetime.now(UTC)) is not None
 
 
 def _verdict(spec: StackSpec, outputs: StackOutputs, shell: Shell, *, end_jobs: bool) -> Verdict:

@@ -88,8 +88,8 @@ def switch(stack: str, *, paused: bool) -> None:
     """Sets the pause switch of a stack file once, and says what that saves or costs."""
     from cost.bill.left_running import pause_saving
     from infra.operate.prices import price_book
+    from stacks.changes import set_paused
     from stacks.load import STACKS_DIR
-    from stacks.pause import set_paused
 
     spec = context.spec(stack)
     saving = pause_saving(spec, price_book(spec, context.state_root()))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cost.bill.bill import Bill
     from cost.diff.comment import StackChange
     from cost.prices.book import PriceBook
-    from stacks.problem import Problem
+    from stacks.errors import Problem
     from stacks.spec import StackSpec
 
 

@@ -64,8 +64,8 @@ def status(
 
 def _remind(stack: str) -> None:
     """Say that the stack's declared end has passed or comes near."""
-    from stacks.lifetime import reminders
     from stacks.load import StackError
+    from stacks.schedule import reminders
 
     try:
         spec = context.spec(stack)

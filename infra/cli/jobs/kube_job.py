@@ -15,8 +15,8 @@ from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from stacks.node_spec import WorkerSpec
     from stacks.spec import StackSpec
+    from stacks.spec.nodes import WorkerSpec
 
 
 def manifest(

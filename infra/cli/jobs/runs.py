@@ -20,8 +20,8 @@ from stacks.errors import UserError
 if TYPE_CHECKING:
     from infra.jobs.search import Board
     from infra.reports.runs.run import Run
-    from stacks.search_spec import SearchSpec
     from stacks.spec import StackSpec
+    from stacks.spec.slurm import SearchSpec
 
 
 JobsOption = Annotated[
@@ -261,7 +261,7 @@ def leaderboard(
 
 def declared(spec: StackSpec, name: str) -> SearchSpec:
     """The search in the stack file, or a refusal that names those that are there."""
-    from stacks.decode import nearest
+    from stacks.errors import nearest
 
     for search in spec.searches:
         if search.name == name:

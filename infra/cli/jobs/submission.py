@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from infra.jobs.history import Earlier
     from infra.jobs.ledger import Books
     from infra.jobs.submit_once import Order, Sent
-    from stacks.slurm_spec import JobSpec
     from stacks.spec import StackSpec
+    from stacks.spec.slurm import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

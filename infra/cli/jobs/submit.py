@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from infra.clients.pulumi import StackOutputs
     from infra.jobs.submit import Submission
     from infra.jobs.submit_once import Order, Sent
-    from stacks.search_spec import SearchSpec
-    from stacks.slurm_spec import JobSpec
     from stacks.spec import StackSpec
+    from stacks.spec.slurm import JobSpec, SearchSpec
 
 
 def submit(
@@ -70,7 +69,7 @@ def submit(
     from infra.clients import slurm
     from infra.jobs import ledger
     from infra.jobs import submit as submitting
-    from stacks.pipeline import pipeline as pipeline_of
+    from stacks.schedule import pipeline as pipeline_of
 
     outputs = context.read(stack)
     submitting.check_job(outputs, job)
@@ -203,7 +202,7 @@ def run_pipeline(
     """Submits the pipeline that ends with `last`, or shows every sbatch of it."""
     from cost.runs.pipelines import pipeline_cost, pipeline_line, plain_pipeline, schedule_lines
     from infra.jobs import ledger, submit, submit_once
-    from stacks.pipeline import pipeline as jobs_of
+    from stacks.schedule import pipeline as jobs_of
 
     jobs = jobs_of(spec, last.name)
     for job in jobs:

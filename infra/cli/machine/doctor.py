@@ -155,7 +155,7 @@ def declared(stack: str) -> list[Finding]:
     """The stack file by its own rules, and how old the prices are."""
     from cost.bill.bill import bill
     from infra.operate.prices import price_book
-    from stacks.check import Level
+    from stacks.errors import Level
 
     spec = context.spec(stack)
     found = bill(spec, price_book(spec, context.state_root()))
@@ -223,7 +223,8 @@ def steps(stack: str, sources: Path) -> Iterator[Step]:
     from infra.operate.conformance.come_up import ComeUp
     from infra.operate.conformance.sources import Sources
     from infra.state import Ports
-    from stacks.check import Level, check
+    from stacks.check import check
+    from stacks.errors import Level
 
     if not sources.is_dir():
         raise UserError(

@@ -26,7 +26,7 @@ from infra.local.nebius_api.states import GIB, enum_name, size_bytes
 from infra.local.nebius_api.store import Store
 from infra.providers.nebius.schema import Schema
 from stacks.catalog import PLATFORMS, find_preset
-from stacks.yaml_text import parse_yaml
+from stacks.files import parse_yaml
 
 _TABLE: Final = Path(__file__).with_name("price_table.yaml")
 _HOURS: Final[Mapping[str, Decimal]] = {

@@ -47,7 +47,7 @@ from infra.local.reconcile.volumes import (
 )
 from infra.local.slurm.conf import ACCOUNTING, CONTROLLER, CONTROLLER_SPOOL, LOGIN, WorkerNode
 from infra.state import Ports
-from stacks.soperator_mounts import JAIL_UPPER, MEMORY
+from stacks.machines import JAIL_UPPER, MEMORY
 
 CLUSTER_REF: Final = "slurm.nebius.ai/parental-cluster-ref"
 DATABASE: Final = "/run/mysql"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from infra.local.reconcile.snapshot import Object, name_of
-from stacks.soperator_mounts import JAIL_UPPER, MEMORY
+from stacks.machines import JAIL_UPPER, MEMORY
 
 MADE: Final = "local.soperator/made-of"
 """Annotation of what the reconciler makes: a digest of what it was made of."""

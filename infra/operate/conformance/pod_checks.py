@@ -2,7 +2,7 @@
 
 Owns their rules over plain objects, so each is tested without upstream (tests/unit/conformance).
 Counts what it looked at: nothing found in nothing is no proof. Resources are not summed up here;
-stacks/node_capacity.py does that before.
+stacks/catalog.py does that before.
 """
 
 from __future__ import annotations

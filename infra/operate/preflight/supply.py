@@ -27,9 +27,9 @@ from infra.operate.preflight.check import (
 from infra.render.nodes import node_group_spec, roles
 from stacks.catalog import PLATFORMS, Preset, find_preset
 from stacks.machines import machines
-from stacks.node_spec import Billing, WorkerSpec
 from stacks.rules.quotas import gpu_quota, quota_use
 from stacks.spec import StackSpec
+from stacks.spec.nodes import Billing, WorkerSpec
 
 CAPACITY_CHECK: Final = "capacity"
 _ADVICE: Final = "capacity.v1.ResourceAdviceService"

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from cost.prices.price import HOURS_PER_MONTH
 from cost.resources.hourly_rates import Burn
-from stacks.soperator_spec import AlertsSpec
 from stacks.spec import StackSpec
+from stacks.spec.cluster import AlertsSpec
 
 SOURCES: Final[Mapping[str, str]] = MappingProxyType(
     {

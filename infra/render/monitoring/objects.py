@@ -21,7 +21,7 @@ from infra.render.monitoring.dashboards import (
 )
 from infra.render.values.observability import METRICS_ADDRESS, MONITORING
 from infra.render.values.resources import requests_and_limits
-from stacks.node_capacity import Amounts
+from stacks.catalog import Amounts
 from stacks.spec import StackSpec
 
 API_VERSION: Final = "operator.victoriametrics.com/v1beta1"

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from infra.render.values.resources import preset_of
-from stacks.gpu_checks import checks_know
-from stacks.soperator_spec import ChecksProfile
+from stacks.machines import checks_know
 from stacks.spec import StackSpec
+from stacks.spec.cluster import ChecksProfile
 
 TIMEOUT_S: Final = 7200
 """The release ends when every check that runs after creation has: what the recipe allows."""

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from infra.render import names
 from infra.render.values.resources import preset_of, requests_and_limits
-from stacks.node_capacity import GIB, Amounts, system_amounts
-from stacks.soperator_spec import HOME
+from stacks.catalog import GIB, Amounts, system_amounts
 from stacks.spec import StackSpec
+from stacks.spec.cluster import HOME
 
 NFS_CLASS: Final = "nfs"
 HOME_CLAIM: Final = "home-dir"

@@ -17,13 +17,11 @@ from infra.render.values.mounts import (
 from infra.render.values.nfs_server import home_on_worker
 from infra.render.values.resources import preset_of, quantities
 from infra.render.values.slurm_cluster import sssd_references
-from stacks.catalog import PLATFORMS
-from stacks.cluster_spec import GpuDrivers
-from stacks.node_capacity import MUNGE, SSSD, slurmd_amounts
-from stacks.node_spec import IMAGE_PATH, ImageDiskSpec, LocalDiskSpec, WorkerSpec
-from stacks.soperator_mounts import JAIL_UPPER
-from stacks.soperator_spec import Observability
+from stacks.catalog import MUNGE, PLATFORMS, SSSD, slurmd_amounts
+from stacks.machines import JAIL_UPPER
 from stacks.spec import StackSpec
+from stacks.spec.cluster import GpuDrivers, Observability
+from stacks.spec.nodes import IMAGE_PATH, ImageDiskSpec, LocalDiskSpec, WorkerSpec
 
 JOB_MAP_FOLDER: Final = "/var/run/nebius/slurm"
 """Where slurmd tells the DCGM exporter which job holds which GPU."""

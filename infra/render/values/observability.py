@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from infra.render.values.resources import requests_and_limits
-from stacks.chart_volumes import observability_volumes
-from stacks.node_capacity import GIB, Amounts
-from stacks.soperator_spec import Observability
+from stacks.catalog import GIB, Amounts
+from stacks.machines import observability_volumes
 from stacks.spec import StackSpec
+from stacks.spec.cluster import Observability
 
 MONITORING: Final = "monitoring-system"
 LOGS: Final = "logs-system"

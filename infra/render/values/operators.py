@@ -6,10 +6,9 @@ from typing import Any, Final
 
 from infra.render import names
 from infra.render.values.resources import preset_of, requests_and_limits
-from stacks.cluster_spec import GpuDrivers
-from stacks.node_capacity import GIB, Amounts
-from stacks.soperator_spec import Observability
+from stacks.catalog import GIB, Amounts
 from stacks.spec import StackSpec
+from stacks.spec.cluster import GpuDrivers, Observability
 
 # The chart's 128 MiB are too few for a cluster; these are the umbrella chart's.
 _MANAGER: Final = Amounts(cpu_m=500, memory_mib=GIB, ephemeral_mib=0)

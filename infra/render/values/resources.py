@@ -1,10 +1,9 @@
-"""Amounts of stacks/node_capacity.py as Kubernetes quantities in the charts' keys. Pure."""
+"""Amounts of stacks/catalog.py as Kubernetes quantities in the charts' keys. Pure."""
 
 from __future__ import annotations
 
-from stacks.catalog import Preset, find_preset
-from stacks.node_capacity import GIB, Amounts
-from stacks.node_spec import NodeGroupSpec
+from stacks.catalog import GIB, Amounts, Preset, find_preset
+from stacks.spec.nodes import NodeGroupSpec
 
 
 def preset_of(group: NodeGroupSpec) -> Preset:

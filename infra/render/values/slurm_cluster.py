@@ -14,7 +14,7 @@ from infra.render.values.mounts import NFS, claim, nfs_volume, virtiofs_guards
 from infra.render.values.nfs_server import home_on_login, home_source
 from infra.render.values.resources import preset_of, quantities
 from infra.render.values.storage import LOCAL_VOLUME_SIZE
-from stacks.node_capacity import (
+from stacks.catalog import (
     MARIADB,
     MUNGE,
     REST,
@@ -23,10 +23,10 @@ from stacks.node_capacity import (
     slurmdbd_amounts,
     system_amounts,
 )
-from stacks.node_spec import NodeGroupSpec
-from stacks.slurm_spec import SshServiceType
-from stacks.soperator_spec import Maintenance, SssdSpec
 from stacks.spec import StackSpec
+from stacks.spec.cluster import Maintenance, SssdSpec
+from stacks.spec.nodes import NodeGroupSpec
+from stacks.spec.slurm import SshServiceType
 
 _ALLOCATION_ANNOTATION: Final = "nebius.com/load-balancer-allocation-id"
 _BALANCER_ANNOTATION: Final = "nebius.com/load-balancer-type"

@@ -26,7 +26,7 @@ from cost.resources.hourly_rates import RunRates
 from infra.reports.acceptance.result import STAGES, AcceptError, Check, Result
 from infra.reports.page.answers import REHEARSAL
 from infra.reports.page.drawings import exact
-from stacks.text_file import read_bytes, read_text
+from stacks.files import read_bytes, read_text
 
 Points = Sequence[tuple[float, float]]
 

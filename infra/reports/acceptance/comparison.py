@@ -21,9 +21,9 @@ from infra.render.kube_job import PORT, Pods
 from infra.reports.acceptance import certificate, result
 from infra.reports.acceptance.result import AcceptError
 from stacks.catalog import find_preset
-from stacks.node_spec import WorkerSpec
+from stacks.files import read_text
 from stacks.spec import StackSpec
-from stacks.text_file import read_text
+from stacks.spec.nodes import WorkerSpec
 
 LIMIT_PERCENT: Final = 3.0
 """Gate of seed 004: Kubernetes costs less than this; the worst that it printed is 2.78."""

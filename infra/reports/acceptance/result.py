@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from infra.clients.errors import JobsError
-from stacks.text_file import read_text
+from stacks.files import read_text
 
 
 class AcceptError(JobsError):

@@ -26,8 +26,8 @@ from infra.jobs.submit import Submission
 from infra.jobs.transfer import pull
 from infra.reports.acceptance import result as results
 from infra.reports.acceptance.result import FILE_NAME, AcceptError, Profile, Result
-from stacks.slurm_spec import ACCEPT_MODULE, JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.slurm import ACCEPT_MODULE, JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from cost.report.charts import Axis, Mark, Scale, Series, line_chart
 from cost.report.layout import short
 from infra.render.login import memory_text
 from stacks.catalog import find_preset
-from stacks.node_spec import Billing, NodeGroupSpec, WorkerSpec
-from stacks.soperator_mounts import MEMORY
+from stacks.machines import MEMORY
 from stacks.spec import StackSpec
+from stacks.spec.nodes import Billing, NodeGroupSpec, WorkerSpec
 
 
 def text(x: float, y: float, content: object, cls: str = "t", anchor: str = "start") -> str:

@@ -16,8 +16,8 @@ from cost.runs.recipes import recipe_of, with_settings
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Shell
 from infra.reports.runs.run import Run
-from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.slurm import JobSpec
 
 _RESUME: Final = "resume"
 _NEVER: Final = "never"

@@ -28,10 +28,10 @@ from infra.jobs.submit_once import dispatch, order
 from infra.local.process import MARK
 from infra.local.slurm.pod import marker
 from infra.render.delivery import hash_files
-from stacks import pipeline
 from stacks.errors import UserError
-from stacks.slurm_spec import TRAIN_MODULE, JobSpec
+from stacks.schedule import in_order as jobs_in_order
 from stacks.spec import StackSpec
+from stacks.spec.slurm import TRAIN_MODULE, JobSpec
 
 _LINE_EVERY_S = 5.0
 _KEPT_BYTES = 20_000
@@ -225,7 +225,7 @@ def run_chain(runner: Runner, settings: Mapping[str, tuple[str, ...]]) -> dict[s
 
 def in_order(spec: StackSpec) -> tuple[JobSpec, ...]:
     """The jobs of the chain, each after those it needs; a circle is refused."""
-    return pipeline.in_order(
+    return jobs_in_order(
         spec.name,
         (job for job in spec.jobs if job.ends),
     )

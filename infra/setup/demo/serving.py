@@ -21,8 +21,8 @@ from infra.jobs.server import job_settings, wait_until_up
 from infra.jobs.submit import Submission
 from infra.setup.demo.runner import Runner, Step
 from stacks.errors import UserError
-from stacks.slurm_spec import LOAD_MODULE, SERVE_MODULE, TRAIN_MODULE, JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.slurm import LOAD_MODULE, SERVE_MODULE, TRAIN_MODULE, JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

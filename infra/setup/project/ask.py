@@ -17,9 +17,9 @@ from infra.setup.project.project import Place
 from infra.setup.project.stack_file import Answers
 from stacks.catalog import FABRICS, PLATFORMS, Preset
 from stacks.errors import UserError
-from stacks.node_spec import BootDiskSpec, NodeGroupSpec
 from stacks.rules.access import STACK_NAME_MAX
 from stacks.rules.naming import name_problem
+from stacks.spec.nodes import BootDiskSpec, NodeGroupSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,10 @@ from cost.prices.book import layered
 from cost.resources.estimate import price_problems
 from infra.clients.passphrase import SALT, make_salt, opens
 from stacks.check import check
-from stacks.errors import UserError
+from stacks.errors import Level, Problem, UserError
+from stacks.files import parse_yaml
 from stacks.load import StackError, load_config, load_stack
-from stacks.problem import Level, Problem
 from stacks.spec import StackSpec
-from stacks.yaml_text import parse_yaml
 
 _MODEL_JOBS: Final = """\
   soperator-stack:jobs:

@@ -20,9 +20,8 @@ from infra.render.kube_job import to_yaml
 from infra.render.sbatch import RenderError
 from infra.reports.acceptance import comparison
 from infra.reports.acceptance.comparison import KubeJob
-from stacks.catalog import PLATFORMS
+from stacks.catalog import PLATFORMS, node_capacity
 from stacks.load import load_stack
-from stacks.node_capacity import node_capacity
 from stacks.spec import StackSpec
 from workloads.accept import storage
 from workloads.recipes import load_recipe

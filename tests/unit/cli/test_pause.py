@@ -18,9 +18,9 @@ from infra.clients.errors import JobsError, NothingThereError
 from infra.clients.pulumi import outputs_from
 from infra.jobs.history import remember, run_folder
 from infra.jobs.submit import Submission
+from stacks.changes import set_paused
 from stacks.errors import UserError
 from stacks.load import STACKS_DIR, load_stack, stack_names
-from stacks.pause import set_paused
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from infra.clients.ssh import Result as Ran
 from infra.jobs import history
 from infra.jobs.submit import Submission
 from infra.render.delivery import code_files, hash_files
-from stacks.cost_spec import BudgetSpec, RunForecastSpec
 from stacks.load import STACKS_DIR, load_stack
-from stacks.search_spec import AxisSpec, SearchSpec, TrialSpec
 from stacks.spec import StackSpec
+from stacks.spec.cost import BudgetSpec, RunForecastSpec
+from stacks.spec.slurm import AxisSpec, SearchSpec, TrialSpec
 from tests.unit.jobs.test_submit import OUTPUTS
 
 SEARCH = SearchSpec(

@@ -9,7 +9,8 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from stacks.check import Level, check
+from stacks.check import check
+from stacks.errors import Level
 from stacks.load import load_stack, stack_names
 from stacks.spec import StackSpec
 

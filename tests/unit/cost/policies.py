@@ -10,9 +10,9 @@ from cost.chat.unit_costs import Inputs, unit_costs
 from cost.prices.book import PriceBook
 from cost.resources.estimate import estimate
 from cost.run_record import RunRecord
-from stacks.cost_spec import PolicySpec
 from stacks.load import load_stack
 from stacks.spec import StackSpec
+from stacks.spec.cost import PolicySpec
 
 
 def inputs_of(

@@ -14,10 +14,10 @@ from cost.resources.hourly_rates import RunRates, run_rates
 from cost.run_record import RunRecord
 from cost.runs.ledger import ActualEntry, ForecastEntry, Occupancy
 from cost.runs.spend import JobUse
-from stacks.cost_spec import RunForecastSpec
 from stacks.load import load_stack
-from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.cost import RunForecastSpec
+from stacks.spec.slurm import JobSpec
 from tests.unit.cost.conftest import record
 
 CLUSTER = "ssh-ed25519 AAAA"

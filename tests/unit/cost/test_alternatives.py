@@ -18,12 +18,12 @@ from cost.report.layout import WIDTH, Document, Format, lay_out
 from cost.resources.estimate import estimate
 from cost.runs.forecast import Forecast, UnknownRun
 from stacks.catalog import PLATFORMS
-from stacks.check import Level, check
-from stacks.cost_spec import ContractPriceSpec, PolicySpec, QuotaSpec, RunForecastSpec
-from stacks.errors import UserError
+from stacks.check import check
+from stacks.errors import Level, UserError
 from stacks.load import load_stack, stack_names
-from stacks.node_spec import Billing
 from stacks.spec import StackSpec
+from stacks.spec.cost import ContractPriceSpec, PolicySpec, QuotaSpec, RunForecastSpec
+from stacks.spec.nodes import Billing
 from tests.unit.cost.conftest import record
 from tests.unit.cost.policies import inputs_of, with_policy
 

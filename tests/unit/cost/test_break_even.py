@@ -32,10 +32,10 @@ from cost.prices.api_prices import ApiPrice, ApiPriceBook
 from cost.prices.book import PriceBook
 from cost.report.layout import WIDTH, Document, Format, lay_out
 from cost.resources.estimate import estimate
-from stacks.cost_spec import AssumedSpeedSpec, ChatSpec
 from stacks.load import stack_names
-from stacks.node_spec import Billing
 from stacks.spec import StackSpec
+from stacks.spec.cost import AssumedSpeedSpec, ChatSpec
+from stacks.spec.nodes import Billing
 from tests.unit.cost.conftest import Priced
 
 DAY = date(2026, 11, 21)

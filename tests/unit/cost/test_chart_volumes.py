@@ -11,7 +11,7 @@ import pytest
 from cost.prices.book import PriceBook
 from cost.resources.lines import chart_volume_line
 from stacks.load import load_stack
-from stacks.soperator_spec import NfsHomeSpec, Observability, SoperatorSpec
+from stacks.spec.cluster import NfsHomeSpec, Observability, SoperatorSpec
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from cost.chat.speeds import (
 from cost.chat.table import chat_notes, chat_table
 from cost.chat.unit_costs import NotKnown, UnitCosts, unit_costs
 from cost.report.layout import WIDTH, Document, Format, lay_out
-from stacks.cost_spec import ChatSpec
+from stacks.spec.cost import ChatSpec
 from tests.unit.cost.conftest import Priced, record
 
 SETTINGS = settings(max_examples=100, deadline=None)

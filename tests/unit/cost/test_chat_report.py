@@ -18,7 +18,7 @@ from cost.bill.bill import Bill, bill
 from cost.bill.chat_report import SharedBill, render_chats
 from cost.prices.book import PriceBook
 from cost.report.layout import WIDTH, Format
-from stacks.cost_spec import AssumedSpeedSpec, ChatSpec
+from stacks.spec.cost import AssumedSpeedSpec, ChatSpec
 from tests.unit.cost.conftest import Priced
 
 rates = st.decimals("1", "20000", places=1)

@@ -14,10 +14,10 @@ from cost.diff.compare import compare, render_compare
 from cost.prices.book import layered
 from cost.report.layout import WIDTH, Format
 from cost.resources.component import Section
-from stacks.cost_spec import PolicySpec
 from stacks.load import load_stack, stack_names
 from stacks.spec import StackSpec
-from stacks.storage_spec import SubmountSpec
+from stacks.spec.cost import PolicySpec
+from stacks.spec.storage import SubmountSpec
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
 

@@ -19,12 +19,12 @@ from cost.diff.snapshot import take
 from cost.diff.table import NO_CHANGE, plain_diff, render_diff
 from cost.prices.book import PriceBook, layered
 from cost.report.layout import WIDTH, Format
-from stacks.cost_spec import ContractPriceSpec, PreemptionSpec
 from stacks.load import load_stack
-from stacks.node_spec import Billing
-from stacks.slurm_spec import PartitionSpec
 from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType, SubmountSpec
+from stacks.spec.cost import ContractPriceSpec, PreemptionSpec
+from stacks.spec.nodes import Billing
+from stacks.spec.slurm import PartitionSpec
+from stacks.spec.storage import DiskType, SubmountSpec
 from tests.unit.cost.conftest import record
 from tests.unit.cost.run_stacks import RUN
 

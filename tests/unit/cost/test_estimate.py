@@ -13,9 +13,9 @@ from cost.prices.book import PriceBook
 from cost.resources.component import CostComponent
 from cost.resources.estimate import Estimate, estimate, price_problems
 from stacks.check import check
-from stacks.node_spec import Billing
 from stacks.spec import StackSpec
-from stacks.storage_spec import SubmountSpec
+from stacks.spec.nodes import Billing
+from stacks.spec.storage import SubmountSpec
 from tests.unit.cost.conftest import Priced
 
 

@@ -17,11 +17,11 @@ from cost.prices.book import PriceBook, layered
 from cost.report.explanation import Figure, render_explanation
 from cost.report.layout import Format
 from cost.run_record import RunRecord
-from stacks.cost_spec import PolicySpec, PreemptionSpec, RunForecastSpec
 from stacks.errors import UserError
 from stacks.load import load_stack, stack_names
-from stacks.node_spec import Billing
 from stacks.spec import StackSpec
+from stacks.spec.cost import PolicySpec, PreemptionSpec, RunForecastSpec
+from stacks.spec.nodes import Billing
 from tests.unit.cost.conftest import record
 
 pytestmark = pytest.mark.usefixtures("public_key_file")

@@ -16,10 +16,10 @@ from cost.run_record import RunRecord
 from cost.runs.forecast import Forecast, UnknownRun, forecast, forecasts
 from cost.runs.pipelines import pipeline_cost
 from cost.runs.runs import plain_run, run_lines, runs
-from stacks.cost_spec import ContractPriceSpec, PreemptionSpec
-from stacks.node_spec import Billing
-from stacks.slurm_time import slurm_seconds
+from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
+from stacks.spec.cost import ContractPriceSpec, PreemptionSpec
+from stacks.spec.nodes import Billing
 from tests.unit.cost.conftest import record
 from tests.unit.cost.run_stacks import L40S, RUN, job_of, l40s, rates_of, trained
 

@@ -23,11 +23,11 @@ from cost.prices.price import HOURS_PER_MONTH, PriceBookError
 from cost.resources.component import Scope
 from cost.resources.estimate import estimate
 from stacks.catalog import PLATFORMS
+from stacks.files import parse_yaml
 from stacks.load import STACKS_DIR, load_config
-from stacks.node_spec import Billing, BootDiskSpec, WorkerSpec
 from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType, FilesystemSpec, SubmountSpec
-from stacks.yaml_text import parse_yaml
+from stacks.spec.nodes import Billing, BootDiskSpec, WorkerSpec
+from stacks.spec.storage import DiskType, FilesystemSpec, SubmountSpec
 from tests.conftest import PUBLIC_KEY
 
 SETTINGS = settings(max_examples=40, deadline=None)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cost.runs.ledger import Entry, Ledger, LedgerError, LineError, OverrideEntry, decode, encode
 from cost.runs.spend import month_budget
-from stacks.cost_spec import BudgetSpec
+from stacks.spec.cost import BudgetSpec
 from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at, forecast_entry
 
 BUDGET = BudgetSpec(usd_per_month=Decimal(100))

@@ -19,9 +19,9 @@ from cost.prices.price import HOURS_PER_MONTH
 from cost.resources.estimate import Estimate, estimate
 from stacks.catalog import PLATFORMS
 from stacks.load import stack_names
-from stacks.node_spec import BootDiskSpec, WorkerSpec
 from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType
+from stacks.spec.nodes import BootDiskSpec, WorkerSpec
+from stacks.spec.storage import DiskType
 from tests.unit.cost.conftest import Priced, record
 
 SETTINGS = settings(

@@ -11,11 +11,10 @@ from cost.prices.book import layered
 from cost.resources.component import CostComponent, Scope, Section
 from cost.resources.lines import components
 from stacks.load import load_stack
-from stacks.nfs_spec import DataDisksSpec, NfsSpec
-from stacks.node_spec import BootDiskSpec
 from stacks.rules.quotas import quota_use
 from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType
+from stacks.spec.nodes import BootDiskSpec, DataDisksSpec, NfsSpec
+from stacks.spec.storage import DiskType
 
 NFS = NfsSpec(
     platform="cpu-d3",

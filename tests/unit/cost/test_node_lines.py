@@ -14,8 +14,8 @@ from cost.prices.book import PriceBook
 from cost.resources.component import CostComponent, Section
 from cost.resources.estimate import estimate
 from stacks.load import load_stack
-from stacks.node_spec import ImageDiskSpec, LocalDiskSpec
 from stacks.spec import StackSpec
+from stacks.spec.nodes import ImageDiskSpec, LocalDiskSpec
 
 
 @pytest.fixture

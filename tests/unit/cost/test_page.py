@@ -12,9 +12,9 @@ import pytest
 from cost.bill.bill import bill
 from cost.bill.table import bill_page
 from cost.prices.book import layered
-from stacks.cost_spec import PolicySpec
 from stacks.load import load_stack, stack_names
 from stacks.spec import StackSpec
+from stacks.spec.cost import PolicySpec
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
 HOSTILE = "<script>alert(1)</script><img src=//evil.example/x>"

@@ -12,9 +12,9 @@ from cost.choose.limits import limits
 from cost.choose.policy import policy_part, policy_problems
 from cost.prices.book import PriceBook
 from cost.report.layout import WIDTH, Document, Format, lay_out, usd_text
-from stacks.check import Level
-from stacks.cost_spec import PolicyLevel, PolicySpec
+from stacks.errors import Level
 from stacks.load import load_stack
+from stacks.spec.cost import PolicyLevel, PolicySpec
 from tests.unit.cost.policies import inputs_of, with_policy
 
 pytestmark = pytest.mark.usefixtures("public_key_file")

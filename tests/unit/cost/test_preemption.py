@@ -21,7 +21,7 @@ from cost.runs.forecast import (
     slowdown,
     young_interval_s,
 )
-from stacks.cost_spec import PreemptionSpec
+from stacks.spec.cost import PreemptionSpec
 from tests.unit.cost.run_stacks import job_of, l40s, trained
 
 SPEC = PreemptionSpec(

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from cost.prices.book import old_prices, price_age_problems
 from cost.prices.price import Price, Unit
-from stacks.problem import Level
+from stacks.errors import Level
 from tests.unit.cost.conftest import Priced
 
 TODAY = date(2026, 11, 21)

@@ -24,9 +24,9 @@ from cost.prices.price import (
     node_sku,
     unit_of,
 )
-from stacks.cost_spec import ContractPriceSpec
-from stacks.node_spec import Billing
 from stacks.spec import StackSpec
+from stacks.spec.cost import ContractPriceSpec
+from stacks.spec.nodes import Billing
 from tests.unit.cost.conftest import Priced
 
 H100 = "gpu-h100-sxm/gpu"

@@ -14,8 +14,8 @@ from cost.bill.bill import bill
 from cost.chat.unit_costs import Part
 from cost.choose.reservations import Reservation
 from cost.prices.book import layered
-from stacks.cost_spec import ContractPriceSpec
 from stacks.spec import StackSpec
+from stacks.spec.cost import ContractPriceSpec
 from tests.unit.cost.conftest import Priced
 
 

@@ -15,18 +15,12 @@ from cost.prices.book import layered
 from cost.resources.estimate import estimate
 from infra.render.names import filesystems
 from infra.render.nodes import node_group_spec, roles
-from stacks.cluster_spec import GpuDrivers
-from stacks.declared import declared_values
+from stacks.changes import declared_values
 from stacks.load import load_stack
-from stacks.node_spec import (
-    Billing,
-    BootDiskSpec,
-    NodeUserSpec,
-    ReservationSpec,
-    StrategySpec,
-)
 from stacks.spec import StackSpec
-from stacks.storage_spec import SubmountSpec
+from stacks.spec.cluster import GpuDrivers
+from stacks.spec.nodes import Billing, BootDiskSpec, NodeUserSpec, ReservationSpec, StrategySpec
+from stacks.spec.storage import SubmountSpec
 
 Change = Callable[[StackSpec], StackSpec]
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI someone"

@@ -15,8 +15,8 @@ from cost.diff import snapshot
 from cost.diff.table import Change, change
 from cost.prices.book import layered
 from stacks.load import load_stack
-from stacks.node_spec import StrategySpec
 from stacks.spec import StackSpec
+from stacks.spec.nodes import StrategySpec
 
 Changed = Callable[[StackSpec], Change]
 

@@ -13,7 +13,7 @@ from cost.bill.table import render
 from cost.prices.book import layered
 from cost.report.layout import Format
 from cost.runs.pipelines import PipelineCost, pipeline_cost, schedule_cost, schedule_lines
-from stacks.pipeline import pipeline
+from stacks.schedule import pipeline
 from stacks.spec import StackSpec
 from tests.unit.cost.run_stacks import l40s, rates_of
 

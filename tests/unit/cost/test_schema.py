@@ -16,9 +16,9 @@ from cost.bill.bill import bill
 from cost.bill.table import SCHEMA_VERSION, render
 from cost.prices.book import PriceBook, layered
 from cost.report.layout import Format
-from stacks.cost_spec import PolicySpec, PreemptionSpec, RunForecastSpec
 from stacks.load import load_stack, stack_names
 from stacks.spec import StackSpec
+from stacks.spec.cost import PolicySpec, PreemptionSpec, RunForecastSpec
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
 

@@ -13,7 +13,7 @@ from cost.prices.book import layered
 from cost.report.layout import Format
 from cost.runs.forecast import Forecast, UnknownRun
 from cost.runs.searches import search_cost, search_line
-from stacks.search_spec import AxisSpec, SearchSpec
+from stacks.spec.slurm import AxisSpec, SearchSpec
 from tests.unit.cost.run_stacks import l40s, rates_of
 
 pytestmark = pytest.mark.usefixtures("public_key_file")

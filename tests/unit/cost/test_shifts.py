@@ -11,9 +11,9 @@ from cost.bill.bill import Bill, bill
 from cost.bill.table import render
 from cost.prices.book import layered
 from cost.report.layout import Format
-from stacks.shifts import partition_shifts
-from stacks.slurm_spec import JobSpec
+from stacks.schedule import partition_shifts
 from stacks.spec import StackSpec
+from stacks.spec.slurm import JobSpec
 from tests.unit.cost.run_stacks import job_of, l40s
 
 pytestmark = pytest.mark.usefixtures("public_key_file")

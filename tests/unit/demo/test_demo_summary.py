@@ -14,9 +14,9 @@ import pytest
 
 from infra.setup.demo import summary
 from infra.setup.demo.summary import outcomes
-from stacks.cost_spec import AssumedSpeedSpec
 from stacks.load import load_stack
 from stacks.spec import StackSpec
+from stacks.spec.cost import AssumedSpeedSpec
 
 RECORDED = Path(__file__).parent / "recorded"
 JOBS = ("prepare-data", "finetune", "evaluate", "serve", "load")

@@ -17,7 +17,7 @@ from infra.clients.slurm import Accounted
 from infra.jobs import ledger
 from infra.jobs.ledger import Asking, Books, budget_lines, open_books, settle, submit_within_budget
 from infra.jobs.submit import Submission
-from stacks.cost_spec import BudgetSpec
+from stacks.spec.cost import BudgetSpec
 from tests.unit.cost.run_stacks import CLUSTER, at, forecast_entry, job_of, l40s, trained, use
 from tests.unit.jobs.test_submit import Recorded
 
@@ -362,7 +362,7 @@ def test_a_pulled_job_says_its_cost_beside_the_forecast(tmp_path: Path) -> None:
 
 def test_a_forecast_of_a_stack_with_contract_prices_uses_them(tmp_path: Path) -> None:
     """The book of seed 000 says 4.5688 USD a node-hour."""
-    from stacks.cost_spec import ContractPriceSpec
+    from stacks.spec.cost import ContractPriceSpec
 
     ours = ContractPriceSpec(
         sku="gpu-l40s-d/gpu", unit="GPU-hour", usd=Decimal(0), source="contract", date="2026-11-01"

@@ -17,9 +17,9 @@ from infra.jobs.ledger import Books, open_books
 from infra.jobs.submit import PLAN_VARIABLE, Submission
 from infra.jobs.submit_once import dispatch, order
 from infra.render.delivery import code_files
-from stacks.cost_spec import BudgetSpec
 from stacks.load import STACKS_DIR
 from stacks.spec import LifetimeSpec
+from stacks.spec.cost import BudgetSpec
 from tests.unit.cost.run_stacks import job_of, l40s, trained
 from tests.unit.jobs.test_submit import HASH, OUTPUTS, Recorded
 

@@ -15,7 +15,7 @@ from infra.jobs import history, submit
 from infra.jobs.history import Earlier
 from infra.jobs.submit import Submission
 from infra.jobs.submit_once import Sent, counted, dry_run, settings_by_job, submit_pipeline
-from stacks.slurm_spec import JobSpec
+from stacks.spec.slurm import JobSpec
 from tests.unit.jobs.test_submit import HASH, OUTPUTS
 
 

@@ -9,8 +9,7 @@ import pytest
 from cost.runs.recipes import recipe_of
 from infra.jobs.recipes import search_problems
 from stacks.load import STACKS_DIR, load_stack
-from stacks.search_spec import AxisSpec, SearchSpec
-from stacks.slurm_spec import JobSpec
+from stacks.spec.slurm import AxisSpec, JobSpec, SearchSpec
 
 FILES = {"workloads/recipes/r.json": b'{"model": "m", "train": {"max_steps": 1}}'}
 

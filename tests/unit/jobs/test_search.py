@@ -28,10 +28,10 @@ from infra.jobs.search import (
 )
 from infra.jobs.submit import Submission, TaskFiles, submit
 from infra.render.delivery import code_files
-from stacks.cost_spec import BudgetSpec
 from stacks.load import STACKS_DIR
 from stacks.rules.searches import TRIALS_MOST
-from stacks.search_spec import AxisSpec, Goal, SearchSpec
+from stacks.spec.cost import BudgetSpec
+from stacks.spec.slurm import AxisSpec, Goal, SearchSpec
 from tests.unit.cost.run_stacks import l40s
 from tests.unit.jobs.test_submit import HASH, OUTPUTS
 

@@ -18,7 +18,7 @@ from infra.clients.ssh import Connection, Result
 from infra.jobs import server
 from infra.jobs.server import ServerAddress
 from stacks.load import load_stack
-from stacks.slurm_spec import JobSpec
+from stacks.spec.slurm import JobSpec
 
 OUTPUTS = StackOutputs(
     stack="local",

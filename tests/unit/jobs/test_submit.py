@@ -16,7 +16,7 @@ from infra.clients.pulumi import StackOutputs, outputs_from
 from infra.clients.ssh import Result
 from infra.jobs import history, submit
 from infra.jobs.submit import prepared_data, refuse_script
-from stacks.slurm_spec import JobSpec
+from stacks.spec.slurm import JobSpec
 
 OUTPUTS = StackOutputs(
     stack="local",

@@ -16,7 +16,7 @@ from infra.local.k8up import K8up
 from infra.render import backup as render
 from infra.render import backup as restoring
 from infra.state import State
-from stacks.storage_spec import BackupSpec
+from stacks.spec.storage import BackupSpec
 
 NAMESPACE = "soperator"
 MORNING = datetime(2026, 11, 21, 3, 29, tzinfo=UTC)

@@ -15,10 +15,8 @@ from infra.render.charts import cluster_charts
 from infra.render.values.active_checks import active_checks_values
 from infra.render.values.nodesets import nodesets_values
 from stacks.load import load_stack, stack_names
-from stacks.nfs_spec import DataDisksSpec, NfsSpec
-from stacks.node_spec import BootDiskSpec, ImageDiskSpec, LocalDiskSpec, LocalNvmeSpec
-from stacks.slurm_spec import AccountSpec
-from stacks.soperator_spec import (
+from stacks.spec import StackSpec
+from stacks.spec.cluster import (
     ChecksProfile,
     JailFileSpec,
     NfsHomeSpec,
@@ -26,7 +24,15 @@ from stacks.soperator_spec import (
     SoperatorSpec,
     SssdSpec,
 )
-from stacks.spec import StackSpec
+from stacks.spec.nodes import (
+    BootDiskSpec,
+    DataDisksSpec,
+    ImageDiskSpec,
+    LocalDiskSpec,
+    LocalNvmeSpec,
+    NfsSpec,
+)
+from stacks.spec.slurm import AccountSpec
 from tests.unit.kube.real_crds import other_version, problems, spec_schema
 
 pytestmark = pytest.mark.usefixtures("public_key_file")

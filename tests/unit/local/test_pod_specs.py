@@ -6,7 +6,7 @@ from typing import Any
 
 from infra.local.reconcile import pod_specs
 from infra.local.reconcile.pod_specs import PodSet
-from stacks.soperator_mounts import IN_POD
+from stacks.machines import IN_POD
 from tests.unit.kube.samples import CLUSTER, NODESETS, one, rendered
 
 

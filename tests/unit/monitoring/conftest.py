@@ -10,10 +10,10 @@ from decimal import Decimal
 import pytest
 
 from cost.resources.hourly_rates import Burn
-from stacks.cost_spec import BudgetSpec
 from stacks.load import load_stack
-from stacks.soperator_spec import Observability
 from stacks.spec import LifetimeSpec, StackSpec
+from stacks.spec.cluster import Observability
+from stacks.spec.cost import BudgetSpec
 
 BURN = Burn(
     node_usd_per_hour={"worker": Decimal("36.00")},

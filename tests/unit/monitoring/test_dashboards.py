@@ -20,8 +20,8 @@ from infra.render.sbatch import metrics_environment
 from infra.render.values.observability import METRICS_IMPORT, metrics_values
 from infra.render.values.operators import notifier_values
 from stacks.load import load_stack
-from stacks.soperator_spec import AlertsSpec
 from stacks.spec import StackSpec
+from stacks.spec.cluster import AlertsSpec
 from tests.unit.monitoring.conftest import BURN
 
 CHECKOUT = Path(__file__).parents[3]

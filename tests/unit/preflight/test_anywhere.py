@@ -10,8 +10,8 @@ from infra.operate.preflight.ask import ask, refusal
 from infra.operate.preflight.check import Outcome
 from infra.providers.nebius.discovery import discovered
 from stacks.catalog import PLATFORMS
-from stacks.node_spec import Billing, Reservation, ReservationSpec
 from stacks.spec import StackSpec
+from stacks.spec.nodes import Billing, Reservation, ReservationSpec
 from tests.unit.nebius_api.conftest import Served
 
 pytestmark = pytest.mark.parametrize("served", [{"anywhere": True}], indirect=True)

@@ -14,9 +14,9 @@ from infra.operate.preflight.ask import QUESTIONS, ask, doubts, in_short, refusa
 from infra.operate.preflight.check import Cloud, Finding, Outcome, Owner
 from infra.operate.preflight.supply import ask_quotas
 from infra.providers.soperator.teardown import CLAIM_LABEL
-from stacks.node_spec import Billing, ReservationSpec
 from stacks.rules.quotas import quota_use
 from stacks.spec import StackSpec
+from stacks.spec.nodes import Billing, ReservationSpec
 from tests.unit.nebius_api.conftest import Served
 from tests.unit.preflight.conftest import PROJECT, Account
 

@@ -8,10 +8,9 @@ import pytest
 
 from infra.operate.preflight.ask import ask
 from infra.operate.preflight.check import Finding, Outcome
-from stacks.nfs_spec import DataDisksSpec, NfsSpec
-from stacks.node_spec import BootDiskSpec
 from stacks.rules.quotas import quota_use
 from stacks.spec import StackSpec
+from stacks.spec.nodes import BootDiskSpec, DataDisksSpec, NfsSpec
 from tests.unit.preflight.conftest import PROJECT, Account
 
 OURS = {"managed-by": "soperator-stack", "stack": "h100-prod", "project": PROJECT}

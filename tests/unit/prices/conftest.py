@@ -10,8 +10,8 @@ import pytest
 
 from infra.providers.nebius import sdk
 from stacks.load import load_stack
-from stacks.node_spec import Billing
 from stacks.spec import StackSpec
+from stacks.spec.nodes import Billing
 from tests.unit.nebius_api.conftest import Served
 
 

@@ -14,8 +14,8 @@ from cost.prices.price import Layer
 from infra.operate import prices
 from infra.operate.prices import LivePriceError, price_book
 from infra.providers.nebius import sdk
-from stacks.node_spec import Billing
 from stacks.spec import StackSpec
+from stacks.spec.nodes import Billing
 from tests.unit.nebius_api.conftest import Served
 
 TODAY = date(2026, 11, 20)

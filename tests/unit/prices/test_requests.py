@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from infra.operate.prices import wanted
-from stacks.node_spec import Billing
 from stacks.spec import StackSpec
+from stacks.spec.nodes import Billing
 
 
 def test_every_price_of_the_stack_is_asked_for_once(stack: Callable[..., StackSpec]):

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from infra.render.nodes import cloud_init, driver_options
-from stacks.node_spec import LocalNvmeSpec, NodeUserSpec, VolumeFilesystem, WorkerSpec
 from stacks.spec import StackSpec
+from stacks.spec.nodes import LocalNvmeSpec, NodeUserSpec, VolumeFilesystem, WorkerSpec
 
 OPTION = "options nvidia NVreg_RestrictProfilingToAdminUsers=0 NVreg_EnableStreamMemOPs=1"
 USER = NodeUserSpec(name="ops", ssh_public_keys=("ssh-ed25519 AAAA ops",))

@@ -17,10 +17,10 @@ from infra.render.login import (
     places_script,
     ready_script,
 )
-from stacks.node_spec import LocalDiskSpec
-from stacks.soperator_spec import UserSpec
 from stacks.spec import StackSpec
-from stacks.storage_spec import MemoryMountSpec
+from stacks.spec.cluster import UserSpec
+from stacks.spec.nodes import LocalDiskSpec
+from stacks.spec.storage import MemoryMountSpec
 from tests.conftest import PUBLIC_KEY
 
 # Each look of the script is one line of `looks`, its nodes apart by commas; the last one stays.

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from infra.render.login import teams_script, users_script
-from stacks.slurm_spec import AccountSpec
-from stacks.soperator_spec import UserSpec
 from stacks.spec import StackSpec
+from stacks.spec.cluster import UserSpec
+from stacks.spec.slurm import AccountSpec
 
 KEY = "ssh-ed25519 AAAA ann@laptop"
 IS_ROOT = os.geteuid() == 0

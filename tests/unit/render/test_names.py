@@ -10,7 +10,7 @@ import pytest
 from infra.render import names
 from stacks.load import load_stack, stack_names
 from stacks.spec import StackSpec
-from stacks.storage_spec import SubmountSpec
+from stacks.spec.storage import SubmountSpec
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
 

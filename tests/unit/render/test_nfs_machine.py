@@ -15,10 +15,16 @@ from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.schema import Schema
 from infra.render.nodes import disk_spec, machine_spec, nfs_user_data, volume_script
 from infra.state import Cache
-from stacks.nfs_spec import DataDisksSpec, NfsSpec
-from stacks.node_spec import Billing, BootDiskSpec, MachineSpec, NodeUserSpec
 from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType
+from stacks.spec.nodes import (
+    Billing,
+    BootDiskSpec,
+    DataDisksSpec,
+    MachineSpec,
+    NfsSpec,
+    NodeUserSpec,
+)
+from stacks.spec.storage import DiskType
 
 NFS = NfsSpec(
     platform="cpu-d3",

@@ -10,9 +10,10 @@ import pytest
 
 from infra.render import names
 from infra.render.nodes import Role, labels, node_group_spec, roles
-from stacks.cluster_spec import GpuDrivers
 from stacks.load import load_stack, stack_names
-from stacks.node_spec import (
+from stacks.spec import StackSpec
+from stacks.spec.cluster import GpuDrivers
+from stacks.spec.nodes import (
     Billing,
     LocalNvmeSpec,
     NodeUserSpec,
@@ -20,7 +21,6 @@ from stacks.node_spec import (
     ReservationSpec,
     StrategySpec,
 )
-from stacks.spec import StackSpec
 from tests.unit.render.conftest import as_json
 
 pytestmark = pytest.mark.usefixtures("public_key_file")

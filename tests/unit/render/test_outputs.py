@@ -9,7 +9,7 @@ import pytest
 
 from infra.render import login
 from stacks.spec import StackSpec
-from stacks.storage_spec import MemoryMountSpec, SubmountSpec
+from stacks.spec.storage import MemoryMountSpec, SubmountSpec
 
 
 @pytest.mark.feature("S003-68")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from infra.render.values.resources import preset_of, quantities, requests_and_limits
-from stacks.catalog import find_preset
-from stacks.node_capacity import (
+from stacks.catalog import (
     KRUISE_DAEMON,
     MUNGE,
     SSSD,
     Amounts,
+    find_preset,
     node_capacity,
     slurmd_amounts,
     slurmdbd_amounts,
     system_amounts,
 )
-from stacks.node_spec import BootDiskSpec, NodeGroupSpec
+from stacks.spec.nodes import BootDiskSpec, NodeGroupSpec
 
 BOOT_GIB = 512
 # Preset, then vCPUs and GiB of the node, then vCPUs, GiB and ephemeral GiB of slurmd: what the

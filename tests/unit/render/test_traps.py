@@ -18,8 +18,8 @@ from infra.render.values.storage import storage_values
 from stacks.catalog import find_preset
 from stacks.check import check
 from stacks.load import load_stack, stack_names
-from stacks.soperator_spec import ChecksProfile
 from stacks.spec import StackSpec
+from stacks.spec.cluster import ChecksProfile
 
 pytestmark = [
     pytest.mark.usefixtures("public_key_file"),

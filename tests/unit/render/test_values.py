@@ -18,10 +18,10 @@ from infra.render.values.nodesets import gres, nodesets_values
 from infra.render.values.slurm_cluster import slurm_cluster_values
 from infra.render.values.storage import storage_values
 from stacks.load import load_stack, stack_names
-from stacks.slurm_spec import SshServiceType
-from stacks.soperator_mounts import IN_JAIL, IN_POD
+from stacks.machines import IN_JAIL, IN_POD
 from stacks.spec import StackSpec
-from stacks.storage_spec import MemoryMountSpec, SubmountSpec
+from stacks.spec.slurm import SshServiceType
+from stacks.spec.storage import MemoryMountSpec, SubmountSpec
 from tests.unit.render.conftest import as_json
 
 pytestmark = pytest.mark.usefixtures("public_key_file")

@@ -12,10 +12,10 @@ from infra.local.kube.charts.render import render
 from infra.local.kube.charts.values import MADE_FOLDERS, Release
 from infra.render.values.nodesets import nodesets_values
 from infra.render.values.slurm_cluster import slurm_cluster_values
-from stacks.node_spec import LocalDiskSpec, WorkerSpec
-from stacks.slurm_spec import AccountSpec
-from stacks.soperator_spec import SssdSpec
 from stacks.spec import StackSpec
+from stacks.spec.cluster import SssdSpec
+from stacks.spec.nodes import LocalDiskSpec, WorkerSpec
+from stacks.spec.slurm import AccountSpec
 
 SSSD = SssdSpec(config_secret="sssd-conf", ca_config_map="ldap-ca")
 

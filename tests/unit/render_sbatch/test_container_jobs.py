@@ -12,8 +12,8 @@ import pytest
 
 from infra.render.sbatch import render_sbatch
 from stacks.load import load_stack
-from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.slurm import JobSpec
 
 IMAGE = "cr.eu-north1.nebius.cloud#e00registry/soperator-jobs:sha-0123456789ab"
 

@@ -19,11 +19,10 @@ from infra.render import kube_job
 from infra.render.kube_job import Pods, training_pods
 from infra.render.sbatch import RenderError
 from stacks.load import load_stack
-from stacks.nfs_spec import DataDisksSpec, NfsSpec
-from stacks.node_spec import BootDiskSpec
-from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
-from stacks.storage_spec import SubmountSpec
+from stacks.spec.nodes import BootDiskSpec, DataDisksSpec, NfsSpec
+from stacks.spec.slurm import JobSpec
+from stacks.spec.storage import SubmountSpec
 
 IMAGE = "registry.example/soperator-jobs:sha-1"
 SCHEMA = json.loads(Path(__file__).with_name("pytorchjob.schema.json").read_text())

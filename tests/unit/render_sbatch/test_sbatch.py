@@ -23,8 +23,8 @@ from infra.render.sbatch import (
     render_sbatch,
 )
 from stacks.load import STACKS_DIR, load_stack, stack_names
-from stacks.slurm_spec import JobSpec, PartitionSpec
 from stacks.spec import StackSpec
+from stacks.spec.slurm import JobSpec, PartitionSpec
 from tests.conftest import GOLDEN_DIR
 
 JOB = JobSpec(name="train", module="workloads.train", recipe="r", nodes=2, gpus_per_node=2)

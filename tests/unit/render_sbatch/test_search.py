@@ -14,8 +14,8 @@ from infra.render.delivery import code_files
 from infra.render.login import job_commands
 from infra.render.sbatch import RenderError, array_option, render_search, search_job
 from stacks.load import STACKS_DIR, load_stack
-from stacks.search_spec import AxisSpec, SearchSpec, TrialSpec
 from stacks.spec import StackSpec
+from stacks.spec.slurm import AxisSpec, SearchSpec, TrialSpec
 
 SEARCH = SearchSpec(
     name="lr-search",

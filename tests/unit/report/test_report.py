@@ -17,8 +17,8 @@ from infra.operate.prices import price_book
 from infra.reports.page import drawings, page, training
 from infra.reports.page.quality import evaluation_rows
 from infra.reports.page.training import Report, collect
-from stacks.cost_spec import PolicySpec
 from stacks.load import load_stack, stack_names
+from stacks.spec.cost import PolicySpec
 from tests.unit.report.reports import HOSTILE, evaluation, record, write_record, write_runs
 
 

@@ -17,7 +17,7 @@ from infra.render import backup as render
 from infra.render import backup as restoring
 from stacks.errors import UserError
 from stacks.load import load_stack
-from stacks.storage_spec import BackupSpec
+from stacks.spec.storage import BackupSpec
 
 NAMESPACE = "soperator"
 AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)

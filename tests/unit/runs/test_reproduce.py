@@ -22,7 +22,7 @@ from infra.render.sbatch import RELEASE_VARIABLE
 from infra.reports.runs import reproduce as again
 from infra.reports.runs.run import Run
 from stacks.load import STACKS_DIR, load_stack
-from stacks.search_spec import SearchSpec
+from stacks.spec.slurm import SearchSpec
 from tests.unit.cost.run_stacks import job_of
 from tests.unit.jobs.login_node import LoginNode
 from tests.unit.jobs.test_submit import OUTPUTS, Recorded

@@ -24,7 +24,7 @@ from cost.size.choice import (
 from cost.size.memory import Serving
 from cost.size.shape import SizeError, load_shape
 from cost.size.training import GIB, Dtype, Method, Strategy, Training, usable_bytes
-from stacks.node_spec import BootDiskSpec, NodeGroupSpec
+from stacks.spec.nodes import BootDiskSpec, NodeGroupSpec
 
 BOOK = PriceBook.load("nebius")
 LORA_14B = Training(sequence_length=2048, gradient_checkpointing=True)

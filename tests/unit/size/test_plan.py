@@ -22,8 +22,8 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Result
 from infra.jobs.submit import install_script, path_on_cluster, plan_lines, plan_of, submit
 from stacks.load import load_stack
-from stacks.slurm_spec import JobSpec
 from stacks.spec import StackSpec
+from stacks.spec.slurm import JobSpec
 
 ROOT = Path(__file__).parents[3]
 RECIPES = {

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from stacks.changes import LostStorage, lost_storage
-from stacks.declared import declared_values, parents_of
+from stacks.changes import LostStorage, declared_values, lost_storage, parents_of
 from stacks.load import load_stack
-from stacks.nfs_spec import DataDisksSpec, NfsSpec
-from stacks.node_spec import BootDiskSpec
-from stacks.search_spec import AxisSpec, SearchSpec, TrialSpec
 from stacks.spec import StackSpec
-from stacks.storage_spec import DiskType, FilesystemType, StorageSpec, SubmountSpec
+from stacks.spec.nodes import BootDiskSpec, DataDisksSpec, NfsSpec
+from stacks.spec.slurm import AxisSpec, SearchSpec, TrialSpec
+from stacks.spec.storage import DiskType, FilesystemType, StorageSpec, SubmountSpec
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from stacks.check import Level, check
+from stacks.check import check
+from stacks.errors import Level
 from stacks.load import StackError
 from tests.unit.stacks.conftest import changed
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from stacks.check import Level, check
+from stacks.check import check
+from stacks.errors import Level
 from stacks.load import load_stack, stack_names
 from stacks.rules.access import public_key_problem
 from tests.conftest import PUBLIC_KEY

@@ -8,9 +8,9 @@ import pytest
 
 from infra.render.backup import k8up_chart
 from infra.render.charts import platform_charts
-from stacks.cluster_spec import ClusterSpec
 from stacks.compatibility import KUBERNETES, ROLLOUT, SOPERATOR, numbers, release_of
 from stacks.load import load_stack, stack_names
+from stacks.spec.cluster import ClusterSpec
 
 ROWS = [*SOPERATOR.values(), *KUBERNETES.values(), ROLLOUT]
 

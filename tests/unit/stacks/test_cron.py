@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stacks.cron import CronError, parse
+from stacks.schedule import CronError, parse_cron
 
 NOW = datetime(2026, 11, 21, 18, 30)  # noqa: DTZ001  a schedule has no zone; a Saturday
 
 
 def times(text: str, count: int = 3) -> list[str]:
-    return [f"{moment:%a %m-%d %H:%M}" for moment in parse(text).next_times(NOW, count)]
+    return [f"{moment:%a %m-%d %H:%M}" for moment in parse_cron(text).next_times(NOW, count)]
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_the_next_times_are_those_of_cron(text: str, expected: list[str]) -> Non
     ],
 )
 def test_a_month_has_730_hours(text: str, per_month: Decimal) -> None:
-    assert parse(text).times_per_month == per_month
+    assert parse_cron(text).times_per_month == per_month
 
 
 def test_a_leap_day_comes_once_in_four_years() -> None:
-    assert parse("0 0 29 2 *").times_per_month == Decimal(730) / (1461 * 24)
+    assert parse_cron("0 0 29 2 *").times_per_month == Decimal(730) / (1461 * 24)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_leap_day_comes_once_in_four_years() -> None:
     ],
 )
 def test_the_shortest_gap_is_found(text: str, gap: timedelta) -> None:
-    assert parse(text).shortest_gap == gap
+    assert parse_cron(text).shortest_gap == gap
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_the_shortest_gap_is_found(text: str, gap: timedelta) -> None:
 )
 def test_what_is_no_schedule_is_refused_with_what_is_allowed(text: str, words: str) -> None:
     with pytest.raises(CronError) as refusal:
-        parse(text)
+        parse_cron(text)
     assert words in str(refusal.value)
 
 
@@ -115,7 +115,7 @@ fields = st.tuples(
 @settings(max_examples=30, deadline=None)
 @given(fields)
 def test_every_next_time_is_one_of_the_schedule_and_none_is_left_out(given_: tuple[object, ...]):
-    cron = parse(" ".join(str(field) for field in given_))
+    cron = parse_cron(" ".join(str(field) for field in given_))
     found = cron.next_times(NOW, 4)
     assert all(cron.at(moment) for moment in found)
     assert list(found) == sorted(set(found))

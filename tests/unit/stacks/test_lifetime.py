@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from stacks.lifetime import end_of, refusal, reminders
 from stacks.load import load_stack
+from stacks.schedule import end_of, reminders, why_ended
 from stacks.spec import LifetimeSpec, StackSpec
 
 NOON = datetime(2026, 12, 24, 12, tzinfo=UTC)
@@ -30,13 +30,13 @@ def test_a_stack_without_an_end_never_ends(spec: StackSpec) -> None:
     for lifetime in (None, LifetimeSpec(idle_hours=3)):
         forever = replace(spec, lifetime=lifetime)
         assert end_of(forever) is None
-        assert refusal(forever, NOON) is None
+        assert why_ended(forever, NOON) is None
         assert not reminders(forever, NOON)
 
 
 def test_a_job_is_refused_from_the_minute_of_the_end(spec: StackSpec) -> None:
-    assert refusal(spec, NOON - timedelta(seconds=1)) is None
-    text = refusal(spec, NOON) or ""
+    assert why_ended(spec, NOON - timedelta(seconds=1)) is None
+    text = why_ended(spec, NOON) or ""
     assert "the stack ended on 2026-12-24 12:00 UTC" in text
     assert "soperator reap --stack l40s-dev --act" in text
 
@@ -49,5 +49,5 @@ def test_the_end_is_said_three_days_before(spec: StackSpec) -> None:
 
 def test_an_end_that_has_passed_is_said_until_the_stack_is_paused(spec: StackSpec) -> None:
     late = NOON + timedelta(days=9)
-    assert reminders(spec, late) == [refusal(spec, late)]
+    assert reminders(spec, late) == [why_ended(spec, late)]
     assert not reminders(replace(spec, nodes=replace(spec.nodes, paused=True)), late)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from stacks.catalog import PLATFORMS
-from stacks.check import Level, check
+from stacks.check import check
 from stacks.compatibility import KUBERNETES
+from stacks.errors import Level
 from stacks.rules import cluster
 from stacks.rules.naming import cidr_problem
 from tests.conftest import PUBLIC_KEY

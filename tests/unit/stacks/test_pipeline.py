@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from stacks.load import StackError, load_config, load_stack
-from stacks.pipeline import in_order, pipeline, pipeline_ends
-from stacks.slurm_spec import JobSpec
+from stacks.schedule import in_order, pipeline, pipeline_ends
 from stacks.spec import StackSpec
+from stacks.spec.slurm import JobSpec
 
 
 def job(name: str, *after: str) -> JobSpec:

@@ -9,10 +9,11 @@ import pytest
 
 from infra.local.nebius_api.states import gpu_quota as emulated
 from stacks.catalog import PLATFORMS
-from stacks.check import Level, Problem, check
-from stacks.cost_spec import QuotaSpec
+from stacks.check import check
+from stacks.errors import Level, Problem
 from stacks.load import StackError, load_config, load_stack
 from stacks.rules.quotas import gpu_quota, quota_use
+from stacks.spec.cost import QuotaSpec
 
 
 def found(name: str, *quotas: tuple[str, int]) -> list[Problem]:

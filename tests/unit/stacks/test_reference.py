@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stacks.reference.__main__ import DOCS
-from stacks.reference.keys import stack_keys
-from stacks.reference.pages import pages
-from stacks.reference.tables import read_table
+from stacks.reference import DOCS, pages, read_table, stack_keys
 from stacks.rules.table import RULES
 
 ROOT = DOCS.parent

@@ -12,16 +12,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stacks.catalog import PLATFORM_ALIASES
-from stacks.cluster_spec import ClusterSpec, GpuDrivers, NebiusSpec
-from stacks.cost_spec import AssumedSpeedSpec, ChatSpec
+from stacks.files import parse_yaml
 from stacks.load import load_config
-from stacks.nfs_spec import DataDisksSpec, NfsSpec
-from stacks.node_spec import (
+from stacks.spec import LifetimeSpec, StackSpec
+from stacks.spec.cluster import (
+    AlertsSpec,
+    ChecksProfile,
+    ClusterSpec,
+    GpuDrivers,
+    JailFileSpec,
+    Maintenance,
+    NebiusSpec,
+    NfsHomeSpec,
+    Observability,
+    SoperatorSpec,
+    SssdSpec,
+    UserSpec,
+)
+from stacks.spec.cost import AssumedSpeedSpec, ChatSpec
+from stacks.spec.nodes import (
     Billing,
     BootDiskSpec,
+    DataDisksSpec,
     ImageDiskSpec,
     LocalDiskSpec,
     LocalNvmeSpec,
+    NfsSpec,
     NodeGroupSpec,
     NodesSpec,
     NodeUserSpec,
@@ -31,29 +47,20 @@ from stacks.node_spec import (
     VolumeFilesystem,
     WorkerSpec,
 )
-from stacks.search_spec import AxisSpec, Goal, SearchSpec, TrialSpec
-from stacks.slurm_spec import (
+from stacks.spec.slurm import (
     AccountSpec,
+    AxisSpec,
+    Goal,
     JobSpec,
     LoginSpec,
     PartitionSpec,
     QosSpec,
+    SearchSpec,
     SlurmSpec,
     SshServiceType,
+    TrialSpec,
 )
-from stacks.soperator_spec import (
-    AlertsSpec,
-    ChecksProfile,
-    JailFileSpec,
-    Maintenance,
-    NfsHomeSpec,
-    Observability,
-    SoperatorSpec,
-    SssdSpec,
-    UserSpec,
-)
-from stacks.spec import LifetimeSpec, StackSpec
-from stacks.storage_spec import (
+from stacks.spec.storage import (
     BackupSpec,
     DiskType,
     FilesystemSpec,
@@ -62,7 +69,6 @@ from stacks.storage_spec import (
     StorageSpec,
     SubmountSpec,
 )
-from stacks.yaml_text import parse_yaml
 
 # Printable text with a letter in it: what YAML and JSON must both keep.
 texts = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1).filter(

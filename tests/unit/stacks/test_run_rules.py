@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from stacks.check import Level, Problem, check
+from stacks.check import check
+from stacks.errors import Level, Problem
 from stacks.load import StackError
 from tests.unit.stacks.conftest import Change, changed
 

@@ -8,9 +8,9 @@ import pytest
 
 from stacks.check import check
 from stacks.load import load_stack
-from stacks.pipeline import pipeline
+from stacks.machines import MEMORY
 from stacks.rules.jobs import nodesets_of
-from stacks.soperator_mounts import MEMORY
+from stacks.schedule import pipeline
 from stacks.spec import StackSpec
 from workloads.recipes import load_recipe
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from stacks.check import Level, check
-from stacks.declared import declared_values
+from stacks.changes import declared_values
+from stacks.check import check
+from stacks.errors import Level
 from tests.conftest import PUBLIC_KEY
 from tests.unit.stacks.conftest import Change, changed
 from tests.unit.stacks.test_check import worker

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from stacks.declared import declared_values
+from stacks.changes import declared_values, refused, stage_of
+from stacks.errors import Level, Problem
 from stacks.load import load_stack
-from stacks.problem import Level, Problem
-from stacks.storage_spec import FilesystemType
-from stacks.upgrade import refused, stage_of
+from stacks.spec.storage import FilesystemType
 
 BASE = {"cluster.kubernetes_version": "1.33", "cluster.soperator_version": "4.1.7"}
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from stacks.check import Level, check
+from stacks.check import check
+from stacks.errors import Level
 from tests.unit.stacks.conftest import Change, changed
 from tests.unit.stacks.test_check import worker
 

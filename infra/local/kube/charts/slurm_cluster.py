@@ -19,7 +19,7 @@ from infra.local.kube.charts.values import (
     filled,
     resources,
 )
-from stacks.soperator_mounts import JAIL_UPPER
+from stacks.machines import JAIL_UPPER
 
 API_VERSION = "slurm.nebius.ai/v1"
 _SCRIPTS = "slurm-scripts"

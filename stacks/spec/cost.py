@@ -1,7 +1,6 @@
 """What a stack declares for its bill beyond resources: chats, runs, limits, contract prices.
 
-Owns names, types, units and defaults; `StackSpec` (spec.py) holds them. Money is US dollars without
-tax; what follows from it is computed in cost/.
+Money is US dollars without tax; what follows from it is computed in cost/.
 """
 
 from __future__ import annotations

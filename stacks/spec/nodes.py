@@ -1,6 +1,5 @@
-"""Node groups of a stack by role: platform, preset, disks, counts, billing and what nodes carry.
-
-Owns names, types, units and defaults; `StackSpec` (spec.py) holds them. Sizes are GiB (2^30 bytes).
+"""Machines of a stack: node groups by role and an NFS server of its own; their platform, preset,
+disks, counts, billing and what nodes carry. Sizes are GiB (2^30 bytes).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from stacks.storage_spec import DiskType
+from stacks.spec.storage import DiskType
 
 
 class Billing(StrEnum):
@@ -227,3 +226,30 @@ class NodesSpec:
         if self.paused and isinstance(group, WorkerSpec):
             return 0, 0
         return group.min_nodes, group.max_nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataDisksSpec:
+    """Equal disks of one machine; several are striped (RAID 0) into one volume."""
+
+    size_gib: int
+    """Size in GiB of each disk."""
+    count: int = 1
+    """Number of disks; fixed once they hold data."""
+    type: DiskType = DiskType.NETWORK_SSD_IO_M3
+    """Type of the disks; fixed once they hold data."""
+
+    @property
+    def total_gib(self) -> int:
+        """GiB of all disks together."""
+        return self.count * self.size_gib
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NfsSpec(MachineSpec):
+    """An NFS server on a machine beside the cluster; destroy keeps its data disks, unless told."""
+
+    data_disks: DataDisksSpec
+    """What it exports."""
+    mount_path: str = "/home"
+    """Absolute path in the jail, on login and worker nodes."""

@@ -14,8 +14,8 @@ from cost.prices.price import PriceBookError
 from cost.runs.invoice import read_invoice
 from cost.size.shape import SizeError, load_shape
 from stacks.errors import UserError
+from stacks.files import read_text
 from stacks.load import STACKS_DIR, StackError, load_stack
-from stacks.text_file import read_text
 
 
 def no_file(folder: Path, kind: str) -> Path:

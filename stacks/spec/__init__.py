@@ -1,15 +1,15 @@
 """What one stack declares, as one frozen dataclass: the only shape that cost/ and infra/ read.
 
-Owns which subjects a stack has; each has its own file beside this one. Loading is in load.py, rules
-across fields are in check.py, hardware facts are in catalog.py.
+Owns which subjects a stack has; each has its own file in this folder. They own names, types, units
+and defaults. Loading is in load.py, rules across fields are in rules/.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stacks.cluster_spec import ClusterSpec, NebiusSpec
-from stacks.cost_spec import (
+from stacks.spec.cluster import ClusterSpec, NebiusSpec, SoperatorSpec
+from stacks.spec.cost import (
     BudgetSpec,
     ChatSpec,
     ContractPriceSpec,
@@ -18,12 +18,9 @@ from stacks.cost_spec import (
     QuotaSpec,
     RunForecastSpec,
 )
-from stacks.nfs_spec import NfsSpec
-from stacks.node_spec import NodesSpec
-from stacks.search_spec import SearchSpec
-from stacks.slurm_spec import JobSpec, LoginSpec, SlurmSpec
-from stacks.soperator_spec import SoperatorSpec
-from stacks.storage_spec import StorageSpec
+from stacks.spec.nodes import NfsSpec, NodesSpec
+from stacks.spec.slurm import JobSpec, LoginSpec, SearchSpec, SlurmSpec
+from stacks.spec.storage import StorageSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

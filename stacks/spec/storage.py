@@ -1,6 +1,6 @@
 """Filesystems of a stack: jail, submounts, spool, accounting, backups and the logical places.
 
-Owns names, types, units and defaults; `StackSpec` (spec.py) holds them. Sizes are GiB (2^30 bytes).
+Sizes are GiB (2^30 bytes).
 """
 
 from __future__ import annotations
