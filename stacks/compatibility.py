@@ -1,7 +1,7 @@
 """Which versions go together: SOPERATOR, KUBERNETES, SYSTEMS and ROLLOUT out of compatibility.yaml.
 
 Owns the reading of the table and which row stands for a version that has none. What is refused is
-rules/versions.py's and changes.py's.
+rules/cluster.py's and changes.py's.
 """
 
 from __future__ import annotations

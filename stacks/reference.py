@@ -20,7 +20,7 @@ from types import NoneType, UnionType
 from typing import Any, Final, Union, cast, get_args, get_origin, get_type_hints
 
 from stacks.errors import Level
-from stacks.rules.table import RULES, SOURCES
+from stacks.rules import RULES, SOURCES
 from stacks.spec import StackSpec
 
 

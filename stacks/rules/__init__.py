@@ -1,1 +1,60 @@
-"""Rules across fields, one subject per file; check.py runs them."""
+"""Rules across fields, one subject per file; check.py runs them. `RULES` has every rule by its id.
+
+What a rule compares is in the file of its subject, which names the rule's id with each finding; its
+level, what holds and who says so are in rules.tsv. docs/rules.md is made from there:
+`python -m stacks.reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from stacks.errors import Level
+
+SOURCES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "api": "the API's own definitions (nebius/api, as in the Nebius SDK of requirements.lock), "
+        "read 2026-11-21",
+        "docs": "https://docs.nebius.com, read 2026-11",
+        "k8s": "https://kubernetes.io/docs, concepts and setup, read 2026-11-21",
+        "openssh": "https://man.openbsd.org/sshd.8, read 2026-11-21",
+        "recipe": "https://github.com/nebius/nebius-solutions-library, soperator/, "
+        "commit 7b687e5 of 2026-04-21; N marks later single files of 2026-07 to 09",
+        "slurm": "https://slurm.schedmd.com, 25.11, read 2026-11-21",
+        "soperator": "https://github.com/nebius/soperator, 4.1.7, read 2026-11-21",
+        "ours": "a promise of this project; the words after it say which",
+    }
+)
+"""Source -> its address and day; a rule names one and says where in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule: what holds in a stack without a finding of it, and who says so."""
+
+    id: str
+    level: Level
+    says: str
+    source: str
+    """Key of SOURCES, a colon, and the place in it."""
+
+
+def read_rules(text: str) -> Mapping[str, Rule]:
+    """Rules by id in the order of the table; ValueError for a repeated id or an unknown source."""
+    rules: dict[str, Rule] = {}
+    for number, line in enumerate(text.splitlines()[1:], 2):
+        id_, level, says, source = line.split("\t")
+        if id_ in rules:
+            raise ValueError(f"rules.tsv:{number}: id '{id_}' is used twice; ids are unique")
+        if source.partition(":")[0] not in SOURCES:
+            have = ", ".join(SOURCES)
+            raise ValueError(f"rules.tsv:{number}: '{source}' names no source (has: {have})")
+        rules[id_] = Rule(id=id_, level=Level(level), says=says, source=source)
+    return MappingProxyType(rules)
+
+
+RULES: Final = read_rules(Path(__file__).with_name("rules.tsv").read_text(encoding="utf-8"))

@@ -1,11 +1,20 @@
-"""Rules of the network and of the mk8s cluster: which network, endpoint, architecture."""
+"""Rules of the network and the mk8s cluster: which network, endpoint, architecture, which versions
+of Soperator, Kubernetes, drivers and systems go together, and when the stack ends.
+
+The facts of versions are in compatibility.yaml; what a deployed stack may become is changes.py's.
+"""
 
 from __future__ import annotations
 
+from typing import Final
+
 from stacks.catalog import ALLOWED_CIDRS_MAX, PLATFORMS
+from stacks.compatibility import KUBERNETES, SOPERATOR, SYSTEMS, numbers, release_of
 from stacks.errors import Findings
 from stacks.rules.naming import check_unique, cidr_problem
+from stacks.schedule import parse_end
 from stacks.spec import StackSpec
+from stacks.spec.cluster import GpuDrivers
 
 
 def check_cluster(spec: StackSpec, findings: Findings) -> None:
@@ -72,4 +81,124 @@ def _check_architecture(spec: StackSpec, findings: Findings) -> None:
                 f"'{platform.name}' is {platform.architecture}, but '{first.name}' of "
                 f"{known[0][0]} is {first.architecture}; both run the programs of one jail",
                 rule="nodes.architecture",
+            )
+
+
+_TABLE: Final = "stacks/compatibility.yaml"
+_MATRIX: Final = "nebius mk8s node-group get-compatibility-matrix"
+
+
+def check_versions(spec: StackSpec, findings: Findings) -> None:
+    """Versions that are known, that this program can deploy, and that go together."""
+    _check_soperator(spec, findings)
+    _check_system(spec, findings)
+    _check_kubernetes(spec, findings)
+
+
+def _check_soperator(spec: StackSpec, findings: Findings) -> None:
+    version = spec.cluster.soperator_version
+    path = "cluster.soperator_version"
+    row = release_of(version)
+    known = SOPERATOR.get(version)
+    if known is not None and known.refused is not None:
+        findings.error(
+            path,
+            f"'{version}' cannot be deployed: {known.refused}",
+            rule="cluster.soperator-refused",
+        )
+        return
+    if known is None:
+        findings.warn(
+            path,
+            f"'{version}' is not in {_TABLE} (has: {', '.join(SOPERATOR)}); values and versions of "
+            f"charts are those of {row.version}",
+            rule="cluster.soperator-unknown",
+        )
+    kubernetes = spec.cluster.kubernetes_version
+    if row.kubernetes_min and numbers(kubernetes) < numbers(row.kubernetes_min):
+        findings.error(
+            "cluster.kubernetes_version",
+            f"'{kubernetes}' is older than Soperator {row.version} works with; take "
+            f"{row.kubernetes_min} or newer",
+            rule="cluster.kubernetes-least",
+        )
+
+
+def _check_system(spec: StackSpec, findings: Findings) -> None:
+    if spec.cluster.os not in SYSTEMS:
+        findings.warn(
+            "cluster.os",
+            f"'{spec.cluster.os}' is not in {_TABLE} (has: {', '.join(SYSTEMS)}); only "
+            f"the API can tell: {_MATRIX}",
+            rule="cluster.os-unknown",
+        )
+
+
+def _check_kubernetes(spec: StackSpec, findings: Findings) -> None:
+    cluster = spec.cluster
+    row = KUBERNETES.get(cluster.kubernetes_version)
+    if row is None:
+        findings.warn(
+            "cluster.kubernetes_version",
+            f"'{cluster.kubernetes_version}' is not in the driver table of {_TABLE} "
+            f"(has: {', '.join(KUBERNETES)}); only the API can tell: {_MATRIX}",
+            rule="cluster.kubernetes-unknown",
+        )
+        return
+    if cluster.gpu_drivers is GpuDrivers.OPERATORS:
+        return
+    platforms = {worker.platform for worker in spec.nodes.workers}
+    for platform in sorted(platforms & row.drivers.keys()):
+        if cluster.drivers_preset not in row.drivers[platform]:
+            findings.error(
+                "cluster.drivers_preset",
+                f"'{cluster.drivers_preset}' is in no image of '{platform}' for Kubernetes "
+                f"{cluster.kubernetes_version} (has: {', '.join(row.drivers[platform])})",
+                rule="cluster.drivers",
+            )
+
+
+_MOST_HOURS: Final = 30 * 24
+"""An idle month is not told from a forgotten stack."""
+
+
+def check_lifetime(spec: StackSpec, findings: Findings) -> None:
+    """What is declared has an effect, and something can see it."""
+    lifetime = spec.lifetime
+    if lifetime is None:
+        return
+    if lifetime.until is None and lifetime.idle_hours is None:
+        findings.error(
+            "lifetime",
+            "neither until nor idle_hours, so it ends nothing; give one of them, or remove it",
+            rule="lifetime.empty",
+        )
+    if lifetime.until is not None and parse_end(lifetime.until) is None:
+        findings.error(
+            "lifetime.until",
+            f"'{lifetime.until}' is no time with its zone; write 2026-12-24T18:00Z",
+            rule="lifetime.until",
+        )
+    if lifetime.idle_hours is None:
+        return
+    if lifetime.idle_hours > _MOST_HOURS:
+        findings.error(
+            "lifetime.idle_hours",
+            f"{lifetime.idle_hours} is more than {_MOST_HOURS}; declare less, or an end",
+            rule="lifetime.idle-hours",
+        )
+    if not spec.slurm.accounting:
+        findings.error(
+            "lifetime.idle_hours",
+            "nobody knows when the last job ended: slurm.accounting is off; switch it on, or "
+            "declare lifetime.until alone",
+            rule="lifetime.idle-unseen",
+        )
+    for index, job in enumerate(spec.jobs):
+        if job.schedule is not None:
+            findings.error(
+                f"jobs[{index}].schedule",
+                "an idle stack is paused (lifetime.idle_hours), and then no schedule runs any "
+                "more; take idle_hours out and declare lifetime.until, or take the schedule out",
+                rule="lifetime.idle-schedule",
             )

@@ -1,16 +1,20 @@
-"""Rules of partitions and jobs."""
+"""Rules of partitions and jobs: what a job asks for, the order of `jobs[].after`, which makes
+pipelines, and `jobs[].schedule`, which Slurm's scrontab runs.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Final
 
 from stacks.catalog import find_preset
 from stacks.errors import Findings
-from stacks.rules.job_order import check_order
+from stacks.load import StackError
 from stacks.rules.naming import check_unique, name_problem, path_problem
-from stacks.rules.partition_line import HIDDEN, check_line
-from stacks.schedule import slurm_seconds
+from stacks.rules.slurm_conf import HIDDEN, check_line
+from stacks.schedule import CronError, parse_cron, pipeline, slurm_seconds
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec
 from stacks.spec.slurm import JobSpec, PartitionSpec
@@ -47,7 +51,7 @@ def check_jobs(spec: StackSpec, findings: Findings) -> None:
     )
     for index, job in enumerate(spec.jobs):
         _check_job(spec, job, f"jobs[{index}]", findings)
-    check_order(spec, findings)
+    _check_order(spec, findings)
     _check_servers(spec, findings)
 
 
@@ -297,3 +301,115 @@ def _check_container(image: str, path: str, findings: Findings) -> None:
             ".sqsh file",
             rule="jobs.container",
         )
+
+
+def _check_order(spec: StackSpec, findings: Findings) -> None:
+    """What a job needs exists, ends, and does not need the job itself."""
+    after = {job.name: job.after for job in spec.jobs}
+    fewest = {job.name: job.least_nodes or job.nodes for job in spec.jobs}
+    servers = {job.name for job in spec.jobs if job.is_server}
+    for index, job in enumerate(spec.jobs):
+        for name in job.after:
+            other = fewest.get(name, 0)
+            if job.least_nodes is not None and other > job.least_nodes:
+                findings.warn(
+                    f"jobs[{index}].after",
+                    f"'{job.name}' starts with {job.least_nodes} nodes, but waits for '{name}', "
+                    f"which waits for {other}; give '{name}' least_nodes: {job.least_nodes}",
+                    rule="jobs.after-nodes",
+                )
+            if name not in after:
+                findings.error(
+                    f"jobs[{index}].after",
+                    f"'{name}' is not a job (has: {', '.join(after)})",
+                    rule="jobs.after",
+                )
+        check_unique(
+            job.after,
+            f"jobs[{index}].after",
+            findings,
+            rule="jobs.after-twice",
+            advice="name each once",
+        )
+        for name in sorted(servers.intersection(job.after)):
+            findings.error(
+                f"jobs[{index}].after",
+                f"'{name}' serves until it is stopped, so '{job.name}' would wait for ever; "
+                "leave it out of `after`",
+                rule="jobs.after-server",
+            )
+        circle = _circle(job.name, after)
+        if circle:
+            findings.error(
+                f"jobs[{index}].after",
+                f"{' -> '.join(circle)} is a circle; no job could start",
+                rule="jobs.circle",
+            )
+
+
+def _circle(start: str, after: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The shortest way from the job back to itself by what it needs; empty: there is none."""
+    ways: list[tuple[str, ...]] = [(start,)]
+    seen: set[str] = set()
+    for way in ways:
+        for name in after.get(way[-1], ()):
+            if name == start:
+                return (*way, name)
+            if name not in seen:
+                seen.add(name)
+                ways.append((*way, name))
+    return ()
+
+
+def check_schedules(spec: StackSpec, findings: Findings) -> None:
+    """Every schedule can be read, comes, and leaves its runs the time that they have."""
+    scheduled = [index for index, job in enumerate(spec.jobs) if job.schedule is not None]
+    for index in scheduled:
+        _check_schedule(spec, spec.jobs[index], f"jobs[{index}].schedule", findings)
+    if not scheduled:
+        return
+    for index, line in enumerate(spec.slurm.config_lines):
+        if line.lower().startswith("scronparameters"):
+            findings.error(
+                f"slurm.config_lines[{index}]",
+                f"'{line}' is written where a job has a schedule; take it out",
+                rule="jobs.schedule-line",
+            )
+
+
+def _check_schedule(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> None:
+    try:
+        cron = parse_cron(job.schedule or "")
+    except CronError as error:
+        findings.error(path, str(error), rule="jobs.schedule")
+        return
+    if not cron.times_per_month:
+        findings.error(
+            path,
+            f"'{job.schedule}' never comes; look at its day and month",
+            rule="jobs.schedule-never",
+        )
+        return
+    gap, longest = cron.shortest_gap, _longest(spec, job)
+    if gap is not None and longest is not None and longest > gap:
+        findings.warn(
+            path,
+            f"'{job.schedule}' may come {gap} after the last time, but its time limits allow "
+            f"{longest}: while a run is not over, the next one is left out; lower time_limit, or "
+            "schedule it less often",
+            rule="jobs.schedule-overlap",
+        )
+
+
+def _longest(spec: StackSpec, job: JobSpec) -> timedelta | None:
+    """The longest way through what the schedule submits; None where other rules refuse it."""
+    if any(name not in {each.name for each in spec.jobs} for name in job.after):
+        return None
+    ends: dict[str, int] = {}
+    try:
+        for each in pipeline(spec, job.name):
+            before = max((ends[name] for name in each.after if name in ends), default=0)
+            ends[each.name] = before + (slurm_seconds(each.time_limit) or 0)
+    except StackError:
+        return None
+    return timedelta(seconds=ends[job.name])

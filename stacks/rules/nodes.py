@@ -1,4 +1,4 @@
-"""Rules of node groups: platform, preset, disks, counts, names."""
+"""Rules of node groups: platform, preset, disks, counts, names, and which nodes join a fabric."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 from stacks.catalog import (
     BOOT_DISK_ADVISED_GIB,
     BOOT_DISK_MIN_GIB,
+    FABRICS,
     NODES_PER_GROUP_MAX,
     PLATFORMS,
     STRIPED_DISK_MAX_GIB,
@@ -14,18 +15,16 @@ from stacks.catalog import (
     SYSTEM_MIN_NODES_ADVISED,
     VCPUS_ADVISED,
     Alias,
+    Preset,
     find_preset,
 )
 from stacks.errors import Findings, SpareNodes
 from stacks.machines import node_groups
-from stacks.rules.fabrics import check_network
 from stacks.rules.naming import check_unique, name_problem
-from stacks.rules.workers import check_labels, check_workers
+from stacks.rules.workers import STRIPED, check_labels, check_workers
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec, WorkerSpec
-from stacks.spec.storage import DiskType
 
-_STRIPED: Final = (DiskType.NETWORK_SSD_NON_REPLICATED, DiskType.NETWORK_SSD_IO_M3)
 # Slurm nodes and pods are called <nodeset>-<ordinal>; a pod's name has 63 characters.
 _NODESET_NAME_MAX: Final = 50
 _ROLES: Final = ("system", "controller", "login", "accounting", "nfs")
@@ -104,7 +103,7 @@ def _check_boot_disk(role: str, path: str, disk: BootDiskSpec, findings: Finding
             f"for {role} nodes (images and logs fill less)",
             rule="nodes.boot-disk-advised",
         )
-    if disk.type in _STRIPED and disk.size_gib % STRIPED_DISK_STEP_GIB != 0:
+    if disk.type in STRIPED and disk.size_gib % STRIPED_DISK_STEP_GIB != 0:
         step = STRIPED_DISK_STEP_GIB
         above = -(-disk.size_gib // step) * step
         findings.error(
@@ -112,7 +111,7 @@ def _check_boot_disk(role: str, path: str, disk: BootDiskSpec, findings: Finding
             f"{disk.size_gib} GiB is not a multiple of {step}, as {disk.type} needs; use {above}",
             rule="nodes.boot-disk-step",
         )
-    if disk.type in _STRIPED and disk.size_gib > STRIPED_DISK_MAX_GIB:
+    if disk.type in STRIPED and disk.size_gib > STRIPED_DISK_MAX_GIB:
         findings.error(
             f"{path}.size_gib",
             f"{disk.size_gib} GiB; {disk.type} ends at {STRIPED_DISK_MAX_GIB}",
@@ -193,7 +192,7 @@ def _check_worker(spec: StackSpec, worker: WorkerSpec, path: str, findings: Find
     preset = find_preset(worker.platform, worker.preset)
     if preset is None:
         return
-    check_network(spec.nebius.region, worker, preset, path, findings)
+    _check_network(spec.nebius.region, worker, preset, path, findings)
 
 
 def _check_accounting(spec: StackSpec, findings: Findings) -> None:
@@ -209,3 +208,105 @@ def _check_accounting(spec: StackSpec, findings: Findings) -> None:
             "declared, but slurm.accounting is false; remove the group or set it to true",
             rule="nodes.accounting-unused",
         )
+
+
+def _check_network(
+    region: str, worker: WorkerSpec, preset: Preset, path: str, findings: Findings
+) -> None:
+    """What the nodes of a nodeset talk over."""
+    if worker.gpu_cluster_id is not None:
+        _check_gpu_cluster(worker, preset.allows_gpu_cluster, path, findings)
+    elif worker.infiniband_fabric is not None:
+        _check_fabric(region, worker, preset.allows_gpu_cluster, path, findings)
+    elif preset.allows_gpu_cluster and worker.max_nodes > 1:
+        findings.warn(
+            f"{path}.infiniband_fabric",
+            f"none, so nodes of '{preset.name}' talk over Ethernet; name a fabric "
+            f"({', '.join(_fabrics(region, worker.platform))})",
+            rule="nodes.no-fabric",
+        )
+    elif preset.gpus and not preset.allows_gpu_cluster and worker.max_nodes > 1:
+        findings.warn(
+            f"{path}.preset",
+            f"'{preset.name}' of '{worker.platform}' cannot join an InfiniBand fabric, so its "
+            f"nodes talk over Ethernet{_with_fabric(worker.platform)}",
+            rule="nodes.ethernet",
+        )
+
+
+def _check_gpu_cluster(worker: WorkerSpec, allows: bool, path: str, findings: Findings) -> None:
+    """A GPU cluster that exists: its fabric is already chosen."""
+    key, id_ = f"{path}.gpu_cluster_id", worker.gpu_cluster_id or ""
+    if not id_.startswith("computegpucluster-"):
+        findings.error(
+            key,
+            f"'{id_}' is no GPU cluster; its id starts with 'computegpucluster-'",
+            rule="nodes.gpu-cluster-id",
+        )
+    if worker.infiniband_fabric is not None:
+        findings.error(
+            key,
+            f"beside infiniband_fabric '{worker.infiniband_fabric}'; the GPU cluster has its own "
+            "fabric: give one of the two",
+            rule="nodes.gpu-cluster-or-fabric",
+        )
+    if not allows:
+        findings.error(
+            key,
+            f"'{worker.preset}' of '{worker.platform}' cannot join a GPU cluster"
+            f"{_with_fabric(worker.platform)}",
+            rule="nodes.fabric-preset",
+        )
+
+
+def _with_fabric(platform: str) -> str:
+    """Presets of the platform that can join a fabric, as a hint; empty when there are none."""
+    able = [item.name for item in PLATFORMS[platform].presets.values() if item.allows_gpu_cluster]
+    return f"; these can: {', '.join(able)}" if able else ""
+
+
+def _check_fabric(
+    region: str, worker: WorkerSpec, allows: bool, path: str, findings: Findings
+) -> None:
+    key, name = f"{path}.infiniband_fabric", worker.infiniband_fabric
+    fabric = FABRICS.get(name or "")
+    if not allows:
+        with_fabric = [
+            preset.name
+            for preset in PLATFORMS[worker.platform].presets.values()
+            if preset.allows_gpu_cluster
+        ]
+        instead = (
+            f"use {', '.join(with_fabric)} or remove the fabric"
+            if with_fabric
+            else "remove the fabric"
+        )
+        findings.error(
+            key,
+            f"'{name}': '{worker.preset}' of '{worker.platform}' cannot join a GPU cluster; "
+            f"{instead}",
+            rule="nodes.fabric-preset",
+        )
+    elif fabric is None:
+        findings.warn(
+            key,
+            f"'{name}' is not in stacks/catalog.py (has: "
+            f"{', '.join(_fabrics(region, worker.platform))}); only the API can tell",
+            rule="nodes.fabric-unknown",
+        )
+    elif fabric.region != region or fabric.platform != worker.platform:
+        here = ", ".join(_fabrics(region, worker.platform)) or "none known"
+        findings.error(
+            key,
+            f"'{name}' is a fabric of {fabric.platform} in {fabric.region}, not of "
+            f"{worker.platform} in {region} (has: {here})",
+            rule="nodes.fabric-place",
+        )
+
+
+def _fabrics(region: str, platform: str) -> tuple[str, ...]:
+    return tuple(
+        fabric.name
+        for fabric in FABRICS.values()
+        if fabric.region == region and fabric.platform == platform
+    )

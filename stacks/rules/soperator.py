@@ -1,4 +1,6 @@
-"""Rules of what Soperator installs: CUDA, checks, notifier, jail files, users, small nodes."""
+"""Rules of what Soperator installs: CUDA, checks, notifier, alerts, jail files, users,
+small nodes.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,9 @@ from stacks.compatibility import release_of
 from stacks.errors import Findings
 from stacks.machines import IN_JAIL, checks_know, paths_of_one_node, shared_mounts
 from stacks.rules.access import public_key_problem
-from stacks.rules.alerts import check_alerts
 from stacks.rules.naming import check_unique, is_under, path_problem
 from stacks.spec import StackSpec
-from stacks.spec.cluster import HOME, ChecksProfile, JailFileSpec, Observability
+from stacks.spec.cluster import HOME, AlertsSpec, ChecksProfile, JailFileSpec, Observability
 
 _USER_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 # Users of the jail's image (Ubuntu's base-passwd, and packages in it) and of Soperator's checks.
@@ -40,7 +41,7 @@ def check_soperator(spec: StackSpec, findings: Findings) -> None:
             "true, but nothing collects metrics to alert on; set soperator.observability to small",
             rule="soperator.notifier",
         )
-    check_alerts(spec, findings)
+    _check_alerts(spec, findings)
     for index, file in enumerate(spec.soperator.jail_files):
         _check_file(spec, file, f"soperator.jail_files[{index}]", findings)
     paths = (file.path for file in spec.soperator.jail_files)
@@ -239,3 +240,39 @@ def _room(cpu_m: int, memory_mib: int, ephemeral_mib: int) -> str:
         f"{cpu_m / 1000:g} vCPUs, {memory_mib / GIB:g} GiB of memory and "
         f"{ephemeral_mib / GIB:g} GiB of disk"
     )
+
+
+_DAY_MINUTES: Final = 24 * 60
+_LIMITS: Final = {
+    "min_gpu_utilization_percent": (1, 100),
+    # What an ended job sent last is seen for five minutes more.
+    "stalled_step_minutes": (6, _DAY_MINUTES),
+    "checkpoint_minutes": (6, 7 * _DAY_MINUTES),
+    "drained_minutes": (1, _DAY_MINUTES),
+}
+"""Least and most of each limit; metrics are kept for a week."""
+
+
+def _check_alerts(spec: StackSpec, findings: Findings) -> None:
+    """Every limit in its range, and only where metrics are."""
+    alerts = spec.soperator.alerts
+    if alerts is None:
+        return
+    if spec.soperator.observability is Observability.OFF:
+        findings.error(
+            "soperator.alerts",
+            "given, but nothing collects metrics to alert on; set soperator.observability to "
+            "small, or remove it",
+            rule="soperator.alerts-unseen",
+        )
+    for name, (least, most) in _LIMITS.items():
+        value: int = getattr(alerts, name)
+        if not least <= value <= most:
+            findings.error(
+                f"soperator.alerts.{name}",
+                f"{value} is not between {least} and {most}",
+                rule="soperator.alert-limit",
+            )
+
+
+assert {*_LIMITS} == {*AlertsSpec.__slots__}, "every limit has a range"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stacks.reference import DOCS, pages, read_table, stack_keys
-from stacks.rules.table import RULES
+from stacks.rules import RULES
 
 ROOT = DOCS.parent
 SHARED = ROOT.parent / "shared"

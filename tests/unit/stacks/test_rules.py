@@ -10,16 +10,15 @@ import pytest
 
 from infra.render.charts import platform_charts
 from stacks.check import check
-from stacks.load import load_stack, stack_names
-from stacks.rules import table
-from stacks.rules.table import RULES, read_rules
+from stacks.load import STACKS_DIR, load_stack, stack_names
+from stacks.rules import RULES, read_rules
 from tests.unit.stacks.conftest import CONFIG, Change, changed, load
 from tests.unit.stacks.test_check import ERRORS, WARNINGS, worker
 from tests.unit.stacks.test_node_rules import NODE_ERRORS, NODE_WARNINGS
 from tests.unit.stacks.test_soperator_rules import SOPERATOR_ERRORS, SOPERATOR_WARNINGS
 from tests.unit.stacks.test_verbatim_rules import VERBATIM_ERRORS
 
-RULES_DIR = Path(table.__file__).parent
+RULES_DIR = STACKS_DIR / "rules"
 SPEED = {"scenario": "s", "output_tokens_per_s": 3.8, "source": "x"}
 RUN = {"job": "finetune", "tokens_per_epoch": 7_200_000, "train_tokens_per_s": 2000, "source": "x"}
 

@@ -15,13 +15,7 @@ from pathlib import Path
 import pytest
 
 from stacks.check import check
-from stacks.rules.slurm_conf import (
-    CLUSTER,
-    PARTITION,
-    Kind,
-    preemption_problem,
-    value_problem,
-)
+from stacks.rules.slurm_conf import CLUSTER, PARTITION, Kind, preemption_problem, value_problem
 from tests.unit.stacks.conftest import changed
 
 SCONTROL = shutil.which("scontrol")
