@@ -23,7 +23,7 @@ class ObjectCloud:
 
     def put(self, type_: str, id_: str, parent: str = PROJECT, name: str = "", **spec: Any) -> None:
         """Adds a resource."""
-        message = self.schema.message(type_)()
+        message: Any = self.schema.message(type_)()
         message.metadata.id, message.metadata.parent_id = id_, parent
         message.metadata.name = name
         for key, value in spec.items():

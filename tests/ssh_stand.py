@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import paramiko
+import paramiko.common
 
 from infra.clients.ssh import Endpoint
 
@@ -28,7 +29,7 @@ class _Door(paramiko.ServerInterface):
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         right = key.asbytes() == self._allowed.asbytes()
-        return paramiko.AUTH_SUCCESSFUL if right else paramiko.AUTH_FAILED
+        return paramiko.common.AUTH_SUCCESSFUL if right else paramiko.common.AUTH_FAILED
 
     def check_channel_direct_tcpip_request(
         self, chanid: int, origin: tuple[str, int], destination: tuple[str, int]
@@ -36,9 +37,9 @@ class _Door(paramiko.ServerInterface):
         try:
             socket.create_connection(destination, timeout=5).close()
         except OSError:
-            return paramiko.OPEN_FAILED_CONNECT_FAILED
+            return paramiko.common.OPEN_FAILED_CONNECT_FAILED
         self.targets[chanid] = destination
-        return paramiko.OPEN_SUCCEEDED
+        return paramiko.common.OPEN_SUCCEEDED
 
 
 class SshStand:

@@ -286,7 +286,8 @@ def _first_key(path: str) -> str:
 
 def _refusal(error: grpc.RpcError) -> RefusedError:
     detail = str(error.details())
-    trailing = dict(error.trailing_metadata() or ())
+    sent: Any = error.trailing_metadata() or ()
+    trailing = dict(sent)
     packed = trailing.get("grpc-status-details-bin")
     if packed is not None:
         status = status_pb2.Status.FromString(packed)

@@ -67,9 +67,10 @@ class Project:
         (folder / "home").mkdir()
         engine.link_plugins(folder / "home")
         path = engine.search_path(os.environ["PATH"], Cache.from_environ(), folder / "home")
-        self.program = shutil.which("pulumi", path=path)
-        if self.program is None:
+        program = shutil.which("pulumi", path=path)
+        if program is None:
             pytest.skip("no Pulumi engine on this machine (`make setup`)")
+        self.program = program
         clean = {n: v for n, v in os.environ.items() if not n.startswith(("PULUMI_", "SOPERATOR_"))}
         self.env = {
             **clean,

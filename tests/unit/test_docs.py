@@ -10,6 +10,7 @@ import re
 import subprocess
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -62,9 +63,9 @@ def unknown_commands(text: str) -> list[str]:
     """`soperator` commands in the code of a page whose verb does not exist."""
     unknown: list[str] = []
     for words in COMMAND.findall(code_of(text)):
-        command = typer.main.get_command(app)
+        command: Any = typer.main.get_command(app)
         for word in words.split():
-            if command is not None and hasattr(command, "get_command"):
+            if hasattr(command, "get_command"):
                 command = command.get_command(typer.Context(command), word)
         if command is None:
             unknown.append(f"soperator{words}")

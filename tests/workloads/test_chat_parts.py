@@ -449,7 +449,7 @@ def test_nothing_of_an_answer_comes_after_the_conversation_that_replaced_it(
     sent: list[Any] = []
 
     async def browser() -> None:
-        views = page._ask(old, "tell", False, *controls)
+        views: Any = page._ask(old, "tell", False, *controls)
         view = (await anext(views))[0]
         assert view["id"] == old["id"]
         renewing = asyncio.create_task(_renew(view))

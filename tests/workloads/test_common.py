@@ -201,7 +201,7 @@ def test_the_record_has_the_versions_of_cuda_and_nccl_that_ran(
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "12.1")
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 20, 5))
+    monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 20, 5))
     found = record.package_versions()
     assert (found["cuda"], found["nccl"]) == ("12.1", "2.20.5")
     assert found["torch"] == metadata.version("torch")

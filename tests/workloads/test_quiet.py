@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.ticks import Ticks
-from workloads import job
 from workloads.common import log as logging
 from workloads.common.exit_codes import ExitCode
 from workloads.common.log import Counted, log
@@ -111,7 +110,7 @@ def test_training_says_what_it_is_at_where_it_takes_long(
     assert run("prepare-data")[0] == ExitCode.OK
     slow(checkpoint, "dcp_save")
     slow(finish, "_open_to_readers")
-    monkeypatch.setattr(job, "TRAIN_QUIET_S", QUIET_S)
+    monkeypatch.setattr("workloads.job.TRAIN_QUIET_S", QUIET_S)
     lines = Lines(monkeypatch)
     sets = ("train.max_steps=1", "train.checkpoint.background=false")
     assert run("train", *sets)[0] == ExitCode.OK

@@ -17,12 +17,14 @@ from tests.workloads.test_train_parts import scalars_of
 from workloads.common.exit_codes import ExitCode
 from workloads.job import run_job
 from workloads.train import measure, strategy
+from workloads.train.checkpoint import FolderCheckpoints
 from workloads.train.finish import headline
 from workloads.train.loop import Trainer
 
 
 def _that_finds_the_original(train: Callable[[Trainer], Any]) -> Callable[[Trainer], Any]:
     def run(trainer: Trainer) -> Any:
+        assert isinstance(trainer.checkpoints, FolderCheckpoints)
         folder = trainer.checkpoints.folder.path
         assert (folder / "original" / "model.safetensors").is_file(), "before the first step"
         return train(trainer)

@@ -125,7 +125,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     def order(_books: object, job: Any, _files: object, sets: tuple[str, ...], **_: Any) -> Any:
         return job.name, sets
 
-    def dispatch(ordered: Any, *_: Any, code_hash: str, **__: Any) -> Sent:
+    def dispatch(ordered: tuple[str, tuple[str, ...]], *_: Any, code_hash: str, **__: Any) -> Sent:
         return Sent(submission=played.add(*ordered, code_hash), is_earlier=False)
 
     monkeypatch.setattr("infra.setup.demo.runner.order", order)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import grpc
 import pytest
@@ -167,7 +168,8 @@ def test_a_half_made_resource_is_handed_to_the_engine_with_its_state(stub):
     """Without it the engine forgets the resource and the next `up` makes a second one."""
     with pytest.raises(grpc.RpcError) as caught:
         stub.Create(pb.CreateRequest(urn=URN, properties=marshal({"size": 13})))
-    trailer = dict(caught.value.trailing_metadata())["grpc-status-details-bin"]
+    sent: Any = caught.value.trailing_metadata()
+    trailer = dict(sent)["grpc-status-details-bin"]
     detail = pb.ErrorResourceInitFailed()
     assert status_pb2.Status.FromString(trailer).details[0].Unpack(detail)
     assert (detail.id, unmarshal(detail.properties)) == ("disk-1", {"size": 12})
