@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,12 +19,14 @@ from infra.state import CHECKOUT, State
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from cost.bill.bill import Bill
     from infra.clients.errors import StackPausedError
     from infra.clients.kube import KubeClient
     from infra.clients.pulumi import StackOutputs
+    from infra.clients.slurm import Job
     from infra.clients.ssh import Connection
     from stacks.spec import StackSpec
 
@@ -98,6 +101,18 @@ def kube_client(stack: str) -> KubeClient:
     from infra.clients.pulumi import read_kubeconfig
 
     return KubeClient(parse(read_kubeconfig(stack, root=CHECKOUT, environ=environ())))
+
+
+def node_watch(stack: str) -> Callable[[Job], None]:
+    """What tells of a job that waits why its nodes do not come; nothing without a stack file."""
+    from infra.jobs.nodes import NodeWatch
+    from stacks.load import StackError
+
+    try:
+        declared = spec(stack)
+    except StackError:
+        return lambda _job: None
+    return NodeWatch(declared, cache(lambda: kube_client(stack)), note).look
 
 
 def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:

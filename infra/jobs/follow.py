@@ -35,18 +35,20 @@ def follow(
     *,
     write: Callable[[bytes], None],
     on_state: Callable[[Job], None] = lambda _job: None,
+    on_look: Callable[[Job], None] = lambda _job: None,
     on_lost: Callable[[ConnectionLostError], None] = lambda _error: None,
     patience_s: float = PATIENCE_S,
 ) -> Job:
     """Writes the log as it grows, calls `on_state` when the state changes, returns the end.
 
-    A lost connection is opened again for `patience_s`, and the log goes on at the byte it had.
+    `on_look` has the job about every second until it ends, whether its state changed or not. A lost
+    connection is opened again for `patience_s`, and the log goes on at the byte it had.
     """
     log = _Log(path=log_path, job=slurm.find(connection, job_id))
     on_state(log.job)
     while True:
         try:
-            _read_on(connection, log, write, on_state)
+            _read_on(connection, log, write, on_state, on_look)
             return log.job
         except ConnectionLostError as error:
             on_lost(error)
@@ -68,6 +70,7 @@ def _read_on(
     log: _Log,
     write: Callable[[bytes], None],
     on_state: Callable[[Job], None],
+    on_look: Callable[[Job], None],
 ) -> None:
     """Reads from where the log stands until its job ended and every byte came."""
     if log.received > _size(connection, log.path):
@@ -90,6 +93,7 @@ def _read_on(
             looked_at = time.monotonic()
             if (log.job.state, log.job.where) != (seen.state, seen.where):
                 on_state(log.job)
+            on_look(log.job)
 
 
 def read(connection: Connection, log_path: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Slurm nodes out of use and back, jobs on nodes that a change takes, and how full filesystems are.
+"""Slurm nodes out of use and back, those that do not come, jobs on them, how full filesystems are.
 
 A drained node takes no new job; those that run on it end by themselves.
 """
@@ -19,6 +19,17 @@ from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import outputs_from
 from infra.clients.slurm import Job, Shell, expand, refused
+from infra.providers.soperator.pods.blocked import (
+    PATIENCE_S,
+    Cause,
+    KubeReader,
+    blocked,
+    in_one_line,
+    slurm_pods,
+)
+from infra.render.nodes import node_labels
+from stacks.errors import UserError
+from stacks.spec import StackSpec
 
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _POLL_S: Final = 5.0
@@ -81,6 +92,97 @@ def _update(shell: Shell, nodes: Sequence[str], *changes: str, harmless: str | N
     if _UNKNOWN in result.stderr:
         raise JobsError(f"{error}; `soperator ssh 'sinfo -N'` lists the nodes")
     raise error
+
+
+_FOR_NODES: Final = (
+    "Resources",
+    "Priority",
+    "ReqNodeNotAvail",
+    "NodeDown",
+    "Nodes required",
+    "BeginTime",  # a job whose nodes did not come in ResumeTimeout is queued again
+)
+"""Begins of Slurm's reasons behind which may be a node that does not come."""
+_LOOK_S: Final = 10.0
+
+
+def waits_for_nodes(job: Job) -> bool:
+    """Whether the job waits for nodes to start, or may."""
+    reason = (job.where or "").replace("_", " ")
+    return job.state == "CONFIGURING" or (job.waits and reason.startswith(_FOR_NODES))
+
+
+def not_coming(client: KubeReader, spec: StackSpec, jobs: Collection[Job]) -> dict[str, Cause]:
+    """By pod, why workers cannot start that these jobs wait for; looks once.
+
+    Of a job without nodes yet, every worker whose pod is wanted counts.
+    """
+    awaited = [job for job in jobs if waits_for_nodes(job)]
+    if not awaited:
+        return {}
+    namespace = spec.cluster.namespace
+    pods = slurm_pods(client, namespace, spec.cluster.slurm_cluster_name)
+    given = {name for job in awaited if not job.waits for name in expand(job.where or "")}
+    sets = {worker.name for worker in spec.nodes.workers if any(job.waits for job in awaited)}
+    return {
+        name: cause
+        for name, cause in blocked(client, namespace, pods, node_labels(spec)).items()
+        if name in given or name.rpartition("-")[0] in sets
+    }
+
+
+def not_seen(spec: StackSpec, error: UserError) -> str:
+    """The line for nodes whose pods cannot be looked at from here."""
+    return (
+        f"{spec.name}: why nodes do not come cannot be read here: {error}; "
+        f"kubectl -n {spec.cluster.namespace} get pods,events says it"
+    )
+
+
+class NodeWatch:
+    """Tells of a job that waits why its nodes do not come: each cause once, when it has lasted."""
+
+    def __init__(
+        self,
+        spec: StackSpec,
+        connect: Callable[[], KubeReader],
+        say: Callable[[str], None],
+        *,
+        patience_s: float = PATIENCE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spec, self._connect, self._say = spec, connect, say
+        self._patience_s, self._clock = patience_s, clock
+        self._next_s: float | None = None
+        self._since_s: dict[tuple[str, str], float] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def look(self, job: Job) -> None:
+        """Look, at most every 10 s and not at a job that starts at once."""
+        if not waits_for_nodes(job):
+            return
+        now_s = self._clock()
+        if self._next_s is None or now_s < self._next_s:
+            self._next_s = self._next_s or now_s + _LOOK_S
+            return
+        self._next_s = now_s + _LOOK_S
+        try:
+            found = not_coming(self._connect(), self._spec, (job,))
+        except UserError as error:
+            self._say(not_seen(self._spec, error))
+            self._next_s = float("inf")
+            return
+        keys = {name: (name, cause.blamed) for name, cause in found.items()}
+        self._since_s = {key: self._since_s.get(key, now_s) for key in keys.values()}
+        lasting = {
+            name: cause
+            for name, cause in found.items()
+            if now_s - self._since_s[keys[name]] >= self._patience_s
+            and keys[name] not in self._told
+        }
+        if lasting:
+            self._told |= {keys[name] for name in lasting}
+            self._say(in_one_line(lasting, self._spec.cluster.namespace))
 
 
 WITHIN_S: Final = 4.0

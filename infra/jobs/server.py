@@ -89,6 +89,7 @@ def wait_until_up(
     job_id: str,
     *,
     say: Callable[[str], None],
+    on_look: Callable[[Job], None] = lambda _job: None,
 ) -> ServerAddress:
     """The address once it answers; says why it waits, and the lines of its log meanwhile.
 
@@ -108,6 +109,7 @@ def wait_until_up(
             if (job.state, job.where) != seen:
                 seen = (job.state, job.where)
                 say(_state_line(job))
+            on_look(job)
             address = None
             if job.state == "RUNNING":
                 # The file may be of the life before a requeue, until the new server removes it.

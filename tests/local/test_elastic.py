@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from infra.clients.slurm import scontrol_job
+from infra.jobs.nodes import not_coming
 from infra.local import process
+from infra.providers.soperator.pods.blocked import in_one_line
 from infra.render.login import ready_script
 from infra.render.values.slurm_cluster import slurm_cluster_values
 from stacks.load import load_stack
@@ -101,6 +104,34 @@ def test_a_job_brings_its_worker_and_idleness_takes_it_away(stand: Stand) -> Non
     # And again: a node that went comes back for the next job.
     assert stand.output(stand.submit("hostname", "-N2")).strip() == "worker-0"
     stand.wait(lambda: powered_up(stand) == [], "both workers powered down")
+
+
+def test_a_job_is_told_why_the_node_that_it_wakes_does_not_come(
+    stand: Stand, public_key_file: Path
+) -> None:
+    """`up` saw its pods started before this one was wanted: nobody else would ever say it."""
+    stand.wait(lambda: all_down(stand), "two nodes that are powered down")
+    values = elastic(stand, initial=0)
+    volumes = values[NODESETS]["nodesets"][0]["slurmd"]["volumes"]
+    claim = {"persistentVolumeClaim": {"claimName": "gone-pvc"}}
+    volumes["jailSubMounts"].append(
+        {"name": "gone", "mountPath": "/mnt/gone", "volumeSource": claim}
+    )
+    stand.apply(values)
+    began_s = time.monotonic()
+    job = stand.submit("hostname", "-N1")
+    spec = minimum_spec(public_key_file)
+
+    def told() -> str:
+        shown = stand.ssh(f"scontrol show job --oneliner {job}").stdout
+        return in_one_line(not_coming(stand.client, spec, [scontrol_job(shown)]), NAMESPACE)
+
+    stand.wait(lambda: bool(told()), "the pod's cause")
+    assert time.monotonic() - began_s < 120
+    assert "pod soperator/worker-1 cannot start: claim gone-pvc does not exist; make it: " in told()
+    stand.apply(elastic(stand, initial=0))
+    assert stand.output(job).strip() == "worker-1"
+    assert told() == ""
 
 
 def test_a_person_powers_nodes_up_and_down_by_hand(stand: Stand) -> None:

@@ -176,6 +176,7 @@ def _run(
                 state=context.state_root(),
                 write=shown.write,
                 say=output.note,
+                on_look=context.node_watch(spec.name),
             )
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -15,8 +16,12 @@ from infra.cli import context, output
 from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format
 from infra.state import DEFAULT_STACK
+from stacks.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infra.clients.kube import KubeClient
     from infra.clients.pulumi import StackOutputs
     from infra.clients.slurm import Job
     from infra.clients.ssh import Connection
@@ -48,6 +53,7 @@ def status(
     """List the jobs of a cluster, or show one; or how full its filesystems are."""
     outputs = context.read(stack)
     _remind(stack)
+    kube_client = cache(context.kube_client)
     with context.connect(outputs, identity) as connection:
         while True:
             if watch and format is Format.TABLE:
@@ -55,7 +61,8 @@ def status(
             if filesystems:
                 _filesystems(connection, outputs, format)
             else:
-                _jobs(connection, outputs, job_id, days, format, mine=mine)
+                jobs = _jobs(connection, outputs, job_id, days, format, mine=mine)
+                _not_coming(stack, jobs, kube_client)
             if not watch:
                 return
             sys.stdout.flush()
@@ -83,7 +90,8 @@ def _jobs(
     format: Format,
     *,
     mine: bool,
-) -> None:
+) -> Sequence[Job]:
+    """Print the jobs that are asked for, and return them."""
     from infra.clients import slurm
     from infra.jobs import follow, history
     from infra.jobs.follow import outcome, rest_lines, why
@@ -111,10 +119,10 @@ def _jobs(
                 for job in jobs
             ]
         )
-        return
+        return jobs
     if not jobs:
         output.note(f"{stack}: no jobs in {days} days; start one of: {', '.join(outputs.jobs)}")
-        return
+        return jobs
     output.print_table(
         ("ID", "JOB", "STATE", "EXIT", "TIME", "STARTED", "WHERE", "EXPECTED"),
         [
@@ -135,6 +143,28 @@ def _jobs(
         output.note(str(end))
         for line in rest_lines(jobs[0], submissions, cluster):
             output.note(line)
+    return jobs
+
+
+def _not_coming(stack: str, jobs: Sequence[Job], kube_client: Callable[[str], KubeClient]) -> None:
+    """Say why nodes do not come that these jobs wait for."""
+    from infra.jobs import nodes
+    from infra.providers.soperator.pods.blocked import in_one_line
+    from stacks.load import StackError
+
+    if not any(map(nodes.waits_for_nodes, jobs)):
+        return
+    try:
+        spec = context.spec(stack)
+    except StackError:
+        return
+    try:
+        found = nodes.not_coming(kube_client(stack), spec, jobs)
+    except UserError as error:
+        output.note(nodes.not_seen(spec, error))
+        return
+    if found:
+        output.note(in_one_line(found, spec.cluster.namespace))
 
 
 def _filesystems(connection: Connection, outputs: StackOutputs, format: Format) -> None:
@@ -216,6 +246,7 @@ def logs(
             job.id,
             write=shown.write,
             on_state=say,
+            on_look=context.node_watch(stack),
             on_lost=lambda error: output.note(error.trying_again),
         )
     _end(job, stack)

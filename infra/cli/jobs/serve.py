@@ -98,7 +98,13 @@ def serve(
                         )
                     job_id = sent.submission.job_id
                     output.note(f"{wanted.name} is job {job_id}")
-            address = server.wait_until_up(connection, outputs, job_id, say=output.note)
+            address = server.wait_until_up(
+                connection,
+                outputs,
+                job_id,
+                say=output.note,
+                on_look=context.node_watch(stack),
+            )
             output.note(f"job {job_id} serves {' and '.join(address.models)} at {address}")
             if page_port is None:
                 own.is_kept = True

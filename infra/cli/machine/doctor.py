@@ -73,6 +73,7 @@ def doctor(
         *credentials(stack),
         *declared(stack),
         *asked(stack),
+        *pods(stack),
     ]
     if format is Format.JSON:
         output.print_json([asdict(each) for each in findings])
@@ -192,6 +193,34 @@ def asked(stack: str) -> list[Finding]:
     return [
         Finding(one.check, one.outcome.value, _one_line(one.seen), one.fix)
         for one in ask(context.spec(stack), project=PROJECT)
+    ]
+
+
+def pods(stack: str) -> list[Finding]:
+    """What keeps pods of the deployed cluster from starting; nothing where none is deployed."""
+    from infra.providers.soperator.pods.blocked import blocked, slurm_pods
+    from infra.render.nodes import node_labels
+    from stacks.errors import UserError
+
+    spec = context.spec(stack)
+    namespace = spec.cluster.namespace
+    try:
+        client = context.kube_client(stack)
+    except UserError:
+        return []
+    try:
+        found = slurm_pods(client, namespace, spec.cluster.slurm_cluster_name)
+        kept = blocked(client, namespace, found, node_labels(spec))
+    except UserError as error:
+        fix = f"kubectl -n {namespace} get pods,events, where the cluster can be reached"
+        return [Finding("pods", "NOT CHECKED", str(error), fix)]
+    finally:
+        client.close()
+    if not kept:
+        return [Finding("pods", "PASS", f"{len(found)} in {namespace}, none is kept from starting")]
+    return [
+        Finding(f"pod {namespace}/{name}", "FAIL", f"cannot start: {cause.what}", cause.advice)
+        for name, cause in sorted(kept.items())
     ]
 
 

@@ -91,6 +91,7 @@ def collect(
     state: Path,
     write: Callable[[bytes], None],
     say: Callable[[str], None],
+    on_look: Callable[[Job], None] = lambda _job: None,
 ) -> Result:
     """The results of all batches as one, once each has ended; followed in their order.
 
@@ -118,6 +119,7 @@ def collect(
                 submission.job_id,
                 write=write,
                 on_state=lambda job: say(f"job {job.id} is {job.state}"),
+                on_look=on_look,
             )
             result = None
             try:

@@ -17,6 +17,9 @@ from typing import Any, Final, Protocol
 from infra.clients import kube_rules
 from infra.clients.kube_rules import Object, matches, quantity, untolerated
 
+PATIENCE_S: Final = 60.0
+"""A cause counts once it has been seen at every look for so long: what is made at the same time,
+and what is mended by hand, is no cause."""
 _NAME_LABEL: Final = "app.kubernetes.io/name"
 _COMPONENTS: Final = ("slurmcluster", "slurm-exporter")
 _KRUISE: Final = "apps.kruise.io/"

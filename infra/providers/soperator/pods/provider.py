@@ -15,15 +15,19 @@ from infra.clients.errors import KubeError
 from infra.clients.kube import KubeClient, KubeconfigError, read_kubeconfig
 from infra.clients.kube_rules import Object
 from infra.providers.engine.provider import UNKNOWN, Diff, Failure, Provider, ProviderError, compare
-from infra.providers.soperator.pods.blocked import Cause, blocked, in_one_line, is_ready, slurm_pods
+from infra.providers.soperator.pods.blocked import (
+    PATIENCE_S,
+    Cause,
+    blocked,
+    in_one_line,
+    is_ready,
+    slurm_pods,
+)
 
 Values = dict[str, Any]
 TYPE: Final = "soperator:kube:PodsStarted"
 _TEXTS: Final = ("cluster", "namespace", "made_of", "kubeconfig")
 _LISTS: Final = ("pods", "node_labels")
-PATIENCE_S: Final = 60.0
-"""A cause counts once it has been seen at every look for so long: what is made at the same time,
-and what is mended by hand, is no cause."""
 _TIMEOUT_S: Final = 3600.0
 _POLL_S: Final = 0.5
 _SLOW_POLL_S: Final = 2.0
