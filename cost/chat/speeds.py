@@ -10,7 +10,7 @@ wait and the dollars follow from that time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from decimal import ROUND_CEILING, Decimal
 from enum import StrEnum
@@ -57,6 +57,8 @@ class Speed:
     """The point of the load test that this speed is of, where it is its operating point."""
     slo: Slo | None = None
     """What that point keeps; None where the record does not say."""
+    repeats: tuple[Speed, ...] = ()
+    """Every measurement of the same recipe on the same device, this one last; empty: one only."""
 
     @property
     def stream_tokens_per_s(self) -> Decimal:
@@ -92,6 +94,17 @@ class _Measured:
     output_tokens_per_s: Decimal
     prefill_tokens_per_s: Decimal | None
     operating: LoadPoint | None = None
+    before: tuple[_Measured, ...] = ()
+    """Earlier measurements of the same, oldest first."""
+
+    def repeats(self, other: _Measured) -> bool:
+        """Whether the other measured the same thing before."""
+        mine, its = self.record, other.record
+        return (
+            (mine.kind, mine.recipe) == (its.kind, its.recipe)
+            and _device(mine) == _device(its)
+            and (self.operating is None) == (other.operating is None)
+        )
 
 
 def speeds(spec: StackSpec, records: Sequence[RunRecord]) -> tuple[Speed, ...]:
@@ -132,6 +145,7 @@ def serving_workers(spec: StackSpec) -> tuple[WorkerSpec, ...]:
 def _newest(spec: StackSpec, records: Sequence[RunRecord]) -> dict[tuple[str, int], _Measured]:
     """Newest measurement by engine and batch size, of records that count for this stack."""
     newest: dict[tuple[str, int], _Measured] = {}
+    every: dict[tuple[str, int], list[_Measured]] = {}
     for record in counting(spec, records):
         if record.engine is None:
             continue
@@ -146,7 +160,10 @@ def _newest(spec: StackSpec, records: Sequence[RunRecord]) -> dict[tuple[str, in
             if operating is None:
                 continue
         for batch_size, measured in _measured(record, operating):
-            newest[record.engine, batch_size] = measured
+            key = record.engine, batch_size
+            former = tuple(filter(measured.repeats, every.get(key, ())))
+            every.setdefault(key, []).append(measured)
+            newest[key] = replace(measured, before=former)
     return newest
 
 
@@ -259,13 +276,12 @@ def _speed(
     scenario: str, batch_size: int, measured: _Measured, assumed_prefill: Decimal | None = None
 ) -> Speed:
     record, prefill = measured.record, measured.prefill_tokens_per_s
-    device = "unknown device" if record.hardware is None else record.hardware.device
     basis = Basis.ASSUMED if assumed_prefill is not None else None
-    return Speed(
+    found = Speed(
         scenario=scenario,
         output_tokens_per_s=measured.output_tokens_per_s,
         basis=Basis.MEASURED,
-        source=f"job {record.job_id} of stack {record.stack or '?'} on {device}",
+        source=f"job {record.job_id} of stack {record.stack or '?'} on {_device(record)}",
         date=record.finished_at.date(),
         batch_size=batch_size,
         prefill_tokens_per_s=assumed_prefill if prefill is None else prefill,
@@ -273,11 +289,41 @@ def _speed(
         operating=measured.operating,
         slo=None if measured.operating is None or record.curve is None else record.curve.slo,
     )
+    former = [_speed(scenario, batch_size, each, assumed_prefill) for each in measured.before]
+    return replace(found, repeats=(*former, found)) if former else found
+
+
+def _device(record: RunRecord) -> str:
+    return "unknown device" if record.hardware is None else record.hardware.device
 
 
 def model_name(model: str) -> str:
     """`Qwen/Qwen3-14B` and `Qwen3-14B` are one model."""
     return model.rsplit("/", 1)[-1].lower()
+
+
+_T_975: Final = tuple(
+    Decimal(thousandths) / 1000
+    for thousandths in (
+        *(12706, 4303, 3182, 2776, 2571, 2447, 2365, 2306, 2262, 2228),
+        *(2201, 2179, 2160, 2145, 2131, 2120, 2110, 2101, 2093),
+    )
+)
+"""Student's t, 97.5 %, of 1 to 19 degrees of freedom."""
+
+
+def mean_interval(values: Sequence[Decimal]) -> tuple[Decimal, Decimal] | None:
+    """95 % interval of the mean of the newest 20 values over 0; None of fewer than two.
+
+    By Student's t of their logarithms, so that it holds for a cost as for a speed.
+    """
+    logs = [value.ln() for value in values[-len(_T_975) - 1 :]]
+    if len(logs) < 2:
+        return None
+    mean = sum(logs, Decimal(0)) / len(logs)
+    variance = sum(((each - mean) ** 2 for each in logs), Decimal(0)) / (len(logs) - 1)
+    half = _T_975[len(logs) - 2] * (variance / len(logs)).sqrt()
+    return (mean - half).exp(), (mean + half).exp()
 
 
 SECONDS_PER_HOUR: Final = Decimal(3600)

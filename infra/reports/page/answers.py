@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
-from cost.chat.speeds import Basis, ChatCost
+from cost.chat.speeds import Basis, ChatCost, chat_cost, mean_interval
 from cost.chat.table import answer_text
 from cost.chat.unit_costs import NotKnown, UnitCosts, submit_command
 from cost.report.layout import span
@@ -125,9 +126,11 @@ def _chat(report: Report) -> Answer:
     measure = submit_command(report.spec, "workloads.evaluate")
     how = f"assumed: {speed.source}; {_NOT_MEASURED}, run: {measure}"
     if speed.basis is Basis.MEASURED:
-        day = "" if speed.date is None else f", {speed.date.isoformat()}"
+        last = "last on " if speed.repeats else ""
+        day = "" if speed.date is None else f", {last}{speed.date.isoformat()}"
         cpu = ", on CPUs in place of the declared GPUs" if _is_rehearsed(report) else ""
-        how = f"measured once{day}{cpu}: no confidence interval"
+        times = f"{len(speed.repeats)} times" if speed.repeats else "once"
+        how = f"measured {times}{day}{cpu}: {_interval(report, row)}"
     prompt = "" if row.counts_prefill else "; reading is not counted"
     missed = f"; an answer takes {answer_text(row)}" if row.meets_slo is False else ""
     bound = "at least " if units.is_lower_bound else ""
@@ -138,6 +141,21 @@ def _chat(report: Report) -> Answer:
         sentence=f"A chat reads {chat.context_tokens:,} tokens and writes {chat.output_tokens:,}; "
         f"from the smallest to the largest cluster{alone}. Its speed is {how}{prompt}{missed}.",
     )
+
+
+def _costs(report: Report, row: ChatCost) -> list[Decimal]:
+    """US dollars a chat on the smallest cluster by each measurement of the row's speed."""
+    units, chat = report.bill.unit_costs, report.spec.chat
+    return [chat_cost(chat, each, units.hourly).cluster_low_usd for each in row.speed.repeats]
+
+
+def _interval(report: Report, row: ChatCost) -> str:
+    """What the measurements of the row's speed say of its cost's certainty."""
+    found = mean_interval(_costs(report, row))
+    if found is None:
+        return "no confidence interval"
+    size = "" if row.cluster_low_usd == row.cluster_high_usd else ", smallest cluster"
+    return f"95 % interval of their mean {span(cents(found[0]), cents(found[1]), ' to ')}{size}"
 
 
 def _is_rehearsed(report: Report) -> bool:

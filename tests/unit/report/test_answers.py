@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from infra.reports.page.quality import evaluation_rows, verdict
 from infra.reports.page.training import Report, collect, span_of_days
 from stacks.load import load_stack
 from tests.unit.report.loops import TESTED, write_loop
-from tests.unit.report.reports import evaluation, write_runs
+from tests.unit.report.reports import evaluation, write_record, write_runs
 
 ACCURACY = "function_name_accuracy"
 
@@ -185,3 +186,34 @@ def test_a_line_without_a_price_is_named_and_makes_the_total_a_lower_bound(state
 )
 def test_a_part_of_a_day_is_written_in_minutes(days: float, shown: str) -> None:
     assert span_of_days(days) == shown
+
+
+def test_a_chat_that_was_measured_several_times_has_the_interval_of_its_mean_cost(
+    state: Path,
+) -> None:
+    """At 1.1 and 1/1.1 of the speed of the first: t(2) is 4.303, by hand in logarithms."""
+    write_loop(state)
+    first = json.loads((state / "runs/local/14/run_record.json").read_text())
+    for job_id, hour, factor in (("15", 7, 1.1), ("16", 8, 1 / 1.1)):
+        again = json.loads(json.dumps(first)) | {
+            "job_id": job_id,
+            "finished_at": f"2026-11-21T{hour:02}:00:00Z",
+        }
+        for key in again["metrics"]:
+            if key.endswith("tokens_per_s"):
+                again["metrics"][key] *= factor
+        write_record(state, again)
+    _, chat, _ = opened(state)
+    report = collect(load_stack("local"), state)
+    half = 4.303 * math.log(1.1) / math.sqrt(3)
+    hourly = float(report.bill.estimate.hourly_low_usd)
+    mean = hourly * (2000 / 52 + 8000 / 900) / 3600
+    low, high = (f"${mean * math.exp(sign * half):.3f}" for sign in (-1, 1))
+    assert (
+        "measured 3 times, last on 2026-11-21, on CPUs in place of the declared GPUs: "
+        f"95 % interval of their mean {low} to {high}, smallest cluster"
+    ) in chat.sentence
+    write_record(
+        state, {**first, "job_id": "18", "recipe": "other", "finished_at": "2026-11-21T10:00:00Z"}
+    )
+    assert "measured once, " in opened(state)[1].sentence, "of another recipe"
