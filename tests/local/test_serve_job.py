@@ -118,7 +118,7 @@ def test_a_served_job_answers_through_the_login_node_and_ends_clean(cluster: Job
             running = client.chat.completions.create(
                 model="tiny",
                 messages=[{"role": "user", "content": "a long one"}],
-                # Longer than Slurm needs to bring the signal on a busy machine, and over in the drain.
+                # Longer than Slurm needs to bring the signal here, and over in the drain.
                 max_tokens=1600,
                 stream=True,
                 extra_body={"ignore_eos": True},
