@@ -15,7 +15,7 @@ from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -23,6 +23,7 @@ from stacks.catalog import canonical_platform
 from stacks.errors import UserError, nearest
 from stacks.files import MAX_BYTES, is_map, parse_yaml, read_text
 from stacks.spec import StackSpec
+from stacks.spec.bounds import Bounds, Nodes
 
 PROJECT: Final = "soperator-stack"
 """Pulumi project name: the namespace of our keys in a stack file."""
@@ -122,58 +123,9 @@ _Record = TypeVar("_Record")
 _MOST: Final = 10**12
 _LEAST: Final = Decimal("1e-9")
 """Outside of these a number is a slip of the keyboard, and no table could show what it costs."""
-CLUSTER_NODES_MOST: Final = 5_000
-"""https://kubernetes.io/docs/setup/best-practices/cluster-large, read 2026-11-21: no more nodes."""
-_MOST_OF: Final[Mapping[str, int]] = {
-    **dict.fromkeys(
-        (
-            "nodes",
-            "min_nodes",
-            "max_nodes",
-            "created_nodes",
-            "least_nodes",
-            "max_surge_nodes",
-            "max_unavailable_nodes",
-        ),
-        CLUSTER_NODES_MOST,
-    ),
-    "count": 1_000,
-    **dict.fromkeys(("size_gib", "config_bucket_gib", "registry_gib"), 4 << 20),
-    "keep_daily": 3_650,
-    "key_days": 3_650,
-    "drain_timeout_s": 366 * 24 * 3_600,
-}
-"""What is made one by one needs an end before anything counts it; ten years are no end of a key or
-of daily copies, and 4 PiB in one piece are bytes or MiB in the place of GiB.
-
-A wait of more than a year is for ever, which 0 says; a duration of the API ends at 315,576,000,000.
-"""
-_SHARES: Final = ("max_idle_share",)
+_ANY: Final = Bounds()
 _ONE_OR_MORE: Final = ("after",)
 """Lists that may be given as the text of their only entry."""
-_MAY_BE_ZERO: Final = frozenset(
-    {
-        "min_nodes",
-        "priority",
-        "restarts",
-        "created_nodes",
-        "drain_timeout_s",
-        "max_surge_nodes",
-        "max_surge_percent",
-        "max_unavailable_nodes",
-        "max_unavailable_percent",
-        "gpus_per_node",
-        "config_bucket_gib",
-        "limit",
-        "cached_share",
-        "max_idle_share",
-        "preemptions_per_node_day",
-        "checkpoint_stall_s",
-        "restart_s",
-        "usd",
-    }
-)
-"""Every other number of a stack is a size or a count of something that must exist."""
 _GONE: Final[Mapping[str, str]] = {
     # nebius/soperator, helm/slurm-cluster/templates/slurm-cluster-cr.yaml at 4.1.7 and of 5.0.0:
     # the resource has a field for it, the chart has no value.
@@ -206,7 +158,7 @@ class Decoder:
             _, _, name = f"{path}.{key}".partition(".")
             problem = _GONE.get(name) or f"unknown key{nearest(str(key), allowed)}"
             self.refuse(f"{path}.{key}", problem)
-        hints = get_type_hints(cls)
+        hints = get_type_hints(cls, include_extras=True)
         arguments: dict[str, object] = {}
         for key, item in known.items():
             if key in values:
@@ -225,7 +177,7 @@ class Decoder:
             return values
         if values.keys() & {"min_nodes", "max_nodes"}:
             self.refuse(f"{path}.nodes", "give either nodes or min_nodes and max_nodes, not both")
-        count = self.value(int, values.pop("nodes"), f"{path}.nodes", "nodes")
+        count = self.value(Nodes, values.pop("nodes"), f"{path}.nodes", "nodes")
         # A refused count is replaced by a valid one, so that it is reported once, not three times.
         stand_in = count if count is not None else 1
         return {**values, "min_nodes": stand_in, "max_nodes": stand_in}
@@ -244,7 +196,12 @@ class Decoder:
             return self.record(hint, value, path)
         if isinstance(hint, type) and issubclass(hint, StrEnum):
             return self._choice(hint, value, path)
-        return self._scalar(cast("type", hint), value, path, key)
+        if origin is Annotated:
+            return self._scalar(arguments[0], value, path, arguments[1])
+        decoded = self._scalar(cast("type", hint), value, path)
+        if key == "platform" and isinstance(decoded, str):
+            return canonical_platform(decoded)
+        return decoded
 
     def _items(self, hint: object, value: object, path: str, key: str) -> tuple[object, ...]:
         if key in _ONE_OR_MORE and isinstance(value, str):
@@ -265,7 +222,7 @@ class Decoder:
         if not is_map(value):
             self.refuse(path, f"expected a mapping of text, got {_describe(value)}")
             return MappingProxyType({})
-        texts = {key: self._scalar(str, item, f"{path}.{key}", key) for key, item in value.items()}
+        texts = {key: self._scalar(str, item, f"{path}.{key}") for key, item in value.items()}
         return MappingProxyType({str(key): str(text) for key, text in texts.items()})
 
     def _choice(self, hint: type[StrEnum], value: object, path: str) -> StrEnum | None:
@@ -276,35 +233,31 @@ class Decoder:
         self.refuse(path, f"expected one of {', '.join(allowed)}, got {_describe(value)}{hint_at}")
         return None
 
-    def _scalar(self, hint: type, value: object, path: str, key: str) -> object:
-        check = _SCALARS[hint]
-        decoded, problem = check(value)
-        if problem is None and isinstance(decoded, int | Decimal) and _is_out_of_range(decoded):
-            problem = f"expected a number from {_LEAST:f} to {_MOST:,}, got {_describe(value)}"
-        if problem is None and isinstance(decoded, int) and hint is int:
-            least = 0 if key in _MAY_BE_ZERO else 1
-            most = _MOST_OF.get(key)
-            if decoded < least:
-                problem = f"expected a whole number of {least} or more, got {decoded}"
-            elif most is not None and decoded > most:
-                problem = f"expected a whole number from {least} to {most:,}, got {decoded}"
-        if problem is None and isinstance(decoded, Decimal) and key in _SHARES and decoded > 1:
-            problem = f"expected a share from 0 to 1, got {_describe(value)}"
-        if problem is None and isinstance(decoded, Decimal):
-            may_be_zero = key in _MAY_BE_ZERO
-            if decoded < 0 or (decoded == 0 and not may_be_zero):
-                least = "of 0 or more" if may_be_zero else "over 0"
-                problem = f"expected a number {least}, got {_describe(value)}"
-        if problem is not None:
-            self.refuse(path, problem)
-            return None
-        if key == "platform":
-            return canonical_platform(cast("str", decoded))
-        return decoded
+    def _scalar(self, hint: type, value: object, path: str, bounds: Bounds = _ANY) -> object:
+        decoded, problem = _SCALARS[hint](value)
+        if problem is None and isinstance(decoded, int | Decimal) and hint is not bool:
+            problem = _bounds_problem(decoded, bounds, _describe(value))
+        if problem is None:
+            return decoded
+        self.refuse(path, problem)
+        return None
 
 
-def _is_out_of_range(number: int | Decimal) -> bool:
-    return abs(number) > _MOST or 0 < abs(number) < _LEAST
+def _bounds_problem(number: int | Decimal, bounds: Bounds, given: str) -> str | None:
+    least, most = bounds.least, bounds.most
+    if abs(number) > _MOST or 0 < abs(number) < _LEAST:
+        return f"expected a number from {_LEAST:f} to {_MOST:,}, got {given}"
+    if isinstance(number, int):
+        if number < least:
+            return f"expected a whole number of {least} or more, got {number}"
+        if most is not None and number > most:
+            return f"expected a whole number from {least} to {most:,}, got {number}"
+    elif most is not None and number > most:
+        return f"expected a share from {least} to {most}, got {given}"
+    elif number < 0 or (number == 0 and least > 0):
+        span = "over 0" if least else "of 0 or more"
+        return f"expected a number {span}, got {given}"
+    return None
 
 
 def _text(value: object) -> tuple[object, str | None]:
@@ -358,6 +311,8 @@ def _keys(cls: type) -> str:
 
 
 def _wanted(hint: object) -> str:
+    if get_origin(hint) is Annotated:
+        return _wanted(get_args(hint)[0])
     if get_origin(hint) is tuple:
         return "a list"
     if isinstance(hint, type) and is_dataclass(hint):

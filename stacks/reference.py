@@ -17,7 +17,7 @@ from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Final, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Union, cast, get_args, get_origin, get_type_hints
 
 from stacks.errors import Level
 from stacks.rules import RULES, SOURCES
@@ -73,7 +73,7 @@ def stack_keys() -> tuple[Key, ...]:
 
 
 def _keys(cls: type, prefix: str) -> Iterator[Key]:
-    hints, says = get_type_hints(cls), attribute_docs(cls)
+    hints, says = get_type_hints(cls, include_extras=True), attribute_docs(cls)
     for item in _fields(cls):
         hint, many = _inner(hints[item.name])
         path = f"{prefix}{item.name}{'[]' if many else ''}"
@@ -119,6 +119,9 @@ def _type(hint: object, *, many: bool) -> str:
         word = " \\| ".join(f"`{member.value}`" for member in hint)
     elif isinstance(hint, type) and is_dataclass(hint):
         word = "mapping"
+    elif get_origin(hint) is Annotated:
+        number, bounds = get_args(hint)
+        word = f"{_WORDS[number.__name__]}, {bounds}"
     elif isinstance(hint, type):
         word = _WORDS[hint.__name__]
     else:
@@ -161,7 +164,8 @@ _STACK: Final = (
     "A stack is `stacks/Pulumi.NAME.yaml`; each top-level key stands there as "
     "`soperator-stack:KEY`.\nUnknown keys are refused with the nearest name. Sizes in `_gib` are "
     "GiB (2^30 bytes). `[]` is each entry of a list;\na node group takes `nodes: N` for equal "
-    "`min_nodes` and `max_nodes`. What must hold between keys: [rules.md](rules.md).\n"
+    "`min_nodes` and `max_nodes`. A number that names no least is over 0. What must hold between "
+    "keys: [rules.md](rules.md).\n"
 )
 _RULES: Final = (
     "An error is what the API or Soperator would refuse or what would not come up;\na "

@@ -14,11 +14,11 @@ from typing import Final
 
 from stacks.catalog import BOOT_DISK_LARGE_GIB, DISK_LARGE_GIB, PLATFORMS, find_preset
 from stacks.errors import Findings, nearest
-from stacks.load import CLUSTER_NODES_MOST
 from stacks.machines import node_groups
 from stacks.rules.naming import check_unique
 from stacks.rules.workers import disks_of
 from stacks.spec import StackSpec
+from stacks.spec.bounds import CLUSTER_NODES_MOST
 from stacks.spec.nodes import (
     Billing,
     BootDiskSpec,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from stacks.spec.bounds import SizeGib
+
 
 class GpuDrivers(StrEnum):
     """Where GPU nodes get their drivers from."""
@@ -119,7 +121,7 @@ class JailFileSpec:
 class NfsHomeSpec:
     """`/home` from an NFS server inside the cluster, on a network SSD that goes with it."""
 
-    size_gib: int
+    size_gib: SizeGib
     """Size in GiB of the disk."""
     threads: int = 8
     """Threads of the server."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 
+from stacks.spec.bounds import AmountOrZero, CountOrZero, Share
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssumedSpeedSpec:
@@ -40,7 +42,7 @@ class ChatSpec:
     """Tokens that it writes in one chat, over all its turns."""
     turns: int = 1
     """Answers in one chat."""
-    cached_share: Decimal = Decimal(0)
+    cached_share: AmountOrZero = Decimal(0)
     """Share of the context that a prefix cache answers, 0 to 1."""
     chats_per_day: int | None = None
     """Chats that are asked for; None: as many as the serving nodes can take."""
@@ -75,11 +77,11 @@ class RunForecastSpec:
 class PreemptionSpec:
     """What preemptible nodes lose: assumed until run records measure the stall."""
 
-    preemptions_per_node_day: Decimal
+    preemptions_per_node_day: AmountOrZero
     """Nodes lost a day, for each node."""
-    checkpoint_stall_s: Decimal
+    checkpoint_stall_s: AmountOrZero
     """Seconds that training stands still for one checkpoint."""
-    restart_s: Decimal
+    restart_s: AmountOrZero
     """Seconds from the loss of a node to the first step after it."""
     source: str
     """Where the three numbers come from."""
@@ -106,7 +108,7 @@ class PolicySpec:
     """Most that one reference chat may cost."""
     on_demand_gpus: bool = True
     """False: GPU nodes must be preemptible or reserved."""
-    max_idle_share: Decimal | None = None
+    max_idle_share: Share | None = None
     """Most of the serving capacity that may stand idle at the declared chats a day, 0 to 1."""
     max_price_age_days: int = 90
     """Prices older than this warn."""
@@ -128,7 +130,7 @@ class ContractPriceSpec:
     """Name of the price in the books."""
     unit: str
     """Unit of the price, as in the books."""
-    usd: Decimal
+    usd: AmountOrZero
     """US dollars for one unit."""
     source: str
     """Contract or offer that says so."""
@@ -142,5 +144,5 @@ class QuotaSpec:
 
     name: str
     """Name of the quota, such as `compute.instance.gpu.h100`."""
-    limit: int
+    limit: CountOrZero
     """Count, vCPUs, GPUs or, for sizes, GiB."""

@@ -10,6 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from stacks.spec.bounds import CountOrZero, Nodes, NodesOrZero, Pieces, SizeGib, WaitSeconds
 from stacks.spec.storage import DiskType
 
 
@@ -44,7 +45,7 @@ IMAGE_PATH: Final = "/mnt/image-storage"
 class BootDiskSpec:
     """Boot disk of every node of a group."""
 
-    size_gib: int
+    size_gib: SizeGib
     """Size in GiB of the boot disk of each node."""
     type: DiskType = DiskType.NETWORK_SSD
     """Type of the disk."""
@@ -80,9 +81,9 @@ class MachineSpec:
 class NodeGroupSpec(MachineSpec):
     """One mk8s node group of equal nodes."""
 
-    min_nodes: int
+    min_nodes: NodesOrZero
     """Least number of nodes; `nodes: N` sets both ends."""
-    max_nodes: int
+    max_nodes: Nodes
     """Equal to min_nodes for a fixed group; `nodes: N` in the file sets both."""
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Kubernetes labels beside those that the charts need."""
@@ -92,15 +93,15 @@ class NodeGroupSpec(MachineSpec):
 class StrategySpec:
     """How a changed node group replaces its nodes; of each pair at most one, percent or nodes."""
 
-    max_unavailable_percent: int | None = None
+    max_unavailable_percent: CountOrZero | None = None
     """Share of the nodes that a roll-out may take away at once."""
-    max_unavailable_nodes: int | None = None
+    max_unavailable_nodes: NodesOrZero | None = None
     """Nodes that may be away at once; without either of the two 50 percent."""
-    max_surge_percent: int | None = None
+    max_surge_percent: CountOrZero | None = None
     """Share of the nodes that a roll-out may add at once."""
-    max_surge_nodes: int | None = None
+    max_surge_nodes: NodesOrZero | None = None
     """Nodes that may be there beyond the count; without either of the two none."""
-    drain_timeout_s: int | None = None
+    drain_timeout_s: WaitSeconds | None = None
     """Longest wait for pods to leave a node; 0 waits for ever, None is the API's own."""
 
 
@@ -132,7 +133,7 @@ class LocalDiskSpec:
     """Name of the disk."""
     mount_path: str
     """Absolute path in the jail of the worker."""
-    size_gib: int
+    size_gib: SizeGib
     """Size in GiB for each worker."""
     type: DiskType = DiskType.NETWORK_SSD
     """Type of the disk."""
@@ -146,7 +147,7 @@ class LocalDiskSpec:
 class ImageDiskSpec:
     """One network disk for the container images of every worker; deleted with the worker."""
 
-    size_gib: int
+    size_gib: SizeGib
     """Size in GiB for each worker."""
     type: DiskType = DiskType.NETWORK_SSD_IO_M3
     """Type of the disk."""
@@ -160,7 +161,7 @@ class WorkerSpec(NodeGroupSpec):
 
     name: str
     """Name of the nodeset; Slurm nodes are `<name>-0` and so on."""
-    created_nodes: int | None = None
+    created_nodes: NodesOrZero | None = None
     """Nodes that must exist before the node groups count as made; None is min_nodes. With 0
     creation never waits for capacity: the autoscaler brings the nodes as pods ask for them."""
     infiniband_fabric: str | None = None
@@ -232,9 +233,9 @@ class NodesSpec:
 class DataDisksSpec:
     """Equal disks of one machine; several are striped (RAID 0) into one volume."""
 
-    size_gib: int
+    size_gib: SizeGib
     """Size in GiB of each disk."""
-    count: int = 1
+    count: Pieces = 1
     """Number of disks; fixed once they hold data."""
     type: DiskType = DiskType.NETWORK_SSD_IO_M3
     """Type of the disks; fixed once they hold data."""

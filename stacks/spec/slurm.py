@@ -10,6 +10,8 @@ from itertools import product
 from types import MappingProxyType
 from typing import Final
 
+from stacks.spec.bounds import CountOrZero, Nodes
+
 TRAIN_MODULE: Final = "workloads.train"
 SERVE_MODULE: Final = "workloads.serve"
 LOAD_MODULE: Final = "workloads.load"
@@ -57,7 +59,7 @@ class QosSpec:
 
     name: str
     """Name of the QOS."""
-    priority: int = 0
+    priority: CountOrZero = 0
     """Added to the priority of its jobs, relative to other QOS."""
     max_wall: str | None = None
     """Longest time of one job, as Slurm writes it."""
@@ -83,7 +85,7 @@ class AccountSpec:
     """QOS of its jobs, the default first; empty: Slurm's own `normal`."""
     max_gpus: int | None = None
     """GPUs that its running jobs hold together."""
-    max_nodes: int | None = None
+    max_nodes: Nodes | None = None
     """Nodes that its running jobs hold together."""
     max_jobs: int | None = None
     """Running jobs of the whole account."""
@@ -116,9 +118,9 @@ class JobSpec:
     """Module inside workloads/, such as `workloads.train`."""
     recipe: str
     """File name in workloads/recipes/ without its ending."""
-    nodes: int = 1
+    nodes: Nodes = 1
     """Nodes that it asks for."""
-    gpus_per_node: int = 0
+    gpus_per_node: CountOrZero = 0
     """GPUs, and with them ranks, on each node."""
     cpus_per_task: int | None = None
     """CPUs for each rank; without it the share of its GPU in the node's, and 1 without GPUs."""
@@ -133,9 +135,9 @@ class JobSpec:
     `0 2 * * 1-5`, or a word such as `@daily`, by the cluster's clock."""
     args: tuple[str, ...] = ()
     """Further arguments of the module."""
-    least_nodes: int | None = None
+    least_nodes: Nodes | None = None
     """Fewest nodes that it may go on with when some are lost; without it: `nodes`."""
-    restarts: int = 3
+    restarts: CountOrZero = 3
     """How often lost or hung ranks start again from the last checkpoint."""
     save_s: int = 60
     """Seconds that it gets to save before its time limit and when it is preempted; on preemptible

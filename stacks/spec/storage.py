@@ -11,6 +11,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from stacks.spec.bounds import Days, SizeGib, SizeGibOrZero
+
 PLACES: Final = ("data", "model", "chkpt", "elastic", "logs", "results", "cache", "scratch")
 """Logical places that recipes name; every stack maps each to a path."""
 
@@ -36,7 +38,7 @@ class FilesystemType(StrEnum):
 class FilesystemSpec:
     """One shared filesystem without a mount path of its own: `existing_id` or `size_gib`."""
 
-    size_gib: int | None = None
+    size_gib: SizeGib | None = None
     """Grows in place and never shrinks."""
     existing_id: str | None = None
     """A filesystem that the stack uses and neither changes nor deletes."""
@@ -54,7 +56,7 @@ class SubmountSpec:
     """Name of the submount; its mount tag is `jail-submount-<name>`."""
     mount_path: str
     """Absolute path in the jail, on login and worker nodes."""
-    size_gib: int | None = None
+    size_gib: SizeGib | None = None
     """Size in GiB of a filesystem that the stack makes."""
     existing_id: str | None = None
     """Id of a filesystem that exists."""
@@ -71,7 +73,7 @@ class MemoryMountSpec:
 
     mount_path: str
     """Absolute path in the jail of every worker."""
-    size_gib: int
+    size_gib: SizeGib
     """Most GiB of the node's memory that files there may take."""
 
 
@@ -79,9 +81,9 @@ class MemoryMountSpec:
 class BackupSpec:
     """Daily copies of the jail in object storage."""
 
-    keep_daily: int
+    keep_daily: Days
     """Daily copies that are kept."""
-    size_gib: int
+    size_gib: SizeGib
     """Size of one copy that is paid for."""
     schedule: str = "@daily-random"
     """When a copy is made: cron, or a word of k8up such as `@daily-random`."""
@@ -91,7 +93,7 @@ class BackupSpec:
     """Raised to rotate: a new password with a repository of its own; earlier ones are kept."""
     key_version: int = 1
     """Raised to make a new access key at once."""
-    key_days: int = 365
+    key_days: Days = 365
     """Life of an access key; the first `up` in its last quarter makes the next."""
 
 
@@ -109,7 +111,7 @@ class StorageSpec:
     """Logical place (PLACES) -> absolute path in the jail."""
     purge_on_destroy: bool = False
     """Whether `pulumi destroy` deletes filesystems and buckets; `up` must have applied it first."""
-    config_bucket_gib: int | None = None
+    config_bucket_gib: SizeGibOrZero | None = None
     """Object storage of versioned configs, whole GiB; 0 means under one GiB; None has no bucket."""
-    registry_gib: int | None = None
+    registry_gib: SizeGibOrZero | None = None
     """Container images that users push, whole GiB; 0 means under one GiB; None has no registry."""

@@ -92,6 +92,21 @@ def test_a_bucket_of_pebibytes_is_refused(config: dict[str, Any], key: str):
     assert problem.startswith(f"demo.storage.{key}: {wanted}")
 
 
+@pytest.mark.parametrize("key", ["config_bucket_gib", "registry_gib"])
+def test_a_bucket_and_a_registry_of_less_than_one_gib_are_declared_as_0(
+    config: dict[str, Any], key: str
+):
+    """docs/journeys/04-code-on-the-cluster.md tells to write `storage.registry_gib: 0`."""
+    config["storage"][key] = 0
+    assert getattr(load(config).storage, key) == 0
+
+
+def test_a_label_called_platform_keeps_its_text(config: dict[str, Any]):
+    """Only the key of a node group has other names for a platform of the API."""
+    config["nodes"]["workers"][0]["labels"] = {"platform": "gpu-h200"}
+    assert load(config).nodes.workers[0].labels == {"platform": "gpu-h200"}
+
+
 @pytest.mark.parametrize("number", ["1e400", "1E-300"])
 def test_a_speed_that_nothing_has_is_refused(config: dict[str, Any], number: str):
     speed = {"scenario": "s", "output_tokens_per_s": Decimal(number), "source": "x"}
