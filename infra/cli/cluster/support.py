@@ -45,9 +45,10 @@ def support_bundle(
         raise UserError(f"--output {path}: is there already; name another file")
     if not path.parent.is_dir():
         raise UserError(f"--output {path}: no folder {path.parent}; make it; nothing was written")
-    state, environ = State.from_environ(), context.environ()
-    redactor = Redactor(known(state, {**os.environ, **environ}), emails=emails)
+    state = State.from_environ()
     with output.never_silent("support bundle"), ExitStack() as closing:
+        environ = context.environ()
+        redactor = Redactor(known(state, {**os.environ, **environ}), emails=emails)
         parts = _parts(stack, state, environ, identity, closing, preview=preview)
         try:
             made = write_bundle(

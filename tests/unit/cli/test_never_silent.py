@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from infra.setup.demo.runner import Progress
 from infra.setup.tools import __main__ as setup
 from infra.setup.tools.step import Step
 from tests.ticks import Ticks
+from tests.unit.support.test_bundle import OUTPUTS, Kube, Shell
 
 QUIET_S = 0.2
 SLOW_S = 1.2
@@ -172,6 +174,43 @@ def test_a_part_of_the_support_bundle_is_not_silent(
             support.support_bundle(stack="local", file=tmp_path / "b.tar.gz")
 
     assert re.search(r"still: kube/pods.txt, [1-9] s", said(command))
+
+
+class SlowOnce(Kube):
+    """A Kubernetes API and a login node of which the first answer of each takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shell = Shell()
+        self.slow = {"kube": slow, "login": slow}
+
+    def list(self, version: str, kind: str) -> list[dict[str, Any]]:
+        self.slow.pop("kube", lambda: None)()
+        return super().list(version, kind)
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Any:
+        self.slow.pop("login", lambda: None)()
+        return self.shell.run(command, stdin=stdin)
+
+
+def test_a_support_bundle_is_not_silent_from_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path
+) -> None:
+    """Every part is real but for who answers: the engine, the login node and Kubernetes."""
+    there = SlowOnce()
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(context, "environ", lambda: (slow(), {"PATH": "/nowhere"})[1])
+    monkeypatch.setattr(context, "read", lambda _stack: OUTPUTS)
+    monkeypatch.setattr(context, "connect", lambda *_: nullcontext(there))
+    monkeypatch.setattr(context, "kube_client", lambda _stack: there)
+
+    def command() -> None:
+        with pytest.raises(typer.Exit):
+            support.support_bundle(stack="local", file=tmp_path / "b.tar.gz", preview=True)
+
+    text = said(command)
+    for part in ("support bundle", "slurm/nodes.txt", "kube/events.txt"):
+        assert re.search(rf"still: {part}, [1-9] s", text), part
 
 
 @pytest.mark.parametrize(
