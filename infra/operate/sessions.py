@@ -485,10 +485,10 @@ def ssh_config(
     login_port: int,
     key: Path,
     login_options: Mapping[str, str],
-    node_known_hosts: Path,
 ) -> str:
     """Two hosts: `soperator-STACK` is the login node, `soperator-STACK-shell` the session's."""
     login = f"soperator-{stack}"
+    pinned = [f"  {name} {_quoted(value)}" for name, value in login_options.items()]
     return "\n".join(
         [
             f"Host {login}",
@@ -496,17 +496,17 @@ def ssh_config(
             f"  Port {login_port}",
             "  User root",
             f"  IdentityFile {_quoted(key)}",
-            *(f"  {name} {_quoted(value)}" for name, value in login_options.items()),
+            *pinned,
             "",
             f"Host {login}-shell",
             f"  HostName {node}",
             "  User root",
             f"  ProxyJump {login}",
             f"  IdentityFile {_quoted(key)}",
-            "  IdentitiesOnly yes",
-            # Pods are made anew with other keys; the way to them is the pinned login node.
-            "  StrictHostKeyChecking accept-new",
-            f"  UserKnownHostsFile {_quoted(node_known_hosts)}",
+            # Login and worker pods present the same key: Soperator 4.1.7 mounts one Secret into all
+            # (internal/render/worker/configmap.go, HostKey), so the pinned one is the node's too.
+            f"  HostKeyAlias {login_host}",
+            *pinned,
             "",
         ]
     )

@@ -225,7 +225,6 @@ def _vscode(guard: Guard, outputs: StackOutputs, identity: Path | None) -> None:
         login_port=outputs.ssh_port,
         key=context.private_key(identity).absolute(),
         login_options=login_options(outputs),
-        node_known_hosts=folder / f"known_hosts_{outputs.stack}_nodes",
     )
     path = folder / f"config_{outputs.stack}"
     # Every ssh of the user reads it once it is included: never half of it.

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 import stacks.load
 from cost.bill.left_running import pause_saving
 from cost.prices.book import PriceBook
+from infra.cli.jobs.submission import ready_all
 from infra.cli.main import app
 from infra.clients.errors import JobsError, NothingThereError
 from infra.clients.pulumi import outputs_from
@@ -46,6 +47,19 @@ def run(*arguments: str) -> Result:
 
 def lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
+
+
+def test_a_submission_between_a_pause_and_its_up_is_told_what_comes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The login node is still there and takes it, and the next `up` ends it."""
+    ready_all(load_stack("local", folder), [], {})
+    assert "paused" not in capsys.readouterr().err
+    assert run("pause", "--stack", "local").exit_code == 0
+    ready_all(load_stack("local", folder), [], {})
+    assert "local: declared as paused: the next `pulumi up` takes the workers away from what " in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("name", stack_names())

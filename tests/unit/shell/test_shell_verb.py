@@ -164,7 +164,13 @@ def test_vs_code_gets_a_config_that_ssh_reads(login: Login, tmp_path: Path) -> N
     ).stdout
     assert "hostname worker-1\n" in found
     assert "proxyjump soperator-local\n" in found
-    assert "stricthostkeychecking accept-new\n" in found
+    assert "stricthostkeychecking true\n" in found
+    assert "hostkeyalias 127.0.0.1\n" in found
+    known = path.with_name("known_hosts_local")
+    assert f"userknownhostsfile {known}\n" in found
+    # The name under which the pinned key is looked up has it.
+    keygen = subprocess.run(["ssh-keygen", "-F", "127.0.0.1", "-f", known], capture_output=True)
+    assert keygen.returncode == 0
 
 
 def test_a_path_with_a_space_is_one_word_of_the_config() -> None:
@@ -175,10 +181,9 @@ def test_a_path_with_a_space_is_one_word_of_the_config() -> None:
         login_port=30022,
         key=Path("/home/a b/key"),
         login_options={"UserKnownHostsFile": "/home/a b/known"},
-        node_known_hosts=Path("/home/a b/nodes"),
     )
     assert 'IdentityFile "/home/a b/key"' in text
-    assert 'UserKnownHostsFile "/home/a b/known"' in text
+    assert text.count('UserKnownHostsFile "/home/a b/known"') == 2
 
 
 def test_tensorboard_shows_the_events_of_a_job_on_the_login_node(
