@@ -16,9 +16,10 @@ from typing import Final, cast
 
 from stacks.compatibility import SOPERATOR as RELEASES
 from stacks.compatibility import SoperatorRelease, numbers, release_of
-from stacks.errors import Findings, Problem, UserError
+from stacks.errors import Problem, UserError
 from stacks.files import is_map, parse_yaml
 from stacks.load import PROJECT
+from stacks.rules import Findings
 from stacks.spec import StackSpec
 from stacks.spec.nodes import NodeUserSpec
 
@@ -294,7 +295,8 @@ def refused(name: str, before: Mapping[str, str], after: Mapping[str, str]) -> t
     _check_kubernetes(before, after, findings)
     _check_soperator(before, after, findings)
     for key, was, now in shrunk(before, after):
-        findings.error(
+        findings.add(
+            "change.filesystem-shrinks",
             key,
             f"{now} GiB, but it was deployed with {was} GiB, and no filesystem shrinks; declare "
             f"{was} or more, or copy the data to a new one",
@@ -321,13 +323,15 @@ def _check_kubernetes(
         return
     (major, minor), wanted = numbers(was)[:2], numbers(now)[:2]
     if wanted < (major, minor):
-        findings.error(
+        findings.add(
+            "change.kubernetes-back",
             KUBERNETES_KEY,
             f"'{now}', but the control plane is at {was} and never goes back; declare {was} or "
             f"{major}.{minor + 1}, or make a new stack and move the filesystems: docs/day-two.md",
         )
     elif wanted != (major, minor + 1):
-        findings.error(
+        findings.add(
+            "change.kubernetes-step",
             KUBERNETES_KEY,
             f"'{now}', but the control plane is at {was} and takes one minor version at a time "
             f"(kubernetes.io, version skew policy); go to {major}.{minor + 1} first",
@@ -344,13 +348,15 @@ def _check_soperator(
     if numbers(now) < numbers(was):
         _check_way_back(old, new, was, now, findings)
     elif skipped := _between(numbers(was)[:2], numbers(now)[:2]):
-        findings.warn(
+        findings.add(
+            "change.soperator-skips",
             SOPERATOR_KEY,
             f"'{now}' skips {', '.join(skipped)} after the deployed {was}, a way that nobody has "
             "published; go line by line",
         )
     if before.get(KUBERNETES_KEY) not in (None, after.get(KUBERNETES_KEY)):
-        findings.warn(
+        findings.add(
+            "change.two-at-once",
             SOPERATOR_KEY,
             f"'{now}' comes together with Kubernetes {after.get(KUBERNETES_KEY)}; change one at a "
             "time, so that a failure has one cause and a way back",
@@ -361,7 +367,8 @@ def _check_way_back(
     old: SoperatorRelease, new: SoperatorRelease, was: str, now: str, findings: Findings
 ) -> None:
     if old.slurm and new.slurm and numbers(new.slurm) < numbers(old.slurm):
-        findings.error(
+        findings.add(
+            "change.slurm-back",
             SOPERATOR_KEY,
             f"'{now}' brings Slurm {new.slurm}, which cannot read what the deployed {was} with "
             f"Slurm {old.slurm} wrote (state of slurmctld, accounting database); keep {was}, or "
@@ -373,7 +380,8 @@ def _check_way_back(
         if old.slurm and old.slurm == new.slurm
         else "no source says which Slurm it has, and an older one reads no newer state"
     )
-    findings.warn(
+    findings.add(
+        "change.soperator-back",
         SOPERATOR_KEY,
         f"'{now}' is older than the deployed {was}: a way back with the custom resources of {now}, "
         f"which drops what only {was} knows of; {slurm}",

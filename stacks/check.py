@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from stacks.errors import Findings, Level, Problem
+from stacks.errors import Level, Problem
+from stacks.rules import Findings
 from stacks.rules.access import check_access, check_teams
 from stacks.rules.cluster import check_cluster, check_lifetime, check_versions
 from stacks.rules.cost import check_chat, check_runs

@@ -1,11 +1,11 @@
 """What is wrong: UserError refuses what was asked; a Problem is one finding about a stack.
 
-The rules (rules/) report what they find to Findings; `nearest` is the "did you mean" of messages.
+The rules (rules/) find the problems; `nearest` is the "did you mean" of messages.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from difflib import get_close_matches
 from enum import StrEnum
@@ -60,50 +60,6 @@ class Problem:
     def __str__(self) -> str:
         price = "" if self.usd_per_month is None else f" (${self.usd_per_month:,.2f} per month)"
         return f"{self.level}: {self.path}: {self.message}{price}"
-
-
-@dataclass(slots=True)
-class Findings:
-    """Problems in the order in which the rules find them; paths start with the stack's name."""
-
-    stack_name: str
-    problems: list[Problem] = field(default_factory=list[Problem])
-
-    def error(self, path: str, message: str, *, rule: str = "") -> None:
-        """Adds what the API or Soperator would refuse."""
-        self._add(Level.ERROR, path, message, rule)
-
-    def warn(
-        self,
-        path: str,
-        message: str,
-        spare_nodes: SpareNodes | None = None,
-        *,
-        rule: str = "",
-        spare_gib: SpareGib | None = None,
-    ) -> None:
-        """Adds what works but costs money, time or comfort."""
-        self._add(Level.WARNING, path, message, rule, spare_nodes, spare_gib)
-
-    def _add(
-        self,
-        level: Level,
-        path: str,
-        message: str,
-        rule: str,
-        spare_nodes: SpareNodes | None = None,
-        spare_gib: SpareGib | None = None,
-    ) -> None:
-        self.problems.append(
-            Problem(
-                level=level,
-                path=f"{self.stack_name}.{path}",
-                message=message,
-                rule=rule,
-                spare_nodes=spare_nodes,
-                spare_gib=spare_gib,
-            )
-        )
 
 
 def nearest(name: str, allowed: tuple[str, ...]) -> str:

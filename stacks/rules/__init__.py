@@ -8,12 +8,12 @@ level, what holds and who says so are in rules.tsv. docs/rules.md is made from t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from stacks.errors import Level
+from stacks.errors import Level, Problem, SpareGib, SpareNodes
 
 SOURCES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -58,3 +58,32 @@ def read_rules(text: str) -> Mapping[str, Rule]:
 
 
 RULES: Final = read_rules(Path(__file__).with_name("rules.tsv").read_text(encoding="utf-8"))
+
+
+@dataclass(slots=True)
+class Findings:
+    """Problems in the order in which the rules find them; paths start with the stack's name."""
+
+    stack_name: str
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+    def add(
+        self,
+        rule: str,
+        path: str,
+        message: str,
+        *,
+        spare_nodes: SpareNodes | None = None,
+        spare_gib: SpareGib | None = None,
+    ) -> None:
+        """Adds a finding of the rule, at the level of the table."""
+        self.problems.append(
+            Problem(
+                level=RULES[rule].level,
+                path=f"{self.stack_name}.{path}",
+                message=message,
+                rule=rule,
+                spare_nodes=spare_nodes,
+                spare_gib=spare_gib,
+            )
+        )

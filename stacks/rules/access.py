@@ -10,8 +10,8 @@ import re
 from typing import Final
 
 from stacks.catalog import REGIONS
-from stacks.errors import Findings
 from stacks.machines import paths_of_one_node, shared_mounts
+from stacks.rules import Findings
 from stacks.rules.naming import check_unique, cidr_problem, is_under, name_problem, path_problem
 from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
@@ -44,7 +44,7 @@ def check_access(spec: StackSpec, findings: Findings) -> None:
     """Names, ids, versions, SSH door and the paths of code and Python."""
     problem = name_problem(spec.name, longest=STACK_NAME_MAX)
     if problem:
-        findings.error("name", problem, rule="name.stack")
+        findings.add("name.stack", "name", problem)
     _check_nebius(spec, findings)
     _check_cluster(spec, findings)
     _check_login(spec, findings)
@@ -61,46 +61,46 @@ def _check_nebius(spec: StackSpec, findings: Findings) -> None:
     )
     for key, value, prefix in ids:
         if value is not None and not re.fullmatch(f"{prefix}[a-z0-9-]+", value):
-            findings.error(
+            findings.add(
+                "nebius.id-prefix",
                 f"nebius.{key}",
                 f"'{value}' is not an id of this kind; it starts with '{prefix}', and "
                 "lower-case letters, digits and dashes follow",
-                rule="nebius.id-prefix",
             )
     if nebius.region not in REGIONS:
-        findings.error(
+        findings.add(
+            "nebius.region",
             "nebius.region",
             f"'{nebius.region}' is not a region (have: {', '.join(REGIONS)}); "
             "see stacks/catalog.py",
-            rule="nebius.region",
         )
     if nebius.subnet_id is not None and nebius.network_id is None:
-        findings.warn(
+        findings.add(
+            "nebius.subnet-network",
             "nebius.subnet_id",
             "a subnet without its network; give network_id too, or a new network is made unused",
-            rule="nebius.subnet-network",
         )
 
 
 def _check_cluster(spec: StackSpec, findings: Findings) -> None:
     cluster = spec.cluster
     if not re.fullmatch(r"1\.[0-9]{2}", cluster.kubernetes_version):
-        findings.error(
+        findings.add(
+            "cluster.kubernetes-version",
             "cluster.kubernetes_version",
             f"'{cluster.kubernetes_version}' is not MAJOR.MINOR, such as '1.33'",
-            rule="cluster.kubernetes-version",
         )
     if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?", cluster.soperator_version):
-        findings.error(
+        findings.add(
+            "cluster.soperator-version",
             "cluster.soperator_version",
             f"'{cluster.soperator_version}' is not a chart version, such as '4.1.7'",
-            rule="cluster.soperator-version",
         )
     if cluster.etcd_size not in _ETCD_SIZES:
-        findings.error(
+        findings.add(
+            "cluster.etcd-size",
             "cluster.etcd_size",
             f"{cluster.etcd_size} is not allowed; use 1 or 3",
-            rule="cluster.etcd-size",
         )
     for key, value in (
         ("slurm_cluster_name", cluster.slurm_cluster_name),
@@ -108,60 +108,60 @@ def _check_cluster(spec: StackSpec, findings: Findings) -> None:
     ):
         problem = name_problem(value, longest=63)
         if problem:
-            findings.error(f"cluster.{key}", problem, rule="cluster.name")
+            findings.add("cluster.name", f"cluster.{key}", problem)
         elif value != _SOPERATOR_NAME and spec.soperator.checks is not ChecksProfile.OFF:
-            findings.error(
+            findings.add(
+                "cluster.soperator-name",
                 f"cluster.{key}",
                 f"'{value}': Soperator's active checks install only where it is "
                 f"'{_SOPERATOR_NAME}'; use that, or set soperator.checks to off",
-                rule="cluster.soperator-name",
             )
     if _TAKEN_NAMESPACES.fullmatch(cluster.namespace):
-        findings.error(
+        findings.add(
+            "cluster.namespace-taken",
             "cluster.namespace",
             f"'{cluster.namespace}' is a namespace of Kubernetes or of the charts, and a destroy "
             "would delete it; choose another",
-            rule="cluster.namespace-taken",
         )
 
 
 def _check_login(spec: StackSpec, findings: Findings) -> None:
     login = spec.login
     if login.service is SshServiceType.NODE_PORT and login.ssh_port not in _NODE_PORTS:
-        findings.error(
+        findings.add(
+            "login.node-port",
             "login.ssh_port",
             f"{login.ssh_port} is no node port; NodePort allows "
             f"{_NODE_PORTS.start} to {_NODE_PORTS.stop - 1}",
-            rule="login.node-port",
         )
     if login.service is SshServiceType.LOAD_BALANCER and login.ssh_port != _SSH_PORT:
-        findings.error(
+        findings.add(
+            "login.load-balancer-port",
             "login.ssh_port",
             f"{login.ssh_port}: Soperator's LoadBalancer listens on {_SSH_PORT}; "
             "use that, or service NodePort",
-            rule="login.load-balancer-port",
         )
     if not login.ssh_public_keys:
-        findings.error(
+        findings.add(
+            "login.no-key",
             "login.ssh_public_keys",
             "no key, so nobody could enter; add 'file:~/.ssh/id_ed25519.pub' or a key line",
-            rule="login.no-key",
         )
     _check_sources(spec, findings)
     for index, line in enumerate(login.ssh_public_keys):
         problem = public_key_problem(line)
         if problem:
-            findings.error(f"login.ssh_public_keys[{index}]", problem, rule="login.key-form")
+            findings.add("login.key-form", f"login.ssh_public_keys[{index}]", problem)
 
 
 def _check_sources(spec: StackSpec, findings: Findings) -> None:
     """Who may reach the SSH door."""
     login = spec.login
     if login.allowed_cidrs and login.service is SshServiceType.NODE_PORT:
-        findings.error(
+        findings.add(
+            "login.cidrs-unused",
             "login.allowed_cidrs",
             "a NodePort lets everybody in who reaches a node; use service LoadBalancer",
-            rule="login.cidrs-unused",
         )
     check_unique(
         login.allowed_cidrs,
@@ -172,7 +172,7 @@ def _check_sources(spec: StackSpec, findings: Findings) -> None:
     )
     for index, cidr in enumerate(login.allowed_cidrs):
         if problem := cidr_problem(cidr):
-            findings.error(f"login.allowed_cidrs[{index}]", problem, rule="login.cidr-form")
+            findings.add("login.cidr-form", f"login.allowed_cidrs[{index}]", problem)
 
 
 def public_key_problem(line: str) -> str | None:
@@ -197,21 +197,21 @@ def _check_code(spec: StackSpec, findings: Findings) -> None:
     for key, path in (("code_path", spec.code_path), ("python_env_path", spec.python_env_path)):
         problem = path_problem(path)
         if problem:
-            findings.error(key, problem, rule="code.path-form")
+            findings.add("code.path-form", key, problem)
     own = paths_of_one_node(spec)
     lies_on = [text for mount, text in own.items() if is_under(spec.code_path, mount)]
     if lies_on:
-        findings.error(
+        findings.add(
+            "code.on-one-node",
             "code_path",
             f"'{spec.code_path}' is on {lies_on[0]}; the login node's files would not reach the "
             "jobs: put it under a submount",
-            rule="code.on-one-node",
         )
     elif not any(is_under(spec.code_path, mount) for mount in shared_mounts(spec).values()):
-        findings.warn(
+        findings.add(
+            "code.on-jail",
             "code_path",
             f"'{spec.code_path}' is under no declared submount, so code lies on the jail itself",
-            rule="code.on-jail",
         )
 
 
@@ -225,10 +225,10 @@ def check_teams(spec: StackSpec, findings: Findings) -> None:
     """Qualities of service first, then the accounts that name them."""
     slurm = spec.slurm
     if (slurm.accounts or slurm.qos) and not slurm.accounting:
-        findings.error(
+        findings.add(
+            "teams.accounting",
             "slurm.accounts" if slurm.accounts else "slurm.qos",
             "declared, but slurm.accounting is false, so nothing keeps them; set it to true",
-            rule="teams.accounting",
         )
     for key, names in (
         ("slurm.qos", [qos.name for qos in slurm.qos]),
@@ -244,16 +244,16 @@ def check_teams(spec: StackSpec, findings: Findings) -> None:
 def _check_qos(spec: StackSpec, qos: QosSpec, path: str, findings: Findings) -> None:
     _check_name(qos.name, f"{path}.name", findings, taken=_NORMAL)
     if qos.max_wall is not None and not slurm_seconds(qos.max_wall):
-        findings.error(
+        findings.add(
+            "teams.wall",
             f"{path}.max_wall",
             f"'{qos.max_wall}' is no Slurm time; write '02:00:00' or '1-00:00:00'",
-            rule="teams.wall",
         )
     if not any(qos.name in account.qos for account in spec.slurm.accounts):
-        findings.warn(
+        findings.add(
+            "teams.qos-unused",
             f"{path}.name",
             f"'{qos.name}' is named by no account, so no job can have it",
-            rule="teams.qos-unused",
         )
 
 
@@ -262,32 +262,32 @@ def _check_account(spec: StackSpec, account: AccountSpec, path: str, findings: F
     known = [qos.name for qos in spec.slurm.qos]
     for name in account.qos:
         if name not in known and name != _NORMAL:
-            findings.error(
+            findings.add(
+                "teams.qos-unknown",
                 f"{path}.qos",
                 f"'{name}' is not a QOS (has: {', '.join([*known, _NORMAL])})",
-                rule="teams.qos-unknown",
             )
     check_unique(account.users, f"{path}.users", findings, rule="teams.user-twice")
     users = [user.name for user in spec.soperator.users]
     for name in account.users:
         if name == _ROOT:
-            findings.error(
-                f"{path}.users", "root belongs to every account; leave it out", rule="teams.root"
+            findings.add(
+                "teams.root", f"{path}.users", "root belongs to every account; leave it out"
             )
         elif name not in users:
-            findings.warn(
+            findings.add(
+                "teams.user-unknown",
                 f"{path}.users",
                 f"'{name}' is none of soperator.users, so only a user of that name who is in the "
                 "jail already can use the account",
-                rule="teams.user-unknown",
             )
 
 
 def _check_name(name: str, path: str, findings: Findings, *, taken: str) -> None:
     if not _NAME.fullmatch(name) or name == taken:
-        findings.error(
+        findings.add(
+            "teams.name",
             path,
             f"'{name}' is not a name; use lower-case letters, digits, - and _ from a letter on, at "
             f"most 40, and not '{taken}'",
-            rule="teams.name",
         )

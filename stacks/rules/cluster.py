@@ -10,7 +10,7 @@ from typing import Final
 
 from stacks.catalog import ALLOWED_CIDRS_MAX, PLATFORMS
 from stacks.compatibility import KUBERNETES, SOPERATOR, SYSTEMS, numbers, release_of
-from stacks.errors import Findings
+from stacks.rules import Findings
 from stacks.rules.naming import check_unique, cidr_problem
 from stacks.schedule import parse_end
 from stacks.spec import StackSpec
@@ -28,10 +28,10 @@ def _check_network(spec: StackSpec, findings: Findings) -> None:
     nebius = spec.nebius
     given = [key for key in ("network_id", "subnet_id") if getattr(nebius, key) is not None]
     if nebius.discover_network and given:
-        findings.error(
+        findings.add(
+            "nebius.network-choice",
             "nebius.discover_network",
             f"true beside {' and '.join(given)}; name the subnet or have it found, not both",
-            rule="nebius.network-choice",
         )
 
 
@@ -39,23 +39,23 @@ def _check_endpoint(spec: StackSpec, findings: Findings) -> None:
     cluster = spec.cluster
     path = "cluster.allowed_cidrs"
     if not cluster.public_endpoint:
-        findings.warn(
+        findings.add(
+            "cluster.private-endpoint",
             "cluster.public_endpoint",
             "false: `pulumi up` and every user need a route to the private address",
-            rule="cluster.private-endpoint",
         )
         if cluster.allowed_cidrs:
-            findings.error(
+            findings.add(
+                "cluster.cidrs-unused",
                 path,
                 "the Kubernetes API has no public address to guard; remove them, or set "
                 "cluster.public_endpoint to true",
-                rule="cluster.cidrs-unused",
             )
     if len(cluster.allowed_cidrs) > ALLOWED_CIDRS_MAX:
-        findings.error(
+        findings.add(
+            "cluster.cidrs-most",
             path,
             f"{len(cluster.allowed_cidrs)} blocks; the API takes {ALLOWED_CIDRS_MAX}: join some",
-            rule="cluster.cidrs-most",
         )
     check_unique(
         cluster.allowed_cidrs, path, findings, rule="cluster.cidr-twice", advice="give it once"
@@ -63,7 +63,7 @@ def _check_endpoint(spec: StackSpec, findings: Findings) -> None:
     for index, cidr in enumerate(cluster.allowed_cidrs):
         problem = cidr_problem(cidr)
         if problem:
-            findings.error(f"{path}[{index}]", problem, rule="cluster.cidr-form")
+            findings.add("cluster.cidr-form", f"{path}[{index}]", problem)
 
 
 def _check_architecture(spec: StackSpec, findings: Findings) -> None:
@@ -76,11 +76,11 @@ def _check_architecture(spec: StackSpec, findings: Findings) -> None:
     for path, platform in known[1:]:
         first = known[0][1]
         if platform.architecture != first.architecture:
-            findings.error(
+            findings.add(
+                "nodes.architecture",
                 f"{path}.platform",
                 f"'{platform.name}' is {platform.architecture}, but '{first.name}' of "
                 f"{known[0][0]} is {first.architecture}; both run the programs of one jail",
-                rule="nodes.architecture",
             )
 
 
@@ -101,36 +101,34 @@ def _check_soperator(spec: StackSpec, findings: Findings) -> None:
     row = release_of(version)
     known = SOPERATOR.get(version)
     if known is not None and known.refused is not None:
-        findings.error(
-            path,
-            f"'{version}' cannot be deployed: {known.refused}",
-            rule="cluster.soperator-refused",
+        findings.add(
+            "cluster.soperator-refused", path, f"'{version}' cannot be deployed: {known.refused}"
         )
         return
     if known is None:
-        findings.warn(
+        findings.add(
+            "cluster.soperator-unknown",
             path,
             f"'{version}' is not in {_TABLE} (has: {', '.join(SOPERATOR)}); values and versions of "
             f"charts are those of {row.version}",
-            rule="cluster.soperator-unknown",
         )
     kubernetes = spec.cluster.kubernetes_version
     if row.kubernetes_min and numbers(kubernetes) < numbers(row.kubernetes_min):
-        findings.error(
+        findings.add(
+            "cluster.kubernetes-least",
             "cluster.kubernetes_version",
             f"'{kubernetes}' is older than Soperator {row.version} works with; take "
             f"{row.kubernetes_min} or newer",
-            rule="cluster.kubernetes-least",
         )
 
 
 def _check_system(spec: StackSpec, findings: Findings) -> None:
     if spec.cluster.os not in SYSTEMS:
-        findings.warn(
+        findings.add(
+            "cluster.os-unknown",
             "cluster.os",
             f"'{spec.cluster.os}' is not in {_TABLE} (has: {', '.join(SYSTEMS)}); only "
             f"the API can tell: {_MATRIX}",
-            rule="cluster.os-unknown",
         )
 
 
@@ -138,11 +136,11 @@ def _check_kubernetes(spec: StackSpec, findings: Findings) -> None:
     cluster = spec.cluster
     row = KUBERNETES.get(cluster.kubernetes_version)
     if row is None:
-        findings.warn(
+        findings.add(
+            "cluster.kubernetes-unknown",
             "cluster.kubernetes_version",
             f"'{cluster.kubernetes_version}' is not in the driver table of {_TABLE} "
             f"(has: {', '.join(KUBERNETES)}); only the API can tell: {_MATRIX}",
-            rule="cluster.kubernetes-unknown",
         )
         return
     if cluster.gpu_drivers is GpuDrivers.OPERATORS:
@@ -150,11 +148,11 @@ def _check_kubernetes(spec: StackSpec, findings: Findings) -> None:
     platforms = {worker.platform for worker in spec.nodes.workers}
     for platform in sorted(platforms & row.drivers.keys()):
         if cluster.drivers_preset not in row.drivers[platform]:
-            findings.error(
+            findings.add(
+                "cluster.drivers",
                 "cluster.drivers_preset",
                 f"'{cluster.drivers_preset}' is in no image of '{platform}' for Kubernetes "
                 f"{cluster.kubernetes_version} (has: {', '.join(row.drivers[platform])})",
-                rule="cluster.drivers",
             )
 
 
@@ -168,37 +166,37 @@ def check_lifetime(spec: StackSpec, findings: Findings) -> None:
     if lifetime is None:
         return
     if lifetime.until is None and lifetime.idle_hours is None:
-        findings.error(
+        findings.add(
+            "lifetime.empty",
             "lifetime",
             "neither until nor idle_hours, so it ends nothing; give one of them, or remove it",
-            rule="lifetime.empty",
         )
     if lifetime.until is not None and parse_end(lifetime.until) is None:
-        findings.error(
+        findings.add(
+            "lifetime.until",
             "lifetime.until",
             f"'{lifetime.until}' is no time with its zone; write 2026-12-24T18:00Z",
-            rule="lifetime.until",
         )
     if lifetime.idle_hours is None:
         return
     if lifetime.idle_hours > _MOST_HOURS:
-        findings.error(
+        findings.add(
+            "lifetime.idle-hours",
             "lifetime.idle_hours",
             f"{lifetime.idle_hours} is more than {_MOST_HOURS}; declare less, or an end",
-            rule="lifetime.idle-hours",
         )
     if not spec.slurm.accounting:
-        findings.error(
+        findings.add(
+            "lifetime.idle-unseen",
             "lifetime.idle_hours",
             "nobody knows when the last job ended: slurm.accounting is off; switch it on, or "
             "declare lifetime.until alone",
-            rule="lifetime.idle-unseen",
         )
     for index, job in enumerate(spec.jobs):
         if job.schedule is not None:
-            findings.error(
+            findings.add(
+                "lifetime.idle-schedule",
                 f"jobs[{index}].schedule",
                 "an idle stack is paused (lifetime.idle_hours), and then no schedule runs any "
                 "more; take idle_hours out and declare lifetime.until, or take the schedule out",
-                rule="lifetime.idle-schedule",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Final
 
-from stacks.errors import Findings
+from stacks.rules import Findings
 from stacks.rules.naming import check_unique
 from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
@@ -24,25 +24,25 @@ def _check_profile(spec: StackSpec, findings: Findings) -> None:
     chat = spec.chat
     # An answer is part of the context of the next one, so it must fit as a whole.
     if chat.output_tokens > chat.context_tokens * chat.turns:
-        findings.error(
+        findings.add(
+            "chat.answers-fit",
             "chat.output_tokens",
             f"{chat.output_tokens} tokens in {chat.turns} turns do not fit context_tokens "
             f"({chat.context_tokens}); raise context_tokens or turns",
-            rule="chat.answers-fit",
         )
     if chat.turns > chat.output_tokens:
-        findings.error(
+        findings.add(
+            "chat.turns",
             "chat.turns",
             f"{chat.turns}, but the whole chat writes {chat.output_tokens} tokens "
             "(output_tokens); every turn answers with at least one",
-            rule="chat.turns",
         )
     if chat.cached_share > 1:
-        findings.error(
+        findings.add(
+            "chat.cached-share",
             "chat.cached_share",
             f"{chat.cached_share} is more than the whole context; use 0 to 1 "
             "(a quarter is 0.25, not 25)",
-            rule="chat.cached-share",
         )
     check_unique(
         chat.api_models,
@@ -58,28 +58,28 @@ def _check_serving(spec: StackSpec, findings: Findings) -> None:
     known = [worker.name for worker in spec.nodes.workers]
     if chat.serving_nodeset is None:
         if chat.serving_nodes > 1:
-            findings.error(
+            findings.add(
+                "chat.serving-nodes-of",
                 "chat.serving_nodes",
                 f"{chat.serving_nodes} of which nodes? Name them in chat.serving_nodeset "
                 f"(has: {', '.join(known)})",
-                rule="chat.serving-nodes-of",
             )
         return
     if chat.serving_nodeset not in known:
-        findings.error(
+        findings.add(
+            "chat.serving-nodeset",
             "chat.serving_nodeset",
             f"'{chat.serving_nodeset}' is not a nodeset (has: {', '.join(known)})",
-            rule="chat.serving-nodeset",
         )
         return
     most = max(
         worker.max_nodes for worker in spec.nodes.workers if worker.name == chat.serving_nodeset
     )
     if chat.serving_nodes > most:
-        findings.error(
+        findings.add(
+            "chat.serving-nodes-most",
             "chat.serving_nodes",
             f"{chat.serving_nodes}, but nodeset '{chat.serving_nodeset}' has at most {most} nodes",
-            rule="chat.serving-nodes-most",
         )
 
 
@@ -100,11 +100,11 @@ def _check_speeds(spec: StackSpec, findings: Findings) -> None:
             and (other.engine, other.batch_size) == (speed.engine, speed.batch_size)
         ]
         if same:
-            findings.error(
+            findings.add(
+                "chat.speed-twice",
                 f"chat.speeds[{index}].batch_size",
                 f"engine '{speed.engine}' with batch {speed.batch_size} is already the row "
                 f"'{same[0]}'; one measurement cannot replace both",
-                rule="chat.speed-twice",
             )
 
 
@@ -125,22 +125,22 @@ def check_runs(spec: StackSpec, findings: Findings) -> None:
     for index, run in enumerate(spec.runs):
         path = f"runs[{index}]"
         if run.job not in jobs:
-            findings.error(
+            findings.add(
+                "runs.job",
                 f"{path}.job",
                 f"'{run.job}' is not a job (has: {', '.join(jobs) or 'none'})",
-                rule="runs.job",
             )
         if run.train_tokens_per_s is not None and run.source is None:
-            findings.error(
+            findings.add(
+                "runs.source-missing",
                 f"{path}.source",
                 "missing: train_tokens_per_s came from somewhere; say where and when",
-                rule="runs.source-missing",
             )
         if run.train_tokens_per_s is None and run.source is not None:
-            findings.warn(
+            findings.add(
+                "runs.source-unused",
                 f"{path}.source",
                 "no effect without train_tokens_per_s; remove it",
-                rule="runs.source-unused",
             )
         if run.train_tokens_per_s is not None and run.job in jobs:
             busy_s = run.tokens_per_epoch * run.epochs / run.train_tokens_per_s
@@ -151,12 +151,12 @@ def check_runs(spec: StackSpec, findings: Findings) -> None:
 def _check_limit(job: JobSpec, busy_s: Decimal, path: str, findings: Findings) -> None:
     limit_s = slurm_seconds(job.time_limit)
     if limit_s is not None and busy_s > limit_s:
-        findings.warn(
+        findings.add(
+            "runs.time-limit",
             path,
             f"{job.name} would take {busy_s / _SECONDS_PER_HOUR:.2f} hours at the declared speed, "
             f"but its time_limit is {job.time_limit}; raise it, or Slurm ends the job before it "
             "is done",
-            rule="runs.time-limit",
         )
 
 
@@ -164,9 +164,9 @@ def _check_preemption(spec: StackSpec, findings: Findings) -> None:
     workers = spec.nodes.workers
     preemptible = [worker.name for worker in workers if worker.billing is Billing.PREEMPTIBLE]
     if preemptible and spec.preemption is None:
-        findings.warn(
+        findings.add(
+            "runs.preemption",
             "preemption",
             f"{', '.join(preemptible)} is preemptible, but no losses are declared: forecasts "
             "count none; add preemption with its rate, checkpoint stall and restart time",
-            rule="runs.preemption",
         )

@@ -10,8 +10,8 @@ from datetime import timedelta
 from typing import Final
 
 from stacks.catalog import find_preset
-from stacks.errors import Findings
 from stacks.load import StackError
+from stacks.rules import Findings
 from stacks.rules.naming import check_unique, name_problem, path_problem
 from stacks.rules.slurm_conf import HIDDEN, check_line
 from stacks.schedule import CronError, parse_cron, pipeline, slurm_seconds
@@ -76,13 +76,13 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
         path = f"slurm.partitions[{index}]"
         problem = name_problem(partition.name, longest=63)
         if problem:
-            findings.error(f"{path}.name", problem, rule="partitions.name")
+            findings.add("partitions.name", f"{path}.name", problem)
         for nodeset in partition.nodesets:
             if nodeset not in known:
-                findings.error(
+                findings.add(
+                    "partitions.refs",
                     f"{path}.nodesets",
                     f"'{nodeset}' is not a nodeset (has: {', '.join(known)})",
-                    rule="partitions.refs",
                 )
         check_line(partition, path, findings)
         check_unique(
@@ -93,69 +93,69 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
             advice="name each once",
         )
         if partition.name == HIDDEN and partition.nodesets:
-            findings.error(
+            findings.add(
+                "partitions.hidden-all",
                 f"{path}.nodesets",
                 "'hidden' must hold all nodes, so it names no nodesets",
-                rule="partitions.hidden-all",
             )
     if not any(partition.name == HIDDEN for partition in partitions):
-        findings.error(
+        findings.add(
+            "partitions.hidden",
             "slurm.partitions",
             f"no partition '{HIDDEN}'; Soperator's active checks submit to it: add it, "
             "with Hidden=YES and no nodesets",
-            rule="partitions.hidden",
         )
     defaults = [part.name for part in partitions if _DEFAULT.search(part.config)]
     if len(defaults) != 1:
         got = f"{', '.join(defaults)} have" if defaults else "none has"
-        findings.error(
+        findings.add(
+            "partitions.default",
             "slurm.partitions",
             f"{got} Default=YES; exactly one partition must",
-            rule="partitions.default",
         )
 
 
 def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> None:
     problem = name_problem(job.name, longest=63)
     if problem:
-        findings.error(f"{path}.name", problem, rule="jobs.name")
+        findings.add("jobs.name", f"{path}.name", problem)
     if not _MODULE.fullmatch(job.module):
-        findings.error(
+        findings.add(
+            "jobs.module",
             f"{path}.module",
             f"'{job.module}' is not a module such as 'workloads.train'",
-            rule="jobs.module",
         )
     if not _RECIPE.fullmatch(job.recipe) or job.recipe.endswith(".json"):
-        findings.error(
+        findings.add(
+            "jobs.recipe",
             f"{path}.recipe",
             f"'{job.recipe}' is not a recipe; give the name of a file in workloads/recipes/ "
             "without .json",
-            rule="jobs.recipe",
         )
     if not _TIME_LIMIT.fullmatch(job.time_limit):
-        findings.error(
+        findings.add(
+            "jobs.time-form",
             f"{path}.time_limit",
             f"'{job.time_limit}' is no Slurm time; write '02:00:00' or '1-00:00:00'",
-            rule="jobs.time-form",
         )
     partition = next((part for part in spec.slurm.partitions if part.name == job.partition), None)
     if partition is None:
         have = ", ".join(part.name for part in spec.slurm.partitions)
-        findings.error(
+        findings.add(
+            "jobs.partition",
             f"{path}.partition",
             f"'{job.partition}' is not a partition (has: {have})",
-            rule="jobs.partition",
         )
         return
     _check_time(job, partition, path, findings)
     _check_faults(job, path, findings)
     _check_notice(job, nodesets_of(spec, partition), path, findings)
     if partition.name == HIDDEN:
-        findings.warn(
+        findings.add(
+            "jobs.hidden",
             f"{path}.partition",
             "'hidden' is for Soperator's active checks, which wait while the job runs; "
             "use another partition",
-            rule="jobs.hidden",
         )
     _check_fit(job, nodesets_of(spec, partition), path, findings)
 
@@ -165,55 +165,55 @@ def _check_time(job: JobSpec, partition: PartitionSpec, path: str, findings: Fin
     most_s = None if found is None else slurm_seconds(found.group(1))
     asked_s = slurm_seconds(job.time_limit)
     if found is not None and most_s is not None and asked_s is not None and asked_s > most_s:
-        findings.error(
+        findings.add(
+            "jobs.time-over",
             f"{path}.time_limit",
             f"'{job.time_limit}' is over MaxTime={found.group(1)} of partition "
             f"'{partition.name}', where the job would wait for ever; lower it, or raise MaxTime",
-            rule="jobs.time-over",
         )
 
 
 def _check_faults(job: JobSpec, path: str, findings: Findings) -> None:
     """What the job declares for lost nodes, for its end and for its ranks' environment."""
     if job.least_nodes is not None and not 1 <= job.least_nodes <= job.nodes:
-        findings.error(
+        findings.add(
+            "jobs.least-nodes",
             f"{path}.least_nodes",
             f"{job.least_nodes}, but the job has {job.nodes} nodes; write 1 to {job.nodes}",
-            rule="jobs.least-nodes",
         )
     limit_s = slurm_seconds(job.time_limit)
     if limit_s is not None and job.save_s >= limit_s:
-        findings.error(
+        findings.add(
+            "jobs.save-time",
             f"{path}.save_s",
             f"{job.save_s} of a time limit of {limit_s} s: it would be told to stop as it starts; "
             "lower it, or raise time_limit",
-            rule="jobs.save-time",
         )
     for name, value in job.environment.items():
         if not _VARIABLE.fullmatch(name) or name.startswith(_OWN_VARIABLES) or "\n" in value:
-            findings.error(
+            findings.add(
+                "jobs.environment",
                 f"{path}.environment.{name}",
                 f"'{name}={value}' cannot be set: a name has capitals, digits and _, a value is "
                 f"one line, and {', '.join(_OWN_VARIABLES)}... are the launcher's own",
-                rule="jobs.environment",
             )
         elif name in _BEFORE_EVERYTHING or name.startswith(_LOADER):
-            findings.error(
+            findings.add(
+                "jobs.environment-system",
                 f"{path}.environment.{name}",
                 f"'{name}={value}' would be what srun, the launcher and every rank start with, and "
                 "would replace what they need; put programs and libraries into python_env_path",
-                rule="jobs.environment-system",
             )
         elif _SECRET_WORDS & set(name.split("_")) and not name.endswith(_OF_A_SECRET):
-            findings.error(
+            findings.add(
+                "jobs.environment-secret",
                 f"{path}.environment.{name}",
                 "looks like a secret by its name, and its value would be in the job's script, "
                 "which every user of the cluster may read; write NAME=value into a file of mode "
                 "0600 on the cluster and set environment_file to its path",
-                rule="jobs.environment-secret",
             )
     if job.environment_file is not None and (problem := path_problem(job.environment_file)):
-        findings.error(f"{path}.environment_file", problem, rule="jobs.environment-file")
+        findings.add("jobs.environment-file", f"{path}.environment_file", problem)
 
 
 def _check_notice(
@@ -222,12 +222,12 @@ def _check_notice(
     """Whether the job can save while a preempted node still runs."""
     preempted = [worker.name for worker in workers if worker.billing is Billing.PREEMPTIBLE]
     if preempted and job.save_s > PREEMPTION_NOTICE_S:
-        findings.error(
+        findings.add(
+            "jobs.save-notice",
             f"{path}.save_s",
             f"{job.save_s}, but nodes of {', '.join(preempted)} are preemptible and stop "
             f"{PREEMPTION_NOTICE_S} s after the notice; write {PREEMPTION_NOTICE_S} or less, and "
             "see that a save takes no longer",
-            rule="jobs.save-notice",
         )
 
 
@@ -246,17 +246,17 @@ def _check_fit(
     most_vcpus = max(preset.vcpus for _, preset in presets)
     cpus = (job.cpus_per_task or 1) * max(1, job.gpus_per_node)
     if job.gpus_per_node > most_gpus:
-        findings.error(
+        findings.add(
+            "jobs.gpus",
             f"{path}.gpus_per_node",
             f"{job.gpus_per_node}, but a node of partition '{job.partition}' has {most_gpus}",
-            rule="jobs.gpus",
         )
     elif cpus > most_vcpus:
-        findings.error(
+        findings.add(
+            "jobs.cpus",
             f"{path}.cpus_per_task",
             f"{job.cpus_per_task} for each of {max(1, job.gpus_per_node)} tasks is {cpus} CPUs, "
             f"but a node has {most_vcpus}",
-            rule="jobs.cpus",
         )
     else:
         fitting = sum(
@@ -265,10 +265,10 @@ def _check_fit(
             if preset.gpus >= job.gpus_per_node and preset.vcpus >= cpus
         )
         if job.nodes > fitting:
-            findings.error(
+            findings.add(
+                "jobs.nodes",
                 f"{path}.nodes",
                 f"{job.nodes}, but partition '{job.partition}' has at most {fitting} such nodes",
-                rule="jobs.nodes",
             )
 
 
@@ -276,30 +276,30 @@ def _check_servers(spec: StackSpec, findings: Findings) -> None:
     """What a job that serves, and one that measures a server, cannot do."""
     for index, job in enumerate(spec.jobs):
         if job.is_server and job.nodes != 1:
-            findings.error(
+            findings.add(
+                "jobs.server-nodes",
                 f"jobs[{index}].nodes",
                 f"{job.nodes}, but '{job.name}' serves, which one node does; write 1, and submit "
                 "it again for a second server",
-                rule="jobs.server-nodes",
             )
         if job.container is not None:
             _check_container(job.container, f"jobs[{index}].container", findings)
         if job.is_load_test and job.nodes != 1:
-            findings.error(
+            findings.add(
+                "jobs.load-nodes",
                 f"jobs[{index}].nodes",
                 f"{job.nodes}, but '{job.name}' is a load test, which one process does for all its "
                 "streams; write 1",
-                rule="jobs.load-nodes",
             )
 
 
 def _check_container(image: str, path: str, findings: Findings) -> None:
     if not _IMAGE.fullmatch(image):
-        findings.error(
+        findings.add(
+            "jobs.container",
             path,
             f"'{image}' is no image; write [REGISTRY#]IMAGE[:TAG] as enroot does, or the path of a "
             ".sqsh file",
-            rule="jobs.container",
         )
 
 
@@ -312,17 +312,17 @@ def _check_order(spec: StackSpec, findings: Findings) -> None:
         for name in job.after:
             other = fewest.get(name, 0)
             if job.least_nodes is not None and other > job.least_nodes:
-                findings.warn(
+                findings.add(
+                    "jobs.after-nodes",
                     f"jobs[{index}].after",
                     f"'{job.name}' starts with {job.least_nodes} nodes, but waits for '{name}', "
                     f"which waits for {other}; give '{name}' least_nodes: {job.least_nodes}",
-                    rule="jobs.after-nodes",
                 )
             if name not in after:
-                findings.error(
+                findings.add(
+                    "jobs.after",
                     f"jobs[{index}].after",
                     f"'{name}' is not a job (has: {', '.join(after)})",
-                    rule="jobs.after",
                 )
         check_unique(
             job.after,
@@ -332,18 +332,18 @@ def _check_order(spec: StackSpec, findings: Findings) -> None:
             advice="name each once",
         )
         for name in sorted(servers.intersection(job.after)):
-            findings.error(
+            findings.add(
+                "jobs.after-server",
                 f"jobs[{index}].after",
                 f"'{name}' serves until it is stopped, so '{job.name}' would wait for ever; "
                 "leave it out of `after`",
-                rule="jobs.after-server",
             )
         circle = _circle(job.name, after)
         if circle:
-            findings.error(
+            findings.add(
+                "jobs.circle",
                 f"jobs[{index}].after",
                 f"{' -> '.join(circle)} is a circle; no job could start",
-                rule="jobs.circle",
             )
 
 
@@ -370,10 +370,10 @@ def check_schedules(spec: StackSpec, findings: Findings) -> None:
         return
     for index, line in enumerate(spec.slurm.config_lines):
         if line.lower().startswith("scronparameters"):
-            findings.error(
+            findings.add(
+                "jobs.schedule-line",
                 f"slurm.config_lines[{index}]",
                 f"'{line}' is written where a job has a schedule; take it out",
-                rule="jobs.schedule-line",
             )
 
 
@@ -381,23 +381,21 @@ def _check_schedule(spec: StackSpec, job: JobSpec, path: str, findings: Findings
     try:
         cron = parse_cron(job.schedule or "")
     except CronError as error:
-        findings.error(path, str(error), rule="jobs.schedule")
+        findings.add("jobs.schedule", path, str(error))
         return
     if not cron.times_per_month:
-        findings.error(
-            path,
-            f"'{job.schedule}' never comes; look at its day and month",
-            rule="jobs.schedule-never",
+        findings.add(
+            "jobs.schedule-never", path, f"'{job.schedule}' never comes; look at its day and month"
         )
         return
     gap, longest = cron.shortest_gap, _longest(spec, job)
     if gap is not None and longest is not None and longest > gap:
-        findings.warn(
+        findings.add(
+            "jobs.schedule-overlap",
             path,
             f"'{job.schedule}' may come {gap} after the last time, but its time limits allow "
             f"{longest}: while a run is not over, the next one is left out; lower time_limit, or "
             "schedule it less often",
-            rule="jobs.schedule-overlap",
         )
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Final
 
-from stacks.errors import Findings
 from stacks.machines import IN_JAIL, KEPT
+from stacks.rules import Findings
 
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _NAME_RULE: Final = "lower-case letters, digits and dashes, from a letter to a letter or digit"
@@ -91,5 +91,5 @@ def check_unique(
         place = f"{at}[{index}].{key}".removesuffix(".")
         if name in first:
             twice = f"'{name}' is used twice, first by {first[name]}; {advice}"
-            findings.error(place, twice, rule=rule)
+            findings.add(rule, place, twice)
         first.setdefault(name, place)

@@ -18,8 +18,9 @@ from stacks.catalog import (
     Preset,
     find_preset,
 )
-from stacks.errors import Findings, SpareNodes
+from stacks.errors import SpareNodes
 from stacks.machines import node_groups
+from stacks.rules import Findings
 from stacks.rules.naming import check_unique, name_problem
 from stacks.rules.workers import STRIPED, check_labels, check_workers
 from stacks.spec import StackSpec
@@ -41,10 +42,10 @@ def check_nodes(spec: StackSpec, findings: Findings) -> None:
     for index, worker in enumerate(spec.nodes.workers):
         _check_worker(spec, worker, f"nodes.workers[{index}]", findings)
     if not spec.nodes.workers:
-        findings.error(
+        findings.add(
+            "nodes.no-worker",
             "nodes.workers",
             "no nodeset, so no job could run; declare at least one",
-            rule="nodes.no-worker",
         )
     check_unique(
         (worker.name for worker in spec.nodes.workers),
@@ -60,104 +61,104 @@ def check_nodes(spec: StackSpec, findings: Findings) -> None:
 def check_hardware(region: str, path: str, group: MachineSpec, findings: Findings) -> None:
     """Platform and preset of a machine: known, and offered in the region."""
     if isinstance(group.platform, Alias):
-        findings.warn(
+        findings.add(
+            "nodes.platform-alias",
             f"{path}.platform",
             f"'{group.platform.written}' is another name of '{group.platform}'; write that",
-            rule="nodes.platform-alias",
         )
     platform = PLATFORMS.get(group.platform)
     if platform is None:
-        findings.error(
+        findings.add(
+            "nodes.platform",
             f"{path}.platform",
             f"'{group.platform}' is not a platform (has: {', '.join(PLATFORMS)}); "
             "see stacks/catalog.py",
-            rule="nodes.platform",
         )
         return
     if group.preset not in platform.presets:
-        findings.error(
+        findings.add(
+            "nodes.preset",
             f"{path}.preset",
             f"'{group.preset}' is not a preset of '{platform.name}' "
             f"(has: {', '.join(platform.presets)}); see stacks/catalog.py",
-            rule="nodes.preset",
         )
     if region not in platform.regions:
-        findings.error(
+        findings.add(
+            "nodes.platform-region",
             f"{path}.platform",
             f"'{platform.name}' is not offered in {region} (is in: {', '.join(platform.regions)})",
-            rule="nodes.platform-region",
         )
 
 
 def _check_boot_disk(role: str, path: str, disk: BootDiskSpec, findings: Findings) -> None:
     if disk.size_gib < BOOT_DISK_MIN_GIB:
-        findings.error(
+        findings.add(
+            "nodes.boot-disk-least",
             f"{path}.size_gib",
             f"{disk.size_gib} GiB; the API accepts {BOOT_DISK_MIN_GIB} or more",
-            rule="nodes.boot-disk-least",
         )
     elif disk.size_gib < BOOT_DISK_ADVISED_GIB[role]:
-        findings.warn(
+        findings.add(
+            "nodes.boot-disk-advised",
             f"{path}.size_gib",
             f"{disk.size_gib} GiB; Soperator's recipe wants {BOOT_DISK_ADVISED_GIB[role]} or more "
             f"for {role} nodes (images and logs fill less)",
-            rule="nodes.boot-disk-advised",
         )
     if disk.type in STRIPED and disk.size_gib % STRIPED_DISK_STEP_GIB != 0:
         step = STRIPED_DISK_STEP_GIB
         above = -(-disk.size_gib // step) * step
-        findings.error(
+        findings.add(
+            "nodes.boot-disk-step",
             f"{path}.size_gib",
             f"{disk.size_gib} GiB is not a multiple of {step}, as {disk.type} needs; use {above}",
-            rule="nodes.boot-disk-step",
         )
     if disk.type in STRIPED and disk.size_gib > STRIPED_DISK_MAX_GIB:
-        findings.error(
+        findings.add(
+            "nodes.boot-disk-most",
             f"{path}.size_gib",
             f"{disk.size_gib} GiB; {disk.type} ends at {STRIPED_DISK_MAX_GIB}",
-            rule="nodes.boot-disk-most",
         )
 
 
 def _check_counts(role: str, path: str, group: NodeGroupSpec, findings: Findings) -> None:
     if group.min_nodes > group.max_nodes:
-        findings.error(
+        findings.add(
+            "nodes.count-order",
             f"{path}.min_nodes",
             f"{group.min_nodes} is more than max_nodes ({group.max_nodes})",
-            rule="nodes.count-order",
         )
     if role != "worker" and group.max_nodes > NODES_PER_GROUP_MAX:
-        findings.error(
+        findings.add(
+            "nodes.count-most",
             f"{path}.max_nodes",
             f"{group.max_nodes}; a role has one node group, which holds {NODES_PER_GROUP_MAX}",
-            rule="nodes.count-most",
         )
     if role != "worker" and group.min_nodes == 0:
-        findings.error(
+        findings.add(
+            "nodes.role-empty",
             f"{path}.min_nodes",
             f"0; without a {role} node Soperator does not start",
-            rule="nodes.role-empty",
         )
     if role == "system" and 0 < group.min_nodes < SYSTEM_MIN_NODES_ADVISED:
-        findings.warn(
+        findings.add(
+            "nodes.system-advised",
             f"{path}.min_nodes",
             f"{group.min_nodes}; Soperator's recipe wants {SYSTEM_MIN_NODES_ADVISED} system nodes",
-            rule="nodes.system-advised",
         )
     if role in ("controller", "accounting", "nfs") and group.max_nodes > 1:
         spare = group.max_nodes - 1
-        findings.warn(
+        findings.add(
+            "nodes.spare",
             f"{path}.max_nodes",
             f"{group.max_nodes} nodes, but Soperator runs one {role} and no backup: "
             f"{spare} never used; set nodes to 1",
-            SpareNodes(role=role, count=spare),
-            rule="nodes.spare",
+            spare_nodes=SpareNodes(role=role, count=spare),
         )
     if role != "worker" and group.billing is Billing.PREEMPTIBLE:
-        findings.warn(
+        findings.add(
+            "nodes.preemptible-role",
             f"{path}.billing",
             f"preemptible: losing a {role} node stops the cluster",
-            rule="nodes.preemptible-role",
         )
 
 
@@ -165,29 +166,29 @@ def _check_sufficiency(role: str, path: str, group: NodeGroupSpec, findings: Fin
     preset = find_preset(group.platform, group.preset)
     advised = VCPUS_ADVISED.get(role)
     if preset is not None and advised is not None and preset.vcpus < advised:
-        findings.warn(
+        findings.add(
+            "nodes.insufficient",
             f"{path}.preset",
             f"'{preset.name}' has {preset.vcpus} vCPUs; Soperator's recipe calls less than "
             f"{advised} insufficient for {role} nodes",
-            rule="nodes.insufficient",
         )
 
 
 def _check_worker(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
     problem = name_problem(worker.name, longest=_NODESET_NAME_MAX)
     if problem:
-        findings.error(f"{path}.name", problem, rule="nodes.name")
+        findings.add("nodes.name", f"{path}.name", problem)
     if worker.name in _ROLES:
-        findings.error(
+        findings.add(
+            "nodes.name-role",
             f"{path}.name",
             f"'{worker.name}' is the node group of a role; rename it",
-            rule="nodes.name-role",
         )
     elif not worker.name.startswith("worker"):
-        findings.warn(
+        findings.add(
+            "nodes.name-worker",
             f"{path}.name",
             f"'{worker.name}': the jail's ssh config only knows hosts called worker-*",
-            rule="nodes.name-worker",
         )
     preset = find_preset(worker.platform, worker.preset)
     if preset is None:
@@ -197,16 +198,16 @@ def _check_worker(spec: StackSpec, worker: WorkerSpec, path: str, findings: Find
 
 def _check_accounting(spec: StackSpec, findings: Findings) -> None:
     if spec.slurm.accounting and spec.nodes.accounting is None:
-        findings.error(
+        findings.add(
+            "nodes.accounting-missing",
             "nodes.accounting",
             "missing, but slurm.accounting is true; declare the group or set it to false",
-            rule="nodes.accounting-missing",
         )
     if not spec.slurm.accounting and spec.nodes.accounting is not None:
-        findings.error(
+        findings.add(
+            "nodes.accounting-unused",
             "nodes.accounting",
             "declared, but slurm.accounting is false; remove the group or set it to true",
-            rule="nodes.accounting-unused",
         )
 
 
@@ -219,18 +220,18 @@ def _check_network(
     elif worker.infiniband_fabric is not None:
         _check_fabric(region, worker, preset.allows_gpu_cluster, path, findings)
     elif preset.allows_gpu_cluster and worker.max_nodes > 1:
-        findings.warn(
+        findings.add(
+            "nodes.no-fabric",
             f"{path}.infiniband_fabric",
             f"none, so nodes of '{preset.name}' talk over Ethernet; name a fabric "
             f"({', '.join(_fabrics(region, worker.platform))})",
-            rule="nodes.no-fabric",
         )
     elif preset.gpus and not preset.allows_gpu_cluster and worker.max_nodes > 1:
-        findings.warn(
+        findings.add(
+            "nodes.ethernet",
             f"{path}.preset",
             f"'{preset.name}' of '{worker.platform}' cannot join an InfiniBand fabric, so its "
             f"nodes talk over Ethernet{_with_fabric(worker.platform)}",
-            rule="nodes.ethernet",
         )
 
 
@@ -238,24 +239,24 @@ def _check_gpu_cluster(worker: WorkerSpec, allows: bool, path: str, findings: Fi
     """A GPU cluster that exists: its fabric is already chosen."""
     key, id_ = f"{path}.gpu_cluster_id", worker.gpu_cluster_id or ""
     if not id_.startswith("computegpucluster-"):
-        findings.error(
+        findings.add(
+            "nodes.gpu-cluster-id",
             key,
             f"'{id_}' is no GPU cluster; its id starts with 'computegpucluster-'",
-            rule="nodes.gpu-cluster-id",
         )
     if worker.infiniband_fabric is not None:
-        findings.error(
+        findings.add(
+            "nodes.gpu-cluster-or-fabric",
             key,
             f"beside infiniband_fabric '{worker.infiniband_fabric}'; the GPU cluster has its own "
             "fabric: give one of the two",
-            rule="nodes.gpu-cluster-or-fabric",
         )
     if not allows:
-        findings.error(
+        findings.add(
+            "nodes.fabric-preset",
             key,
             f"'{worker.preset}' of '{worker.platform}' cannot join a GPU cluster"
             f"{_with_fabric(worker.platform)}",
-            rule="nodes.fabric-preset",
         )
 
 
@@ -281,26 +282,26 @@ def _check_fabric(
             if with_fabric
             else "remove the fabric"
         )
-        findings.error(
+        findings.add(
+            "nodes.fabric-preset",
             key,
             f"'{name}': '{worker.preset}' of '{worker.platform}' cannot join a GPU cluster; "
             f"{instead}",
-            rule="nodes.fabric-preset",
         )
     elif fabric is None:
-        findings.warn(
+        findings.add(
+            "nodes.fabric-unknown",
             key,
             f"'{name}' is not in stacks/catalog.py (has: "
             f"{', '.join(_fabrics(region, worker.platform))}); only the API can tell",
-            rule="nodes.fabric-unknown",
         )
     elif fabric.region != region or fabric.platform != worker.platform:
         here = ", ".join(_fabrics(region, worker.platform)) or "none known"
-        findings.error(
+        findings.add(
+            "nodes.fabric-place",
             key,
             f"'{name}' is a fabric of {fabric.platform} in {fabric.region}, not of "
             f"{worker.platform} in {region} (has: {here})",
-            rule="nodes.fabric-place",
         )
 
 

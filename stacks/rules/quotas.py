@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from stacks.catalog import BOOT_DISK_LARGE_GIB, DISK_LARGE_GIB, PLATFORMS, find_preset
-from stacks.errors import Findings, nearest
+from stacks.errors import nearest
 from stacks.machines import node_groups
+from stacks.rules import Findings
 from stacks.rules.naming import check_unique
 from stacks.rules.workers import disks_of
 from stacks.spec import StackSpec
@@ -125,25 +126,23 @@ def check_quotas(spec: StackSpec, findings: Findings) -> None:
         path = f"quotas[{index}]"
         if quota.name not in _NAMES:
             hint = nearest(quota.name, _NAMES)
-            findings.error(
-                f"{path}.name",
-                f"'{quota.name}' is not a quota that we count{hint}",
-                rule="quotas.name",
+            findings.add(
+                "quotas.name", f"{path}.name", f"'{quota.name}' is not a quota that we count{hint}"
             )
         elif least.get(quota.name, 0) > quota.limit:
-            findings.error(
+            findings.add(
+                "quotas.over",
                 f"{path}.limit",
                 f"the stack needs {least[quota.name]} of {quota.name}, but the limit is "
                 f"{quota.limit}; ask for more, or see: soperator cost --stack {spec.name} "
                 "--alternatives",
-                rule="quotas.over",
             )
         elif most.get(quota.name, 0) > quota.limit:
-            findings.warn(
+            findings.add(
+                "quotas.over-at-most",
                 f"{path}.limit",
                 f"at max_nodes the stack needs {most[quota.name]} of {quota.name}, but the limit "
                 f"is {quota.limit}: the last nodes would never come",
-                rule="quotas.over-at-most",
             )
 
 
@@ -174,35 +173,35 @@ def check_amounts(spec: StackSpec, findings: Findings) -> None:
     """What is too much for one cluster although each part of it would do."""
     num_nodes = sum(spec.nodes.counts(group)[1] for _, _, group in node_groups(spec))
     if num_nodes > CLUSTER_NODES_MOST:
-        findings.error(
+        findings.add(
+            "nodes.cluster-most",
             "nodes",
             f"{num_nodes:,} nodes in all groups at max_nodes, but Kubernetes holds "
             f"{CLUSTER_NODES_MOST:,}; lower max_nodes, or declare a second stack",
-            rule="nodes.cluster-most",
         )
     num_sets, num_submounts = len(spec.nodes.workers), len(spec.storage.submounts)
     if num_sets * num_submounts > _PAIRS_MOST:
-        findings.error(
+        findings.add(
+            "nodes.sets-and-submounts",
             "nodes.workers",
             f"{num_sets} sets with {num_submounts} submounts each do not fit the release "
             f"'nodesets', which Helm keeps in 1 MiB (about {_PAIRS_MOST:,} in all); declare larger "
             "sets, or folders on fewer filesystems",
-            rule="nodes.sets-and-submounts",
         )
     for path, size_gib, large_gib in _sizes(spec):
         if size_gib > large_gib:
-            findings.warn(
+            findings.add(
+                "storage.disk-large",
                 f"{path}.size_gib",
                 f"{size_gib:,} GiB are {size_gib / 1024:,.0f} TiB on one disk; if they are MiB, "
                 f"write {size_gib // 1024}",
-                rule="storage.disk-large",
             )
     own = (spec.storage.jail, *spec.storage.submounts)
     if len(own) > _FILESYSTEMS_ADVISED:
-        findings.warn(
+        findings.add(
+            "storage.submounts-many",
             "storage.submounts",
             f"{len(own)} filesystems with the jail on every login and worker node; no source says "
             f"that a machine takes more than {_FILESYSTEMS_ADVISED}: declare folders on fewer "
             "filesystems, or ask Nebius support",
-            rule="storage.submounts-many",
         )

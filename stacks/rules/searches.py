@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from typing import Final
 
-from stacks.errors import Findings
+from stacks.rules import Findings
 from stacks.rules.naming import check_unique, name_problem
 from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec, SearchSpec
@@ -36,12 +36,12 @@ def check_searches(spec: StackSpec, findings: Findings) -> None:
         if problem is None and search.name in jobs:
             problem = f"'{search.name}' is a job; submit takes both by name: use another"
         if problem:
-            findings.error(f"{path}.name", problem, rule="searches.name")
+            findings.add("searches.name", f"{path}.name", problem)
         if not _METRIC.fullmatch(search.metric):
-            findings.error(
+            findings.add(
+                "searches.metric",
                 f"{path}.metric",
                 f"'{search.metric}' is no metric of a run record, such as 'last_loss'",
-                rule="searches.metric",
             )
         _check_job(search, jobs, path, findings)
         # Counted first: a grid is made of products, and a slip makes millions.
@@ -63,48 +63,46 @@ def _check_array(spec: StackSpec, search: SearchSpec, findings: Findings) -> Non
     index, most = given[-1]
     count = len(search.settings)
     if count > most:
-        findings.error(
+        findings.add(
+            "searches.array-size",
             f"slurm.config_lines[{index}]",
             f"MaxArraySize={most}: search '{search.name}' is an array of {count} trials; give "
             f"{count} or more, take the line out (Soperator's own is 1024), or declare fewer "
             "trials",
-            rule="searches.array-size",
         )
 
 
 def _check_job(search: SearchSpec, jobs: dict[str, JobSpec], path: str, findings: Findings) -> None:
     job = jobs.get(search.job)
     if job is None:
-        findings.error(
-            f"{path}.job",
-            f"'{search.job}' is not a job (has: {', '.join(jobs)})",
-            rule="searches.job",
+        findings.add(
+            "searches.job", f"{path}.job", f"'{search.job}' is not a job (has: {', '.join(jobs)})"
         )
     elif not job.ends:
-        findings.error(
+        findings.add(
+            "searches.job-ends",
             f"{path}.job",
             f"'{search.job}' ({job.module}) is no job that gives a result of its settings; name "
             "one that trains or evaluates",
-            rule="searches.job-ends",
         )
 
 
 def _check_count(search: SearchSpec, path: str, findings: Findings) -> bool:
     for index, axis in enumerate(search.grid):
         if not axis.values:
-            findings.error(
+            findings.add(
+                "searches.axis-empty",
                 f"{path}.grid[{index}].values",
                 f"'{axis.key}' has no value, so the grid has no trial; name some, or take it out",
-                rule="searches.axis-empty",
             )
     combined = math.prod(len(axis.values) for axis in search.grid) if search.grid else 0
     count = combined + len(search.trials)
     if 2 <= count <= TRIALS_MOST:
         return True
-    findings.error(
+    findings.add(
+        "searches.count",
         path,
         f"{count:,} trials by grid and trials; give 2 to {TRIALS_MOST}, as one sbatch line holds",
-        rule="searches.count",
     )
     return False
 
@@ -121,20 +119,20 @@ def _check_settings(search: SearchSpec, path: str, findings: Findings) -> None:
     wrong: list[str] = []
     for index, axis in enumerate(search.grid):
         if not _KEY.fullmatch(axis.key):
-            findings.error(
+            findings.add(
+                "searches.key",
                 f"{path}.grid[{index}].key",
                 f"'{axis.key}' is no setting such as 'train.learning_rate'",
-                rule="searches.key",
             )
             wrong.append(axis.key)
     for index, trial in enumerate(search.trials):
         for setting in trial.settings:
             key, equals, _ = setting.partition("=")
             if not equals or not _KEY.fullmatch(key):
-                findings.error(
+                findings.add(
+                    "searches.key",
                     f"{path}.trials[{index}].settings",
                     f"'{setting}' is not key=value, such as 'train.learning_rate=2e-5'",
-                    rule="searches.key",
                 )
                 wrong.append(setting)
     if wrong:
@@ -142,9 +140,9 @@ def _check_settings(search: SearchSpec, path: str, findings: Findings) -> None:
     counts = Counter(tuple(sorted(each)) for each in search.settings)
     for settings, number in counts.items():
         if number > 1:
-            findings.error(
+            findings.add(
+                "searches.trial-twice",
                 path,
                 f"{' '.join(settings) or 'no setting'} is {number} trials; each must be another "
                 "run: list it once",
-                rule="searches.trial-twice",
             )

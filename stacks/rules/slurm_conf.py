@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import Final
 
 from stacks.catalog import find_preset
-from stacks.errors import Findings, nearest
+from stacks.errors import nearest
+from stacks.rules import Findings
 from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
 from stacks.spec.slurm import PartitionSpec
@@ -219,44 +220,44 @@ _WRITTEN_BY_SOPERATOR: Final = ("partitionname", "nodes")
 def check_line(partition: PartitionSpec, path: str, findings: Findings) -> None:
     """What stands in slurm.conf behind the name and the nodes."""
     if partition.name == _SLURM_DEFAULTS:
-        findings.error(
+        findings.add(
+            "partitions.name-default",
             f"{path}.name",
             f"'{partition.name}': slurm.conf takes such a line as defaults of the lines below it, "
             "not as a partition; choose another name",
-            rule="partitions.name-default",
         )
     for word in partition.config.split():
         option, separator, value = word.partition("=")
         if not separator or not (option.isascii() and option.isalpha()) or not value:
-            findings.error(
+            findings.add(
+                "partitions.config-form",
                 f"{path}.config",
                 f"'{word}' is not of the form Option=value, divided by spaces",
-                rule="partitions.config-form",
             )
         elif option.lower() in _WRITTEN_BY_SOPERATOR:
-            findings.error(
+            findings.add(
+                "partitions.config-own",
                 f"{path}.config",
                 f"'{word}': Soperator writes {option} itself; use name and nodesets",
-                rule="partitions.config-own",
             )
         elif option.lower() not in PARTITION:
-            findings.error(
+            findings.add(
+                "partitions.config-option",
                 f"{path}.config",
                 f"'{option}' is no option of a partition, and slurmctld would not start"
                 f"{nearest(option, tuple(name for name, _ in PARTITION.values()))}",
-                rule="partitions.config-option",
             )
         elif problem := value_problem(PARTITION[option.lower()], value):
-            findings.error(
+            findings.add(
+                "partitions.config-value",
                 f"{path}.config",
                 f"'{word}': slurmctld would not start, or read something else; {problem}",
-                rule="partitions.config-value",
             )
     if partition.name == HIDDEN and not _IS_HIDDEN.search(partition.config):
-        findings.warn(
+        findings.add(
+            "partitions.hidden-shown",
             f"{path}.config",
             "'hidden' is shown to users, who may submit to it; add Hidden=YES",
-            rule="partitions.hidden-shown",
         )
 
 
@@ -280,36 +281,36 @@ def check_verbatim(spec: StackSpec, findings: Findings) -> None:
     """Every text that nothing else looks at before the cluster does."""
     for path, name in _names(spec):
         if name is not None and not _OBJECT.fullmatch(name):
-            findings.error(
+            findings.add(
+                "verbatim.object-name",
                 path,
                 f"'{name}' names no object of Kubernetes; lower-case letters, digits, - and ., "
                 "from a letter or digit to a letter or digit",
-                rule="verbatim.object-name",
             )
     _check_slurm_lines(spec.slurm.config_lines, findings)
     for index, worker in enumerate(spec.nodes.workers):
         path = f"nodes.workers[{index}]"
         preset = find_preset(worker.platform, worker.preset)
         if worker.gres_lines and preset is not None and not preset.gpus:
-            findings.error(
+            findings.add(
+                "verbatim.gres-no-gpu",
                 f"{path}.gres_lines",
                 f"'{worker.preset}' has no GPU; remove the lines",
-                rule="verbatim.gres-no-gpu",
             )
         for number, line in enumerate(worker.gres_lines):
             if not _PAIR.fullmatch(line) or "nodename=" in line.lower():
-                findings.error(
+                findings.add(
+                    "verbatim.gres-line",
                     f"{path}.gres_lines[{number}]",
                     f"'{line}' is no line of gres.conf for these nodes; write pairs such as "
                     "'Name=gpu File=/dev/nvidia0 Cores=0-31', without NodeName, which is added",
-                    rule="verbatim.gres-line",
                 )
         if worker.extra is not None and re.search(r"`|\$\(", worker.extra):
-            findings.error(
+            findings.add(
+                "verbatim.extra",
                 f"{path}.extra",
                 f"'{worker.extra}' holds a command, which the shell that fills in variables "
                 "would run; write it without ` and $(",
-                rule="verbatim.extra",
             )
 
 
@@ -327,41 +328,41 @@ def _check_slurm_lines(lines: Sequence[str], findings: Findings) -> None:
         _check_slurm_line(f"slurm.config_lines[{index}]", line, findings)
     pairs = [(found[1], found[2]) for line in lines if (found := _PAIR.fullmatch(line))]
     if problem := preemption_problem(pairs):
-        findings.error("slurm.config_lines", problem, rule="verbatim.slurm-value")
+        findings.add("verbatim.slurm-value", "slurm.config_lines", problem)
 
 
 def _check_slurm_line(path: str, line: str, findings: Findings) -> None:
     found = _PAIR.fullmatch(line)
     if found is None:
-        findings.error(
+        findings.add(
+            "verbatim.slurm-line",
             path,
             f"'{line}' is no line of slurm.conf; write Name=value, such as "
             "'PriorityDecayHalfLife=7-0'",
-            rule="verbatim.slurm-line",
         )
     elif found[1].lower() in _OWNED:
-        findings.error(
+        findings.add(
+            "verbatim.slurm-owned",
             path,
             f"'{found[1]}' is written from other keys of the stack or by Soperator; remove the "
             "line",
-            rule="verbatim.slurm-owned",
         )
     elif found[1].lower() not in CLUSTER:
         near = nearest(found[1], tuple(name for name, _ in CLUSTER.values()))
-        findings.error(
+        findings.add(
+            "verbatim.slurm-option",
             path,
             f"'{found[1]}' is no option of slurm.conf, and slurmctld would not start{near}",
-            rule="verbatim.slurm-option",
         )
     elif not _ONE_VALUE.fullmatch(found[2]):
-        findings.error(
+        findings.add(
+            "verbatim.slurm-value",
             path,
             f"'{line}' has more than one value; one option a line, spaces within double quotes",
-            rule="verbatim.slurm-value",
         )
     elif problem := value_problem(CLUSTER[found[1].lower()], found[2].strip('"')):
-        findings.error(
+        findings.add(
+            "verbatim.slurm-value",
             path,
             f"'{line}': slurmctld would not start, or read something else; {problem}",
-            rule="verbatim.slurm-value",
         )

@@ -9,8 +9,8 @@ from typing import Final
 
 from stacks.catalog import GIB, find_preset, slurmd_amounts, slurmdbd_amounts
 from stacks.compatibility import release_of
-from stacks.errors import Findings
 from stacks.machines import IN_JAIL, checks_know, paths_of_one_node, shared_mounts
+from stacks.rules import Findings
 from stacks.rules.access import public_key_problem
 from stacks.rules.naming import check_unique, is_under, path_problem
 from stacks.spec import StackSpec
@@ -36,10 +36,10 @@ def check_soperator(spec: StackSpec, findings: Findings) -> None:
     _check_cuda(spec, findings)
     _check_checks(spec, findings)
     if spec.soperator.slack_notifier and spec.soperator.observability is Observability.OFF:
-        findings.error(
+        findings.add(
+            "soperator.notifier",
             "soperator.slack_notifier",
             "true, but nothing collects metrics to alert on; set soperator.observability to small",
-            rule="soperator.notifier",
         )
     _check_alerts(spec, findings)
     for index, file in enumerate(spec.soperator.jail_files):
@@ -55,10 +55,10 @@ def check_soperator(spec: StackSpec, findings: Findings) -> None:
     )
     size = sum(len(file.content.encode()) for file in spec.soperator.jail_files)
     if size > _CONFIG_MAP_BYTES:
-        findings.error(
+        findings.add(
+            "soperator.file-size",
             "soperator.jail_files",
             f"{size} bytes in all; a ConfigMap holds {_CONFIG_MAP_BYTES}: ship large files as code",
-            rule="soperator.file-size",
         )
     _check_home(spec, findings)
     _check_users(spec, findings)
@@ -69,19 +69,19 @@ def _check_cuda(spec: StackSpec, findings: Findings) -> None:
     version = spec.soperator.cuda_version
     release = release_of(spec.cluster.soperator_version)
     if release.cuda and version not in release.cuda:
-        findings.error(
+        findings.add(
+            "soperator.cuda-version",
             "soperator.cuda_version",
             f"'{version}' has no jail image at {release.version} (has: {', '.join(release.cuda)})",
-            rule="soperator.cuda-version",
         )
         return
     drivers = re.match(r"cuda(\d+)", spec.cluster.drivers_preset)
     if drivers is not None and int(version.partition(".")[0]) > int(drivers[1]):
-        findings.error(
+        findings.add(
+            "soperator.cuda-drivers",
             "soperator.cuda_version",
             f"'{version}' is newer than the drivers of the nodes "
             f"({spec.cluster.drivers_preset}); take drivers of its major version or an older CUDA",
-            rule="soperator.cuda-drivers",
         )
 
 
@@ -91,39 +91,39 @@ def _check_checks(spec: StackSpec, findings: Findings) -> None:
         return
     workers = spec.nodes.workers
     if not any(checks_know(worker) for worker in workers):
-        findings.warn(
+        findings.add(
+            "soperator.checks-platform",
             "soperator.checks",
             f"'{profile}', but Soperator's GPU checks only know 8 GPUs of H100, H200, B200 or "
             "B300: none runs here; use essential",
-            rule="soperator.checks-platform",
         )
     presets = [find_preset(worker.platform, worker.preset) for worker in workers]
     counts = sorted({preset.gpus for preset in presets if preset is not None and preset.gpus})
     if len(counts) > 1:
-        findings.warn(
+        findings.add(
+            "soperator.checks-mixed",
             "soperator.checks",
             f"'{profile}': nodes have {', '.join(map(str, counts))} GPUs, and every GPU check asks "
             f"for {counts[0]}; GPUs beyond that are not checked",
-            rule="soperator.checks-mixed",
         )
 
 
 def _check_file(spec: StackSpec, file: JailFileSpec, path: str, findings: Findings) -> None:
     problem = path_problem(file.path)
     if problem:
-        findings.error(f"{path}.path", problem, rule="soperator.file-form")
+        findings.add("soperator.file-form", f"{path}.path", problem)
     if not _MODE.fullmatch(file.mode):
-        findings.error(
+        findings.add(
+            "soperator.file-mode",
             f"{path}.mode",
             f"'{file.mode}' is no mode; write it in octal and quotes, such as '0644'",
-            rule="soperator.file-mode",
         )
     owned = next((each for each in _OPERATORS_FOLDERS if is_under(file.path, each)), None)
     if owned is not None:
-        findings.error(
+        findings.add(
+            "soperator.file-owned",
             f"{path}.path",
             f"'{file.path}' is under {owned}, which Soperator writes itself; choose another place",
-            rule="soperator.file-owned",
         )
         return
     has_sssd = spec.soperator.sssd is not None
@@ -134,11 +134,11 @@ def _check_file(spec: StackSpec, file: JailFileSpec, path: str, findings: Findin
     ]
     hidden = next((mount for mount in mounts if is_under(file.path, mount)), None)
     if hidden is not None:
-        findings.error(
+        findings.add(
+            "soperator.file-hidden",
             f"{path}.path",
             f"'{file.path}' is under {hidden}: the file would lie in the jail behind that mount, "
             "where nobody sees it",
-            rule="soperator.file-hidden",
         )
 
 
@@ -146,18 +146,18 @@ def _check_home(spec: StackSpec, findings: Findings) -> None:
     """The NFS server of `/home` against what else is mounted there."""
     if spec.soperator.nfs_home is None:
         return
-    findings.warn(
+    findings.add(
+        "soperator.home-lost",
         "soperator.nfs_home",
         f"{HOME} lies on a disk that is deleted with the cluster; a submount at {HOME} stays",
-        rule="soperator.home-lost",
     )
     for index, submount in enumerate(spec.storage.submounts):
         if is_under(submount.mount_path, HOME) or is_under(HOME, submount.mount_path):
-            findings.error(
+            findings.add(
+                "soperator.home-twice",
                 f"storage.submounts[{index}].mount_path",
                 f"'{submount.mount_path}' and the {HOME} of soperator.nfs_home hide each other; "
                 "keep one",
-                rule="soperator.home-twice",
             )
 
 
@@ -173,35 +173,33 @@ def _check_users(spec: StackSpec, findings: Findings) -> None:
     for index, user in enumerate(users):
         path = f"soperator.users[{index}]"
         if not _USER_NAME.fullmatch(user.name) or user.name in _TAKEN_USERS:
-            findings.error(
+            findings.add(
+                "soperator.user-name",
                 f"{path}.name",
                 f"'{user.name}' is no name for a user; use lower-case letters, digits, - and _, at "
                 f"most 32, and none of {', '.join(_TAKEN_USERS)}",
-                rule="soperator.user-name",
             )
         home = f"{HOME}/{user.name}"
         where = {"code_path": spec.code_path, "python_env_path": spec.python_env_path}
         where |= {f"storage.places.{key}": value for key, value in spec.storage.places.items()}
         for key in (key for key, value in where.items() if is_under(value, home)):
-            findings.error(
+            findings.add(
+                "soperator.user-home",
                 f"{path}.name",
                 f"'{user.name}' would have {home} as home, and with it {key} ({where[key]}), "
                 "whose files run as root; choose another name, or move that out of "
                 f"{HOME}",
-                rule="soperator.user-home",
             )
         if not user.ssh_public_keys:
-            findings.error(
+            findings.add(
+                "soperator.user-no-key",
                 f"{path}.ssh_public_keys",
                 "no key, so this user could not enter; add one or remove the user",
-                rule="soperator.user-no-key",
             )
         for number, line in enumerate(user.ssh_public_keys):
             problem = public_key_problem(line)
             if problem:
-                findings.error(
-                    f"{path}.ssh_public_keys[{number}]", problem, rule="soperator.user-key"
-                )
+                findings.add("soperator.user-key", f"{path}.ssh_public_keys[{number}]", problem)
 
 
 def _check_room(spec: StackSpec, findings: Findings) -> None:
@@ -214,11 +212,11 @@ def _check_room(spec: StackSpec, findings: Findings) -> None:
             preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None
         )
         if not left.is_positive:
-            findings.error(
+            findings.add(
+                "nodes.worker-room",
                 f"nodes.workers[{index}].preset",
                 f"'{preset.name}' with {worker.boot_disk.size_gib} GiB of boot disk leaves slurmd "
                 f"{_room(left.cpu_m, left.memory_mib, left.ephemeral_mib)}; use a larger preset",
-                rule="nodes.worker-room",
             )
     group = spec.nodes.accounting
     preset = None if group is None else find_preset(group.platform, group.preset)
@@ -226,12 +224,12 @@ def _check_room(spec: StackSpec, findings: Findings) -> None:
         return
     left = slurmdbd_amounts(preset, group.boot_disk.size_gib)
     if not left.is_positive:
-        findings.error(
+        findings.add(
+            "nodes.accounting-room",
             "nodes.accounting.preset",
             f"'{preset.name}' with {group.boot_disk.size_gib} GiB of boot disk leaves slurmdbd "
             f"{_room(left.cpu_m, left.memory_mib, left.ephemeral_mib)} beside the database; use "
             "8vcpu-32gb with 128 GiB or more",
-            rule="nodes.accounting-room",
         )
 
 
@@ -259,19 +257,19 @@ def _check_alerts(spec: StackSpec, findings: Findings) -> None:
     if alerts is None:
         return
     if spec.soperator.observability is Observability.OFF:
-        findings.error(
+        findings.add(
+            "soperator.alerts-unseen",
             "soperator.alerts",
             "given, but nothing collects metrics to alert on; set soperator.observability to "
             "small, or remove it",
-            rule="soperator.alerts-unseen",
         )
     for name, (least, most) in _LIMITS.items():
         value: int = getattr(alerts, name)
         if not least <= value <= most:
-            findings.error(
+            findings.add(
+                "soperator.alert-limit",
                 f"soperator.alerts.{name}",
                 f"{value} is not between {least} and {most}",
-                rule="soperator.alert-limit",
             )
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from stacks.catalog import GIB, LARGE_FILESYSTEM_GIB, find_preset, slurmd_amounts
-from stacks.errors import Findings, SpareGib
+from stacks.errors import SpareGib
 from stacks.machines import MEMORY, VOLUMES, node_groups, paths_of_one_node, shared_mounts
+from stacks.rules import Findings
 from stacks.rules.naming import (
     check_unique,
     is_under,
@@ -69,25 +70,25 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
     first: dict[str, str] = {}
     for path, filesystem in _filesystems(spec):
         if (id_ := filesystem.existing_id) in first:
-            findings.error(
+            findings.add(
+                "storage.id-twice",
                 f"{path}.existing_id",
                 f"'{id_}' is used twice, first by {first[id_]}; one filesystem has one mount",
-                rule="storage.id-twice",
             )
         elif id_ is not None:
             first[id_] = path
     _check_weka(spec, findings)
     if spec.slurm.accounting and storage.accounting is None:
-        findings.error(
+        findings.add(
+            "storage.accounting-missing",
             "storage.accounting",
             "missing, but slurm.accounting is true; give size_gib or set slurm.accounting to false",
-            rule="storage.accounting-missing",
         )
     if not spec.slurm.accounting and storage.accounting is not None:
-        findings.warn(
+        findings.add(
+            "storage.accounting-unused",
             "storage.accounting",
             "paid for and unused: slurm.accounting is false",
-            rule="storage.accounting-unused",
             spare_gib=SpareGib(
                 sku=f"filesystem/{storage.accounting.type}", count=storage.accounting.size_gib or 0
             ),
@@ -95,18 +96,18 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
     if storage.backup is not None:
         _check_schedules(storage.backup, findings)
         if storage.purge_on_destroy:
-            findings.warn(
+            findings.add(
+                "storage.purge-and-backup",
                 "storage.purge_on_destroy",
                 "true, so destroy deletes the bucket of the jail's backups with the jail, and no "
                 "copy is left; set it to false, or copy the bucket away before a destroy",
-                rule="storage.purge-and-backup",
             )
     jail_gib = storage.jail.size_gib
     if storage.backup is not None and jail_gib is not None and storage.backup.size_gib > jail_gib:
-        findings.warn(
+        findings.add(
+            "storage.backup-size",
             "storage.backup.size_gib",
             f"{storage.backup.size_gib} GiB a copy, but the jail has {jail_gib} GiB",
-            rule="storage.backup-size",
             spare_gib=SpareGib(
                 sku="object-storage/standard",
                 count=storage.backup.keep_daily * (storage.backup.size_gib - jail_gib),
@@ -130,23 +131,23 @@ def _check_filesystem(
     size_gib, existing_id = filesystem.size_gib, filesystem.existing_id
     if (size_gib is None) == (existing_id is None):
         got = "both" if size_gib is not None else "neither"
-        findings.error(
+        findings.add(
+            "storage.size-or-id",
             path,
             f"has {got} of size_gib and existing_id; give size_gib for a new filesystem "
             "or existing_id for one that exists",
-            rule="storage.size-or-id",
         )
     if existing_id is not None and not existing_id.startswith("computefilesystem-"):
-        findings.error(
+        findings.add(
+            "storage.id",
             f"{path}.existing_id",
             f"'{existing_id}' is no filesystem id; it starts with 'computefilesystem-'",
-            rule="storage.id",
         )
     if size_gib is not None and size_gib > LARGE_FILESYSTEM_GIB:
-        findings.warn(
+        findings.add(
+            "storage.large",
             f"{path}.size_gib",
             f"{size_gib} GiB: over {LARGE_FILESYSTEM_GIB} GiB needs Nebius support first",
-            rule="storage.large",
         )
 
 
@@ -154,18 +155,18 @@ def _check_deletion(
     filesystem: FilesystemSpec | SubmountSpec, path: str, findings: Findings, *, purge: bool
 ) -> None:
     if filesystem.forbid_deletion and filesystem.existing_id is not None:
-        findings.error(
+        findings.add(
+            "storage.forbid-existing",
             f"{path}.forbid_deletion",
             "true, but the stack does not change a filesystem that it has by existing_id; "
             "remove it and set it on the filesystem itself",
-            rule="storage.forbid-existing",
         )
     elif filesystem.forbid_deletion and purge:
-        findings.error(
+        findings.add(
+            "storage.forbid-and-purge",
             f"{path}.forbid_deletion",
             "true, but storage.purge_on_destroy is true too, so destroy would be refused half-way; "
             "set one of them to false",
-            rule="storage.forbid-and-purge",
         )
 
 
@@ -173,16 +174,16 @@ def _check_schedules(backup: BackupSpec, findings: Findings) -> None:
     schedules = {"schedule": backup.schedule, "prune_schedule": backup.prune_schedule}
     for key, text in schedules.items():
         if problem := _schedule_problem(text):
-            findings.error(f"storage.backup.{key}", problem, rule="storage.backup-schedule")
+            findings.add("storage.backup-schedule", f"storage.backup.{key}", problem)
 
 
 def _check_weka(spec: StackSpec, findings: Findings) -> None:
     weka = [path for path, each in _filesystems(spec) if each.type is FilesystemType.WEKA]
     if len(weka) > 1:
-        findings.error(
+        findings.add(
+            "storage.weka-one",
             "storage",
             f"{len(weka)} filesystems of type weka ({', '.join(weka)}); a cluster can have one",
-            rule="storage.weka-one",
         )
     small: list[str] = []
     for _, path, group in node_groups(spec) if weka else ():
@@ -190,23 +191,23 @@ def _check_weka(spec: StackSpec, findings: Findings) -> None:
         if preset is not None and preset.vcpus < _WEKA_MIN_VCPUS:
             small.append(f"{path} {preset.vcpus}")
     if small:
-        findings.warn(
+        findings.add(
+            "storage.weka-vcpus",
             f"{weka[0]}.type",
             f"the client of weka wants nodes of {_WEKA_MIN_VCPUS} vCPUs or more, but there are "
             f"{', '.join(small)}; choose larger presets or network-ssd",
-            rule="storage.weka-vcpus",
         )
 
 
 def _check_submount(submount: SubmountSpec, path: str, findings: Findings) -> None:
     problem = name_problem(submount.name, longest=_SUBMOUNT_NAME_MAX)
     if problem:
-        findings.error(f"{path}.name", problem, rule="storage.name")
+        findings.add("storage.name", f"{path}.name", problem)
     if submount.name in VOLUMES:
-        findings.error(
+        findings.add(
+            "storage.name-taken",
             f"{path}.name",
             f"'{submount.name}' is the name of a volume that each pod has already; choose another",
-            rule="storage.name-taken",
         )
 
 
@@ -229,29 +230,29 @@ def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
     for index, (key, path) in enumerate(mounts):
         problem = path_problem(path)
         if problem:
-            findings.error(key, problem, rule="storage.path-form")
+            findings.add("storage.path-form", key, problem)
             continue
         if path == "/":
-            findings.error(
-                key, "'/' is the jail itself; choose a directory in it", rule="storage.path-root"
+            findings.add(
+                "storage.path-root", key, "'/' is the jail itself; choose a directory in it"
             )
             continue
         problem = reserved_problem(path)
         if problem and path == MEMORY and key == "storage.memory.mount_path":
             problem += ", or remove storage.memory: Soperator's own is there in any case"
         if problem:
-            findings.error(key, problem, rule="storage.path-reserved")
+            findings.add("storage.path-reserved", key, problem)
         for other_index, (other_key, other) in enumerate(mounts):
             if path == other and other_index < index:
-                findings.error(
-                    key, f"'{path}' is already the path of {other_key}", rule="storage.path-twice"
+                findings.add(
+                    "storage.path-twice", key, f"'{path}' is already the path of {other_key}"
                 )
             elif path != other and other != "/" and is_under(path, other):
-                findings.error(
+                findings.add(
+                    "storage.path-nested",
                     key,
                     f"'{path}' lies inside '{other}' of {other_key}; a mount inside a mount can be "
                     "hidden by it; put them side by side",
-                    rule="storage.path-nested",
                 )
 
 
@@ -263,30 +264,30 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
         if preset is None:
             continue
         if memory_gib >= preset.memory_gib:
-            findings.error(
+            findings.add(
+                "storage.memory-size",
                 "storage.memory.size_gib",
                 f"{memory_gib} GiB is more than a '{worker.name}' node has ({preset.memory_gib})",
-                rule="storage.memory-size",
             )
         elif memory_gib + worker.shared_memory_gib > preset.memory_gib:
-            findings.warn(
+            findings.add(
+                "storage.memory-both",
                 f"nodes.workers[{index}].shared_memory_gib",
                 f"{worker.shared_memory_gib} GiB and {memory_gib} GiB of storage.memory are more "
                 f"than the node has ({preset.memory_gib} GiB); filling both kills the job",
-                rule="storage.memory-both",
             )
         slurmd = slurmd_amounts(
             preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None
         )
         asked_gib, left_gib = slurmd.memory_mib // GIB, preset.memory_gib - memory_gib
         if memory_gib < preset.memory_gib and left_gib < asked_gib:
-            findings.warn(
+            findings.add(
+                "storage.memory-drains",
                 "storage.memory.size_gib",
                 f"{memory_gib} GiB: files stay there when a job ends, and a full RAM disk "
                 f"leaves {left_gib} GiB of a '{worker.name}' node, so the next job that asks for "
                 f"all {asked_gib} GiB drains it (Soperator's prolog, alloc_mem_used); use "
                 f"{preset.memory_gib - asked_gib} or less, or the job's folder in {MEMORY}",
-                rule="storage.memory-drains",
             )
 
 
@@ -295,34 +296,34 @@ def _check_places(spec: StackSpec, findings: Findings) -> None:
     mounts = [*shared_mounts(spec).values()]
     for place in PLACES:
         if place not in places:
-            findings.error(
+            findings.add(
+                "storage.place-missing",
                 f"storage.places.{place}",
                 f"missing; recipes name all of: {', '.join(PLACES)}",
-                rule="storage.place-missing",
             )
     for place, path in places.items():
         key = f"storage.places.{place}"
         if place not in PLACES:
-            findings.error(
-                key, f"unknown place; places are: {', '.join(PLACES)}", rule="storage.place-unknown"
+            findings.add(
+                "storage.place-unknown", key, f"unknown place; places are: {', '.join(PLACES)}"
             )
         problem = path_problem(path)
         if problem:
-            findings.error(key, problem, rule="storage.place-form")
+            findings.add("storage.place-form", key, problem)
         elif lies_on := [text for mount, text in own.items() if is_under(path, mount)]:
             if place in _SHARED_PLACES:
-                findings.error(
+                findings.add(
+                    "storage.place-on-one-node",
                     key,
                     f"'{path}' is on {lies_on[0]}, where other nodes do not see it; put it under "
                     "a submount",
-                    rule="storage.place-on-one-node",
                 )
         elif not any(is_under(path, mount) for mount in mounts):
-            findings.warn(
+            findings.add(
+                "storage.place-on-jail",
                 key,
                 f"'{path}' is under no declared mount ({', '.join(mounts)}), so it fills the jail "
                 f"({_size(spec.storage.jail)})",
-                rule="storage.place-on-jail",
             )
 
 
@@ -357,37 +358,37 @@ def check_nfs(spec: StackSpec, findings: Findings) -> None:
     check_stripes("nfs.boot_disk", nfs.boot_disk.size_gib, nfs.boot_disk.type, findings)
     check_stripes("nfs.data_disks", nfs.data_disks.size_gib, nfs.data_disks.type, findings)
     if spec.soperator.nfs_home is not None:
-        findings.error(
+        findings.add(
+            "nfs.home-twice",
             "nfs",
             "beside soperator.nfs_home; one server serves the homes: keep this one, whose disks "
             "outlive the cluster, or that one",
-            rule="nfs.home-twice",
         )
     if nfs.billing is not Billing.ON_DEMAND:
-        findings.error(
+        findings.add(
+            "nfs.billing",
             "nfs.billing",
             f"'{nfs.billing}'; a server that is taken away stops every node, and capacity blocks "
             "hold GPUs only: use on-demand",
-            rule="nfs.billing",
         )
     preset = find_preset(nfs.platform, nfs.preset)
     if preset is not None and preset.gpus:
-        findings.error(
+        findings.add(
+            "nfs.gpus",
             "nfs.platform",
             f"'{nfs.platform}' has GPUs, which a file server leaves idle; use cpu-d3 or cpu-e2",
-            rule="nfs.gpus",
         )
     if nfs.data_disks.type is DiskType.NETWORK_SSD_NON_REPLICATED:
-        findings.warn(
+        findings.add(
+            "nfs.one-copy",
             "nfs.data_disks.type",
             "network-ssd-non-replicated keeps one copy: a lost disk takes every file along; "
             "network-ssd-io-m3 keeps three",
-            rule="nfs.one-copy",
         )
     if spec.nodes.nfs is not None and spec.soperator.nfs_home is None:
-        findings.error(
+        findings.add(
+            "nfs.node-group",
             "nodes.nfs",
             "is for the server of soperator.nfs_home inside the cluster; this one has a machine "
             "of its own: remove the group",
-            rule="nfs.node-group",
         )

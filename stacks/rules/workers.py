@@ -16,8 +16,8 @@ from stacks.catalog import (
     STRIPED_DISK_STEP_GIB,
     find_preset,
 )
-from stacks.errors import Findings
 from stacks.machines import VOLUMES, shared_mounts
+from stacks.rules import Findings
 from stacks.rules.access import public_key_problem
 from stacks.rules.naming import (
     check_unique,
@@ -62,11 +62,11 @@ def check_workers(spec: StackSpec, findings: Findings) -> None:
     _check_group_names(spec, findings)
     _check_users(spec, findings)
     if spec.nodes.nfs is not None and spec.soperator.nfs_home is None and spec.nfs is None:
-        findings.warn(
+        findings.add(
+            "nodes.nfs-server",
             "nodes.nfs",
             "paid for, but no NFS server runs on it: declare soperator.nfs_home, or have one of "
             "yours tolerate the taint slurm.nebius.ai/nodeset=nfs",
-            rule="nodes.nfs-server",
         )
 
 
@@ -77,22 +77,22 @@ def check_labels(path: str, group: NodeGroupSpec, findings: Findings) -> None:
         prefix, slash, name = key.rpartition("/")
         fits = _LABEL_NAME.fullmatch(name) and (not slash or _is_subdomain(prefix))
         if not fits or (value and not _LABEL_NAME.fullmatch(value)):
-            findings.error(
+            findings.add(
+                "nodes.label-form",
                 at,
                 f"'{key}: {value}' is no Kubernetes label; 63 letters, digits and . _ - each, "
                 "from a letter or digit to a letter or digit, before them at most a domain in "
                 "lower case and one /",
-                rule="nodes.label-form",
             )
         elif key.startswith(_OURS):
-            findings.error(
-                at, f"'{key}' is a label of the charts; choose another", rule="nodes.label-charts"
+            findings.add(
+                "nodes.label-charts", at, f"'{key}' is a label of the charts; choose another"
             )
         elif prefix.endswith(_SYSTEM):
-            findings.warn(
+            findings.add(
+                "nodes.label-system",
                 at,
                 f"'{key}': mk8s ignores labels of {' and '.join(_SYSTEM)}; choose another prefix",
-                rule="nodes.label-system",
             )
 
 
@@ -102,10 +102,10 @@ def _is_subdomain(text: str) -> bool:
 
 def _check_created(worker: WorkerSpec, path: str, findings: Findings) -> None:
     if worker.created_nodes is not None and worker.created_nodes > worker.min_nodes:
-        findings.error(
+        findings.add(
+            "nodes.created-order",
             f"{path}.created_nodes",
             f"{worker.created_nodes} is more than min_nodes ({worker.min_nodes})",
-            rule="nodes.created-order",
         )
 
 
@@ -116,24 +116,24 @@ def _check_strategy(strategy: StrategySpec, path: str, findings: Findings) -> No
     )
     for key, percent, count in pairs:
         if percent is not None and count is not None:
-            findings.error(
+            findings.add(
+                "nodes.strategy-both",
                 f"{path}.{key}_nodes",
                 f"both {key}_percent and {key}_nodes; give one of the two",
-                rule="nodes.strategy-both",
             )
         if percent is not None and percent > 100:
-            findings.error(
+            findings.add(
+                "nodes.strategy-percent",
                 f"{path}.{key}_percent",
                 f"{percent} is no share; use 0 to 100",
-                rule="nodes.strategy-percent",
             )
     away, extra = ((percent if count is None else count) for _, percent, count in pairs)
     if away == 0 and not extra:
-        findings.error(
+        findings.add(
+            "nodes.strategy-still",
             path,
             "no node may be away and none may be there beyond the count, so none could be "
             "replaced; raise max_unavailable or max_surge",
-            rule="nodes.strategy-still",
         )
 
 
@@ -145,86 +145,86 @@ def _check_capacity(worker: WorkerSpec, path: str, findings: Findings) -> None:
     at = f"{path}.reservation"
     forbids = reservation.policy is Reservation.FORBID
     if worker.billing is Billing.PREEMPTIBLE and not forbids:
-        findings.error(
+        findings.add(
+            "nodes.reservation-preemptible",
             at,
             "a preemptible node comes out of no reservation; remove it, or set billing to reserved",
-            rule="nodes.reservation-preemptible",
         )
     if worker.billing is Billing.RESERVED and forbids:
-        findings.error(
+        findings.add(
+            "nodes.reservation-forbidden",
             f"{at}.policy",
             "forbid, but billing is reserved; use auto or strict",
-            rule="nodes.reservation-forbidden",
         )
     if forbids and reservation.ids:
-        findings.error(
+        findings.add(
+            "nodes.reservation-ids",
             f"{at}.ids",
             "ids of reservations that policy forbid never uses; remove them or use auto or strict",
-            rule="nodes.reservation-ids",
         )
     for index, id_ in enumerate(reservation.ids):
         if not id_.startswith("capacityblockgroup-"):
-            findings.error(
+            findings.add(
+                "nodes.reservation-id",
                 f"{at}.ids[{index}]",
                 f"'{id_}' is no capacity block group; its id starts with 'capacityblockgroup-'",
-                rule="nodes.reservation-id",
             )
 
 
 def _check_features(worker: WorkerSpec, path: str, findings: Findings) -> None:
     for index, feature in enumerate(worker.features):
         if not _FEATURE.fullmatch(feature):
-            findings.error(
+            findings.add(
+                "nodes.feature-form",
                 f"{path}.features[{index}]",
                 f"'{feature}' is no feature; one word of letters, digits and _ . - : and =",
-                rule="nodes.feature-form",
             )
 
 
 def _check_machine(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
     preset = find_preset(worker.platform, worker.preset)
     if worker.max_pods is not None and worker.max_pods not in MAX_PODS:
-        findings.error(
+        findings.add(
+            "nodes.max-pods",
             f"{path}.max_pods",
             f"{worker.max_pods}; the API takes {MAX_PODS.start} to {MAX_PODS.stop - 1}",
-            rule="nodes.max-pods",
         )
     if preset is not None and worker.shared_memory_gib >= preset.memory_gib:
-        findings.error(
+        findings.add(
+            "nodes.shared-memory",
             f"{path}.shared_memory_gib",
             f"{worker.shared_memory_gib} GiB is not less than the node has "
             f"({preset.memory_gib} GiB)",
-            rule="nodes.shared-memory",
         )
     if preset is not None and not preset.gpus and worker.nvidia_config_lines:
-        findings.error(
+        findings.add(
+            "nodes.nvidia-no-gpu",
             f"{path}.nvidia_config_lines",
             f"'{preset.name}' has no GPU; remove them",
-            rule="nodes.nvidia-no-gpu",
         )
     for index, line in enumerate(worker.nvidia_config_lines):
         if not _OPTION.fullmatch(line):
-            findings.error(
+            findings.add(
+                "nodes.nvidia-line",
                 f"{path}.nvidia_config_lines[{index}]",
                 f"'{line}' is no line of modprobe.d; such as 'options nvidia NVreg_NAME=VALUE'",
-                rule="nodes.nvidia-line",
             )
     if worker.local_nvme is not None:
         place = (spec.nebius.region, worker.platform, worker.preset)
         if preset is not None and place not in LOCAL_NVME:
             known = "; ".join(" ".join(each) for each in sorted(LOCAL_NVME))
-            findings.error(
+            findings.add(
+                "nodes.local-nvme",
                 f"{path}.local_nvme",
                 f"'{worker.preset}' of '{worker.platform}' in {spec.nebius.region} has no local "
                 f"NVMe drives (has: {known})",
-                rule="nodes.local-nvme",
             )
     has_user_data = worker.nvidia_config_lines or worker.local_nvme is not None
     if has_user_data and not spec.nodes.ssh_users:
-        findings.warn(
+        findings.add(
+            "nodes.user-data-key",
             "nodes.ssh_users",
             f"none, but nodes of '{worker.name}' need user data, which should hold an SSH key",
-            rule="nodes.user-data-key",
         )
 
 
@@ -235,10 +235,10 @@ def _check_group_names(spec: StackSpec, findings: Findings) -> None:
         for number in range(1, -(-worker.max_nodes // NODES_PER_GROUP_MAX)):
             taken = f"{worker.name}-{number}"
             if taken in names:
-                findings.error(
+                findings.add(
+                    "nodes.name-group",
                     f"nodes.workers[{names[taken]}].name",
                     f"'{taken}' is node group {number + 1} of '{worker.name}'; rename one",
-                    rule="nodes.name-group",
                 )
 
 
@@ -257,19 +257,15 @@ def _check_users(spec: StackSpec, findings: Findings) -> None:
         if user.name in ("root", "nebius"):
             problem = f"'{user.name}' is a user of the image; choose another"
         if problem:
-            findings.error(f"{path}.name", problem, rule="nodes.ssh-user-name")
+            findings.add("nodes.ssh-user-name", f"{path}.name", problem)
         if not user.ssh_public_keys:
-            findings.error(
-                f"{path}.ssh_public_keys",
-                "no key, so nobody could enter",
-                rule="nodes.ssh-user-key",
+            findings.add(
+                "nodes.ssh-user-key", f"{path}.ssh_public_keys", "no key, so nobody could enter"
             )
         for number, line in enumerate(user.ssh_public_keys):
             wrong = public_key_problem(line)
             if wrong:
-                findings.error(
-                    f"{path}.ssh_public_keys[{number}]", wrong, rule="nodes.ssh-user-key"
-                )
+                findings.add("nodes.ssh-user-key", f"{path}.ssh_public_keys[{number}]", wrong)
 
 
 STRIPED: Final = (DiskType.NETWORK_SSD_NON_REPLICATED, DiskType.NETWORK_SSD_IO_M3)
@@ -290,10 +286,10 @@ def _check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findi
     for at, size_gib, type_ in disks_of(worker, path):
         check_stripes(at, size_gib, type_, findings)
     if worker.image_disk is not None and worker.image_disk.type not in STRIPED:
-        findings.error(
+        findings.add(
+            "nodes.image-disk-type",
             f"{path}.image_disk.type",
             f"'{worker.image_disk.type}' is too slow for images; use {' or '.join(STRIPED)}",
-            rule="nodes.image-disk-type",
         )
     check_unique(
         (disk.name for disk in worker.local_disks),
@@ -306,21 +302,21 @@ def _check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findi
     for index, disk in enumerate(worker.local_disks):
         problem = name_problem(disk.name, longest=_DISK_NAME_MAX)
         if problem:
-            findings.error(f"{path}.local_disks[{index}].name", problem, rule="nodes.disk-name")
+            findings.add("nodes.disk-name", f"{path}.local_disks[{index}].name", problem)
         if disk.name in taken:
-            findings.error(
+            findings.add(
+                "nodes.disk-name-taken",
                 f"{path}.local_disks[{index}].name",
                 f"'{disk.name}' is the name of a submount or of a volume that each pod has; choose "
                 "another",
-                rule="nodes.disk-name-taken",
             )
         for folder in disk.folders:
             if path_problem(f"/{folder}"):
-                findings.error(
+                findings.add(
+                    "nodes.disk-folder",
                     f"{path}.local_disks[{index}].folders",
                     f"'{folder}' is no plain path in the disk; write it without a leading /, such "
                     "as tmp",
-                    rule="nodes.disk-folder",
                 )
     _check_disk_paths(spec, worker, path, findings)
 
@@ -346,7 +342,7 @@ def _check_disk_paths(spec: StackSpec, worker: WorkerSpec, path: str, findings: 
             if problem is None and (is_under(mount_path, there) or is_under(there, mount_path)):
                 problem = f"'{mount_path}' and '{there}' of {other} hide each other; put them apart"
         if problem:
-            findings.error(at, problem, rule="nodes.disk-path")
+            findings.add("nodes.disk-path", at, problem)
         taken[at.removesuffix(".mount_path")] = mount_path
 
 
@@ -356,15 +352,15 @@ def check_stripes(path: str, size_gib: int, type_: DiskType, findings: Findings)
         return
     if size_gib % STRIPED_DISK_STEP_GIB != 0:
         above = -(-size_gib // STRIPED_DISK_STEP_GIB) * STRIPED_DISK_STEP_GIB
-        findings.error(
+        findings.add(
+            "nodes.disk-step",
             f"{path}.size_gib",
             f"{size_gib} GiB is not a multiple of {STRIPED_DISK_STEP_GIB}, as {type_} needs; "
             f"use {above}",
-            rule="nodes.disk-step",
         )
     if size_gib > STRIPED_DISK_MAX_GIB:
-        findings.error(
+        findings.add(
+            "nodes.disk-most",
             f"{path}.size_gib",
             f"{size_gib} GiB; {type_} ends at {STRIPED_DISK_MAX_GIB}",
-            rule="nodes.disk-most",
         )

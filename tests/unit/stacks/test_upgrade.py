@@ -13,6 +13,39 @@ from stacks.load import load_stack
 from stacks.spec.storage import FilesystemType
 
 BASE = {"cluster.kubernetes_version": "1.33", "cluster.soperator_version": "4.1.7"}
+CHANGES = [
+    ("change.kubernetes-back", BASE, {**BASE, "cluster.kubernetes_version": "1.32"}),
+    ("change.kubernetes-step", BASE, {**BASE, "cluster.kubernetes_version": "1.35"}),
+    ("change.soperator-back", BASE, {**BASE, "cluster.soperator_version": "4.1.5"}),
+    (
+        "change.soperator-skips",
+        {"cluster.soperator_version": "4.0.5"},
+        {"cluster.soperator_version": "5.0.0"},
+    ),
+    (
+        "change.slurm-back",
+        {"cluster.soperator_version": "5.0.0"},
+        {"cluster.soperator_version": "4.1.7"},
+    ),
+    (
+        "change.two-at-once",
+        BASE,
+        {"cluster.kubernetes_version": "1.34", "cluster.soperator_version": "4.1.13"},
+    ),
+    (
+        "change.filesystem-shrinks",
+        {**BASE, "storage.jail.size_gib": "2"},
+        {**BASE, "storage.jail.size_gib": "1"},
+    ),
+]
+"""Rule, what was deployed, and a change that only it is about."""
+
+
+@pytest.mark.parametrize(("rule", "before", "after"), CHANGES, ids=[row[0] for row in CHANGES])
+def test_a_refused_change_is_found_by_its_rule(
+    rule: str, before: Mapping[str, str], after: Mapping[str, str]
+):
+    assert [problem.rule for problem in refused("s", before, after)] == [rule]
 
 
 def found(**changes: str) -> tuple[Problem, ...]:
