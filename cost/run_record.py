@@ -163,7 +163,7 @@ class Slo:
 
     @property
     def options(self) -> list[str]:
-        """The bounds on tokens as `soperator advise --slo` takes them."""
+        """The bounds on tokens as `soperator cost advise --slo` takes them."""
         return [
             f"{name}={_plain(bound).replace(',', '')}"
             for name, bound in (

@@ -169,7 +169,7 @@ class LostStorage:
         if self.is_kept and self.key.endswith(".type"):
             return f"{what} cannot change its type, so `up` will refuse it; take the type back"
         if self.is_kept:
-            paid = f"{what} stays in its project and is paid for: soperator leftovers"
+            paid = f"{what} stays in its project and is paid for: soperator cluster orphans"
             return paid if self.key != _BACKUP else f"{paid}. {_PASSWORDS}"
         fate = "replaced by an empty one" if self.is_replaced else "deleted"
         return f"DATA LOSS: {what} is {fate}; ALL DATA ON IT IS LOST. Copy it away first."

@@ -392,8 +392,8 @@ def why_ended(spec: StackSpec, now: datetime) -> str | None:
         return None
     return (
         f"{spec.name}: lifetime.until: the stack ended on {end:%Y-%m-%d %H:%M} UTC; declare a "
-        f"later end in stacks/Pulumi.{spec.name}.yaml to go on, or pause it: soperator reap "
-        f"--stack {spec.name} --act"
+        f"later end in stacks/Pulumi.{spec.name}.yaml to go on, or pause it: soperator cluster "
+        f"autostop --stack {spec.name} --act"
     )
 
 

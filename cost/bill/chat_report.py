@@ -1,4 +1,4 @@
-"""Prints what a chat costs (`soperator chat-cost`) in every format: render_chats(bill, format)."""
+"""Prints what a chat costs (`soperator cost chat`) in every format: render_chats(bill, format)."""
 
 from __future__ import annotations
 

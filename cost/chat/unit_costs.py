@@ -113,7 +113,7 @@ def _unknown_chats(spec: StackSpec, broken: tuple[NoOperatingPoint, ...]) -> Not
     bounds = [] if curve is None else curve.slo.options
     return NotKnown(
         reason="; ".join(map(str, broken)),
-        command=f"soperator advise --model {spec.chat.model} --stack {spec.name} "
+        command=f"soperator cost advise --model {spec.chat.model} --stack {spec.name} "
         f"{'--slo ' + ','.join(bounds) + ' ' if bounds else ''}"
         f"--chats-per-day {spec.chat.chats_per_day or 1000}",
     )

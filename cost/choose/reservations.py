@@ -1,7 +1,7 @@
 """Reserved against on-demand nodes: from how many hours a month a reservation is the cheaper one.
 
 A reserved node is paid for every hour of its term; an on-demand node only while it is there
-(`soperator pause`, autoscaling). Reserved prices are agreed in a contract, so that there is
+(`soperator cluster pause`, autoscaling). Reserved prices are agreed in a contract, so that there is
 something to compare only where `contract_prices` has one.
 """
 
@@ -54,7 +54,7 @@ def reservations_part(inputs: Inputs) -> Iterable[Part]:
         notes=(
             (
                 "Reserved nodes are paid for all 730 hours; on-demand ones only while they are "
-                "there (soperator pause, autoscaling)."
+                "there (soperator cluster pause, autoscaling)."
             ),
         ),
         plain={"reservations": [_plain(each) for each in found]},

@@ -214,8 +214,8 @@ def price_age_problems(
             path=f"{spec.name}.policy.max_price_age_days",
             message=(
                 f"{len(old)} prices in use are older than {limit} days: {names}; "
-                "confirm them, refresh with `soperator prices --refresh` and live_prices: true, "
-                "or declare yours under contract_prices"
+                "confirm them, refresh with `soperator cost prices --refresh` and live_prices: "
+                "true, or declare yours under contract_prices"
             ),
         ),
     )

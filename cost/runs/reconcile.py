@@ -1,6 +1,6 @@
 """Our figures held against an invoice: reconcile(estimate, spend, invoice) -> Reconciliation.
 
-The sum of our products is the bill of the period that `soperator spend` shows.
+The sum of our products is the bill of the period that `soperator cost spend` shows.
 """
 
 from __future__ import annotations
@@ -288,12 +288,12 @@ def _row(
     elif theirs < ours:
         why = (
             f"billed {100 * theirs / ours:.1f} % of it: the stack was not up all the time "
-            "(--since), or its prices are lower than here (soperator prices --refresh)"
+            "(--since), or its prices are lower than here (soperator cost prices --refresh)"
         )
     else:
         why = (
             f"billed {100 * theirs / ours:.1f} % of it: more was up than is declared now, or its "
-            "prices are higher than here (soperator prices --refresh)"
+            "prices are higher than here (soperator cost prices --refresh)"
         )
     return ProductRow(product=product, ours_usd=ours, theirs_usd=theirs, verdict=verdict, why=why)
 

@@ -431,7 +431,7 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendReport:
-    """What `soperator spend` prints."""
+    """What `soperator cost spend` prints."""
 
     heading: str | None
     spend: Spend

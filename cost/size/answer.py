@@ -1,4 +1,4 @@
-"""Answers to `soperator size`: text for people and values for programs, of one computation.
+"""Answers to `soperator cost size`: text for people and values for programs, of one computation.
 
 The rule of seed 004 is that of a deck of March 2024, which prints nine rows and no rule. This one
 gives all nine: weights are bytes times billions; training takes 3.5 times that, rounded up to 1 or

@@ -35,6 +35,19 @@ IdentityOption = Annotated[
     Path | None,
     typer.Option("--identity", "-i", help="Private key; the state folder's own by default."),
 ]
+SetsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."),
+]
+SyncOption = Annotated[
+    bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Submit over the budget; the ledger records it.")
+]
+AgainOption = Annotated[
+    bool, typer.Option("--again", help="Submit what is done or on its way once more.")
+]
 
 
 def state_root() -> Path:

@@ -2,7 +2,7 @@
 
 Owns the list of verbs and exit codes: 0 ok, 1 refused, 2 wrong usage, 130 interrupted, 141
 no reader of its output any more.
-`logs`, `demo` and `load --url` end with the status of the job that they followed or ran.
+`logs`, `local demo` and `runs load --url` end with the status of the job that they followed or ran.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ with interrupts.at_once():  # these imports are most of the first 0.15 s
     import sys
     from collections.abc import Iterator
     from contextlib import contextmanager
+    from difflib import get_close_matches
     from importlib import import_module
     from typing import Annotated, Any, NamedTuple
 
@@ -25,109 +26,90 @@ with interrupts.at_once():  # these imports are most of the first 0.15 s
 
 class _Verb(NamedTuple):
     place: str
-    """Module below infra.cli, and the function in it."""
+    """Module below infra.cli, with :function where that is not the last word."""
     help: str
     """Stands here so that `--help` of a group imports no verb."""
 
 
 VERBS = {
-    "init": _Verb("machine.init:init", "Set up a project for deployments and write a first stack."),
-    "env": _Verb("machine.env:env", "Print the environment that plain pulumi needs, for eval."),
-    "doctor": _Verb("machine.doctor:doctor", "Check tools, prices and the project; name each fix."),
-    "cost": _Verb(
-        "cost.bill:cost", "Show what a stack costs, beside others, instead of it, and why."
-    ),
-    "draw": _Verb("report:draw", "Draw the architecture of a declared stack as SVG."),
-    "prices": _Verb("cost.prices:prices", "Show the prices in use with source, date and age."),
-    "chat-cost": _Verb("cost.bill:chat", "Show what one reference chat costs on a stack."),
-    "size": _Verb("cost.choose:size", "Show what a model needs and the cheapest preset that fits."),
-    "advise": _Verb(
-        "cost.choose:advise", "Rank presets by cost per chat for a model, an SLO and a demand."
-    ),
-    "spend": _Verb("cost.spend:spend", "Show what ran on a stack and what it cost."),
-    "venv": _Verb("jobs.data:venv", "Make the jobs' Python environment on shared storage."),
-    "submit": _Verb("jobs.submit:submit", "Submit a declared job, its pipeline, or a search."),
-    "manifest": _Verb("jobs.kube_job:manifest", "Print a declared job as a Kubernetes Job."),
-    "serve": _Verb(
-        "jobs.serve:serve", "Serve a model as a job; --open: talk to it in the browser."
-    ),
-    "load": _Verb("jobs.serve:load", "Put a server under load: curve, latencies, operating point."),
-    "accept": _Verb(
-        "cluster.accept:accept", "Hold a cluster against its limits; make or check its certificate."
-    ),
-    "accept-hosts": _Verb(
-        "cluster.accept:accept_hosts", "Run the acceptance by torchrun over SSH, where no Slurm is."
-    ),
-    "compare-runs": _Verb(
-        "jobs.kube_job:compare_runs", "Compare two results: bare metal, Slurm, Kubernetes."
-    ),
-    "leaderboard": _Verb(
-        "jobs.runs:leaderboard", "Rank the trials of a declared search, with $ a trial."
-    ),
-    "status": _Verb("jobs.follow:status", "List the jobs of a cluster, or show one."),
-    "logs": _Verb("jobs.follow:logs", "Follow the log of a job to its end."),
-    "top": _Verb("jobs.follow:top", "Watch the GPUs of a running job, from inside it."),
-    "cancel": _Verb("jobs.follow:cancel", "End jobs, running or waiting."),
-    "push": _Verb("jobs.data:push", "Bring data or a model to a declared place."),
-    "pull": _Verb("jobs.data:pull", "Bring results, run record and log of a job here."),
-    "ssh": _Verb("jobs.shell:ssh", "Open a shell on the login node, or run one command."),
-    "shell": _Verb("jobs.shell:shell", "Open a terminal, Jupyter or VS Code on a node with GPUs."),
-    "tensorboard": _Verb("jobs.shell:tensorboard", "Show loss curves, through a tunnel."),
-    "drain": _Verb(
-        "cluster.pause:drain", "Keep new jobs off nodes, with a reason, and let them on."
-    ),
-    "pause": _Verb("cluster.pause:pause", "Take the workers out of a stack until it is resumed."),
-    "resume": _Verb("cluster.pause:resume", "Bring the workers of a paused stack back."),
-    "reap": _Verb(
-        "cluster.autostop:autostop", "Pause a stack that is idle or past its declared end."
-    ),
-    "backup": _Verb("cluster.backup:backup", "Copy a stack's jail to object storage now."),
-    "restore": _Verb(
-        "cluster.backup:restore",
-        "List copies of a stack's jail, or bring one back, whole or a path.",
-    ),
-    "destroy": _Verb(
-        "cluster.cloud:destroy", "Destroy a stack, also one whose kube cluster is gone."
-    ),
-    "support-bundle": _Verb(
-        "cluster.support:support_bundle",
-        "Gather what others need to help, in one file, without secrets.",
-    ),
-    "report": _Verb("report:report", "Write report.html from what is declared and measured."),
-    "demo": _Verb("machine.demo:demo", "Run the main job on the local stack, end to end."),
-    "adopt": _Verb(
-        "cluster.cloud:adopt", "Make an existing filesystem, cluster or subnet the stack's."
-    ),
-    "leftovers": _Verb(
-        "cluster.cloud:orphans", "List what a stack left in the cloud, with ids and $ a month."
-    ),
-    "kube-token": _Verb("machine.env:kube_token", "Print a Kubernetes exec credential."),
-    "cost explain": _Verb(
-        "cost.bill:explain",
-        "Show formula, inputs with their sources, and arithmetic of any figure of the bill.",
-    ),
-    "runs list": _Verb(
-        "jobs.runs:list_", "List runs with outcome, model, speed, dollars and code."
-    ),
-    "runs diff": _Verb("jobs.runs:diff", "Compare two runs; ends 0 where their losses agree."),
-    "runs reproduce": _Verb(
-        "jobs.runs:reproduce", "Submit a run's recipe, settings, seed and code once more."
-    ),
-    "runs export": _Verb("jobs.runs:export", "Write runs as an experiment that MLflow reads."),
-    "local up": _Verb("machine.local:up", "Start every part that does not run."),
-    "local down": _Verb("machine.local:down", "Stop every part; what is stored stays."),
-    "local status": _Verb("machine.local:status", "List the parts; exit 1 if one is down."),
-    "local fault": _Verb(
-        "machine.local:fault", "Plant a fault in the Nebius API, or kill -9 a part."
-    ),
+    "init": _Verb("machine.init", "Set up a project for deployments, write a first stack."),
+    "env": _Verb("machine.env", "Print the environment that plain pulumi needs, for eval."),
+    "doctor": _Verb("machine.doctor", "Check tools, prices and project; name each fix."),
+    "submit": _Verb("jobs.submit", "Submit a declared job, its pipeline, or a search."),
+    "status": _Verb("jobs.follow", "List the jobs of a cluster, or show one."),
+    "logs": _Verb("jobs.follow", "Follow the log of a job to its end."),
+    "cancel": _Verb("jobs.follow", "End jobs, running or waiting."),
+    "pull": _Verb("jobs.data", "Bring results, run record and log of a job here."),
+    "serve": _Verb("jobs.serve", "Serve a model as a job; --open: talk to it in the browser."),
+    "shell": _Verb("jobs.shell", "Open a terminal, Jupyter or VS Code on a node with GPUs."),
+    "ssh": _Verb("jobs.shell", "Open a shell on the login node, or run one command."),
+    "report": _Verb("report", "Write report.html from what is declared and measured."),
+    "kube-token": _Verb("machine.env", "Print a Kubernetes exec credential."),
+    "cost": _Verb("cost.bill", "Show what a stack costs, beside others, instead of it."),
+    "cost explain": _Verb("cost.bill", "Show formula and inputs of any figure of the bill."),
+    "cost chat": _Verb("cost.bill", "Show what one reference chat costs on a stack."),
+    "cost size": _Verb("cost.choose", "Show what a model needs, the cheapest preset that fits."),
+    "cost advise": _Verb("cost.choose", "Rank presets by cost per chat for a model, SLO, demand."),
+    "cost prices": _Verb("cost.prices", "Show the prices in use with source, date and age."),
+    "cost spend": _Verb("cost.spend", "Show what ran on a stack and what it cost."),
+    "runs list": _Verb("jobs.runs:list_", "List runs with outcome, model, speed, dollars, code."),
+    "runs diff": _Verb("jobs.runs", "Compare settings and losses of two runs."),
+    "runs reproduce": _Verb("jobs.runs", "Submit a run's recipe, settings and code once more."),
+    "runs export": _Verb("jobs.runs", "Write runs as an experiment that MLflow reads."),
+    "runs top": _Verb("jobs.follow", "Watch the GPUs of a running job, from inside it."),
+    "runs tensorboard": _Verb("jobs.shell", "Show loss curves, through a tunnel."),
+    "runs leaderboard": _Verb("jobs.runs", "Rank the trials of a declared search, with $ a trial."),
+    "runs load": _Verb("jobs.serve", "Put a server under load: curve, operating point."),
+    "runs overhead": _Verb("jobs.kube_job", "Hold Slurm or Kubernetes against bare metal: % lost."),
+    "runs manifest": _Verb("jobs.kube_job", "Print a declared job as a Kubernetes Job."),
+    "data push": _Verb("jobs.data", "Bring data or a model to a declared place."),
+    "data venv": _Verb("jobs.data", "Make the jobs' Python environment on shared storage."),
+    "cluster accept": _Verb("cluster.accept", "Hold a cluster against its limits; certify it."),
+    "cluster accept-hosts": _Verb("cluster.accept", "Run the acceptance over SSH, without Slurm."),
+    "cluster pause": _Verb("cluster.pause", "Take the workers out of a stack until it is resumed."),
+    "cluster resume": _Verb("cluster.pause", "Bring the workers of a paused stack back."),
+    "cluster autostop": _Verb("cluster.autostop", "Pause a stack that is idle or past its end."),
+    "cluster drain": _Verb("cluster.pause", "Keep new jobs off nodes, and let them on again."),
+    "cluster destroy": _Verb("cluster.cloud", "Destroy a stack, also without its kube cluster."),
+    "cluster orphans": _Verb("cluster.cloud", "List what a stack left in the cloud, and its $."),
+    "cluster adopt": _Verb("cluster.cloud", "Make an existing disk, cluster, subnet the stack's."),
+    "cluster backup": _Verb("cluster.backup", "Copy a stack's jail to object storage now."),
+    "cluster restore": _Verb("cluster.backup", "List copies of the jail, or bring one back."),
+    "cluster draw": _Verb("report", "Draw the architecture of a declared stack as SVG."),
+    "cluster support-bundle": _Verb("cluster.support", "Gather for helpers, without secrets."),
+    "local up": _Verb("machine.local", "Start every part that does not run."),
+    "local down": _Verb("machine.local", "Stop every part; what is stored stays."),
+    "local status": _Verb("machine.local", "List the parts; exit 1 if one is down."),
+    "local fault": _Verb("machine.local", "Plant a fault in the Nebius API, or kill -9 a part."),
+    "local demo": _Verb("machine.demo", "Run the main job on the local stack, end to end."),
 }
 """Every command, by the words that lead to it."""
 GROUPS = {
-    "runs": "List runs, compare two, run one again, export them.",
-    "local": "Start, stop and look at the embedded cloud.",
-    "cost": "Show what a stack costs, beside others, instead of it, and why.",
+    "cost": "Show what a stack costs and why; chat, size, advise, prices, spend.",
+    "runs": "List and compare runs; top, load, tensorboard, leaderboard.",
+    "data": "Bring data, models and the jobs' Python to the cluster.",
+    "cluster": "Accept, pause, drain, back up, adopt, destroy; what is left over.",
+    "local": "Start, stop and look at the embedded cloud; the demo.",
 }
 """What the words of several verbs begin with; one that is a verb as well runs without another."""
+_HIDDEN = frozenset({"kube-token"})
+"""Not for people: every kubeconfig that `pulumi up` made runs it, so its name stays."""
+_MOVED = {
+    "cost": "prices size advise spend",
+    "runs": "manifest load leaderboard top tensorboard",
+    "data": "venv push",
+    "cluster": "accept accept-hosts drain pause resume backup restore destroy adopt draw "
+    "support-bundle",
+    "local": "demo",
+}
+FORMER = {
+    **{name: f"{group} {name}" for group, names in _MOVED.items() for name in names.split()},
+    "chat-cost": "cost chat",
+    "compare-runs": "runs overhead",
+    "reap": "cluster autostop",
+    "leftovers": "cluster orphans",
+}
+"""Names of before the groups, each with the one of today: they work for one release more."""
 
 _READER_GONE = 141
 """As a shell says that SIGPIPE ended a command: `runs diff A B | head -1` is no verdict."""
@@ -151,7 +133,12 @@ class LazyGroup(TyperGroup):
     """The words before those of its commands, each with a space."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*self._helps()]
+        own = [
+            words.removeprefix(self.prefix)
+            for words in (*VERBS, *GROUPS)
+            if words.startswith(self.prefix) and words not in _HIDDEN
+        ]
+        return [*dict.fromkeys(name for name in own if " " not in name)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         words = self.prefix + cmd_name
@@ -160,23 +147,42 @@ class LazyGroup(TyperGroup):
         with interrupts.at_once():
             return _load_group(words) if words in GROUPS else _load(cmd_name, VERBS[words])
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([*self._helps().items()])
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None:
+            nearest = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"see {ctx.command_path} --help"
+            ctx.fail(f"no such command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
 
-    def _helps(self) -> dict[str, str]:
-        """Each command of this group, or group, with its line."""
-        every = {words: verb.help for words, verb in VERBS.items()} | GROUPS
-        names = {
-            words.removeprefix(self.prefix): line
-            for words, line in every.items()
-            if words.startswith(self.prefix)
-        }
-        return {name: line for name, line in names.items() if " " not in name}
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        self._format_section(formatter, "Commands", self.list_commands(ctx))
+
+    def _format_section(self, formatter: Any, title: str, names: list[str]) -> None:
+        lines = {**{words: verb.help for words, verb in VERBS.items()}, **GROUPS}
+        with formatter.section(title):
+            formatter.write_dl([(name, lines[self.prefix + name]) for name in names])
 
 
 class Root(LazyGroup):
     """All of the command; refusals become a line each and exit code 1."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        # The usage line has both options: one screen of 24 lines has room for no more.
+        names = self.list_commands(ctx)
+        self._format_section(formatter, "Commands", [each for each in names if each not in GROUPS])
+        formatter.write("\nGroups of commands, each with its own --help:\n")
+        with formatter.indentation():
+            formatter.write_dl([*GROUPS.items()])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in FORMER:
+            now = FORMER[args[0]]
+            print(
+                f"soperator: '{args[0]}' is '{now}' now; the old name goes with the next release",
+                file=sys.stderr,
+            )
+            args = [*now.split(), *args[1:]]
+        return super().resolve_command(ctx, args)
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
         with interrupts.at_once():
@@ -251,7 +257,8 @@ class _App(typer.Typer):
 app = _App(
     name="soperator",
     cls=Root,
-    help="Slurm on Nebius Kubernetes, as declared in stacks/: what it costs, what runs, what came.",
+    help="Slurm on Nebius Kubernetes, as declared in stacks/: cost, jobs, results.",
+    options_metavar="[--version | --help]",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -281,7 +288,7 @@ def _root(
 
 def _load(name: str, verb: _Verb) -> Any:
     module, _, function = verb.place.partition(":")
-    call = getattr(import_module(f"infra.cli.{module}"), function)
+    call = getattr(import_module(f"infra.cli.{module}"), function or name.replace("-", "_"))
     single = typer.Typer(
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )
@@ -296,17 +303,12 @@ def _load_group(name: str) -> LazyGroup:
     if name in VERBS:
         own = _load(name, VERBS[name])
         group = LazyGroup(
-            name=name,
-            help=own.help,
-            params=own.params,
-            callback=own.callback,
-            invoke_without_command=True,
-            rich_markup_mode=None,
+            help=own.help, params=own.params, callback=own.callback, invoke_without_command=True
         )
         _refuse_repeats(group)
     else:
-        group = LazyGroup(name=name, help=GROUPS[name], no_args_is_help=True, rich_markup_mode=None)
-    group.prefix = f"{name} "
+        group = LazyGroup(help=GROUPS[name], no_args_is_help=True)
+    group.name, group.prefix, group.rich_markup_mode = name, f"{name} ", None
     return group
 
 

@@ -129,14 +129,14 @@ def outputs_from(stack: str, values: Mapping[str, Any]) -> StackOutputs:
         raise StackPausedError(
             f"{stack}: is paused: no login node runs, so nobody can enter; what was fetched before "
             "is here (soperator runs list, pull ID, logs ID), all else stays on its filesystems. "
-            f"To have it: soperator resume --stack {stack}, pulumi up --stack {stack}, then this "
-            "again"
+            f"To have it: soperator cluster resume --stack {stack}, pulumi up --stack {stack}, "
+            "then this again"
         )
     if missing:
         raise JobsError(
             f"{stack}: outputs {', '.join(missing)} are missing: the stack is paused or not "
-            f"fully up; run `pulumi up --stack {stack}`, after `soperator resume --stack {stack}` "
-            "where it is paused"
+            f"fully up; run `pulumi up --stack {stack}`, after `soperator cluster resume --stack "
+            f"{stack}` where it is paused"
         )
     return StackOutputs(
         stack=stack,

@@ -126,7 +126,7 @@ _WORDS: Final = {
     "launch failed requeued held": (
         "a node could not start it, so it is held for ever: sinfo -R names the node; where that "
         "says Duplicate jobid, the controller was lost as the job began: soperator cancel ID, "
-        "soperator drain NODE --undo, and submit it again"
+        "soperator cluster drain NODE --undo, and submit it again"
     ),
     "launch failure limit exceeded requeued held": (
         "nodes could not start it several times, so it is held: look at sinfo -R, then scontrol "
@@ -232,15 +232,16 @@ _PLAIN: Final = {
         "GPU or host memory was full",
         (
             "training: lower train.micro_batch_size and raise train.gradient_accumulation as much; "
-            "a server: lower serve.limits; or ask for a preset with more memory (soperator size)"
+            "a server: lower serve.limits; or ask for a preset with more memory (soperator cost "
+            "size)"
         ),
     ),
     OutcomeClass.NODE_FAIL: (
         "a node went away",
         (
             "a declared job is queued again by itself; where soperator status shows it no more: "
-            "soperator submit {name} -s {stack}; soperator drain NODE -s {stack} keeps jobs off a "
-            "node that fails twice"
+            "soperator submit {name} -s {stack}; soperator cluster drain NODE -s {stack} keeps "
+            "jobs off a node that fails twice"
         ),
     ),
     OutcomeClass.TIMEOUT: (
@@ -266,7 +267,10 @@ FAILURES: Final = {
     69: ("a package that it needs is not there; nothing was measured", "the log names it"),
     71: (
         "a rank or the network between ranks was lost",
-        "look for the first failed rank in the log; soperator drain NODE after a second time",
+        (
+            "look for the first failed rank in the log; soperator cluster drain NODE after a "
+            "second time"
+        ),
     ),
     72: (
         "the loss or a gradient is NaN or infinite",
@@ -284,7 +288,7 @@ FAILURES: Final = {
             "if steps are that long"
         ),
     ),
-    77: ("a GPU or its driver failed", "soperator drain NODE, then submit it again"),
+    77: ("a GPU or its driver failed", "soperator cluster drain NODE, then submit it again"),
     78: (
         "a node lacks Python, a mount or a shared folder; nothing was started",
         "the log names node and path",

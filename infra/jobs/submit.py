@@ -265,7 +265,7 @@ def plan_lines(plan: Plan) -> tuple[str, ...]:
     if not chosen.fits:
         lines.append(
             f"plan: {plan.job} does not fit by this plan; lower train.micro_batch_size or "
-            f"train.sequence_length, or see: soperator size {plan.shape.name} "
+            f"train.sequence_length, or see: soperator cost size {plan.shape.name} "
             f"--method {plan.training.method} --seq {plan.training.sequence_length}"
         )
     return tuple(lines)
@@ -388,8 +388,8 @@ def refusal(job: str, path: str) -> str:
     """The line for a job whose data is not there."""
     return (
         f"{job}: {path} is not on the cluster, or is empty; prepare it first (soperator submit "
-        f"{job} --pipeline submits what {job} needs), bring it with soperator push, or name the "
-        "job that makes it with --after ID; nothing was submitted"
+        f"{job} --pipeline submits what {job} needs), bring it with soperator data push, or name "
+        "the job that makes it with --after ID; nothing was submitted"
     )
 
 

@@ -1,4 +1,4 @@
-"""When a stack is idle, what `soperator reap` does then, and what is undone when it stays.
+"""When a stack is idle, what `cluster autostop` does then, and what is undone when it stays.
 
 Jobs of people and of this program count as work, those of Soperator's checks do not. The decision's
 reasons: docs/adr/0027-who-ends-an-idle-stack.md.
@@ -59,7 +59,7 @@ def activity(
     if hours is not None and not known.has_accounting:
         raise JobsError(
             "accounting is off on the cluster, so nobody knows when the last job ended and nothing "
-            "is paused; bring it back (slurm.accounting), or pause by hand: soperator pause"
+            "is paused; bring it back (slurm.accounting), or pause by hand: soperator cluster pause"
         )
     # The queue alone says what is not over: accounting lacks held jobs and keeps lost ones.
     unfinished = [

@@ -414,7 +414,7 @@ def _price(sku: str, entry: Any, region: str, path: Path, problems: Problems) ->
     )
 
 
-_REMEDY: Final = "run `soperator prices --refresh`, or delete the file"
+_REMEDY: Final = "run `soperator cost prices --refresh`, or delete the file"
 
 
 def price_book(spec: StackSpec, state: Path) -> PriceBook:

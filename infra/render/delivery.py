@@ -327,7 +327,7 @@ class PackageSource:
             if not self.wheelhouse.startswith("/"):
                 raise UserError(
                     f"--wheelhouse {self.wheelhouse}: give an absolute path on the cluster; "
-                    "`soperator push` brings a folder there"
+                    "`soperator data push` brings a folder there"
                 )
             if self.index or self.extra_index:
                 raise UserError(

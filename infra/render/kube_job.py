@@ -1,4 +1,4 @@
-"""A declared job as a Kubernetes Job or PyTorchJob: `soperator manifest`.
+"""A declared job as a Kubernetes Job or PyTorchJob: `soperator runs manifest`.
 
 A claim is of its namespace, so places are claims of the same filesystems in Slurm's namespace. The
 code comes with the image. `how_to_run` says how to free GPUs that slurmd's pods hold.
@@ -156,7 +156,7 @@ def how_to_run(spec: StackSpec, pods: Pods, *reads: str, file: str | None = None
             f"slurmd's pods hold every GPU of {worker.name}. Free them; the machines stay, because "
             "their node group counts them. Bring the pods back after:"
         ),
-        f"  soperator drain {nodes} --reason 'a Kubernetes Job' --wait --stack {spec.name}",
+        f"  soperator cluster drain {nodes} --reason 'a Kubernetes Job' --wait --stack {spec.name}",
         scale(0),
         f"  kubectl apply -f {file} && {kubectl} get pods -w -l {label}",
         (
@@ -166,7 +166,7 @@ def how_to_run(spec: StackSpec, pods: Pods, *reads: str, file: str | None = None
         *(f"  {kubectl} {line}" for line in reads),
         f"  kubectl delete -f {file}",
         scale(nodesets.replicas(worker)["replicas"]),
-        f"  soperator drain {nodes} --undo --stack {spec.name}",
+        f"  soperator cluster drain {nodes} --undo --stack {spec.name}",
     ]
 
 

@@ -170,7 +170,7 @@ def metrics_environment(spec: StackSpec) -> dict[str, str]:
 _FAIL = 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }'
 _PYTHON = r"""
 [[ -x $SOPERATOR_PYTHON ]] ||
-  fail "$SOPERATOR_PYTHON is missing: run soperator venv --stack $SOPERATOR_STACK, submit again"
+  fail "$SOPERATOR_PYTHON is missing: run soperator data venv -s $SOPERATOR_STACK, submit again"
 """.strip("\n")
 _CHECK = r"""
 for path in "$@"; do

@@ -25,7 +25,7 @@ from stacks.spec.storage import StorageSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifetimeSpec:
-    """When `soperator reap` pauses the stack; None never does."""
+    """When `soperator cluster autostop` pauses the stack; None never does."""
 
     until: str | None = None
     """Time in UTC, such as `2026-12-24T18:00Z`, after which no job is submitted and the stack is

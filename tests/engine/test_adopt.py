@@ -43,7 +43,7 @@ def environment(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def adopt(*arguments: str) -> tuple[int, str]:
     """Exit code and everything that was printed."""
-    done = CliRunner().invoke(app, ["adopt", *arguments])
+    done = CliRunner().invoke(app, ["cluster", "adopt", *arguments])
     return done.exit_code, done.output
 
 

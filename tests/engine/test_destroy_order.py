@@ -332,7 +332,7 @@ def test_a_cluster_that_is_gone_does_not_hold_the_rest(
         refused = project.run("destroy", "--yes", "--skip-preview", fails=True)
         assert "can't delete Helm Release with unreachable cluster" in refused
         assert ids(emulator, "mk8snodegroup")
-        # As `soperator destroy` does: only a refresh forgets a release.
+        # As `soperator cluster destroy` does: only a refresh forgets a release.
         releases = [f"--target={urn}" for urn in releases_of(project)]
         project.run("refresh", "--yes", "--skip-preview", *releases)
         output = project.run("destroy", "--yes", "--skip-preview")

@@ -44,7 +44,7 @@ def soperator(program: Program) -> Leftovers:
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "infra.cli.main", "leftovers", *arguments],
+            [sys.executable, "-m", "infra.cli.main", "cluster", "orphans", *arguments],
             cwd=CHECKOUT,
             env={**program.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}"
                  + program.environ["PATH"]},
@@ -95,7 +95,7 @@ def test_two_stacks_of_one_project_never_list_or_delete_each_others(
     assert listed(soperator("--stack", "local", "--format", "json")) == {mine: "8.00"}
     refused = soperator("--stack", "local", "--purge", mine, other)
     assert refused.returncode == 1
-    assert f"{other}: not among the leftovers of this stack, so nothing was deleted" in (
+    assert f"{other}: not among the orphans of this stack, so nothing was deleted" in (
         refused.stderr
     )
     table = soperator("--stack", "local").stdout

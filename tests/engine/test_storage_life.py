@@ -116,7 +116,7 @@ def test_another_type_is_refused_and_the_old_type_has_its_data_back(
     declare(project, {"type": "network-hdd"})
     output = project.up(fails=True)
     assert f"{jail}, which an earlier run of this stack made and kept" in output
-    assert "soperator leftovers" in output
+    assert "soperator cluster orphans" in output
     declare(project, {})
     project.up()
     assert stored(emulator) == before

@@ -1,4 +1,4 @@
-"""`soperator demo` killed on every stretch of its way: each next run goes on, and one finishes.
+"""`local demo` killed on every stretch of its way: each next run goes on, and one finishes.
 
 One state folder for the whole way, as a user has one; a copy of the checkout, because the SSH port
 of the login node is declared in the stack file. About twice the time of one reduced demo.
@@ -62,7 +62,7 @@ class Demo:
         """Starts it in a process group of its own."""
         self.lines = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "infra.cli.main", "demo", "--reduced", *options],
+            [sys.executable, "-m", "infra.cli.main", "local", "demo", "--reduced", *options],
             cwd=self.checkout,
             env=self.environ(),
             stdin=subprocess.DEVNULL,

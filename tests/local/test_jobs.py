@@ -263,7 +263,7 @@ def test_a_missing_python_environment_ends_the_job_with_78_and_says_what_to_do(
     submission = submit.submit(connection, cluster.outputs, "probe", code_hash=hash_files(files))
     status, log = finish(connection, submission)
     assert status == 78
-    assert "/opt/none/bin/python is missing: run soperator venv --stack " in log
+    assert "/opt/none/bin/python is missing: run soperator data venv --stack " in log
 
 
 @pytest.mark.feature("S002-44")
@@ -440,7 +440,7 @@ def test_a_pause_fetches_what_a_job_left_and_its_log_then_ends_as_the_job_did(
     history.remember(tmp_path, submission)
     assert finish(connection, submission)[0] == 3
     where = ("--stack", "jobs")
-    paused = CliRunner().invoke(app, ["pause", *where])
+    paused = CliRunner().invoke(app, ["cluster", "pause", *where])
     assert paused.exit_code == 0, paused.output
     assert f"probe ({submission.job_id}): fetched to " in paused.output
     assert "paused: true" in declared.read_text()
@@ -689,7 +689,17 @@ def test_a_quick_acceptance_of_both_nodes_is_certified(
     }.items():
         monkeypatch.setattr(context, name, value)
     sets = ("accept.soak_s=0", "accept.training.steps=3", "accept.training.warmup=1")
-    words = ["accept", "--stack", spec.name, "--profile", "quick", "--sync", "--format", "json"]
+    words = [
+        "cluster",
+        "accept",
+        "--stack",
+        spec.name,
+        "--profile",
+        "quick",
+        "--sync",
+        "--format",
+        "json",
+    ]
     folder = tmp_path / "certificate"
     done = CliRunner().invoke(
         app, [*words, "-o", str(folder), *(word for each in sets for word in ("--set", each))]

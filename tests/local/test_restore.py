@@ -64,7 +64,7 @@ class Copies:
             client.apply({**head, "metadata": {"name": name, **place}, "spec": spec})
 
     def backup(self) -> tuple[JailSnapshot, ...]:
-        """A backup now, as `soperator backup` makes it; what it made."""
+        """A backup now, as `soperator cluster backup` makes it; what it made."""
         self.made += 1
         return copy_now(self.stand.client, NAMESPACE, f"now-{self.made}", tell=print)
 

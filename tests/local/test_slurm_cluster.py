@@ -101,7 +101,7 @@ def test_accounting_knows_the_jobs(stand: Stand) -> None:
 
 @pytest.mark.feature("S002-72")
 def test_accounting_knows_who_held_which_nodes(stand: Stand) -> None:
-    """What `soperator spend` prices, from sacct and for a job that never started."""
+    """What `soperator cost spend` prices, from sacct and for a job that never started."""
 
     class Login:
         def run(self, command: str, *, stdin: bytes = b"") -> Result:

@@ -25,7 +25,9 @@ def test_without_a_plan_the_recipes_hardware_gives_the_ranks(
     assert "2 rows x 4 micro batches x 16 ranks = 128 rows of 4096 tokens" in told
     assert "steps       1 x rows of prepared/glaive_qwen2_7b / 128, rounded up" in told
     assert f"{PLAN_VARIABLE} is not set. Memory, hours, dollars and why: soperator submit" in told
-    assert "soperator size Qwen2-7B-Instruct --method lora --rank 64 --seq 4096 --batch 2" in told
+    assert (
+        "soperator cost size Qwen2-7B-Instruct --method lora --rank 64 --seq 4096 --batch 2" in told
+    )
     assert "$" not in told
     assert show_plan(["--recipe", "qwen2_7b_full_4xh200", "--plan", "--ranks=8"]) == 0
     told = capsys.readouterr().out

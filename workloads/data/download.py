@@ -2,7 +2,7 @@
 
 Owns the order: licence and size are printed, free space is checked, files arrive in a hidden folder
 that a second try continues, and the folder gets its name when every file is whole. Runs on the
-login node (`soperator push`), so that no GPU waits for a download.
+login node (`soperator data push`), so that no GPU waits for a download.
 Usage: python -m workloads.data.download hf://Qwen/Qwen2-7B-Instruct /mnt/model/Qwen2-7B-Instruct
 """
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # How busy the GPUs of this node are: a line for each, and the gate that each has to pass.
 #   check_gpu_util.sh [--gate PERCENT]      for people; watch -n 5 .../check_gpu_util.sh
-#   check_gpu_util.sh --raw [EVERY_S COUNT] for programs: `soperator top` reads it (infra/jobs/top.py)
+#   check_gpu_util.sh --raw [EVERY_S COUNT] for programs: `soperator runs top` reads it (infra/jobs/top.py)
 # Ends with 0 when every GPU that tells is above the gate, 1 when one is not, 69 where no GPU tells, 2 for a wrong
 # option.
 set -uo pipefail

@@ -9,7 +9,7 @@ jobs=${1:?"usage: $0 JOBS_ENVIRONMENT"}
 tools=$jobs-tools
 
 if [ ! -x "$jobs/bin/python" ]; then
-  echo "$jobs: no Python environment yet; make it first with soperator venv" >&2
+  echo "$jobs: no Python environment yet; make it first with soperator data venv" >&2
   exit 1
 fi
 # pip comes from outside: an environment that uv made has none.

@@ -75,8 +75,8 @@ class StorageConfig:
     places: tuple[str, ...] = ("data", "model", "chkpt", "results", "scratch")
     """Those that the stack does not name are left out."""
     mounts: tuple[str, ...] = ()
-    """Shared mounts, measured too where no place lies on them; `soperator accept` names all of the
-    stack's."""
+    """Shared mounts, measured too where no place lies on them; `soperator cluster
+    accept` names all of the stack's."""
     file_mb: int = 4096
     block_kib: int = 4096
     random_reads: int = 2000

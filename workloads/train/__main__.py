@@ -127,7 +127,7 @@ def _lines_without_plan(recipe: Recipe, config: TrainConfig, rows: int) -> Itera
     why = "without a plan" if config.strategy == "auto" else "by train.strategy"
     yield f"strategy    {strategy}: {why}"
     yield f"steps       {_steps(recipe, config, rows)}"
-    size = f"soperator size {Path(recipe.model).name} --method {config.method}"
+    size = f"soperator cost size {Path(recipe.model).name} --method {config.method}"
     if config.has_adapters:
         size += f" --rank {config.lora.rank}"
     yield (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import IdentityOption, StackOption
+from infra.cli.context import ForceOption, IdentityOption, SetsOption, StackOption, SyncOption
 from infra.cli.jobs import submission
 from infra.cli.output import Format, exit_code
 from infra.reports.acceptance.result import Profile
@@ -52,21 +52,12 @@ def accept(
         Path | None,
         typer.Option(metavar="FILE", help="With --verify: the signer's public key."),
     ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."
-        ),
-    ] = None,
-    sync: Annotated[
-        bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
-    ] = False,
+    sets: SetsOption = None,
+    sync: SyncOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run and when; queue nothing.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Submit over the budget; the ledger records it.")
-    ] = False,
+    force: ForceOption = False,
     identity: IdentityOption = None,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
@@ -108,7 +99,9 @@ def accept(
     where = folder or context.state_root() / "accept" / stack / f"{found.finished_at[:10]}-{ids}"
     files = certificate.write(values, where, context.private_key(identity))
     _print(values, format)
-    output.note(f"certificate: {files.html}; check it: soperator accept --verify {files.html}")
+    output.note(
+        f"certificate: {files.html}; check it: soperator cluster accept --verify {files.html}"
+    )
     raise typer.Exit(exit_code(found.outcome))
 
 
@@ -243,12 +236,7 @@ def accept_hosts(
     ssh_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="ssh's configuration; by default yours.")
     ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."
-        ),
-    ] = None,
+    sets: SetsOption = None,
 ) -> None:
     """Run the stack's acceptance on machines of its worker's kind; prints the result's path.
 
@@ -316,7 +304,7 @@ def accept_hosts(
     path = run.result_file(context.state_root() / "accept" / stack / run_id, text)
     print(path)
     output.note(
-        f"certificate: soperator accept --stack {stack} --result {path}; against another route: "
-        f"soperator compare-runs {path} OTHER"
+        f"certificate: soperator cluster accept --stack {stack} --result {path}; against another "
+        f"route: soperator runs overhead {path} OTHER"
     )
     raise typer.Exit(exit_code(result.read(path).outcome))

@@ -69,7 +69,9 @@ def _only_one(stack: str, act: bool) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(f"{stack}: another `soperator reap --act` is at work; wait") from error
+            raise UserError(
+                f"{stack}: another `soperator cluster autostop --act` is at work; wait"
+            ) from error
         yield
 
 
@@ -259,7 +261,7 @@ def pause_silent(spec: StackSpec) -> int:
     if code == 0 or not groups:
         output.note(
             f"{spec.name}: was never made to its end and has no workers; its other machines are "
-            f"paid on: soperator destroy --stack {spec.name}"
+            f"paid on: soperator cluster destroy --stack {spec.name}"
         )
     return code
 

@@ -45,7 +45,10 @@ def backup(
         print(f"{stack}: copied by {name}, but the cluster lists no new snapshot yet")
     for each in made:
         print(f"{stack}: snapshot {each.id[:8]} made by {name}")
-        print(f"`soperator restore {each.id[:8]} --stack {stack}` brings it back beside the files.")
+        print(
+            f"`soperator cluster restore {each.id[:8]} --stack {stack}` brings it back beside the "
+            "files."
+        )
 
 
 _SHORT = 8
@@ -72,7 +75,7 @@ def restore(
 ) -> None:
     """List the copies of a stack's jail; with one of them, bring it back, whole or a path of it."""
     if snapshot is None and (path or into_jail or while_running):
-        raise typer.BadParameter("name a snapshot too: restore latest --path PATH")
+        raise typer.BadParameter("name a snapshot too: cluster restore latest --path PATH")
     if while_running and not into_jail:
         raise typer.BadParameter("--while-running is for --into-jail only")
     from infra.operate import restore as jail
@@ -174,4 +177,7 @@ def _show(spec: StackSpec, found: tuple[JailSnapshot, ...], format: Format) -> N
                 for each in found
             ],
         )
-        print(f"`soperator restore SNAPSHOT --stack {spec.name}` brings one back beside the files.")
+        print(
+            f"`soperator cluster restore SNAPSHOT --stack {spec.name}` brings one back beside the "
+            "files."
+        )

@@ -1,6 +1,6 @@
 """What a stack has in the cloud: taken over, left behind, destroyed.
 
-`adopt` and each kind's way in are in docs/storage.md. `leftovers` deletes only what --purge names;
+`adopt` and each kind's way in are in docs/storage.md. `orphans` deletes only what --purge names;
 `destroy` works also where the kube cluster is gone.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -172,7 +171,7 @@ def orphans(
     """List what a stack left in the cloud, with ids and $ a month; delete it only when named."""
     wanted = ids or []
     if purge != bool(wanted):
-        raise typer.BadParameter("give --purge and the ids together: leftovers --purge ID...")
+        raise typer.BadParameter("give --purge and the ids together: orphans --purge ID...")
     spec = context.spec(stack)
     api = _api()
     found = _find(api, spec)
@@ -207,8 +206,8 @@ def _purge(api: Api, found: list[Owned], wanted: list[str]) -> list[Owned]:
     unknown = [id_ for id_ in wanted if id_ not in by_id]
     if unknown:
         raise UserError(
-            f"leftovers: {', '.join(unknown)}: not among the leftovers of this stack, so nothing "
-            "was deleted; `soperator leftovers` lists them"
+            f"orphans: {', '.join(unknown)}: not among the orphans of this stack, so nothing "
+            "was deleted; `soperator cluster orphans` lists them"
         )
     # In the order of the list: users before what they use.
     for each in [each for each in found if each.id in wanted]:
@@ -243,7 +242,8 @@ def _show(spec: StackSpec, found: list[Owned], format: Format) -> None:
         print(_total(prices.values()))
         print(
             "`pulumi up` takes them over again; "
-            f"`soperator leftovers --stack {spec.name} --purge ID...` deletes them with their data."
+            f"`soperator cluster orphans --stack {spec.name} --purge ID...` deletes them with "
+            "their data."
         )
 
 
@@ -307,13 +307,12 @@ def _refuse_bad_token() -> None:
 
 def _exists(cluster_id: str) -> bool:
     """Whether the cloud has the cluster; one that cannot be asked for counts as there."""
-    from infra.providers.nebius.api import Api, ApiError
+    from infra.providers.nebius.api import ApiError
     from infra.providers.nebius.resource_type import ResourceType
-    from infra.providers.nebius.schema import Schema
-    from infra.providers.nebius.sdk import EndpointError, cache_dir
+    from infra.providers.nebius.sdk import EndpointError
 
     try:
-        api = Api(Schema(cache_dir()), threading.Event())
+        api = _api()
         service = ResourceType.of_token(api.schema, _CLUSTER).service
         api.call(service, "Get", api.request(service, "Get", id=cluster_id))
     except ApiError as error:

@@ -63,8 +63,8 @@ def cost(
     output: OutputOption = None,
 ) -> None:
     """Show what a stack costs, beside others, instead of it, and why."""
-    ctx.obj = stack
     if ctx.invoked_subcommand is not None:
+        _hand_on(ctx, ctx.invoked_subcommand, stack)
         return
     if compare and (alternatives or without):
         raise UserError("--compare and --alternatives are two questions; ask one at a time")
@@ -82,12 +82,18 @@ def cost(
             raise typer.Exit(1)
 
 
+def _hand_on(ctx: typer.Context, command: str, stack: str) -> None:
+    """The stack to the command; what else was given before it would have no effect."""
+    for each in ctx.command.params:
+        given = ctx.get_parameter_source(each.name or "")
+        if each.name != "stack" and given is not None and given.name == "COMMANDLINE":
+            ctx.fail(f"{each.opts[0]}: give the options of {command!r} after it")
+    ctx.default_map = {command: {"stack": stack}}
+
+
 def explain(
-    ctx: typer.Context,
     item: Annotated[str, typer.Argument(help="A line, total, chat, run or policy rule.")],
-    stack: Annotated[
-        str | None, typer.Option("--stack", "-s", help="Stack to use.", show_default=False)
-    ] = None,
+    stack: StackOption = DEFAULT_STACK,
     format: FormatOption = Format.TABLE,
     output: OutputOption = None,
 ) -> None:
@@ -95,7 +101,7 @@ def explain(
     from cost.bill.explain import explain as explanation_of
     from cost.report.explanation import render_explanation
 
-    found = of_stack(stack or ctx.obj)
+    found = of_stack(stack)
     put(render_explanation(explanation_of(found, item), format), output)
 
 

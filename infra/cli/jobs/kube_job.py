@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import StackOption
+from infra.cli.context import SetsOption, StackOption
 from infra.cli.options import OutputOption, put
 from infra.cli.output import Format, comparing, exit_code
 from infra.state import DEFAULT_STACK
@@ -37,12 +37,7 @@ def manifest(
         str | None,
         typer.Option(help="Whose nodes; by default the first that has enough."),
     ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."
-        ),
-    ] = None,
+    sets: SetsOption = None,
     file: OutputOption = None,
 ) -> None:
     """Print a declared job as a Kubernetes Job or PyTorchJob; reads the stack file only."""
@@ -70,7 +65,7 @@ def manifest(
         output.note(line)
 
 
-def compare_runs(
+def overhead(
     files: Annotated[
         list[Path] | None,
         typer.Argument(metavar="FIRST SECOND", help="Two results; the second is held against it."),
@@ -103,7 +98,7 @@ def compare_runs(
     with comparing():
         if files is None or len(files) != 2:
             raise UserError(
-                "compare-runs: give two result files, the one that counts as 100 % first"
+                "runs overhead: give two result files, the one that counts as 100 % first"
             )
         found = compare(read_run(files[0]), read_run(files[1]), limit_percent=limit)
     if file is not None:
@@ -129,7 +124,7 @@ def _kube_job(
     from infra.reports.acceptance import comparison
 
     if image is None:
-        raise UserError("compare-runs: --kube-job needs --image, with this code and torch in it")
+        raise UserError("runs overhead: --kube-job needs --image, with this code and torch in it")
     worker = _worker(spec, nodeset)
     job = comparison.KubeJob(name=name, image=image, nodes=nodes)
     put(to_yaml(comparison.render(spec, worker, job)), file)

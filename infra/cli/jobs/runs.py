@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import IdentityOption, StackOption
+from infra.cli.context import AgainOption, ForceOption, IdentityOption, StackOption, SyncOption
 from infra.cli.output import Format, comparing, exit_code
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
@@ -115,15 +115,9 @@ def reproduce(
     submit: Annotated[
         bool, typer.Option("--submit", help="Submit it; without it only what would be is shown.")
     ] = False,
-    once_more: Annotated[
-        bool, typer.Option("--again", help="Submit what is done or on its way once more.")
-    ] = False,
-    sync: Annotated[
-        bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Submit over the budget; the ledger records it.")
-    ] = False,
+    once_more: AgainOption = False,
+    sync: SyncOption = False,
+    force: ForceOption = False,
     shared: SharedOption = False,
     identity: IdentityOption = None,
 ) -> None:

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, interrupts, output
-from infra.cli.context import CHECKOUT, IdentityOption, StackOption
+from infra.cli.context import (
+    CHECKOUT,
+    ForceOption,
+    IdentityOption,
+    SetsOption,
+    StackOption,
+    SyncOption,
+)
 from infra.cli.jobs import submission
 from infra.cli.output import Format
 from infra.jobs.server import DEFAULT_PORT
@@ -52,18 +59,9 @@ def serve(
     share: Annotated[
         bool, typer.Option("--share", help="With --open: public link, with a password.")
     ] = False,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."
-        ),
-    ] = None,
-    sync: Annotated[
-        bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Submit over the budget; the ledger records it.")
-    ] = False,
+    sets: SetsOption = None,
+    sync: SyncOption = False,
+    force: ForceOption = False,
     identity: IdentityOption = None,
 ) -> None:
     """Serve a model as a job; with --open talk to it in the browser."""
@@ -275,21 +273,12 @@ def load(
         str | None,
         typer.Option(metavar="PLATFORM/PRESET", help="With --url: what the server runs on."),
     ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."
-        ),
-    ] = None,
-    sync: Annotated[
-        bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
-    ] = False,
+    sets: SetsOption = None,
+    sync: SyncOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run; ask and queue nothing.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Submit over the budget; the ledger records it.")
-    ] = False,
+    force: ForceOption = False,
     identity: IdentityOption = None,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:

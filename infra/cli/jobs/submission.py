@@ -138,7 +138,7 @@ def ready_all(
     if spec.nodes.paused:
         output.note(
             f"{spec.name}: declared as paused: the next `pulumi up` takes the workers away from "
-            f"what runs; soperator resume --stack {spec.name} keeps them"
+            f"what runs; soperator cluster resume --stack {spec.name} keeps them"
         )
     for job in jobs:
         own = sets.get(job.name, ())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, interrupts, output
-from infra.cli.context import IdentityOption, StackOption
+from infra.cli.context import AgainOption, ForceOption, IdentityOption, StackOption, SyncOption
 from infra.cli.jobs import submission
 from infra.cli.output import Format
 from infra.state import DEFAULT_STACK
@@ -48,18 +48,12 @@ def submit(
     after: Annotated[
         str | None, typer.Option(metavar="ID", help="Start after this job succeeded.")
     ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Submit what is done or on its way once more.")
-    ] = False,
-    sync: Annotated[
-        bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
-    ] = False,
+    again: AgainOption = False,
+    sync: SyncOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run and when; queue nothing.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Submit over the budget; the ledger records it.")
-    ] = False,
+    force: ForceOption = False,
     identity: IdentityOption = None,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
@@ -336,7 +330,7 @@ def run_search(
                 output.note(f"{wanted.name}: {done} trials are done or on their way")
                 if not numbers:
                     output.note(
-                        f"nothing is left: soperator leaderboard {wanted.name} -s {spec.name} "
+                        f"nothing is left: soperator runs leaderboard {wanted.name} -s {spec.name} "
                         "ranks them; --again submits all once more"
                     )
                     if options.format is Format.JSON:
@@ -398,6 +392,6 @@ def run_search(
         return
     print(made.job_id)
     output.note(
-        f"{wanted.name} is array {made.job_id}; ranks as trials end: soperator leaderboard "
+        f"{wanted.name} is array {made.job_id}; ranks as trials end: soperator runs leaderboard "
         f"{wanted.name} -s {spec.name}"
     )

@@ -1,4 +1,4 @@
-"""`soperator demo`: the main job on the `local` stack, end to end; runs again after any kill.
+"""`soperator local demo`: the main job on the `local` stack, end to end; runs again after any kill.
 
 Owns the order of the stages; each stage in infra/setup/demo/ does nothing that is already done.
 """

@@ -149,7 +149,7 @@ def ask_names(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
                 NAME_CHECK,
                 f"the {kind} {found.metadata.name!r} exists as {found.metadata.id} and is not this "
                 "stack's own",
-                "delete or rename it, or take it over: soperator adopt",
+                "delete or rename it, or take it over: soperator cluster adopt",
                 certain=True,
             )
             for found in existing

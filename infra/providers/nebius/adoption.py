@@ -1,4 +1,4 @@
-"""Whose a resource is by its labels, and what a create or `soperator adopt` takes over, or why not.
+"""Whose a resource is by its labels, and what a create or `cluster adopt` takes over, or why not.
 
 The conditions: docs/adr/0014, 0022. Changes nothing but labels: the provider updates what it
 adopts.
@@ -49,7 +49,7 @@ def is_of(found: Mapping[str, str], stack: str, project: str) -> bool:
 def foreign(found: Mapping[str, str], urn: str) -> str | None:
     """Why a resource with these labels is not the one of the URN; None where it is.
 
-    Labels of the stack alone are what `soperator adopt` leaves: whoever has the name may take it.
+    Labels of the stack alone are what `cluster adopt` leaves: whoever has the name may take it.
     """
     own = labels(urn)
     if not is_ours(found):
@@ -78,7 +78,9 @@ def remove(values: Values) -> Values:
     return {**values, "metadata": metadata}
 
 
-_ADVICE: Final = "; rename this one, delete the other, or, where it is yours, `soperator adopt` it"
+_ADVICE: Final = (
+    "; rename this one, delete the other, or, where it is yours, `soperator cluster adopt` it"
+)
 _LISTS: Final = {"List": "items", "ListMembers": "memberships"}
 """Methods that list what is under a parent, and the field of their answer."""
 _LEAVING: Final = "DELET"
@@ -122,7 +124,7 @@ def obstacle(kind: ResourceType, found: Values, inputs: Values, urn: str) -> str
         return None
     return (
         f"{taken}, which an earlier run of this stack made and kept: {problem}; to start empty, "
-        f"delete it with `soperator leftovers --purge {metadata['id']}`"
+        f"delete it with `soperator cluster orphans --purge {metadata['id']}`"
     )
 
 

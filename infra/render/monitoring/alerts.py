@@ -205,7 +205,7 @@ def _budget(burn: Burn) -> dict[str, Any]:
         summary="Jobs cost more than the budget allows",
         description=f"At the pace of the last day, jobs cost {least}${{{{ $value | "
         f'printf "%.2f" }}}} a month; the budget is ${burn.budget_usd_per_month:,.2f} '
-        f"({burn.prices}). `soperator spend` says what is spent.",
+        f"({burn.prices}). `soperator cost spend` says what is spent.",
         runbook="paid-and-idle.md",
     )
 
@@ -219,7 +219,7 @@ def _idle(hours: int, burn: Burn) -> dict[str, Any]:
         summary="No job has run for longer than lifetime.idle_hours",
         description=f"{{{{ $value }}}} nodes of {{{{ $labels.nodeset }}}} are there, and nothing "
         f"but checks has run for {hours} h: {_rates(burn)}. "
-        "`soperator reap --act` pauses the stack.",
+        "`soperator cluster autostop --act` pauses the stack.",
         runbook="paid-and-idle.md",
     )
 

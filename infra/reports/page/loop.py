@@ -132,8 +132,8 @@ def _missing(loop: Loop) -> Iterator[str]:
         yield f"Cost before and after: {found.evaluation}"
     if loop.load is None:
         yield (
-            f"Load: {NOT_RUN}: no load test of this stack has passed; run: soperator load --stack "
-            f"{stack}, then soperator pull"
+            f"Load: {NOT_RUN}: no load test of this stack has passed; run: soperator runs load "
+            f"--stack {stack}, then soperator pull"
         )
     elif loop.load.curve is None:
         yield f"Load: job {loop.load.job_id} left no load.json beside its record; pull it again"
@@ -144,7 +144,7 @@ def _missing(loop: Loop) -> Iterator[str]:
         yield (
             f"Served: {NOT_RUN}: job {loop.load.job_id} asked "
             f"{asked or 'a model that load.json does not name'}, not the tuned model; run: "
-            f"soperator load --stack {stack} --set load.target.model=NAME, NAME one of the "
+            f"soperator runs load --stack {stack} --set load.target.model=NAME, NAME one of the "
             "server's (by itself: the last that it lists)"
         )
     for each in report.bill.unit_costs.no_operating_points:

@@ -104,7 +104,7 @@ def check_data(run: Run, shell: Shell) -> str | None:
     if result.exit_code == _GONE_EXIT:
         raise JobsError(
             f"run {run.name}: its data {run.data_file} is not on the cluster any more: bring it "
-            "with soperator push, or make it again with the job that prepared it"
+            "with soperator data push, or make it again with the job that prepared it"
         )
     if not result.ok:
         raise JobsError(f"{run.data_file}: sha256sum: {result.stderr.strip() or 'no message'}")

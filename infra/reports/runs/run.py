@@ -280,7 +280,7 @@ def notes(runs: Sequence[Run]) -> tuple[str, ...]:
         return ()
     note = (
         "~: an estimate, whole nodes for the time of its record; `soperator pull ID` and "
-        "`soperator spend` ask Slurm's accounting, after which the figure is what it held"
+        "`soperator cost spend` ask Slurm's accounting, after which the figure is what it held"
     )
     return (note,)
 

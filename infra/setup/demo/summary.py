@@ -363,7 +363,7 @@ def _change(before: Decimal, after: Decimal) -> str:
 def _next(outcomes: Outcomes, page: Path, *, kept: bool) -> list[str]:
     bill = month(outcomes.report.bill)
     heading = f"Bill: {bill}. {outcomes.report.spec.bill_heading or ''}".rstrip()
-    after = [("cost per chat in full", "soperator chat-cost")]
+    after = [("cost per chat in full", "soperator cost chat")]
     if kept:
         server = roles(outcomes.report.spec).server.name
         serve = f"soperator submit {server} --set serve.adapter={outcomes.adapter()}"

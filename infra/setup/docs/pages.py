@@ -160,7 +160,7 @@ def drawings() -> dict[str, str]:
     lines = [
         "# Drawings of the stacks",
         "",
-        "Drawn from the stack files at each build; `soperator draw --stack NAME` draws yours.",
+        "Drawn from the stack files at each build; `soperator cluster draw -s NAME` draws yours.",
     ]
     files: dict[str, str] = {}
     for spec in specs:

@@ -1,4 +1,4 @@
-"""`soperator accept`: results of any launcher become a certificate; an edited one is refused."""
+"""`cluster accept`: results of any launcher become a certificate; an edited one is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,16 @@ def test_results_become_a_certificate_with_the_stacks_prices(key: Path, tmp_path
     points = (acceptance.point(8, 41467.8), acceptance.point(16, 8572.6, 2))
     made = acceptance.report(points=points, extra=[acceptance.dead_gpu()])
     path = acceptance.write(tmp_path, made)
-    words = ["accept", "--stack", "h100-prod", "--result", str(path), "-o", str(tmp_path / "c")]
+    words = [
+        "cluster",
+        "accept",
+        "--stack",
+        "h100-prod",
+        "--result",
+        str(path),
+        "-o",
+        str(tmp_path / "c"),
+    ]
     done = CliRunner().invoke(app, [*words, "--format", "json"])
     assert done.exit_code == 1, done.output
     values = json.loads(done.stdout)
@@ -52,11 +61,11 @@ def test_results_become_a_certificate_with_the_stacks_prices(key: Path, tmp_path
     assert 20000 < float(whole) < 40000  # eight H100 for 730 hours
     assert float(costs["training.scaling_efficiency"]) > float(whole)
     page = tmp_path / "c" / "certificate.html"
-    done = CliRunner().invoke(app, ["accept", "--verify", str(page)])
+    done = CliRunner().invoke(app, ["cluster", "accept", "--verify", str(page)])
     assert done.exit_code == 1
     assert "FAIL: " in done.stdout
     page.write_text(page.read_text().replace("20.67", "98.37"))
-    done = CliRunner().invoke(app, ["accept", "--verify", str(page)])
+    done = CliRunner().invoke(app, ["cluster", "accept", "--verify", str(page)])
     assert done.exit_code == 1
     assert "not what was signed, or not by this key" in done.stderr
     assert done.stdout == ""
@@ -68,12 +77,12 @@ def test_a_passed_certificate_ends_with_0_and_a_gap_with_69(key: Path, tmp_path:
         if not stages:
             made.checks = [each for each in made.checks if not each.id.startswith("soak")]
         path = acceptance.write(tmp_path, made)
-        words = ["accept", "--stack", "h100-prod", "--result", str(path)]
+        words = ["cluster", "accept", "--stack", "h100-prod", "--result", str(path)]
         done = CliRunner().invoke(app, [*words, "-o", str(tmp_path / f"c{len(stages)}")])
         assert done.exit_code == code, done.output
         public = f"{key}.pub"
         where = tmp_path / f"c{len(stages)}" / "certificate.json"
-        words = ["accept", "--verify", str(where), "--signer", public]
+        words = ["cluster", "accept", "--verify", str(where), "--signer", public]
         assert CliRunner().invoke(app, words).exit_code == code
 
 
@@ -81,7 +90,16 @@ def test_a_certificate_of_some_stages_says_so_wherever_it_says_pass(
     key: Path, tmp_path: Path
 ) -> None:
     path = acceptance.write(tmp_path, acceptance.report(stages=("readiness", "soak")))
-    words = ["accept", "--stack", "h100-prod", "--result", str(path), "-o", str(tmp_path / "c")]
+    words = [
+        "cluster",
+        "accept",
+        "--stack",
+        "h100-prod",
+        "--result",
+        str(path),
+        "-o",
+        str(tmp_path / "c"),
+    ]
     done = CliRunner().invoke(app, words)
     assert "\nPASS of readiness, soak only: " in done.stdout
     assert "\ncertifies only readiness, soak, and no cluster: connectivity, " in done.stdout
@@ -104,7 +122,7 @@ def test_what_could_not_be_certified_is_refused_before_a_job(
         (["-o", str(tmp_path / "c"), "--identity", str(key)], "holds a certificate"),
         (["--identity", str(locked)], "not signed with"),
     ):
-        done = CliRunner().invoke(app, ["accept", "--stack", "h100-prod", *words])
+        done = CliRunner().invoke(app, ["cluster", "accept", "--stack", "h100-prod", *words])
         assert isinstance(done.exception, AcceptError | SystemExit), done.exception
         assert said in done.output + str(done.exception)
 
@@ -128,7 +146,9 @@ def test_its_recipe_is_kept_like_that_of_every_job(
         monkeypatch.setattr(context, name, value)
     monkeypatch.setattr(submit_once, "order", lambda *_words, **_options: None)
     monkeypatch.setattr(submit_once, "dispatch", refuse)
-    done = CliRunner().invoke(app, ["accept", "--stack", "h100-prod", "--identity", str(key)])
+    done = CliRunner().invoke(
+        app, ["cluster", "accept", "--stack", "h100-prod", "--identity", str(key)]
+    )
     assert "enough was seen" in done.output + str(done.exception)
     (options,) = asked
     assert options["store"] == {"bucket": "kept"}

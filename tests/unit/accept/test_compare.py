@@ -152,14 +152,16 @@ def test_the_command_prints_the_table_writes_the_page_and_ends_with_the_outcome(
     tmp_path: Path,
 ) -> None:
     page = tmp_path / "c.html"
-    done = CliRunner().invoke(app, ["compare-runs", str(BARE), str(KUBERNETES), "-o", str(page)])
+    done = CliRunner().invoke(
+        app, ["runs", "overhead", str(BARE), str(KUBERNETES), "-o", str(page)]
+    )
     assert done.exit_code == 0, done.output
     assert "-1.00 %" in done.output
     assert done.output.rstrip().endswith(
         "PASS: overhead under 3 %, 6 of 6 pairs without an interval"
     )
     assert page.read_text().count("<svg") == 2
-    strict = ["compare-runs", str(BARE), str(KUBERNETES), "--limit", "2", "--format", "json"]
+    strict = ["runs", "overhead", str(BARE), str(KUBERNETES), "--limit", "2", "--format", "json"]
     done = CliRunner().invoke(app, strict)
     assert done.exit_code == 1
     assert json.loads(done.stdout)["outcome"] == "FAIL"
@@ -169,4 +171,4 @@ def test_a_comparison_that_could_not_be_made_is_told_from_one_that_failed(tmp_pa
     damaged = tmp_path / "x.json"
     damaged.write_text("{")
     for files in ([str(BARE)], [str(BARE), str(damaged)]):
-        assert CliRunner().invoke(app, ["compare-runs", *files]).exit_code == 2
+        assert CliRunner().invoke(app, ["runs", "overhead", *files]).exit_code == 2

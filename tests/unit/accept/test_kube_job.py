@@ -161,7 +161,17 @@ def test_the_words_name_the_file_that_was_written(
 ) -> None:
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
     file = tmp_path / "own.yaml"
-    words = ["compare-runs", "--kube-job", "--stack", "h100-prod", "--image", "i", "-o", str(file)]
+    words = [
+        "runs",
+        "overhead",
+        "--kube-job",
+        "--stack",
+        "h100-prod",
+        "--image",
+        "i",
+        "-o",
+        str(file),
+    ]
     done = CliRunner().invoke(app, words)
     assert f"kubectl apply -f {file}" in done.stderr
     assert "accept.yaml" not in done.stderr

@@ -1,4 +1,4 @@
-"""`soperator advise` on the shipped stacks and on curves that were pulled."""
+"""`soperator cost advise` on the shipped stacks and on curves that were pulled."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ CONFIG = {
     "vocab_size": 49152,
     "tie_word_embeddings": True,
 }
-SMALL = ["advise", "--model", "SmolLM2-135M-Instruct", "--chats-per-day", "1000"]
+SMALL = ["cost", "advise", "--model", "SmolLM2-135M-Instruct", "--chats-per-day", "1000"]
 SMALL += ["--input-tokens", "6000"]
 """With its answers of 2,000 within the 8,192 that the model knows."""
 
 
 def small_but(*words: str) -> list[str]:
     """SMALL with these options, in place of its own where it has them."""
-    verb, *rest = SMALL
+    rest = SMALL[2:]
     kept = dict(zip(rest[::2], rest[1::2], strict=True))
     own = [
         part for option, value in kept.items() if option not in words for part in (option, value)
     ]
-    return [verb, *own, *words]
+    return [*SMALL[:2], *own, *words]
 
 
 @pytest.fixture
@@ -67,7 +67,9 @@ def test_a_curve_counts_however_its_model_is_named(state: Path, tmp_path: Path, 
     (folder / "config.json").write_text(json.dumps(CONFIG))
     write_load(state / "runs" / "local" / "14", load_json(prompt_tokens=6000))
     model = named.format(folder=folder)
-    result = RUNNER.invoke(app, ["advise", "--model", model, *SMALL[3:], "--slo", SLO, "--json"])
+    result = RUNNER.invoke(
+        app, ["cost", "advise", "--model", model, *SMALL[4:], "--slo", SLO, "--json"]
+    )
     assert result.exit_code == 0, result.output
     bases = [each["basis"] for each in json.loads(result.output)["candidates"]]
     assert bases.count("measured") == 1
@@ -140,12 +142,12 @@ def test_a_wrong_question_is_refused_by_name(state: Path, words: list[str], mess
 
 def test_more_tokens_than_the_model_knows_are_refused(state: Path) -> None:
     words = ["--model", "Llama-3.1-8B", "--input-tokens", "900000", "--output-tokens", "10"]
-    result = RUNNER.invoke(app, ["advise", *words, "--chats-per-day", "100"])
+    result = RUNNER.invoke(app, ["cost", "advise", *words, "--chats-per-day", "100"])
     assert (result.exit_code, result.stdout) == (1, "")
     assert "900,010 tokens in one context, but Llama-3.1-8B was made for 131,072" in result.stderr
 
 
 def test_without_a_demand_nothing_is_advised(state: Path) -> None:
-    result = RUNNER.invoke(app, ["advise", "--model", "Qwen3-8B"])
+    result = RUNNER.invoke(app, ["cost", "advise", "--model", "Qwen3-8B"])
     assert result.exit_code == 1
     assert "--chats-per-day: missing, and local declares no chat.chats_per_day" in result.output

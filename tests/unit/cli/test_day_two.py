@@ -1,4 +1,4 @@
-"""`soperator destroy` hands over to the engine; `soperator drain` refuses what it cannot mean."""
+"""`cluster destroy` hands over to the engine; `cluster drain` refuses what it cannot mean."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def state(engine: Path, kubeconfig: object, *more: dict[str, str]) -> None:
 
 
 def test_a_destroy_is_the_engines_own_with_its_status(engine: Path):
-    result = RUNNER.invoke(app, ["destroy", "--stack", "local", "--yes"])
+    result = RUNNER.invoke(app, ["cluster", "destroy", "--stack", "local", "--yes"])
     assert result.exit_code == 3
     assert engine.read_text() == "destroy --stack local --yes unreachable=\n"
 
@@ -58,7 +58,7 @@ def test_releases_of_a_cluster_that_is_gone_are_refreshed_out_of_the_state_first
     state(engine, GONE, release, secret)
     script = engine.parent / "pulumi"
     script.write_text(script.read_text().replace("exit 3", "exit 0"))
-    result = RUNNER.invoke(app, ["destroy", "--stack", "local", "--yes"])
+    result = RUNNER.invoke(app, ["cluster", "destroy", "--stack", "local", "--yes"])
     assert result.exit_code == 0
     assert engine.read_text().splitlines() == [
         "refresh --stack local --yes --target=urn:of:kruise unreachable=true",
@@ -68,13 +68,13 @@ def test_releases_of_a_cluster_that_is_gone_are_refreshed_out_of_the_state_first
 
 def test_a_cluster_that_is_gone_is_told_and_dropped_in_this_run_only(engine: Path):
     state(engine, GONE)
-    result = RUNNER.invoke(app, ["destroy", "--stack", "local", "--yes"])
+    result = RUNNER.invoke(app, ["cluster", "destroy", "--stack", "local", "--yes"])
     assert engine.read_text() == "destroy --stack local --yes unreachable=true\n"
     assert "local: cluster mk8scluster-1 is gone: what runs in it is dropped" in result.stderr
 
 
 def test_a_destroy_that_nobody_can_confirm_is_refused_before_the_engine_is_asked(engine: Path):
-    result = RUNNER.invoke(app, ["destroy", "--stack", "local"])
+    result = RUNNER.invoke(app, ["cluster", "destroy", "--stack", "local"])
     assert result.exit_code == 1
     assert result.stderr == (
         "soperator: destroy: nobody to ask; read `pulumi destroy --preview-only --stack local` "
@@ -92,6 +92,6 @@ def test_a_destroy_that_nobody_can_confirm_is_refused_before_the_engine_is_asked
     ],
 )
 def test_a_drain_that_says_two_things_or_nothing_is_refused(arguments: list[str], words: str):
-    result = RUNNER.invoke(app, ["drain", *arguments])
+    result = RUNNER.invoke(app, ["cluster", "drain", *arguments])
     assert result.exit_code == 1
     assert words in result.stderr

@@ -1,4 +1,4 @@
-"""`soperator load --url` asks from here, and its record lies where cost/ looks for one."""
+"""`soperator runs load --url` asks from here, and its record lies where cost/ looks for one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rows(folder: Path) -> Path:
 
 def test_a_server_anywhere_is_measured_and_the_record_is_the_stack_s(state: Path):
     with running(lambda *_: Behaviour()) as (_, url):
-        words = ["load", "--url", url, "--rows", str(rows(state)), "--concurrency", "1"]
+        words = ["runs", "load", "--url", url, "--rows", str(rows(state)), "--concurrency", "1"]
         words += ["--preset", "p/q", "--set", "load.open_loop.shares=[]"]
         result = RUNNER.invoke(app, words)
     assert result.exit_code == 0
@@ -44,7 +44,7 @@ def test_a_server_anywhere_is_measured_and_the_record_is_the_stack_s(state: Path
 
 def test_a_wrong_address_ends_with_the_status_of_the_test(state: Path):
     with running(lambda *_: Behaviour()) as (_, url):
-        words = ["load", "--url", f"{url}/x", "--rows", str(rows(state))]
+        words = ["runs", "load", "--url", f"{url}/x", "--rows", str(rows(state))]
         assert RUNNER.invoke(app, words).exit_code == 2
 
 
@@ -58,7 +58,7 @@ def test_a_wrong_address_ends_with_the_status_of_the_test(state: Path):
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(state: Path, words: list[str], line: str):
-    result = RUNNER.invoke(app, ["load", *words])
+    result = RUNNER.invoke(app, ["runs", "load", *words])
     assert result.exit_code == 1
     assert line in result.stderr
     assert result.stderr.count("\n") == 1

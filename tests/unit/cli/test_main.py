@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli import main
-from infra.cli.main import VERBS, app
+from infra.cli.main import FORMER, GROUPS, VERBS, app
 from infra.clients.errors import JobsError
 
 RUNNER = CliRunner()
@@ -27,17 +26,23 @@ def test_every_listed_verb_runs_and_explains_itself(verb: str) -> None:
     assert "Usage:" in result.output
 
 
-def test_help_imports_no_verb_and_nothing_slow() -> None:
+def loaded_by_help(*words: str) -> tuple[str, set[str]]:
+    """What --help prints, and the modules that it took."""
     script = (
         "import sys\nfrom infra.cli.main import app\n"
-        "try: app(['--help'])\nexcept SystemExit: pass\n"
+        f"try: app([*{words!r}, '--help'])\nexcept SystemExit: pass\n"
         "print(*sorted(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    loaded = set(done.stderr.split())
-    assert "demo" in done.stdout
+    return done.stdout, set(done.stderr.split())
+
+
+@pytest.mark.parametrize("words", [(), *((name,) for name in GROUPS if name not in VERBS)])
+def test_help_imports_no_verb_and_nothing_slow(words: tuple[str, ...]) -> None:
+    text, loaded = loaded_by_help(*words)
+    assert "demo" in text if words == ("local",) else "Usage:" in text
     assert not {"paramiko", "pulumi", "nebius", "jinja2", "rich", "yaml"} & loaded
     assert not [name for name in loaded if name.startswith("infra.") and name not in _NEEDED]
 
@@ -45,12 +50,69 @@ def test_help_imports_no_verb_and_nothing_slow() -> None:
 _NEEDED = {"infra.cli", "infra.cli.interrupts", "infra.cli.main"}
 
 
-def test_every_command_function_is_in_the_table_once_and_has_a_docstring() -> None:
-    places = [verb.place for verb in VERBS.values()]
-    assert len(set(places)) == len(places)
-    for place in places:
-        module, _, function = place.partition(":")
-        assert getattr(import_module(f"infra.cli.{module}"), function).__doc__
+def test_the_help_of_the_top_is_one_screen_of_80_by_24() -> None:
+    text = RUNNER.invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
+    lines = text.rstrip("\n").split("\n")
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    first = {line.split()[0] for line in lines if line.startswith("  ")}
+    flat = {words for words in VERBS if " " not in words} - {"kube-token"}
+    assert flat | set(GROUPS) <= first
+    assert "kube-token" not in text
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_lists_each_of_its_commands_in_a_line(group: str) -> None:
+    text = RUNNER.invoke(app, [group, "--help"], env={"COLUMNS": "80"}).stdout
+    listed = text.partition("Commands:\n")[2].rstrip("\n").split("\n")
+    own = [words.split()[1] for words in VERBS if words.startswith(f"{group} ")]
+    assert [line.split()[0] for line in listed] == own
+
+
+@pytest.mark.parametrize(("former", "now"), FORMER.items())
+def test_a_former_name_runs_the_command_and_says_its_name_of_today(former: str, now: str) -> None:
+    done = RUNNER.invoke(app, [former, "--help"])
+    assert (done.exit_code, done.stderr) == (
+        0,
+        f"soperator: '{former}' is '{now}' now; the old name goes with the next release\n",
+    )
+    assert done.stdout == RUNNER.invoke(app, [*now.split(), "--help"]).stdout
+
+
+def test_a_former_name_hands_on_all_that_stands_after_it() -> None:
+    done = RUNNER.invoke(app, ["size", "no-such-model", "--seq", "12"])
+    assert done.exit_code == 1
+    assert "no-such-model" in done.stderr
+
+
+def test_the_command_that_kubeconfigs_run_keeps_its_name() -> None:
+    """`pulumi up` wrote it into them, and kubectl shows what it says on standard error."""
+    assert "kube-token" not in FORMER
+    done = RUNNER.invoke(app, ["kube-token", "--help"])
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["staus"], "no such command 'staus'; did you mean 'status'?"),
+        (["cluster", "puase"], "no such command 'puase'; did you mean 'pause'?"),
+        (["cluster", "xyz"], "no such command 'xyz'; see soperator cluster --help"),
+    ],
+)
+def test_a_mistyped_command_is_answered_with_the_nearest(words: list[str], hint: str) -> None:
+    result = RUNNER.invoke(app, words, prog_name="soperator")
+    assert result.exit_code == 2
+    assert hint in result.stderr
+
+
+def test_the_stack_may_stand_before_a_command_of_cost_and_nothing_else_may() -> None:
+    """Any other option there had no effect, without a word."""
+    result = RUNNER.invoke(app, ["cost", "--stack", "l40s-dev", "prices"])
+    assert result.stdout.startswith("Prices of l40s-dev: ")
+    result = RUNNER.invoke(app, ["cost", "--format", "json", "prices"])
+    assert result.exit_code == 2
+    assert "--format: give the options of 'prices' after it" in result.stderr
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -163,7 +225,7 @@ def test_wrong_usage_ends_with_2(words: list[str]) -> None:
 
 
 def test_a_full_disk_under_standard_output_is_one_line() -> None:
-    words = [sys.executable, "-m", "infra.cli.main", "prices", "--help"]
+    words = [sys.executable, "-m", "infra.cli.main", "cost", "prices", "--help"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (

@@ -1,4 +1,4 @@
-"""`soperator pause` and `resume` change one line, say what it saves, and can be repeated."""
+"""`cluster pause` and `resume` change one line, say what it saves, and can be repeated."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_submission_between_a_pause_and_its_up_is_told_what_comes(
     """The login node is still there and takes it, and the next `up` ends it."""
     ready_all(load_stack("local", folder), [], {})
     assert "paused" not in capsys.readouterr().err
-    assert run("pause", "--stack", "local").exit_code == 0
+    assert run("cluster", "pause", "--stack", "local").exit_code == 0
     ready_all(load_stack("local", folder), [], {})
     assert "local: declared as paused: the next `pulumi up` takes the workers away from what " in (
         capsys.readouterr().err
@@ -66,7 +66,7 @@ def test_a_submission_between_a_pause_and_its_up_is_told_what_comes(
 def test_a_pause_adds_one_line_and_keeps_every_comment(folder: Path, name: str) -> None:
     path = folder / f"Pulumi.{name}.yaml"
     before = lines(path)
-    result = run("pause", "--stack", name)
+    result = run("cluster", "pause", "--stack", name)
     assert result.exit_code == 0, result.output
     after = lines(path)
     assert [line for line in after if line not in before] == ["    paused: true"]
@@ -76,9 +76,9 @@ def test_a_pause_adds_one_line_and_keeps_every_comment(folder: Path, name: str) 
 
 def test_a_second_pause_changes_nothing_and_says_so(folder: Path) -> None:
     path = folder / "Pulumi.l40s-dev.yaml"
-    run("pause", "--stack", "l40s-dev")
+    run("cluster", "pause", "--stack", "l40s-dev")
     before = path.read_bytes()
-    result = run("pause", "--stack", "l40s-dev")
+    result = run("cluster", "pause", "--stack", "l40s-dev")
     assert result.exit_code == 0
     assert "already declared as paused" in result.output
     assert path.read_bytes() == before
@@ -86,8 +86,8 @@ def test_a_second_pause_changes_nothing_and_says_so(folder: Path) -> None:
 
 def test_a_resume_brings_back_what_was_declared(folder: Path) -> None:
     before = load_stack("h100-prod", folder)
-    run("pause", "--stack", "h100-prod")
-    result = run("resume", "--stack", "h100-prod")
+    run("cluster", "pause", "--stack", "h100-prod")
+    result = run("cluster", "resume", "--stack", "h100-prod")
     assert "declared as running" in result.output
     assert load_stack("h100-prod", folder) == before
 
@@ -134,7 +134,7 @@ def deployed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
 def test_a_pause_fetches_what_is_not_here_and_names_who_left_nothing(
     deployed: list[str], tmp_path: Path
 ) -> None:
-    result = run("pause", "--stack", "h100-prod")
+    result = run("cluster", "pause", "--stack", "h100-prod")
     assert result.exit_code == 0, result.output
     assert deployed == ["4", "5"]
     assert f"finetune (4): fetched to {run_folder(tmp_path, 'h100-prod', '4')}" in result.output
@@ -148,12 +148,12 @@ def test_a_stack_whose_results_cannot_be_fetched_is_not_paused_unless_told_to(
         raise JobsError("login node: no route to host")
 
     monkeypatch.setattr("infra.cli.context.connect", lost)
-    result = run("pause", "--stack", "h100-prod")
+    result = run("cluster", "pause", "--stack", "h100-prod")
     assert result.exit_code == 1
     assert "no route to host\n" in result.output
     assert "of jobs 4, 5 there are results that are not here" in result.output
     assert not load_stack("h100-prod", folder).nodes.paused
-    assert run("pause", "--stack", "h100-prod", "--no-fetch").exit_code == 0
+    assert run("cluster", "pause", "--stack", "h100-prod", "--no-fetch").exit_code == 0
     assert load_stack("h100-prod", folder).nodes.paused
     assert deployed == []
 
@@ -161,7 +161,7 @@ def test_a_stack_whose_results_cannot_be_fetched_is_not_paused_unless_told_to(
 def test_results_that_were_fetched_are_read_while_the_stack_is_paused(
     deployed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run("pause", "--stack", "h100-prod")
+    run("cluster", "pause", "--stack", "h100-prod")
     values = dict.fromkeys(
         ("login_ip", "ssh_port", "login_host_key", "code_path", "places", "jobs"), "x"
     )
@@ -192,16 +192,16 @@ def test_results_that_were_fetched_are_read_while_the_stack_is_paused(
 def test_a_pause_and_a_resume_leave_the_file_as_it_was(folder: Path) -> None:
     path = folder / "Pulumi.h100-prod.yaml"
     before = path.read_bytes()
-    run("pause", "--stack", "h100-prod")
+    run("cluster", "pause", "--stack", "h100-prod")
     assert path.read_bytes() != before
-    run("resume", "--stack", "h100-prod")
+    run("cluster", "resume", "--stack", "h100-prod")
     assert path.read_bytes() == before
 
 
 def test_the_saving_is_what_the_workers_cost_to_the_cent(folder: Path) -> None:
     """Seed 000: five nodes at 4.5688 USD an hour and five disks of 558 GiB at 0.053 USD a month."""
     expected = 5 * 4.5688 * 730 + 5 * 558 * 0.053
-    result = run("pause", "--stack", "l40s-dev")
+    result = run("cluster", "pause", "--stack", "l40s-dev")
     (hour, month) = re.search(r"\$([\d,.]+) an hour, \$([\d,.]+) a month", result.output).groups()
     assert float(month.replace(",", "")) == pytest.approx(expected, abs=0.005)
     assert float(hour) == pytest.approx(expected / 730, abs=0.005)
@@ -210,13 +210,13 @@ def test_the_saving_is_what_the_workers_cost_to_the_cent(folder: Path) -> None:
 
 def test_the_saving_is_the_same_whether_asked_before_or_after(folder: Path) -> None:
     running = load_stack("h100-prod", folder)
-    run("pause", "--stack", "h100-prod")
+    run("cluster", "pause", "--stack", "h100-prod")
     book = PriceBook.load(running.prices)
     assert pause_saving(load_stack("h100-prod", folder), book) == pause_saving(running, book)
 
 
 def test_a_stack_that_is_not_there_is_refused(folder: Path) -> None:
-    result = run("pause", "--stack", "nosuch")
+    result = run("cluster", "pause", "--stack", "nosuch")
     assert result.exit_code == 1
     assert "nosuch" in result.stderr
 

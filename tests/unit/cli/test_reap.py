@@ -1,4 +1,4 @@
-"""`soperator reap`: says what is due; pauses by stack file and engine only when told to."""
+"""`cluster autostop`: says what is due; pauses by stack file and engine only when told to."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Pat
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(app, ["reap", "--stack", "l40s-dev", *words])
+    return CliRunner().invoke(app, ["cluster", "autostop", "--stack", "l40s-dev", *words])
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, *verdicts: Verdict) -> None:
@@ -286,7 +286,7 @@ def test_a_second_run_leaves_the_first_alone(folder: Path, monkeypatch: pytest.M
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = run("--act")
     assert done.exit_code == 1
-    assert "another `soperator reap --act` is at work" in done.output
+    assert "another `soperator cluster autostop --act` is at work" in done.output
     assert not (folder.parent / "called").exists()
 
 
@@ -363,7 +363,9 @@ def test_a_stack_that_was_never_made_to_its_end_loses_its_workers_and_nothing_is
         "stack export --stack l40s-dev",
         "up --yes --non-interactive --target urn:worker --stack l40s-dev",
     ]
-    assert "its other machines are paid on: soperator destroy --stack l40s-dev" in done.output
+    assert (
+        "its other machines are paid on: soperator cluster destroy --stack l40s-dev" in done.output
+    )
 
 
 def test_a_half_made_stack_without_workers_is_told_and_no_success(

@@ -50,8 +50,8 @@ def test_a_damaged_curve_is_refused_by_name(state: Path) -> None:
     write_loop(state)
     path = state / "runs" / "local" / "14" / "load.json"
     path.write_text("{")
-    for words in (["report"], ["chat-cost"], ["advise", "--model", "SmolLM2-135M"]):
-        more = ["--chats-per-day", "10", "--input-tokens", "6000"] if words[0] == "advise" else []
+    for words in (["report"], ["cost", "chat"], ["cost", "advise", "--model", "SmolLM2-135M"]):
+        more = ["--chats-per-day", "10", "--input-tokens", "6000"] if "advise" in words else []
         result = RUNNER.invoke(app, [*words, *more])
         assert result.exit_code == 1
         assert f"{path}: not valid JSON" in result.output.replace("\n", "")

@@ -1,4 +1,4 @@
-"""`soperator submit` and `soperator spend` at the door: what is said, and with which code."""
+"""`soperator submit` and `soperator cost spend` at the door: what is said, and with which code."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def spent(state: Path) -> None:
 
 def test_spend_prints_what_the_ledger_knows_without_a_cluster(state: Path) -> None:
     spent(state)
-    done = run("spend", "--ledger", "--format", "json", "--since", "2020-01-01")
+    done = run("cost", "spend", "--ledger", "--format", "json", "--since", "2020-01-01")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["notes"][0].startswith("From the ledger alone")
@@ -177,7 +177,7 @@ def test_spend_on_a_cluster_without_accounting_uses_the_ledger_and_says_so(
     cluster: Cluster, state: Path
 ) -> None:
     spent(state)
-    done = run("spend", "--since", "2020-01-01")
+    done = run("cost", "spend", "--since", "2020-01-01")
     assert done.exit_code == 0, done.output
     assert "Accounting is off on this cluster" in done.stdout
     assert "finetune" in done.stdout
@@ -189,18 +189,18 @@ def test_a_stack_is_not_billed_for_the_time_before_it_came_up(
     """Half an hour after its first `up` a stack had a bill of three weeks."""
     up = NOW - timedelta(minutes=28)
     monkeypatch.setattr("infra.cli.context.first_up", lambda _stack: up)
-    done = run("spend", "--since", "2020-01-01", "--format", "json")
+    done = run("cost", "spend", "--since", "2020-01-01", "--format", "json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["since"].startswith(f"{up:%Y-%m-%dT%H:%M}")
     assert f"the period starts at {up:%Y-%m-%dT%H:%M} UTC, when it first came up" in done.stderr
     later = f"{NOW - timedelta(minutes=5):%Y-%m-%dT%H:%M}"
-    shown = json.loads(run("spend", "--since", later, "--format", "json").stdout)
+    shown = json.loads(run("cost", "spend", "--since", later, "--format", "json").stdout)
     assert shown["since"].startswith(later)
 
 
 def test_spend_goes_to_a_file_whole(state: Path) -> None:
     target = state / "spend.csv"
-    done = run("spend", "--ledger", "--format", "csv", "--output", str(target))
+    done = run("cost", "spend", "--ledger", "--format", "csv", "--output", str(target))
     assert done.stdout.strip() == str(target)
     assert target.read_text().startswith("stack,since,until,kind,name")
 
@@ -218,7 +218,7 @@ def test_spend_goes_to_a_file_whole(state: Path) -> None:
 def test_a_period_or_a_stack_that_cannot_be_is_refused(
     state: Path, words: tuple[str, ...], said: str
 ) -> None:
-    done = run("spend", "--ledger", *words)
+    done = run("cost", "spend", "--ledger", *words)
     assert done.exit_code == 1
     assert said in done.stderr
     assert done.stdout == ""
@@ -228,7 +228,7 @@ def test_a_ledger_of_another_version_is_one_line_with_file_and_line(state: Path)
     spent(state)
     with ledger(state).path.open("a") as file:
         file.write('{"schema_version": 7}\n')
-    done = run("spend", "--ledger")
+    done = run("cost", "spend", "--ledger")
     assert done.exit_code == 1
     assert done.stderr.startswith(f"soperator: {ledger(state).path}:3: schema_version: got 7")
 
@@ -237,7 +237,7 @@ def test_a_ledger_that_was_cut_is_reported_and_the_rest_is_printed(state: Path) 
     spent(state)
     with ledger(state).path.open("a") as file:
         file.write('{"schema_version": 1, "kind": "act')
-    done = run("spend", "--ledger", "--since", "2020-01-01", "--format", "json")
+    done = run("cost", "spend", "--ledger", "--since", "2020-01-01", "--format", "json")
     assert done.exit_code == 0
     found = json.loads(done.stdout)
     assert len(found["jobs"]) == 1

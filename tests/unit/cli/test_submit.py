@@ -284,7 +284,7 @@ def test_a_metric_that_no_record_has_is_told_apart_from_a_trial_to_submit_again(
 ) -> None:
     for job_id, settings in zip(("13", "14"), SEARCH.settings, strict=True):
         cluster.results += trial(job_id, settings, {"outcome": "PASS", "metrics": {}})
-    done = run("leaderboard", "lr")
+    done = run("runs", "leaderboard", "lr")
     assert "name a metric of it in searches.lr.metric" in done.stderr
     assert "submitted again by" not in done.stderr
 
@@ -298,7 +298,7 @@ def test_the_leaderboard_ranks_and_gives_the_words_of_the_best(cluster: Cluster)
     cluster.results = trial(
         "13", SEARCH.settings[0], {"outcome": "PASS", "metrics": {"last_loss": 2.5}}
     ) + trial("14", SEARCH.settings[1], {"outcome": "FAIL", "reason": "loss is NaN", "metrics": {}})
-    done = run("leaderboard", "lr")
+    done = run("runs", "leaderboard", "lr")
     assert done.exit_code == 0, done.output
     rows = done.stdout.splitlines()
     assert rows[0].split()[:3] == ["RANK", "TRIAL", "LAST_LOSS"]
@@ -306,7 +306,7 @@ def test_the_leaderboard_ranks_and_gives_the_words_of_the_best(cluster: Cluster)
     assert "FAIL: loss is NaN" in rows[2]
     assert "--set train.learning_rate=1e-4" in done.stderr
     assert "submitted again by: soperator submit lr -s local" in done.stderr
-    plain = json.loads(run("leaderboard", "lr", "--format", "json").stdout)
+    plain = json.loads(run("runs", "leaderboard", "lr", "--format", "json").stdout)
     assert [row["rank"] for row in plain["trials"]] == [1, None]
 
 
@@ -337,6 +337,6 @@ def test_the_list_of_jobs_names_what_one_waits_for(cluster: Cluster) -> None:
 
 
 def test_a_search_that_is_not_declared_is_refused_with_the_nearest_name(cluster: Cluster) -> None:
-    done = run("leaderboard", "lrs")
+    done = run("runs", "leaderboard", "lrs")
     assert done.exit_code == 1
     assert "'lrs' is not declared; did you mean 'lr'?" in done.stderr

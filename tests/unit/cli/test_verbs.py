@@ -66,20 +66,20 @@ def test_an_unknown_stack_is_refused_with_the_nearest_name(state: Path) -> None:
 
 
 def test_chat_cost_without_any_speed_says_what_to_run(state: Path) -> None:
-    result = RUNNER.invoke(app, ["chat-cost", "--stack", "local"])
+    result = RUNNER.invoke(app, ["cost", "chat", "--stack", "local"])
     assert result.exit_code == 1
     assert "soperator submit evaluate --stack local" in result.stderr
 
 
 def test_chat_cost_uses_what_was_measured(state: Path) -> None:
     write_runs(state)
-    result = RUNNER.invoke(app, ["chat-cost", "--stack", "local", "--format", "json"])
+    result = RUNNER.invoke(app, ["cost", "chat", "--stack", "local", "--format", "json"])
     rows = json.loads(result.stdout)["chats"]
     assert [row["basis"] for row in rows] == ["measured", "measured"]
 
 
 def test_chat_cost_shares_another_bill_as_seed_000_does(state: Path) -> None:
-    arguments = ["chat-cost", "--stack", "l40s-dev", "--usd", "19000", "--days", "30"]
+    arguments = ["cost", "chat", "--stack", "l40s-dev", "--usd", "19000", "--days", "30"]
     result = RUNNER.invoke(app, arguments)
     assert [
         line.split()[-1] for line in result.stdout.split("$19,000.00")[1].splitlines()[4:7]
@@ -92,14 +92,14 @@ def test_chat_cost_shares_another_bill_as_seed_000_does(state: Path) -> None:
 
 @pytest.mark.parametrize("usd", ["0", "-1", "NaN", "much", "1e400", "1e-30"])
 def test_chat_cost_refuses_a_bill_that_is_no_money(state: Path, usd: str) -> None:
-    result = RUNNER.invoke(app, ["chat-cost", "--stack", "l40s-dev", "--usd", usd])
+    result = RUNNER.invoke(app, ["cost", "chat", "--stack", "l40s-dev", "--usd", usd])
     assert result.exit_code == 1
     assert f"--usd {usd}: expected a number from 0.01 to" in result.stderr
 
 
 @pytest.mark.parametrize("format", ["table", "json", "markdown", "csv", "html"])
 def test_chat_cost_prints_every_format(state: Path, format: str) -> None:
-    result = RUNNER.invoke(app, ["chat-cost", "--stack", "l40s-dev", "--format", format])
+    result = RUNNER.invoke(app, ["cost", "chat", "--stack", "l40s-dev", "--format", format])
     assert result.exit_code == 0, result.output
     assert "Single Batch Finetuned" in result.stdout
     assert result.stdout.count("<svg") == (3 if format == "html" else 0)
@@ -112,21 +112,23 @@ def test_report_prints_the_path_of_the_page(state: Path) -> None:
     assert (state / "report.html").read_text().startswith("<!doctype html>")
 
 
-@pytest.mark.parametrize("verb", ["cost", "chat-cost", "report"])
+@pytest.mark.parametrize("verb", ["cost", "cost chat", "report"])
 def test_a_damaged_record_is_refused_by_every_verb_that_prints_what_it_measured(
     state: Path, verb: str
 ) -> None:
     path = state / "runs" / "l40s-dev" / "7" / "run_record.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"schema_version": 1, "kind')
-    result = RUNNER.invoke(app, [verb, "--stack", "l40s-dev"])
+    result = RUNNER.invoke(app, [*verb.split(), "--stack", "l40s-dev"])
     assert (result.exit_code, result.stdout) == (1, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"soperator: {path}: not valid JSON")
     assert not (state / "report.html").exists()
 
 
-@pytest.mark.parametrize("words", [["spend", "--ledger"], ["spend", "--ledger", "--format=json"]])
+@pytest.mark.parametrize(
+    "words", [["cost", "spend", "--ledger"], ["cost", "spend", "--ledger", "--format=json"]]
+)
 def test_a_damaged_record_is_told_in_one_line_by_a_verb_that_can_do_without(
     state: Path, words: list[str]
 ) -> None:
@@ -263,7 +265,9 @@ def test_a_paused_stack_says_that_its_results_stay_and_how_to_have_them() -> Non
         "jobs": {},
         "code_hash": "",
     }
-    with pytest.raises(JobsError, match=r"is paused: .* all else stays .* soperator resume"):
+    with pytest.raises(
+        JobsError, match=r"is paused: .* all else stays .* soperator cluster resume"
+    ):
         outputs_from("local", values)
 
 
@@ -292,7 +296,7 @@ def test_the_demo_without_root_is_refused_before_anything_is_made(
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr("infra.cli.machine.demo._bring_up", lambda *_: pytest.fail("it went on"))
-    done = RUNNER.invoke(app, ["demo"])
+    done = RUNNER.invoke(app, ["local", "demo"])
     assert done.exit_code == 1
     assert "needs root" in done.stderr
     assert not (tmp_path / "state").exists()

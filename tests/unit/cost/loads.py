@@ -1,4 +1,4 @@
-"""Load tests as `soperator load` leaves them: a record, and load.json beside it."""
+"""Load tests as `soperator runs load` leaves them: a record, and load.json beside it."""
 
 from __future__ import annotations
 

@@ -250,7 +250,17 @@ def test_the_verb_takes_the_exports_period_and_ends_with_its_verdict(
 ) -> None:
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
     path = written(tmp_path, row("9", "Compute", "GPU", hours=24))
-    words = ["spend", "-s", "l40s-dev", "--ledger", "--invoice", str(path), "--format", "json"]
+    words = [
+        "cost",
+        "spend",
+        "-s",
+        "l40s-dev",
+        "--ledger",
+        "--invoice",
+        str(path),
+        "--format",
+        "json",
+    ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 1, done.output
     found = json.loads(done.stdout)

@@ -191,7 +191,17 @@ def test_a_list_price_of_nothing_is_no_discount(tmp_path: Path, public_key_file:
 @pytest.mark.parametrize("percent", ["nan", "inf", "100", "-1"])
 def test_a_tolerance_within_which_anything_agrees_is_refused(tmp_path: Path, percent: str) -> None:
     path = written(tmp_path, row("9", "Compute", "GPU", hours=24))
-    words = ["spend", "-s", "l40s-dev", "--ledger", "--invoice", str(path), "--tolerance", percent]
+    words = [
+        "cost",
+        "spend",
+        "-s",
+        "l40s-dev",
+        "--ledger",
+        "--invoice",
+        str(path),
+        "--tolerance",
+        percent,
+    ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code in (1, 2)
     assert "--tolerance" in done.stderr

@@ -119,7 +119,7 @@ def test_a_load_test_that_keeps_its_slo_nowhere_prices_nothing(local: Callable[.
         "ms for 99 % of requests; 1 had TTFT p99 6,100 ms, TPOT p99 83 ms"
     )
     assert chats.command == (
-        "soperator advise --model SmolLM2-135M-Instruct --stack local "
+        "soperator cost advise --model SmolLM2-135M-Instruct --stack local "
         "--slo ttft_p99_s=5,tpot_p99_ms=500 --chats-per-day 1000"
     )
 

@@ -54,5 +54,5 @@ def test_the_page_says_which_route_is_for_what() -> None:
     environment, image, _ = row("for")
     assert environment.startswith("development")
     assert image.startswith("production")
-    for verb in ("soperator venv", "infra/setup/image/build.sh", "soperator manifest"):
+    for verb in ("soperator data venv", "infra/setup/image/build.sh", "soperator runs manifest"):
         assert verb in PAGE

@@ -70,7 +70,7 @@ def test_what_needs_the_cluster_is_not_offered_once_it_is_gone(
     spec: StackSpec, state: Path
 ) -> None:
     after = shown(spec, state, kept=False).partition("Next:")[2]
-    assert "soperator chat-cost" in after
+    assert "soperator cost chat" in after
     assert "submit" not in after
     assert "DESTROY" not in after
 

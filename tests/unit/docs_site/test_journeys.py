@@ -94,7 +94,7 @@ def parse(words: list[str]) -> None:
         name, *words = words
         found = command.get_command(context, name)
         assert found is not None, f"soperator {name} does not exist"
-        if name == "cost" and not (words and words[0] in getattr(found, "commands", {})):
+        if name == "cost" and not (words and words[0] in found.list_commands(context)):
             found.make_context(name, words, parent=context)
             return
         command = found
@@ -112,7 +112,8 @@ def test_every_soperator_line_of_a_page_is_a_command_with_these_options(
 
 
 @pytest.mark.parametrize(
-    "words", [["submit"], ["submit", "a", "--stacks", "b"], ["accept", "--profile", "slow"]]
+    "words",
+    [["submit"], ["submit", "a", "--stacks", "b"], ["cluster", "accept", "--profile", "slow"]],
 )
 def test_a_line_that_could_not_run_is_found(words: list[str], reader: Path) -> None:
     with pytest.raises(UsageError):

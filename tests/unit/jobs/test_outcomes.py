@@ -86,7 +86,7 @@ def test_a_kill_is_not_taken_for_full_memory_nor_a_server_for_a_training() -> No
 def test_a_job_that_is_held_after_a_lost_controller_says_the_way_out(reason: str) -> None:
     words = in_words(reason)
     assert "Duplicate jobid" in words
-    assert "soperator drain NODE --undo" in words
+    assert "soperator cluster drain NODE --undo" in words
 
 
 @pytest.mark.parametrize(

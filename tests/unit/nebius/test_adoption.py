@@ -51,7 +51,7 @@ def test_a_strangers_resource_is_refused_with_its_id_and_what_to_do(
     """Whoever made it by hand may have data on it."""
     id_, _ = provider.create(TYPE, urn, declared(), False)
     served.emulator.store.resources[id_].metadata.labels.clear()
-    with pytest.raises(ProviderError, match=f"{id_}, which no stack .*`soperator adopt`"):
+    with pytest.raises(ProviderError, match=f"{id_}, which no stack .*`soperator cluster adopt`"):
         provider.create(TYPE, urn, declared(), False)
 
 
@@ -71,7 +71,7 @@ def test_a_lost_state_finds_its_resource_again_and_grows_it(provider, declared, 
 def test_what_was_handed_over_takes_the_labels_of_its_resource(
     provider, declared, urn, made, served
 ):
-    """`soperator adopt` knows the stack, not the place in its program."""
+    """`soperator cluster adopt` knows the stack, not the place in its program."""
     before = labels_of(served, made[0])
     del served.emulator.store.resources[made[0]].metadata.labels["resource"]
     assert provider.create(TYPE, urn, declared(), False)[0] == made[0]

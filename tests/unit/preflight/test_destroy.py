@@ -1,4 +1,4 @@
-"""What `soperator destroy` asks of the credential before it begins."""
+"""What `soperator cluster destroy` asks of the credential before it begins."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def test_a_destroy_with_a_refused_token_starts_nothing(
     monkeypatch.setattr(
         "infra.providers.soperator.teardown.destroy", lambda stack, **_: ran.append(stack) or 0
     )
-    result = CliRunner().invoke(app, ["destroy", "--stack", "h100-prod", "--yes"])
+    result = CliRunner().invoke(app, ["cluster", "destroy", "--stack", "h100-prod", "--yes"])
     assert ("destroy: the API does not accept the token" in result.output) is says
     assert (ran, result.exit_code) == (([], 1) if says else (["h100-prod"], 0))

@@ -143,7 +143,7 @@ def test_a_damaged_file_is_refused_with_its_key_and_what_to_do(
     first = str(refusal.value).splitlines()[0]
     assert first.startswith(str(path))
     assert problem in first
-    assert first.endswith("run `soperator prices --refresh`, or delete the file")
+    assert first.endswith("run `soperator cost prices --refresh`, or delete the file")
 
 
 def test_a_truncated_file_is_refused_in_one_line(tmp_path: Path):

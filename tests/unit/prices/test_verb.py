@@ -1,4 +1,4 @@
-"""`soperator prices` tells source, day and age of each price, and refreshes them."""
+"""`soperator cost prices` tells source, day and age of each price, and refreshes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path
 
 
 def test_the_prices_in_use_and_those_that_are_not_are_listed():
-    result = RUNNER.invoke(app, ["prices", "--stack", "h100-prod"])
+    result = RUNNER.invoke(app, ["cost", "prices", "--stack", "h100-prod"])
     assert result.exit_code == 0, result.output
     used, unused = result.stdout.split("Readings that are not used:")
     assert "gpu-h100-sxm/gpu" in used
@@ -34,12 +34,12 @@ def test_the_prices_in_use_and_those_that_are_not_are_listed():
 
 
 def test_the_whole_book_can_be_listed():
-    result = RUNNER.invoke(app, ["prices", "--stack", "h100-prod", "--all"])
+    result = RUNNER.invoke(app, ["cost", "prices", "--stack", "h100-prod", "--all"])
     assert "object-storage/enhanced-throughput" in result.stdout
 
 
 def test_programs_get_json():
-    result = RUNNER.invoke(app, ["prices", "--stack", "l40s-dev", "--format", "json"])
+    result = RUNNER.invoke(app, ["cost", "prices", "--stack", "l40s-dev", "--format", "json"])
     document = json.loads(result.stdout)
     (price,) = [one for one in document["prices"] if one["sku"] == "gpu-l40s-d/gpu"]
     assert (price["usd"], price["unit"], price["layer"]) == ("1.35", "GPU-hour", "book")
@@ -47,7 +47,7 @@ def test_programs_get_json():
 
 
 def test_a_refresh_keeps_estimates_and_says_how_to_use_them(emulator: Served, state: Path):
-    result = RUNNER.invoke(app, ["prices", "--refresh", "--stack", "h100-prod"])
+    result = RUNNER.invoke(app, ["cost", "prices", "--refresh", "--stack", "h100-prod"])
     assert result.exit_code == 0, result.output
     assert (state / "prices" / "emulator" / "eu-north1.json").is_file()
     assert "5 prices of CalculatorService of the emulated cloud" in result.stderr
@@ -60,7 +60,7 @@ def test_a_refresh_without_an_answer_is_one_line_and_the_prices_stay(
     monkeypatch.setenv(sdk.ENDPOINT_VARIABLE, "http://127.0.0.1:9")
     monkeypatch.setenv(sdk.TOKEN_VARIABLE, "local-token")
     sdk.shared_sdk.cache_clear()
-    result = RUNNER.invoke(app, ["prices", "--refresh", "--stack", "l40s-dev"])
+    result = RUNNER.invoke(app, ["cost", "prices", "--refresh", "--stack", "l40s-dev"])
     sdk.shared_sdk().sync_close()
     sdk.shared_sdk.cache_clear()
     assert result.exit_code == 1

@@ -51,7 +51,7 @@ def pod(
 
 
 def printed_job(status: dict[str, Any]) -> dict[str, Any]:
-    """As `soperator manifest` prints it, in Slurm's own namespace."""
+    """As `soperator runs manifest` prints it, in Slurm's own namespace."""
     pods = Pods(
         name="finetune",
         namespace="soperator",

@@ -138,7 +138,7 @@ def test_a_job_that_is_declared_no_more_is_refused(state: Path, public_key_file:
 @pytest.mark.parametrize(
     ("code", "said", "words"),
     [
-        (66, "", "is not on the cluster any more: bring it with soperator push"),
+        (66, "", "is not on the cluster any more: bring it with soperator data push"),
         (0, f"{'e' * 64}  /mnt/data\n", "is other data now: SHA-256 eeeeeeeeeeeeeeee"),
         (1, "", "sha256sum"),
     ],

@@ -119,7 +119,7 @@ def test_a_diff_tells_settings_code_data_results_and_cost(state: Path) -> None:
     speed = told["result", "train_tokens_per_s"]
     assert (speed.unit, speed.change_percent) == ("tokens/s", 25.0)
     assert told["result", "peak_gpu_memory_gib"].first is None
-    assert "run 2: its cost is not known: soperator spend asks accounting" in found.notes
+    assert "run 2: its cost is not known: soperator cost spend asks accounting" in found.notes
 
 
 @pytest.mark.parametrize(

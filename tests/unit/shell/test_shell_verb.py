@@ -1,4 +1,4 @@
-"""`soperator shell` and `soperator tensorboard` at the door: price first, and nothing left held."""
+"""`soperator shell` and `runs tensorboard` at the door: price first, and nothing left held."""
 
 from __future__ import annotations
 
@@ -197,13 +197,13 @@ def test_tensorboard_shows_the_events_of_a_job_on_the_login_node(
     )
     tunnel = SimpleNamespace(port=40001, close=lambda: None)
     monkeypatch.setattr("infra.clients.ssh.Tunnel", lambda *_, **__: tunnel)
-    done = run("tensorboard", "12")
+    done = run("runs", "tensorboard", "12")
     assert done.stdout == "http://127.0.0.1:40001/\n", done.output
     assert "/mnt/logs/tensorboard/12 on the login node" in done.stderr
 
 
 def test_hours_without_end_are_refused(login: Login) -> None:
-    for words in (("tensorboard",), ("shell", "--vscode")):
+    for words in (("runs", "tensorboard"), ("shell", "--vscode")):
         done = run(*words, "--hours", "inf")
         assert done.exit_code == 1
         assert "--hours inf: not a time" in done.stderr
@@ -211,6 +211,6 @@ def test_hours_without_end_are_refused(login: Login) -> None:
 
 def test_a_job_without_events_is_refused(login: Login) -> None:
     login.answers.insert(0, ("test -d", _ran("", "", 1)))
-    done = run("tensorboard", "12")
+    done = run("runs", "tensorboard", "12")
     assert done.exit_code == 1
     assert "/mnt/logs/tensorboard/12: job 12 has not written TensorBoard events" in done.stderr

@@ -97,7 +97,7 @@ def test_what_no_strategy_holds_is_told_with_a_way_out() -> None:
     assert plan is not None
     assert not plan.chosen.fits
     assert "lower train.micro_batch_size" in plan_lines(plan)[-1]
-    assert "soperator size Qwen3-14B --method qlora --seq 2048" in plan_lines(plan)[-1]
+    assert "soperator cost size Qwen3-14B --method qlora --seq 2048" in plan_lines(plan)[-1]
 
 
 def test_settings_that_the_stack_gives_a_job_come_before_those_of_the_submission() -> None:

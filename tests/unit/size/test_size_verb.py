@@ -1,4 +1,4 @@
-"""`soperator size`: one line for each refusal, JSON for programs."""
+"""`soperator cost size`: one line for each refusal, JSON for programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from infra.cli.main import app
 
 def run(*arguments: str) -> tuple[int, str, str]:
     """Returns exit code, standard output and standard error."""
-    result = CliRunner().invoke(app, ["size", *arguments])
+    result = CliRunner().invoke(app, ["cost", "size", *arguments])
     return result.exit_code, result.stdout, result.stderr
 
 

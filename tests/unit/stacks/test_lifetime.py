@@ -38,7 +38,7 @@ def test_a_job_is_refused_from_the_minute_of_the_end(spec: StackSpec) -> None:
     assert why_ended(spec, NOON - timedelta(seconds=1)) is None
     text = why_ended(spec, NOON) or ""
     assert "the stack ended on 2026-12-24 12:00 UTC" in text
-    assert "soperator reap --stack l40s-dev --act" in text
+    assert "soperator cluster autostop --stack l40s-dev --act" in text
 
 
 def test_the_end_is_said_three_days_before(spec: StackSpec) -> None:

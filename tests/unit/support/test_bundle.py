@@ -267,7 +267,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(app, ["support-bundle", "--no-preview", *words])
+    return CliRunner().invoke(app, ["cluster", "support-bundle", "--no-preview", *words])
 
 
 def test_without_a_cluster_the_rest_is_written_and_the_exit_code_tells(alone: Path) -> None:
