@@ -3,8 +3,8 @@
     python -m tests [options of pytest]
 
 `fast` computes, a process a core. `engine` and `local` mostly wait, for operations of an emulated
-cloud, for deadlines and for Slurm's own clocks, so they run beside each other; `local` has one real
-Slurm cluster at a time. Files stay whole in one process: their fixtures are engines and emulators.
+cloud, for deadlines and for Slurm's own clocks, so they run beside each other; `local` has two real
+Slurm clusters at a time. Files stay whole in one process: their fixtures are engines and emulators.
 Every part runs, whatever the one before it found.
 """
 
@@ -24,6 +24,8 @@ from typing import Final
 CHECKOUT: Final = Path(__file__).resolve().parents[1]
 _MAX_PROCESSES: Final = 4
 """A process of the engine part may hold 1 GiB with its engine, emulator and API server."""
+_NUM_CLUSTERS: Final = 2
+"""Each has controller, database, nodes and login node as processes, in folders of its own."""
 APART: Final = ("conformance",)
 """Folders of no part: what they hold against each other is on few machines (make conformance)."""
 _SUMMARY: Final = re.compile(r"=+ (.* in [\d.]+s.*?) =+$")
@@ -69,7 +71,7 @@ def parts(num_cores: int) -> tuple[tuple[Part, ...], ...]:
         ),
         (
             Part(name="engine", folders=("engine",), processes=cores),
-            Part(name="local", folders=("local",), processes=1),
+            Part(name="local", folders=("local",), processes=_NUM_CLUSTERS),
         ),
     )
 

@@ -149,7 +149,8 @@ def test_soperators_own_memory_is_on_every_node_with_a_folder_for_each_job(stand
     """Nobody declares it: of slurmd's memory on workers, of sshd's on the login node."""
     size = "findmnt -bno FSTYPE,SIZE /mnt/memory"
     assert stand.ssh(size).stdout.split() == ["tmpfs", str(9 * 2**30)]
-    script = f"{size}; cd /mnt/memory/job_$SLURM_JOB_ID && stat -c %a . && echo x > kept && ls"
+    folder = "cd /mnt/memory/job_$SLURM_JOB_ID && stat -c %a . && echo x > kept && ls"
+    script = f"echo $({size}; {folder})"  # in one write: the nodes share srun's pipe
     job = stand.submit(f"srun --ntasks-per-node=1 bash -c {shlex.quote(script)}", "-N2")
     assert stand.output(job).split() == ["tmpfs", str(350 * 2**30), "777", "kept"] * 2
     gone = stand.submit("srun --ntasks-per-node=1 ls /mnt/memory", "-N2")
