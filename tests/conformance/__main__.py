@@ -84,7 +84,6 @@ PARTS: Final = (
         name="plugins",
         what="Pulumi's own plugins under our program, and beside the stand-ins",
         tests=(
-            # First: from its own first test on tests/engine hides the kubernetes plugin.
             "tests/local/test_kube_recorded.py",
             "tests/local/test_kube_plugins_up.py",
             "tests/engine",
@@ -180,6 +179,8 @@ def _run(group: Sequence[Part], folder: str) -> list[Result]:
     with tempfile.TemporaryDirectory() as name:
         report = Path(name) / "junit.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        if any(part.variable for part in group):  # as `make test` runs these suites
+            command += ["-n", "2", "--dist", "loadfile"]
         done = subprocess.run(
             [
                 *(*command, f"--junitxml={report}", "-o", "junit_family=xunit1"),

@@ -12,7 +12,7 @@ from infra.local.engine import PLUGINS_SETTING
 from tests.engine.nebius_project import Emulator, running_emulator
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def plugins_without_kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Of SOPERATOR_PLUGINS all but the kubernetes plugin: it would pull Soperator's own charts.
 
