@@ -16,14 +16,15 @@ from stacks.spec import StackSpec
 _PODS = ("controller-0", "login-0")
 
 
-def awaited_pods(spec: StackSpec) -> list[str]:
-    """Pods of the system, and of the workers that run from the start.
+def awaited_pods(spec: StackSpec) -> tuple[list[str], list[str]]:
+    """Pods that must answer: of the system and of the workers that run from the start.
 
-    Those of an elastic set are not awaited: their nodes may sleep.
+    And those that must where they are there: of an elastic set, whose nodes may sleep.
     """
-    fixed = {each.name for each in spec.nodes.workers if not is_elastic(each)}
-    workers = [name for name in awaited_nodes(spec) if name.rpartition("-")[0] in fixed]
-    return [*_PODS, *workers]
+    elastic = {each.name for each in spec.nodes.workers if is_elastic(each)}
+    workers = awaited_nodes(spec)
+    sleepers = [name for name in workers if name.rpartition("-")[0] in elastic]
+    return [*_PODS, *(name for name in workers if name not in sleepers)], sleepers
 
 
 def _made_of(charts: Sequence[Chart], host_key: pulumi.Input[str]) -> pulumi.Output[str]:
@@ -46,10 +47,12 @@ class PodsStarted(pulumi.CustomResource):
         kubeconfig: pulumi.Input[str],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
+        pods, may_sleep = awaited_pods(spec)
         properties = {
             "cluster": spec.cluster.slurm_cluster_name,
             "namespace": spec.cluster.namespace,
-            "pods": awaited_pods(spec),
+            "pods": pods,
+            "may_sleep": may_sleep,
             "node_labels": node_labels(spec),
             "made_of": _made_of(charts, host_key),
             "kubeconfig": kubeconfig,

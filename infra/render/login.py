@@ -78,6 +78,7 @@ while :; do
     echo "not idle after {timeout_s} s:$missing; sinfo says:" >&2
     echo "$states" >&2
     sinfo --list-reasons >&2 || true
+    echo "soperator doctor --stack {spec.name} names pods that cannot start" >&2
     exit 1
   fi
   sleep 0.3

@@ -62,12 +62,15 @@ def test_workers_that_run_from_the_start_are_waited_for_and_those_that_sleep_are
 ) -> None:
     """A cause that a worker has once its node is there would be seen by nobody."""
     system = ["controller-0", "login-0"]
-    assert deployed("local").one(TYPE).inputs["pods"] == [*system, "worker-0", "worker-1"]
+    fixed = deployed("local").one(TYPE).inputs
+    assert (fixed["pods"], fixed["may_sleep"]) == ([*system, "worker-0", "worker-1"], [])
     spec = load("local")
     (worker,) = spec.nodes.workers
     elastic = replace(worker, min_nodes=1)
     made = deployed(replace(spec, nodes=replace(spec.nodes, workers=(elastic,))))
-    assert made.one(TYPE).inputs["pods"] == system
+    inputs = made.one(TYPE).inputs
+    assert (inputs["pods"], inputs["may_sleep"]) == (system, ["worker-0"])
+    assert PodsStartedProvider().check(TYPE, {}, inputs)[1] == []
     first = replace(worker, created_nodes=1)
     made = deployed(replace(spec, nodes=replace(spec.nodes, workers=(first,))))
     assert made.one(TYPE).inputs["pods"] == [*system, "worker-0"]

@@ -161,6 +161,18 @@ def test_a_worker_whose_node_comes_late_is_judged_too() -> None:
     assert 300 < wait.took <= 300 + PATIENCE_S + 10  # pyright: ignore
 
 
+def test_a_worker_that_may_sleep_is_waited_for_while_it_is_there() -> None:
+    """The next command waits an hour for the minimum of an elastic set, and sees no pod."""
+    coming = pod("worker-0", spec={"nodeName": ""})
+    worker = {**BLOCKED, "metadata": {**BLOCKED["metadata"], "name": "worker-0"}}
+    with pytest.raises(ProviderError, match="pod soperator/worker-0 cannot start"):
+        wait(lambda now: [STARTED, worker if now >= 300 else coming], may_sleep=["worker-0"])
+    assert 300 < wait.took <= 300 + PATIENCE_S + 10  # pyright: ignore
+    going = {**worker, "metadata": {**worker["metadata"], "deletionTimestamp": "2026-11-22"}}
+    for there in ([], [going], [pod("worker-0", phase="Running", conditions=READY)]):
+        assert wait(lambda _now, there=there: [STARTED, *there], may_sleep=["worker-0"])[0] == 0
+
+
 def test_pods_that_never_come_end_the_wait_after_an_hour() -> None:
     with pytest.raises(ProviderError, match="waited 3600 s for login-0; login-0: not made yet"):
         wait(lambda _now: [])

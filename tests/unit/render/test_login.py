@@ -184,6 +184,7 @@ def test_a_failure_names_the_node_what_sinfo_shows_and_slurms_reason(
         "worker-0 idle",
         "worker-1 drained",
         "disk full on worker-1",
+        "soperator doctor --stack local names pods that cannot start",
     ]
 
 

@@ -28,6 +28,8 @@ Values = dict[str, Any]
 TYPE: Final = "soperator:kube:PodsStarted"
 _TEXTS: Final = ("cluster", "namespace", "made_of", "kubeconfig")
 _LISTS: Final = ("pods", "node_labels")
+_MAY_SLEEP: Final = "may_sleep"
+"""Pods that are waited for while they are there: Slurm takes them away, and a node later wakes."""
 _TIMEOUT_S: Final = 3600.0
 _POLL_S: Final = 0.5
 _SLOW_POLL_S: Final = 2.0
@@ -59,7 +61,7 @@ class PodsStartedProvider(Provider):
 
     def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
         """Return a failure for each unknown, missing or empty property."""
-        known = (*_TEXTS, *_LISTS)
+        known = (*_TEXTS, *_LISTS, _MAY_SLEEP)
         failures = [
             (key, f"unknown; has {', '.join(known)}") for key in sorted(new.keys() - set(known))
         ]
@@ -68,10 +70,12 @@ class PodsStartedProvider(Provider):
                 value = new.get(key)
                 if value is not UNKNOWN and (not isinstance(value, kind) or not value):
                     failures.append((key, f"is required, as {word} that is not empty"))
+        if not isinstance(new.get(_MAY_SLEEP, []), list) and new[_MAY_SLEEP] is not UNKNOWN:
+            failures.append((_MAY_SLEEP, "is a list where it is given"))
         return new, failures
 
     def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
-        """Return what makes it wait again: not another kubeconfig, nor other labels of nodes."""
+        """Return what makes it wait again: no kubeconfig, labels of nodes, pods that may sleep."""
         waited = ("cluster", "namespace", "pods", "made_of")
         return Diff(
             detailed={
@@ -163,6 +167,10 @@ class _Seen:
         pods = slurm_pods(client, namespace, inputs["cluster"])
         ready = {pod["metadata"]["name"] for pod in pods if is_ready(pod)}
         missing = [name for name in wanted if name not in ready]
+        stay = {
+            pod["metadata"]["name"] for pod in pods if not pod["metadata"].get("deletionTimestamp")
+        }
+        missing += [name for name in inputs.get(_MAY_SLEEP, ()) if name in stay - ready]
         if not missing or now >= self._next:
             self._next = now + _LOOK_S
             self._found = blocked(client, namespace, pods, inputs["node_labels"])
