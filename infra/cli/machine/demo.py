@@ -66,6 +66,9 @@ def demo(
         raise UserError("demo: needs root for mount namespaces and Slurm's daemons; run it as root")
     with _alone(state / "demo" / "lock"):
         progress = Progress()
+        progress.say("this checkout and its state folder")
+        with output.never_silent("this checkout and its state folder", progress.say):
+            _prepare(state)
         _bring_up(state, progress)
         with output.never_silent("the stack's outputs and its login node", progress.say):
             folders = _run_jobs(state, progress, _REDUCED if reduced else {})
@@ -77,13 +80,12 @@ def demo(
             _take_down(state, progress)
 
 
-def _bring_up(state: Path, progress: Progress) -> None:
-    from cost.bill.table import render
+def _prepare(state: Path) -> None:
+    """What has to be there, or free, before anything is priced."""
     from infra.cli.machine import env
     from infra.local import cloud
     from infra.setup.demo import runner
     from infra.setup.demo.serving import roles
-    from infra.setup.demo.summary import month
 
     runner.remember(state / "demo" / "before.json")
     env.prepare()
@@ -91,6 +93,12 @@ def _bring_up(state: Path, progress: Progress) -> None:
     roles(declared)
     port = declared.login.ssh_port
     cloud.refuse_taken_login_port(cloud.Cloud.from_environ(), "local.login.ssh_port", port)
+
+
+def _bring_up(state: Path, progress: Progress) -> None:
+    from cost.bill.table import render
+    from infra.setup.demo.summary import month
+
     # What a preview prints: the price comes before anything is made.
     with progress.stage("plan and price") as remark:
         bill = context.bill(_STACK)

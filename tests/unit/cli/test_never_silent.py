@@ -132,11 +132,11 @@ def test_pulumi_in_the_demo_says_what_it_printed_last(
     assert re.search(r"still: pulumi up: \+ kube:Release slurm creating, [1-9] s", said(up))
 
 
-@pytest.mark.parametrize("part", ["_run_jobs", "_report"])
-def test_the_jobs_and_the_report_of_the_demo_are_not_silent(
+@pytest.mark.parametrize("part", ["_prepare", "_run_jobs", "_report"])
+def test_the_start_the_jobs_and_the_report_of_the_demo_are_not_silent(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_bring_up", "_run_jobs", "_pulumi_up", "_report"):
+    for name in ("_prepare", "_bring_up", "_run_jobs", "_pulumi_up", "_report"):
         monkeypatch.setattr(demo, name, slow if name == part else lambda *_, **__: None)
     monkeypatch.setattr(context, "state_root", lambda: tmp_path)
     monkeypatch.setattr(demo.os, "geteuid", lambda: 0)
