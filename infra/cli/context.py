@@ -108,12 +108,17 @@ def run_config_store(outputs: StackOutputs) -> dict[str, str] | None:
 
 
 def kube_client(stack: str) -> KubeClient:
-    """A client of the deployed stack's Kubernetes API."""
+    """A client of the deployed stack's Kubernetes API, also in a shell without `soperator env`."""
     from infra.clients.kube import KubeClient
     from infra.clients.kube import read_kubeconfig as parse
     from infra.clients.pulumi import read_kubeconfig
 
-    return KubeClient(parse(read_kubeconfig(stack, root=CHECKOUT, environ=environ())))
+    found = environ()
+    access = parse(read_kubeconfig(stack, root=CHECKOUT, environ=found))
+    if (credential := access.exec_command) is not None:
+        own = [{"name": name, "value": value} for name, value in found.items()]
+        access.exec_command = {**credential, "env": [*own, *(credential.get("env") or ())]}
+    return KubeClient(access)
 
 
 def node_watch(stack: str) -> Callable[[Job], None]:

@@ -295,7 +295,8 @@ def test_the_demo_without_root_is_refused_before_anything_is_made(
 ) -> None:
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr("infra.cli.machine.demo._bring_up", lambda *_: pytest.fail("it went on"))
+    for step in ("_prepare", "_bring_up"):
+        monkeypatch.setattr(f"infra.cli.machine.demo.{step}", lambda *_: pytest.fail("it went on"))
     done = RUNNER.invoke(app, ["local", "demo"])
     assert done.exit_code == 1
     assert "needs root" in done.stderr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from infra.cli import context
 from infra.cli.jobs import follow
 from infra.cli.machine import doctor
-from infra.clients.errors import KubeError
+from infra.clients.errors import KubeError, UnreachableError
 from infra.clients.slurm import Job
 from infra.jobs.nodes import NodeWatch, not_coming, waits_for_nodes
 from stacks.load import load_stack
@@ -122,6 +124,26 @@ def test_a_job_that_starts_at_once_asks_kubernetes_nothing(spec: StackSpec) -> N
     of.look(WAKING, 9)
     of.look(job("RUNNING", "worker-[0-1]"), 100)
     assert of.said == []
+
+
+def test_kubernetes_is_asked_also_from_a_shell_without_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`.venv/bin/soperator status`: the kubeconfig's credential is `soperator`, not on PATH."""
+    for name in ("NEBIUS_IAM_TOKEN", "NEBIUS_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [
+            {"name": "u", "user": {"exec": {"command": "soperator", "args": ["kube-token"]}}}
+        ],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+    }
+    monkeypatch.setattr("infra.clients.pulumi.read_kubeconfig", lambda *_, **__: json.dumps(config))
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1"):
+        context.kube_client("local").version()
 
 
 class Client(Cluster):
