@@ -194,14 +194,16 @@ class Root(LazyGroup):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(interrupts.INTERRUPTED) from None
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE and error.filename:
-                advice = _OF_THE_MACHINE[error.errno]
-                line = f"{error.filename}: {error.strerror}; {advice}"
-                raise _refused(line) from error
-            if not is_refusal(error):
-                raise
+        except UserError as error:
+            from infra.cli.output import say_refusal
+
             say_refusal(error)
+            raise typer.Exit(1) from error
+        except OSError as error:
+            if error.errno not in _OF_THE_MACHINE or not error.filename:
+                raise
+            advice = _OF_THE_MACHINE[error.errno]
+            print(f"soperator: {error.filename}: {error.strerror}; {advice}", file=sys.stderr)
             raise typer.Exit(1) from error
 
 
@@ -227,24 +229,6 @@ def _flushed() -> Iterator[None]:
             raise typer.Exit(_READER_GONE) from error
         print(f"soperator: standard output: {error.strerror}; not all is there", file=sys.stderr)
         raise typer.Exit(1) from error
-
-
-def say_refusal(error: BaseException) -> None:
-    """Each problem in a line on standard error."""
-    from cost.report.layout import visible
-
-    for line in str(error).splitlines():
-        print(f"soperator: {visible(line)}", file=sys.stderr)
-
-
-def _refused(line: str) -> typer.Exit:
-    print(f"soperator: {line}", file=sys.stderr)
-    return typer.Exit(1)
-
-
-def is_refusal(error: BaseException) -> bool:
-    """True for errors that tell a user what to do; any other is a defect with its traceback."""
-    return isinstance(error, UserError)
 
 
 class _App(typer.Typer):

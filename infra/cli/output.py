@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any, Final, Self, TextIO
 
 from cost.report.layout import visible
+from stacks.errors import UserError
 
 # ECMA-48, 8.3.117: colour and weight of the letters, which is all that a job may tell a terminal.
 _COLOURS: Final = re.compile(r"(\x1b\[[0-9;:]{0,32}m)")
@@ -185,17 +186,19 @@ def exit_code(verdict: str) -> int:
     return _EXIT_CODES[verdict]
 
 
+def say_refusal(error: UserError) -> None:
+    """Each problem in a line on standard error."""
+    for line in str(error).splitlines():
+        print(f"soperator: {visible(line)}", file=sys.stderr)
+
+
 @contextmanager
 def comparing() -> Iterator[None]:
     """Refusals in the block end with TROUBLE, so that 1 is a difference and nothing else."""
     import typer
 
-    from infra.cli.main import is_refusal, say_refusal
-
     try:
         yield
-    except Exception as error:
-        if not is_refusal(error):
-            raise
+    except UserError as error:
         say_refusal(error)
         raise typer.Exit(TROUBLE) from error

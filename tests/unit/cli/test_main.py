@@ -50,6 +50,20 @@ def test_help_imports_no_verb_and_nothing_slow(words: tuple[str, ...]) -> None:
 _NEEDED = {"infra.cli", "infra.cli.interrupts", "infra.cli.main"}
 
 
+def test_a_bill_loads_neither_the_engine_nor_its_wire() -> None:
+    """They came with the log of a plugin and took a quarter of a second of 0.8."""
+    script = (
+        "import sys\nfrom infra.cli.main import app\n"
+        "try: app(['cost', '--stack', 'local'])\nexcept SystemExit: pass\n"
+        "print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert "Cost of local" in done.stdout
+    assert not {"paramiko", "pulumi", "grpc", "nebius", "jinja2", "rich"} & set(done.stderr.split())
+
+
 def test_the_help_of_the_top_is_one_screen_of_80_by_24() -> None:
     text = RUNNER.invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
     lines = text.rstrip("\n").split("\n")
