@@ -96,7 +96,7 @@ def test_data_disks_outlive_a_destroy_and_the_machine_and_its_boot_disk_do_not(
     assert [each.name for each in purged.of(DISK) if each.retain_on_delete] == []
 
 
-def test_everything_of_the_server_is_looked_for_among_leftovers() -> None:
+def test_everything_of_the_server_is_looked_for_among_orphans() -> None:
     """Users before what they use: the machine before its disks and its address."""
     order = [TYPES.index(type_) for type_ in (INSTANCE, DISK, "nebius:vpc/v1:Allocation")]
     assert order == sorted(order)

@@ -13,7 +13,7 @@ INSIDE = {"nebius:iam/v1:AccessPermit", "nebius:iam/v1:GroupMembership"}
 
 
 @pytest.mark.parametrize("stack", stack_names())
-def test_every_type_that_a_stack_makes_is_looked_for_among_leftovers(
+def test_every_type_that_a_stack_makes_is_looked_for_among_orphans(
     deployed: Deploy, stack: str
 ) -> None:
     made = {each.type for each in deployed(stack).registered if each.type.startswith("nebius:")}

@@ -17,7 +17,7 @@ from infra.providers.nebius import sdk
 from infra.providers.nebius.provider import NebiusProvider
 from tests.engine.nebius_project import pulumi_binary
 from tests.engine.program_env import Program, running_program
-from tests.engine.test_leftovers import FILESYSTEM, JAIL
+from tests.engine.test_orphans import FILESYSTEM, JAIL
 
 pytestmark = [
     pytest.mark.engine,

@@ -63,6 +63,7 @@ def _only_one(stack: str, act: bool) -> Iterator[None]:
     if not act:
         yield
         return
+    # The name that a checkout from before the groups locks too.
     path = context.state_root() / f"reap-{stack}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as lock:

@@ -231,6 +231,7 @@ def _show(spec: StackSpec, found: list[Owned], format: Format) -> None:
             {"type": each.type, "name": each.name, "id": each.id, "usd_per_month": prices[each.id]}
             for each in found
         ]
+        # "leftovers", as scripts read it since before the command was called orphans.
         print_json({"stack": spec.name, "project_id": spec.nebius.project_id, "leftovers": rows})
     elif not found:
         print(f"{spec.name}: nothing is left over in {spec.nebius.project_id}")

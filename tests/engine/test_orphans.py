@@ -29,7 +29,7 @@ JAIL = (
     f"{_STACK}$soperator:infra:Filesystems::local",
     f"{_STACK}$soperator:infra:Filesystems${FILESYSTEM}::local-jail",
 )
-Leftovers = Callable[..., subprocess.CompletedProcess[str]]
+Orphans = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
 
 
 @pytest.fixture
-def soperator(program: Program) -> Leftovers:
+def soperator(program: Program) -> Orphans:
     """The command in the environment of the program."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -83,13 +83,13 @@ def listed(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return {each["id"]: each["usd_per_month"] for each in json.loads(done.stdout)["leftovers"]}
 
 
-def test_a_stack_that_left_nothing_says_so(soperator: Leftovers) -> None:
+def test_a_stack_that_left_nothing_says_so(soperator: Orphans) -> None:
     done = soperator("--stack", "local")
     assert (done.returncode, done.stdout) == (0, "local: nothing is left over in project-e00p\n")
 
 
 def test_two_stacks_of_one_project_never_list_or_delete_each_others(
-    soperator: Leftovers, make: Callable[..., str]
+    soperator: Orphans, make: Callable[..., str]
 ) -> None:
     mine, other = make("local", "local-lost"), make("prod", "prod-lost")
     assert listed(soperator("--stack", "local", "--format", "json")) == {mine: "8.00"}
@@ -106,8 +106,8 @@ def test_two_stacks_of_one_project_never_list_or_delete_each_others(
     assert "nothing is left over" in done.stdout
 
 
-def test_what_a_state_knows_is_no_leftover_until_the_state_is_lost(
-    program: Program, soperator: Leftovers
+def test_what_a_state_knows_is_no_orphan_until_the_state_is_lost(
+    program: Program, soperator: Orphans
 ) -> None:
     # An up of the jail alone: it ends where the program wants what was left out.
     program("up", "--yes", "--skip-preview", "--stack=local", *(f"--target={urn}" for urn in JAIL))
@@ -119,7 +119,7 @@ def test_what_a_state_knows_is_no_leftover_until_the_state_is_lost(
     assert jail.startswith("computefilesystem-")
 
 
-def test_ids_without_purge_delete_nothing(soperator: Leftovers) -> None:
+def test_ids_without_purge_delete_nothing(soperator: Orphans) -> None:
     done = soperator("--stack", "local", "computefilesystem-1")
     assert done.returncode == 2
     assert "give --purge and the ids together" in done.stderr

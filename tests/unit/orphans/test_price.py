@@ -1,4 +1,4 @@
-"""What a leftover costs a month: from its own values, by hand."""
+"""What an orphan costs a month: from its own values, by hand."""
 
 from __future__ import annotations
 
