@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
 
-from infra.operate.conformance.sources import Sources
+from infra.operate.conformance.sources import Sources, no_folder
 from infra.state import CHECKOUT, State
 from tests.conformance.conftest import OUTSIDE, SOURCES
 
@@ -165,8 +165,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run(group: Sequence[Part], folder: str) -> list[Result]:
     """Parts of one pytest: those of this folder share what the stacks came up to."""
     if not folder or not Path(folder).is_dir():
-        lacking = f"no folder '{folder}'" if folder else "SOURCES names no folder"
-        why = f"{lacking}: give the folder: make conformance SOURCES=FOLDER (docs/conformance.md)"
+        why = no_folder(folder, "make conformance SOURCES=FOLDER")
         return [_not_run(part, why) for part in group]
     environment = {**os.environ}
     for part in group:

@@ -249,16 +249,15 @@ def steps(stack: str, sources: Path) -> Iterator[Step]:
     """The way of the stack from its releases to pods that could run, step by step."""
     from infra.local.kube import api_server
     from infra.operate.conformance.cluster import ApiServer
-    from infra.operate.conformance.come_up import ComeUp
-    from infra.operate.conformance.sources import Sources
+    from infra.operate.conformance.come_up import STEPS, ComeUp, not_run
+    from infra.operate.conformance.sources import Sources, no_folder
     from infra.state import Ports
     from stacks.check import check
     from stacks.errors import Level
 
     if not sources.is_dir():
-        raise UserError(
-            f"--sources: {sources} is no folder; docs/conformance.md says what is in it"
-        )
+        yield from not_run(STEPS, no_folder(sources, "soperator doctor --sources FOLDER"))
+        return
     spec = context.spec(stack)
     if errors := [each for each in check(spec) if each.level is Level.ERROR]:
         raise UserError("\n".join(map(str, errors)))

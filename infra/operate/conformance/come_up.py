@@ -21,7 +21,7 @@ from infra.operate.conformance import pod_checks, simulate
 from infra.operate.conformance.charts import Helm, RenderError
 from infra.operate.conformance.cluster import Accepted, ApiServer, Cluster
 from infra.operate.conformance.declared import Declared, declared
-from infra.operate.conformance.definitions import OUTSIDE_GROUPS, definitions, needed
+from infra.operate.conformance.definitions import OPERATED, OUTSIDE_GROUPS, definitions, needed
 from infra.operate.conformance.operator import OperatorError, last_word, soperator
 from infra.operate.conformance.pod_checks import Looked, Obstacle
 from infra.operate.conformance.sources import NotRunError, OutsideError, Sources
@@ -94,6 +94,8 @@ class ComeUp:
     sources: Sources
     declared: Declared | None = None
     renderings: list[Rendering] = field(default_factory=list[Rendering])
+    unrendered: dict[str, str] = field(default_factory=dict[str, str])
+    """Release -> why its chart could not be rendered."""
     live: list[Object] = field(default_factory=list[Object])
     """What the API server holds at the end, of the kinds that matter."""
 
@@ -102,14 +104,18 @@ class ComeUp:
         try:
             checkout = self.sources.soperator(spec.cluster.soperator_version)
         except NotRunError as error:
-            yield from _not_run(STEPS, str(error))
+            yield from not_run(STEPS, str(error))
             return
         found = self.declared = declared(spec, folder / "build")
         yield self.rendered(found, folder)
         with ExitStack() as stack:
             cluster = Cluster(server)
             stack.callback(cluster.close)
-            yield self.accepted(found, cluster)
+            crds, missing = definitions(self.sources, spec.cluster.soperator_version)
+            yield self.accepted(found, cluster, crds, tuple(missing.values()))
+            if lacking := [why for name, why in missing.items() if name in OPERATED]:
+                yield from not_run(STEPS[2:], *lacking)
+                return
             try:
                 program = self.sources.program(
                     checkout.replace("soperator", "soperator-operator", 1)
@@ -123,12 +129,12 @@ class ComeUp:
                     )
                 )
             except NotRunError as error:
-                yield from _not_run(STEPS[2:], str(error))
+                yield from not_run(STEPS[2:], str(error))
                 return
             except OperatorError as error:
                 why = Obstacle(subject="release soperator", cause=str(error))
                 yield Step(name="reconciled", counted="", obstacles=(why,))
-                yield from _not_run(STEPS[3:], "the operator does not run")
+                yield from not_run(STEPS[3:], "the operator does not run")
                 return
             yield self.reconciled(found, cluster, log)
             yield from self.pods(found, cluster)
@@ -136,12 +142,12 @@ class ComeUp:
     def rendered(self, found: Declared, folder: Path) -> Step:
         """Every release through its real chart."""
         obstacles: list[Obstacle] = []
-        missing: list[str] = []
         outside: list[str] = []
         version = found.spec.cluster.soperator_version
         try:
             helm = Helm(self.sources.program("helm"), _made(folder / "charts"))
         except NotRunError as error:
+            self.unrendered = {each.name: str(error) for each in found.releases}
             return Step(name="rendered", counted="", not_run=(str(error),))
         for each in found.releases:
             try:
@@ -150,7 +156,7 @@ class ComeUp:
             except OutsideError as error:
                 outside.append(str(error))
             except NotRunError as error:
-                missing.append(str(error))
+                self.unrendered[each.name] = str(error)
             except RenderError as error:
                 obstacles.append(Obstacle(subject=f"release {each.name}", cause=str(error)))
             else:
@@ -164,13 +170,17 @@ class ComeUp:
             counted=counted,
             obstacles=tuple(obstacles),
             # One that several releases lack is one.
-            not_run=tuple(dict.fromkeys(missing)),
+            not_run=tuple(dict.fromkeys(self.unrendered.values())),
             outside=tuple(outside),
         )
 
-    def accepted(self, found: Declared, cluster: Cluster) -> Step:
-        """Every object under strict validation, but those that wait for the operator's webhooks."""
-        crds, missing = definitions(self.sources, found.spec.cluster.soperator_version)
+    def accepted(
+        self, found: Declared, cluster: Cluster, crds: Sequence[Object], missing: Sequence[str]
+    ) -> Step:
+        """Every object under strict validation, but those that wait for the operator's webhooks.
+
+        `crds`: definitions; `missing`: reasons why others are not there.
+        """
         sent = [*found.own, *(each for one in self.renderings for each in one.objects)]
         cluster.define(needed(crds, sent))
         # A release may bring objects for another's namespace; the engine has both by then.
@@ -225,7 +235,7 @@ class ComeUp:
         for each in self.renderings:
             if each.release == name:
                 return each.objects
-        raise NotRunError(f"release {name} is not rendered")
+        raise NotRunError(self.unrendered.get(name) or f"release {name} is not rendered")
 
     def _look(self, cluster: Cluster) -> list[Object]:
         found: list[Object] = []
@@ -266,9 +276,10 @@ def _accepted(result: Accepted, missing: Sequence[str], given: Sequence[Object])
     )
 
 
-def _not_run(names: Sequence[str], why: str) -> Iterator[Step]:
+def not_run(names: Sequence[str], *why: str) -> Iterator[Step]:
+    """The steps, each for want of the same things."""
     for name in names:
-        yield Step(name=name, counted="", not_run=(why,))
+        yield Step(name=name, counted="", not_run=why)
 
 
 def _refusal(text: str) -> Obstacle:

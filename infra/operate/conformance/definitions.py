@@ -29,20 +29,22 @@ OUTSIDE_GROUPS: Final[Mapping[str, str]] = {
     "cert-manager.io": "defined by cert-manager's chart, which is finished only by its own release",
 }
 """Groups of which no checkout has the definitions, and why."""
+OPERATED: Final = _PLACES.keys() - {"victoria-metrics-operator", "k8up"}
+"""Checkouts that define what Soperator's operator watches: without one it never comes up."""
 _METRICS: Final = frozenset({"ServiceMonitor", "PodMonitor"})
 _KIND: Final = "CustomResourceDefinition"
 
 
-def definitions(sources: Sources, soperator: str = DEPLOYED) -> tuple[list[Object], list[str]]:
-    """All of them, and what is missing; `soperator` is the version of Soperator."""
+def definitions(sources: Sources, soperator: str = DEPLOYED) -> tuple[list[Object], dict[str, str]]:
+    """All of them, and checkout -> reason where it is missing; `soperator` is a version."""
     found: list[Object] = []
-    missing: list[str] = []
+    missing: dict[str, str] = {}
     for name in _PLACES:
         try:
             checkout = sources.soperator(soperator) if name == "soperator" else name
             found += _of(sources, checkout, _PLACES[name])
         except NotRunError as error:
-            missing.append(str(error))
+            missing[name] = str(error)
     return found, missing
 
 

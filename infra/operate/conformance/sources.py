@@ -57,6 +57,14 @@ class Checkout:
         """The command that brings a clone to the revision."""
         return f"git -C {shlex.quote(str(folder))} checkout {self.revision}"
 
+    def made_by(self, folder: Path) -> str:
+        """What makes the checkout of the folder as it is: absent, a clone or anything else."""
+        if (folder / ".git").exists():
+            return self.switched_by(folder)
+        # git would work on a repository around it instead.
+        away = "move it away, then " if folder.exists() else ""
+        return away + self.fetched_by(folder)
+
 
 _SOPERATOR: Final = "https://github.com/nebius/soperator"
 
@@ -137,15 +145,15 @@ CHECKOUTS: Final[Mapping[str, Checkout]] = {
     ),
 }
 
-PROGRAMS: Final[Mapping[str, str]] = {
-    "helm": "Helm 3, https://github.com/helm/helm",
-    "soperator-operator": "`cmd` of checkout soperator",
-    "soperator-operator-5.0.0": "`cmd` of checkout soperator-5.0.0",
-    "kruise-manager": "`main.go` of checkout kruise",
-    "mariadb-operator": "`cmd/controller` of checkout mariadb-operator",
-    "k8up": "`cmd/k8up` of checkout k8up",
+HELM: Final = "v3.21.4"
+PROGRAMS: Final[Mapping[str, tuple[str, str]]] = {
+    "soperator-operator": ("soperator", "./cmd"),
+    "soperator-operator-5.0.0": ("soperator-5.0.0", "./cmd"),
+    "kruise-manager": ("kruise", "."),
+    "mariadb-operator": ("mariadb-operator", "./cmd/controller"),
+    "k8up": ("k8up", "./cmd/k8up"),
 }
-"""Name in FOLDER/bin -> what it is; the README of each says how it is built."""
+"""Name in FOLDER/bin -> checkout and Go package that it is built from."""
 
 CHARTS: Final[Mapping[str, str]] = {
     "kruise": f"kruise-charts/versions/kruise/{_PINNED['kruise']}",
@@ -175,17 +183,16 @@ class Sources:
     folder: Path
 
     def checkout(self, name: str) -> Path:
-        """The folder of a checkout, which is of its version as far as it says one."""
+        """The folder of a checkout that says that it is of its version."""
         found, wanted = self.folder / name, CHECKOUTS.get(name) or _of_soperator(name)
         if not found.is_dir():
-            raise NotRunError(f"no checkout {found}: {wanted.fetched_by(found)}")
+            raise NotRunError(f"no checkout {found}: {wanted.made_by(found)}")
         if name == "soperator":  # of which version is asked for by its own name
             return found
         said = self.version(name)
-        if said not in (None, wanted.version):
+        if said != wanted.version:
             raise NotRunError(
-                f"checkout {found} is of {said}, not of {wanted.version}: "
-                f"{wanted.switched_by(found)}"
+                f"checkout {found} is of {said}, not of {wanted.version}: {wanted.made_by(found)}"
             )
         return found
 
@@ -199,11 +206,10 @@ class Sources:
         is_of = "".join(f"{self.folder / name} is of {self.version(name)}; " for name in known)
         name = own if "soperator" in known or version != DEPLOYED else "soperator"
         wanted, folder = CHECKOUTS.get(name) or _of_soperator(name), self.folder / name
-        make = wanted.switched_by if name in known else wanted.fetched_by
-        raise NotRunError(f"no checkout of soperator {version}: {is_of}{make(folder)}")
+        raise NotRunError(f"no checkout of soperator {version}: {is_of}{wanted.made_by(folder)}")
 
     def version(self, name: str) -> str | None:
-        """What a checkout says of its version, by its file or as a clone; None where nothing."""
+        """What a checkout says of its version, by its file or as a clone; None without one."""
         folder, wanted = self.folder / name, CHECKOUTS.get(name) or _of_soperator(name)
         if not folder.is_dir():
             return None
@@ -221,14 +227,14 @@ class Sources:
         here = [
             name for name in dict.fromkeys([*CHECKOUTS, *others]) if (self.folder / name).is_dir()
         ]
-        return {name: self.version(name) or "says none" for name in here}
+        return {name: self.version(name) or "" for name in here}
 
     def program(self, name: str) -> Path:
         """A program of upstream."""
         found = self.folder / "bin" / name
         if not os.access(found, os.X_OK):
-            what = PROGRAMS.get(name) or f"`cmd` of checkout {name.replace('-operator', '', 1)}"
-            raise NotRunError(f"no program {found}: build or copy it there ({what})")
+            how = built_by(name, shlex.quote(str(self.folder)))
+            raise NotRunError(f"no program {found}: {how}")
         return found
 
     def chart(self, release: str, version: str, soperator: str = DEPLOYED) -> Path:
@@ -252,6 +258,20 @@ class Sources:
         return found
 
 
+def built_by(program: str, folder: str) -> str:
+    """The command that builds a program of a checkout in the folder; Helm has none there."""
+    if program == "helm":
+        return f"copy it there (Helm {HELM}, https://github.com/helm/helm)"
+    checkout, package = PROGRAMS.get(program) or (program.replace("-operator", "", 1), "./cmd")
+    return f"go -C {folder}/{checkout} build -o {folder}/bin/{program} {package}"
+
+
+def no_folder(folder: str | Path, command: str) -> str:
+    """Why nothing is looked at where the folder is not there."""
+    lacking = f"no folder '{folder}'" if folder else "no folder is named"
+    return f"{lacking}: give the folder: {command} (docs/conformance.md)"
+
+
 def _said(file: Path, pattern: str) -> str | None:
     found = re.search(pattern, file.read_text(encoding="utf-8"))
     return found[1] if found else None
@@ -263,16 +283,17 @@ def _of_soperator(name: str) -> Checkout:
     return Checkout(url=_SOPERATOR, revision=version, version=version, file="VERSION")
 
 
-def _of_clone(folder: Path, wanted: Checkout) -> str | None:
-    """The version where the clone is at its tag, else its commit; None of what is no clone."""
+def _of_clone(folder: Path, wanted: Checkout) -> str:
+    """The version where the clone is at its tag, else its commit or why neither can be read."""
     if not (folder / ".git").exists():
-        return None
+        return "a version that cannot be read (no git clone)"
     git = ["git", "-C", str(folder)]
     try:
         tags, commit = (
             subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout
             for words in (("tag", "--points-at", "HEAD"), ("rev-parse", "HEAD"))
         )
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", None) or str(error)
+        return f"a version that cannot be read ({' '.join(why.split())})"
     return wanted.version if wanted.revision in tags.split() else f"commit {commit.strip()}"

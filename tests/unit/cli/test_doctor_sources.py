@@ -84,11 +84,21 @@ def test_the_verb_prints_a_line_a_step_and_ends_with_the_verdict(monkeypatch, tm
     ]
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path):
-    done = CliRunner().invoke(app, ["doctor", "--sources", str(tmp_path / "none")])
-    assert done.exit_code == 1
-    assert "--sources: " in done.output
-    assert "is no folder; docs/conformance.md says what is in it" in done.output
+def test_of_a_folder_that_is_not_there_nothing_is_known(tmp_path: Path):
+    """1 is the code of a stack that would not come up."""
+    folder = tmp_path / "none"
+    done = CliRunner().invoke(app, ["doctor", "--stack", "dev", "--sources", str(folder)])
+    assert done.exit_code == NOT_RUN
+    lines = done.output.splitlines()
+    assert lines[0] == "NOT RUN  rendered"
+    assert lines[1] == (
+        f"         not run: no folder '{folder}': give the folder: "
+        "soperator doctor --sources FOLDER (docs/conformance.md)"
+    )
+    assert [line.split()[2] for line in lines if line.startswith("NOT RUN")] == [
+        step.split()[0] for step in STEPS
+    ]
+    assert lines[-1].startswith("dev: not known whether it would come up: 1 missing, in rendered, ")
 
 
 def test_a_stack_with_errors_is_refused_by_its_own_rules(

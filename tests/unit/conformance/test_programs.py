@@ -86,11 +86,48 @@ def test_an_operator_that_does_not_start_is_what_stops_the_stack(
         monkeypatch.setattr(ComeUp, name, lambda *_, step=step: step)
     monkeypatch.setattr(ComeUp, "of_release", lambda *_: RENDERED)
     monkeypatch.setattr(come_up, "declared", lambda *_: None)
+    monkeypatch.setattr(come_up, "definitions", lambda *_: ([], {"k8up": "no checkout of it"}))
     steps = list(ComeUp(Sources(tmp_path)).steps(load_stack("h100-prod"), server, tmp_path / "f"))
     assert [each.name for each in steps] == list(STEPS)
     assert [each.outcome for each in steps] == ["PASS", "PASS", "FAIL", *["NOT RUN"] * 4]
     (why,) = steps[2].obstacles
     assert str(why) == ("release soperator: the operator ended with code 3: ERROR no such flag")
+
+
+@pytest.mark.parametrize("absent", ["kruise", "mariadb-operator", "prometheus-operator"])
+def test_an_operator_without_a_kind_that_it_watches_is_not_started(
+    absent, server, tmp_path, monkeypatch, public_key_file
+):
+    """It would end, or wait for ever, and the stack would be said not to come up."""
+    (tmp_path / "soperator").mkdir()
+    (tmp_path / "soperator" / "VERSION").write_text("4.1.7\n")
+    program(tmp_path / "bin" / "soperator-operator", "#!/bin/sh\nexit 3\n")
+    for name in ("rendered", "accepted"):
+        step = Step(name=name, counted="1 object")
+        monkeypatch.setattr(ComeUp, name, lambda *_, step=step: step)
+    monkeypatch.setattr(ComeUp, "of_release", lambda *_: RENDERED)
+    monkeypatch.setattr(come_up, "declared", lambda *_: None)
+    every = come_up.definitions
+
+    def others(*arguments):
+        found, missing = every(*arguments)
+        return found, {absent: missing[absent]}
+
+    monkeypatch.setattr(come_up, "definitions", others)
+    steps = list(ComeUp(Sources(tmp_path)).steps(load_stack("h100-prod"), server, tmp_path / "f"))
+    assert [each.outcome for each in steps] == ["PASS", "PASS", *["NOT RUN"] * 5]
+    (why,) = {text for each in steps for text in each.not_run}
+    assert why.startswith(f"no checkout {tmp_path / absent}: git clone ")
+
+
+def test_a_release_that_was_not_rendered_is_named_with_what_it_lacks(tmp_path, public_key_file):
+    program(tmp_path / "bin" / "helm", "#!/bin/sh\nexit 1\n")
+    way = ComeUp(Sources(tmp_path))
+    step = way.rendered(declared(load_stack("h100-prod"), tmp_path / "build"), tmp_path)
+    with pytest.raises(NotRunError) as refused:
+        way.of_release("k8up")
+    assert str(refused.value).startswith(f"no checkout {tmp_path}/k8up: git clone ")
+    assert str(refused.value) in step.not_run
 
 
 def test_a_helm_that_hangs_is_named_and_says_nothing_of_a_value(tmp_path, monkeypatch):
@@ -138,7 +175,7 @@ def test_what_its_user_makes_is_said_to_be_assumed(tmp_path, public_key_file):
     nothing = SimpleNamespace(
         define=lambda _: None, need_namespace=lambda _: None, accept=lambda *_: Accepted(count=1)
     )
-    step = ComeUp(Sources(tmp_path)).accepted(declared(spec, tmp_path / "build"), nothing)
+    step = ComeUp(Sources(tmp_path)).accepted(declared(spec, tmp_path / "build"), nothing, (), ())
     maps = sorted({each.sshd_config_map for each in spec.nodes.workers} - {None})
     place = spec.cluster.namespace
     assert step.assumed == (

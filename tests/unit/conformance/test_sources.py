@@ -63,7 +63,25 @@ def test_a_missing_program_is_named_with_its_place(tmp_path):
         Sources(tmp_path).program("helm")
     assert str(refused.value) == (
         f"no program {tmp_path}/bin/helm: "
-        "build or copy it there (Helm 3, https://github.com/helm/helm)"
+        "copy it there (Helm v3.21.4, https://github.com/helm/helm)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "checkout", "package"),
+    [
+        ("kruise-manager", "kruise", "."),
+        ("soperator-operator-4.0.0", "soperator-4.0.0", "./cmd"),
+    ],
+)
+def test_a_missing_program_of_a_checkout_is_named_with_its_command(
+    name, checkout, package, tmp_path
+):
+    with pytest.raises(NotRunError) as refused:
+        Sources(tmp_path).program(name)
+    assert str(refused.value) == (
+        f"no program {tmp_path}/bin/{name}: "
+        f"go -C {tmp_path}/{checkout} build -o {tmp_path}/bin/{name} {package}"
     )
 
 
@@ -74,9 +92,10 @@ def test_a_chart_that_no_checkout_has_is_nothing_to_fetch(release, tmp_path):
 
 
 def says(folder: Path, name: str, text: str) -> Path:
-    """A checkout whose file of the version has the text."""
+    """A clone whose file of the version has the text."""
+    (folder / name / ".git").mkdir(parents=True)
     file = folder / name / CHECKOUTS.get(name, CHECKOUTS["soperator"]).file
-    file.parent.mkdir(parents=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     return folder / name
 
@@ -104,6 +123,14 @@ def test_a_checkout_of_another_version_is_as_good_as_none(name, text, tmp_path):
     assert Sources(tmp_path).versions() == {name: wanted.version}
 
 
+def test_what_is_no_clone_is_not_switched(tmp_path):
+    """`git -C` would work on a repository around it."""
+    folder = says(tmp_path, "k8up", "version: 4.9.9\n")
+    (folder / ".git").rmdir()
+    with pytest.raises(NotRunError, match=r"4\.8\.7: move it away, then git clone .*k8up-4\.8\.7$"):
+        Sources(tmp_path).checkout("k8up")
+
+
 def test_a_file_of_the_version_that_is_not_there_is_another_version(tmp_path):
     (tmp_path / "k8up").mkdir()
     with pytest.raises(NotRunError, match=r"is of a version without charts/k8up/Chart\.yaml"):
@@ -113,7 +140,18 @@ def test_a_file_of_the_version_that_is_not_there_is_another_version(tmp_path):
 def test_a_clone_whose_files_say_nothing_is_known_by_its_tag(tmp_path):
     clone, sources = tmp_path / "kruise", Sources(tmp_path)
     clone.mkdir()
-    assert sources.versions() == {"kruise": "says none"}
+    cannot = "a version that cannot be read (no git clone)"
+    assert sources.versions() == {"kruise": cannot}
+    with pytest.raises(NotRunError) as refused:
+        sources.checkout("kruise")
+    assert str(refused.value) == (
+        f"checkout {clone} is of {cannot}, not of 1.8.0: move it away, then "
+        f"git clone https://github.com/openkruise/kruise {clone} "
+        f"&& git -C {clone} checkout v1.8.0"
+    )
+    (clone / ".git").mkdir()
+    with pytest.raises(NotRunError, match=r"cannot be read \(fatal: .*\), not of 1\.8\.0: git -C"):
+        sources.checkout("kruise")
     git(clone, "init", "--quiet")
     git(clone, "commit", "--quiet", "--allow-empty", "--message=one")
     with pytest.raises(NotRunError, match=f"is of commit {git(clone, 'rev-parse', 'HEAD')}, not"):
