@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.operate.conformance.sources import CHECKOUTS
+from infra.operate.conformance.sources import CHECKOUTS, HELM, OUTSIDE, PROGRAMS, built_by
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
@@ -56,6 +56,21 @@ def shown() -> dict[str, str]:
 @pytest.mark.parametrize("name", CHECKOUTS)
 def test_a_checkout_and_its_revision_are_a_row_of_the_page(name):
     assert shown().get(name) == CHECKOUTS[name].revision
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_command_that_builds_a_program_is_on_the_page(program):
+    assert f"`{built_by(program, 'FOLDER')}`" in PAGE
+
+
+def test_the_version_of_helm_is_its_tag():
+    assert f"| `bin/helm` | https://github.com/helm/helm {HELM}, " in PAGE
+
+
+@pytest.mark.parametrize("release", OUTSIDE)
+def test_a_release_that_is_never_rendered_is_on_the_page(release):
+    _, _, told = PAGE.partition("`would come up` says how many things were not looked at")
+    assert re.search(rf"(?<![\w-]){release}(?![\w-])", told.partition("\n\n")[0])
 
 
 def test_no_placeholder_is_left_on_the_page():
