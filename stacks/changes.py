@@ -169,7 +169,10 @@ class LostStorage:
         if self.is_kept and self.key.endswith(".type"):
             return f"{what} cannot change its type, so `up` will refuse it; take the type back"
         if self.is_kept:
-            paid = f"{what} stays in its project and is paid for: soperator cluster orphans"
+            paid = (
+                f"{what} stays in its project and is paid for: soperator cluster orphans --stack "
+                "STACK"
+            )
             return paid if self.key != _BACKUP else f"{paid}. {_PASSWORDS}"
         fate = "replaced by an empty one" if self.is_replaced else "deleted"
         return f"DATA LOSS: {what} is {fate}; ALL DATA ON IT IS LOST. Copy it away first."
@@ -397,10 +400,14 @@ def _between(old: tuple[int, ...], new: tuple[int, ...]) -> list[str]:
 _KEY: Final = f"{PROJECT}:nodes"
 _HEAD: Final = re.compile(rf"^(?P<indent> *){re.escape(_KEY)}:[ ]*(#.*)?$")
 _LINE: Final = re.compile(r"^(?P<indent> *)paused:\s*(?P<value>\S+)(?P<rest>.*)$")
-_ROUND_TRIP: Final = (
-    f"write it by hand: `paused: true` under `{_KEY}:`, or pulumi config set --path "
-    f"'{_KEY}.paused' true"
-)
+
+
+def _by_hand(*, paused: bool) -> str:
+    value = str(paused).lower()
+    return (
+        f"write it by hand: `paused: {value}` under `{_KEY}:`, or pulumi config set --path "
+        f"'{_KEY}.paused' {value}"
+    )
 
 
 def set_paused(text: str, *, paused: bool) -> str:
@@ -408,13 +415,13 @@ def set_paused(text: str, *, paused: bool) -> str:
 
     All other lines stay as they are, with their comments: a YAML writer would lose them.
     """
-    nodes = _nodes(text)
+    nodes = _nodes(text, paused=paused)
     if bool(nodes.get("paused", False)) is paused:
         return text
     lines = text.splitlines(keepends=True)
     at = next((place for place, line in enumerate(lines) if _HEAD.match(line.rstrip("\n"))), None)
     if at is None:
-        raise UserError(f"'{_KEY}' is not a block of its own lines; {_ROUND_TRIP}")
+        raise UserError(f"'{_KEY}' is not a block of its own lines; {_by_hand(paused=paused)}")
     first = next(line for line in lines[at + 1 :] if line.strip() and line.lstrip()[0] != "#")
     indent = len(first) - len(first.lstrip(" "))
     value = str(paused).lower()
@@ -430,16 +437,16 @@ def set_paused(text: str, *, paused: bool) -> str:
     changed = "".join(lines)
     # The proof that nothing else moved, whatever shape the file had.
     others = {key: value for key, value in nodes.items() if key != "paused"}
-    after = _nodes(changed)
+    after = _nodes(changed, paused=paused)
     if bool(after.pop("paused", False)) is not paused or after != others:
-        raise UserError(f"'{_KEY}' has a shape that is not edited here; {_ROUND_TRIP}")
+        raise UserError(f"'{_KEY}' has a shape that is not edited here; {_by_hand(paused=paused)}")
     return changed
 
 
-def _nodes(text: str) -> dict[str, object]:
+def _nodes(text: str, *, paused: bool) -> dict[str, object]:
     document = parse_yaml(text)
     config = document.get("config") if is_map(document) else None
     nodes = config.get(_KEY) if is_map(config) else None
     if not is_map(nodes):
-        raise UserError(f"no mapping '{_KEY}' in the file; {_ROUND_TRIP}")
+        raise UserError(f"no mapping '{_KEY}' in the file; {_by_hand(paused=paused)}")
     return dict(nodes)

@@ -11,9 +11,8 @@ import yaml
 from stacks.errors import UserError
 from stacks.files import is_map
 from stacks.load import STACKS_DIR
-from stacks.spec.slurm import JobSpec
+from stacks.spec.slurm import RECIPE_ENDINGS, JobSpec
 
-RECIPE_ENDINGS: Final = (".json", ".yaml", ".yml")
 _FOLDER: Final = "workloads/recipes"
 
 

@@ -22,12 +22,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from cost.runs.recipes import RECIPE_ENDINGS
 from infra.render.sbatch import render_sbatch, render_search
 from stacks.errors import UserError, nearest
 from stacks.schedule import pipeline
 from stacks.spec import StackSpec
-from stacks.spec.slurm import JobSpec
+from stacks.spec.slurm import RECIPE_ENDINGS, JobSpec
 
 FOLDER: Final = "schedules"
 """Folder of a release with what is below; a release without one schedules nothing."""

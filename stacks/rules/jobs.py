@@ -17,7 +17,7 @@ from stacks.rules.slurm_conf import HIDDEN, check_line
 from stacks.schedule import CronError, parse_cron, pipeline, slurm_seconds
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec
-from stacks.spec.slurm import JobSpec, PartitionSpec
+from stacks.spec.slurm import RECIPE_ENDINGS, JobSpec, PartitionSpec
 
 _DEFAULT: Final = re.compile(r"(?i)\bDefault=YES\b")
 _MODULE: Final = re.compile(r"workloads(\.[a-z_][a-z0-9_]*)+")
@@ -125,12 +125,12 @@ def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> 
             f"{path}.module",
             f"'{job.module}' is not a module such as 'workloads.train'",
         )
-    if not _RECIPE.fullmatch(job.recipe) or job.recipe.endswith(".json"):
+    if not _RECIPE.fullmatch(job.recipe) or job.recipe.endswith(RECIPE_ENDINGS):
         findings.add(
             "jobs.recipe",
             f"{path}.recipe",
             f"'{job.recipe}' is not a recipe; give the name of a file in workloads/recipes/ "
-            "without .json",
+            f"without its ending ({', '.join(RECIPE_ENDINGS)})",
         )
     if not _TIME_LIMIT.fullmatch(job.time_limit):
         findings.add(
@@ -249,14 +249,16 @@ def _check_fit(
         findings.add(
             "jobs.gpus",
             f"{path}.gpus_per_node",
-            f"{job.gpus_per_node}, but a node of partition '{job.partition}' has {most_gpus}",
+            f"{job.gpus_per_node}, but a node of partition '{job.partition}' has {most_gpus}; "
+            f"write at most {most_gpus}, or take a partition or preset with more GPUs",
         )
     elif cpus > most_vcpus:
         findings.add(
             "jobs.cpus",
             f"{path}.cpus_per_task",
             f"{job.cpus_per_task} for each of {max(1, job.gpus_per_node)} tasks is {cpus} CPUs, "
-            f"but a node has {most_vcpus}",
+            f"but a node has {most_vcpus}; write at most "
+            f"{most_vcpus // max(1, job.gpus_per_node)}, or take a preset with more",
         )
     else:
         fitting = sum(
@@ -268,7 +270,8 @@ def _check_fit(
             findings.add(
                 "jobs.nodes",
                 f"{path}.nodes",
-                f"{job.nodes}, but partition '{job.partition}' has at most {fitting} such nodes",
+                f"{job.nodes}, but partition '{job.partition}' has at most {fitting} such nodes; "
+                f"write at most {fitting}, or raise max_nodes of its nodesets",
             )
 
 
@@ -343,7 +346,8 @@ def _check_order(spec: StackSpec, findings: Findings) -> None:
             findings.add(
                 "jobs.circle",
                 f"jobs[{index}].after",
-                f"{' -> '.join(circle)} is a circle; no job could start",
+                f"{' -> '.join(circle)} is a circle; no job could start: take one of these "
+                "out of an `after`",
             )
 
 

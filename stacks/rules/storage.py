@@ -107,7 +107,8 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
         findings.add(
             "storage.backup-size",
             "storage.backup.size_gib",
-            f"{storage.backup.size_gib} GiB a copy, but the jail has {jail_gib} GiB",
+            f"{storage.backup.size_gib} GiB a copy, but the jail has {jail_gib} GiB; write "
+            f"{jail_gib} or less",
             spare_gib=SpareGib(
                 sku="object-storage/standard",
                 count=storage.backup.keep_daily * (storage.backup.size_gib - jail_gib),
@@ -267,14 +268,16 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
             findings.add(
                 "storage.memory-size",
                 "storage.memory.size_gib",
-                f"{memory_gib} GiB is more than a '{worker.name}' node has ({preset.memory_gib})",
+                f"{memory_gib} GiB is more than a '{worker.name}' node has "
+                f"({preset.memory_gib} GiB); write less, or take a preset with more memory",
             )
         elif memory_gib + worker.shared_memory_gib > preset.memory_gib:
             findings.add(
                 "storage.memory-both",
                 f"nodes.workers[{index}].shared_memory_gib",
                 f"{worker.shared_memory_gib} GiB and {memory_gib} GiB of storage.memory are more "
-                f"than the node has ({preset.memory_gib} GiB); filling both kills the job",
+                f"than the node has ({preset.memory_gib} GiB); filling both kills the job; lower "
+                "one, together below what the node has",
             )
         slurmd = slurmd_amounts(
             preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None

@@ -29,6 +29,7 @@ from stacks.rules.naming import (
 from stacks.spec import StackSpec
 from stacks.spec.nodes import (
     IMAGE_PATH,
+    SHARED_MEMORY_GIB,
     Billing,
     NodeGroupSpec,
     Reservation,
@@ -189,12 +190,13 @@ def _check_machine(spec: StackSpec, worker: WorkerSpec, path: str, findings: Fin
             f"{path}.max_pods",
             f"{worker.max_pods}; the API takes {MAX_PODS.start} to {MAX_PODS.stop - 1}",
         )
+    default = " (the default)" if worker.shared_memory_gib == SHARED_MEMORY_GIB else ""
     if preset is not None and worker.shared_memory_gib >= preset.memory_gib:
         findings.add(
             "nodes.shared-memory",
             f"{path}.shared_memory_gib",
-            f"{worker.shared_memory_gib} GiB is not less than the node has "
-            f"({preset.memory_gib} GiB)",
+            f"{worker.shared_memory_gib} GiB{default} is not less than the node has "
+            f"({preset.memory_gib} GiB); write less, such as {preset.memory_gib // 2}",
         )
     if preset is not None and not preset.gpus and worker.nvidia_config_lines:
         findings.add(

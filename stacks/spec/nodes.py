@@ -41,6 +41,10 @@ IMAGE_PATH: Final = "/mnt/image-storage"
 """Where the image disk of a worker is in its jail; enroot and docker are told so."""
 
 
+SHARED_MEMORY_GIB: Final = 64
+"""Size of /dev/shm in GiB in a worker that declares none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootDiskSpec:
     """Boot disk of every node of a group."""
@@ -168,7 +172,7 @@ class WorkerSpec(NodeGroupSpec):
     """Fabric that its nodes join; none: they talk over Ethernet."""
     gpu_cluster_id: str | None = None
     """GPU cluster that exists; without it one is made for each `infiniband_fabric`."""
-    shared_memory_gib: int = 64
+    shared_memory_gib: int = SHARED_MEMORY_GIB
     """Size in GiB of /dev/shm in each worker."""
     features: tuple[str, ...] = ()
     """Slurm features of its nodes, for `--constraint`, beside platform and boot disk type as

@@ -7,9 +7,9 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from cost.runs.recipes import RECIPE_ENDINGS
 from infra.components.recorder import CHECKOUT, Recorder, open_texts
 from stacks.load import stack_names
+from stacks.spec.slurm import RECIPE_ENDINGS
 from tests.components.conftest import Deploy
 
 STACK = "h100-prod"

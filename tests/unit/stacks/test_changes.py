@@ -150,7 +150,7 @@ def test_a_stack_that_keeps_its_data_loses_none_and_says_what_goes_on_costing(ke
     (found,) = lost_storage(declared_values(keeping), declared_values(without))
     assert str(found) == (
         "storage.submounts[data]: removed: the filesystem at /mnt/data (1024 GiB) stays in its "
-        "project and is paid for: soperator cluster orphans"
+        "project and is paid for: soperator cluster orphans --stack STACK"
     )
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cost.runs.recipes import RECIPE_ENDINGS
 from stacks.files import parse_yaml
 from stacks.load import STACKS_DIR, StackError, load_config, load_stack, stack_names
 from stacks.spec.nodes import Billing
+from stacks.spec.slurm import RECIPE_ENDINGS
 from stacks.spec.storage import FilesystemType
 from tests.conftest import PUBLIC_KEY
 from tests.unit.stacks.conftest import Change, changed, load, namespaced

@@ -73,7 +73,7 @@ NODE_ERRORS: list[tuple[Change, str, str]] = [
     (reservation(ids=["x"]), "nodes.workers[0].reservation.ids[0]", "starts with 'capacityblockgroup-'"),
     (lambda c: worker(c).update(max_pods=7), "nodes.workers[0].max_pods", "8 to 256"),
     (lambda c: worker(c).update(max_pods=257), "nodes.workers[0].max_pods", "8 to 256"),
-    (lambda c: worker(c).update(shared_memory_gib=1600), "nodes.workers[0].shared_memory_gib", "not less than the node has (1600 GiB)"),
+    (lambda c: worker(c).update(shared_memory_gib=1600), "nodes.workers[0].shared_memory_gib", "1600 GiB is not less than the node has (1600 GiB); write less, such as 800"),
     (lambda c: worker(c).update(platform="cpu-d3", preset="8vcpu-32gb", nvidia_config_lines=["options nvidia A=1"]), "nodes.workers[0].nvidia_config_lines", "has no GPU"),
     (lambda c: worker(c).update(nvidia_config_lines=["NVreg_A=1"]), "nodes.workers[0].nvidia_config_lines[0]", "no line of modprobe.d"),
     (lambda c: worker(c).update(local_nvme={}), "nodes.workers[0].local_nvme", "uk-south1 gpu-b300-sxm 8gpu-192vcpu-2768gb"),
