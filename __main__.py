@@ -18,7 +18,7 @@ from cost.resources.hourly_rates import burn
 from infra.clients.passphrase import public_problem
 from infra.components.deployed import deployed_outputs
 from infra.components.stack import Stack
-from infra.jobs.nodes import told, user_key
+from infra.jobs.nodes import told
 from infra.jobs.recipes import load_fit_problems, search_problems
 from infra.jobs.records import load_records
 from infra.operate.preflight.ask import ask, doubts, in_short, refusal
@@ -26,6 +26,7 @@ from infra.operate.prices import LivePriceError, price_book
 from infra.providers.nebius.discovery import DiscoveryError, discovered
 from infra.providers.nebius.sdk import loopback_target
 from infra.render.delivery import recipe_problems
+from infra.state import State
 from stacks.errors import Level
 from stacks.load import STACKS_DIR, StackError, load_config
 from stacks.schedule import reminders
@@ -74,7 +75,7 @@ def main() -> None:
     for warning in (*map(str, since.losses), *steps, *warnings, *told_now):
         pulumi.log.warn(warning)
     taken = since.rollout.slurm_nodes
-    running = told(spec.name, deployed, taken, user_key(STATE)) if taken else ""
+    running = told(spec.name, deployed, taken, State(STATE).user_key) if taken else ""
     costs = forgotten(spec, book, found.estimate)
     ends = "\n".join(forgotten_lines(spec, costs, now))
     pulumi.log.info(f"\n{render(found)}\n{ends}\n{since.render()}{running}\n{in_short(asked)}")

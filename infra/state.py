@@ -50,6 +50,15 @@ class State:
         return self.root / "ssh" / "id_ed25519"
 
     @property
+    def user_key(self) -> Path:
+        """Private key of the user who deploys: beside SOPERATOR_SSH_PUBLIC_KEY_FILE, else ours."""
+        declared = os.environ.get("SOPERATOR_SSH_PUBLIC_KEY_FILE", "")
+        own = self.ssh_key
+        return (
+            Path(declared.removesuffix(".pub")).expanduser() if declared.endswith(".pub") else own
+        )
+
+    @property
     def ssh_public_key(self) -> Path:
         return self.root / "ssh" / "id_ed25519.pub"
 

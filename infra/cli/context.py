@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 StackOption = Annotated[str, typer.Option("--stack", "-s", help="Stack to use.")]
 IdentityOption = Annotated[
     Path | None,
-    typer.Option("--identity", "-i", help="Private key; the state folder's own by default."),
+    typer.Option(
+        "--identity",
+        "-i",
+        help="Private key; by default that of SOPERATOR_SSH_PUBLIC_KEY_FILE, else the state "
+        "folder's.",
+    ),
 ]
 SetsOption = Annotated[
     list[str] | None,
@@ -145,12 +150,7 @@ def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:
 
 def private_key(identity: Path | None) -> Path:
     """The given key, else that of SOPERATOR_SSH_PUBLIC_KEY_FILE, else the state folder's own."""
-    if identity is not None:
-        return identity.expanduser()
-    declared = os.environ.get("SOPERATOR_SSH_PUBLIC_KEY_FILE", "")
-    if declared.endswith(".pub"):
-        return Path(declared.removesuffix(".pub")).expanduser()
-    return State.from_environ().ssh_key
+    return State.from_environ().user_key if identity is None else identity.expanduser()
 
 
 def spec(stack: str) -> StackSpec:

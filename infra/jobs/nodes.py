@@ -5,7 +5,6 @@ A drained node takes no new job; those that run on it end by themselves.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import threading
@@ -90,7 +89,7 @@ def _update(shell: Shell, nodes: Sequence[str], *changes: str, harmless: str | N
         return
     error = refused(f"scontrol update {named}", result)
     if _UNKNOWN in result.stderr:
-        raise JobsError(f"{error}; `soperator ssh 'sinfo -N'` lists the nodes")
+        raise JobsError(f"{error}; `soperator ssh -s STACK 'sinfo -N'` lists the nodes")
     raise error
 
 
@@ -188,13 +187,6 @@ class NodeWatch:
 WITHIN_S: Final = 4.0
 _SHOWN: Final = 20
 """More jobs than these are counted, not listed."""
-
-
-def user_key(state: Path) -> Path:
-    """The private key of the user who deploys: beside SOPERATOR_SSH_PUBLIC_KEY_FILE, or ours."""
-    declared = os.environ.get("SOPERATOR_SSH_PUBLIC_KEY_FILE", "")
-    own = state / "ssh" / "id_ed25519"
-    return Path(declared.removesuffix(".pub")).expanduser() if declared.endswith(".pub") else own
 
 
 def jobs_on(shell: Shell, nodes: Collection[str]) -> tuple[Job, ...]:

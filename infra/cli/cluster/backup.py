@@ -33,7 +33,8 @@ def backup(
     try:
         made = copy_now(client, spec.cluster.namespace, name, tell=note)
     except KeyboardInterrupt:
-        note(f"backup: {name} goes on in the cluster; kubectl delete backups.k8up.io ends it")
+        end = f"kubectl -n {spec.cluster.namespace} delete backups.k8up.io {name}"
+        note(f"cluster backup: {name} goes on in the cluster; {end} ends it")
         raise
     finally:
         client.close()
@@ -107,9 +108,11 @@ def restore(
         try:
             run(client, namespace, plan, tell=note)
         except KeyboardInterrupt:
-            note(f"restore: {plan.name} goes on in the cluster; kubectl delete restore ends it")
+            end = f"kubectl -n {namespace} delete restores.k8up.io {plan.name}"
+            note(f"cluster restore: {plan.name} goes on in the cluster; {end} ends it")
             raise
-        note(f"restore: done; {plan.path or 'the whole copy'} is at {_landed(plan)} of the jail")
+        what = plan.path or "the whole copy"
+        note(f"cluster restore: done; {what} is at {_landed(plan)} of the jail")
     finally:
         client.close()
 
@@ -151,9 +154,9 @@ def _ask() -> None:
     import sys
 
     if not sys.stdin.isatty():
-        raise UserError("restore: nobody to ask; read the lines above and give --yes")
+        raise UserError("cluster restore: nobody to ask; read the lines above and give --yes")
     if not typer.confirm("Go on?", err=True):
-        raise UserError("restore: nothing was done")
+        raise UserError("cluster restore: nothing was done")
 
 
 def _show(spec: StackSpec, found: tuple[JailSnapshot, ...], format: Format) -> None:

@@ -24,7 +24,10 @@ from infra.local.slurm.pod import SlurmSetup
 from infra.providers.nebius.sdk import (
     CLI_CONFIG,
     ENDPOINT_VARIABLE,
+    KEY_FILE_VARIABLE,
     TOKEN_VARIABLE,
+    EndpointError,
+    key_file,
     loopback_target,
 )
 from infra.state import DEFAULT_STACK
@@ -144,12 +147,29 @@ def credentials(stack: str) -> list[Finding]:
         findings.append(Finding("passphrase", "FAIL", seen, fix))
     if os.environ.get(TOKEN_VARIABLE):
         findings.append(Finding("Nebius token", "PASS", f"{TOKEN_VARIABLE} is set"))
+    elif os.environ.get(KEY_FILE_VARIABLE):
+        findings.append(_service_account_key())
     elif CLI_CONFIG.is_file():
         findings.append(Finding("Nebius token", "PASS", f"profile of the nebius CLI: {CLI_CONFIG}"))
     else:
         fix = f"export {TOKEN_VARIABLE}=$(nebius iam get-access-token)"
         findings.append(Finding("Nebius token", "FAIL", f"{TOKEN_VARIABLE} is not set", fix))
     return findings
+
+
+def _service_account_key() -> Finding:
+    """The file that SOPERATOR_NEBIUS_KEY_FILE names, as the program would take it."""
+    try:
+        path = key_file()
+        assert path is not None, "the caller saw the variable"
+        path.read_bytes()
+    except EndpointError as error:
+        seen, _, fix = str(error).partition("; ")
+        return Finding("service account key", "FAIL", seen, fix)
+    except OSError as error:
+        seen = f"{KEY_FILE_VARIABLE}: {error}"
+        return Finding("service account key", "FAIL", seen, "let your user read it, mode 0600")
+    return Finding("service account key", "PASS", str(path))
 
 
 def declared(stack: str) -> list[Finding]:
@@ -173,7 +193,12 @@ def declared(stack: str) -> list[Finding]:
         findings.append(Finding(f"stacks/Pulumi.{stack}.yaml", "PASS", "no problem found"))
     total = found.estimate
     findings += [
-        Finding(f"price of {line.name}", "WARN", str(line.unknown), f"add it to {total.book_name}")
+        Finding(
+            f"price of {line.name}",
+            "WARN",
+            str(line.unknown),
+            f"add it to cost/prices/{total.book_name}.yaml, or declare it in contract_prices",
+        )
         for line in total.unpriced
     ]
     return [*findings, price_ages(spec, total, datetime.now(UTC).date())]

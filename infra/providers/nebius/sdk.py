@@ -83,11 +83,11 @@ def make_sdk(**options: Any) -> SDK:
 
     given = "credentials_file_name" in options
     token = None if given else os.environ.get(TOKEN_VARIABLE)
-    key_file = None if given or token is not None else _key_file()
+    key = None if given or token is not None else key_file()
     if token is not None:
         options.setdefault("credentials", token)
-    elif key_file is not None:
-        options["credentials_file_name"] = str(key_file)
+    elif key is not None:
+        options["credentials_file_name"] = str(key)
     if target := loopback_target():
         from nebius.base.options import INSECURE
         from nebius.base.resolver import Constant
@@ -105,7 +105,7 @@ def make_sdk(**options: Any) -> SDK:
     return SDK(user_agent_prefix=_USER_AGENT, **options)
 
 
-def _key_file() -> Path | None:
+def key_file() -> Path | None:
     """File of the service account's key, None where the environment names none."""
     value = os.environ.get(KEY_FILE_VARIABLE)
     if not value:

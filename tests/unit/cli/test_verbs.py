@@ -7,12 +7,14 @@ import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner
 
 from cost.prices.book import layered
 from cost.resources.estimate import estimate
+from infra.cli import context
 from infra.cli.machine import doctor
 from infra.cli.machine.demo import seconds
 from infra.cli.machine.doctor import price_ages
@@ -22,6 +24,7 @@ from infra.clients.pulumi import outputs_from, read_first_up, read_outputs
 from infra.clients.ssh import Result
 from infra.local import offline
 from infra.local.errors import LocalError
+from infra.operate.restore import JailSnapshot, Plan
 from infra.setup.demo import engine, runner
 from infra.state import State
 from stacks.load import load_stack
@@ -282,12 +285,63 @@ def test_doctor_takes_every_credential_that_the_program_takes(
     profile = state / "config.yaml"
     monkeypatch.setattr(doctor, "CLI_CONFIG", profile)
     monkeypatch.delenv("NEBIUS_IAM_TOKEN", raising=False)
+    monkeypatch.delenv("SOPERATOR_NEBIUS_KEY_FILE", raising=False)
     assert token() == "FAIL"
     profile.touch()
     assert token() == "PASS"
     profile.unlink()
     monkeypatch.setenv("NEBIUS_IAM_TOKEN", "x")
     assert token() == "PASS"
+
+
+def test_doctor_takes_the_service_account_that_init_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said FAIL, NEBIUS_IAM_TOKEN is not set, to a stack that `soperator init` had set up."""
+    key = tmp_path / "key.json"
+    monkeypatch.setattr(doctor, "CLI_CONFIG", tmp_path / "none.yaml")
+    monkeypatch.delenv("NEBIUS_IAM_TOKEN", raising=False)
+    monkeypatch.setenv("SOPERATOR_NEBIUS_KEY_FILE", str(key))
+    lost = doctor.credentials("h100-prod")[-1]
+    assert (lost.check, lost.outcome) == ("service account key", "FAIL")
+    assert str(key) in lost.seen
+    key.write_text("{}", encoding="utf-8")
+    key.chmod(0o600)
+    found = doctor.credentials("h100-prod")[-1]
+    assert (found.check, found.outcome, found.seen) == ("service account key", "PASS", str(key))
+    key.chmod(0o644)
+    assert doctor.credentials("h100-prod")[-1].fix == f"run: chmod 600 {key}"
+
+
+@pytest.mark.parametrize("verb", ["backup", "restore"])
+def test_an_interrupted_copy_says_what_ends_it(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said `kubectl delete restore`, without name and namespace, which ends nothing."""
+
+    def interrupt(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    class Client:
+        def close(self) -> None:
+            pass
+
+    snapshot = JailSnapshot(id="a" * 64, at=None, repository="s3:r")
+    plan = Plan(name="back-1", snapshot=snapshot, backend={}, path=None, into_jail=False)
+    monkeypatch.setattr(context, "kube_client", lambda _stack: Client())
+    for name, answer in {
+        "copy_now": interrupt,
+        "run": interrupt,
+        "new_name": lambda: "now-1",
+        "make_plan": lambda *_, **__: plan,
+        "choose": lambda *_: snapshot,
+        "backend": lambda *_: {},
+        "list_snapshots": lambda *_: (snapshot,),
+        "longest_backup_s": lambda *_: None,
+    }.items():
+        monkeypatch.setattr(f"infra.operate.restore.{name}", answer)
+    words = ["latest", "--yes"] if verb == "restore" else []
+    done = RUNNER.invoke(app, ["cluster", verb, *words, "--stack", "h100-prod"])
+    name = {"backup": "now-1", "restore": "back-1"}[verb]
+    assert f"kubectl -n soperator delete {verb}s.k8up.io {name} ends it" in done.stderr
 
 
 def test_the_demo_without_root_is_refused_before_anything_is_made(

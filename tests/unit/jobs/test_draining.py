@@ -8,7 +8,8 @@ import pytest
 
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
-from infra.jobs.nodes import describe, jobs_on, told, user_key
+from infra.jobs.nodes import describe, jobs_on, told
+from infra.state import State
 
 QUEUE = """\
 12|finetune|RUNNING|1:02:03|2026-11-21T05:00:00|2026-11-21T05:00:01|(null)|worker-[0-1]
@@ -87,6 +88,6 @@ def test_the_key_is_the_private_half_of_the_declared_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("SOPERATOR_SSH_PUBLIC_KEY_FILE", "/k/id.pub")
-    assert user_key(tmp_path) == Path("/k/id")
+    assert State(tmp_path).user_key == Path("/k/id")
     monkeypatch.delenv("SOPERATOR_SSH_PUBLIC_KEY_FILE")
-    assert user_key(tmp_path) == tmp_path / "ssh" / "id_ed25519"
+    assert State(tmp_path).user_key == tmp_path / "ssh" / "id_ed25519"
