@@ -128,7 +128,8 @@ def outputs_from(stack: str, values: Mapping[str, Any]) -> StackOutputs:
     if missing == ["code_hash"]:
         raise StackPausedError(
             f"{stack}: is paused: no login node runs, so nobody can enter; what was fetched before "
-            "is here (soperator runs list, pull ID, logs ID), all else stays on its filesystems. "
+            f"is here (soperator runs list --stack {stack}, pull ID, logs ID likewise), all else "
+            "stays on its filesystems. "
             f"To have it: soperator cluster resume --stack {stack}, pulumi up --stack {stack}, "
             "then this again"
         )

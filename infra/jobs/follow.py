@@ -100,7 +100,9 @@ def read(connection: Connection, log_path: str) -> bytes:
     """The log as it is now."""
     result, content = connection.run_bytes(f"cat {shlex.quote(log_path)}")
     if not result.ok:
-        raise JobsError(f"{log_path}: no log yet; the job has not started (see `soperator status`)")
+        raise JobsError(
+            f"{log_path}: no log yet; the job has not started (see `soperator status -s STACK`)"
+        )
     return content
 
 
@@ -117,7 +119,7 @@ _WORDS: Final = {
     "Resources": "waits until enough nodes are free",
     "Dependency": "waits for the job that it depends on",
     "DependencyNeverSatisfied": (
-        "the job that it depends on failed, so it never starts: soperator cancel it"
+        "the job that it depends on failed, so it never starts: soperator cancel ID -s STACK"
     ),
     "BeginTime": "its start time has not come, or Slurm lets a requeued job rest (cred_expire)",
     "JobHeldUser": "held by its user: scontrol release ID",
@@ -125,8 +127,8 @@ _WORDS: Final = {
     "JobHoldMaxRequeue": "requeued too often and held: look at its log, then scontrol release ID",
     "launch failed requeued held": (
         "a node could not start it, so it is held for ever: sinfo -R names the node; where that "
-        "says Duplicate jobid, the controller was lost as the job began: soperator cancel ID, "
-        "soperator cluster drain NODE --undo, and submit it again"
+        "says Duplicate jobid, the controller was lost as the job began: soperator cancel ID "
+        "-s STACK, soperator cluster drain NODE --undo -s STACK, and submit it again"
     ),
     "launch failure limit exceeded requeued held": (
         "nodes could not start it several times, so it is held: look at sinfo -R, then scontrol "
@@ -226,6 +228,7 @@ _OF_EXIT_CODE: Final = {
     70: OutcomeClass.OOM,
     75: OutcomeClass.PREEMPTED,
 }
+_DRAIN: Final = "soperator cluster drain NODE --reason TEXT -s {stack}"
 _PLAIN: Final = {
     OutcomeClass.COMPLETED: ("its result is on the cluster", "soperator pull {id} -s {stack}"),
     OutcomeClass.OOM: (
@@ -239,9 +242,9 @@ _PLAIN: Final = {
     OutcomeClass.NODE_FAIL: (
         "a node went away",
         (
-            "a declared job is queued again by itself; where soperator status shows it no more: "
-            "soperator submit {name} -s {stack}; soperator cluster drain NODE -s {stack} keeps "
-            "jobs off a node that fails twice"
+            "a declared job is queued again by itself; where soperator status -s {stack} shows it "
+            "no more: soperator submit {name} -s {stack}; "
+            f"{_DRAIN} keeps jobs off a node that fails twice"
         ),
     ),
     OutcomeClass.TIMEOUT: (
@@ -257,8 +260,31 @@ _PLAIN: Final = {
     ),
     OutcomeClass.CANCELLED: ("somebody cancelled it", "soperator submit {name} -s {stack}"),
 }
+_OF_A_SERVER: Final = {
+    OutcomeClass.TIMEOUT: (
+        "it reached its time limit",
+        (
+            "submit it again: soperator submit {name} -s {stack}; to serve longer at once, raise "
+            "jobs[].time_limit and run pulumi up first"
+        ),
+    ),
+    OutcomeClass.PREEMPTED: (
+        (
+            "it was asked to stop, by a preemption or shortly before its time limit; its answers "
+            "were cut off at the end of the drain"
+        ),
+        (
+            "nothing where it is queued again; else submit it again: soperator submit {name} -s "
+            "{stack}"
+        ),
+    ),
+}
+"""Ends that mean another thing for a server than for a job that saves."""
 FAILURES: Final = {
-    1: ("an error that has no code of its own", "the traceback is in soperator logs {id}"),
+    1: (
+        "an error that has no code of its own",
+        "the traceback is in soperator logs {id} -s {stack}",
+    ),
     2: (
         "recipe, override or environment are wrong",
         "the log's line with (exit 2) names the key, what came and what is allowed",
@@ -267,10 +293,7 @@ FAILURES: Final = {
     69: ("a package that it needs is not there; nothing was measured", "the log names it"),
     71: (
         "a rank or the network between ranks was lost",
-        (
-            "look for the first failed rank in the log; soperator cluster drain NODE after a "
-            "second time"
-        ),
+        f"look for the first failed rank in the log; after a second time: {_DRAIN}",
     ),
     72: (
         "the loss or a gradient is NaN or infinite",
@@ -278,7 +301,10 @@ FAILURES: Final = {
     ),
     73: (
         "a checkpoint that was needed is not saved, or a filesystem is full",
-        "free what the log names (soperator status --filesystems), or lower train.keep_last",
+        (
+            "free what the log names (soperator status --filesystems -s {stack}), or lower "
+            "train.keep_last"
+        ),
     ),
     74: ("a process that reads rows died", "give the job more memory"),
     76: (
@@ -288,7 +314,7 @@ FAILURES: Final = {
             "if steps are that long"
         ),
     ),
-    77: ("a GPU or its driver failed", "soperator cluster drain NODE, then submit it again"),
+    77: ("a GPU or its driver failed", f"{_DRAIN}, then submit it again"),
     78: (
         "a node lacks Python, a mount or a shared folder; nothing was started",
         "the log names node and path",
@@ -306,14 +332,15 @@ FAILURES: Final = {
 """Exit code -> cause and next step of a job that failed."""
 
 
-def outcome(job: Job, stack: str) -> Outcome | None:
-    """What the job's end means; None while it may still run."""
+def outcome(job: Job, stack: str, *, is_server: bool = False) -> Outcome | None:
+    """What the job's end means; None while it may still run. A server has nothing to resume."""
     if not job.finished:
         return None
     kind = _OF_STATE.get(job.state, OutcomeClass.FAILED)
     if kind is OutcomeClass.FAILED and job.exit_code is not None:
         kind = _OF_EXIT_CODE.get(job.exit_code, kind)
-    cause, step = _PLAIN[kind] if kind in _PLAIN else _failure(job)
+    plain = {**_PLAIN, **_OF_A_SERVER} if is_server else _PLAIN
+    cause, step = plain[kind] if kind in plain else _failure(job)
     return Outcome(
         kind=kind, cause=cause, next_step=step.format(id=job.id, name=job.name, stack=stack)
     )
@@ -324,7 +351,7 @@ def _failure(job: Job) -> tuple[str, str]:
     code = job.exit_code
     if code is not None and code in FAILURES:
         return FAILURES[code]
-    last = "the last lines of soperator logs {id} say why"
+    last = "the last lines of soperator logs {id} -s {stack} say why"
     if code is not None and code > 128:
         return f"signal {code - 128} ended it", last
     if code is None:
@@ -358,7 +385,7 @@ def rest_lines(job: Job, submissions: Sequence[Submission], cluster: str) -> tup
         ]
         lines.append(
             f"it was to start once {' and '.join(needed)} succeeded: where one did not, Slurm "
-            "cancelled it; soperator status of that one says why"
+            f"cancelled it; soperator status ID -s {own.stack} of that one says why"
         )
     gone, last = {job.id}, None
     for each in sorted(made.values(), key=lambda one: int(one.job_id)):

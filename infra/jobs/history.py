@@ -85,7 +85,7 @@ class Earlier:
     outputs: StackOutputs
     state: Path
     code_hash: str
-    """Code that the cluster runs now."""
+    """Hash of this checkout's code: only submissions of it count."""
     say: Callable[[str], None]
 
     def submissions(self) -> list[Submission]:

@@ -223,7 +223,10 @@ def _state_line(job: Job) -> str:
 
 
 def _ended(job: Job, stack: str, last: list[str]) -> str:
-    lines = [f"job {job.id} {job.name} took no requests: {outcome(job, stack)}", *last]
+    lines = [
+        f"job {job.id} {job.name} took no requests: {outcome(job, stack, is_server=True)}",
+        *last,
+    ]
     return "\n".join(lines)
 
 

@@ -52,7 +52,7 @@ class Submission:
     reproduces: str | None = None
     """The run that it repeats; None for a run of its own."""
     mark: str | None = None
-    """Comment of the job in Slurm, by mark.py; None: it was submitted without one."""
+    """Comment of the job in Slurm, by new_mark(); None: it was submitted without one."""
 
 
 class AlreadyQueuedError(JobsError):
@@ -388,8 +388,8 @@ def refusal(job: str, path: str) -> str:
     """The line for a job whose data is not there."""
     return (
         f"{job}: {path} is not on the cluster, or is empty; prepare it first (soperator submit "
-        f"{job} --pipeline submits what {job} needs), bring it with soperator data push, or name "
-        "the job that makes it with --after ID; nothing was submitted"
+        f"{job} --pipeline -s STACK submits what {job} needs), bring it with soperator data push, "
+        "or name the job that makes it with --after ID; nothing was submitted"
     )
 
 

@@ -2,7 +2,7 @@
 
 Forecast, plan, budget, sbatch, history, ledger: `soperator submit` and the demo both come here, so
 that no job escapes the budget or its plan. What is about to be sent is written down before sbatch;
-recover() finds the job by its key after a killed run or a lost answer. Callers hold its lock.
+put_back() finds the job by its mark after a killed run or a lost answer. Callers hold its lock.
     dispatch(order(books, job, files, sets, say=say), books, connection, outputs, ...)
 """
 

@@ -388,7 +388,7 @@ def _list(
     if not entries:
         raise NothingThereError(
             f"job {job_id}: no results and no log on the cluster yet; "
-            f"wait for it with `soperator logs {job_id}`"
+            f"wait for it with `soperator logs {job_id} -s {outputs.stack}`"
         )
     return tuple(_file(each, folder, log) for each in entries)
 

@@ -48,10 +48,12 @@ def activity(
     *,
     now: datetime,
     hours: int | None,
+    stack: str,
     placeholders: Collection[str] = (),
 ) -> Activity:
     """What the cluster did in the last `hours`, and does now; None: only now matters.
 
+    `stack`: its name, for what a person is told to do.
     `placeholders`: names of recurring jobs that wait for their next time, which is no work.
     """
     since = now - timedelta(hours=hours or _ANY_H)
@@ -59,7 +61,8 @@ def activity(
     if hours is not None and not known.has_accounting:
         raise JobsError(
             "accounting is off on the cluster, so nobody knows when the last job ended and nothing "
-            "is paused; bring it back (slurm.accounting), or pause by hand: soperator cluster pause"
+            "is paused; bring it back (slurm.accounting), or pause by hand: soperator cluster "
+            f"pause --stack {stack}"
         )
     # The queue alone says what is not over: accounting lacks held jobs and keeps lost ones.
     unfinished = [
@@ -73,7 +76,7 @@ def activity(
     return Activity(
         unfinished=tuple(f"{use.job_id} {use.name}" for use in unfinished),
         job_ids=tuple(use.job_id for use in unfinished),
-        idle_since=max([_started_at(shell), *ends]),
+        idle_since=max([_started_at(shell, stack), *ends]),
     )
 
 
@@ -81,14 +84,14 @@ def _is_work(use: JobUse) -> bool:
     return use.user != _CHECKS_USER and use.partition != _CHECKS_PARTITION
 
 
-def _started_at(shell: Shell) -> datetime:
+def _started_at(shell: Shell, stack: str) -> datetime:
     """When the controller started: before that nothing is known of a new or resumed cluster."""
     result = shell.run("export TZ=UTC0; scontrol show config")
     if not result.ok:
         raise refused("scontrol show config", result)
     found = _BOOT.search(result.stdout)
     if found is None:
-        raise JobsError("scontrol show config: no BOOT_TIME; look with `soperator ssh`")
+        raise JobsError(f"scontrol show config: no BOOT_TIME; look with `soperator ssh -s {stack}`")
     return datetime.fromisoformat(found[1]).replace(tzinfo=UTC)
 
 
@@ -342,6 +345,7 @@ def end_jobs(
     shell: Shell,
     left: Callable[[], Sequence[str]],
     *,
+    stack: str,
     save_s: float,
     say: Callable[[str], None],
     pause: Callable[[float], None] = time.sleep,
@@ -363,7 +367,7 @@ def end_jobs(
     if ids:
         raise JobsError(
             f"jobs {', '.join(ids)} do not end, so nothing was paused; look with `soperator "
-            "status`, end them, then run this again"
+            f"status -s {stack}`, end them, then run this again"
         )
 
 

@@ -324,7 +324,7 @@ def check_folder(shell: Shell, folder: str, job_id: str | None) -> None:
     which = "no job has" if job_id is None else f"job {job_id} has not"
     raise JobsError(
         f"{folder}: {which} written TensorBoard events there; a training job does, from its first "
-        "step (soperator status lists jobs)"
+        "step (soperator status -s STACK lists jobs)"
     )
 
 

@@ -148,6 +148,7 @@ def _seen(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> Activity:
         now=datetime.now(UTC),
         # After the end it no longer matters since when nothing runs.
         hours=None if _is_over(spec) else spec.lifetime.idle_hours,
+        stack=spec.name,
         placeholders=placeholders(spec),
     )
     with closing(context.kube_client(spec.name)) as client:
@@ -201,6 +202,7 @@ def _end_jobs(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> None:
     end_jobs(
         shell,
         lambda: _seen(spec, outputs, shell).job_ids,
+        stack=spec.name,
         save_s=max((job.save_s for job in spec.jobs), default=0) + _MARGIN_S,
         say=lambda text: output.note(f"{spec.name}: {text}"),
     )

@@ -72,9 +72,9 @@ def adopt(
         else:
             print(_label(api, spec, kind, id, role))
     except HandoverError as error:
-        raise UserError(f"adopt {kind} {error}") from error
+        raise UserError(f"cluster adopt {kind} {error}") from error
     except ApiError as error:
-        raise UserError(explain(error, f"adopt {kind} {id}", target=api.target)) from error
+        raise UserError(explain(error, f"cluster adopt {kind} {id}", target=api.target)) from error
 
 
 def _api() -> Api:
@@ -119,13 +119,13 @@ def _filesystem(spec: StackSpec, role: str) -> tuple[str, dict[str, Any]]:
     if tag not in declared:
         roles = ", ".join(each.removeprefix(submount_tag("")) for each in declared)
         raise UserError(
-            f"adopt: --as {role}: {spec.name} declares no such filesystem (has: {roles})"
+            f"cluster adopt: --as {role}: {spec.name} declares no such filesystem (has: {roles})"
         )
     existing_id = declared[tag].existing_id
     if existing_id is not None:
         raise UserError(
-            f"adopt: --as {role}: {spec.name} uses {existing_id} there by existing_id and does not "
-            "manage it; declare size_gib instead"
+            f"cluster adopt: --as {role}: {spec.name} uses {existing_id} there by existing_id and "
+            "does not manage it; declare size_gib instead"
         )
     return f"{spec.name}-{tag}", filesystem_spec(declared[tag])
 
@@ -171,12 +171,12 @@ def orphans(
     """List what a stack left in the cloud, with ids and $ a month; delete it only when named."""
     wanted = ids or []
     if purge != bool(wanted):
-        raise typer.BadParameter("give --purge and the ids together: orphans --purge ID...")
+        raise typer.BadParameter("give --purge and the ids together: cluster orphans --purge ID...")
     spec = context.spec(stack)
     api = _api()
     found = _find(api, spec)
     if purge:
-        found = _purge(api, found, wanted)
+        found = _purge(api, spec.name, found, wanted)
     _show(spec, found, format)
 
 
@@ -196,7 +196,7 @@ def _find(api: Api, spec: StackSpec) -> list[Owned]:
     return [each for each in there if each.id not in known]
 
 
-def _purge(api: Api, found: list[Owned], wanted: list[str]) -> list[Owned]:
+def _purge(api: Api, stack: str, found: list[Owned], wanted: list[str]) -> list[Owned]:
     """What is left after the named ones are deleted."""
     from infra.providers.nebius.api import ApiError, explain
     from infra.providers.nebius.provider import remove
@@ -206,8 +206,8 @@ def _purge(api: Api, found: list[Owned], wanted: list[str]) -> list[Owned]:
     unknown = [id_ for id_ in wanted if id_ not in by_id]
     if unknown:
         raise UserError(
-            f"orphans: {', '.join(unknown)}: not among the orphans of this stack, so nothing "
-            "was deleted; `soperator cluster orphans` lists them"
+            f"cluster orphans: {', '.join(unknown)}: not among the orphans of this stack, so "
+            f"nothing was deleted; `soperator cluster orphans --stack {stack}` lists them"
         )
     # In the order of the list: users before what they use.
     for each in [each for each in found if each.id in wanted]:
@@ -272,8 +272,8 @@ def destroy(
 
     if not yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError(
-            f"destroy: nobody to ask; read `pulumi destroy --preview-only --stack {stack}` and "
-            "give --yes"
+            f"cluster destroy: nobody to ask; read `pulumi destroy --preview-only --stack {stack}` "
+            "and give --yes"
         )
     _refuse_bad_token()
     try:
@@ -303,7 +303,7 @@ def _refuse_bad_token() -> None:
     except (ApiError, EndpointError):
         return
     if problem is not None:
-        raise UserError(f"destroy: {problem}; nothing was destroyed")
+        raise UserError(f"cluster destroy: {problem}; nothing was destroyed")
 
 
 def _exists(cluster_id: str) -> bool:

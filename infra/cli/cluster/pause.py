@@ -43,8 +43,8 @@ def pause(
         if problems:
             jobs = ", ".join(each.job_id for each in left)
             why = (
-                f"{stack}: nothing was changed: of jobs {jobs} there are results that are not "
-                "here, and a paused stack gives none; --no-fetch pauses all the same"
+                f"{stack}: results of jobs {jobs} are not on this machine and cannot be fetched "
+                "while it is paused; nothing was changed; --no-fetch pauses all the same"
             )
             raise UserError("\n".join([*problems, why]))
     switch(stack, paused=True)
@@ -129,9 +129,9 @@ def drain(
 ) -> None:
     """Keep new jobs off nodes until `--undo`; jobs that run there go on to their end."""
     if undo and (reason or wait):
-        raise UserError("--undo excludes --reason and --wait; " + _WAYS)
+        raise UserError("cluster drain: --undo excludes --reason and --wait; " + _WAYS)
     if not undo and not reason:
-        raise UserError(f"drain: {_WAYS}")
+        raise UserError(f"cluster drain: {_WAYS}")
     from infra.jobs.nodes import await_idle, listed
     from infra.jobs.nodes import drain as drain_nodes
     from infra.jobs.nodes import resume as undrain

@@ -82,6 +82,16 @@ def _remind(stack: str) -> None:
         output.note(line)
 
 
+def _servers(stack: str) -> frozenset[str]:
+    """Names of the jobs that serve; none where the stack file is not here."""
+    from stacks.load import StackError
+
+    try:
+        return frozenset(job.name for job in context.spec(stack).jobs if job.is_server)
+    except StackError:
+        return frozenset()
+
+
 def _jobs(
     connection: Connection,
     outputs: StackOutputs,
@@ -107,6 +117,8 @@ def _jobs(
     names = {each.job_id: each.job for each in submissions if each.cluster == cluster}
     names |= {job.id: job.name for job in jobs}
     ends = {job.id: follow.expected(job, hours.get(job.id)) for job in jobs}
+    shows_ends = job_id is not None or format is Format.JSON
+    servers = _servers(stack) if shows_ends else frozenset[str]()
     if format is Format.JSON:
         output.print_json(
             [
@@ -114,7 +126,8 @@ def _jobs(
                     **asdict(job),
                     "reason": why(job, names) if job.waits else None,
                     "expected": ends[job.id],
-                    "outcome": (end := outcome(job, stack)) and asdict(end),
+                    "outcome": (end := outcome(job, stack, is_server=job.name in servers))
+                    and asdict(end),
                 }
                 for job in jobs
             ]
@@ -139,7 +152,10 @@ def _jobs(
             for job in jobs
         ],
     )
-    if job_id is not None and (end := outcome(jobs[0], stack)) is not None:
+    if job_id is not None:
+        end = outcome(jobs[0], stack, is_server=jobs[0].name in servers)
+        if end is None:
+            return jobs
         output.note(str(end))
         for line in rest_lines(jobs[0], submissions, cluster):
             output.note(line)
@@ -274,7 +290,8 @@ def _end(job: Job, stack: str) -> NoReturn:
     """Says what the job's end means, and ends with its status."""
     from infra.jobs.follow import outcome
 
-    output.note(f"job {job.id}: {outcome(job, stack)}")
+    end = outcome(job, stack, is_server=job.name in _servers(stack))
+    output.note(f"job {job.id}: {end}")
     raise typer.Exit(job.status)
 
 

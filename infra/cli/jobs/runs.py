@@ -73,7 +73,7 @@ def list_(
         output.print_json([run.plain(each) for each in found])
         return
     if not found:
-        output.note(f"{stack}: no such run is here; soperator pull ID brings one")
+        output.note(f"{stack}: no such run is here; soperator pull ID -s {stack} brings one")
         return
     output.print_table(run.HEADERS, run.rows(found))
     for line in run.notes(found):
@@ -148,7 +148,10 @@ def reproduce(
             for line in ledger.budget_lines(made.books, made.order.run, datetime.now(UTC)):
                 output.note(line)
             print(made.dry_run(connection, outputs), end="")
-            output.note(f"nothing was submitted: soperator runs reproduce {name} --submit does it")
+            output.note(
+                f"nothing was submitted: soperator runs reproduce {name} --submit -s {stack} does "
+                "it"
+            )
             return
         with submission.alone(connection, outputs):
             found = None
@@ -192,7 +195,7 @@ def export(
 
     found = run.select(_runs(stack, shared=shared), run.Wanted(jobs=tuple(job or ())))
     if not found:
-        raise UserError(f"{stack}: no such run is here; soperator pull ID brings one")
+        raise UserError(f"{stack}: no such run is here; soperator pull ID -s {stack} brings one")
     number = mlflow_store.export(found, stack, folder)
     print(folder)
     output.note(

@@ -82,7 +82,7 @@ def serve(
             own = _OwnJob(connection, stack, is_kept=keep)
             closing.callback(own.end)
             with submission.alone(connection, outputs):
-                job_id = _found(connection, wanted.name, sets or ())
+                job_id = _found(connection, wanted.name, sets or (), stack)
                 if job_id is None:
                     made = submission.ready(spec, wanted, sets or ())
                     with interrupts.held():
@@ -162,12 +162,14 @@ class _OwnJob:
             slurm.cancel(self._connection, [self.job_id])
         except JobsError as error:
             output.note(f"{error}")
-            output.note(f"job {self.job_id} still runs: soperator cancel {self.job_id}")
+            output.note(
+                f"job {self.job_id} still runs: soperator cancel {self.job_id} -s {self._stack}"
+            )
             return
         output.note(f"job {self.job_id} is told to end")
 
 
-def _found(connection: Connection, name: str, sets: Sequence[str]) -> str | None:
+def _found(connection: Connection, name: str, sets: Sequence[str], stack: str) -> str | None:
     """Id of the server that runs or waits already; refused where settings could not reach it."""
     from infra.clients import slurm
     from infra.jobs import server
@@ -178,7 +180,7 @@ def _found(connection: Connection, name: str, sets: Sequence[str]) -> str | None
     if sets:
         raise UserError(
             f"--set: job {job.id} {name} is {job.state} already and was started without it; leave "
-            f"--set out, or run: soperator cancel {job.id}"
+            f"--set out, or run: soperator cancel {job.id} -s {stack}"
         )
     output.note(f"job {job.id} {name} is {job.state} already and is used; it stays at the end")
     return job.id
@@ -245,7 +247,7 @@ def _watch(page: ChatPage, connection: Connection, job_id: str, stack: str) -> N
             if not connection.is_open:
                 connection.reopen()
             if (ended := slurm.find(connection, job_id)).finished:
-                raise UserError(f"job {job_id} ended: {outcome(ended, stack)}")
+                raise UserError(f"job {job_id} ended: {outcome(ended, stack, is_server=True)}")
 
 
 def load(
@@ -293,7 +295,7 @@ def load(
     declared = context.spec(stack)
     if url is not None:
         if serve_job is not None:
-            raise UserError("load: give a job id or --url, not both")
+            raise UserError("runs load: give a job id or --url, not both")
         hardware = [] if preset is None else targets.preset_settings(preset)
         words = _words(url, rows, tokenizer, [*hardware, *chosen], declared)
         if dry_run:

@@ -44,7 +44,8 @@ def client_words(outputs: StackOutputs, key: Path, *, options: tuple[str, ...] =
     client = shutil.which("ssh")
     if client is None:
         raise UserError(
-            "ssh: not on PATH; install openssh-client, or use soperator status and logs"
+            f"ssh: not on PATH; install openssh-client, or use soperator status -s {outputs.stack} "
+            "and logs"
         )
     arguments = [client, "-F", "/dev/null", "-i", str(key), "-p", str(outputs.ssh_port)]
     for name, value in login_options(outputs).items():
@@ -105,7 +106,7 @@ def shell(
     if not (jupyter or vscode or sys.stdin.isatty()):
         raise UserError(
             "standard input is no terminal: run this in one, or take --jupyter or --vscode; a "
-            "command without one: soperator ssh 'srun ...'"
+            f"command without one: soperator ssh -s {stack} 'srun ...'"
         )
     spec = context.spec(stack)
     books = open_books(spec, context.state_root(), output.note)

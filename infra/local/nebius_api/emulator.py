@@ -2,7 +2,7 @@
 
 What would be written for each service is read from the descriptors
 (infra/providers/nebius/schema.py); what they do not state is in changes.py,
-states.py, usage.py and hooks.py. Real servers may differ: see docs/unverified.md.
+states.py and hooks.py. Real servers may differ: see docs/unverified.md.
 
 Troubles on purpose that are no refusal: `troubles.json` in the state folder, read when it matters:
     {"operations": [{"method": RE, "seconds": 60}],

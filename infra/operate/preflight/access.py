@@ -149,7 +149,8 @@ def ask_names(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
                 NAME_CHECK,
                 f"the {kind} {found.metadata.name!r} exists as {found.metadata.id} and is not this "
                 "stack's own",
-                "delete or rename it, or take it over: soperator cluster adopt",
+                "delete or rename it, or take it over: soperator cluster adopt KIND "
+                f"{found.metadata.id} --stack {spec.name}",
                 certain=True,
             )
             for found in existing

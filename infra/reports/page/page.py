@@ -69,7 +69,7 @@ def render(report: Report) -> str:
         problems=report.bill.problems,
         bill=Markup(lay_out(replace(bill, figures=()), Format.HTML)),  # noqa: S704 (escaped in cost/report/layout.py)
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 (our own file)
-        architecture=Markup(drawings.draw(report.spec)),  # noqa: S704 (escaped in svg.py)
+        architecture=Markup(drawings.draw(report.spec)),  # noqa: S704 (escaped in drawings.py)
         training_rows=training_rows(report),
         busy_chart=Markup(busy_chart(report)),  # noqa: S704 (numbers only)
         speed_rows=speed_rows(report),

@@ -29,7 +29,9 @@ class Slurm:
 
 
 def ended(slurm: Slurm, save_s: float = 60) -> list[str]:
-    end_jobs(slurm, lambda: tuple(slurm.jobs), save_s=save_s, say=print, pause=slurm.wait)
+    end_jobs(
+        slurm, lambda: tuple(slurm.jobs), stack="lab", save_s=save_s, say=print, pause=slurm.wait
+    )
     return slurm.commands
 
 
@@ -57,7 +59,7 @@ def test_what_takes_no_sigterm_is_waited_for_until_slurm_kills_it() -> None:
         if told and since.count("wait 5") * POLL_S > 190:
             slurm.jobs.clear()
 
-    end_jobs(slurm, lambda: tuple(slurm.jobs), save_s=0, say=print, pause=wait)
+    end_jobs(slurm, lambda: tuple(slurm.jobs), stack="lab", save_s=0, say=print, pause=wait)
     assert slurm.jobs == []
 
 

@@ -61,7 +61,9 @@ def seen(
     hours: int | None = 24,
 ) -> Activity:
     slurm = Slurm(*rows, queue=queue, boot=boot, stderr=stderr)
-    return activity(slurm, "key", now=NOW, hours=hours, placeholders={"schedule-train"})
+    return activity(
+        slurm, "key", now=NOW, hours=hours, stack="lab", placeholders={"schedule-train"}
+    )
 
 
 def judged(

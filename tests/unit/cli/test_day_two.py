@@ -77,8 +77,8 @@ def test_a_destroy_that_nobody_can_confirm_is_refused_before_the_engine_is_asked
     result = RUNNER.invoke(app, ["cluster", "destroy", "--stack", "local"])
     assert result.exit_code == 1
     assert result.stderr == (
-        "soperator: destroy: nobody to ask; read `pulumi destroy --preview-only --stack local` "
-        "and give --yes\n"
+        "soperator: cluster destroy: nobody to ask; read `pulumi destroy --preview-only --stack "
+        "local` and give --yes\n"
     )
     assert not engine.exists()
 

@@ -51,7 +51,7 @@ def test_a_wrong_address_ends_with_the_status_of_the_test(state: Path):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["7", "--url", "http://127.0.0.1:1/v1"], "load: give a job id or --url, not both"),
+        (["7", "--url", "http://127.0.0.1:1/v1"], "runs load: give a job id or --url, not both"),
         (["--preset", "p/q"], "--preset: only with --url; for a job use --set load.prompts"),
         (["--concurrency", "x"], "--concurrency x: write numbers with commas, such as 1,2,4,8"),
         (["-s", "h100-prod"], "h100-prod: jobs: no load test; declare one"),

@@ -151,7 +151,7 @@ def test_a_stack_whose_results_cannot_be_fetched_is_not_paused_unless_told_to(
     result = run("cluster", "pause", "--stack", "h100-prod")
     assert result.exit_code == 1
     assert "no route to host\n" in result.output
-    assert "of jobs 4, 5 there are results that are not here" in result.output
+    assert "results of jobs 4, 5 are not on this machine" in result.output
     assert not load_stack("h100-prod", folder).nodes.paused
     assert run("cluster", "pause", "--stack", "h100-prod", "--no-fetch").exit_code == 0
     assert load_stack("h100-prod", folder).nodes.paused
@@ -241,3 +241,8 @@ def test_a_switch_of_something_else_is_left_alone() -> None:
 def test_a_shape_that_cannot_be_edited_safely_is_refused_with_the_line_to_write(text: str) -> None:
     with pytest.raises(UserError, match=r"write it by hand: `paused: true`"):
         set_paused(text, paused=True)
+
+
+def test_a_resume_that_cannot_be_written_says_the_line_of_a_resume() -> None:
+    with pytest.raises(UserError, match=r"`paused: false` .* 'soperator-stack:nodes.paused' false"):
+        set_paused(f"{HEAD} {{paused: true}}\n", paused=False)

@@ -71,6 +71,23 @@ def test_a_next_step_names_job_and_stack() -> None:
     )
 
 
+@pytest.mark.parametrize("code", sorted(FAILURES))
+def test_every_step_is_filled_in(code: int) -> None:
+    words = str(outcome(ended("FAILED", code), "h100-prod"))
+    assert "{" not in words
+    assert words.count("soperator ") == words.count("-s h100-prod")
+    assert ("drain" in words) is ("--reason TEXT -s h100-prod" in words)
+
+
+@pytest.mark.parametrize(("state", "exit_code"), [("FAILED", 75), ("TIMEOUT", 0)])
+def test_a_server_is_not_told_to_resume_a_training(state: str, exit_code: int) -> None:
+    words = str(outcome(ended(state, exit_code), "h100-prod", is_server=True))
+    assert "soperator submit finetune -s h100-prod" in words
+    assert "train." not in words
+    assert "saved" not in words
+    assert "train.resume=auto" in str(outcome(ended(state, exit_code), "h100-prod"))
+
+
 def test_a_signal_is_named() -> None:
     assert outcome(ended("FAILED", 128 + 11), "local").cause == "signal 11 ended it"  # type: ignore[union-attr]
 
@@ -86,7 +103,7 @@ def test_a_kill_is_not_taken_for_full_memory_nor_a_server_for_a_training() -> No
 def test_a_job_that_is_held_after_a_lost_controller_says_the_way_out(reason: str) -> None:
     words = in_words(reason)
     assert "Duplicate jobid" in words
-    assert "soperator cluster drain NODE --undo" in words
+    assert "soperator cluster drain NODE --undo -s STACK" in words
 
 
 @pytest.mark.parametrize(
