@@ -1,6 +1,7 @@
 """Take a stack's workers away and bring them back; keep new jobs off single nodes.
 
-`pause` and `resume` write the stack file; `pulumi up` acts on it.
+`pause` and `resume` only write `nodes.paused` into the stack file; at the next `pulumi up`
+`stacks.spec.nodes.NodesSpec.counts` makes it 0 workers, or the declared ones.
 """
 
 from __future__ import annotations
