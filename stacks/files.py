@@ -33,10 +33,11 @@ def read_bytes(path: Path, *, at_most_bytes: int = AT_MOST_BYTES) -> bytes:
     """The bytes of a regular file; OSError for another kind or more of them."""
     # Without O_NONBLOCK a FIFO is waited for before anybody can see that it is one.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    if stat.S_ISDIR(found.st_mode):  # fdopen would name the descriptor instead of the path
+        os.close(descriptor)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if stat.S_ISDIR(found.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "a device, FIFO or socket, not a regular file", str(path))
         # Files of /proc say 0 bytes and have more.
@@ -127,8 +128,18 @@ class _Yaml(_Loader):
         return super().construct_mapping(node, deep)
 
 
-def _decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Decimal:
-    return Decimal(str(loader.construct_scalar(node)))
+def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | Decimal:
+    text = str(loader.construct_scalar(node))
+    try:
+        if node.tag == "!decimal":
+            return Decimal(text)
+        if re.fullmatch(r"[-+]?(0|[1-9][0-9]*)", text):
+            return int(text)
+        problem = "has a 0 before it, which is octal for some readers; write it without"
+    except (ValueError, ArithmeticError):
+        problem = "is too long for a number"
+    raise yaml.constructor.ConstructorError(None, None, f"{text[:40]} {problem}", node.start_mark)
 
 
-_Yaml.add_constructor("!decimal", _decimal)
+_Yaml.add_constructor("!decimal", _number)
+_Yaml.add_constructor("tag:yaml.org,2002:int", _number)

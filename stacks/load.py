@@ -111,7 +111,7 @@ def _from_text(value: object, *, text_wanted: bool) -> object:
         return value
     try:
         return cast("object", json.loads(value, parse_float=Decimal))
-    except json.JSONDecodeError:
+    except (ValueError, ArithmeticError):  # no JSON, or a number with more digits than are read
         return value
 
 
@@ -245,7 +245,9 @@ class Decoder:
 
 def _bounds_problem(number: int | Decimal, bounds: Bounds, given: str) -> str | None:
     least, most = bounds.least, bounds.most
-    if abs(number) > _MOST or 0 < abs(number) < _LEAST:
+    # Compared, not abs(): arithmetic on 1e9999999 overflows, and on 1e-9999999 makes it 0.
+    is_far = not -_MOST <= number <= _MOST or (number != 0 and -_LEAST < number < _LEAST)
+    if is_far and (most is None or isinstance(number, Decimal)):
         return f"expected a number from {_LEAST:f} to {_MOST:,}, got {given}"
     if isinstance(number, int):
         if number < least:

@@ -119,8 +119,10 @@ _NOT_WRITABLE = (
     "write to"
 )
 _FULL = "free some space there, or move SOPERATOR_STATE or SOPERATOR_CACHE to another disk"
+_OF_A_PATH = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)
+_OF_A_PATH += (errno.ENAMETOOLONG,)
 _OF_THE_MACHINE = {
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _NOT_WRITABLE),
+    **dict.fromkeys(_OF_A_PATH, _NOT_WRITABLE),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
 }
 """What to do about a file that the machine refuses, by what it answers."""
@@ -142,17 +144,23 @@ class LazyGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         words = self.prefix + cmd_name
-        if words not in VERBS and words not in GROUPS:
+        if " " in cmd_name or (words not in VERBS and words not in GROUPS):
             return None
         with interrupts.at_once():
             return _load_group(words) if words in GROUPS else _load(cmd_name, VERBS[words])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None:
-            nearest = get_close_matches(args[0], self.list_commands(ctx), n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"see {ctx.command_path} --help"
+            known = self.known(ctx)
+            nearest = get_close_matches(args[0], known, n=1)
+            meant = f"did you mean {known[nearest[0]]!r}?" if nearest else ""
+            hint = meant or f"see {ctx.command_path} --help"
             ctx.fail(f"no such command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
+
+    def known(self, ctx: Any) -> dict[str, str]:
+        """What may be meant here by a word -> what to write."""
+        return {name: name for name in self.list_commands(ctx)}
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         self._format_section(formatter, "Commands", self.list_commands(ctx))
@@ -165,6 +173,11 @@ class LazyGroup(TyperGroup):
 
 class Root(LazyGroup):
     """All of the command; refusals become a line each and exit code 1."""
+
+    def known(self, ctx: Any) -> dict[str, str]:
+        # Also the last word of a group's command, and the names of before the groups.
+        inner = {words.split()[-1]: words for words in VERBS if " " in words}
+        return {**inner, **FORMER, **super().known(ctx)}
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         # The usage line has both options: one screen of 24 lines has room for no more.
@@ -185,7 +198,7 @@ class Root(LazyGroup):
         return super().resolve_command(ctx, args)
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
-        with interrupts.at_once():
+        with interrupts.at_once(), _flushed():  # --help and --version print in here
             return super().make_context(*arguments, **settings)
 
     def invoke(self, ctx: Any) -> Any:
@@ -212,6 +225,8 @@ def _flushed() -> Iterator[None]:
     """What was printed is out at the end, or a line says that it is not, and exit code 1."""
     if sys.stdout is None:  # `>&-`: whoever writes would fail at a name that is not there
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stderr is None:  # `2>&-`: print() to no file is print() to standard output
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         try:
             yield
@@ -312,6 +327,9 @@ def _refuse_repeats(command: Any) -> None:
                 )
                 if has_one and given.count(option) > 1:
                     ctx.fail(f"{option.opts[0]} is given {given.count(option)} times; give it once")
+                if option.name in (ctx.default_map or {}):
+                    given_twice = f"{option.opts[0]} is given before {ctx.info_name!r} too"
+                    ctx.fail(f"{given_twice}; give it once")
             return values, rest, given
 
         parser.parse_args = parse_once

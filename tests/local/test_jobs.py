@@ -263,7 +263,7 @@ def test_a_missing_python_environment_ends_the_job_with_78_and_says_what_to_do(
     submission = submit.submit(connection, cluster.outputs, "probe", code_hash=hash_files(files))
     status, log = finish(connection, submission)
     assert status == 78
-    assert "/opt/none/bin/python is missing: run soperator data venv --stack " in log
+    assert "/opt/none/bin/python is missing: run soperator data venv -s jobs, submit again" in log
 
 
 @pytest.mark.feature("S002-44")

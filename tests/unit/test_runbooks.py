@@ -159,7 +159,7 @@ def test_our_commands_are_taken_by_their_own_parser(page: str, words: list[str])
 
 def test_words_that_a_command_does_not_take_are_found() -> None:
     assert problem_of_ours(["soperator", "status", "12", "--levitate"])
-    assert problem_of_ours(["soperator", "drain"])
+    assert problem_of_ours(["soperator", "cluster", "drain"])
     assert problem_of_ours(["soperator", "levitate"])
     assert problem_of_ours(["soperator", "local", "status"]) is None
 

@@ -1,7 +1,6 @@
 """Take a stack's workers away and bring them back; keep new jobs off single nodes.
 
-`pause` and `resume` only write `nodes.paused` into the stack file; at the next `pulumi up`
-`stacks.spec.nodes.NodesSpec.counts` makes it 0 workers, or the declared ones.
+`pause` and `resume` write `nodes.paused`; `NodesSpec.counts` makes it 0 workers at `pulumi up`.
 """
 
 from __future__ import annotations

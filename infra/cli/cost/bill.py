@@ -10,7 +10,7 @@ import json
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -86,9 +86,14 @@ def _hand_on(ctx: typer.Context, command: str, stack: str) -> None:
     """The stack to the command; what else was given before it would have no effect."""
     for each in ctx.command.params:
         given = ctx.get_parameter_source(each.name or "")
-        if each.name != "stack" and given is not None and given.name == "COMMANDLINE":
+        if given is None or given.name != "COMMANDLINE":
+            continue
+        if each.name != "stack":
             ctx.fail(f"{each.opts[0]}: give the options of {command!r} after it")
-    ctx.default_map = {command: {"stack": stack}}
+        group: Any = ctx.command  # typer's own class of groups, which has no name outside
+        if "stack" not in {param.name for param in group.get_command(ctx, command).params}:
+            ctx.fail(f"{each.opts[0]}: {command!r} is of no stack")
+        ctx.default_map = {command: {"stack": stack}}
 
 
 def explain(

@@ -70,7 +70,10 @@ def size(
         raise typer.BadParameter("name a model, or give --rule seed004", param_hint="MODEL")
     elif serve:
         serving = Serving(
-            dtype=dtype or Dtype.BF16, streams=streams, context_tokens=seq, tensor=gpus or 1
+            dtype=dtype or Dtype.BF16,
+            streams=streams,
+            context_tokens=seq,
+            tensor=1 if gpus is None else gpus,
         )
         found = answer.serving_answer(model, serving, PriceBook.load(prices))
     else:
@@ -240,6 +243,6 @@ def _number(option: str, text: str) -> Decimal:
         value = Decimal(text)
     except InvalidOperation:
         value = Decimal("NaN")
-    if not value.is_finite() or not 0 < value <= 10**9:
+    if not value.is_finite() or not Decimal("1e-9") <= value <= 10**9:
         raise UserError(f"{option}: got {text!r}, expected a number over 0, such as 2.5")
     return value

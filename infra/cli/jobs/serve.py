@@ -286,8 +286,8 @@ def load(
 ) -> None:
     """Measure a server under load: by the job `load`, or from here with --url.
 
-    The job is submitted and not waited for, unlike by `serve` and `accept`: `soperator logs ID`
-    follows it. While others use the server nothing is measured: NOT RUN, 69.
+    The job is submitted and not waited for, unlike by `serve` and `cluster accept`:
+    `soperator logs ID` follows it. While others use the server nothing is measured: NOT RUN, 69.
     """
     from infra.jobs import server as targets
 

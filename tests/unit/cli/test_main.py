@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -112,6 +113,9 @@ def test_the_command_that_kubeconfigs_run_keeps_its_name() -> None:
         (["staus"], "no such command 'staus'; did you mean 'status'?"),
         (["cluster", "puase"], "no such command 'puase'; did you mean 'pause'?"),
         (["cluster", "xyz"], "no such command 'xyz'; see soperator cluster --help"),
+        (["destory"], "no such command 'destory'; did you mean 'cluster destroy'?"),
+        (["orphans"], "no such command 'orphans'; did you mean 'cluster orphans'?"),
+        (["cost chat"], "no such command 'cost chat'; "),
     ],
 )
 def test_a_mistyped_command_is_answered_with_the_nearest(words: list[str], hint: str) -> None:
@@ -127,6 +131,28 @@ def test_the_stack_may_stand_before_a_command_of_cost_and_nothing_else_may() -> 
     result = RUNNER.invoke(app, ["cost", "--format", "json", "prices"])
     assert result.exit_code == 2
     assert "--format: give the options of 'prices' after it" in result.stderr
+    result = RUNNER.invoke(app, ["cost", "--stack", "l40s-dev", "size", "Qwen3-8B"])
+    assert (result.exit_code, "--stack: 'size' is of no stack" in result.stderr) == (2, True)
+    result = RUNNER.invoke(app, ["cost", "--stack", "l40s-dev", "chat", "--stack", "local"])
+    assert result.exit_code == 2
+    assert "--stack is given before 'chat' too; give it once" in result.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"]])
+def test_help_that_no_disk_takes_is_one_line(words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "infra.cli.main", *words],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("soperator: standard output: No space left on device")
+
+
+def test_without_a_standard_error_an_old_name_leaves_json_alone() -> None:
+    command = f"exec {sys.executable} -m infra.cli.main prices --format json 2>&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -318,3 +318,26 @@ def test_a_key_that_is_no_text_is_refused_with_the_rest(config: dict[str, Any], 
         f"demo.{key}: a key is text; write 'soperator-stack:<key>'",
         "demo.jbos: unknown key; did you mean 'jobs'?",
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "keep_daily: 09",
+        "keep_daily: 010",
+        f"keep_daily: {'9' * 5000}",
+        "keep_daily: 1e99999999999999999999",
+    ],
+)
+def test_a_number_that_yaml_cannot_hold_is_refused_with_its_line(tmp_path: Path, text: str):
+    """A zero before it is octal for some readers: 010 was 8 without a word."""
+    (tmp_path / "Pulumi.own.yaml").write_text(f"config:\n  soperator:backup:\n    {text}\n")
+    with pytest.raises(StackError, match=r"Pulumi\.own\.yaml.*line 3"):
+        load_stack("own", tmp_path)
+
+
+@pytest.mark.parametrize("number", ["1e9999999", "1e-9999999", "-1e9999999"])
+def test_a_number_beyond_every_bound_is_a_problem_of_its_key(config: dict[str, Any], number: str):
+    config["chat"]["speeds"] = [{"scenario": "S", "output_tokens_per_s": Decimal(number)}]
+    with pytest.raises(StackError, match=r"output_tokens_per_s: expected a number from"):
+        load(config)
