@@ -184,7 +184,8 @@ def test_a_claim_that_the_accounting_volume_does_not_fit_keeps_slurmctld_waiting
     unbound = "1 node(s) didn't find available persistent volumes to bind"
     stand.wait_message("SlurmCluster", "soperator", unbound)
     stand.wait(
-        lambda: "conditions" in stand.pod("soperator-acct-db-0")["status"], "the scheduler's word"
+        lambda: "conditions" in stand.pod("soperator-acct-db-0").get("status", {}),
+        "the scheduler's word",
     )
     (condition,) = stand.pod("soperator-acct-db-0")["status"]["conditions"]
     assert (condition["reason"], condition["status"]) == ("Unschedulable", "False")
@@ -229,8 +230,10 @@ def test_a_deleted_pod_is_made_anew_with_its_daemon(stand: Stand) -> None:
     stand.client.delete(before)
     stand.wait(
         lambda: (
-            stand.is_ready("login-0")
-            and stand.pod("login-0")["metadata"]["uid"] != before["metadata"]["uid"]
+            # The old one is ready until it is gone, and then there is none for a moment.
+            stand.pod("login-0").get("metadata", before["metadata"])["uid"]
+            != before["metadata"]["uid"]
+            and stand.is_ready("login-0")
             and stand.pid("slurm-login-0") not in (0, pid)
         ),
         "another login pod with another sshd",
