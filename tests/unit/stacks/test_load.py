@@ -341,3 +341,12 @@ def test_a_number_beyond_every_bound_is_a_problem_of_its_key(config: dict[str, A
     config["chat"]["speeds"] = [{"scenario": "S", "output_tokens_per_s": Decimal(number)}]
     with pytest.raises(StackError, match=r"output_tokens_per_s: expected a number from"):
         load(config)
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "1e99999999999999999999"])
+def test_json_text_with_a_number_that_nothing_holds_is_a_problem_of_its_key(
+    config: dict[str, Any], number: str
+):
+    config["chat"] = f'{{"model": "M", "context_tokens": {number}}}'
+    (problem,) = problems_of(config)
+    assert problem.startswith("demo.chat: expected ")
