@@ -56,10 +56,18 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
 
 
 def states(stand: Stand) -> dict[str, str]:
-    """Node -> its states, as Slurm tells a user; 22.05 does not tell of one that is down."""
+    """Node -> its states, as Slurm tells a user; 22.05 does not tell of one that is down.
+
+    Without POWER_UP: a wish to wake that comes in the second in which the node registers by itself
+    stays beside its states until it next powers down (power_save.c clears it there alone).
+    """
     shown = stand.ssh("scontrol --oneliner show node").stdout.splitlines()
     words = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in shown]
-    return {one["NodeName"]: one["State"] for one in words if "State" in one}
+    return {
+        one["NodeName"]: "+".join(each for each in one["State"].split("+") if each != "POWER_UP")
+        for one in words
+        if "State" in one
+    }
 
 
 def is_down(stand: Stand, node: str) -> bool:
@@ -224,7 +232,8 @@ def test_the_least_nodes_of_a_set_never_sleep_and_the_others_do(minimum: Minimum
 def test_ready_wakes_a_node_of_the_minimum_that_sleeps(minimum: Minimum) -> None:
     stand, spec = minimum.stand, minimum.spec
     assert stand.ssh("scontrol update nodename=worker-0 state=power_down").returncode == 0
-    stand.wait(lambda: is_down(stand, "worker-0"), "a worker-0 that sleeps")
-    done = stand.ssh(ready_script(spec, timeout_s=50))
+    # Its daemon, not its state: one that keeps an old wish to wake is down for a moment only.
+    stand.wait(lambda: not running(stand, "worker-0"), "the end of worker-0")
+    done = stand.ssh(ready_script(spec, timeout_s=60))
     assert done.stdout == "2 nodes ready: worker-0 fixed-0\n", done.stderr
     assert states(stand)["worker-0"] == "IDLE+CLOUD"
