@@ -66,39 +66,39 @@ preview: setup ## Preview a stack offline, with its cost: make preview STACK=h10
 	@variables="$$($(SOPERATOR) env --offline)"; eval "$$variables"; pulumi preview --stack $(STACK) || exit 1
 
 bench: setup ## Measure the local stack: up, second up, submit, log delay
-	@$(PYTHON3) -m benchmarks
+	@$(PYTHON3) -m tests.bench
 
 bench-cost: setup ## Measure the cost work of a preview, and of a bill of 10,000 lines
-	@$(PYTHON3) -m benchmarks.cost
+	@$(PYTHON3) -m tests.bench.cost
 
 bench-scale: setup ## Measure previews, ups and cost work from 1 to 1,000 workers
-	@$(PYTHON3) -m benchmarks.scale
+	@$(PYTHON3) -m tests.bench.scale
 
 bench-data: setup ## Measure the data pipeline: tokenising, packing; ROWS=500000 adds peak memory
-	@$(PYTHON3) -m benchmarks.data $(if $(ROWS),--rows $(ROWS))
+	@$(PYTHON3) -m tests.bench.data $(if $(ROWS),--rows $(ROWS))
 
 bench-checkpoint: setup ## Measure how long a checkpoint stalls training, against a synchronous save
-	@$(PYTHON3) -m benchmarks.checkpoint
+	@$(PYTHON3) -m tests.bench.checkpoint
 
 bench-train: setup ## Measure the training loop against transformers, TRL and a bare loop; its settings
-	@.venv/bin/uv pip install --quiet --target .soperator/bench-train --no-deps --require-hashes -r benchmarks/trainers.lock
-	@PYTHONPATH=.soperator/bench-train $(PYTHON3) -m benchmarks.train
-	@$(PYTHON3) -m benchmarks.train_options
+	@.venv/bin/uv pip install --quiet --target .soperator/bench-train --no-deps --require-hashes -r tests/bench/trainers.lock
+	@PYTHONPATH=.soperator/bench-train $(PYTHON3) -m tests.bench.train
+	@$(PYTHON3) -m tests.bench.train_options
 
 bench-evaluate: setup ## Measure batched evaluation against one by one
-	@$(PYTHON3) -m benchmarks.evaluate
+	@$(PYTHON3) -m tests.bench.evaluate
 
 bench-serve: setup ## Measure serving: batching, against generate, HTTP
-	@$(PYTHON3) -m benchmarks.serve
+	@$(PYTHON3) -m tests.bench.serve
 
 bench-load: setup ## Measure what the load generator itself costs at 64 streams
-	@$(PYTHON3) -m benchmarks.load
+	@$(PYTHON3) -m tests.bench.load
 
 lock: ## Write the lock files anew from the requirements
 	@infra/setup/tools/bootstrap.sh
 	@$(LOCK) requirements-workloads.in -o requirements-workloads.lock
 	@$(LOCK) -c requirements-workloads.lock requirements.in requirements-dev.in -o requirements.lock
-	@$(LOCK) --no-deps benchmarks/trainers.in -o benchmarks/trainers.lock
+	@$(LOCK) --no-deps tests/bench/trainers.in -o tests/bench/trainers.lock
 	@$(LOCK) -c requirements-workloads.lock -c requirements.lock infra/setup/image/image.in -o infra/setup/image/image.lock
 	@$(LOCK) -c requirements-workloads.lock workloads/monitoring/tools.in -o workloads/monitoring/tools.lock
 	@for name in bootstrap model data; do $(LOCK) --no-deps infra/setup/tools/$$name.in -o infra/setup/tools/$$name.lock; done

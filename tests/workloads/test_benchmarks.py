@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 import torch
 
-import benchmarks
+import tests.bench
 from tests.workloads.conftest import EXCERPT
 
 ROOT = Path(__file__).parents[2]
 MODEL = "SmolLM2-135M-Instruct"
 NAMES = sorted(
     each.name
-    for each in pkgutil.walk_packages(benchmarks.__path__, "benchmarks.")
+    for each in pkgutil.walk_packages(tests.bench.__path__, "tests.bench.")
     if not each.name.endswith("__main__")
 )
 # A cluster of its own each: imported here, run by `make bench` and `make bench-scale`.
@@ -79,7 +79,7 @@ def test_a_benchmark_can_be_imported(name: str) -> None:
 
 def test_every_benchmark_with_a_command_takes_a_step_here() -> None:
     commands = {
-        name.removeprefix("benchmarks.")
+        name.removeprefix("tests.bench.")
         for name in NAMES
         if hasattr(importlib.import_module(name), "RESULT")
     }
@@ -90,7 +90,7 @@ def test_every_benchmark_with_a_command_takes_a_step_here() -> None:
 def test_a_benchmark_measures_something(name: str, cache: Path) -> None:
     options, figures = COMMANDS[name]
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *options.split(), "--no-write"],
+        [sys.executable, "-m", f"tests.bench.{name}", *options.split(), "--no-write"],
         cwd=ROOT,
         env={**os.environ, "SOPERATOR_CACHE": str(cache), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
@@ -108,7 +108,7 @@ def test_a_benchmark_measures_something_smaller(
     name: str, model_dir: Path, settings: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values, options, figure = SMALLER[name]
-    module = importlib.import_module(f"benchmarks.{name}")
+    module = importlib.import_module(f"tests.bench.{name}")
     for key, value in values.items():
         settings.setattr(module, key, value)
     if hasattr(module, "MODEL"):
@@ -122,7 +122,7 @@ def test_the_benchmark_of_data_measures_packing_and_the_library(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own pass is a command of the pipeline, which other tests run: it forks for minutes."""
-    module = importlib.import_module("benchmarks.data")
+    module = importlib.import_module("tests.bench.data")
     monkeypatch.setattr(module, "MODEL", cache / "models" / MODEL)
     monkeypatch.setattr(module, "BFCL", EXCERPT)
     monkeypatch.setattr(module, "BFCL_CATEGORIES", ("simple_python",))
@@ -139,7 +139,7 @@ def test_fewer_chats_than_are_taken_off_are_refused(
     chats: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing was left of the pass: a ratio of -0.000."""
-    module = importlib.import_module("benchmarks.data")
+    module = importlib.import_module("tests.bench.data")
     monkeypatch.setattr(sys, "argv", ["data", "--chats", chats, "--no-write"])
     with pytest.raises(SystemExit, match="2"):
         module.main()
@@ -157,7 +157,7 @@ def test_every_measured_trainer_takes_its_steps(
         ("TOKENIZERS_PARALLELISM", "false"),
     ):
         settings.setenv(variable, value)
-    module = importlib.import_module(f"benchmarks.{name}")
+    module = importlib.import_module(f"tests.bench.{name}")
     measure = module.compare.measure
     here = {"in_one_process": True}
     settings.setattr(

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.stand_in import Behaviour, StandIn, running
+from tests.bench.stand_in import Behaviour, StandIn, running
 from tests.ports import free_ports
 from workloads.job import run_job
 from workloads.load.__main__ import main, recipe_arguments

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.stand_in import Behaviour, running
 from cost.run_record import load_run_records
 from infra.cli.main import app
+from tests.bench.stand_in import Behaviour, running
 
 RUNNER = CliRunner()
 

@@ -7,13 +7,13 @@ import pstats
 
 import pytest
 
-from benchmarks.scale import with_worker_sets
 from cost.bill.bill import Bill
 from cost.bill.table import render
 from cost.chat.unit_costs import unit_costs
 from cost.prices.book import layered
 from cost.resources.estimate import estimate
 from stacks.spec import StackSpec
+from tests.bench.scale import with_worker_sets
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,4 +1,4 @@
-"""Measures serving: `make bench-serve`, or python -m benchmarks.serve [--rounds N].
+"""Measures serving: `make bench-serve`, or python -m tests.bench.serve [--rounds N].
 
 SmolLM2-135M on one core, tokens per second of CPU time (other work on the machine does not count):
 one stream; 16 streams of unlike lengths in continuous batching; `transformers`' own `generate` of
@@ -21,8 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
 from infra.state import Cache
+from tests.bench import machine
 
 RESULT = Path(__file__).with_name("serve.json")
 MODEL = Cache.from_environ().models / "SmolLM2-135M-Instruct"
@@ -53,7 +53,7 @@ print(sum(counts))
 
 def main() -> int:
     """Measures, prints, writes; 0 when every median keeps its limit."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.serve", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="measurements a figure")
     parser.add_argument("--no-write", dest="write", action="store_false", help="keep serve.json")
     options = parser.parse_args()

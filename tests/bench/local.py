@@ -1,8 +1,8 @@
-"""Measures the local stack after set-up: `make bench`, or python -m benchmarks.local [--runs N].
+"""Measures the local stack after set-up: `make bench`, or python -m tests.bench.local [--runs N].
 
 From nothing to an idle cluster, a second `pulumi up`, submit to job start, delay of a log line.
 Runs in a state folder and on ports of its own and takes everything down at the end; prints a table
-and writes benchmarks/local.json with medians and the machine they were measured on.
+and writes tests/bench/local.json with medians and the machine they were measured on.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.local", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.local", description=__doc__)
     parser.add_argument("--runs", type=int, default=1, help="whole cycles from nothing")
     parser.add_argument("--no-write", dest="write", action="store_false", help="keep local.json")
     return parser

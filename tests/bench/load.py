@@ -1,8 +1,8 @@
-"""Measures the load generator itself: `make bench-load`, or python -m benchmarks.load [--rounds N].
+"""Measures the load generator itself: `make bench-load`, or -m tests.bench.load [--rounds N].
 
 64 streams of a server without a model, in a process of its own, that writes 30 tokens/s to each, as
 a 14B model on one GPU does: CPU seconds of the generator over wall seconds, of one core. Writes
-benchmarks/load.json. Sending, reading, parsing and keeping every token time are in it.
+tests/bench/load.json. Sending, reading, parsing and keeping every token time are in it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import machine
+from tests.bench import machine
 from workloads.load.client import ChatClient
 from workloads.load.measure import Chat, closed_loop, point
 from workloads.recipes.load import Slo
@@ -32,12 +32,12 @@ LIMIT_PERCENT = 5.0
 
 def main() -> int:
     """Measures, prints, writes; 0 when the median keeps its limit."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.load", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="measurements")
     parser.add_argument("--no-write", dest="write", action="store_false", help="keep load.json")
     options = parser.parse_args()
     before = machine.describe()
-    command = [sys.executable, "-m", "benchmarks.stand_in", "--tokens-per-s", str(TOKENS_PER_S)]
+    command = [sys.executable, "-m", "tests.bench.stand_in", "--tokens-per-s", str(TOKENS_PER_S)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

@@ -1,7 +1,7 @@
 """Measures what a checkpoint costs training: `make bench-checkpoint`.
 
 The same state is saved in turn with and without the background, on one rank, into one folder; the
-stall is the time until training may go on. Prints both and writes benchmarks/checkpoint.json; ends
+stall is the time until training may go on. Prints both and writes tests/bench/checkpoint.json; ends
 with 1 when the stall is over its share of the synchronous save.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.machine import describe
+from tests.bench.machine import describe
 from workloads.common.dist import World
 from workloads.recipes.train import CheckpointConfig
 from workloads.train.checkpoint import FolderCheckpoints
@@ -38,7 +38,7 @@ _NUM_LAYERS, _WIDTH = 8, 1600
 
 def main() -> int:
     """Measures, prints, writes; 0 when the median stall keeps its share."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint")
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.checkpoint")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where to save; default: the temporary folder")
     parser.add_argument("--no-write", action="store_false", dest="write")
@@ -56,7 +56,7 @@ def main() -> int:
     share = medians["background_stall_s"] / medians["synchronous_save_s"]
     result: dict[str, Any] = {
         "measured_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "command": "python -m benchmarks.checkpoint",
+        "command": "python -m tests.bench.checkpoint",
         "machine": describe(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,

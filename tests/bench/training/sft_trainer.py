@@ -1,12 +1,12 @@
-"""TRL's SFTTrainer, from benchmarks/trainers.lock."""
+"""TRL's SFTTrainer, from tests/bench/trainers.lock."""
 
 from __future__ import annotations
 
 import tempfile
 
-from benchmarks.training import others, work
-from benchmarks.training.contest import Turns
-from benchmarks.training.work import Work
+from tests.bench.training import others, work
+from tests.bench.training.contest import Turns
+from tests.bench.training.work import Work
 
 
 def train(turns: Turns, *, size: Work) -> float:

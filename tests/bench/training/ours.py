@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
 
-from benchmarks.training import work
-from benchmarks.training.contest import Turns
-from benchmarks.training.work import Work
+from tests.bench.training import work
+from tests.bench.training.contest import Turns
+from tests.bench.training.work import Work
 from workloads.train.measure import LossCurve, StepResult
 
 
@@ -122,4 +122,4 @@ def loop(size: Work, *, curve: Curve, settings: dict[str, Any]) -> Any:
 
 
 def _stop(error: Exception) -> NoReturn:
-    sys.exit(f"benchmarks.train: {error}")
+    sys.exit(f"tests.bench.train: {error}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.training import work
-from benchmarks.training.contest import Turns
-from benchmarks.training.work import Work
+from tests.bench.training import work
+from tests.bench.training.contest import Turns
+from tests.bench.training.work import Work
 
 
 def options(size: Work, folder: str) -> dict[str, Any]:

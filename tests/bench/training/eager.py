@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from benchmarks.training import ours
-from benchmarks.training.contest import Turns
-from benchmarks.training.work import Work
+from tests.bench.training import ours
+from tests.bench.training.contest import Turns
+from tests.bench.training.work import Work
 
 
 def train(turns: Turns, *, size: Work) -> float:

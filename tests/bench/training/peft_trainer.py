@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tempfile
 
-from benchmarks.training import others, work
-from benchmarks.training.contest import Turns
-from benchmarks.training.work import Work
+from tests.bench.training import others, work
+from tests.bench.training.contest import Turns
+from tests.bench.training.work import Work
 
 
 def train(turns: Turns, *, size: Work, pads_to_limit: bool) -> float:

@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmarks.local import main
+from tests.bench.local import main
 
 if __name__ == "__main__":
     sys.exit(main())

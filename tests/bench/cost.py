@@ -1,9 +1,9 @@
-"""Measures the cost engine: `make bench-cost`, or python -m benchmarks.cost [--runs N].
+"""Measures the cost engine: `make bench-cost`, or python -m tests.bench.cost [--runs N].
 
 All cost work of one preview of l40s-dev that was deployed before (imports, prices, bill, text,
 difference, outputs) in a process of its own, as the engine starts one; and a bill of 10,000 lines
 from declaration to text and snapshot. Seconds of CPU: the work waits for nothing, and other work on
-the machine does not count. Writes benchmarks/cost.json with medians and the machine.
+the machine does not count. Writes tests/bench/cost.json with medians and the machine.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _spec() -> StackSpec:
 def _sample(name: str) -> float:
     """One measurement in a process of its own: nothing is imported or cached yet."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.cost", "--sample", name],
+        [sys.executable, "-m", "tests.bench.cost", "--sample", name],
         capture_output=True,
         text=True,
         check=True,
@@ -136,7 +136,7 @@ def _result(samples: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cost", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.cost", description=__doc__)
     parser.add_argument("--runs", type=int, default=9, help="processes a figure")
     parser.add_argument("--no-write", dest="write", action="store_false", help="keep cost.json")
     parser.add_argument("--sample", choices=tuple(LIMITS), help=argparse.SUPPRESS)

@@ -1,9 +1,9 @@
-"""Measures the training loop against others: `make bench-train`, or python -m benchmarks.train.
+"""Measures the training loop against others: `make bench-train`, or python -m tests.bench.train.
 
 Our loop with and without packing against a bare PyTorch loop over our packed rows, transformers'
 Trainer with PEFT on rows padded to the longest of their batch and to the limit, and TRL's
-SFTTrainer. Two at a time step in turn over the same work (benchmarks/training); a ratio is one of
-useful tokens per CPU second. Writes benchmarks/train.json.
+SFTTrainer. Two at a time step in turn over the same work (tests/bench/training); a ratio is one of
+useful tokens per CPU second. Writes tests/bench/train.json.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks.training import bare, compare, ours, peft_trainer, sft_trainer
-from benchmarks.training.compare import Pair
-from benchmarks.training.contest import Trainer
-from benchmarks.training.work import Work
+from tests.bench.training import bare, compare, ours, peft_trainer, sft_trainer
+from tests.bench.training.compare import Pair
+from tests.bench.training.contest import Trainer
+from tests.bench.training.work import Work
 
 RESULT = Path(__file__).with_name("train.json")
 PAIRS = {
@@ -39,7 +39,7 @@ def main() -> int:
         trainers(size),
         size=size,
         path=RESULT if options.write else None,
-        command=f"python -m benchmarks.train {' '.join(sys.argv[1:])}".strip(),
+        command=f"python -m tests.bench.train {' '.join(sys.argv[1:])}".strip(),
         packages=("torch", "transformers", "peft", "accelerate", "trl"),
     )
 
@@ -57,7 +57,7 @@ def trainers(size: Work) -> dict[str, Trainer]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.train", description=__doc__)
     parser.add_argument("--rows", type=int, default=96, help="chats of the data set")
     parser.add_argument(
         "--steps", type=int, default=10, help="train steps; the first does not count"

@@ -3,7 +3,7 @@
 SmolLM2-135M-Instruct in fp32 answers the same BFCL questions with `generate_in_batches`, once in
 length buckets of 16 and once alone, on one thread, without a stop so that both do equal work.
 Counted are tokens read and written per second of CPU time, so that other work on the machine does
-not count. Both must give equal answers. Writes benchmarks/evaluate.json.
+not count. Both must give equal answers. Writes tests/bench/evaluate.json.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe
 from infra.state import Cache
+from tests.bench.machine import describe
 
 RESULT = Path(__file__).with_name("evaluate.json")
 MODEL = "SmolLM2-135M-Instruct"
@@ -61,7 +61,7 @@ def main() -> int:
     if options.write:
         result = {
             "measured_at": datetime.now(UTC).date().isoformat(),
-            "command": f"python -m benchmarks.evaluate --rows {options.rows} "
+            "command": f"python -m tests.bench.evaluate --rows {options.rows} "
             f"--tokens {options.tokens} --runs {options.runs}",
             "machine": machine,
             "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
@@ -122,7 +122,7 @@ def _verdict(value: float, least: float) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.evaluate", description=__doc__)
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=16, help="written for each row")
     parser.add_argument("--runs", type=int, default=1)

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chats import SHORT, chats_of
-from benchmarks.machine import describe
+from tests.bench.chats import SHORT, chats_of
+from tests.bench.machine import describe
 
 _SAMPLE_S = 0.2
 

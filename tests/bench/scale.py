@@ -1,10 +1,10 @@
-"""Measures growth with the number of workers: `make bench-scale`, or python -m benchmarks.scale.
+"""Measures growth with the number of workers: `make bench-scale`, or python -m tests.bench.scale.
 
 The stack h100-prod with 1, 10, 100 and 1,000 workers against the emulated API of previews: wall
 time and peak memory of `pulumi preview` and of `pulumi up` of everything that the cloud's API makes
 (no Kubernetes and no Slurm), and the cost work alone for as many nodesets. Memory is the
 proportional set size of the engine and its plugins together, without the emulator. Writes
-benchmarks/scale.json, unless other work loads the machine.
+tests/bench/scale.json, unless other work loads the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe
 from infra.local import offline
 from infra.local.nebius_api.states import seed
 from infra.local.nebius_api.store import Store
@@ -37,6 +36,7 @@ from infra.state import CHECKOUT, Cache, State
 from stacks.files import parse_yaml
 from stacks.load import STACKS_DIR, load_config
 from stacks.spec import StackSpec
+from tests.bench.machine import describe
 
 RESULT = Path(__file__).with_name("scale.json")
 STACK = "h100-prod"
@@ -268,7 +268,7 @@ def _pss_kib(pid: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.scale", description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=NUM_WORKERS, metavar="N")
     parser.add_argument("--no-write", dest="write", action="store_false", help="keep scale.json")
     return parser

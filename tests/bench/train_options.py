@@ -1,10 +1,10 @@
 """Measures the trainer's settings one by one: part of `make bench-train`.
 
 Each setting against our packed run without it, in the same way and on the same rows as
-benchmarks/train.py, which also shows that it leaves the loss as it is. On one CPU thread: what
+tests/bench/train.py, which also shows that it leaves the loss as it is. On one CPU thread: what
 compiling, checkpointing and chunks are for (launches, memory of a GPU) is not what counts here.
 FlexAttention trains on a GPU only, and Liger's kernels run nowhere else. Writes
-benchmarks/train_options.json.
+tests/bench/train_options.json.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks.training import compare, eager, ours
-from benchmarks.training.compare import Pair
-from benchmarks.training.contest import Trainer
-from benchmarks.training.work import Work
+from tests.bench.training import compare, eager, ours
+from tests.bench.training.compare import Pair
+from tests.bench.training.contest import Trainer
+from tests.bench.training.work import Work
 
 RESULT = Path(__file__).with_name("train_options.json")
 SETTINGS = {
@@ -43,14 +43,16 @@ def main() -> int:
         trainers,
         size=size,
         path=RESULT if options.write else None,
-        command=f"python -m benchmarks.train_options {' '.join(sys.argv[1:])}".strip(),
+        command=f"python -m tests.bench.train_options {' '.join(sys.argv[1:])}".strip(),
         packages=("torch", "transformers", "peft"),
         in_one_process=True,
     )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.train_options", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.train_options", description=__doc__
+    )
     parser.add_argument("--rows", type=int, default=96, help="chats of the data set")
     parser.add_argument("--steps", type=int, default=8, help="train steps; the first is left out")
     parser.add_argument("--only", nargs="+", choices=[*SETTINGS, EAGER], help="these alone")

@@ -17,10 +17,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe
-from benchmarks.training import contest, work
-from benchmarks.training.contest import Step, Trainer
-from benchmarks.training.work import Work
+from tests.bench.machine import describe
+from tests.bench.training import contest, work
+from tests.bench.training.contest import Step, Trainer
+from tests.bench.training.work import Work
 
 LOSS_TOLERANCE = 1e-3
 """Relative; the same sums are taken in another order."""
@@ -113,7 +113,7 @@ def _judged(
     if pair.same_rows:
         mine, their = (losses[name] for name in names)
         if abs(mine - their) > LOSS_TOLERANCE * abs(their):
-            sys.exit(f"benchmarks: not the same work was done, by the mean losses: {losses}")
+            sys.exit(f"bench: not the same work was done, by the mean losses: {losses}")
     rates = {name: contest.rates(rounds, name) for name in names}
     found = [mine / their for mine, their in zip(*rates.values(), strict=True)]
     low, middle, high = statistics.quantiles(found, n=4, method="inclusive")

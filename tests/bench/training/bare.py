@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from benchmarks.training import ours, work
-from benchmarks.training.contest import Turns
-from benchmarks.training.work import Work
+from tests.bench.training import ours, work
+from tests.bench.training.contest import Turns
+from tests.bench.training.work import Work
 
 
 def train(turns: Turns, *, size: Work) -> float:

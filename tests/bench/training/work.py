@@ -1,7 +1,7 @@
 """The work that all measured trainers get: model, rows, their order, and the adapters.
 
 One LoRA of SmolLM2-135M-Instruct in fp32 on chats of long-tailed lengths. Rows hold 20 % of the
-limit on average; real chats of function calling hold 10 % of 4,096 (benchmarks/data.json), so that
+limit on average; real chats of function calling hold 10 % of 4,096 (tests/bench/data.json), so that
 padding to the limit costs less here than there.
 """
 

@@ -1,10 +1,10 @@
-"""Measures the data pipeline: `make bench-data`, or python -m benchmarks.data [--rows N].
+"""Measures the data pipeline: `make bench-data`, or python -m tests.bench.data [--rows N].
 
 Tokenising against the `tokenizers` library's own batch call on all CPUs, on the same texts and in
 one run; packing on BFCL and on a long-tailed mix; and with --rows the whole pipeline over that many
 rows with the peak memory of all its processes. Model and BFCL are those of `make setup`. The ratio
 of the rates is one of CPU seconds: both passes keep every CPU busy and wait for nothing, and other
-work on the machine does not count. Writes benchmarks/data.json; a missed target ends with 1.
+work on the machine does not count. Writes tests/bench/data.json; a missed target ends with 1.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chats import chats_of
-from benchmarks.data_pipeline import pipeline
-from benchmarks.machine import describe
+from tests.bench.chats import chats_of
+from tests.bench.data_pipeline import pipeline
+from tests.bench.machine import describe
 from workloads.data import calls
 from workloads.data.dataset_tokenize import tokenize_file
 from workloads.data.token_rows import TokenRows, pack, read_parquet, unused_percent
@@ -63,7 +63,7 @@ def main() -> int:
     # Processes that lose their parent become ours, so that their CPU time can be read.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     result: dict[str, Any] = {
-        "command": f"python -m benchmarks.data {' '.join(sys.argv[1:])}".strip(),
+        "command": f"python -m tests.bench.data {' '.join(sys.argv[1:])}".strip(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": describe(),
         "versions": {name: metadata.version(name) for name in _PACKAGES},
@@ -233,7 +233,7 @@ def _filled(rows: TokenRows) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.data", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.data", description=__doc__)
     parser.add_argument("--chats", type=int, default=40_000)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--rows", type=int, default=0, help="rows of the whole pipeline")

@@ -1,7 +1,7 @@
 """A chat server without a model: it answers as it is told, after delays that are known.
 
 The load generator's benchmark measures against it, and its tests check percentiles with it.
-    python -m benchmarks.stand_in --tokens-per-s 30
+    python -m tests.bench.stand_in --tokens-per-s 30
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def running(behave: Behave) -> Iterator[tuple[StandIn, str]]:
 
 def main() -> None:
     """Serve until killed; the first line of stdout is the address."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.stand_in")
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.stand_in")
     parser.add_argument("--tokens-per-s", type=float, default=30.0, help="of each stream")
     options = parser.parse_args()
     gap_s = 1 / options.tokens_per_s
