@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.another_user import neighbour  # noqa: F401 (a fixture)
+
 EXCERPT = Path(__file__).parent / "bfcl_excerpt"
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import pwd
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +22,38 @@ def fsync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def foreign(path: Path) -> str | None:
+    """Return why others decide what `path` holds, and what mends that; None: it is ours alone.
+
+    Ours is what this user or root owns, is no link, and nobody else may write to; also nothing.
+    """
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(info.st_mode):
+        return f"is a link of {_user(info.st_uid)} to {path.readlink()}; remove it: rm {path}"
+    if info.st_uid not in (0, os.geteuid()):
+        return (
+            f"is of {_user(info.st_uid)}, not of {_user(os.geteuid())} or root; where you "
+            f"trust what it holds, as root: chown -R {_user(os.geteuid(), False)} {path}"
+        )
+    # A group of the user's own, as many systems make one for each, lets nobody else in.
+    wide = stat.S_IWOTH | (stat.S_IWGRP if info.st_gid not in (0, os.getegid()) else 0)
+    if info.st_mode & wide:
+        mode = stat.S_IMODE(info.st_mode)
+        return f"has mode {mode:04o}, others may write to it; mend it: chmod go-w {path}"
+    return None
+
+
+def _user(uid: int, with_uid: bool = True) -> str:
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}" if with_uid else str(uid)
+    return f"{name} (uid {uid})" if with_uid else name
 
 
 @contextlib.contextmanager

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import socket
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from datetime import timedelta
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from workloads.common.exit_codes import ConfigError
@@ -22,6 +25,44 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 600
 # No limit of its own: a rank that died is seen at once, and Slurm ends the job at its time limit.
 _NO_TIMEOUT = timedelta(days=30)
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Reads pickles that others may have written: plain values, and what ranks tell each other.
+
+    That is dataclasses and lists of this program and of torch's checkpoints, torch's dtypes, paths
+    and exceptions, of modules that are loaded already. Everything else could run a program.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a pickle names; UnpicklingError where it is none of these."""
+        found = vars(sys.modules.get(module, object)).get(name)
+        if not _is_plain(module, name, found):
+            raise pickle.UnpicklingError(
+                f"holds {module}.{name}, which may run a program: only values, tensors and their "
+                "descriptions are read"
+            )
+        return found
+
+
+_PLAIN = frozenset(
+    {
+        *(f"builtins.{name}" for name in ("bytearray", "complex", "frozenset", "set", "slice")),
+        *("collections.OrderedDict", "pathlib.PosixPath", "torch.Size"),
+        *("torch.serialization._get_layout", "traceback.FrameSummary", "traceback.StackSummary"),
+    }
+)
+
+
+def _is_plain(module: str, name: str, found: Any) -> bool:
+    if f"{module}.{name}" in _PLAIN or (module == "torch" and type(found).__name__ == "dtype"):
+        return found is not None
+    if not isinstance(found, type):
+        return False
+    if issubclass(found, BaseException):
+        return True
+    is_ours = module.startswith(("workloads.", "torch.distributed.checkpoint.", "__main__"))
+    return is_ours and (is_dataclass(found) or issubclass(found, (Enum, list)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +197,8 @@ def world(*, cpu_threads: int | None = None, timeout_s: int = DEFAULT_TIMEOUT_S)
     if _is_loopback(os.environ.get("MASTER_ADDR", "")):
         # All ranks are on this machine; gloo would else ask DNS for the host's own name.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # Collectives of objects, checkpoints' too, carry pickles from whoever is connected.
+    dist.distributed_c10d._unpickler = PlainUnpickler  # pyright: ignore
     dist.init_process_group(
         # gloo beside NCCL: tensors in host memory are reduced too (shards that are offloaded).
         backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",

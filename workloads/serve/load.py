@@ -74,12 +74,12 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     """Return every trained weight whole, in host memory, by its name in the model."""
     import torch
     from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-    reader = FileSystemReader(folder)
+    from workloads.train.checkpoint_state import Planner, Reader
+
+    reader = Reader(folder)
     try:
         values: dict[str, Any] = {
             key: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -89,7 +89,7 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
         dcp_load(
             values,
             storage_reader=reader,
-            planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+            planner=Planner(),
             no_dist=True,
         )
     except (CheckpointException, OSError, ValueError) as error:

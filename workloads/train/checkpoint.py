@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
@@ -35,7 +35,9 @@ from workloads.common.record import utc_now
 from workloads.recipes.train import CheckpointConfig
 from workloads.train import run_folder
 from workloads.train.checkpoint_state import (
+    Planner,
     Ranks,
+    Reader,
     Staging,
     capture,
     places_for,
@@ -317,14 +319,14 @@ class FolderCheckpoints:
                 f"{state.progress.rows_per_step}; restore train.micro_batch_size and "
                 "train.gradient_accumulation, or start anew with --resume never"
             )
-        reader = FileSystemReader(chosen.path)
+        reader = Reader(chosen.path)
         values = places_for(state, reader.read_metadata(), with_rng=is_same_size)
         at(f"reading {chosen.path}")
         try:
             dcp_load(
                 values,
                 storage_reader=reader,
-                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                planner=Planner(),
                 **self._ranks.for_dcp,
             )
         except CheckpointException as error:  # no Exception: nothing above would catch it

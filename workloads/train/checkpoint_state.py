@@ -7,9 +7,12 @@ world size.
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pickle
 import random
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,13 +20,53 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from workloads.common.dist import World
-from workloads.common.exit_codes import ConfigError
+from workloads.common.dist import PlainUnpickler, World
+from workloads.common.exit_codes import ConfigError, DataError
 from workloads.common.log import log
 from workloads.train.loop import TrainState
+
+
+class Reader(FileSystemReader):
+    """Reads a checkpoint that others may have made: what is no description of it is refused."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return what the checkpoint holds; DataError names what else `.metadata` holds."""
+        path = Path(self.path) / ".metadata"
+        try:
+            with path.open("rb") as file:
+                found = PlainUnpickler(file).load()
+        except (OSError, EOFError, pickle.UnpicklingError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: {error}; name a checkpoint that train wrote") from error
+        if not isinstance(found, Metadata):
+            raise DataError(f"{path}: is no metadata of a checkpoint; name one that train wrote")
+        found.storage_meta = found.storage_meta or StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found
+
+
+class Planner(DefaultLoadPlanner):
+    """Loads values of a checkpoint under the names that they have, and no programs."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Take values that are no tensors; torch's own planner would run what is pickled there."""
+        name = read_item.dest_index.fqn
+        try:
+            self.state_dict[name] = torch.load(value, weights_only=True)
+        except pickle.UnpicklingError as error:
+            what = re.search(r"GLOBAL (\S+)", str(error))
+            raise pickle.UnpicklingError(
+                f"{name} holds {what[1] if what else 'no plain values'}, which may run a program; "
+                "name a checkpoint that train wrote"
+            ) from None
 
 
 class Ranks:

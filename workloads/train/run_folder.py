@@ -88,6 +88,8 @@ class Candidate:
 
     def problem(self, *, share: int = 0, of: int = 1) -> str | None:
         """Return why it cannot be loaded, None when it is whole; digests of every `of`-th file."""
+        if whose := atomic.foreign(self.path):
+            return whose
         try:
             marker = self.read_marker()
         except ValueError as error:

@@ -1,0 +1,60 @@
+"""A neighbour on the machine: what another uid can do to jobs. Only root can act as one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+UID = 65534
+"""Of `nobody`, who owns nothing else."""
+
+
+class Runs:
+    """Pickled, it runs a command where it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+class Neighbour:
+    """Another user, with a folder that everybody may write to, as a shared place is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.proof = folder / "proof"
+        """Made by `payload` where it ran."""
+
+    def run(self, script: str) -> str:
+        """What the shell script says that the other user runs in the folder."""
+        words = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
+        done = subprocess.run(
+            [*words, "bash", "-euc", script], cwd=self.folder, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def payload(self) -> bytes:
+        """A pickle that runs a command of the neighbour's."""
+        return pickle.dumps(Runs(f"id -u > {self.proof}"))
+
+
+@pytest.fixture
+def neighbour() -> Iterator[Neighbour]:
+    """Somebody else; skips where the tests are not root's."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can act as another user (setpriv)")
+    folder = Path(tempfile.mkdtemp(prefix="soperator-neighbour-"))
+    folder.chmod(0o1777)
+    yield Neighbour(folder)
+    shutil.rmtree(folder)

@@ -1,0 +1,163 @@
+"""What another user of the machine puts into the way of a job: refused, and none of it run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+
+from tests.another_user import UID, Neighbour, Runs
+from tests.workloads.test_checkpoint import REPOSITORY, run_in, saved
+from workloads.common.exit_codes import ConfigError, DataError
+from workloads.serve.load import consolidated
+from workloads.train.run_folder import Candidate, candidate, digest
+
+
+def of_a_run(folder: Path) -> Candidate:
+    """A good checkpoint."""
+    saved(folder, 2)
+    found = candidate(folder / "proof" / "run" / "checkpoint-2")
+    assert found is not None
+    return found
+
+
+def put(found: Candidate, name: str, content: bytes) -> None:
+    """Exchange a file of a checkpoint, with the digest that the marker has of it."""
+    (found.path / name).write_bytes(content)
+    marker = found.path / found.kind.marker
+    values = json.loads(marker.read_text())
+    new = digest(found.path / name)
+    values["files"][name] = {"size_bytes": new.size_bytes, "sha256": new.sha256}
+    marker.write_text(json.dumps(values))
+
+
+def load(folder: Path, found: Candidate) -> None:
+    run = run_in(folder, resume=str(found.path))
+    run.checkpoints.load(run.state)
+
+
+def serve(found: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read it as `serve.checkpoint` does; the settings of its run are not asked for."""
+    monkeypatch.setattr("workloads.serve.load._settings", lambda *_: None)
+    consolidated(found, model_dir=found.path, places=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", ["train", "serve"])
+def test_a_checkpoint_of_another_user_is_refused_with_the_owner_and_what_mends_it(
+    neighbour: Neighbour, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    found = of_a_run(neighbour.folder)
+    put(found, ".metadata", neighbour.payload())
+    subprocess.run(["chown", "-R", f"{UID}:{UID}", neighbour.folder / "proof"], check=True)
+    shutil.move(neighbour.folder / "proof", neighbour.folder / "theirs")
+    theirs = Candidate(
+        path=neighbour.folder / "theirs" / "run" / "checkpoint-2", kind=found.kind, step=2
+    )
+    with pytest.raises(
+        (ConfigError, DataError),
+        match=rf"theirs/run/checkpoint-2: .*nobody \(uid {UID}\).*chown -R root {theirs.path}",
+    ):
+        load(neighbour.folder, theirs) if way == "train" else serve(theirs, monkeypatch)
+    assert not neighbour.proof.exists()
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        ("train", ".metadata"),
+        ("serve", ".metadata"),
+        # A server reads nothing but tensors from it.
+        ("train", "__0_0.distcp"),
+    ],
+)
+def test_a_checkpoint_that_holds_a_program_is_refused_and_none_of_it_runs(
+    neighbour: Neighbour, monkeypatch: pytest.MonkeyPatch, way: str, name: str
+) -> None:
+    """As a copy of somebody else's is: by pull, from a bucket, of a colleague."""
+    found = of_a_run(neighbour.folder / "mine")
+    if name == ".metadata":
+        put(found, name, neighbour.payload())
+    else:
+        replace_bytes(found, Runs(f"id -u > {neighbour.proof}"))
+    with pytest.raises(DataError, match=r"checkpoint-2.* holds posix\.system, which may run a"):
+        load(neighbour.folder / "mine", found) if way == "train" else serve(found, monkeypatch)
+    assert not neighbour.proof.exists()
+
+
+def replace_bytes(found: Candidate, value: Any) -> None:
+    """Put `value` where the checkpoint has its scalars."""
+    metadata: Metadata = pickle.loads((found.path / ".metadata").read_bytes())
+    (index,) = (each for each in metadata.storage_data if each.fqn == "scalars")
+    stored = metadata.storage_data[index]
+    file = found.path / stored.relative_path
+    stored.offset = file.stat().st_size
+    with file.open("ab") as sink:
+        torch.save(value, sink)
+    stored.length = file.stat().st_size - stored.offset
+    put(found, file.name, file.read_bytes())
+    put(found, ".metadata", pickle.dumps(metadata))
+
+
+_STRANGER = """
+import os, sys
+import torch, torch.distributed as dist
+from tests.another_user import UID, Runs
+from workloads.common.dist import world
+child = os.fork()
+os.environ.update(RANK="1" if child == 0 else "0", LOCAL_RANK="0", WORLD_SIZE="2")
+if child == 0:
+    os.setgroups([]); os.setgid(UID); os.setuid(UID)
+    dist.init_process_group("gloo")
+    dist.distributed_c10d._tensor_to_object = lambda *_: None  # not in its own process
+    answers = [None, None]
+    if sys.argv[1] == "gather":
+        dist.all_gather_object(answers, Runs(sys.argv[2]))
+    else:
+        dist.gather_object(Runs(sys.argv[2]), None, dst=0)
+    os._exit(0)
+import torch.distributed.checkpoint.state_dict_saver
+with world() as here:
+    try:
+        if sys.argv[1] == "gather":
+            here.gather("hello")
+        else:
+            dist.gather_object("hello", [None, None], dst=0)
+    except Exception as error:
+        print(f"refused: {error}")
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("way", ["gather", "torch's own"])
+def test_what_a_rank_of_somebody_else_sends_is_not_run(neighbour: Neighbour, way: str) -> None:
+    """A collective of objects carries pickles, and so do those of a checkpoint's plan."""
+    environment = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+        "PYTHONPATH": str(REPOSITORY),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        environment["MASTER_PORT"] = str(probe.getsockname()[1])
+    done = subprocess.run(
+        [sys.executable, "-c", _STRANGER, way, f"id -u > {neighbour.proof}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert not neighbour.proof.exists(), neighbour.proof.read_text()
+    assert "refused: " in done.stdout, done.stderr
+    assert "posix.system" in done.stdout
