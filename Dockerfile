@@ -1,7 +1,9 @@
 # The jobs' image: the locked packages, this project's workloads, and the tests that hold in it.
 # No CUDA base: torch's own wheels bring it, with the hashes of the lock file; the driver comes from
 # the node. Build, tag and push: infra/setup/image/build.sh.
-FROM python:3.11-slim-bookworm AS packages
+# The digest is of all platforms; .github/dependabot.yml proposes the newer one.
+# https://github.com/docker-library/repo-info/blob/master/repos/python/remote/3.11-slim-bookworm.md
+FROM python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b AS packages
 COPY infra/setup/tools/bootstrap.lock requirements-workloads.lock infra/setup/image/image.lock /locks/
 RUN python -m venv /uv && \
     /uv/bin/pip install --no-cache-dir --require-hashes -r /locks/bootstrap.lock && \
@@ -10,7 +12,7 @@ RUN python -m venv /uv && \
       --python /opt/venv/bin/python /locks/requirements-workloads.lock /locks/image.lock
 
 # The same base: the environment links to its Python.
-FROM python:3.11-slim-bookworm
+FROM python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
 # NCCL opens these by name; without them it takes the network for InfiniBand. Debian keeps no old
 # versions, so a pinned one cannot be built again.
 # hadolint ignore=DL3008

@@ -22,6 +22,8 @@ class StandIn:
     """"models/owner/name" -> files; those that end with .bin are large files with a SHA-256."""
     objects: dict[str, bytes] = field(default_factory=dict)
     """"bucket/key" -> content."""
+    etags: dict[str, str] = field(default_factory=dict)
+    """"bucket/key" -> ETag, where it is not the MD5 of the content."""
     licences: dict[str, str] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
     token: str | None = None
@@ -121,8 +123,9 @@ def serving(state: StandIn) -> Iterator[StandIn]:
 
         def _object(self, path: str, query: dict[str, list[str]], *, head: bool) -> None:
             if path in state.objects:
+                etag = state.etags.get(path) or hashlib.md5(state.objects[path]).hexdigest()
                 headers = {
-                    "ETag": f'"{hashlib.md5(state.objects[path]).hexdigest()}"',
+                    "ETag": f'"{etag}"',
                     "Last-Modified": "Sat, 21 Nov 2026 00:00:00 GMT",
                 }
                 self._content(state.objects[path], headers, head=head)

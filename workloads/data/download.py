@@ -9,6 +9,7 @@ Usage: python -m workloads.data.download hf://Qwen/Qwen2-7B-Instruct /mnt/model/
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -252,16 +253,57 @@ def fetch_objects(remote: Remote, folder: Path) -> None:
 
 def _fetch_object(system: Any, key: str, target: Path, size_bytes: int) -> None:
     have = target.stat().st_size if target.exists() else 0
-    with system.open_input_file(key) as source, target.open("ab") as sink:
+    with system.open_input_file(key) as source:
         source.seek(have)
-        while have < size_bytes:
-            chunk = source.read(min(_CHUNK_BYTES, size_bytes - have))
-            if not chunk:
-                raise OSError(f"ends after {have} of {size_bytes} bytes")
-            sink.write(chunk)
-            have += len(chunk)
-        sink.flush()
-        os.fsync(sink.fileno())
+        with target.open("ab") as sink:
+            while have < size_bytes:
+                chunk = source.read(min(_CHUNK_BYTES, size_bytes - have))
+                if not chunk:
+                    raise OSError(f"ends after {have} of {size_bytes} bytes")
+                sink.write(chunk)
+                have += len(chunk)
+            sink.flush()
+            os.fsync(sink.fileno())
+        if not _is_object(source, target):
+            target.unlink()
+            raise OSError("what arrived is not what the store has of it, and was removed")
+
+
+# What the common tools upload in one part: rclone, AWS's, pyarrow's, s3cmd's, MinIO's and more.
+_PART_BYTES = tuple(size << 20 for size in (5, 8, 10, 15, 16, 32, 50, 64, 100, 128))
+
+
+def _is_object(source: Any, file: Path) -> bool:
+    """Whether `file` is the object open as `source`: by its ETag, else by reading it once more.
+
+    An ETag is the MD5 of the content, or of the MD5s of the parts that it came in, with their
+    number; one of an object under a key of the customer's is neither.
+    https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html
+    """
+    etag = source.metadata().get("ETag", b"").decode().strip('"')
+    size, num = file.stat().st_size, etag.partition("-")[2]
+    parts = [part for part in _PART_BYTES if str(-(-size // part)) == num] if num else [size]
+    if etag in {_etag(file, part, in_parts=bool(num)) for part in parts}:
+        return True
+    log(f"{file.name}: its ETag tells nothing that can be computed; it is read again to compare")
+    source.seek(0)
+    with file.open("rb") as here:
+        while chunk := here.read(_CHUNK_BYTES):
+            if source.read(len(chunk)) != chunk:
+                return False
+    return True
+
+
+def _etag(file: Path, part_bytes: int, *, in_parts: bool) -> str:
+    if not in_parts:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, _md5).hexdigest()
+    with file.open("rb") as content:
+        sums = [_md5(part).digest() for part in iter(lambda: content.read(part_bytes), b"")]
+    return f"{_md5(b''.join(sums)).hexdigest()}-{len(sums)}"
+
+
+_md5 = functools.partial(hashlib.md5, usedforsecurity=False)
 
 
 def _root(source: str) -> str:

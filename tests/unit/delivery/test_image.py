@@ -217,5 +217,6 @@ def test_everything_that_the_image_copies_is_sent_to_the_builder() -> None:
 @pytest.mark.feature("S001-19")
 def test_the_image_has_the_python_of_the_lock_files() -> None:
     bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
-    (version,) = {re.fullmatch(r"python:(3\.\d+)-slim-bookworm", base)[1] for base in bases}
+    (base,) = set(bases)
+    (version,) = re.fullmatch(r"python:(3\.\d+)-slim-bookworm@sha256:[0-9a-f]{64}", base).groups()
     assert f"--python-version {version}" in (ROOT / "Makefile").read_text()

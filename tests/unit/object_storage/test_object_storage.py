@@ -14,7 +14,7 @@ import pytest
 from obstore.exceptions import PermissionDeniedError
 
 from infra.local.object_storage.access import Access
-from infra.local.object_storage.calls import Objects, ObjectStorage
+from infra.local.object_storage.calls import REGION, Objects, ObjectStorage
 from infra.local.object_storage.server import make_server
 from tests.object_cloud import PROJECT, credentials, object_cloud
 from tests.unit.object_storage.conftest import Storage
@@ -33,6 +33,27 @@ def test_an_object_is_read_as_it_was_written_until_it_is_deleted(storage: Storag
     obstore.delete(client, "runs/lora.json")
     with pytest.raises(FileNotFoundError):
         obstore.head(client, "runs/lora.json")
+
+
+def test_a_download_compares_what_arrived_with_the_store(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    """Signed requests; an ETag that is no MD5, so the object is read again: `storage`'s own."""
+    from workloads.data import download
+
+    settings = {f"AWS_{name.upper()}": value for name, value in credentials("configs").items()}
+    settings |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{storage.port}", "AWS_REGION": REGION}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    obstore.put(storage.client("configs"), "set/one", b"1" * 5000)
+    remote = download.describe_objects("s3://configs/set")
+    part = tmp_path / f".set.{remote.revision[:12]}.partial" / "one"
+    part.parent.mkdir()
+    part.write_bytes(b"2" * 2000)
+    assert download.main(["s3://configs/set", str(tmp_path / "set")]) != 0
+    assert "what arrived is not what the store has of it" in capfd.readouterr().err
+    assert download.main(["s3://configs/set", str(tmp_path / "set")]) == 0
+    assert (tmp_path / "set" / "one").read_bytes() == b"1" * 5000
 
 
 def test_a_list_has_every_page_of_a_prefix_in_order(storage: Storage) -> None:

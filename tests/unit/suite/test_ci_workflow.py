@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,27 @@ def test_the_dev_container_is_a_debian_with_what_set_up_does_not_install():
     assert container["remoteUser"] == "root"
     assert container["postCreateCommand"] == "make setup"
     dockerfile = (ROOT / ".devcontainer" / container["build"]["dockerfile"]).read_text()
-    (go,) = re.findall(r"^FROM golang:([\d.]+)-bookworm$", dockerfile, re.MULTILINE)
+    (go,) = re.findall(r"^FROM golang:([\d.]+)-bookworm@", dockerfile, re.MULTILINE)
     build = (ROOT / "infra" / "setup" / "tools" / "go_build.py").read_text()
     assert f"_GO: Final = ({go.replace('.', ', ')})" in build
     assert "python3.11-venv" in dockerfile
+
+
+def test_every_image_that_we_build_on_is_named_by_its_digest():
+    """A tag is whatever the registry says it is today; what renews the digest looks there."""
+    renewed = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())["updates"]
+    (docker,) = [each for each in renewed if each["package-ecosystem"] == "docker"]
+    listed = subprocess.run(
+        ["git", "ls-files", "*Dockerfile*"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert {f"/{Path(name).parent}".removesuffix("/.") or "/" for name in listed} == {
+        each.rstrip("/") or "/" for each in docker["directories"]
+    }
+    for name in listed:
+        text = (ROOT / name).read_text()
+        bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+        assert bases, name
+        assert all(re.search(r"@sha256:[0-9a-f]{64}$", base) for base in bases), name
 
 
 def test_its_python_is_the_one_of_the_lock_files():
