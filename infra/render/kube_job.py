@@ -65,8 +65,19 @@ def check(spec: StackSpec, pods: Pods) -> None:
         )
 
 
+def own_pods_only(pods: Pods) -> dict[str, Any]:
+    """The policy by which nobody but the job's own pods connects to them: ranks ask no names."""
+    own = {"podSelector": {"matchLabels": _labels(pods)}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": pods.name, "namespace": pods.namespace, "labels": _labels(pods)},
+        "spec": {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]},
+    }
+
+
 def service_and_job(pods: Pods) -> list[dict[str, Any]]:
-    """The service by which pods resolve `NAME-0.NAME`, and a Job whose pods have an index."""
+    """The service by which pods resolve `NAME-0.NAME`, its policy, and a Job with numbered pods."""
     labels = _labels(pods)
     meta = {"name": pods.name, "namespace": pods.namespace, "labels": labels}
     service = {
@@ -102,7 +113,7 @@ def service_and_job(pods: Pods) -> list[dict[str, Any]]:
             },
         },
     }
-    return [service, batch]
+    return [service, own_pods_only(pods), batch]
 
 
 def pytorch_job(pods: Pods) -> dict[str, Any]:

@@ -482,7 +482,12 @@ def _distributed(job: JobSpec, ranks_per_node: int, task_cpus: int, container: s
         'read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         "# A port that is free now on this node, the first: jobs that share a node do not collide.",
         f'MASTER_PORT=$("$SOPERATOR_PYTHON" -c {shlex.quote(_FREE_PORT)})',
-        f"export MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE={ranks_per_node}",
+        "# What nodes tell each other is sealed with it; it is on no command line and in no file.",
+        "SOPERATOR_RDZV_KEY=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')",
+        (
+            "export SOPERATOR_RDZV_KEY MASTER_ADDR MASTER_PORT "
+            f"SOPERATOR_RANKS_PER_NODE={ranks_per_node}"
+        ),
         _export(
             {
                 "SOPERATOR_MIN_NODES": str(_fewest(job)),

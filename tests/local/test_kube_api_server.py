@@ -86,15 +86,16 @@ def test_the_job_of_an_acceptance_is_one_that_kubernetes_takes(cluster, tmp_path
     spec = load_stack("h100-prod", environ={"SOPERATOR_SSH_PUBLIC_KEY_FILE": str(key)})
     job = comparison.KubeJob(name="accept", image="registry.example/soperator:sha-1", nodes=2)
     client = KubeClient(cluster.access())
-    service, batch = comparison.render(spec, spec.nodes.workers[0], job)
+    service, policy, batch = comparison.render(spec, spec.nodes.workers[0], job)
     assert client.apply(service)["spec"]["clusterIP"] == "None"
+    assert client.apply(policy)["spec"] == policy["spec"]
     (container,) = client.apply(batch)["spec"]["template"]["spec"]["containers"]
     asks = {"cpu": "64", "memory": "1400Gi", "nvidia.com/gpu": "8"}
     assert container["resources"] == {"limits": asks, "requests": asks}
     batch["spec"]["template"]["spec"]["subdomian"] = "accept"
     with pytest.raises(KubeError, match="subdomian"):
         client.apply(batch)
-    for each in (batch, service):
+    for each in (batch, policy, service):
         client.delete(each)
         assert client.get(each) is None
 

@@ -23,6 +23,13 @@ from workloads.serve.load import consolidated
 from workloads.train.run_folder import Candidate, candidate, digest
 
 
+def free_port() -> int:
+    """A port of loopback that nothing listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def of_a_run(folder: Path) -> Candidate:
     """A good checkpoint."""
     saved(folder, 2)
@@ -144,13 +151,10 @@ def test_what_a_rank_of_somebody_else_sends_is_not_run(neighbour: Neighbour, way
     environment = {
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
+        "MASTER_PORT": str(free_port()),
         "PYTHONPATH": str(REPOSITORY),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        environment["MASTER_PORT"] = str(probe.getsockname()[1])
     done = subprocess.run(
         [sys.executable, "-c", _STRANGER, way, f"id -u > {neighbour.proof}"],
         env=environment,
@@ -161,3 +165,65 @@ def test_what_a_rank_of_somebody_else_sends_is_not_run(neighbour: Neighbour, way
     assert not neighbour.proof.exists(), neighbour.proof.read_text()
     assert "refused: " in done.stdout, done.stderr
     assert "posix.system" in done.stdout
+
+
+_WRITER = """
+import base64, os, pickle, sys, time
+from torch.distributed import TCPStore
+from tests.another_user import UID, Runs
+state = base64.b64encode(pickle.dumps(Runs(sys.argv[2]))).decode()
+os.setgroups([]); os.setgid(UID); os.setuid(UID)
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False)
+store.get("torch.rendezvous.77.0")  # there since the first node waits
+store.set("torch.rendezvous.77.0", state)
+"""
+
+
+def launched(port: int, key: str | None, node: int) -> subprocess.Popen[str]:
+    """The launcher of one of two nodes, as a job starts it; its rank says that it ran."""
+    conf = f"is_host={1 - node},join_timeout=30,last_call_timeout=1"
+    words = ["--nnodes=2:2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=77.0"]
+    words += [f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={conf}", "--local-addr=127.0.0.1"]
+    environment = {**os.environ, "SOPERATOR_RDZV_KEY": key or "", "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "workloads.common.launch", *words),
+            *("--no-python", "sh", "-c", 'echo "rank $RANK key ${SOPERATOR_RDZV_KEY-none}"'),
+        ],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_what_somebody_else_writes_where_nodes_meet_is_not_run(neighbour: Neighbour) -> None:
+    """The job's id, which everybody sees, is all that it takes to find the place."""
+    port = free_port()
+    first = launched(port, "a" * 64, 0)
+    subprocess.run(
+        [sys.executable, "-c", _WRITER, str(port), f"id -u > {neighbour.proof}"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        check=True,
+        timeout=120,
+    )
+    said = first.communicate(timeout=120)[0]
+    assert not neighbour.proof.exists(), neighbour.proof.read_text()
+    assert first.returncode not in (0, None)
+    assert "rendezvous 77.0: holds what somebody without SOPERATOR_RDZV_KEY wrote" in said
+
+
+@pytest.mark.parametrize("keys", [("a" * 64, "a" * 64), ("a" * 64, "b" * 64), (None, None)])
+def test_nodes_meet_with_the_same_key_alone_and_their_ranks_have_none(
+    keys: tuple[str | None, str | None],
+) -> None:
+    port = free_port()
+    both = [launched(port, key, node) for node, key in enumerate(keys)]
+    said = "".join(each.communicate(timeout=180)[0] for each in both)
+    if keys[0] == keys[1] == "a" * 64:
+        assert [each.returncode for each in both] == [0, 0], said
+        assert {"rank 0 key none", "rank 1 key none"} <= set(said.splitlines())
+    else:
+        assert all(each.returncode for each in both)
+        assert "rank 0" not in said
+        assert "export the same on every node" in said

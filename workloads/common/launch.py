@@ -10,7 +10,9 @@ Usage: python -m workloads.common.launch <torchrun options> -m workloads.train -
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -81,6 +83,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 STARTS, SAVE_S = "SOPERATOR_STARTS", "SOPERATOR_SAVE_S"
+RDZV_KEY = "SOPERATOR_RDZV_KEY"
+"""Variable with the job's secret, by which its nodes know each other; its script makes one."""
 EXIT_FILE, NODES_FILE = "SOPERATOR_EXIT_FILE", "SOPERATOR_NODES_FILE"
 
 
@@ -208,6 +212,41 @@ def agent_class() -> Any:
     return Agent
 
 
+def backend_class(key: str) -> Any:
+    """Return torchrun's place where nodes meet, with a seal that is looked at before it is read.
+
+    torchrun unpickles what it finds there, and the store takes it from everybody who can connect.
+    """
+    from torch.distributed.elastic.rendezvous.api import RendezvousStateError
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+
+    class Sealed(C10dRendezvousBackend):
+        """The state of a rendezvous, with a MAC of the job's key before it."""
+
+        def _seal(self, state: bytes) -> bytes:
+            return hmac.digest(key.encode(), self._key.encode() + b"\0" + state, "sha256")
+
+        def _opened(self, sealed: bytes) -> bytes:
+            seal, state = sealed[:32], sealed[32:]
+            if not hmac.compare_digest(seal, self._seal(state)):
+                raise RendezvousStateError(
+                    f"rendezvous {self._key.rpartition('rendezvous.')[2]}: holds what somebody "
+                    f"without {RDZV_KEY} wrote, which is not read: export the same on every node; "
+                    "where it is, another user or host interferes: run the job again"
+                )
+            return state
+
+        def get_state(self) -> Any:
+            found = super().get_state()
+            return found and (self._opened(found[0]), found[1])
+
+        def set_state(self, state: bytes, token: Any = None) -> Any:
+            found = super().set_state(self._seal(state) + state, token)
+            return found and (self._opened(found[0]), *found[1:])
+
+    return Sealed
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run torchrun with `arguments`; return the exit status of the first failed rank, or 0."""
     with sampled():
@@ -223,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
     from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
     from torch.distributed.launcher import api
     from torch.distributed.run import main as torchrun
@@ -236,6 +276,9 @@ def _run(arguments: Sequence[str]) -> int:
 
     # launch_agent names the class; it takes no other by an argument.
     api.LocalElasticAgent = make  # pyright: ignore[reportPrivateImportUsage]
+    # Ranks need no key. Without one this node is alone: others have another.
+    key = os.environ.pop(RDZV_KEY, "") or secrets.token_hex(32)
+    c10d_rendezvous_backend.C10dRendezvousBackend = backend_class(key)
     # Else the ranks' store outlives a rendezvous, and a rank whose node counts its restarts
     # otherwise than the rest finds the addresses of dead ranks in it (torch 2.15: attempt_N).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

@@ -59,7 +59,10 @@ def manifest(
         settings=job_args(sets or ()),
         operator=pytorchjob,
     )
-    objects = [kube_job.pytorch_job(pods)] if pytorchjob else kube_job.service_and_job(pods)
+    if pytorchjob:
+        objects = [kube_job.own_pods_only(pods), kube_job.pytorch_job(pods)]
+    else:
+        objects = kube_job.service_and_job(pods)
     put(kube_job.to_yaml(objects), file)
     for line in kube_job.how_to_run(spec, pods, file=None if file is None else str(file)):
         output.note(line)

@@ -39,7 +39,7 @@ def spec(tmp_path: Path) -> StackSpec:
 
 
 def _pod(spec: StackSpec) -> dict[str, Any]:
-    _, job = comparison.render(spec, spec.nodes.workers[0], JOB)
+    *_, job = comparison.render(spec, spec.nodes.workers[0], JOB)
     return job["spec"]["template"]["spec"]
 
 
@@ -54,7 +54,7 @@ def test_each_pod_asks_for_8_gpus_1400_gib_and_64_cpus(spec: StackSpec) -> None:
 def test_no_pod_asks_for_more_memory_than_its_node_offers(platform: str, spec: StackSpec) -> None:
     for name, preset in PLATFORMS[platform].presets.items():
         worker = replace(spec.nodes.workers[0], platform=platform, preset=name)
-        _, job = comparison.render(spec, worker, JOB)
+        *_, job = comparison.render(spec, worker, JOB)
         (container,) = job["spec"]["template"]["spec"]["containers"]
         asked_gib = int(container["resources"]["limits"]["memory"].removesuffix("Gi"))
         assert asked_gib * 1024 <= node_capacity(preset, 512).memory_mib
@@ -63,7 +63,7 @@ def test_no_pod_asks_for_more_memory_than_its_node_offers(platform: str, spec: S
 @pytest.mark.feature("S001-17")
 def test_the_pods_find_rank_0_by_name_before_they_are_ready(spec: StackSpec) -> None:
     """Without a subdomain `accept-0.accept` does not resolve, as in seed 001's manifest."""
-    service, job = comparison.render(spec, spec.nodes.workers[0], JOB)
+    service, _policy, job = comparison.render(spec, spec.nodes.workers[0], JOB)
     pod = _pod(spec)
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
@@ -84,7 +84,7 @@ def test_infiniband_may_lock_memory_and_ethernet_is_told_to_nccl(spec: StackSpec
     assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
     assert {"name": "NCCL_IB_HCA", "value": "mlx5"} in container["env"]
     worker = replace(spec.nodes.workers[0], infiniband_fabric=None)
-    _, job = comparison.render(spec, worker, JOB)
+    *_, job = comparison.render(spec, worker, JOB)
     (without,) = job["spec"]["template"]["spec"]["containers"]
     assert "securityContext" not in without
     assert {"name": "NCCL_IB_DISABLE", "value": "1"} in without["env"]
@@ -187,4 +187,8 @@ def test_more_nodes_than_there_are_and_a_bad_name_are_refused(spec: StackSpec) -
 @pytest.mark.feature("S001-74")
 def test_the_file_is_what_kubectl_reads(spec: StackSpec) -> None:
     text = to_yaml(comparison.render(spec, spec.nodes.workers[0], JOB))
-    assert [each["kind"] for each in yaml.safe_load_all(text)] == ["Service", "Job"]
+    assert [each["kind"] for each in yaml.safe_load_all(text)] == [
+        "Service",
+        "NetworkPolicy",
+        "Job",
+    ]

@@ -64,7 +64,7 @@ def printed_job(status: dict[str, Any]) -> dict[str, Any]:
         volumes={},
         mounts=(),
     )
-    return {**service_and_job(pods)[1], "status": status}
+    return {**service_and_job(pods)[-1], "status": status}
 
 
 def test_a_job_that_was_printed_for_kubernetes_is_work(public_key_file: object) -> None:

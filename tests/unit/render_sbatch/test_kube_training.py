@@ -51,7 +51,7 @@ def test_a_training_job_renders_as_its_golden_files(
 ) -> None:
     job = kube_job.to_yaml(kube_job.service_and_job(pods_of(spec)))
     golden("kube/h100-prod/finetune-job.yaml", job)
-    assert [each["kind"] for each in yaml.safe_load_all(job)] == ["Service", "Job"]
+    assert [each["kind"] for each in yaml.safe_load_all(job)] == ["Service", "NetworkPolicy", "Job"]
     other = kube_job.to_yaml([kube_job.pytorch_job(pods_of(spec, operator=True))])
     golden("kube/h100-prod/finetune-pytorchjob.yaml", other)
 
@@ -152,6 +152,16 @@ def test_a_pytorchjob_has_the_fields_that_the_operator_knows_and_no_other(
     made["spec"]["runPolicy"]["cleanPodsPolicy"] = "Running"
     with pytest.raises(jsonschema.ValidationError, match="cleanPodsPolicy"):
         jsonschema.validate(made, SCHEMA)
+
+
+def test_no_other_pod_of_the_cluster_reaches_the_ranks(spec: StackSpec) -> None:
+    """Ranks take what comes to their ports for what their peers say."""
+    pods = pods_of(spec)
+    _, policy, job = kube_job.service_and_job(pods)
+    own = {"podSelector": {"matchLabels": job["spec"]["template"]["metadata"]["labels"]}}
+    assert policy["kind"] == "NetworkPolicy"
+    assert policy["metadata"]["namespace"] == pods.namespace
+    assert policy["spec"] == {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
 
 
 @pytest.mark.feature("S004-37")

@@ -252,6 +252,9 @@ def test_an_elastic_job_asks_for_a_range_of_nodes_and_outlives_lost_ones(spec: S
     assert "SOPERATOR_MIN_NODES=3 SOPERATOR_MAX_NODES=4" in text
     # One --rdzv-conf: of two, torchrun keeps the last.
     assert text.count("--rdzv-conf") == 1
+    # `ps` and `scontrol` show command lines and the script's text to others: the key is in neither.
+    keyed = [line.split()[0] for line in text.splitlines() if "RDZV_KEY" in line]
+    assert keyed == ["SOPERATOR_RDZV_KEY=$(od", "export"]
 
 
 def test_a_job_of_one_size_ends_with_its_first_bad_task(spec: StackSpec) -> None:

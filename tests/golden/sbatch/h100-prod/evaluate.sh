@@ -60,7 +60,9 @@ mkdir -p "$SOPERATOR_PLACE_SCRATCH" || fail "$SOPERATOR_PLACE_SCRATCH cannot be 
 read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # A port that is free now on this node, the first: jobs that share a node do not collide.
 MASTER_PORT=$("$SOPERATOR_PYTHON" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
-export MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE=1
+# What nodes tell each other is sealed with it; it is on no command line and in no file.
+SOPERATOR_RDZV_KEY=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+export SOPERATOR_RDZV_KEY MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE=1
 export SOPERATOR_MIN_NODES=1 SOPERATOR_MAX_NODES=1 SOPERATOR_RESTARTS=3 SOPERATOR_SAVE_S=60
 export SOPERATOR_EXIT_FILE=$run/.first_exit_status SOPERATOR_NODES_FILE=$run/.nodes
 # Passes signals on, requeues what has saved, and lets the job have lost nodes back.
