@@ -14,8 +14,8 @@ from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.schema import Schema
 from infra.render.kube_cluster import kube_cluster_spec
 from infra.state import Cache
-from stacks.load import stack_names
 from stacks.spec import StackSpec
+from tests import SHIPPED
 from tests.components.conftest import Deploy
 
 CLUSTER = "nebius:mk8s/v1:Cluster"
@@ -27,7 +27,7 @@ def control_plane(deployed: Deploy, spec: StackSpec, **changes: Any) -> dict[str
     return deployed(changed).one(CLUSTER).inputs["spec"]["control_plane"]
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_a_shipped_stack_has_a_highly_available_public_api(deployed: Deploy, stack: str) -> None:
     sent = deployed(stack).one(CLUSTER).inputs["spec"]["control_plane"]
     assert sent["etcd_cluster_size"] == 3

@@ -9,12 +9,12 @@ import pytest
 
 from infra.components.recorder import CHECKOUT, Recorder, Registered, plain
 from infra.render.delivery import code_files, hash_files
-from stacks.load import stack_names
 from stacks.spec import StackSpec
+from tests import SHIPPED
 from tests.components.conftest import Deploy
 from tests.conftest import PUBLIC_KEY
 
-pytestmark = pytest.mark.parametrize("stack", stack_names())
+pytestmark = pytest.mark.parametrize("stack", SHIPPED)
 COMMAND = "command:remote:Command"
 COPY = "command:remote:CopyToRemote"
 

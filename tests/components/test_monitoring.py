@@ -11,9 +11,9 @@ import pulumi
 import pytest
 
 from infra.components.recorder import Recorder, declare, open_texts
-from stacks.load import stack_names
 from stacks.spec import StackSpec
 from stacks.spec.cluster import Observability
+from tests import SHIPPED
 from tests.components.conftest import Deploy
 from tests.components.test_releases import releases
 
@@ -86,7 +86,7 @@ def test_without_the_notifier_nothing_knows_of_slack(deployed: Deploy, load: Loa
     assert not [each for each in found.of("kubernetes:core/v1:Secret") if "slack" in each.name]
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_a_stack_without_observability_has_no_rules(deployed: Deploy, stack: str) -> None:
     found = deployed(stack)
     assert not [each for each in found.registered if each.type.startswith(GROUP)]

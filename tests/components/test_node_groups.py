@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from infra.components.recorder import declare, open_texts
-from stacks.load import load_stack, stack_names
+from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.nodes import NodeUserSpec
+from tests import SHIPPED
 from tests.components.conftest import Deploy
 
 NODE_GROUP = "nebius:mk8s/v1:NodeGroup"
 IN_A_GROUP = ("nebius:iam/v1:AccessPermit", "nebius:iam/v1:GroupMembership")
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_the_parent_of_a_node_group_is_the_cluster_and_never_the_project(
     deployed: Deploy, stack: str, public_key_file: Path
 ) -> None:
@@ -29,7 +30,7 @@ def test_the_parent_of_a_node_group_is_the_cluster_and_never_the_project(
         assert group.inputs["metadata"]["parent_id"] == f"cluster-{stack}-kube"
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_what_is_not_a_node_group_belongs_to_the_project(deployed: Deploy, stack: str) -> None:
     recorder = deployed(stack)
     project = {"local": "project-e00p"}.get(stack, "project-e00replaceme")
@@ -38,7 +39,7 @@ def test_what_is_not_a_node_group_belongs_to_the_project(deployed: Deploy, stack
             assert each.inputs["metadata"]["parent_id"] == project, each.name
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_every_attached_filesystem_is_one_of_the_stacks_own(deployed: Deploy, stack: str) -> None:
     recorder = deployed(stack)
     made = {

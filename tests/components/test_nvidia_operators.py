@@ -11,9 +11,9 @@ from infra.components.recorder import Recorder, Registered
 from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.schema import Schema
 from infra.state import Cache
-from stacks.load import stack_names
 from stacks.spec import StackSpec
 from stacks.spec.cluster import GpuDrivers
+from tests import SHIPPED
 from tests.components.conftest import Deploy
 
 RELEASE = "nebius:applications/v1alpha1:K8sRelease"
@@ -36,7 +36,7 @@ def before(recorder: Recorder, last: Registered) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_an_image_with_drivers_needs_no_operator(deployed: Deploy, stack: str) -> None:
     """Two of them would fight over the same kernel module."""
     assert deployed(stack).of(RELEASE) == []

@@ -9,8 +9,8 @@ import pytest
 
 from infra.components.recorder import Recorder
 from infra.providers.soperator.pods.provider import TYPE, PodsStartedProvider
-from stacks.load import stack_names
 from stacks.spec import StackSpec
+from tests import SHIPPED
 from tests.components.conftest import Deploy
 
 RELEASE = "kubernetes:helm.sh/v3:Release"
@@ -29,7 +29,7 @@ def before(recorder: Recorder, urn: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_the_checks_and_every_command_wait_for_the_pods_and_these_for_the_releases(
     deployed: Deploy, stack: str
 ) -> None:
@@ -49,7 +49,7 @@ def test_the_checks_and_every_command_wait_for_the_pods_and_these_for_the_releas
         assert started.urn in before(recorder, each.urn), each.name
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_its_inputs_are_what_the_plugin_takes(deployed: Deploy, stack: str) -> None:
     inputs = deployed(stack).one(TYPE).inputs
     assert PodsStartedProvider().check(TYPE, {}, inputs)[1] == []

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from infra.components.recorder import Recorder
-from stacks.load import stack_names
 from stacks.reference import DOCS, coverage, read_table
 from stacks.spec import StackSpec
 from stacks.spec.cluster import GpuDrivers, NfsHomeSpec, Observability
@@ -27,6 +26,7 @@ from stacks.spec.nodes import (
     StrategySpec,
 )
 from stacks.spec.storage import SubmountSpec
+from tests import SHIPPED
 from tests.components.conftest import Deploy
 
 TABLE = read_table(DOCS / "recipe-resources.tsv")
@@ -39,7 +39,7 @@ Made = Mapping[str, set[str]]
 def made(deployed: Deploy, load: Load) -> Made:
     """Type, or `release:NAME`, -> paths of the fields that some stack sets."""
     found: dict[str, set[str]] = defaultdict(set)
-    stacks: list[str | StackSpec] = [*stack_names(), *variants(load("h100-prod"))]
+    stacks: list[str | StackSpec] = [*SHIPPED, *variants(load("h100-prod"))]
     for stack in stacks:
         _collect(deployed(stack), found)
     return found

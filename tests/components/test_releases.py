@@ -9,8 +9,8 @@ import pytest
 
 from infra.components.recorder import Recorder, Registered
 from infra.render.charts import REGISTRY
-from stacks.load import stack_names
 from stacks.spec import StackSpec
+from tests import SHIPPED
 from tests.components.conftest import Deploy
 
 RELEASE = "kubernetes:helm.sh/v3:Release"
@@ -38,7 +38,7 @@ def from_registry(recorder: Recorder) -> dict[str, Registered]:
 
 
 @pytest.mark.feature("S000-01", "S000-13", "S000-67")
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_every_soperator_chart_has_the_declared_version(deployed: Deploy, stack: str) -> None:
     found = from_registry(deployed(stack))
     # Classes for disks that only some stacks give their workers: test_soperator.py.
@@ -57,14 +57,14 @@ def test_another_declared_version_reaches_every_soperator_chart_and_no_other(
 
 
 @pytest.mark.feature("S000-67")
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_no_release_takes_the_newest_chart(deployed: Deploy, stack: str) -> None:
     for name, each in releases(deployed(stack)).items():
         assert each.inputs["version"], name
         assert each.inputs["name"] == name, "an unnamed release gets a random suffix"
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_every_release_frees_its_name_of_an_earlier_run_first(deployed: Deploy, stack: str) -> None:
     """Helm installs none whose name is in use, as after a kill or a lost state."""
     made = releases(deployed(stack)).values()
@@ -117,7 +117,7 @@ def test_the_database_operator_comes_only_with_accounting(
     assert environment["isMariadbCrdInstalled"] == "false"
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_the_allocation_reaches_the_load_balancer_and_no_node_port(
     deployed: Deploy, stack: str
 ) -> None:

@@ -8,8 +8,8 @@ from pathlib import PurePosixPath
 import pytest
 
 from infra.components.recorder import CHECKOUT, Recorder, open_texts
-from stacks.load import stack_names
 from stacks.spec.slurm import RECIPE_ENDINGS
+from tests import SHIPPED
 from tests.components.conftest import Deploy
 
 STACK = "h100-prod"
@@ -23,7 +23,7 @@ def recorder(deployed: Deploy) -> Recorder:
     return deployed(STACK)
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_objects_are_made_where_a_bucket_for_them_is_declared(deployed: Deploy, stack: str) -> None:
     recorder = deployed(stack)
     buckets = {each.name for each in recorder.of("nebius:storage/v1:Bucket")}

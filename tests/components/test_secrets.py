@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from infra.components.recorder import open_texts, plain
-from stacks.load import stack_names
+from tests import SHIPPED
 from tests.components.conftest import Deploy
 
-pytestmark = pytest.mark.parametrize("stack", stack_names())
+pytestmark = pytest.mark.parametrize("stack", SHIPPED)
 # What the recorder answers, and what the program makes of it.
 PRIVATE = ("PRIVATE", "certificate-authority-data")
 

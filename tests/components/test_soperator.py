@@ -11,10 +11,10 @@ import pytest
 
 from infra.components.recorder import Recorder, declare, open_texts
 from infra.render.values.nfs_server import nfs_server_values
-from stacks.load import stack_names
 from stacks.spec import StackSpec
 from stacks.spec.cluster import ChecksProfile, JailFileSpec, NfsHomeSpec, Observability
 from stacks.spec.nodes import ImageDiskSpec
+from tests import SHIPPED
 from tests.components.conftest import Deploy
 from tests.components.test_releases import releases
 
@@ -37,7 +37,7 @@ def names_of(recorder: Recorder) -> set[str]:
     return set(releases(recorder))
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_checks_go_before_the_controller_that_takes_their_finalizers_off(
     deployed: Deploy, stack: str
 ) -> None:
@@ -101,7 +101,7 @@ def test_the_nfs_server_runs_on_its_own_nodes_where_there_are_some(load: Load) -
 
 
 @pytest.mark.feature("S002-14")
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_no_shipped_stack_collects_anything(deployed: Deploy, stack: str) -> None:
     assert not names_of(deployed(stack)) & {*OBSERVABILITY, "soperator-dcgm-exporter"}
 
@@ -146,7 +146,7 @@ def test_files_of_the_jail_are_a_config_map_and_a_jailed_config(
     assert releases(recorder)["slurm-cluster"].urn in texts.depends_on
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_a_stack_without_files_of_the_jail_makes_no_object_for_them(
     deployed: Deploy, stack: str
 ) -> None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from infra.render import names
-from stacks.load import stack_names
 from stacks.spec import StackSpec
 from stacks.spec.storage import FilesystemSpec, FilesystemType, SubmountSpec
+from tests import SHIPPED
 from tests.components.conftest import Deploy
 
 FILESYSTEM = "nebius:compute/v1:Filesystem"
@@ -23,7 +23,7 @@ OLD = "computefilesystem-e00old"
 @pytest.mark.feature(
     "S000-70", "S000-74", "S000-76", "S000-78", "S000-79", "S000-80", "S002-04", "S003-15"
 )
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_every_declared_filesystem_is_made_once_at_its_size(
     deployed: Deploy, load: Callable[[str], StackSpec], stack: str
 ) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from infra.operate.orphans import NODE_GROUP, TYPES
-from stacks.load import stack_names
+from tests import SHIPPED
 from tests.components.conftest import Deploy
 
 INSIDE = {"nebius:iam/v1:AccessPermit", "nebius:iam/v1:GroupMembership"}
 """Belong to a group and go with it; they have no name and cost nothing."""
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_every_type_that_a_stack_makes_is_looked_for_among_orphans(
     deployed: Deploy, stack: str
 ) -> None:
@@ -20,7 +20,7 @@ def test_every_type_that_a_stack_makes_is_looked_for_among_orphans(
     assert made - INSIDE <= {NODE_GROUP, *TYPES}
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_what_holds_data_outlives_a_destroy_unless_the_stack_purges(
     deployed: Deploy, stack: str
 ) -> None:

@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 
 from infra.components.recorder import Recorder, Registered
-from stacks.load import stack_names
+from tests import SHIPPED
 from tests.components.conftest import Deploy
 
 TEARDOWN = "soperator:kube:Teardown"
-pytestmark = pytest.mark.parametrize("stack", stack_names())
+pytestmark = pytest.mark.parametrize("stack", SHIPPED)
 RELEASE = "kubernetes:helm.sh/v3:Release"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from infra.components.recorder import OUTPUTS, Recorder, Registered
-from stacks.load import stack_names
+from tests import SHIPPED
 from tests.components.conftest import Deploy
 
-pytestmark = pytest.mark.parametrize("stack", stack_names())
+pytestmark = pytest.mark.parametrize("stack", SHIPPED)
 STACK = "soperator:infra:Stack"
 OWNER = {
     "nebius:vpc/v1:Network": "Network",
@@ -42,7 +42,7 @@ BACKUPS = {
     "k8up-custom-resources",
     *(
         f"{stack}-{name}"
-        for stack in stack_names()
+        for stack in SHIPPED
         for name in (
             "jail-backup",
             "jail-backup-kept",

@@ -9,9 +9,10 @@ import pytest
 
 from infra.local import offline, process
 from infra.state import CHECKOUT, State
+from tests import SHIPPED
 
 pytestmark = pytest.mark.engine
-STACKS = sorted((CHECKOUT / "stacks").glob("Pulumi.*.yaml"))
+STACKS = [CHECKOUT / f"stacks/Pulumi.{name}.yaml" for name in SHIPPED]
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stacks.load import STACKS_DIR, stack_names
+from stacks.load import STACKS_DIR
+from tests import SHIPPED
 from tests.conftest import GOLDEN_DIR
 from tests.engine.nebius_project import pulumi_binary
 from tests.engine.program_env import Answer, Program, running_program
@@ -43,7 +44,7 @@ def preview(program: Program) -> Preview:
 
 
 @pytest.mark.feature("S000-01", "S000-66", "S001-12", "S003-14", "S004-32")
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_every_stack_previews_as_its_golden_graph(
     preview: Preview, golden: Callable[[str, str], None], stack: str
 ) -> None:
@@ -51,7 +52,7 @@ def test_every_stack_previews_as_its_golden_graph(
     golden(f"graph/{stack}.json", "[\n  " + ",\n  ".join(lines) + "\n]\n")
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_the_preview_shows_the_bill_line_by_line_to_its_total(preview: Preview, stack: str) -> None:
     """Money is seen before it is spent; what a chat costs depends on the runs of this machine."""
     text = (GOLDEN_DIR / "cost" / f"{stack}.txt").read_text()
@@ -62,7 +63,7 @@ def test_the_preview_shows_the_bill_line_by_line_to_its_total(preview: Preview, 
     assert "\nIf you forget it: $" in shown
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_a_preview_reports_no_error(preview: Preview, stack: str) -> None:
     assert preview(stack).messages("error") == []
 

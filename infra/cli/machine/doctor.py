@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -272,6 +273,7 @@ def price_ages(spec: StackSpec, total: Estimate, today: date) -> Finding:
 
 def steps(stack: str, sources: Path) -> Iterator[Step]:
     """The way of the stack from its releases to pods that could run, step by step."""
+    from infra.local.errors import LocalError
     from infra.local.kube import api_server
     from infra.operate.conformance.cluster import ApiServer
     from infra.operate.conformance.come_up import STEPS, ComeUp, not_run
@@ -286,13 +288,17 @@ def steps(stack: str, sources: Path) -> Iterator[Step]:
     spec = context.spec(stack)
     if errors := [each for each in check(spec) if each.level is Level.ERROR]:
         raise UserError("\n".join(map(str, errors)))
-    with tempfile.TemporaryDirectory(prefix="soperator-come-up-") as name:
-        folder = Path(name)
-        with api_server.running(folder, Ports.from_environ().come_up) as config:
-            server = ApiServer(
-                access=config.access(), certificate=config.certificate, key=config.key
-            )
-            yield from ComeUp(Sources(sources.resolve())).steps(spec, server, folder)
+    with ExitStack() as held:
+        made = tempfile.TemporaryDirectory(prefix="soperator-come-up-")
+        folder = Path(held.enter_context(made))
+        running = api_server.running(folder, Ports.from_environ().come_up)
+        try:
+            config = held.enter_context(running)
+        except LocalError as error:
+            yield from not_run(STEPS, str(error))
+            return
+        server = ApiServer(access=config.access(), certificate=config.certificate, key=config.key)
+        yield from ComeUp(Sources(sources.resolve())).steps(spec, server, folder)
 
 
 def verdict(stack: str, found: list[Step]) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -113,7 +114,8 @@ def test_another_checkout_becomes_one_comment_for_all_its_stacks(checkout: Path)
     assert text.startswith(MARK)
     assert "nodes.workers[worker].nodes: 5 -> 4" in text
     assert "| `h200-elastic` | first deployment |" in text
-    assert "No change in cost: h100-prod, local." in text
+    # A stack file of the reader's own may lie beside the shipped ones.
+    assert re.search(r"No change in cost: h100-prod, local\b", text)
     assert text.count("<details>") == text.count("</details>") == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from infra.cli.machine import doctor
 from infra.cli.machine.doctor import NOT_RUN, verdict
 from infra.cli.main import app
 from infra.clients.kube import Access
+from infra.local.kube import api_server
 from infra.operate.conformance.cluster import ApiServer
 from infra.operate.conformance.come_up import STEPS, ComeUp, Step
 from infra.operate.conformance.pod_checks import Obstacle
 from infra.operate.conformance.sources import Sources
+from infra.state import Ports
 from stacks.errors import UserError
 from stacks.load import load_stack
 
@@ -99,6 +102,22 @@ def test_of_a_folder_that_is_not_there_nothing_is_known(tmp_path: Path):
         step.split()[0] for step in STEPS
     ]
     assert lines[-1].startswith("dev: not known whether it would come up: 1 missing, in rendered, ")
+
+
+def test_an_api_server_that_cannot_start_answers_nothing(
+    monkeypatch, tmp_path: Path, public_key_file
+) -> None:
+    """It says nothing of the stack, so the answer is `not known`, never `would not come up`."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setattr(Ports, "come_up", (port, port, port))
+        monkeypatch.setattr(api_server, "_PORT_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(api_server, "find_api_server", lambda: Path("/bin/false"))
+        monkeypatch.setattr(api_server, "_find_etcd", lambda: Path("/bin/false"))
+        found = list(doctor.steps("h100-prod", tmp_path))
+    assert [each.name for each in found] == list(STEPS)
+    assert doctor.verdict("h100-prod", found)[1] == NOT_RUN
+    assert str(port) in found[0].not_run[0]
 
 
 def test_a_stack_with_errors_is_refused_by_its_own_rules(

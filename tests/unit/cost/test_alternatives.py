@@ -20,10 +20,11 @@ from cost.runs.forecast import Forecast, UnknownRun
 from stacks.catalog import PLATFORMS
 from stacks.check import check
 from stacks.errors import Level, UserError
-from stacks.load import load_stack, stack_names
+from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cost import ContractPriceSpec, PolicySpec, QuotaSpec, RunForecastSpec
 from stacks.spec.nodes import Billing
+from tests import SHIPPED
 from tests.unit.cost.conftest import record
 from tests.unit.cost.policies import inputs_of, with_policy
 
@@ -34,7 +35,7 @@ def layered_inputs(spec: StackSpec) -> Inputs:
     return inputs_of(spec, book=layered(spec))
 
 
-@pytest.mark.parametrize("name", stack_names())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_nothing_is_proposed_that_the_checks_refuse(name: str):
     inputs = layered_inputs(load_stack(name))
     for item in alternatives(inputs):
@@ -42,7 +43,7 @@ def test_nothing_is_proposed_that_the_checks_refuse(name: str):
         assert errors == []
 
 
-@pytest.mark.parametrize("name", stack_names())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_the_changed_keys_are_the_whole_change(name: str):
     """The figures printed are those of the stack with exactly the printed changes."""
     spec = load_stack(name)

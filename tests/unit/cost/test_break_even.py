@@ -32,10 +32,10 @@ from cost.prices.api_prices import ApiPrice, ApiPriceBook
 from cost.prices.book import PriceBook
 from cost.report.layout import WIDTH, Document, Format, lay_out
 from cost.resources.estimate import estimate
-from stacks.load import stack_names
 from stacks.spec import StackSpec
 from stacks.spec.cost import AssumedSpeedSpec, ChatSpec
 from stacks.spec.nodes import Billing
+from tests import SHIPPED
 from tests.unit.cost.conftest import Priced
 
 DAY = date(2026, 11, 21)
@@ -244,7 +244,7 @@ def test_without_a_serving_nodeset_only_the_cluster_is_compared(
     assert "unknown" in break_even_tables(found, units)[0].rows[1]
 
 
-@pytest.mark.parametrize("name", stack_names())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_model_that_a_shipped_stack_names_has_a_price(
     priced: Callable[[str], Priced], name: str
 ):

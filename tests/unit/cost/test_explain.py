@@ -18,10 +18,11 @@ from cost.report.explanation import Figure, render_explanation
 from cost.report.layout import Format
 from cost.run_record import RunRecord
 from stacks.errors import UserError
-from stacks.load import load_stack, stack_names
+from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cost import PolicySpec, PreemptionSpec, RunForecastSpec
 from stacks.spec.nodes import Billing
+from tests import SHIPPED
 from tests.unit.cost.conftest import record
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
@@ -64,7 +65,7 @@ def figure(found: Bill, item: str, unit: str, name: str) -> Figure:
     )
 
 
-@pytest.mark.parametrize("name", stack_names())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_expression_gives_its_figure(name: str):
     found = list(figures(bill_of(load_stack(name))))
     assert len(found) > 20

@@ -11,8 +11,9 @@ import pytest
 from cost.bill.left_running import forgotten, forgotten_lines
 from cost.prices.book import PriceBook
 from cost.resources.estimate import estimate
-from stacks.load import load_stack, stack_names
+from stacks.load import load_stack
 from stacks.spec import LifetimeSpec, StackSpec
+from tests import SHIPPED
 
 NOW = datetime(2026, 11, 21, 18, tzinfo=UTC)
 pytestmark = pytest.mark.usefixtures("public_key_file")
@@ -34,7 +35,7 @@ def test_h100_prod_costs_what_two_nodes_and_the_rest_cost() -> None:
     assert "nothing ends it: declare lifetime.idle_hours or lifetime.until" in how
 
 
-@pytest.mark.parametrize("name", stack_names())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_a_month_of_forgetting_is_the_bill_of_a_month(name: str) -> None:
     spec = load_stack(name)
     book = PriceBook.load(spec.prices)

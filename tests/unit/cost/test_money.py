@@ -18,10 +18,10 @@ from cost.prices.book import PriceBook
 from cost.prices.price import HOURS_PER_MONTH
 from cost.resources.estimate import Estimate, estimate
 from stacks.catalog import PLATFORMS
-from stacks.load import stack_names
 from stacks.spec import StackSpec
 from stacks.spec.nodes import BootDiskSpec, WorkerSpec
 from stacks.spec.storage import DiskType
+from tests import SHIPPED
 from tests.unit.cost.conftest import Priced, record
 
 SETTINGS = settings(
@@ -131,7 +131,7 @@ def assert_no_float(value: object, path: str) -> None:
             assert_no_float(item, f"{path}[{index}]")
 
 
-@pytest.mark.parametrize("name", stack_names())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_no_figure_of_a_stack_or_its_bill_is_a_binary_float(
     priced: Callable[[str], Priced], name: str
 ):

@@ -12,9 +12,10 @@ import pytest
 from cost.bill.bill import bill
 from cost.bill.table import bill_page
 from cost.prices.book import layered
-from stacks.load import load_stack, stack_names
+from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cost import PolicySpec
+from tests import SHIPPED
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
 HOSTILE = "<script>alert(1)</script><img src=//evil.example/x>"
@@ -56,7 +57,7 @@ def outline(text: str) -> Outline:
     return found
 
 
-@pytest.mark.parametrize("name", stack_names())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_page_is_well_formed_and_asks_for_nothing(name: str):
     text = page_of(load_stack(name))
     found = outline(text)

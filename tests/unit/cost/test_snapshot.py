@@ -13,7 +13,7 @@ from cost.diff import snapshot
 from cost.diff.diff import diff
 from cost.diff.snapshot import FORMAT, SnapshotError, parse, plain, take
 from cost.diff.table import FIRST_DEPLOYMENT, NO_CHANGE, change
-from stacks.load import stack_names
+from tests import SHIPPED
 
 Billed = Callable[[str], Bill]
 
@@ -23,7 +23,7 @@ def as_the_engine_keeps_it(value: object) -> Any:
     return json.loads(json.dumps(value, sort_keys=True), parse_int=float)
 
 
-@pytest.mark.parametrize("name", stack_names())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_a_snapshot_comes_back_as_it_was(billed: Billed, name: str):
     snapshot = take(billed(name))
     assert parse(plain(snapshot)) == snapshot

@@ -16,7 +16,7 @@ from cost.bill.bill import bill as make_bill
 from cost.bill.table import render
 from cost.prices.book import layered
 from cost.report.layout import WIDTH, Document, Format, Table, lay_out
-from stacks.load import stack_names
+from tests import SHIPPED
 from tests.unit.cost.conftest import record
 
 ENDINGS = {
@@ -38,7 +38,7 @@ def rendered(billed: Billed, name: str, format: Format) -> str:
 
 
 @pytest.mark.feature("S000-112", "S000-120")
-@pytest.mark.parametrize("name", stack_names())
+@pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("format", Format)
 def test_the_bill_of_each_stack_is_the_reviewed_one(
     billed: Billed,
@@ -49,7 +49,7 @@ def test_the_bill_of_each_stack_is_the_reviewed_one(
     golden(f"cost/{name}.{ENDINGS[format]}", rendered(billed, name, format))
 
 
-@pytest.mark.parametrize("name", stack_names())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_text_fits_the_diagnostics_of_a_preview(billed: Billed, name: str):
     text = rendered(billed, name, Format.TABLE)
     assert text.isascii()

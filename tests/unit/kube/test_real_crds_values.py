@@ -14,7 +14,7 @@ from infra.render import login
 from infra.render.charts import cluster_charts
 from infra.render.values.active_checks import active_checks_values
 from infra.render.values.nodesets import nodesets_values
-from stacks.load import load_stack, stack_names
+from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cluster import (
     ChecksProfile,
@@ -33,6 +33,7 @@ from stacks.spec.nodes import (
     NfsSpec,
 )
 from stacks.spec.slurm import AccountSpec
+from tests import SHIPPED
 from tests.unit.kube.real_crds import other_version, problems, spec_schema
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
@@ -102,20 +103,20 @@ def everything(spec: StackSpec) -> StackSpec:
 
 
 @pytest.mark.feature("S002-05")
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_every_custom_resource_of_a_shipped_stack_is_accepted_in_full(stack: str) -> None:
     made = objects(load_stack(stack))
     assert {each["kind"] for each in made} == {"SlurmCluster", "NodeSet"}
     assert [(each["kind"], found) for each in made for found in problems(each)] == []
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_every_setting_that_a_stack_may_declare_is_accepted_too(stack: str) -> None:
     made = objects(everything(load_stack(stack)))
     assert [(each["kind"], found) for each in made for found in problems(each)] == []
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_another_version_of_soperator_takes_every_setting(stack: str) -> None:
     """Before an upgrade: SOPERATOR_TEST_CRDS=FOLDER with config/crd/bases of that version."""
     folder = other_version()
@@ -123,7 +124,7 @@ def test_another_version_of_soperator_takes_every_setting(stack: str) -> None:
     assert [(each["kind"], found) for each in made for found in problems(each, folder)] == []
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_init_containers_are_those_of_kubernetes(stack: str) -> None:
     """Our renderers leave them out: nothing in the embedded cloud runs a container."""
     schema = spec_schema("NodeSet")["properties"]["customInitContainers"]
@@ -135,7 +136,7 @@ def test_init_containers_are_those_of_kubernetes(stack: str) -> None:
 @pytest.mark.parametrize(
     "profile", [ChecksProfile.ESSENTIAL, ChecksProfile.QUICK, ChecksProfile.FULL]
 )
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_every_override_of_a_check_is_a_field_of_an_active_check(
     stack: str, profile: ChecksProfile
 ) -> None:

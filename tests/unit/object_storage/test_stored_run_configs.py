@@ -15,7 +15,8 @@ from infra.jobs import submit, submit_once
 from infra.jobs.ledger import open_books
 from infra.jobs.submit_once import dispatch, order
 from infra.render.delivery import code_files, store
-from stacks.load import STACKS_DIR, load_stack, stack_names
+from stacks.load import STACKS_DIR, load_stack
+from tests import SHIPPED
 from tests.object_cloud import credentials
 from tests.unit.cost.run_stacks import job_of, l40s
 from tests.unit.jobs.test_submit import HASH, OUTPUTS, Recorded
@@ -109,7 +110,7 @@ def test_a_bucket_that_refuses_stops_the_submission_before_the_cluster_is_asked(
 
 def test_the_job_makes_the_bytes_that_were_stored(public_key_file: Path) -> None:
     """Both sides read every shipped recipe alike, or no record could name its object."""
-    for stack in stack_names():
+    for stack in SHIPPED:
         spec = load_stack(stack)
         files = code_files(CHECKOUT, spec)
         for job in spec.jobs:

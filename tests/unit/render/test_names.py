@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from infra.render import names
-from stacks.load import load_stack, stack_names
+from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.storage import SubmountSpec
+from tests import SHIPPED
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_every_declared_filesystem_has_one_tag_of_its_own(stack: str) -> None:
     spec = load_stack(stack)
     found = dict(names.filesystems(spec))
@@ -32,7 +33,7 @@ def test_a_stack_without_accounting_storage_has_no_such_filesystem(bare: StackSp
     assert [tag for tag, _ in names.filesystems(bare)] == ["jail", "controller-spool"]
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_every_tag_is_a_kubernetes_name_that_the_chart_leaves_alone(
     stack: str, public_key_file: Path
 ) -> None:

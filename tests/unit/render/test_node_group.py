@@ -10,7 +10,7 @@ import pytest
 
 from infra.render import names
 from infra.render.nodes import Role, labels, node_group_spec, roles
-from stacks.load import load_stack, stack_names
+from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cluster import GpuDrivers
 from stacks.spec.nodes import (
@@ -21,6 +21,7 @@ from stacks.spec.nodes import (
     ReservationSpec,
     StrategySpec,
 )
+from tests import SHIPPED
 from tests.unit.render.conftest import as_json
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
@@ -49,7 +50,7 @@ def tags(group: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.feature("S001-02", "S002-07", "S002-11", "S002-15", "S003-14", "S003-61", "S003-62")
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_the_node_groups_of_every_shipped_stack_are_the_golden_ones(
     stack: str, golden: Callable[[str, str], None]
 ) -> None:

@@ -17,13 +17,14 @@ from infra.render.values.slurm_cluster import slurm_cluster_values
 from infra.render.values.storage import storage_values
 from stacks.catalog import find_preset
 from stacks.check import check
-from stacks.load import load_stack, stack_names
+from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cluster import ChecksProfile
+from tests import SHIPPED
 
 pytestmark = [
     pytest.mark.usefixtures("public_key_file"),
-    pytest.mark.parametrize("stack", stack_names()),
+    pytest.mark.parametrize("stack", SHIPPED),
 ]
 PROFILES = [ChecksProfile.ESSENTIAL, ChecksProfile.QUICK, ChecksProfile.FULL]
 

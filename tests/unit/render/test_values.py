@@ -17,11 +17,12 @@ from infra.render.nodes import labels, roles
 from infra.render.values.nodesets import gres, nodesets_values
 from infra.render.values.slurm_cluster import slurm_cluster_values
 from infra.render.values.storage import storage_values
-from stacks.load import load_stack, stack_names
+from stacks.load import load_stack
 from stacks.machines import IN_JAIL, IN_POD
 from stacks.spec import StackSpec
 from stacks.spec.slurm import SshServiceType
 from stacks.spec.storage import MemoryMountSpec, SubmountSpec
+from tests import SHIPPED
 from tests.unit.render.conftest import as_json
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
@@ -65,7 +66,7 @@ def found(value: object, key: str) -> Iterator[Any]:
 @pytest.mark.feature(
     "S000-58", "S000-70", "S002-09", "S002-10", "S002-16", "S003-44", "S003-63", "S003-64"
 )
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_the_values_of_every_shipped_stack_are_the_golden_ones(
     stack: str, golden: Callable[[str, str], None]
 ) -> None:
@@ -75,7 +76,7 @@ def test_the_values_of_every_shipped_stack_are_the_golden_ones(
         golden(f"helm_values/{stack}/{chart.release}.json", as_json(chart.values))
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 @pytest.mark.parametrize(
     "chart", ["helm-slurm-cluster-storage", "helm-slurm-cluster", "helm-nodesets"]
 )
@@ -86,7 +87,7 @@ def test_the_chart_takes_every_value_and_makes_objects_of_them(stack: str, chart
     assert result.objects
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 class TestAgreement:
     """What one chart, the node groups or the cloud call a thing, the others call the same."""
 
@@ -218,7 +219,7 @@ def test_gres_counts_the_gpus_of_the_preset(spec: StackSpec) -> None:
     assert gres(replace(worker, platform="cpu-d3", preset="8vcpu-32gb")) is None
 
 
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_slurmd_leaves_a_part_of_its_node_to_the_system(stack: str) -> None:
     """A request of the whole node is never scheduled."""
     spec = load_stack(stack)

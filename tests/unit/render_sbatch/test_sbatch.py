@@ -22,9 +22,10 @@ from infra.render.sbatch import (
     refuse_inputs,
     render_sbatch,
 )
-from stacks.load import STACKS_DIR, load_stack, stack_names
+from stacks.load import STACKS_DIR, load_stack
 from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec, PartitionSpec
+from tests import SHIPPED
 from tests.conftest import GOLDEN_DIR
 
 JOB = JobSpec(name="train", module="workloads.train", recipe="r", nodes=2, gpus_per_node=2)
@@ -60,7 +61,7 @@ def spec(public_key_file: Path) -> StackSpec:
     "S003-79",
     "S004-27",
 )
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_every_shipped_job_renders_as_its_golden_file(
     stack: str, public_key_file: Path, golden: Callable[[str, str], None]
 ) -> None:

@@ -17,8 +17,9 @@ from infra.operate.prices import price_book
 from infra.reports.page import drawings, page, training
 from infra.reports.page.quality import evaluation_rows
 from infra.reports.page.training import Report, collect
-from stacks.load import load_stack, stack_names
+from stacks.load import load_stack
 from stacks.spec.cost import PolicySpec
+from tests import SHIPPED
 from tests.unit.report.reports import HOSTILE, evaluation, record, write_record, write_runs
 
 
@@ -142,7 +143,7 @@ def test_equal_input_gives_equal_bytes(report: Report) -> None:
 
 
 @pytest.mark.feature("S000-14")
-@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("stack", SHIPPED)
 def test_every_declared_nodeset_and_mount_is_in_the_picture(
     stack: str, public_key_file: Path
 ) -> None:

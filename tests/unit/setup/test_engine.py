@@ -17,8 +17,9 @@ from infra.cli.machine.env import Target, environment, prepare
 from infra.local import engine
 from infra.local.errors import LocalError
 from infra.state import CHECKOUT, Cache, State
+from tests import SHIPPED
 
-STACKS = sorted((CHECKOUT / "stacks").glob("Pulumi.*.yaml"))
+STACKS = [CHECKOUT / f"stacks/Pulumi.{name}.yaml" for name in SHIPPED]
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import pytest
 from infra.render.backup import k8up_chart
 from infra.render.charts import platform_charts
 from stacks.compatibility import KUBERNETES, ROLLOUT, SOPERATOR, numbers, release_of
-from stacks.load import load_stack, stack_names
+from stacks.load import load_stack
 from stacks.spec.cluster import ClusterSpec
+from tests import SHIPPED
 
 ROWS = [*SOPERATOR.values(), *KUBERNETES.values(), ROLLOUT]
 
@@ -52,7 +53,7 @@ def test_a_version_without_a_row_is_read_as_its_line_or_the_newest_before_it(ask
     assert release_of(asked).version == row
 
 
-@pytest.mark.parametrize("name", stack_names())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_chart_of_others_has_the_version_of_the_table(name: str, public_key_file: object):
     spec = load_stack(name)
     pins = release_of(spec.cluster.soperator_version).charts

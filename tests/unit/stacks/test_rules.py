@@ -10,8 +10,9 @@ import pytest
 
 from infra.render.charts import platform_charts
 from stacks.check import check
-from stacks.load import STACKS_DIR, load_stack, stack_names
+from stacks.load import STACKS_DIR, load_stack
 from stacks.rules import RULES, read_rules
+from tests import SHIPPED
 from tests.unit.stacks.conftest import CONFIG, Change, changed, load
 from tests.unit.stacks.test_check import ERRORS, WARNINGS, worker
 from tests.unit.stacks.test_node_rules import NODE_ERRORS, NODE_WARNINGS
@@ -272,7 +273,7 @@ def test_the_presets_that_could_join_a_fabric_are_named():
     assert problem.message.endswith("; these can: 8gpu-128vcpu-1600gb")
 
 
-@pytest.mark.parametrize("name", stack_names())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_no_chart_has_a_namespace_that_a_stack_may_declare(name: str, public_key_file: Path):
     """The stack makes its own namespace, and its destroy deletes it with all that is in it."""
     for namespace in {chart.namespace for chart in platform_charts(load_stack(name))}:
