@@ -96,14 +96,14 @@ def forgotten_lines(spec: StackSpec, found: Forgotten, now: datetime) -> tuple[s
     if lifetime is None:
         lines.append(
             "  nothing ends it: declare lifetime.idle_hours or lifetime.until, and run "
-            "`soperator cluster autostop --act` on a schedule"
+            f"`soperator cluster autostop --act --stack {spec.name}` on a schedule"
         )
         return tuple(lines)
     if lifetime.idle_hours is not None:
         usd = usd_text(found.usd_per_hour * lifetime.idle_hours)
         lines.append(
-            f"  `soperator cluster autostop` pauses it after {lifetime.idle_hours} h without a "
-            f"job: {least}{usd} at min_nodes for those"
+            f"  `soperator cluster autostop --act --stack {spec.name}` pauses it after "
+            f"{lifetime.idle_hours} h without a job: {least}{usd} at min_nodes for those"
         )
     if end is not None:
         left = Decimal(max(timedelta(0), end - now) // timedelta(hours=1))

@@ -437,7 +437,7 @@ def _notes(advice: Advice, given: Sequence[str]) -> Iterator[str]:
             f"{percent(BANDWIDTH_SHARE.ratio)} of the memory's peak, a prompt takes 2 operations a "
             f"weight and token at {percent(FLOPS_SHARE.ratio)} of the dense bf16 peak; GPUs of one "
             "server pass sums between them, the time to start each left out. Measure before you "
-            "buy: soperator runs load."
+            "buy: soperator runs load -s STACK."
         )
     if best is not None and (best.servers or 0) > 1 and ask.promise != Promise():
         yield (
@@ -453,7 +453,7 @@ def _notes(advice: Advice, given: Sequence[str]) -> Iterator[str]:
         yield f"Left aside (over {percent(LENGTH_TOLERANCE)} off): {why}."
     yield (
         "USD are nodes on demand where they are cheapest, without disks and the rest of a cluster; "
-        "`soperator cost chat` has the whole stack. Arithmetic: --explain PLATFORM/PRESET."
+        "`soperator cost chat -s STACK` has the whole stack. Arithmetic: --explain PLATFORM/PRESET."
     )
 
 

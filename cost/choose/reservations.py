@@ -54,7 +54,7 @@ def reservations_part(inputs: Inputs) -> Iterable[Part]:
         notes=(
             (
                 "Reserved nodes are paid for all 730 hours; on-demand ones only while they are "
-                "there (soperator cluster pause, autoscaling)."
+                "there (autoscaling, a paused stack)."
             ),
         ),
         plain={"reservations": [_plain(each) for each in found]},

@@ -307,7 +307,8 @@ def forecast(
             worker,
             f"the speed of {job.recipe} on {job.nodes} x {worker.preset} is neither measured "
             "nor declared",
-            f"run: soperator submit {job.name} --stack {spec.name}, then soperator pull its id",
+            f"run: soperator submit {job.name} --stack {spec.name}, then soperator pull ID "
+            f"--stack {spec.name}",
         )
     return _known(job, rates, worker, declared, speed, records, sets)
 

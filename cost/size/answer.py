@@ -459,15 +459,6 @@ def deck_row(billions: int, dtype: Dtype, *, gpu_memory_gb: int = GPU_MEMORY_GB)
     )
 
 
-def deck_table(*, gpu_memory_gb: int = GPU_MEMORY_GB) -> tuple[DeckRow, ...]:
-    """The nine rows of the deck, in its order."""
-    return tuple(
-        deck_row(billions, dtype, gpu_memory_gb=gpu_memory_gb)
-        for dtype in DTYPES
-        for billions in BILLIONS
-    )
-
-
 def billions_of(shape: ModelShape) -> int:
     """The size that a model is called by, as the deck does: 70 for Llama-2-70b with its 69."""
     named = re.search(r"(?<![\d.])(\d+)b$", shape.name, re.IGNORECASE)

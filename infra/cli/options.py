@@ -76,6 +76,6 @@ def moment(option: str, text: str, now: datetime) -> datetime:
     if found > now:
         raise UserError(
             f"{option} {text}: in the future (now is {now:%Y-%m-%dT%H:%M} UTC); spend is what ran, "
-            "`soperator cost` is what is declared"
+            "`soperator cost -s STACK` is what is declared"
         )
     return found

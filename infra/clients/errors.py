@@ -32,8 +32,8 @@ def last_words(stderr: str) -> str:
     if full is None:
         return lines[-1]
     return (
-        f"{full}: free some there (soperator status --filesystems shows what is full), or raise "
-        "its size_gib and run pulumi up"
+        f"{full}: free some there (soperator status --filesystems -s STACK shows what is full), or "
+        "raise its size_gib and run pulumi up"
     )
 
 

@@ -79,7 +79,7 @@ def find(shell: Shell, wanted: str) -> Job:
             return next((job for job in reversed(jobs) if job.id == number), jobs[-1])
     if result.ok or _GONE in result.stderr:
         raise UnknownJobError(
-            f"job {number}: Slurm knows no such job; `soperator status` lists them"
+            f"job {number}: Slurm knows no such job; `soperator status -s STACK` lists them"
         )
     raise refused("scontrol show job", result)
 
@@ -116,7 +116,8 @@ def job_id(text: str) -> str:
     """A job id in its own form; anything else is refused before it reaches a shell."""
     if not text.isascii() or not text.isdecimal():
         raise JobsError(
-            f"{text!r} is not a job id (a number such as 12); `soperator status` lists them"
+            f"{text!r} is not a job id (a number such as 12); `soperator status -s STACK` lists "
+            "them"
         )
     return text
 
@@ -209,7 +210,7 @@ def submitted_id(output: str) -> str:
     found = re.fullmatch(r"(\d+)(;\S+)?", lines[-1].strip()) if lines else None
     if found is None:
         raise JobsError(
-            f"sbatch printed {output!r} instead of a job id; look with `soperator status`"
+            f"sbatch printed {output!r} instead of a job id; look with `soperator status -s STACK`"
         )
     return found.group(1)
 

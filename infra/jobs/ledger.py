@@ -393,9 +393,8 @@ def note_actual(books: Books, shell: Shell, cluster: str, job_id: str) -> str:
         entries = ledger.read().entries
     actual = actuals(entries).get((cluster, job_id))
     if actual is None:
-        return (
-            f"job {job_id}: accounting does not know its end yet; see `soperator cost spend` later"
-        )
+        later = f"`soperator cost spend -s {books.spec.name}`"
+        return f"job {job_id}: accounting does not know its end yet; see {later} later"
     if actual.nodes_usd is None:
         return f"job {job_id}: {actual.node_hours:,.3f} node-hours; their price is not known"
     text = f"job {job_id}: {small_usd_text(actual.nodes_usd)}, {actual.node_hours:,.3f} node-hours"

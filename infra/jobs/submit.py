@@ -388,8 +388,8 @@ def refusal(job: str, path: str) -> str:
     """The line for a job whose data is not there."""
     return (
         f"{job}: {path} is not on the cluster, or is empty; prepare it first (soperator submit "
-        f"{job} --pipeline -s STACK submits what {job} needs), bring it with soperator data push, "
-        "or name the job that makes it with --after ID; nothing was submitted"
+        f"{job} --pipeline -s STACK submits what {job} needs), bring it with soperator data push "
+        "-s STACK, or name the job that makes it with --after ID; nothing was submitted"
     )
 
 

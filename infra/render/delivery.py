@@ -326,7 +326,7 @@ class PackageSource:
             if not self.wheelhouse.startswith("/"):
                 raise UserError(
                     f"--wheelhouse {self.wheelhouse}: give an absolute path on the cluster; "
-                    "`soperator data push` brings a folder there"
+                    "`soperator data push -s STACK` brings a folder there"
                 )
             if self.index or self.extra_index:
                 raise UserError(

@@ -335,7 +335,7 @@ def _people(drawing: Drawing, spec: StackSpec, services: dict[str, Box]) -> None
     door = f"SSH, port {spec.login.ssh_port}, host key pinned"
     users = len(spec.soperator.users)
     lines = (
-        "soperator submit, logs, status, pull",
+        "soperator: submit, logs, status, pull",
         door,
         *((f"{users} declared users beside root",) if users else ()),
     )

@@ -119,7 +119,7 @@ def test_a_full_filesystem_is_told_with_what_to_do_and_leaves_what_was_there(
     assert exit_code == ExitCode.NOT_SAVED
     assert re.fullmatch(
         rf"no space left: \[Errno 28\] {os.strerror(code)}: '{places}/data/\S+'; "
-        "free space there, or raise the quota: soperator status --filesystems",
+        "free space there, or raise the quota: soperator status --filesystems -s STACK",
         record["reason"],
     )
     assert path.read_text() == whole

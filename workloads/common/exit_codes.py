@@ -50,7 +50,9 @@ ADVICE: Final = {
         "ranks waited for each other in vain: see whose stack above stands elsewhere; if steps "
         "are that long, raise train.checkpoint.timeout_s"
     ),
-    ExitCode.NOT_SAVED: "free space there, or raise the quota: soperator status --filesystems",
+    ExitCode.NOT_SAVED: (
+        "free space there, or raise the quota: soperator status --filesystems -s STACK"
+    ),
     ExitCode.DEVICE: "a GPU or its driver failed: drain the node, then run the job again",
 }
 # Failures that the same ranks may not meet again; the others come back as often as they are tried.

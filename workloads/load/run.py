@@ -165,7 +165,7 @@ class LoadTest:
         raise NotRunError(
             f"{self._client.url}: others use this server: {num_others} requests of theirs beside "
             f"{load}, in each of {_STAGE_TRIES} runs, so no speed is measured; stop them, or start "
-            "a server for the test alone (soperator serve), and run it again"
+            "a server for the test alone (soperator serve -s STACK), and run it again"
         )
 
     async def _num_others(self, num_own: int) -> int:

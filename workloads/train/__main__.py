@@ -132,7 +132,7 @@ def _lines_without_plan(recipe: Recipe, config: TrainConfig, rows: int) -> Itera
         size += f" --rank {config.lora.rank}"
     yield (
         f"plan        none, as {PLAN_VARIABLE} is not set. Memory, hours, dollars and why: "
-        "soperator submit JOB --dry-run for a job of a stack; memory and presets: "
+        "soperator submit JOB --dry-run -s STACK for a job of a stack; memory and presets: "
         f"{size} --seq {config.sequence_length} --batch {config.micro_batch_size}"
     )
 

@@ -70,9 +70,7 @@ def _only_one(stack: str, act: bool) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(
-                f"{stack}: another `soperator cluster autostop --act` is at work; wait"
-            ) from error
+            raise UserError(f"{stack}: another autostop of it is at work; wait") from error
         yield
 
 

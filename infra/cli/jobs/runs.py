@@ -98,7 +98,9 @@ def diff(
     with comparing():
         close = float(share("--tolerance", tolerance))
         runs = _runs(stack, shared=shared)
-        found = differ.diff(find_run(runs, first), find_run(runs, second), tolerance=close)
+        found = differ.diff(
+            *(find_run(runs, name, stack) for name in (first, second)), tolerance=close
+        )
     if format is Format.JSON:
         output.print_json(differ.plain(found))
     else:
@@ -132,7 +134,7 @@ def reproduce(
     from infra.reports.runs import reproduce as again
     from infra.reports.runs.run import find_run
 
-    run = find_run(_runs(stack, shared=shared), name)
+    run = find_run(_runs(stack, shared=shared), name, stack)
     spec = context.spec(stack)
     job = again.job_of(run, spec)
     files = context.local_code(stack)

@@ -283,7 +283,9 @@ def steps(stack: str, sources: Path) -> Iterator[Step]:
     from stacks.errors import Level
 
     if not sources.is_dir():
-        yield from not_run(STEPS, no_folder(sources, "soperator doctor --sources FOLDER"))
+        yield from not_run(
+            STEPS, no_folder(sources, f"soperator doctor -s {stack} --sources FOLDER")
+        )
         return
     spec = context.spec(stack)
     if errors := [each for each in check(spec) if each.level is Level.ERROR]:

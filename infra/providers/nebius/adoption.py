@@ -78,9 +78,6 @@ def remove(values: Values) -> Values:
     return {**values, "metadata": metadata}
 
 
-_ADVICE: Final = (
-    "; rename this one, delete the other, or, where it is yours, `soperator cluster adopt` it"
-)
 _LISTS: Final = {"List": "items", "ListMembers": "memberships"}
 """Methods that list what is under a parent, and the field of their answer."""
 _LEAVING: Final = "DELET"
@@ -116,15 +113,19 @@ def obstacle(kind: ResourceType, found: Values, inputs: Values, urn: str) -> str
     """Why the declaration cannot take over what is there; None where it can."""
     metadata = found["metadata"]
     taken = f"this name is taken by {metadata['id']}"
+    stack = labels(urn)["stack"]
     stranger = foreign(metadata.get("labels", {}), urn)
     if stranger is not None:
-        return f"{taken}, {stranger}{_ADVICE}"
+        return (
+            f"{taken}, {stranger}; rename this one, delete the other, or, where it is yours, "
+            f"`soperator cluster adopt --stack {stack}` it"
+        )
     problem = mismatch(kind, found, inputs)
     if problem is None:
         return None
     return (
         f"{taken}, which an earlier run of this stack made and kept: {problem}; to start empty, "
-        f"delete it with `soperator cluster orphans --purge {metadata['id']}`"
+        f"delete it with `soperator cluster orphans --stack {stack} --purge {metadata['id']}`"
     )
 
 

@@ -136,9 +136,9 @@ def alerts(spec: StackSpec, burn: Burn) -> list[dict[str, Any]]:
         _drained(limits, burn),
     ]
     if burn.budget_usd_per_month is not None:
-        rules.append(_budget(burn))
+        rules.append(_budget(burn, spec.name))
     if spec.lifetime is not None and spec.lifetime.idle_hours is not None:
-        rules.append(_idle(spec.lifetime.idle_hours, burn))
+        rules.append(_idle(spec.lifetime.idle_hours, burn, spec.name))
     return rules
 
 
@@ -194,7 +194,7 @@ def _drained(limits: AlertsSpec, burn: Burn) -> dict[str, Any]:
     )
 
 
-def _budget(burn: Burn) -> dict[str, Any]:
+def _budget(burn: Burn, stack: str) -> dict[str, Any]:
     """The pace of one day: metrics are kept for a week, so a month cannot be summed up."""
     assert burn.budget_usd_per_month is not None
     least = "at least " if burn.unpriced_nodesets else ""
@@ -205,12 +205,12 @@ def _budget(burn: Burn) -> dict[str, Any]:
         summary="Jobs cost more than the budget allows",
         description=f"At the pace of the last day, jobs cost {least}${{{{ $value | "
         f'printf "%.2f" }}}} a month; the budget is ${burn.budget_usd_per_month:,.2f} '
-        f"({burn.prices}). `soperator cost spend` says what is spent.",
+        f"({burn.prices}). `soperator cost spend -s {stack}` says what is spent.",
         runbook="paid-and-idle.md",
     )
 
 
-def _idle(hours: int, burn: Burn) -> dict[str, Any]:
+def _idle(hours: int, burn: Burn, stack: str) -> dict[str, Any]:
     """Checks of nodes are no work: with `checks: full` they run several times a day."""
     return _alert(
         "SoperatorNodesIdle",
@@ -219,7 +219,7 @@ def _idle(hours: int, burn: Burn) -> dict[str, Any]:
         summary="No job has run for longer than lifetime.idle_hours",
         description=f"{{{{ $value }}}} nodes of {{{{ $labels.nodeset }}}} are there, and nothing "
         f"but checks has run for {hours} h: {_rates(burn)}. "
-        "`soperator cluster autostop --act` pauses the stack.",
+        f"`soperator cluster autostop --act -s {stack}` pauses it.",
         runbook="paid-and-idle.md",
     )
 

@@ -334,7 +334,9 @@ def cost_dashboard(burn: Burn) -> Dashboard:
     if burn.unpriced_nodesets:
         says += f" Without nodes of {', '.join(burn.unpriced_nodesets)}: no price is known."
     elif burn.is_lower_bound:
-        says += " Without lines of the bill that have no price: `soperator cost` lists them."
+        says += (
+            " Without lines of the bill that have no price: `soperator cost -s STACK` lists them."
+        )
     trained = "sum(rate(train_tokens_total[15m])) * 3600 / 1e6"
     written = (
         "(sum(rate(serve_output_tokens_total[15m])) or vector(0)) * 3600 / 1e6 "

@@ -132,16 +132,17 @@ def collect(
             if result is not None:
                 found.append(result)
                 nodes = nodes or tuple(str(node["name"]) for node in result.nodes)
-            missing |= gaps(batch.stages, result, ended)
+            missing |= gaps(batch.stages, result, ended, outputs.stack)
     return results.merge(found, missing)
 
 
-def gaps(stages: Sequence[str], result: Result | None, ended: Job) -> dict[str, str]:
+def gaps(stages: Sequence[str], result: Result | None, ended: Job, stack: str) -> dict[str, str]:
     """Why stages have no check: their job ended before them."""
     asked = set() if result is None else {check.stage for check in result.checks}
     status = "" if ended.status is None else f", exit {ended.status}"
     what = "left no result" if result is None else "ended before it"
-    why = f"job {ended.id} {what}: {ended.state}{status}; see `soperator logs {ended.id}`"
+    look = f"`soperator logs {ended.id} -s {stack}`"
+    why = f"job {ended.id} {what}: {ended.state}{status}; see {look}"
     return {stage: why for stage in stages if stage not in asked}
 
 

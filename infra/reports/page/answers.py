@@ -60,7 +60,8 @@ def _better(report: Report, rows: Sequence[Mapping[str, Any]]) -> Answer:
     question = "Is the tuned model better?"
     by_key = {row["key"]: row for row in rows}
     row = next((by_key[key] for key in DECIDING if key in by_key), None)
-    command = f"{submit_command(report.spec, 'workloads.evaluate')}, then soperator pull"
+    command = submit_command(report.spec, "workloads.evaluate")
+    command += f", then soperator pull ID -s {report.spec.name}"
     if row is None:
         why = f"no evaluation of this stack has passed; run: {command}."
         return Answer(question=question, lead=f"{_NOT_MEASURED}:", sentence=why)

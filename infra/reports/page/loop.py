@@ -126,14 +126,14 @@ def _missing(loop: Loop) -> Iterator[str]:
         command = submit_command(report.spec, "workloads.evaluate")
         yield (
             f"Quality and speed: {NOT_RUN}: no evaluation of this stack has passed; run: "
-            f"{command}, then soperator pull"
+            f"{command}, then soperator pull ID -s {stack}"
         )
     elif isinstance(found.evaluation, NotKnown):
         yield f"Cost before and after: {found.evaluation}"
     if loop.load is None:
         yield (
             f"Load: {NOT_RUN}: no load test of this stack has passed; run: soperator runs load "
-            f"--stack {stack}, then soperator pull"
+            f"--stack {stack}, then soperator pull ID -s {stack}"
         )
     elif loop.load.curve is None:
         yield f"Load: job {loop.load.job_id} left no load.json beside its record; pull it again"

@@ -264,7 +264,7 @@ def summary(run: RunRecord, use: GpuUse, records: Sequence[RunRecord]) -> tuple[
         _figure("Storage: waiting for rows", metrics.get("data_wait_time_percent"), " %",
                 "of the time; not measured by this run"),
         _latency(metrics),
-        _fabric(records),
+        _fabric(records, run.stack or "STACK"),
     )  # fmt: skip
 
 
@@ -375,11 +375,11 @@ def _latency(metrics: Mapping[str, Decimal]) -> Row:
     return Row(name="Step", value=value, verdict=None, note="time of a train step")
 
 
-def _fabric(records: Sequence[RunRecord]) -> Row:
+def _fabric(records: Sequence[RunRecord], stack: str) -> Row:
     """What the newest acceptance measured between all GPUs."""
     found = [each for each in records if "busbw_gb_per_s" in each.metrics]
     if not found:
-        note = "soperator submit accept measures all-reduce, storage and every pair"
+        note = f"soperator submit accept -s {stack} measures all-reduce, storage and every pair"
         return Row(name="All-reduce of the cluster", value="-", verdict=_NOT_RUN, note=note)
     newest = max(found, key=lambda each: each.finished_at)
     return Row(

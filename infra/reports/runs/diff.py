@@ -212,7 +212,8 @@ def _notes(first: Run, second: Run) -> Iterator[str]:
         if run.data_hash is None and run.record.kind in ("train", "prepare-data"):
             yield f"run {run.name} has no data hash: its data is not compared"
         if run.usd is None:
-            yield f"run {run.name}: its cost is not known: soperator cost spend asks accounting"
+            ask = f"soperator cost spend -s {run.stack}"
+            yield f"run {run.name}: its cost is not known: {ask} asks accounting"
     if first.usd_from != second.usd_from and None not in (first.usd_from, second.usd_from):
         yield (
             f"cost of {first.name} is by {first.usd_from}, of {second.name} by {second.usd_from}"

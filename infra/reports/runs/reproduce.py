@@ -45,12 +45,11 @@ def check_code(run: Run, code_hash: str, root: Path, state: Path) -> None:
     """
     if run.code_hash == code_hash:
         return
-    stack = run.record.stack or "STACK"
     if run.code_hash is None or run.git_revision is None:
         raise JobsError(
             f"run {run.name}: its record names no {'code' if run.code_hash is None else 'commit'}, "
             f"and this checkout's code is {code_hash}: it cannot be told what it ran; submit its "
-            f"job anew: soperator submit {run.record.job} -s {stack}"
+            f"job anew: soperator submit {run.record.job} -s {run.stack}"
         )
     said = f"run {run.name}: its code is {run.code_hash}, this checkout's {code_hash}"
     if not _has_commit(root, run.git_revision):
@@ -67,7 +66,7 @@ def check_code(run: Run, code_hash: str, root: Path, state: Path) -> None:
     raise JobsError(
         f"{said}: git worktree add {folder} {run.git_revision}; there make setup "
         f"and SOPERATOR_STATE={shlex.quote(str(state))} soperator runs reproduce "
-        f"{run.name} -s {stack} --sync"
+        f"{run.name} -s {run.stack} --sync"
     )
 
 
@@ -79,7 +78,8 @@ def settings_of(run: Run, job: JobSpec, files: Mapping[str, bytes]) -> tuple[str
     if run.recipe is None:
         raise JobsError(
             f"run {run.name}: no recipe.json lies beside its record, so its settings are not "
-            f"known: soperator pull {run.record.job_id}, or submit {run.record.job} with --set"
+            f"known: soperator pull {run.record.job_id} -s {run.stack}, or submit "
+            f"{run.record.job} with --set"
         )
     base, target = recipe_of(job, files), json.loads(json.dumps(run.recipe))
     if isinstance(target.get("train"), dict):
@@ -104,7 +104,7 @@ def check_data(run: Run, shell: Shell) -> str | None:
     if result.exit_code == _GONE_EXIT:
         raise JobsError(
             f"run {run.name}: its data {run.data_file} is not on the cluster any more: bring it "
-            "with soperator data push, or make it again with the job that prepared it"
+            f"with soperator data push -s {run.stack}, or make it again with the job that made it"
         )
     if not result.ok:
         raise JobsError(f"{run.data_file}: sha256sum: {result.stderr.strip() or 'no message'}")
@@ -113,7 +113,7 @@ def check_data(run: Run, shell: Shell) -> str | None:
         raise JobsError(
             f"run {run.name}: {run.data_file} is other data now: SHA-256 {now[:16]}..., the run "
             f"read {run.data_hash[:16]}...; make the data of then again, or submit a run of its "
-            f"own: soperator submit {run.record.job}"
+            f"own: soperator submit {run.record.job} -s {run.stack}"
         )
     return None
 

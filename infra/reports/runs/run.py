@@ -67,6 +67,11 @@ class Run:
     """(train step from 1, loss)."""
 
     @property
+    def stack(self) -> str:
+        """The stack that it ran on, for a command to type."""
+        return self.record.stack or "STACK"
+
+    @property
     def settings(self) -> Mapping[str, Any]:
         """Dotted key -> value of the recipe; empty without one."""
         return flat(self.recipe or {})
@@ -128,7 +133,7 @@ def read_runs(
     return tuple(sorted(found.values(), key=lambda run: (run.record.started_at, run.name)))
 
 
-def find_run(runs: Sequence[Run], name: str) -> Run:
+def find_run(runs: Sequence[Run], name: str, stack: str) -> Run:
     """The run of this name; refused with the names there are."""
     named = [run for run in runs if run.name == name]
     if len(named) == 1:
@@ -138,8 +143,8 @@ def find_run(runs: Sequence[Run], name: str) -> Run:
         raise JobsError(f"run {name!r}: there are several: {', '.join(same_id)}; name one of these")
     have = ", ".join(run.name for run in runs[-12:]) or "none"
     raise JobsError(
-        f"run {name!r}: not here (newest: {have}); bring it with soperator pull {name}, or those "
-        "of others with soperator runs list --shared"
+        f"run {name!r}: not here (newest: {have}); bring it with soperator pull {name} -s {stack}, "
+        f"or those of others with soperator runs list --shared -s {stack}"
     )
 
 
@@ -276,11 +281,14 @@ def rows(runs: Sequence[Run]) -> list[tuple[object, ...]]:
 
 def notes(runs: Sequence[Run]) -> tuple[str, ...]:
     """What the marks in the rows mean."""
-    if not any(run.usd is not None and run.usd_from != ACCOUNTING for run in runs):
+    guessed = [run for run in runs if run.usd is not None and run.usd_from != ACCOUNTING]
+    if not guessed:
         return ()
+    stack = guessed[0].stack
     note = (
-        "~: an estimate, whole nodes for the time of its record; `soperator pull ID` and "
-        "`soperator cost spend` ask Slurm's accounting, after which the figure is what it held"
+        f"~: an estimate, whole nodes for the time of its record; `soperator pull ID -s {stack}` "
+        f"and `soperator cost spend --stack {stack}` ask Slurm's accounting, after which the "
+        "figure is what it held"
     )
     return (note,)
 

@@ -175,8 +175,8 @@ def test_quick_is_one_job_and_full_one_for_each_stage() -> None:
 
 def test_a_stage_that_its_job_never_reached_says_so() -> None:
     ended = Job(id="7", name="accept", state="TIMEOUT", exit_code=76)
-    assert run.gaps(("soak",), None, ended) == {
-        "soak": "job 7 left no result: TIMEOUT, exit 76; see `soperator logs 7`"
+    assert run.gaps(("soak",), None, ended, "l40s-dev") == {
+        "soak": "job 7 left no result: TIMEOUT, exit 76; see `soperator logs 7 -s l40s-dev`"
     }
 
 

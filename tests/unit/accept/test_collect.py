@@ -91,7 +91,10 @@ def test_a_job_without_files_is_a_gap_and_not_the_end(
     found = _collect(Cluster(tmp_path, lost=("readiness", "soak")), monkeypatch)
     gaps = {check.stage: check.reason for check in found.checks if check.outcome == "NOT_RUN"}
     assert set(gaps) == {"readiness", "soak"}
-    assert gaps["soak"] == "job soak left no result: COMPLETED, exit 0; see `soperator logs soak`"
+    assert (
+        gaps["soak"]
+        == "job soak left no result: COMPLETED, exit 0; see `soperator logs soak -s local`"
+    )
     assert found.outcome == "NOT_RUN"
     with pytest.raises(AcceptError, match="no stage left a result"):
         _collect(Cluster(tmp_path, lost=("readiness", "compute", "soak")), monkeypatch)

@@ -96,7 +96,7 @@ def test_of_a_folder_that_is_not_there_nothing_is_known(tmp_path: Path):
     assert lines[0] == "NOT RUN  rendered"
     assert lines[1] == (
         f"         not run: no folder '{folder}': give the folder: "
-        "soperator doctor --sources FOLDER (docs/conformance.md)"
+        "soperator doctor -s dev --sources FOLDER (docs/conformance.md)"
     )
     assert [line.split()[2] for line in lines if line.startswith("NOT RUN")] == [
         step.split()[0] for step in STEPS

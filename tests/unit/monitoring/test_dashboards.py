@@ -141,7 +141,7 @@ def test_sums_without_a_price_that_is_not_known_say_at_least(watched: StackSpec)
     assert all("Without nodes of worker: no price is known." in each.says for each in summed)
     storage = cost_dashboard(replace(BURN, is_lower_bound=True)).panels[0]
     assert storage.title == "Now, an hour (at least)"
-    assert "`soperator cost` lists them" in storage.says
+    assert "`soperator cost -s STACK` lists them" in storage.says
     assert "jobs cost at least $" in str(list(rules(watched, unknown)))
     assert "at least" not in str(cost_dashboard(BURN)) + str(list(rules(watched)))
 

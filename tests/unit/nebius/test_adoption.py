@@ -51,7 +51,9 @@ def test_a_strangers_resource_is_refused_with_its_id_and_what_to_do(
     """Whoever made it by hand may have data on it."""
     id_, _ = provider.create(TYPE, urn, declared(), False)
     served.emulator.store.resources[id_].metadata.labels.clear()
-    with pytest.raises(ProviderError, match=f"{id_}, which no stack .*`soperator cluster adopt`"):
+    with pytest.raises(
+        ProviderError, match=f"{id_}, which no stack .*`soperator cluster adopt --stack "
+    ):
         provider.create(TYPE, urn, declared(), False)
 
 

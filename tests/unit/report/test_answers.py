@@ -141,7 +141,7 @@ def test_what_was_not_measured_names_what_measures_it(state: Path) -> None:
     better, chat, _ = opened(state)
     assert text(better) == (
         "NOT MEASURED: no evaluation of this stack has passed; run: soperator submit evaluate "
-        "--stack local, then soperator pull."
+        "--stack local, then soperator pull ID -s local."
     )
     assert text(chat).startswith("NOT MEASURED: no speed of SmolLM2-135M-Instruct is declared or ")
     assert "run: soperator submit evaluate --stack local" in text(chat)

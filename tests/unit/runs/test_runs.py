@@ -119,7 +119,9 @@ def test_a_diff_tells_settings_code_data_results_and_cost(state: Path) -> None:
     speed = told["result", "train_tokens_per_s"]
     assert (speed.unit, speed.change_percent) == ("tokens/s", 25.0)
     assert told["result", "peak_gpu_memory_gib"].first is None
-    assert "run 2: its cost is not known: soperator cost spend asks accounting" in found.notes
+    assert (
+        "run 2: its cost is not known: soperator cost spend -s local asks accounting" in found.notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,4 +258,4 @@ def test_a_name_that_two_clusters_gave_is_refused(state: Path) -> None:
     (two,) = runs(state)
     others = [replace(two, name="2@aaaaaaaa"), replace(two, name="2@bbbbbbbb")]
     with pytest.raises(JobsError, match="there are several: 2@aaaaaaaa, 2@bbbbbbbb"):
-        find_run(others, "2")
+        find_run(others, "2", "local")

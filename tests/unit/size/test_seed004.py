@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cost.size.answer import billions_of, deck_row, deck_table, seed004_answer
+from cost.size.answer import billions_of, deck_row, seed004_answer
 from cost.size.shape import SizeError, load_shape
 from cost.size.training import Dtype
 
@@ -37,7 +37,7 @@ SLIDES = [
 def test_the_rule_gives_every_row_of_the_slides() -> None:
     rows = [
         (row.billions, row.dtype.value, row.weights_gb, row.training_gb, row.gpus)
-        for row in deck_table()
+        for row in (deck_row(billions, Dtype(dtype)) for billions, dtype, *_ in SLIDES)
     ]
     assert rows == SLIDES
 
