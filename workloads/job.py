@@ -90,8 +90,8 @@ def run_job(
         rank, _, record.world_size = environment_rank()
         is_main = rank == 0
         places = Places()
-        results_dir = places.path("results") / job_id()
-        results_dir.mkdir(parents=True, exist_ok=True)
+        results = places.path("results")
+        results_dir = atomic.own_folder(results / job_id(), below=results)
         recipe = load_recipe(options.recipe, options.overrides)
         if is_main:
             settings = read_recipe(options.recipe, options.overrides)[1]

@@ -260,6 +260,17 @@ exec "$SOPERATOR_PYTHON" -m workloads.common.launch \
 
 _FREE_PORT = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
 
+# -O: of this user. A shared place takes folders of everybody, and the next job's number is known.
+_OWN_FOLDER = r"""
+own_folder() {
+  mkdir -- "$1" 2> /dev/null || [[ -d $1 && ! -L $1 && -O $1 ]] || {
+    echo "soperator: $1: is a $(stat -c '%F of %U, mode %a' -- "$1"), no folder of" \
+      "$(id -un): move it away, as its owner or root: mv -T $1 $1.other" >&2
+    exit 78
+  }
+}
+"""
+
 RELEASE_VARIABLE: Final = "SOPERATOR_RELEASE"
 """Release that a job was submitted with; without it: the live one when it starts."""
 _CHECKED_PLACES = ("data", "model", "chkpt", "results")
@@ -282,6 +293,7 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         f"# Job {job.name} of stack {spec.name}; pulumi up renders and replaces it: do not edit.",
         f"# In {spec.code_path}: sbatch jobs/{job.name} [--set key=value]",
         *_directives(spec, job, nodesets, task_cpus),
+        *_OWN_FOLDER.strip().splitlines(),
         "set -euo pipefail",
         "",
         "# A job keeps the release that soperator submitted it with, also when it is queued again.",
@@ -425,17 +437,20 @@ def _mark(spec: StackSpec, job: JobSpec) -> list[str]:
     # Slurm counts from 1 again on a new cluster, while results outlive clusters.
     lines += [
         "run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID",
-        "if [[ ${SLURM_RESTART_COUNT:-0} = 0 && -e $run/run_record.json ]]; then",
+        "if [[ ${SLURM_RESTART_COUNT:-0} = 0 && ! -L $run && -O $run/run_record.json ]]; then",
         '  mv -T "$run" "$run.of-another-cluster-$(date -u +%Y%m%dT%H%M%SZ)"',
         "fi",
+        'own_folder "$run"',
     ]
     if job.module == "workloads.train" and job.name != "train":
         log = f"{_place(spec, 'logs')}/train_$SLURM_JOB_ID.log"
-        lines.append(f"ln -sfn {job.name}_$SLURM_JOB_ID.log {log}")
+        # One of another user stays: this is a second name for who looks, and nothing needs it.
+        lines.append(f'[[ $(stat -c %u -- {log} 2> /dev/null || id -u) != "$EUID" ]] ||')
+        lines.append(f"  ln -sfnT {job.name}_$SLURM_JOB_ID.log {log} || true")
     if job.nodes > 1 and "chkpt" in used:
         lines += [
-            "export SOPERATOR_SHARED_MARK=$SOPERATOR_PLACE_CHKPT/.seen_by_all_$SLURM_JOB_ID",
-            'touch "$SOPERATOR_SHARED_MARK"',
+            "SOPERATOR_SHARED_MARK=$(mktemp $SOPERATOR_PLACE_CHKPT/.seen_by_all_XXXXXXXX)",
+            "export SOPERATOR_SHARED_MARK",
         ]
     return [*lines, *name_inputs(job)]
 
@@ -584,7 +599,7 @@ def _trials(spec: StackSpec, search: SearchSpec) -> list[str]:
         '  [[ -z ${!own:-} ]] || export "$name=${!own}"',
         "done",
         f"trial={shlex.quote(results)}/$SLURM_JOB_ID",
-        'mkdir -p "$trial"',
+        'mkdir -p "${trial%/*}" && own_folder "$trial"',
         (
             f'printf {shlex.quote(trial)} "$SLURM_ARRAY_JOB_ID" "$SLURM_ARRAY_TASK_ID" '
             f'"$settings" > "$trial/{TRIAL_FILE}"'

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.another_user import neighbour  # noqa: F401 (a fixture)
+
 # None may fail because the machine is busy.
 settings.register_profile("unit", deadline=None)
 settings.load_profile("unit")

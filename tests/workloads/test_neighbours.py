@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import socket
 import subprocess
@@ -18,7 +19,9 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from tests.another_user import UID, Neighbour, Runs
 from tests.workloads.test_checkpoint import REPOSITORY, run_in, saved
-from workloads.common.exit_codes import ConfigError, DataError
+from workloads.common import atomic
+from workloads.common.exit_codes import ConfigError, DataError, ExitCode
+from workloads.job import run_job
 from workloads.serve.load import consolidated
 from workloads.train.run_folder import Candidate, candidate, digest
 
@@ -227,3 +230,74 @@ def test_nodes_meet_with_the_same_key_alone_and_their_ranks_have_none(
         assert all(each.returncode for each in both)
         assert "rank 0" not in said
         assert "export the same on every node" in said
+
+
+@pytest.mark.parametrize(
+    ("made", "whose"),
+    [
+        ("mkdir results/12", r"is of nobody \(uid 65534\), not of root .*chown -R root"),
+        ("ln -s ../mine results/12", r"is a link of nobody .* to \.\./mine; remove it: rm"),
+        ("mkdir -m 777 results/12", "is of nobody"),
+    ],
+)
+def test_a_job_leaves_a_result_folder_of_another_user_as_it_is(
+    neighbour: Neighbour,
+    recipe_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    made: str,
+    whose: str,
+) -> None:
+    shared(neighbour, monkeypatch)
+    neighbour.run(made)
+    before = neighbour.run("find . | sort")
+
+    def nothing(_job: Any) -> None:
+        raise AssertionError("it must not begin")
+
+    assert run_job("data", nothing, ["--recipe", str(recipe_file)]) == ExitCode.BAD_CONFIG
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert re.match(rf"{neighbour.folder}/results/12: {whose}", record["reason"])
+    assert neighbour.run("find . | sort") == before
+
+
+def shared(neighbour: Neighbour, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places that everybody may write to, and a folder of root's beside them."""
+    (neighbour.folder / "mine").mkdir(mode=0o755)
+    for place in ("results", "chkpt"):
+        (neighbour.folder / place).mkdir()
+        (neighbour.folder / place).chmod(0o1777)
+        monkeypatch.setenv(f"SOPERATOR_PLACE_{place.upper()}", str(neighbour.folder / place))
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+
+
+@pytest.mark.parametrize("made", ["mkdir -p {0}/proof", "mkdir {0}; ln -s {1} {0}/proof"])
+def test_a_run_neither_starts_nor_saves_in_the_folder_of_another_user(
+    neighbour: Neighbour, made: str
+) -> None:
+    mine = neighbour.folder / "mine"
+    mine.mkdir()
+    place = neighbour.folder / "chkpt"
+    neighbour.run(made.format(place, mine))
+    place.chmod(0o1777)
+    run = run_in(place, resume="auto")
+    with pytest.raises(ConfigError, match=r"chkpt/proof: is (of nobody|a link of nobody)"):
+        run.checkpoints.load(run.state)
+    assert not any(mine.iterdir())
+
+
+def test_a_file_is_written_through_no_link_of_another_user(
+    neighbour: Neighbour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = neighbour.folder / "mine"
+    mine.write_text("as it was")
+    neighbour.run(f"ln -s mine latest; ln -s mine .latest.{os.getpid()}.partial")
+    atomic.write_text(neighbour.folder / "latest", "new")
+    assert mine.read_text() == "as it was"
+    neighbour.run("mkdir theirs; touch theirs/kept")
+    with (
+        pytest.raises(ConfigError, match=r"theirs: is of nobody"),
+        atomic.new_directory(neighbour.folder / "theirs", replace=True),
+    ):
+        pass
+    assert (neighbour.folder / "theirs" / "kept").exists()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.accept.gates import Check, fact, not_run
+from workloads.common import atomic
 from workloads.common.exit_codes import WorkloadError
 from workloads.recipes.accept import StorageConfig
 
@@ -99,8 +100,7 @@ def measure_place(
 ) -> PlaceRates:
     """Return one node's rates on one place; `together` waits for the other nodes."""
     block, blocks = _blocks(config)
-    folder = path / f".accept-{run}"
-    folder.mkdir(exist_ok=True)
+    folder = atomic.own_folder(path / f".accept-{run}", below=path)
     mine, theirs = folder / f"{index}.data", folder / f"{(index + 1) % num_nodes}.data"
     try:
         together()

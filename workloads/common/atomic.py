@@ -6,13 +6,14 @@ import contextlib
 import errno
 import os
 import pwd
+import secrets
 import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from workloads.common.exit_codes import full_text
+from workloads.common.exit_codes import ConfigError, full_text
 
 
 def fsync_path(path: Path) -> None:
@@ -48,6 +49,25 @@ def foreign(path: Path) -> str | None:
     return None
 
 
+def refuse_foreign(path: Path) -> None:
+    """Raise ConfigError where others decide what `path` holds."""
+    if whose := foreign(path):
+        raise ConfigError(f"{path}: {whose}")
+
+
+def own_folder(path: Path, *, below: Path) -> Path:
+    """Make `path` and what it lies in below the shared folder `below`, and return it.
+
+    What is there already stays as it is, and is refused where others decide what it holds.
+    """
+    below.mkdir(parents=True, exist_ok=True)
+    for folder in reversed([path, *(each for each in path.parents if below in each.parents)]):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+        refuse_foreign(folder)
+    return path
+
+
 def _user(uid: int, with_uid: bool = True) -> str:
     try:
         name = pwd.getpwuid(uid).pw_name
@@ -71,9 +91,10 @@ def writing(path: Path) -> Iterator[None]:
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """Yield a binary file that becomes `path` when the block ends well; parents are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    # A name that nobody knows before, and no file that is there: its folder may be shared.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        with writing(path), partial.open("wb") as file:
+        with writing(path), partial.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -98,7 +119,9 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     an existing one is an error, as nothing here deletes results.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    refuse_foreign(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    refuse_foreign(partial)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:

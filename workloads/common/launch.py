@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from workloads.common import hardware, record
+from workloads.common import atomic, hardware, record
 from workloads.common.exit_codes import (
     ADVICE,
     RESTARTABLE,
@@ -60,7 +60,7 @@ def _start() -> subprocess.Popen[bytes] | None:
         return None
     path = Path(results) / job_id() / f"gpu_{socket.gethostname()}.csv"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.own_folder(path.parent, below=Path(results))
         with path.open("ab") as sink:  # a requeued job goes on in the file of its first run
             return subprocess.Popen(
                 ["bash", str(_SCRIPT), "--raw", str(EVERY_S), "0"],
@@ -69,8 +69,9 @@ def _start() -> subprocess.Popen[bytes] | None:
                 stderr=subprocess.DEVNULL,
                 process_group=0,
             )
-    except OSError as error:
-        log(f"{path}: GPUs are not sampled: {error.strerror or error}", every_rank=True)
+    except (OSError, ConfigError) as error:
+        why = getattr(error, "strerror", None) or error
+        log(f"{path}: GPUs are not sampled: {why}", every_rank=True)
         return None
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from workloads.common import atomic
 from workloads.common.exit_codes import ExitCode
 from workloads.common.log import log
 
@@ -104,7 +105,7 @@ class Supervisor:
         """Return the status of the job; a requeue ends this process before that."""
         for path in (self.exit_file, self.nodes_file):
             if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                atomic.own_folder(path.parent, below=path.parent.parent)
                 path.unlink(missing_ok=True)
         step = subprocess.Popen(self.command)
 

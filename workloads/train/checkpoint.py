@@ -457,7 +457,7 @@ class FolderCheckpoints:
 
 def _scratch_folder(target: Path) -> Path:
     """A new hidden folder beside `target`; those that a killed save left are removed."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    atomic.own_folder(target.parent, below=target.parents[2])
     for left in target.parent.glob(".*.partial"):
         shutil.rmtree(left, ignore_errors=True)
     return target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")

@@ -17,6 +17,7 @@ from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Any
 
+from workloads.common import atomic
 from workloads.common.exit_codes import (
     ConfigError,
     DataError,
@@ -125,8 +126,8 @@ def refuse(record: RunRecord, error: Exception, code: ExitCode) -> None:
     log(f"{code.name} (exit {int(code)}): {record.reason}", every_rank=True)
     if not Places().has("results"):
         return
-    results_dir = Places().path("results") / job_id()
-    results_dir.mkdir(parents=True, exist_ok=True)
+    results = Places().path("results")
+    results_dir = atomic.own_folder(results / job_id(), below=results)
     if record.stands(results_dir, is_main=False):
         # The script reads what is printed here.
         record.finish(results_dir, to=sys.stderr)

@@ -239,9 +239,12 @@ class RunFolder:
     def settled(self, start: Path | None, *, restarted: bool) -> RunFolder:
         """Return the folder to write to: its own again after a restart, else an unused one."""
         last = self._last_own()
-        if restarted and (start is None or start.parent.name == last):
-            return replace(self, name=last)
-        return replace(self, name=self._unused())
+        is_own = restarted and (start is None or start.parent.name == last)
+        settled = replace(self, name=last if is_own else self._unused())
+        for run in (settled.path, settled.elastic_path):
+            atomic.refuse_foreign(run.parent)
+            atomic.refuse_foreign(run)
+        return settled
 
     def folders_of_elastic(self, found: Path) -> list[Path]:
         """Return where elastic checkpoints of the run of `found` can lie."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from stacks.load import STACKS_DIR, load_stack
 from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec, PartitionSpec
 from tests import SHIPPED
+from tests.another_user import Neighbour
 from tests.conftest import GOLDEN_DIR
 
 JOB = JobSpec(name="train", module="workloads.train", recipe="r", nodes=2, gpus_per_node=2)
@@ -166,7 +168,8 @@ def test_a_place_in_soperators_memory_is_the_jobs_own_folder_there(spec: StackSp
         "CACHE=/mnt/memory/job_$SLURM_JOB_ID/cache",
         "SCRATCH=/mnt/memory/job_$SLURM_JOB_ID",
     ]
-    made = [line.split()[2] for line in render_sbatch(stack, JOB).splitlines() if "mkdir" in line]
+    text = render_sbatch(stack, JOB)
+    made = [line.split()[2] for line in text.splitlines() if "mkdir -p" in line]
     assert made[1:] == ['"$SOPERATOR_PLACE_CACHE"', '"$SOPERATOR_PLACE_SCRATCH"']
 
 
@@ -316,8 +319,8 @@ def test_memory_goes_with_the_gpus_that_a_job_asks_for(spec: StackSpec) -> None:
 
 @pytest.mark.feature("S000-37")
 def test_every_node_must_see_the_first_nodes_checkpoints(spec: StackSpec, tmp_path: Path) -> None:
-    assert 'touch "$SOPERATOR_SHARED_MARK"' in render_sbatch(spec, JOB)
-    assert "touch" not in render_sbatch(spec, replace(JOB, nodes=1))
+    assert "SHARED_MARK=$(mktemp $SOPERATOR_PLACE_CHKPT/" in render_sbatch(spec, JOB)
+    assert "mktemp" not in render_sbatch(spec, replace(JOB, nodes=1))
     mark = tmp_path / "mark"
     words = ["bash", "-c", check_script(JOB)]
     here = {
@@ -413,7 +416,7 @@ def test_a_job_ends_on_a_node_that_lacks_a_mount_and_names_it(tmp_path: Path) ->
 def test_a_training_job_has_a_log_by_its_number(spec: StackSpec) -> None:
     named = replace(JOB, name="finetune")
     assert "finetune_$SLURM_JOB_ID.log /mnt/" in render_sbatch(spec, named)
-    assert "/train_$SLURM_JOB_ID.log\n" in render_sbatch(spec, named)
+    assert "/train_$SLURM_JOB_ID.log || true\n" in render_sbatch(spec, named)
     # The log of a job of that name has the name already: a link would lead to itself.
     assert "ln -sfn" not in render_sbatch(spec, replace(JOB, name="train"))
     assert "train_$SLURM" not in render_sbatch(spec, replace(JOB, module="workloads.evaluate"))
@@ -526,3 +529,41 @@ def test_results_of_another_clusters_job_are_not_written_over(
     (kept,) = begin()
     assert kept.startswith("12.of-another-cluster-")
     assert (results / kept / "run_record.json").read_text() == "earlier"
+
+
+FOREIGN = {
+    "a folder": "mkdir 12",
+    "a folder with a record": "mkdir 12; echo {} > 12/run_record.json",
+    "a link to root's": "ln -s ../../mine 12",
+    "a link to nothing": "ln -s nowhere 12",
+    "a file": "touch 12",
+}
+
+
+@pytest.mark.parametrize("made", FOREIGN)
+def test_a_result_folder_that_another_user_made_before_ends_the_job(
+    spec: StackSpec, neighbour: Neighbour, made: str
+) -> None:
+    """Job ids count up: who may write to the place knows the next ones."""
+    text = render_sbatch(spec, spec.jobs[0])
+    function = text[text.index("own_folder() {") : text.index("\nset -euo pipefail")]
+    start = text.index("run=$SOPERATOR_PLACE_RESULTS")
+    lines = text[start : text.index('own_folder "$run"', start) + len('own_folder "$run"')]
+    mine = neighbour.folder / "mine"
+    mine.mkdir(mode=0o755)
+    results = neighbour.folder / "results"
+    results.mkdir()
+    results.chmod(0o1777)
+    neighbour.run(f"cd results; {FOREIGN[made]}")
+    before = neighbour.run("find . | sort; ls -ld results/12")
+    known = {"SOPERATOR_PLACE_RESULTS": str(results), "SLURM_JOB_ID": "12"}
+    words = ["bash", "-euc", f"{function}\n{lines}"]
+    done = subprocess.run(words, env={**os.environ, **known}, capture_output=True, text=True)
+    assert done.returncode == 78
+    assert re.search(rf"{results}/12: is a .* of nobody, mode .* no folder of root: ", done.stderr)
+    assert f"as its owner or root: mv -T {results}/12 {results}/12.other" in done.stderr
+    assert neighbour.run("find . | sort; ls -ld results/12") == before, "nothing is touched"
+    neighbour.run(f"mv -T {results}/12 {results}/12.other")
+    for _ in range(2):  # also of a requeue, which finds its own
+        assert subprocess.run(words, env={**os.environ, **known}).returncode == 0
+    assert (results / "12").stat().st_uid == 0

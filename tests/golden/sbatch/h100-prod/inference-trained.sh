@@ -13,6 +13,13 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@60
 #SBATCH --mem=183808M
+own_folder() {
+  mkdir -- "$1" 2> /dev/null || [[ -d $1 && ! -L $1 && -O $1 ]] || {
+    echo "soperator: $1: is a $(stat -c '%F of %U, mode %a' -- "$1"), no folder of" \
+      "$(id -un): move it away, as its owner or root: mv -T $1 $1.other" >&2
+    exit 78
+  }
+}
 set -euo pipefail
 
 # A job keeps the release that soperator submitted it with, also when it is queued again.
@@ -37,9 +44,10 @@ export OMP_NUM_THREADS=16
 
 mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SOPERATOR_PLACE_RESULTS
 run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID
-if [[ ${SLURM_RESTART_COUNT:-0} = 0 && -e $run/run_record.json ]]; then
+if [[ ${SLURM_RESTART_COUNT:-0} = 0 && ! -L $run && -O $run/run_record.json ]]; then
   mv -T "$run" "$run.of-another-cluster-$(date -u +%Y%m%dT%H%M%SZ)"
 fi
+own_folder "$run"
 # Every node must see the same environment and mounts before ranks wait for each other.
 srun --overlap --ntasks=1 --ntasks-per-node=1 --cpus-per-task=16 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
 [[ -x $SOPERATOR_PYTHON ]] ||

@@ -13,6 +13,13 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@60
 #SBATCH --mem=1470464M
+own_folder() {
+  mkdir -- "$1" 2> /dev/null || [[ -d $1 && ! -L $1 && -O $1 ]] || {
+    echo "soperator: $1: is a $(stat -c '%F of %U, mode %a' -- "$1"), no folder of" \
+      "$(id -un): move it away, as its owner or root: mv -T $1 $1.other" >&2
+    exit 78
+  }
+}
 set -euo pipefail
 
 # A job keeps the release that soperator submitted it with, also when it is queued again.
@@ -37,12 +44,14 @@ export OMP_NUM_THREADS=16
 
 mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SOPERATOR_PLACE_RESULTS
 run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID
-if [[ ${SLURM_RESTART_COUNT:-0} = 0 && -e $run/run_record.json ]]; then
+if [[ ${SLURM_RESTART_COUNT:-0} = 0 && ! -L $run && -O $run/run_record.json ]]; then
   mv -T "$run" "$run.of-another-cluster-$(date -u +%Y%m%dT%H%M%SZ)"
 fi
-ln -sfn training-with-original_$SLURM_JOB_ID.log /mnt/shared/logs/train_$SLURM_JOB_ID.log
-export SOPERATOR_SHARED_MARK=$SOPERATOR_PLACE_CHKPT/.seen_by_all_$SLURM_JOB_ID
-touch "$SOPERATOR_SHARED_MARK"
+own_folder "$run"
+[[ $(stat -c %u -- /mnt/shared/logs/train_$SLURM_JOB_ID.log 2> /dev/null || id -u) != "$EUID" ]] ||
+  ln -sfnT training-with-original_$SLURM_JOB_ID.log /mnt/shared/logs/train_$SLURM_JOB_ID.log || true
+SOPERATOR_SHARED_MARK=$(mktemp $SOPERATOR_PLACE_CHKPT/.seen_by_all_XXXXXXXX)
+export SOPERATOR_SHARED_MARK
 # The model and the data that the recipe names: every node must read the same.
 inputs=0
 SOPERATOR_INPUTS=$("$SOPERATOR_PYTHON" -m workloads.train.inputs \
