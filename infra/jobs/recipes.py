@@ -110,6 +110,16 @@ def _recipes(root: Path, spec: StackSpec) -> Iterator[tuple[JobSpec, Mapping[str
             continue
 
 
+def serve_settings(root: Path, job: JobSpec, sets: Sequence[str]) -> Mapping[str, Any]:
+    """The section `serve` of a server's recipe, with the settings of stack and command line."""
+    path = recipe_file(root, job.recipe)
+    try:
+        files = {} if path is None else {path.relative_to(root).as_posix(): path.read_bytes()}
+        return _section(recipe_of(job, files, sets), "serve")
+    except RecipeError as error:
+        raise JobsError(f"{job.name}: {error}") from error
+
+
 def _context_tokens(recipe: Mapping[str, Any]) -> int:
     found = _section(_section(recipe, "serve"), "limits").get("context_tokens")
     return found if isinstance(found, int) else DEFAULT_CONTEXT_TOKENS

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from infra.clients import slurm
-from infra.clients.errors import JobsError
+from infra.clients.errors import JobsError, last_words
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
 from infra.clients.ssh import Connection, ConnectionLostError, reopen
+from infra.jobs import recipes
 from infra.jobs.follow import in_words, outcome
 from infra.jobs.submit import job_args
 from stacks.spec import StackSpec
@@ -32,6 +33,7 @@ from stacks.spec.slurm import LOAD_MODULE, SERVE_MODULE, JobSpec
 KEY_VARIABLE: Final = "SOPERATOR_SERVE_API_KEY"
 DAYS: Final = 7
 """How far back a running server may have been submitted."""
+LOOPBACK: Final = frozenset({"localhost", "::1"})
 _LOOK_EVERY_S: Final = 0.5
 _LOAD_S: Final = 1800.0
 """A large model from a cold disk takes minutes; a server that is not up by then never will be."""
@@ -52,8 +54,8 @@ class ServerAddress:
     port: int
     models: tuple[str, ...]
     needs_key: bool
-    api_key_file: str | None
-    """On the cluster; None: it needs no key, or has it from its environment."""
+    has_key_file: bool
+    """False: it needs no key, or has it from its environment."""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -114,7 +116,7 @@ def wait_until_up(
             if job.state == "RUNNING":
                 # The file may be of the life before a requeue, until the new server removes it.
                 address = read_address(connection, outputs, job_id)
-                if address is not None and _answers(connection, address):
+                if address is not None and _is_of(job, address) and _answers(connection, address):
                     log.read(connection, job, say)  # its last lines came since
                     return address
         except ConnectionLostError as error:
@@ -126,9 +128,11 @@ def wait_until_up(
             if address != silent:
                 silent, silent_since_s = address, now_s
             elif silent is not None and now_s - silent_since_s > _HEALTHY_S:
+                what = f"does not answer at {silent}, asked from the login node"
+                if not _is_of(job, silent):
+                    what = f"says that it answers at {silent}, which is no node of it ({job.where})"
                 raise JobsError(
-                    f"job {job.id} does not answer at {silent}, asked from the login node; "
-                    f"see: soperator logs {job.id} -s {outputs.stack}"
+                    f"job {job.id} {what}; see: soperator logs {job.id} -s {outputs.stack}"
                 )
             running_since_s = running_since_s or now_s
             if now_s - running_since_s > _LOAD_S:
@@ -152,7 +156,7 @@ def read_address(shell: slurm.Shell, outputs: StackOutputs, job_id: str) -> Serv
             port=int(values["port"]),
             models=tuple(values["models"]),
             needs_key=bool(values["needs_key"]),
-            api_key_file=values["api_key_file"],
+            has_key_file=values["api_key_file"] is not None,
         )
     except (ValueError, KeyError, TypeError) as error:
         raise JobsError(
@@ -160,25 +164,64 @@ def read_address(shell: slurm.Shell, outputs: StackOutputs, job_id: str) -> Serv
         ) from error
 
 
+def _is_of(job: Job, address: ServerAddress) -> bool:
+    """Whether the address is one of the job's nodes; what the file says gets prompts and key."""
+    if address.host in LOOPBACK or address.host.startswith("127."):
+        return True
+    return address.host in slurm.expand(job.where or "")
+
+
+def key_file(
+    root: Path, spec: StackSpec, job: JobSpec, sets: Sequence[str], *, results: str
+) -> str:
+    """The file that the recipe of the checkout `root` declares, or the one that a server makes.
+
+    What the job says of it is not asked: who owns its results would choose what is read and sent.
+    """
+    declared = recipes.serve_settings(root, job, sets).get("api_key_file")
+    if not isinstance(declared, str):
+        return f"{results}/api_key"
+    place, closed, rest = declared.removeprefix("{place:").partition("}")
+    return f"{spec.storage.places[place]}{rest}" if closed else declared
+
+
+# The owner is asked of what was opened: a name may become another's file, or a link, in between.
+_READ_KEY: Final = """
+exec 3< {file} || exit 1
+[ ! -L {file} ] && [ "$(stat -Lc %u /dev/fd/3)" = "$(stat -c %u {results})" ] ||
+  {{ stat -c 'is a %F of %U, mode %a' {file} >&2; exit 1; }}
+cat <&3
+"""
+
+
 def read_key(
-    shell: slurm.Shell, address: ServerAddress, *, environment: Mapping[str, str]
+    shell: slurm.Shell,
+    address: ServerAddress,
+    file: str,
+    *,
+    results: str,
+    environment: Mapping[str, str],
 ) -> str | None:
-    """The server's key, from its file on the cluster or `environment`; None: it needs none."""
+    """The server's key, from its file on the cluster or `environment`; None: it needs none.
+
+    The file is read where it is of the user whose `results` these are, and no link.
+    """
     if not address.needs_key:
         return None
-    if address.api_key_file is None:
+    if not address.has_key_file:
         if key := environment.get(KEY_VARIABLE):
             return key
         raise JobsError(
             f"{address}: the server has its key from its environment, so no file holds it; export "
             f"{KEY_VARIABLE} here as it was there"
         )
-    found = shell.run(f"cat {shlex.quote(address.api_key_file)}")
+    script = _READ_KEY.format(file=shlex.quote(file), results=shlex.quote(results))
+    found = shell.run(script)
     key = found.stdout.strip()
     if not found.ok or not key:
         raise JobsError(
-            f"{address.api_key_file}: no key can be read on the login node; "
-            "set serve.api_key_file to a file in a shared place"
+            f"{file}: no key of the job's user can be read on the login node: "
+            f"{last_words(found.stderr)}; set serve.api_key_file to a file in a shared place"
         )
     return key
 

@@ -172,7 +172,8 @@ def test_a_server_answers_while_a_fine_tune_makes_its_steps_beside_it(served: Se
     curve = served.result(tuned.job_id, "loss_curve.jsonl")
     steps_during_answers: list[int] = []
     with serving.tunnel(served.cluster, served.endpoint["port"]) as url:
-        client = openai.OpenAI(base_url=url, api_key="none", max_retries=20, timeout=60)
+        key = served.result(served.job_id, "api_key").read_text().strip()
+        client = openai.OpenAI(base_url=url, api_key=key, max_retries=20, timeout=60)
         while not (found := slurm.find(served.connection, tuned.job_id)).finished:
             before = _steps(curve)
             answer = client.chat.completions.create(

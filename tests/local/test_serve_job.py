@@ -108,7 +108,8 @@ def test_a_served_job_answers_through_the_login_node_and_ends_clean(cluster: Job
         endpoint = _endpoint(results / "endpoint.json", log)
         assert endpoint["models"] == ["tiny"]
         with tunnel(cluster, endpoint["port"]) as url:
-            client = openai.OpenAI(base_url=url, api_key="none", max_retries=20, timeout=60)
+            key = (results / "api_key").read_text().strip()
+            client = openai.OpenAI(base_url=url, api_key=key, max_retries=20, timeout=60)
             answer = client.chat.completions.create(
                 model="tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=5
             )

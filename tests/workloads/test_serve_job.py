@@ -17,6 +17,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.another_user import Neighbour
 from workloads.common.exit_codes import ConfigError, DataError, ExitCode, WorkloadError
 from workloads.common.places import Places
 from workloads.job import run_job
@@ -183,25 +184,28 @@ def test_a_model_over_several_gpus_is_refused_where_nothing_divides_it(
     assert server.choose_engine(serve_config(), num_gpus=2) == "transformers"
 
 
-def test_a_server_that_others_can_reach_needs_a_key(tmp_path: Path) -> None:
-    own = Places({})
-    assert weights_module.api_key(serve_config(), own, {}) is None
-    with pytest.raises(ConfigError, match=r"serve.host: 0\.0\.0\.0 can be reached"):
-        weights_module.api_key(serve_config(host="0.0.0.0"), own, {})
-    given = {"SOPERATOR_SERVE_API_KEY": "a-key-that-is-long-enough"}
-    assert weights_module.api_key(serve_config(host="0.0.0.0"), own, given) == given.popitem()[1]
-    with pytest.raises(ConfigError, match="at least 16"):
-        weights_module.api_key(serve_config(), own, {"SOPERATOR_SERVE_API_KEY": "short"})
+def test_every_server_has_a_key_that_its_user_alone_may_read(tmp_path: Path) -> None:
     path = tmp_path / "key"
-    config = serve_config(host="0.0.0.0", api_key_file=str(path))
-    made = weights_module.api_key(config, own, {})
-    assert made is not None
+    given = {"SOPERATOR_SERVE_API_KEY": "a-key-that-is-long-enough"}
+    assert weights_module.api_key(path, given) == given.popitem()[1]
+    with pytest.raises(ConfigError, match="at least 16"):
+        weights_module.api_key(path, {"SOPERATOR_SERVE_API_KEY": "short"})
+    made = weights_module.api_key(path, {})
     assert len(made) >= 32
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert weights_module.api_key(config, own, {}) == made, "the next start has the same"
+    assert weights_module.api_key(path, {}) == made, "the next start has the same"
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="mode 0644, others can read it"):
-        weights_module.api_key(config, own, {})
+        weights_module.api_key(path, {})
+
+
+def test_a_key_of_another_user_or_behind_a_link_is_refused(neighbour: Neighbour) -> None:
+    """Who knows the key of a server may ask it as everybody else."""
+    neighbour.run("umask 077; echo known-to-the-neighbour > key; ln -s ../../root/.netrc link")
+    with pytest.raises(ConfigError, match=r"key: is of nobody \(uid 65534\), not of root"):
+        weights_module.api_key(neighbour.folder / "key", {})
+    with pytest.raises(ConfigError, match=r"link: is a link of nobody .*rm "):
+        weights_module.api_key(neighbour.folder / "link", {})
 
 
 def test_endpoint_json_says_where_the_server_is_and_never_the_key(
@@ -209,8 +213,8 @@ def test_endpoint_json_says_where_the_server_is_and_never_the_key(
 ) -> None:
     key = "a-key-that-is-long-enough"
     monkeypatch.setenv("SOPERATOR_SERVE_API_KEY", key)
-    config = serve_config(host="0.0.0.0", api_key_file=str(tmp_path / "key"))
-    path = weights_module.write_endpoint(tmp_path, config, 7860, ALONE, Places({}))
+    config, key_file = serve_config(host="0.0.0.0"), tmp_path / "key"
+    path = weights_module.write_endpoint(tmp_path, config, 7860, ALONE, key_file)
     text = path.read_text()
     assert key not in text
     said = json.loads(text)
@@ -219,7 +223,7 @@ def test_endpoint_json_says_where_the_server_is_and_never_the_key(
     assert said["host"] == os.uname().nodename
     monkeypatch.delenv("SOPERATOR_SERVE_API_KEY")
     said = json.loads(
-        weights_module.write_endpoint(tmp_path, config, 7860, ALONE, Places({})).read_text()
+        weights_module.write_endpoint(tmp_path, config, 7860, ALONE, key_file).read_text()
     )
     assert (said["needs_key"], said["api_key_file"]) == (True, str(tmp_path / "key"))
 
@@ -228,7 +232,6 @@ def test_refusals_end_the_job_before_it_loads_with_their_exit_code(
     places: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cases = [
-        ('serve.host="0.0.0.0"', ExitCode.BAD_CONFIG, "a key is needed"),
         ('serve.adapter="/nowhere"', ExitCode.BAD_DATA, "is no folder"),
         ('serve.engine="vllm"', ExitCode.BAD_CONFIG, "which is not installed"),
     ]
@@ -308,13 +311,13 @@ def test_weights_that_another_user_may_have_put_there_are_not_taken(
     monkeypatch.setattr(weights_module, "filesystem_of", lambda path: "tmpfs")
     target = weights_module.stage(model_dir, own).path
     target.chmod(0o777)
-    assert f"{target} is not of this user" in weights_module.stage(model_dir, own).text
+    assert f"{target} has mode 0777" in weights_module.stage(model_dir, own).text
     theirs = target.rename(tmp_path / "theirs")
     target.symlink_to(theirs)
-    assert f"{target} is not of this user" in weights_module.stage(model_dir, own).text
+    assert f"{target} is" in weights_module.stage(model_dir, own).text
     target.unlink()
     target.parent.chmod(0o777)
-    assert f"{target.parent} is not of this user" in weights_module.stage(model_dir, own).text
+    assert f"{target.parent} has mode" in weights_module.stage(model_dir, own).text
 
 
 @pytest.mark.feature("S000-72")
@@ -413,7 +416,7 @@ def test_an_engine_program_that_ends_by_itself_is_a_failure(
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     words = [sys.executable, "-c", "raise SystemExit(3)"]
     with pytest.raises(WorkloadError, match="vLLM ended with 3"):
-        server.run_vllm(words, 1, None, lambda: None, results_dir=tmp_path)
+        server.run_vllm(words, 1, "a-key", lambda: None, results_dir=tmp_path)
 
 
 def test_percentiles_of_two_answers_are_not_below_their_median() -> None:
@@ -454,7 +457,8 @@ class Job:
             assert time.monotonic() < deadline, self.log
             threading.Event().wait(0.1)
         url = f"http://127.0.0.1:{json.loads(path.read_text())['port']}/v1"
-        self.client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+        key = (self.results / "api_key").read_text().strip()
+        self.client = openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=60)
 
     @property
     def log(self) -> str:

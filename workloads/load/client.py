@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
+from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError, WorkloadError
 from workloads.common.places import Places
 from workloads.load.http import Answer, ChatEvents, HttpClient, HttpError
@@ -116,6 +117,10 @@ def find_server(
 
 
 def _endpoint(path: Path) -> tuple[str, Path | None, str | None]:
+    # It says which file is read as a key, and who is sent it.
+    for each in (path.parent, path):
+        if whose := atomic.foreign(each):
+            raise ConfigError(f"load.target.serve_job: {each}: {whose}, or give --url")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         host, port, key_file = values["host"], values["port"], values["api_key_file"]

@@ -86,7 +86,7 @@ class ServeConfig:
     port: int = 7860
     """0: any free port; endpoint.json says which."""
     api_key_file: str | None = None
-    """File of mode 0600 with the key; made when missing. A host that is no loopback needs a key."""
+    """File of mode 0600 with the key; made when missing. None: one of this run's results."""
     thinking: bool = True
     """Whether the chat template may open a thinking block (Qwen3's `enable_thinking`)."""
     template_options: tuple[str, ...] = ("enable_thinking",)

@@ -22,6 +22,7 @@ from workloads.common.log import log
 from workloads.job import Job, end, run_job, section_of
 from workloads.serve.weights import (
     ENDPOINT_FILE,
+    OWN_KEY_FILE,
     Weights,
     api_key,
     find_weights,
@@ -86,6 +87,7 @@ def main(job: Job) -> None:
         # Gigabytes that are the checkpoint's already do not stay among results, which are pulled.
         if weights.own_dir is not None:
             shutil.rmtree(weights.own_dir, ignore_errors=True)
+        (job.results_dir / OWN_KEY_FILE).unlink(missing_ok=True)
 
 
 def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
@@ -94,7 +96,10 @@ def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
 
     from workloads.serve import server
 
-    key = api_key(config, job.places)
+    key_file = job.results_dir / OWN_KEY_FILE
+    if config.api_key_file is not None:
+        key_file = job.places.expand(config.api_key_file, at="serve.api_key_file")
+    key = api_key(key_file)
     device = hardware.device_name()
     job.record.hardware = hardware.detect(device)
     job.record.engine = server.choose_engine(
@@ -111,7 +116,7 @@ def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
 
     def ready() -> None:
         job.record.metrics["cold_start_s"] = time.time() - began
-        path = write_endpoint(job.results_dir, config, port, weights, job.places)
+        path = write_endpoint(job.results_dir, config, port, weights, key_file)
         job.record.artifacts["endpoint"] = str(path)
         log(
             f"serving {' and '.join(weights.names)} with {job.record.engine} on "

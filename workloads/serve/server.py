@@ -155,7 +155,7 @@ def serve(
     job: Job,
     config: ServeConfig,
     weights: Weights,
-    key: str | None,
+    key: str,
     listener: socket.socket,
     ready: Callable[[], None],
 ) -> None:
@@ -268,14 +268,13 @@ def _lora_rank(adapter_dir: Path) -> int:
 def run_vllm(
     words: list[str],
     port: int,
-    key: str | None,
+    key: str,
     ready: Callable[[], None],
     *,
     results_dir: Path,
 ) -> None:
     """Run vLLM until a signal ends it, its metrics published; an unasked end is an error."""
-    environment = {**os.environ, **({"VLLM_API_KEY": key} if key else {})}
-    process = subprocess.Popen(words, env=environment)
+    process = subprocess.Popen(words, env={**os.environ, "VLLM_API_KEY": key})
     asked: list[str] = []
 
     def stop(number: int, frame: object) -> None:

@@ -189,10 +189,8 @@ def stage(folder: Path, places: Places) -> Staged:
     size = sum(path.stat().st_size for path in files)
     target = scratch / FOLDER / f"{folder.name}-{_fingerprint(files)}"
     for path in (target.parent, target):
-        if os.path.lexists(path) and not _is_ours(path):
-            return _not_staged(
-                folder, f"{path} is not of this user, or others may write to it; remove it"
-            )
+        if whose := atomic.foreign(path):
+            return _not_staged(folder, f"{path} {whose}")
     if target.is_dir():
         return Staged(
             path=target, is_staged=True, text=f"weights are in {target} already", num_bytes=size
@@ -248,16 +246,6 @@ def filesystem_of(path: Path) -> str:
     return kind
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether it is a folder, no link, that nobody but root and this user can have filled."""
-    info = path.lstat()
-    return (
-        stat.S_ISDIR(info.st_mode)
-        and info.st_uid in (0, os.geteuid())
-        and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    )
-
-
 def _not_staged(folder: Path, reason: str) -> Staged:
     return Staged(path=folder, is_staged=False, text=f"weights are not staged: {reason}")
 
@@ -276,50 +264,38 @@ def _available_memory_bytes() -> int:
 
 
 KEY_VARIABLE = "SOPERATOR_SERVE_API_KEY"
-ENDPOINT_FILE = "endpoint.json"
+ENDPOINT_FILE, OWN_KEY_FILE = "endpoint.json", "api_key"
 _MIN_KEY_LENGTH = 16
 
 
-def api_key(
-    config: ServeConfig, places: Places, environment: Mapping[str, str] | None = None
-) -> str | None:
-    """Return the key that requests must bring; None: the server is on loopback and has none."""
+def api_key(key_file: Path, environment: Mapping[str, str] | None = None) -> str:
+    """Return the key that requests must bring; loopback is every user's of the machine."""
     environment = os.environ if environment is None else environment
-    key = environment.get(KEY_VARIABLE)
-    if not key and config.api_key_file is not None:
-        key = _key_in_file(places.expand(config.api_key_file, at="serve.api_key_file"))
-    if key:
-        if len(key) < _MIN_KEY_LENGTH or not key.isascii() or not key.isprintable():
-            raise ConfigError(
-                f"the API key has {len(key)} characters; use at least {_MIN_KEY_LENGTH}, printable "
-                "ASCII (openssl rand -hex 32)"
-            )
-        return key
-    if not config.is_loopback:
+    key = environment.get(KEY_VARIABLE) or _key_in_file(key_file)
+    if len(key) < _MIN_KEY_LENGTH or not key.isascii() or not key.isprintable():
         raise ConfigError(
-            f"serve.host: {config.host} can be reached from other machines, so a key is needed: "
-            f"set serve.api_key_file (made when missing) or export {KEY_VARIABLE}"
+            f"the API key has {len(key)} characters; use at least {_MIN_KEY_LENGTH}, printable "
+            "ASCII (openssl rand -hex 32)"
         )
-    return None
+    return key
 
 
 def write_endpoint(
-    results_dir: Path, config: ServeConfig, port: int, weights: Weights, places: Places
+    results_dir: Path, config: ServeConfig, port: int, weights: Weights, key_file: Path
 ) -> Path:
     """Write endpoint.json: requests are taken from now on."""
     path = results_dir / ENDPOINT_FILE
     # Of a host that means every interface, the name that other nodes reach.
     every = config.host in ("0.0.0.0", "::")
     is_given = bool(os.environ.get(KEY_VARIABLE))
-    # The variable wins over the file, whose key would then open nothing.
-    key_file = None if is_given else config.api_key_file
     values = {
         "host": socket.gethostname() if every else config.host,
         "port": port,
         "models": list(weights.names),
         "adapter_dir": None if weights.adapter_dir is None else str(weights.adapter_dir),
-        "needs_key": is_given or key_file is not None,
-        "api_key_file": str(places.expand(key_file, at="serve.api_key_file")) if key_file else None,
+        "needs_key": True,
+        # The variable wins over the file, whose key would then open nothing.
+        "api_key_file": None if is_given else str(key_file),
     }
     atomic.write_text(path, json.dumps(values, indent=2) + "\n")
     return path
@@ -335,6 +311,8 @@ def _key_in_file(path: Path) -> str:
     else:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
+    if whose := atomic.foreign(path):
+        raise ConfigError(f"serve.api_key_file: {path}: {whose}")
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise ConfigError(

@@ -109,12 +109,17 @@ def serve(
                 output.note(f"it stays: soperator cancel {job_id} -s {stack} ends it")
                 print(address)
                 return
+            results = outputs.results_path(job_id)
+            file = server.key_file(CHECKOUT, spec, wanted, sets or (), results=results)
+            key = server.read_key(
+                connection, address, file, results=results, environment=os.environ
+            )
             page = _page(
                 closing,
-                connection,
                 outputs,
                 address,
                 job_id,
+                key,
                 port=page_port,
                 identity=identity,
                 share=share,
@@ -188,10 +193,10 @@ def _found(connection: Connection, name: str, sets: Sequence[str], stack: str) -
 
 def _page(
     closing: ExitStack,
-    connection: Connection,
     outputs: StackOutputs,
     address: ServerAddress,
     job_id: str,
+    key: str | None,
     *,
     port: int,
     identity: Path | None,
@@ -199,10 +204,8 @@ def _page(
 ) -> ChatPage:
     """The page behind a tunnel of its own, both closed by `closing`."""
     from infra.clients.ssh import Tunnel
-    from infra.jobs import server
     from infra.jobs.server import ChatPage
 
-    key = server.read_key(connection, address, environment=os.environ)
     login = outputs.endpoint(context.private_key(identity))
     tunnel = Tunnel(login, address.host, address.port, say=output.note)
     closing.callback(tunnel.close)

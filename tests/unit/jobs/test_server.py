@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -19,6 +21,9 @@ from infra.jobs import server
 from infra.jobs.server import ServerAddress
 from stacks.load import load_stack
 from stacks.spec.slurm import JobSpec
+from tests.another_user import Neighbour
+
+ROOT = Path(__file__).parents[3]
 
 OUTPUTS = StackOutputs(
     stack="local",
@@ -62,7 +67,7 @@ class Login:
         elif "endpoint.json" in command:
             is_up = len(self.states) == 1
             text, code = (json.dumps(ENDPOINT), 0) if is_up else ("", 1)
-        elif command == "cat /k":
+        elif "exec 3< /k" in command:
             text = self.key
         return Result(command=command, exit_code=code, stdout=text, stderr="")
 
@@ -102,15 +107,27 @@ def test_the_address_of_a_life_before_a_requeue_is_not_taken() -> None:
     login.stale = [{**ENDPOINT, "host": "worker-9"}, {**ENDPOINT, "port": 1}]
     address, _ = wait(login)
     assert (address.host, address.port) == ("worker-0", 7860)
-    assert ["worker-9" in each for each in login.asked] == [True, False, False]
+    assert not any("worker-9" in each for each in login.asked)
 
 
 def test_an_address_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_HEALTHY_S", 0.0)
     login = Login(state("RUNNING", NodeList="worker-0"))
-    login.stale = [{**ENDPOINT, "host": "worker-9"}] * 9
-    with pytest.raises(JobsError, match="job 7 does not answer at http://worker-9:7860/v1"):
+    login.stale = [{**ENDPOINT, "port": 1}] * 9
+    with pytest.raises(JobsError, match="job 7 does not answer at http://worker-0:1/v1"):
         wait(login)
+
+
+@pytest.mark.parametrize("host", ["worker-9", "10.0.0.66", "worker-0.evil.example"])
+def test_a_host_that_is_no_node_of_the_job_gets_neither_prompts_nor_key(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setattr(server, "_HEALTHY_S", 0.0)
+    login = Login(state("RUNNING", NodeList="worker-0"))
+    login.stale = [{**ENDPOINT, "host": host}] * 9
+    with pytest.raises(JobsError, match=rf"{host}:7860/v1, which is no node of it \(worker-0\)"):
+        wait(login)
+    assert not login.asked
 
 
 def test_a_job_that_ends_before_it_serves_is_told_with_its_last_words() -> None:
@@ -122,21 +139,65 @@ def test_a_job_that_ends_before_it_serves_is_told_with_its_last_words() -> None:
 
 def test_the_key_is_read_from_its_file_and_a_missing_one_is_refused() -> None:
     login = Login(state("RUNNING"))
-    address = ServerAddress(host="h", port=1, models=(), needs_key=True, api_key_file="/k")
-    assert server.read_key(login, address, environment={}) == "secret-of-the-server"
-    open_ = replace(address, needs_key=False, api_key_file=None)
-    assert server.read_key(login, open_, environment={}) is None
+    address = ServerAddress(host="h", port=1, models=(), needs_key=True, has_key_file=True)
+    asked = {"results": "/r", "environment": {}}
+    assert server.read_key(login, address, "/k", **asked) == "secret-of-the-server"
+    open_ = replace(address, needs_key=False, has_key_file=False)
+    assert server.read_key(login, open_, "/k", **asked) is None
     login.key = ""
-    with pytest.raises(JobsError, match="/k: no key can be read"):
-        server.read_key(login, address, environment={})
+    with pytest.raises(JobsError, match="/k: no key of the job's user can be read"):
+        server.read_key(login, address, "/k", **asked)
+
+
+class Shell:
+    """The login node is this machine."""
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        done = subprocess.run(["bash", "-c", command], input=stdin, capture_output=True)
+        return Result(
+            command=command,
+            exit_code=done.returncode,
+            stdout=done.stdout.decode(),
+            stderr=done.stderr.decode(),
+        )
+
+
+@pytest.mark.parametrize("made", ["ln -s ../secret 7/api_key", "echo mine > 7/api_key"])
+def test_a_secret_of_roots_is_read_for_no_server_of_another_user(
+    neighbour: Neighbour, made: str
+) -> None:
+    """What is read as the key is sent to the server, whose user is somebody else."""
+    (neighbour.folder / "secret").write_text("of root")
+    neighbour.run(f"mkdir 7; {made}")
+    results = str(neighbour.folder / "7")
+    address = ServerAddress(host="h", port=1, models=(), needs_key=True, has_key_file=True)
+    found = {"results": results, "environment": {}}
+    if "ln" not in made:
+        assert server.read_key(Shell(), address, f"{results}/api_key", **found) == "mine"
+        (neighbour.folder / "7" / "api_key").write_text("of root")
+        os.chown(neighbour.folder / "7" / "api_key", 0, 0)
+    with pytest.raises(JobsError, match=r"7/api_key: no key of the job's user .*is a .* of "):
+        server.read_key(Shell(), address, f"{results}/api_key", **found)
+
+
+def test_the_key_is_in_the_file_that_the_recipe_declares_whatever_the_job_says(
+    public_key_file: Path,
+) -> None:
+    spec = load_stack("local")
+    job = next(each for each in spec.jobs if each.is_server)
+    named = ["serve.api_key_file={place:chkpt}/k"]
+    assert server.key_file(ROOT, spec, job, (), results="/r/7") == "/r/7/api_key"
+    chkpt = spec.storage.places["chkpt"]
+    assert server.key_file(ROOT, spec, job, named, results="/r/7") == f"{chkpt}/k"
 
 
 def test_a_key_that_no_file_holds_is_this_environment_s_or_asked_for_by_name() -> None:
-    address = ServerAddress(host="h", port=1, models=(), needs_key=True, api_key_file=None)
+    address = ServerAddress(host="h", port=1, models=(), needs_key=True, has_key_file=False)
     given = {"SOPERATOR_SERVE_API_KEY": "as-it-was-there"}
-    assert server.read_key(Login("x"), address, environment=given) == "as-it-was-there"
+    key = server.read_key(Login("x"), address, "/k", results="/r", environment=given)
+    assert key == "as-it-was-there"
     with pytest.raises(JobsError, match="export SOPERATOR_SERVE_API_KEY here"):
-        server.read_key(Login("x"), address, environment={})
+        server.read_key(Login("x"), address, "/k", results="/r", environment={})
 
 
 def job(number: str, name: str, state: str) -> Job:
