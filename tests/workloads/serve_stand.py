@@ -18,6 +18,7 @@ from workloads.serve.rows import AdapterRows, RowCache
 from workloads.serve.sampling import Grammars
 from workloads.serve.scheduler import Chunk, Delta, Generation, Move, Sampling, Scheduler
 from workloads.serve.scheduler import Sequence as Running
+from workloads.serve.server import http_config
 
 WAIT_S = 30.0
 
@@ -156,11 +157,7 @@ def serving(
     metrics = ServeMetrics(engine.load, lambda: 0)
     grammars = Grammars(tokenizer, frozenset({tokenizer.eos_token_id}))
     chat = ChatServer(engine, tokenizer, config, names or {"tiny": False}, metrics, grammars)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            make_app(chat, api_key=api_key), port=0, lifespan="off", log_level="warning", ws="none"
-        )
-    )
+    server = uvicorn.Server(http_config(make_app(chat, api_key=api_key), config, port=0))
     thread = threading.Thread(target=server.run)
     engine.start()
     thread.start()

@@ -16,7 +16,7 @@ import pytest
 
 from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
 from tests.workloads.serve_stand import WAIT_S, ScriptedPasses, scripted_engine, serving
-from workloads.recipes.serve import ServeConfig
+from workloads.recipes.serve import Limits, ServeConfig
 from workloads.serve.engine import TransformersEngine
 from workloads.serve.scheduler import Generation
 from workloads.serve.text import ToolStream
@@ -50,6 +50,9 @@ def tool(parameters: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "it", "parameters": parameters}}
 
 
+JSON = {"Content-Type": "application/json; charset=utf-8"}
+
+
 class Stand:
     """A server with its engine, its model and its address."""
 
@@ -66,7 +69,7 @@ class Stand:
         """Send raw bytes; return status, body and headers."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=WAIT_S)
         with contextlib.closing(connection):
-            connection.request("POST", "/v1/chat/completions", body, headers)
+            connection.request("POST", "/v1/chat/completions", body, {**JSON, **headers})
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read()), answer.headers
 
@@ -478,7 +481,8 @@ def test_a_client_that_does_not_send_its_body_is_told_so(tokenizer: Any) -> None
         stand(tokenizer, body_timeout_s=1) as server,
         socket.create_connection((server.host, server.port), timeout=WAIT_S) as slow,
     ):
-        slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+        slow.sendall(f"{head}Content-Type: application/json\r\n\r\n{{".encode())
         assert b"408" in slow.recv(4096).split(b"\r\n")[0]
 
 
@@ -492,6 +496,84 @@ def test_a_key_is_needed_where_there_is_one(tokenizer: Any) -> None:
                 server.client(wrong or "x").models.list()
         assert server.get("/health")[0] == 200
         assert server.get("/metrics")[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "text"),
+    [
+        ({"Host": "evil.example:7860"}, 403, "evil.example:7860: this server is on loopback"),
+        ({"Origin": "http://evil.example"}, 403, "http://evil.example: a page of another address"),
+        ({"Origin": "null"}, 403, "null: a page of another address"),
+        ({"Content-Type": "text/plain"}, 415, "text/plain: send application/json"),
+        ({"Content-Type": ""}, 415, "send application/json"),
+    ],
+)
+def test_what_a_page_elsewhere_can_send_is_refused(
+    tokenizer: Any, headers: dict[str, str], status: int, text: str
+) -> None:
+    """A browser sends these without asking; by a name of its own a page would read the answer."""
+    with stand(tokenizer) as server:
+        body = json.dumps({"model": "tiny", "messages": say("hello")}).encode()
+        answer = server.post(body, **headers)
+        assert (answer[0], answer[1]["error"]["code"]) == (status, "forbidden")
+        assert text in answer[1]["error"]["message"]
+        assert server.engine.load().num_running == 0
+        for host in ("localhost", f"127.0.0.1:{server.port}", "[::1]:1"):
+            assert server.post(body, Host=host)[0] == 200
+        assert server.post(body, Origin=f"http://{server.host}:{server.port}")[0] == 200
+
+
+ASK = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def test_a_connection_that_brings_no_whole_head_is_closed(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 of 300 with half a header were held for ever."""
+    monkeypatch.setattr("workloads.serve.server.HEAD_S", 1.0)
+    with stand(tokenizer) as server, contextlib.ExitStack() as closing:
+        kept = closing.enter_context(connected(server, ASK))
+        assert b"200 OK" in kept.recv(4096)
+        kept.sendall(ASK[:20])  # half a second one, on a connection that brought one before
+        halves = [closing.enter_context(connected(server, ASK[:size])) for size in (0, 1, 20)]
+        for half in (kept, *halves):
+            assert ended(half)
+        assert server.get("/health")[0] == 200
+
+
+def test_the_number_of_connections_is_bounded(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workloads.serve.server.HEAD_S", 10 * WAIT_S)
+    monkeypatch.setattr("workloads.serve.server.MOST_CONNECTIONS", 5)
+    limits = Limits()
+    most = 2 * (limits.max_concurrency + limits.max_queue)
+    with stand(tokenizer) as server:
+        with contextlib.ExitStack() as closing:
+            for _ in range(most):
+                closing.enter_context(connected(server, b""))
+            assert ended(closing.enter_context(connected(server, ASK))), "one too many"
+        deadline = time.monotonic() + WAIT_S
+        while True:  # the others have gone
+            with contextlib.suppress(ConnectionError, http.client.HTTPException):
+                assert server.get("/health")[0] == 200
+                break
+            assert time.monotonic() < deadline
+
+
+def connected(server: Stand, first: bytes) -> socket.socket:
+    """A connection that has sent these bytes."""
+    made = socket.create_connection((server.host, server.port), timeout=WAIT_S)
+    made.sendall(first)
+    return made
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the server closes it before it would time out here."""
+    try:
+        return connection.recv(4096) == b""
+    except ConnectionError:
+        return True
 
 
 def test_a_full_queue_is_answered_429_with_a_time(tokenizer: Any) -> None:
@@ -513,7 +595,7 @@ def test_a_client_that_goes_away_frees_its_row(tokenizer: Any, stream: bool) -> 
     with stand(tokenizer, num_rows=1, context_tokens=10**6, max_output_tokens=10**5) as server:
         body = {"model": "tiny", "messages": say("endless"), "stream": stream}
         connection = http.client.HTTPConnection(server.host, server.port, timeout=WAIT_S)
-        connection.request("POST", "/v1/chat/completions", json.dumps(body))
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), JSON)
         server.until_running(1)
         if stream:
             assert connection.getresponse().read(40).startswith(b"data: ")

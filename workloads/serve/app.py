@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -71,6 +73,11 @@ class ChatServer:
         self._seeds = random.Random(config.seed)
         self._created = int(time.time())
         self.is_healthy = True
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self._config.is_loopback
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -238,7 +245,7 @@ def make_app(server: ChatServer, *, api_key: str | None) -> Starlette:
     """Return the ASGI application."""
     return Starlette(
         routes=server.routes(),
-        middleware=[Middleware(KeyGuard, api_key=api_key)],
+        middleware=[Middleware(KeyGuard, api_key=api_key, is_loopback=server.is_loopback)],
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -322,33 +329,56 @@ def error_response(error: ApiError) -> JSONResponse:
 
 
 class KeyGuard:
-    """Lets a request pass that brings the key; an open path needs none."""
+    """Lets a request pass that brings the key and no page elsewhere sent; an open path needs none.
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None) -> None:
+    A browser sends text to any address without asking, and a page whose name leads to loopback
+    reads what a server there answers.
+    """
+
+    def __init__(self, app: ASGIApp, *, api_key: str | None, is_loopback: bool) -> None:
         self._app = app
         self._expected = None if api_key is None else f"Bearer {api_key}".encode()
+        self._is_loopback = is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 401, or go on."""
+        """Answer 401, 403 or 415, or go on."""
+        error = self._refusal(scope) if scope["type"] == "http" else None
+        answer = self._app if error is None else error_response(error)
+        await answer(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        host, origin = headers.get(b"host"), headers.get(b"origin")
+        kind = headers.get(b"content-type", "")
+        said, status = "", 403
+        if self._is_loopback and host and not _is_loopback(host):
+            said = f"Host {host}: this server is on loopback; ask for localhost or 127.0.0.1"
+        elif origin is not None and origin.partition("://")[2] != host:
+            said = f"Origin {origin}: a page of another address may not ask this server"
+        elif scope["method"] == "POST" and kind.partition(";")[0].strip() != "application/json":
+            said, status = f"Content-Type {kind}: send application/json", 415
+        if said:
+            return ApiError(status=status, message=said, code="forbidden")
+        key = headers.get(b"authorization", "").encode("latin-1")
         if (
-            scope["type"] != "http"
-            or self._expected is None
+            self._expected is None
             or scope["path"] in OPEN_PATHS
-            or secrets.compare_digest(_authorization(scope), self._expected)
+            or secrets.compare_digest(key, self._expected)
         ):
-            await self._app(scope, receive, send)
-            return
-        error = ApiError(
+            return None
+        return ApiError(
             status=401,
             message="no API key, or a wrong one; send 'Authorization: Bearer KEY'",
             code="invalid_api_key",
         )
-        await error_response(error)(scope, receive, send)
 
 
-def _authorization(scope: Scope) -> bytes:
-    values: list[tuple[bytes, bytes]] = scope["headers"]
-    return next((value for name, value in values if name == b"authorization"), b"")
+def _is_loopback(host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    return name in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", name) is not None
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:

@@ -22,10 +22,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from workloads.common import publish
 from workloads.common.exit_codes import ConfigError, PreemptedError, WorkloadError
@@ -42,6 +44,58 @@ from workloads.serve.weights import Weights
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _CLOSE_S = 5
 """Time to send what was written when the engine has stopped."""
+
+
+HEAD_S = 10.0
+"""Time in which a connection must bring the whole head of a request, its first and each further."""
+MOST_CONNECTIONS = 512
+
+
+def http_config(app: Starlette, config: ServeConfig, **more: Any) -> uvicorn.Config:
+    """Return how requests are taken; connections that ask nothing are closed, and bounded."""
+    limits = config.limits
+    most = max(MOST_CONNECTIONS, 2 * (limits.max_concurrency + limits.max_queue))
+    head_s, base = HEAD_S, cast("Any", AutoHTTPProtocol)
+
+    class Bounded(base):
+        """A connection; uvicorn by itself waits for ever for the rest of a head."""
+
+        silence: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self.watch()
+            if len(self.connections) > most:
+                transport.abort()
+
+        def data_received(self, data: bytes) -> None:
+            self.watch()
+            super().data_received(data)
+            self.watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.watch(is_over=True)
+            super().connection_lost(exc)
+
+        def watch(self, *, is_over: bool = False) -> None:
+            is_asked = self.cycle is not None and not self.cycle.response_complete
+            if self.silence is not None and (is_asked or is_over):
+                self.silence = self.silence.cancel()
+            elif self.silence is None and not is_asked and not is_over:
+                self.silence = self.loop.call_later(head_s, self.transport.abort)
+
+    return uvicorn.Config(
+        app,
+        http=Bounded,
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=_CLOSE_S,
+        ws="none",
+        **more,
+    )
 
 
 class _Uvicorn(uvicorn.Server):
@@ -84,18 +138,7 @@ class Serving:
         self._engine = engine
         self._config = config
         self._listener = listener
-        self._uvicorn = _Uvicorn(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=30,
-                timeout_graceful_shutdown=_CLOSE_S,
-                ws="none",
-            )
-        )
+        self._uvicorn = _Uvicorn(http_config(app, config))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._signal_name = ""
