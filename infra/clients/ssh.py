@@ -281,14 +281,22 @@ def _drain(channel: paramiko.Channel) -> tuple[bytes, bytes]:
     """Both outputs to their end; stderr in a thread, as an unread one would block the command."""
     stderr: list[bytes] = []
     reader = threading.Thread(
-        target=lambda: stderr.append(channel.makefile_stderr("rb").read()), daemon=True
+        target=lambda: stderr.append(channel.makefile_stderr("rb").read(MOST_BYTES)), daemon=True
     )
     reader.start()
-    stdout = channel.makefile("rb").read()
+    stdout = channel.makefile("rb").read(MOST_BYTES + 1)
+    if len(stdout) > MOST_BYTES:
+        channel.close()
+        raise JobsError(
+            f"a command on the login node printed more than {MOST_BYTES >> 20} MiB, which is not "
+            "read: look there what it prints, or copy the file by scp"
+        )
     reader.join()
     return stdout, b"".join(stderr)
 
 
+MOST_BYTES: Final = 1 << 30
+"""Of what one command prints and is read whole: a node must not fill this machine's memory."""
 PATIENCE_S: Final = 120.0
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 10.0

@@ -275,6 +275,8 @@ def fetch(
 
 LOG_NAME: Final = "job.log"
 _POLL_S: Final = 1.0
+_ENTRY: Final = re.compile(r"([0-9a-f]{64}) (\d{1,18}) (/.+)", re.DOTALL)
+_KEPT_FREE_BYTES: Final = 1 << 30
 # Only the bytes that a file has now are hashed and read: a running job goes on writing its log.
 _LIST_RESULTS: Final = r"""
 find {folder} {log} -type f -printf '%s %p\0' 2>/dev/null | while IFS= read -r -d '' file; do
@@ -315,6 +317,7 @@ def pull(
     try:
         with _alone(part):
             _drop_others(part, files)
+            _refuse_more_than_fits(part, files)
             _bring(connection, part, files, patience_s)
             kept = target / history.SUBMISSION
             if kept.exists():
@@ -390,16 +393,33 @@ def _list(
             f"job {job_id}: no results and no log on the cluster yet; "
             f"wait for it with `soperator logs {job_id} -s {outputs.stack}`"
         )
-    return tuple(_file(each, folder, log) for each in entries)
+    found = [_file(each, folder, log) for each in entries]
+    # What was asked for is written down here alone, and never what the cluster says of it.
+    return tuple(each for each in found if each.local != PurePosixPath(history.SUBMISSION))
 
 
 def _file(entry: str, folder: str, log: str) -> _ResultFile:
     """The file of `SHA256 SIZE PATH`; a path that is not below the job's folder is refused."""
-    digest, size, path = entry.split(" ", 2)
+    described = _ENTRY.fullmatch(entry)
+    if described is None:
+        raise JobsError(f"{folder}: the cluster sent {entry[:80]!r} for a file; pull it again")
+    digest, size, path = described.groups()
     local = PurePosixPath(LOG_NAME if path == log else os.path.relpath(path, folder))
     if ".." in PurePosixPath(path).parts or ".." in local.parts:
         raise JobsError(f"{path}: the cluster sent a path outside the job's folder")
     return _ResultFile(remote=path, local=local, size_bytes=int(size), sha256=digest)
+
+
+def _refuse_more_than_fits(part: Path, files: Sequence[_ResultFile]) -> None:
+    """Refuses a job that would fill this machine's disk, before a byte of it comes."""
+    needed = sum(each.size_bytes - min(each.size_bytes, _size(part, each)) for each in files)
+    free = shutil.disk_usage(part).free
+    if needed > free - _KEPT_FREE_BYTES:
+        raise JobsError(
+            f"{part}: the job left {needed / 2**30:.2f} GiB in {len(files)} files, and "
+            f"{free / 2**30:.2f} GiB are free here, of which {_KEPT_FREE_BYTES >> 30} stay; make "
+            "room, or copy by scp what you need of it"
+        )
 
 
 def _drop_others(part: Path, files: Sequence[_ResultFile]) -> None:
@@ -437,8 +457,10 @@ def _unpacked(stream: Iterator[bytes]) -> Iterator[bytes]:
     """The bytes that `gzip` packed, as they come; never an empty piece."""
     inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     for chunk in stream:
-        if plain := inflate.decompress(chunk):
+        # Piece by piece: a chunk may stand for a thousand times its bytes.
+        while plain := inflate.decompress(chunk, _PIECE_BYTES):
             yield plain
+            chunk = inflate.unconsumed_tail
 
 
 def _size(part: Path, file: _ResultFile) -> int:

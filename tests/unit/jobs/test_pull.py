@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 import subprocess
 from collections.abc import Callable, Iterator
@@ -233,3 +234,54 @@ def test_links_stay_on_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
     cluster.write("results/7/file", b"x")
     (cluster.folder / "results" / "7" / "link").symlink_to("/etc/passwd")
     assert [path.name for path in pulled(cluster, tmp_path).iterdir()] == ["file"]
+
+
+class Hostile(Cluster):
+    """A login node that lists what it likes."""
+
+    def __init__(self, folder: Path, *entries: str) -> None:
+        super().__init__(folder)
+        self.entries = entries
+
+    def run_bytes(self, command: str, *, stdin: bytes = b"") -> tuple[Result, bytes]:
+        if b"find " not in stdin:
+            return super().run_bytes(command, stdin=stdin)
+        listing = "".join(f"{each}\0" for each in self.entries).format(folder=self.folder)
+        return Result(command=command, exit_code=0, stdout="", stderr=""), listing.encode()
+
+
+HASH = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        (f"{HASH} {10**15} {{folder}}/results/7/a", r"931322.57 GiB in 1 files, and .* are free"),
+        (f"{HASH} -1 {{folder}}/results/7/a", "the cluster sent .* for a file; pull it again"),
+        ("no listing", "the cluster sent 'no listing' for a file; pull it again"),
+        (f"{HASH} 1 {{folder}}/results/7/../a", "a path outside the job's folder"),
+    ],
+)
+def test_a_hostile_listing_is_refused_before_a_byte_comes(
+    tmp_path: Path, entry: str, why: str
+) -> None:
+    cluster = Hostile(tmp_path / "cluster", entry)
+    with pytest.raises(JobsError, match=why):
+        pulled(cluster, tmp_path)
+    assert cluster.sent_bytes == 0
+
+
+def test_what_was_asked_for_is_not_taken_from_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    """A submission says which job did what: a node could have others counted as done."""
+    cluster.write("results/7/submission.json", b'{"job": "forged"}')
+    cluster.write("results/7/new", b"new")
+    folder = pulled(cluster, tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["new"]
+
+
+def test_a_packed_stream_comes_in_pieces_that_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_PIECE_BYTES", 1 << 16)
+    packed = gzip.compress(bytes(10 << 20))
+    pieces = list(transfer._unpacked(iter([packed])))
+    assert sum(map(len, pieces)) == 10 << 20
+    assert max(map(len, pieces)) == 1 << 16
