@@ -306,13 +306,24 @@ def held(asked: Ask) -> str:
     return asked.srun("bash", "-c", script, options=["--unbuffered"])
 
 
+_WITH_PREFIX: Final = (
+    'import os, runpy, sys; sys.argv.append("--path_prefix=/" + os.environ.pop("SOPERATOR_SECRET"))'
+    '; runpy.run_module("tensorboard.main", run_name="__main__", alter_sys=True)'
+)
+
+
 def tensorboard(spec: StackSpec, folder: str, hours: float) -> str:
-    """The command that shows the event files of a folder on the login node's own loopback."""
+    """The command that shows the event files of a folder on the login node's own loopback.
+
+    Every user of the node has that loopback: pages are below the guard's secret alone, as
+    TensorBoard knows no key. It is on no command line; the umask closes the file in /tmp in which
+    TensorBoard tells its address.
+    """
     python = _python(spec)
     # --foreground: else `timeout` takes a process group of its own, which the guard's end misses.
     return (
-        f"port=$({python} -c {shlex.quote(_FREE_PORT)}); echo {_MARK} 127.0.0.1 $port; "
-        f"timeout --foreground {round(hours * 3600)} {python} -m tensorboard.main "
+        f"umask 077; port=$({python} -c {shlex.quote(_FREE_PORT)}); echo {_MARK} 127.0.0.1 $port; "
+        f"timeout --foreground {round(hours * 3600)} {python} -c {shlex.quote(_WITH_PREFIX)} "
         f"--logdir {shlex.quote(folder)} --host 127.0.0.1 --port $port"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_tensorboard_ends_with_its_guard(login: Login, public_key_file: Path) ->
     """Its command as it is, with a Python of the test's own: nothing stays on the login node."""
     spec = load_stack("local")
     login.program(
-        "python", 'case "$*" in *-c*) echo 6006;; *) echo child $$; exec sleep 600;; esac'
+        "python", 'case "$*" in *--logdir*) echo child $$; exec sleep 600;; *) echo 6006;; esac'
     )
     start = sessions.tensorboard(spec, "/mnt/logs/tensorboard", 1)
     start = start.replace(f"{sessions.tools_path(spec)}/bin/python", "python")
@@ -113,6 +114,26 @@ def test_tensorboard_ends_with_its_guard(login: Login, public_key_file: Path) ->
     while not _is_gone(child):
         assert time.monotonic() < give_up_at, "TensorBoard lives on"
         time.sleep(0.02)
+
+
+def test_the_pages_of_tensorboard_are_below_a_secret_that_others_do_not_see(
+    login: Login, tmp_path: Path, public_key_file: Path
+) -> None:
+    """In its place a module that says what it was told, and what others see of it."""
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "main.py").write_text(
+        "import os, sys\n"
+        "seen = open('/proc/self/cmdline').read() + str(dict(os.environ))\n"
+        "print('told', sys.argv[-1], 's3cret' in seen, oct(os.umask(0)))\n"
+    )
+    spec = load_stack("local")
+    start = sessions.tensorboard(spec, "/mnt/logs/tensorboard", 1)
+    start = start.replace(f"{sessions.tools_path(spec)}/bin/python", sys.executable)
+    start = f"export PYTHONPATH={tmp_path}; {start}"
+    guard = Guard(login.as_connection(), start=start, end=":", secret="s3cret")
+    told = next(line for line in guard.lines() if line.startswith("told"))
+    guard.close()
+    assert told == "told --path_prefix=/s3cret False 0o77"
 
 
 def _is_gone(process: str) -> bool:
