@@ -21,8 +21,12 @@ from tests.another_user import UID, Neighbour, Runs
 from tests.workloads.test_checkpoint import REPOSITORY, run_in, saved
 from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError, DataError, ExitCode
+from workloads.common.models import load_model, load_tokenizer
 from workloads.job import run_job
+from workloads.recipes.reader import parse
+from workloads.recipes.train import TrainConfig
 from workloads.serve.load import consolidated
+from workloads.train.model import build_empty_model
 from workloads.train.run_folder import Candidate, candidate, digest
 
 
@@ -301,3 +305,33 @@ def test_a_file_is_written_through_no_link_of_another_user(
     ):
         pass
     assert (neighbour.folder / "theirs" / "kept").exists()
+
+
+@pytest.mark.parametrize("part", ["model", "tokenizer", "shape"])
+def test_a_model_that_brings_a_program_is_refused_and_nobody_is_asked(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """By itself transformers asks at a terminal, and runs it where somebody says y."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_dir, folder)
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'proof')!r}, 'w')\n")
+    names = {
+        "AutoConfig": "own.C",
+        "AutoModelForCausalLM": "own.M",
+        "AutoTokenizer": ["own.T", None],
+    }
+    for name in ("config.json", "tokenizer_config.json"):
+        values = json.loads((folder / name).read_text())
+        values |= {"auto_map": names, "model_type": "own", "tokenizer_class": "T"}
+        (folder / name).write_text(json.dumps(values))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    cpu = torch.device("cpu")
+    config = parse(TrainConfig, {"dataset": "d", "learning_rate": 0.1, "epochs": 1}, at="train")
+    load = {
+        "model": lambda: load_model(folder, dtype=torch.float32, device=cpu),
+        "tokenizer": lambda: load_tokenizer(folder),
+        "shape": lambda: build_empty_model(folder, config, device=cpu),
+    }
+    with pytest.raises((DataError, ValueError), match=r"trust_remote_code"):
+        load[part]()
+    assert not (tmp_path / "proof").exists()

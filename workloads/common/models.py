@@ -88,7 +88,7 @@ def load_tokenizer(model_dir: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model_dir)
+        tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=False)
     except (OSError, ValueError) as error:
         names = ("tokenizer.json", "tokenizer_config.json")
         if not any((model_dir / name).is_file() for name in names):
@@ -118,7 +118,8 @@ def load_model(model_dir: Path, *, dtype: torch.dtype, device: torch.device, **o
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     # peft asks transformers for a property that transformers has renamed; not the user's business.
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
-    options = {"attn_implementation": "sdpa", **options}
+    # By itself transformers asks at a terminal whether a model's own program may run.
+    options = {"attn_implementation": "sdpa", "trust_remote_code": False, **options}
     if "quantization_config" in options:
         # 4-bit weights are made where they stay: they cannot be moved in one piece later.
         options["device_map"] = {"": device}

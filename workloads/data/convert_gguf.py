@@ -41,9 +41,11 @@ def convert(source: Path, destination: Path) -> None:
 
     log(f"reading {gguf}")
     packed = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
     )
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer = AutoTokenizer.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, trust_remote_code=False
+    )
     if not tokenizer.chat_template:
         raise DataError(f"{gguf}: has no chat template; take an instruction-tuned model")
 

@@ -272,7 +272,7 @@ def build_empty_model(model_dir: Path, config: TrainConfig, *, device: torch.dev
     """Return the same model without memory for its weights, to be divided between ranks."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    shape = AutoConfig.from_pretrained(model_dir)
+    shape = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             shape, dtype=base_dtype(config, sharded=True), **_options(config, device)

@@ -251,7 +251,8 @@ class SmallTask:
 
     def _head(self) -> dict[str, Any]:
         is_classifier = self._config.task != "text_to_text"
-        return {"num_labels": self.num_classes} if is_classifier else {}
+        own = {"num_labels": self.num_classes} if is_classifier else {}
+        return {"trust_remote_code": False, **own}
 
     def _ready(self, model: Any) -> Any:
         if self._config.has_adapters:
