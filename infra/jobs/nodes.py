@@ -9,7 +9,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -256,13 +256,22 @@ def listed(jobs: Collection[Job]) -> str:
     return "\n".join(lines) + "\n"
 
 
-_COLUMNS: Final = "fstype,size,used,avail"
+_COLUMNS: Final = "fstype,size,used,avail,target"
+TMP: Final = "/tmp"  # noqa: S108  # of the cluster
+"""In no jail: each node has its own."""
+_OF_NODE: Final = "of the node's own disk"
+# Only a node that is up: sinfo marks one that sleeps, which a job would wake and pay for.
+_ON_A_WORKER: Final = """\
+set -- $(sinfo --noheader --Node --format='%N %R %t' | awk '$3 == "idle" { print $1, $2; exit }')
+[ -z "$1" ] || { echo "node $1"; srun --quiet --job-name=df --nodelist="$1" --partition="$2" \
+--ntasks=1 --immediate=10 sh -c SCRIPT 2>/dev/null; }
+"""
 NEARLY_FULL_PERCENT: Final = 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filesystem:
-    """One mounted path; every size is None where the login node does not have it."""
+    """One mounted path; every size is None where neither login node nor an idle worker has it."""
 
     path: str
     what: str
@@ -271,6 +280,8 @@ class Filesystem:
     size_bytes: int | None
     used_bytes: int | None
     free_bytes: int | None
+    node: str | None = None
+    """The worker that was asked; None for the login node."""
 
     @property
     def used_percent(self) -> float | None:
@@ -286,34 +297,65 @@ class Filesystem:
 
 
 def usage(shell: Shell, mounts: Mapping[str, str]) -> tuple[Filesystem, ...]:
-    """The declared paths (path -> what is behind it) in order; one round trip."""
+    """The declared paths (path -> what is behind it) in order, and /tmp.
+
+    What the login node has not, an idle worker is asked for, where there is one.
+    """
     if not mounts:
         return ()
-    # Each path by itself: df ends with 1 when one of several is on the workers only.
+    wanted = {**mounts, TMP: _OF_NODE}
+    here = _measured(shell, wanted, None)
+    rest = [path for path in wanted if path not in here]
+    node, there = None, dict[str, list[str]]()
+    if rest:
+        there = _measured(shell, rest, _ON_A_WORKER)
+        node = (there.pop("node", None) or [None])[0]
+    return tuple(
+        _filesystem(path, what, here.get(path) or there.get(path), node if path in there else None)
+        for path, what in wanted.items()
+    )
+
+
+def _measured(shell: Shell, paths: Iterable[str], where: str | None) -> dict[str, list[str]]:
+    """Path -> df's columns, of those that are mounted there; "node" -> who was asked, if told."""
+    # Each path by itself: df ends with 1 when one of several is missing.
     script = "".join(
         f"echo {shlex.quote(path)}; "
         f"df --block-size=1 --output={_COLUMNS} {shlex.quote(path)} 2>/dev/null | tail -n +2; "
-        for path in mounts
+        for path in paths
     )
+    if where is not None:
+        script = where.replace("SCRIPT", shlex.quote(script))
     result = shell.run(f"{script} true")
     if not result.ok:
         raise JobsError(f"df: exit {result.exit_code}: {result.stderr.strip() or 'no message'}")
     found: dict[str, list[str]] = {}
     path = ""
     for line in result.stdout.splitlines():
-        if line in mounts:
+        if line in paths:
             path = line
+        elif line.startswith("node "):
+            found["node"] = line.split()[1:]
         elif line.strip():
-            found[path] = line.split()
-    return tuple(_filesystem(path, what, found.get(path)) for path, what in mounts.items())
+            *fields, target = line.split(maxsplit=4)
+            # A folder of the jail in a mount's place is not the mount; /tmp may be the root's.
+            if target == path or path == TMP:
+                found[path] = fields
+    return found
 
 
-def _filesystem(path: str, what: str, fields: list[str] | None) -> Filesystem:
+def _filesystem(path: str, what: str, fields: list[str] | None, node: str | None) -> Filesystem:
     try:
         kind, *sizes = fields or (None, None, None, None)
         size, used, free = (None if each is None else int(each) for each in sizes)
     except ValueError as error:
         raise JobsError(f"df {path}: printed {fields!r}, which is not {_COLUMNS}") from error
     return Filesystem(
-        path=path, what=what, kind=kind, size_bytes=size, used_bytes=used, free_bytes=free
+        path=path,
+        what=what,
+        kind=kind,
+        size_bytes=size,
+        used_bytes=used,
+        free_bytes=free,
+        node=node,
     )

@@ -27,7 +27,7 @@ from infra.cli.main import app
 from infra.clients import slurm
 from infra.clients.errors import JobsError, StackPausedError
 from infra.clients.ssh import Connection, ConnectionLostError
-from infra.jobs import follow, history, search, submit, submit_once, top, transfer
+from infra.jobs import follow, history, nodes, search, submit, submit_once, top, transfer
 from infra.jobs.follow import why
 from infra.jobs.history import Earlier
 from infra.jobs.ledger import (
@@ -453,6 +453,21 @@ def test_a_pause_fetches_what_a_job_left_and_its_log_then_ends_as_the_job_did(
     assert shown.exit_code == 3, shown.output
     assert "line 1\n" in shown.stdout
     assert f"job {submission.job_id}: FAILED: it ended with exit code 3" in shown.stderr
+
+
+@pytest.mark.feature("S000-81")
+def test_every_declared_mount_has_its_sizes_and_a_worker_tells_of_what_the_login_node_lacks(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    wait_until_nothing_runs(connection)
+    declared = dict.fromkeys(("/", "/home", "/mnt/data", "/mnt/memory"), "declared")
+    found = {each.path: each for each in nodes.usage(connection, declared)}
+    assert [*found] == [*declared, "/tmp"]
+    assert all((each.size_bytes or 0) > 0 for each in found.values()), found
+    # Here login and workers have the same mounts, so the worker is asked by itself.
+    there = nodes._measured(connection, ["/mnt/memory"], nodes._ON_A_WORKER)
+    assert there["node"][0].startswith("worker-")
+    assert int(there["/mnt/memory"][1]) > 0
 
 
 def test_a_wrong_host_key_stops_the_connection_before_anything_is_sent(

@@ -198,7 +198,7 @@ def _filesystems(connection: Connection, outputs: StackOutputs, format: Format) 
                 each.kind or "workers only",
                 *(_gib(size) for size in (each.size_bytes, each.used_bytes, each.free_bytes)),
                 None if each.used_percent is None else f"{each.used_percent:.0f} %",
-                each.what,
+                each.what if each.node is None else f"{each.what}; {each.node} was asked",
             )
             for each in found
         ],

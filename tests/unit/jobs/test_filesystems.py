@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +37,7 @@ MOUNTS = {"/": "filesystem jail, 256 GiB", "/mnt/memory": "tmpfs, 2 GiB a node"}
 
 @pytest.mark.feature("S000-81")
 def test_a_path_that_only_workers_have_has_no_sizes() -> None:
-    root, memory = usage(Login("/\nvirtiofs 274877906944 1000 3000\n/mnt/memory\n"), MOUNTS)
+    root, memory, _ = usage(Login("/\nvirtiofs 274877906944 1000 3000 /\n/mnt/memory\n"), MOUNTS)
     assert (root.kind, root.size_bytes, root.used_percent) == ("virtiofs", 256 << 30, 25)
     assert (memory.kind, memory.size_bytes, memory.used_percent) == (None, None, None)
     assert memory.what == "tmpfs, 2 GiB a node"
@@ -44,22 +45,66 @@ def test_a_path_that_only_workers_have_has_no_sizes() -> None:
 
 @pytest.mark.parametrize(("used", "free", "nearly"), [(9, 1, True), (8, 2, False), (0, 0, False)])
 def test_nine_tenths_are_nearly_full(used: int, free: int, nearly: bool) -> None:
-    (found,) = usage(Login(f"/\nvirtiofs 99 {used} {free}\n"), {"/": "jail"})
+    found, _ = usage(Login(f"/\nvirtiofs 99 {used} {free} /\n"), {"/": "jail"})
     assert found.nearly_full is nearly
 
 
 @pytest.mark.feature("S000-81")
 def test_a_real_df_is_read() -> None:
-    found, absent = usage(Here(), {"/": "root", "/no such 'path'": "nothing"})
+    found, absent, own = usage(Here(), {"/": "root", "/no such 'path'": "nothing"})
     assert found.kind is not None
     assert found.size_bytes is not None
     assert found.size_bytes > 0
     assert absent.kind is None
+    assert (own.path, own.kind is None, own.node) == ("/tmp", False, None)
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Slurm's commands: sinfo prints the file `nodes`; srun runs here and keeps its words."""
+    (tmp_path / "sinfo").write_text(f"#!/bin/sh\ncat {tmp_path}/nodes\n")
+    (tmp_path / "srun").write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n'
+        'while [ "$1" != sh ]; do shift; done; shift 2\n'
+        # The worker's own mount, which this machine, the login node, has not.
+        f'export PATH={tmp_path}/worker:$PATH; exec sh -c "$1"\n'
+    )
+    (tmp_path / "worker").mkdir()
+    (tmp_path / "worker" / "df").write_text(
+        "#!/bin/sh\necho head\necho tmpfs 12884901888 0 12884901888 /mnt/soperator-memory\n"
+    )
+    for program in ("sinfo", "srun", "worker/df"):
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+@pytest.mark.feature("S000-81")
+def test_what_only_workers_have_an_idle_one_is_asked_for(worker: Path) -> None:
+    (worker / "nodes").write_text("w-0 main alloc\nw-1 main idle~\nw-2 gpu idle\nw-3 gpu idle\n")
+    _, memory, _ = usage(Here(), {"/": "jail", "/mnt/soperator-memory": "tmpfs"})
+    assert (memory.kind, memory.size_bytes, memory.node) == ("tmpfs", 12 << 30, "w-2")
+    (asked,) = (worker / "asked").read_text().splitlines()
+    assert "--nodelist=w-2 --partition=gpu" in asked
+
+
+@pytest.mark.feature("S000-81")
+def test_no_node_is_woken_to_look(worker: Path) -> None:
+    (worker / "nodes").write_text("w-0 main mix\nw-1 main idle~\nw-2 main idle*\n")
+    _, memory, _ = usage(Here(), {"/": "jail", "/mnt/soperator-memory": "tmpfs"})
+    assert (memory.kind, memory.node) == (None, None)
+    assert not (worker / "asked").exists()
+
+
+def test_a_folder_in_the_place_of_a_mount_is_not_the_mount(tmp_path: Path) -> None:
+    """Its sizes would be those of the whole jail."""
+    _, folder, _ = usage(Here(), {"/": "jail", str(tmp_path): "tmpfs"})
+    assert folder.kind is None
 
 
 def test_what_df_never_printed_is_refused() -> None:
     with pytest.raises(JobsError, match="df /: printed"):
-        usage(Login("/\nvirtiofs many\n"), {"/": "jail"})
+        usage(Login("/\nvirtiofs many /\n"), {"/": "jail"})
 
 
 def test_a_stack_without_mounts_asks_nothing() -> None:
