@@ -417,6 +417,13 @@ def test_an_emptied_number_of_tokens_is_not_taken_for_one() -> None:
     assert Page(dialogue()[0])._settings(*controls).max_tokens is None
 
 
+def test_the_page_promises_no_equal_answers_at_temperature_0() -> None:
+    """In bf16 six of sixteen answers changed with the batch, under "0: always the same"."""
+    from workloads.chat.page import Page
+
+    assert Page(dialogue()[0])._temperature.label == "Temperature (0: likeliest word)"
+
+
 def test_whatever_starts_a_conversation_ends_the_answers_of_the_one_before() -> None:
     from workloads.chat.page import Page
 

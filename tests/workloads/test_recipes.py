@@ -62,6 +62,14 @@ def test_the_recipes_of_seed_000_answer_without_a_reasoning_phase() -> None:
     assert data.chat_template_kwargs == {"enable_thinking": False}
 
 
+@pytest.mark.parametrize("name", ["qwen3_14b_serve_1xl40s", "smollm2_135m_serve_cpu"])
+def test_a_shipped_server_has_base_and_tuned_and_no_later_try(name: str) -> None:
+    """`serve --open` served the base alone; `latest` would be a four-step try of after it."""
+    serve = load_recipe(name).serve
+    assert serve is not None
+    assert serve.adapter in ("auto", "{place:chkpt}/evaluated")
+
+
 def test_an_override_changes_one_value_and_keeps_its_type() -> None:
     recipe = load_recipe("smollm2_135m_lora_2xcpu", ["train.max_steps=8", "train.lora.rank=4"])
     assert recipe.train is not None
