@@ -211,6 +211,18 @@ def test_every_answer_prints_in_every_format(state: Path, arguments: tuple[str, 
         assert len(list(csv.reader(io.StringIO(result.stdout)))) > 1
 
 
+def test_both_tables_of_chats_count_the_same_chats_a_day(state: Path):
+    """One of them cut 164.16 off to 164."""
+    found = []
+    for words in ([], ["chat"]):
+        text = cost(*words, "--stack", "l40s-dev", "--format", "csv").stdout
+        table = "scenario," + text.split("scenario,", 1)[1]
+        rows = csv.DictReader(io.StringIO(table))
+        found.append([row["chats_per_day"] for row, _ in zip(rows, range(3), strict=False)])
+    assert found[0] == found[1]
+    assert found[0][0] == "164.16"
+
+
 def test_output_goes_to_a_file_whole_and_the_file_is_named(state: Path, tmp_path: Path):
     file = tmp_path / "bill.html"
     result = cost("--stack", "local", "--format", "html", "--output", str(file))
