@@ -290,6 +290,23 @@ def test_a_run_neither_starts_nor_saves_in_the_folder_of_another_user(
     assert not any(mine.iterdir())
 
 
+def test_a_folder_of_a_team_is_its_members_own_and_one_that_all_may_write_to_is_nobodys(
+    neighbour: Neighbour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With umask 002 and a folder that hands its group on, all that a job makes is the team's."""
+    made = neighbour.folder / "made"
+    made.mkdir()
+    os.chown(made, 0, UID)
+    made.chmod(0o2775)
+    assert (
+        atomic.foreign(made) == f"has mode 2775, others may write to it; mend it: chmod go-w {made}"
+    )
+    monkeypatch.setattr(os, "getgroups", lambda: [UID])
+    assert atomic.foreign(made) is None
+    made.chmod(0o777)
+    assert "has mode 0777" in str(atomic.foreign(made))
+
+
 def test_a_file_is_written_through_no_link_of_another_user(
     neighbour: Neighbour, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,8 +41,9 @@ def foreign(path: Path) -> str | None:
             f"is of {_user(info.st_uid)}, not of {_user(os.geteuid())} or root; where you "
             f"trust what it holds, as root: chown -R {_user(os.geteuid(), False)} {path}"
         )
-    # A group of the user's own, as many systems make one for each, lets nobody else in.
-    wide = stat.S_IWOTH | (stat.S_IWGRP if info.st_gid not in (0, os.getegid()) else 0)
+    # A group that this user is in, as of a team whose folders hand it on, is the owner's choice.
+    is_ours = info.st_gid in (0, os.getegid(), *os.getgroups())
+    wide = stat.S_IWOTH | (0 if is_ours else stat.S_IWGRP)
     if info.st_mode & wide:
         mode = stat.S_IMODE(info.st_mode)
         return f"has mode {mode:04o}, others may write to it; mend it: chmod go-w {path}"
