@@ -1,4 +1,4 @@
-"""What jobs left behind: run records, and the `load.json` of a load test (docs/architecture.md).
+"""What jobs left behind: run records, and the `load.json` of a load test (docs/contracts/jobs.md).
 
 cost/ and workloads/ share these file formats, not code.
     records, problems = load_run_records(Path(".soperator/runs/local"))

@@ -16,7 +16,7 @@ SHORT = (("system", (3, 8)), ("user", (4, 16)), ("assistant", (5, 30)))
 def chats_of(num_chats: int, turns: Sequence[tuple[str, tuple[int, int]]] = LONG) -> list[Chat]:
     """Return chats of random words, all different."""
     draw = random.Random(0)
-    words = (Path(__file__).parents[2] / "docs/architecture.md").read_text(encoding="utf-8").split()
+    words = (Path(__file__).parents[2] / "docs/stack.md").read_text(encoding="utf-8").split()
     return [
         Chat(
             id=str(index),

@@ -39,7 +39,7 @@ LIMITS = {
     "submit_to_start_s": 2.0,
     "log_line_delay_s": 1.0,
 }
-"""Targets of the product (docs/architecture.md); a median over its limit ends with 1."""
+"""Targets of the product (docs/performance.md); a median over its limit ends with 1."""
 _PORT_BASE = 18800
 _LOG_LINES = 10
 _LINE_JOB = """#!/bin/bash

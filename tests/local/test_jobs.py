@@ -743,7 +743,7 @@ def test_a_schedule_submits_at_its_time_until_it_is_taken_out(
     if not connection.run("command -v scrontab").ok:
         pytest.skip(
             "needs a Slurm with scrontab, which the project does not ship: SOPERATOR_SLURM=PREFIX "
-            "(docs/architecture.md)"
+            "(docs/contracts/local-stack.md)"
         )
     jobs = tuple(
         replace(job, schedule="* * * * *" if job.name == "probe" else None)

@@ -161,3 +161,19 @@ def test_lock_files_carry_no_address() -> None:
 def test_pages_are_ascii(page: Path) -> None:
     """A page reads the same in every terminal."""
     assert page.read_bytes().isascii()
+
+
+def test_every_hop_of_the_architecture_is_there() -> None:
+    """A flow that is followed by hand leads to a file and to what it names in that file."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    flows = text.split("## Four flows")[1].split("## What always holds")[0]
+    file, hops = "", 0
+    for word in re.findall(r"`([^`]+)`", flows):
+        if "/" in word:
+            file = (ROOT / word).read_text(encoding="utf-8")
+        elif re.fullmatch(r"[A-Za-z_.]+", word) and word != "_SUCCESS":
+            for name in word.split("."):
+                assert re.search(rf"\b(?:def|class) {name}\b", file), word
+                hops += 1
+    assert hops > 20
+    assert len(text.split()) < 800

@@ -1,4 +1,4 @@
-"""The run record: one JSON object per job, schema version 1 (docs/architecture.md).
+"""The run record: one JSON object per job, schema version 1 (docs/contracts/jobs.md).
 
 Owns the fields, how they are written (`<results>/<job id>/run_record.json`, and a line at the end
 of the job's log) and which rank's record stands. Who decides the outcome: job.py and launch.py.

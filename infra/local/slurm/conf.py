@@ -2,7 +2,7 @@
 
 As the operator of Soperator 4.1.7 writes them (nebius/soperator, configmap.go of
 internal/render/common and internal/render/login, read 2026-11-22), but for what one machine has
-not: the table in docs/architecture.md. Paths are those that a pod sees. Every daemon answers on
+not: the table in docs/conformance.md. Paths are those that a pod sees. Every daemon answers on
 127.0.0.1 at a port of its own: on different loopback addresses `srun` hangs, since its I/O port
 answers on another address.
 """
