@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Final, Literal
 
+from infra.render.login import memory_text
 from stacks.catalog import find_preset
-from stacks.machines import node_groups
+from stacks.machines import MEMORY, node_groups
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, NodeGroupSpec, WorkerSpec
 from stacks.spec.storage import FilesystemSpec, SubmountSpec
@@ -22,13 +23,16 @@ TITLE_PX: Final = 24
 _PAD_PX: Final = 10
 _CHARACTER_PX: Final = 6.4
 """Upper bound of a character's mean width at 11 px."""
+# A page that has the picture in it has others too: no rule reaches beyond this one.
 _STYLE: Final = (
-    "text{font:11px sans-serif;fill:#24292f}"
-    ".title{font-weight:bold;font-size:12px}"
-    "rect{stroke:#57606a;stroke-width:1;rx:4}"
-    ".plain{fill:#ffffff}.gpu{fill:#e6f4ea}.disk{fill:#fff4de}.outside{fill:#eaeef2}"
-    ".frame{fill:none;stroke-dasharray:5 3}"
-    "path{fill:none;stroke:#57606a;stroke-width:1.5}"
+    ".stack text{font:11px sans-serif;fill:#24292f}"
+    ".stack .title{font-weight:bold;font-size:12px}"
+    ".stack rect{stroke:#57606a;stroke-width:1;rx:4}"
+    ".stack .plain{fill:#ffffff}.stack .gpu{fill:#e6f4ea}"
+    ".stack .disk{fill:#fff4de}.stack .outside{fill:#eaeef2}"
+    ".stack .frame{fill:none;stroke-dasharray:5 3}"
+    ".stack .ground{fill:#ffffff;stroke:none}"
+    ".stack path{fill:none;stroke:#57606a;stroke-width:1.5}"
 )
 
 
@@ -111,16 +115,13 @@ class Drawing:
         return "\n".join(
             [
                 (
-                    f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:.0f}" '
-                    f'height="{height:.0f}" '
+                    f'<svg xmlns="http://www.w3.org/2000/svg" class="stack" role="img" '
+                    f'width="{width:.0f}" height="{height:.0f}" '
                     f'viewBox="{-_PAD_PX} {-_PAD_PX} {width:.0f} {height:.0f}">'
                 ),
                 f"<title>{escape(self.title)}</title>",
                 f"<style>{_STYLE}</style><defs>{head}</defs>",
-                (
-                    f'<rect x="{-_PAD_PX}" y="{-_PAD_PX}" width="{width:.0f}" '
-                    f'height="{height:.0f}" style="fill:#ffffff;stroke:none"/>'
-                ),
+                _rect("ground", -_PAD_PX, -_PAD_PX, width, height),
                 *self._parts,
                 "</svg>\n",
             ]
@@ -282,25 +283,43 @@ def _slurm(spec: StackSpec) -> list[Box]:
         f"{job.name}: {job.nodes} x {job.gpus_per_node} GPUs, {job.module}" for job in spec.jobs
     ]
     accounting = "slurmdbd and its database" if spec.slurm.accounting else "no accounting"
+    own = spec.storage.memory
+    memory = [f"{MEMORY}: {memory_text(spec)}"]
+    memory += [] if own is None else [f"{own.mount_path}: tmpfs, {own.size_gib} GiB a node"]
     return [
         Box(title="Slurm partitions", lines=(*partitions, accounting)),
         Box(title="Declared jobs", lines=tuple(jobs)),
+        Box(title="In the workers' memory", lines=tuple(memory)),
     ]
 
 
 def _filesystems(spec: StackSpec) -> list[Box]:
     storage = spec.storage
     boxes = [_disk("jail", "/ of login and workers", storage.jail)]
-    boxes += [_disk(each.name, each.mount_path, each) for each in storage.submounts]
+    boxes += [
+        _disk(each.name, each.mount_path, each, _places(spec, each)) for each in storage.submounts
+    ]
     boxes.append(_disk("controller spool", "controller only", storage.controller_spool))
     if storage.accounting is not None:
         boxes.append(_disk("accounting", "accounting only", storage.accounting))
     return boxes
 
 
-def _disk(title: str, where: str, disk: FilesystemSpec | SubmountSpec) -> Box:
+def _places(spec: StackSpec, submount: SubmountSpec) -> tuple[str, ...]:
+    path = submount.mount_path
+    names = [
+        name
+        for name, where in sorted(spec.storage.places.items())
+        if where == path or where.startswith(f"{path}/")
+    ]
+    return (f"places: {', '.join(names)}",) if names else ()
+
+
+def _disk(
+    title: str, where: str, disk: FilesystemSpec | SubmountSpec, more: tuple[str, ...] = ()
+) -> Box:
     size = f"existing {disk.existing_id}" if disk.size_gib is None else f"{disk.size_gib:,} GiB"
-    return Box(title=title, lines=(where, size, str(disk.type)), kind="disk")
+    return Box(title=title, lines=(where, size, str(disk.type), *more), kind="disk")
 
 
 def _beside(spec: StackSpec) -> list[Box]:
@@ -308,14 +327,20 @@ def _beside(spec: StackSpec) -> list[Box]:
     storage = spec.storage
     boxes: list[Box] = []
     if storage.backup is not None:
-        kept = f"{storage.backup.keep_daily} daily copies of the jail"
+        backup = storage.backup
+        kept = f"{backup.keep_daily} daily copies of the jail, {backup.size_gib:,} GiB"
         boxes.append(Box(title="bucket of backups", lines=(kept,), kind="disk"))
     if storage.config_bucket_gib is not None:
         boxes.append(Box(title="bucket of run configs", lines=("one for each run",), kind="disk"))
     if storage.registry_gib is not None:
         boxes.append(Box(title="container registry", lines=("images of jobs",), kind="disk"))
     if spec.nfs is not None:
-        lines = (f"{spec.nfs.platform} {spec.nfs.preset}", f"exports {spec.nfs.mount_path}")
+        disks = spec.nfs.data_disks
+        lines = (
+            f"{spec.nfs.platform} {spec.nfs.preset}",
+            f"exports {spec.nfs.mount_path}",
+            f"{disks.count} x {disks.size_gib:,} GiB {disks.type}",
+        )
         boxes.append(Box(title="NFS server", lines=lines, kind="disk"))
     return boxes
 

@@ -13,6 +13,7 @@ from cost.bill.table import document
 from cost.report.layout import Format, lay_out
 from cost.run_record import RunRecord
 from infra import files
+from infra.render.stack_drawing import stack_svg
 from infra.reports.page import drawings
 from infra.reports.page.answers import REHEARSAL, is_rehearsal
 from infra.reports.page.loop import close_loop, loop_charts, loop_html
@@ -69,7 +70,7 @@ def render(report: Report) -> str:
         problems=report.bill.problems,
         bill=Markup(lay_out(replace(bill, figures=()), Format.HTML)),  # noqa: S704 (escaped in cost/report/layout.py)
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 (our own file)
-        architecture=Markup(drawings.draw(report.spec)),  # noqa: S704 (escaped in drawings.py)
+        architecture=Markup(stack_svg(report.spec)),  # noqa: S704 (escaped in stack_drawing.py)
         training_rows=training_rows(report),
         busy_chart=Markup(busy_chart(report)),  # noqa: S704 (numbers only)
         speed_rows=speed_rows(report),

@@ -55,6 +55,8 @@ def test_what_is_declared_is_in_it(spec: StackSpec) -> None:
         assert f"nodeset {worker.name}\n{worker.max_nodes} x {worker.platform}" in text
     for submount in spec.storage.submounts:
         assert f"{submount.name}\n{submount.mount_path}\n{submount.size_gib:,} GiB" in text
+    assert "places: chkpt, elastic, logs, results" in text
+    assert "/mnt/memory: tmpfs, at most" in text
     for job in spec.jobs:
         assert f"{job.name}: {job.nodes} x {job.gpus_per_node} GPUs" in text
     assert "Ethernet, no InfiniBand" in text
@@ -78,6 +80,13 @@ def test_no_box_lies_on_another_also_of_a_stack_with_many_worker_sets(spec: Stac
             beside = one[2] <= other[0] or other[2] <= one[0]
             below = one[3] <= other[1] or other[3] <= one[1]
             assert beside or below, (one, other)
+
+
+def test_no_rule_of_its_style_reaches_another_picture_of_the_page(spec: StackSpec) -> None:
+    style = ElementTree.fromstring(stack_svg(spec)).findtext(f"{SVG}style") or ""
+    selectors = [rule.partition("{")[0] for rule in style.split("}") if rule]
+    assert len(selectors) > 5
+    assert all(each.startswith(".stack ") for each in selectors)
 
 
 def test_it_fetches_nothing_and_runs_nothing(spec: StackSpec) -> None:

@@ -14,12 +14,12 @@ import pytest
 
 from cost.bill.bill import bill
 from infra.operate.prices import price_book
+from infra.render.stack_drawing import stack_svg
 from infra.reports.page import drawings, page, training
 from infra.reports.page.quality import evaluation_rows
 from infra.reports.page.training import Report, collect
 from stacks.load import load_stack
 from stacks.spec.cost import PolicySpec
-from tests import SHIPPED
 from tests.unit.report.reports import HOSTILE, evaluation, record, write_record, write_runs
 
 
@@ -143,17 +143,8 @@ def test_equal_input_gives_equal_bytes(report: Report) -> None:
 
 
 @pytest.mark.feature("S000-14")
-@pytest.mark.parametrize("stack", SHIPPED)
-def test_every_declared_nodeset_and_mount_is_in_the_picture(
-    stack: str, public_key_file: Path
-) -> None:
-    spec = load_stack(stack)
-    picture = drawings.draw(spec)
-    for worker in spec.nodes.workers:
-        assert f"nodeset {worker.name}" in picture
-        assert worker.preset in picture
-    for submount in spec.storage.submounts:
-        assert submount.mount_path in picture
+def test_the_picture_of_the_page_is_that_of_cluster_draw(report: Report) -> None:
+    assert stack_svg(report.spec) in page.render(report)
 
 
 def test_the_moving_average_of_a_constant_is_the_constant() -> None:
