@@ -68,7 +68,7 @@ VERBS = {
     "cluster accept-hosts": _Verb("cluster.accept", "Run the acceptance over SSH, without Slurm."),
     "cluster pause": _Verb("cluster.pause", "Take the workers out of a stack until it is resumed."),
     "cluster resume": _Verb("cluster.pause", "Bring the workers of a paused stack back."),
-    "cluster autostop": _Verb("cluster.autostop", "Pause a stack that is idle or past its end."),
+    "cluster autostop": _Verb("cluster.pause", "Pause a stack that is idle or past its end."),
     "cluster drain": _Verb("cluster.pause", "Keep new jobs off nodes, and let them on again."),
     "cluster destroy": _Verb("cluster.cloud", "Destroy a stack, also without its kube cluster."),
     "cluster orphans": _Verb("cluster.cloud", "List what a stack left in the cloud, and its $."),
@@ -81,7 +81,7 @@ VERBS = {
     "local down": _Verb("machine.local", "Stop every part; what is stored stays."),
     "local status": _Verb("machine.local", "List the parts; exit 1 if one is down."),
     "local fault": _Verb("machine.local", "Plant a fault in the Nebius API, or kill -9 a part."),
-    "local demo": _Verb("machine.demo", "Run the main job on the local stack, end to end."),
+    "local demo": _Verb("machine.local", "Run the main job on the local stack, end to end."),
 }
 """Every command, by the words that lead to it."""
 GROUPS = {

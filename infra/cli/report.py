@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from infra.cli import context
-from infra.cli.context import StackOption
-from infra.cli.options import OutputOption, put
+from infra.cli.context import OutputOption, StackOption, put
 from infra.state import DEFAULT_STACK
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pulumi
 import pulumi_kubernetes as kubernetes
 
-from infra.components.bucket_account import bucket_key
+from infra.components.buckets import bucket_key
 from infra.components.releases import make_releases
 from infra.providers.nebius.resource import Resource
 from infra.providers.soperator.resources import Password

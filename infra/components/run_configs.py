@@ -7,7 +7,7 @@ from typing import Final
 
 import pulumi
 
-from infra.components.bucket_account import bucket_key
+from infra.components.buckets import bucket_key
 from infra.providers.nebius.resource import Resource
 from infra.render import delivery as render
 from stacks.spec import StackSpec

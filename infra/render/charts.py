@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from infra.render.values.active_checks import TIMEOUT_S, active_checks_values
-from infra.render.values.nfs_server import nfs_server_values
 from infra.render.values.nodesets import nodesets_values
 from infra.render.values.observability import (
     LOGS,
@@ -32,7 +31,7 @@ from infra.render.values.operators import (
     soperatorchecks_values,
 )
 from infra.render.values.slurm_cluster import is_stopped, slurm_cluster_values
-from infra.render.values.storage import storage_values
+from infra.render.values.storage import nfs_server_values, storage_values
 from stacks.compatibility import release_of
 from stacks.machines import home_volume_gib, observability_volumes
 from stacks.spec import StackSpec

@@ -17,7 +17,7 @@ from typing import Any, Final
 from infra.render import names
 from infra.render.sbatch import CONTAINER_PYTHON, RenderError, cpus_per_rank, nodesets_of
 from infra.render.values import nodesets
-from infra.render.values.mounts import claim
+from infra.render.values.pods import claim
 from stacks.catalog import GIB, find_preset, node_capacity
 from stacks.machines import MEMORY, shared_mounts
 from stacks.schedule import slurm_seconds

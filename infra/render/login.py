@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from infra.render.delivery import install_lines, refuse_lines
-from infra.render.values.resources import preset_of
+from infra.render.values.pods import preset_of
 from stacks.catalog import GIB, slurmd_amounts
 from stacks.machines import MEMORY, paths_of_one_node
 from stacks.spec import StackSpec

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.components.recorder import Recorder, declare, open_texts
-from infra.render.values.nfs_server import nfs_server_values
+from infra.render.values.storage import nfs_server_values
 from stacks.spec import StackSpec
 from stacks.spec.cluster import ChecksProfile, JailFileSpec, NfsHomeSpec, Observability
 from stacks.spec.nodes import ImageDiskSpec

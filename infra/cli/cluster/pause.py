@@ -1,19 +1,37 @@
-"""Take a stack's workers away and bring them back; keep new jobs off single nodes.
+"""Take a stack's workers away and bring them back, also when its declared life is over.
 
 `pause` and `resume` write `nodes.paused`; `NodesSpec.counts` makes it 0 workers at `pulumi up`.
+`autostop` is for cron and CI: the engine runs here; whether a stack is due is infra/operate/idle's.
 """
 
 from __future__ import annotations
 
+import fcntl
+import subprocess
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra import files
 from infra.cli import context, output
 from infra.cli.context import IdentityOption, StackOption
-from infra.state import DEFAULT_STACK
+from infra.cli.output import Format
+from infra.state import CHECKOUT, DEFAULT_STACK
 from stacks.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from infra.clients.pulumi import StackOutputs
+    from infra.clients.slurm import Shell
+    from infra.operate.idle import Activity, Verdict
+    from stacks.spec import StackSpec
+from typing import TYPE_CHECKING
+
+from infra import files
 
 if TYPE_CHECKING:
     from infra.clients.pulumi import StackOutputs
@@ -152,3 +170,287 @@ def drain(
             jobs = ()
         rest = f"still running there:\n{listed(jobs)}" if jobs else "no job runs there\n"
         output.note(f"{named}: no new job; {rest}".rstrip())
+
+
+_MARGIN_S = 60
+"""For a job's end after it saved."""
+
+
+def autostop(
+    stack: StackOption = DEFAULT_STACK,
+    act: Annotated[
+        bool, typer.Option("--act", help="Pause it when due; else only say so.")
+    ] = False,
+    end_jobs: Annotated[
+        bool, typer.Option("--end-jobs", help="After its end, also when jobs run or wait.")
+    ] = False,
+    identity: IdentityOption = None,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+) -> None:
+    """Pause a stack that was idle for its declared hours, or whose declared end has passed."""
+    spec = context.spec(stack)
+    if spec.lifetime is None:
+        raise UserError(
+            f"{stack}: lifetime: not declared, so nothing says when the stack is to end; declare "
+            f"lifetime.idle_hours or lifetime.until in stacks/Pulumi.{stack}.yaml"
+        )
+    with _only_one(stack, act):
+        _look_and_act(stack, act, end_jobs, identity, format)
+
+
+@contextmanager
+def _only_one(stack: str, act: bool) -> Iterator[None]:
+    """Refuses a second run that acts: cron starts the next one while the engine still works."""
+    if not act:
+        yield
+        return
+    # The name that a checkout from before the groups locks too.
+    path = context.state_root() / f"reap-{stack}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"{stack}: another autostop of it is at work; wait") from error
+        yield
+
+
+def _look_and_act(
+    stack: str, act: bool, end_jobs: bool, identity: Path | None, format: Format
+) -> None:
+    # Read under the lock: the run before may have paused it.
+    spec = context.spec(stack)
+    if spec.nodes.paused:
+        if act and not is_deployed(stack):
+            raise UserError(
+                f"{stack}: its file says paused, but that is not what is deployed, and machines "
+                f"may be paid on; see what runs there, then: pulumi up --stack {stack}"
+            )
+        output.note(f"{stack}: is paused already")
+        return
+    outputs, found = _first_look(spec, identity, end_jobs=end_jobs)
+    acts = act and found.is_due
+    if format is Format.JSON:
+        output.print_json({"stack": stack, **asdict(found), "acts": acts})
+    else:
+        print(f"{stack}: {'due' if found.is_due else 'not due'}: {found.reason}")
+    if found.is_due and not act:
+        output.note(f"{stack}: nothing was done; --act pauses it")
+    if acts:
+        if outputs is None:
+            raise typer.Exit(pause_silent(spec))
+        check_deployed(stack)
+        raise typer.Exit(_pause_idle(spec, outputs, identity, end_jobs=end_jobs))
+
+
+def _first_look(
+    spec: StackSpec, identity: Path | None, *, end_jobs: bool
+) -> tuple[StackOutputs | None, Verdict]:
+    """The verdict, and the outputs of a stack whose login node answers."""
+    from infra.clients.errors import JobsError
+    from infra.operate.idle import Verdict
+
+    with ExitStack() as stack:
+        try:
+            outputs = context.read(spec.name)
+            connection = stack.enter_context(context.connect(outputs, identity))
+        except JobsError as error:
+            if not (end_jobs and _is_over(spec)):
+                raise
+            reason = f"its end has passed, and nobody can see what runs there: {error}"
+            return None, Verdict(is_due=True, reason=reason)
+        return outputs, _verdict(spec, outputs, connection, end_jobs=end_jobs)
+
+
+def _is_over(spec: StackSpec) -> bool:
+    from stacks.schedule import why_ended
+
+    return why_ended(spec, datetime.now(UTC)) is not None
+
+
+def _verdict(spec: StackSpec, outputs: StackOutputs, shell: Shell, *, end_jobs: bool) -> Verdict:
+    from infra.operate.idle import verdict
+
+    seen = _seen(spec, outputs, shell)
+    return verdict(spec, seen, datetime.now(UTC), ends_jobs=end_jobs)
+
+
+def _seen(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> Activity:
+    """What Slurm and Kubernetes say of the stack now; one that is silent is an error."""
+    from infra.operate.idle import activity, kube_activity
+    from infra.render.delivery import placeholders
+
+    assert spec.lifetime is not None
+    seen = activity(
+        shell,
+        outputs.login_host_key,
+        now=datetime.now(UTC),
+        # After the end it no longer matters since when nothing runs.
+        hours=None if _is_over(spec) else spec.lifetime.idle_hours,
+        stack=spec.name,
+        placeholders=placeholders(spec),
+    )
+    with closing(context.kube_client(spec.name)) as client:
+        beside = kube_activity(client, spec.cluster.namespace, _workers(spec))
+    return replace(
+        seen,
+        unfinished=(*seen.unfinished, *beside.unfinished),
+        idle_since=max([seen.idle_since, *beside.ended_at]),
+    )
+
+
+def _workers(spec: StackSpec) -> set[str]:
+    return {worker.name for worker in spec.nodes.workers}
+
+
+def _pause_idle(
+    spec: StackSpec, outputs: StackOutputs, identity: Path | None, *, end_jobs: bool
+) -> int:
+    """Exit status; new work is kept off, and what came since the verdict keeps the stack."""
+    from infra.operate.idle import cordon, hold
+
+    with context.connect(outputs, identity) as connection:
+        held = hold(connection)
+        cordoned: tuple[str, ...] = ()
+        is_paused = False
+        try:
+            with closing(context.kube_client(spec.name)) as client:
+                cordoned = cordon(client, _workers(spec))
+            again = _verdict(spec, outputs, connection, end_jobs=end_jobs)
+            if not again.is_due:
+                output.note(f"{spec.name}: no longer due, so not paused: {again.reason}")
+                return 0
+            if end_jobs and _is_over(spec):
+                _end_jobs(spec, outputs, connection)
+            for problem in bring(spec.name, outputs, connection):
+                output.note(f"{spec.name}: not fetched, it stays there: {problem}")
+            code = pause_by_engine(spec.name)
+            is_paused = code == 0
+            return code
+        finally:
+            if not is_paused:
+                try:
+                    _uncordon(spec.name, cordoned)
+                finally:
+                    _release(spec.name, outputs, identity, held)
+
+
+def _end_jobs(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> None:
+    from infra.operate.idle import end_jobs
+
+    end_jobs(
+        shell,
+        lambda: _seen(spec, outputs, shell).job_ids,
+        stack=spec.name,
+        save_s=max((job.save_s for job in spec.jobs), default=0) + _MARGIN_S,
+        say=lambda text: output.note(f"{spec.name}: {text}"),
+    )
+
+
+def _uncordon(stack: str, nodes: tuple[str, ...]) -> None:
+    from infra.clients.errors import JobsError, KubeError
+    from infra.clients.kube import KubeconfigError
+    from infra.operate.idle import uncordon
+
+    if not nodes:
+        return
+    try:
+        with closing(context.kube_client(stack)) as client:
+            uncordon(client, nodes)
+    except (JobsError, KubeError, KubeconfigError) as error:
+        output.note(
+            f"{stack}: nodes {', '.join(nodes)} still take no pods ({error}); let them: "
+            f"kubectl uncordon {' '.join(nodes)}"
+        )
+
+
+def _release(
+    stack: str, outputs: StackOutputs, identity: Path | None, held: tuple[str, ...]
+) -> None:
+    """On a connection of its own: the engine may have run for long."""
+    from infra.clients.errors import JobsError
+    from infra.operate.idle import how_to_release, release
+
+    try:
+        with context.connect(outputs, identity) as connection:
+            release(connection, held)
+    except JobsError as error:
+        output.note(
+            f"{stack}: partitions {', '.join(held)} still take no jobs ({error}); let them: "
+            f"{how_to_release(stack, held)}"
+        )
+
+
+def pause_silent(spec: StackSpec) -> int:
+    """Exit status; after the end, of what nobody can look into: never made to its end, or cut off.
+
+    Of the first only the worker groups: the engine would make what is missing.
+    """
+    from infra.operate.idle import is_half_made, worker_groups
+
+    preview = _pulumi("preview", "--json", "--non-interactive", stack=spec.name, quiet=True)
+    if preview.returncode or not is_half_made(preview.stdout):
+        check_deployed(spec.name)
+        return pause_by_engine(spec.name)
+    export = _pulumi("stack", "export", stack=spec.name, quiet=True)
+    if export.returncode:
+        raise UserError(f"{spec.name}: pulumi stack export: {export.stderr.strip()}")
+    groups = worker_groups(export.stdout, {worker.name for worker in spec.nodes.workers})
+    code = 1
+    if groups:
+        output.note(f"{spec.name}: was never made to its end; takes its workers and makes nothing")
+        code = pause_by_engine(spec.name, *(word for urn in groups for word in ("--target", urn)))
+    if code == 0 or not groups:
+        output.note(
+            f"{spec.name}: was never made to its end and has no workers; its other machines are "
+            f"paid on: soperator cluster destroy --stack {spec.name}"
+        )
+    return code
+
+
+def check_deployed(stack: str) -> None:
+    """Refuses a checkout whose `pulumi up` would do more than pause: nobody looks at it."""
+    if not is_deployed(stack):
+        raise UserError(
+            f"{stack}: nothing was paused: this checkout is not what is deployed, and `pulumi up` "
+            "would apply all of it; bring the checkout up to date, or deploy it, then run this "
+            f"again: pulumi preview --stack {stack}"
+        )
+
+
+def is_deployed(stack: str) -> bool:
+    """Whether `pulumi up` would change nothing; what it would change is told."""
+    done = _pulumi("preview", "--expect-no-changes", "--non-interactive", stack=stack, quiet=True)
+    if done.returncode:
+        output.note(f"{done.stdout}{done.stderr}".strip())
+    return done.returncode == 0
+
+
+def pause_by_engine(stack: str, *options: str) -> int:
+    """Exit status of the engine; when it fails, the file says again what it said before."""
+    code = 1
+    switch(stack, paused=True)
+    try:
+        code = _pulumi("up", "--yes", "--non-interactive", *options, stack=stack).returncode
+    finally:
+        if code:
+            # Else the next run would take the stack for paused, and its nodes were paid on.
+            switch(stack, paused=False)
+            output.note(f"{stack}: pulumi up failed, so the file says running again; see above why")
+    return code
+
+
+def _pulumi(*words: str, stack: str, quiet: bool = False) -> subprocess.CompletedProcess[str]:
+    """What the engine did; unless `quiet`, what it prints is the user's."""
+    command = ["pulumi", *words, "--stack", stack]
+    try:
+        return subprocess.run(
+            command,
+            cwd=CHECKOUT,
+            env=context.environ(),
+            check=False,
+            capture_output=quiet,
+            text=True,
+        )
+    except FileNotFoundError as error:
+        raise UserError("pulumi: not on PATH; run `make setup`") from error

@@ -16,8 +16,7 @@ import typer
 
 from cost.report.layout import Document, Format, lay_out
 from infra.cli import context
-from infra.cli.context import StackOption
-from infra.cli.options import OutputOption, put
+from infra.cli.context import OutputOption, StackOption, put
 from infra.cli.output import note
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cost.bill.bill import Bill
-    from cost.diff.comment import StackChange
+    from cost.diff.table import StackChange
     from cost.prices.book import PriceBook
     from stacks.errors import Problem
     from stacks.spec import StackSpec
@@ -125,11 +124,10 @@ def _bill_text(stack: str, format: Format) -> tuple[str, bool]:
 
 
 def _compared(stack: str | None, targets: list[str], format: Format) -> str:
-    from cost.diff.comment import SIDES
     from cost.diff.compare import render_compare
     from cost.diff.diff import diff
     from cost.diff.snapshot import take
-    from cost.diff.table import render_diff
+    from cost.diff.table import SIDES, render_diff
 
     first = Path(targets[0])
     is_path = first.suffix == ".yaml" or len(first.parts) > 1
@@ -151,8 +149,7 @@ def _compared(stack: str | None, targets: list[str], format: Format) -> str:
 def _since_checkout(stack: str | None, folder: Path, format: Format) -> str:
     from html import escape
 
-    from cost.diff.comment import SIDES, comment
-    from cost.diff.table import csv_rows, plain_diff, render_diff
+    from cost.diff.table import SIDES, comment, csv_rows, plain_diff, render_diff
     from cost.report.layout import csv_text, page
 
     changes = since_checkout(folder, [stack] if stack else [])
@@ -282,7 +279,7 @@ def of_file(path: Path) -> Bill:
 
 def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChange, ...]:
     """What became of the stacks of another checkout; every stack of either where none is named."""
-    from cost.diff.comment import StackChange
+    from cost.diff.table import StackChange
     from cost.prices.price import PriceBookError
     from stacks.load import StackError, stack_names
 

@@ -12,8 +12,7 @@ import typer
 from cost.report.layout import Format
 from cost.size.training import Dtype, Method
 from infra.cli import context, output
-from infra.cli.context import StackOption
-from infra.cli.options import OutputOption, put
+from infra.cli.context import OutputOption, StackOption, put
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 

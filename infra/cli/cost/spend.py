@@ -12,8 +12,7 @@ import typer
 
 from cost.report.layout import Format
 from infra.cli import context
-from infra.cli.context import IdentityOption, StackOption
-from infra.cli.options import OutputOption, moment, put, share
+from infra.cli.context import IdentityOption, OutputOption, StackOption, moment, put, share
 from infra.cli.output import comparing, exit_code, note
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError

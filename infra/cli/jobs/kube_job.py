@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import SetsOption, StackOption
-from infra.cli.options import OutputOption, put
+from infra.cli.context import OutputOption, SetsOption, StackOption, put
 from infra.cli.output import Format, comparing, exit_code
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError

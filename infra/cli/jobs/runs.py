@@ -54,7 +54,7 @@ def list_(
     from datetime import UTC, datetime
 
     from cost.run_record import Outcome
-    from infra.cli.options import moment
+    from infra.cli.context import moment
     from infra.reports.runs import run
 
     wrong = sorted(set(outcome or ()) - set(Outcome))
@@ -91,7 +91,7 @@ def diff(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Compare two runs; ends 0 where their losses agree, 1 DIFFER, 69 NOT RUN, 2 for trouble."""
-    from infra.cli.options import share
+    from infra.cli.context import share
     from infra.reports.runs import diff as differ
     from infra.reports.runs.run import find_run
 

@@ -1,18 +1,32 @@
-"""The embedded cloud of this machine.
+"""The embedded cloud of this machine, and the demo on it, which runs again after any kill.
 
-Owns what people type and read; infra/local/cloud.py starts and stops. `status` exits 1 when a part
+Owns what people type and read, and the order of the demo's stages: infra/local/cloud.py starts and
+stops, a stage in infra/setup/demo/ does nothing that is already done. `status` exits 1 when a part
 is down.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.cli import context, output
 from infra.cli.output import Format, never_silent, note, print_json, print_table
+from infra.state import CHECKOUT
+from stacks.errors import UserError
+
+if TYPE_CHECKING:
+    from infra.setup.demo.runner import Progress
 
 
 class Fault(StrEnum):
@@ -105,3 +119,207 @@ def fault(
     else:
         faults.plant(embedded, kind.value, method, times)
         note(f"local cloud: {kind.value} for the next {times} call(s) that match {method!r}")
+
+
+_STACK = "local"
+# Small enough for a check of the whole path in about three minutes; the numbers mean little. The
+# load test keeps the ends of a curve: one stream, which tells reading from writing, and eight. One
+# thread: two on busy cores wait for each other at every layer, and all speeds are of as many.
+_REDUCED = {
+    "finetune": ("train.max_steps=6",),
+    "evaluate": (
+        "evaluate.num_rows=4",
+        "evaluate.num_perplexity_rows=8",
+        "evaluate.num_samples=2",
+        "evaluate.max_new_tokens=24",
+        "evaluate.batch_size=4",
+        "evaluate.num_speed_tokens=8",
+        "evaluate.cpu_threads=1",
+    ),
+    "serve": ("serve.cpu_threads=1",),
+    "load": (
+        "load.sweep=[1, 8]",
+        "load.requests_per_stream=1",
+        'load.prompt_tokens={"mean": 32}',
+        'load.output_tokens={"mean": 12}',
+        'load.open_loop={"shares": []}',
+    ),
+}
+
+
+def demo(
+    reduced: Annotated[
+        bool, typer.Option("--reduced", help="Few steps and rows: checks the path, not the model.")
+    ] = False,
+    destroy: Annotated[
+        bool, typer.Option("--destroy", help="Take everything down at the end and prove it.")
+    ] = False,
+) -> None:
+    """Run the main job on the local stack, end to end, and write report.html."""
+    from infra.setup.demo.runner import Progress
+
+    state = context.state_root()
+    if os.geteuid() != 0:
+        raise UserError("demo: needs root for mount namespaces and Slurm's daemons; run it as root")
+    with _alone(state / "demo" / "lock"):
+        progress = Progress()
+        progress.say("this checkout and its state folder")
+        with output.never_silent("this checkout and its state folder", progress.say):
+            _prepare(state)
+        _bring_up(state, progress)
+        with output.never_silent("the stack's outputs and its login node", progress.say):
+            folders = _run_jobs(state, progress, _REDUCED if reduced else {})
+        # The measured speed becomes the stack's cost per chat: outputs change, resources do not.
+        _pulumi_up(state, progress, "pulumi up, measured cost")
+        with output.never_silent("report.html", progress.say):
+            _report(state, progress, folders, reduced=reduced, kept=not destroy)
+        if destroy:
+            _take_down(state, progress)
+
+
+def _prepare(state: Path) -> None:
+    """What has to be there, or free, before anything is priced."""
+    from infra.cli.machine import env
+    from infra.local import cloud
+    from infra.setup.demo import runner
+    from infra.setup.demo.serving import roles
+
+    runner.remember(state / "demo" / "before.json")
+    env.prepare()
+    declared = context.spec(_STACK)
+    roles(declared)
+    port = declared.login.ssh_port
+    cloud.refuse_taken_login_port(cloud.Cloud.from_environ(), "local.login.ssh_port", port)
+
+
+def _bring_up(state: Path, progress: Progress) -> None:
+    from cost.bill.table import render
+    from infra.setup.demo.summary import month
+
+    # What a preview prints: the price comes before anything is made.
+    with progress.stage("plan and price") as remark:
+        bill = context.bill(_STACK)
+        print(render(bill), flush=True)
+        remark.text = month(bill)
+    with progress.stage("local up", tells_itself=True):
+        _local("up")
+    _pulumi_up(state, progress, "pulumi up")
+
+
+def _pulumi_up(state: Path, progress: Progress, stage: str) -> None:
+    from infra.setup.demo import engine
+
+    with progress.stage(stage) as remark:
+        remark.text = engine.run(
+            ["up", "--skip-preview"],
+            stack=_STACK,
+            root=CHECKOUT,
+            environ=_environ(),
+            log=state / "demo" / "up.log",
+            say=progress.say,
+        )
+
+
+def _run_jobs(
+    state: Path, progress: Progress, settings: dict[str, tuple[str, ...]]
+) -> dict[str, Path]:
+    """What each job left on this machine, by its name."""
+    from infra.clients.pulumi import read_outputs
+    from infra.setup.demo.runner import Runner, run_chain
+    from infra.setup.demo.serving import roles, serve_and_load
+
+    outputs = read_outputs(_STACK, root=CHECKOUT, environ=_environ())
+    with context.connect(outputs) as connection:
+        runner = Runner(
+            connection=connection,
+            spec=context.spec(_STACK),
+            outputs=outputs,
+            state=state,
+            files=context.local_code(_STACK),
+            git_revision=context.git_revision(),
+            say=progress.say,
+        )
+        steps = run_chain(runner, settings)
+        steps |= serve_and_load(runner, steps[roles(runner.spec).tune.name], settings)
+    for name, step in steps.items():
+        remark = f"job {step.job.id}" + (", from an earlier run" if step.reused else "")
+        progress.note(name, seconds(step.job.elapsed), remark)
+    return {name: step.folder for name, step in steps.items()}
+
+
+def _report(
+    state: Path, progress: Progress, folders: dict[str, Path], *, reduced: bool, kept: bool
+) -> None:
+    from infra.reports.page.page import write
+    from infra.setup.demo import summary
+    from infra.setup.demo.summary import outcomes
+
+    found = outcomes(context.spec(_STACK), state, folders)
+    page = write(found.report, state / "report.html")
+    if reduced:
+        print("\nReduced: few steps, rows and requests check the path; the figures mean little.")
+    print(summary.text(found, progress.stages, progress.elapsed_s, page, kept=kept))
+
+
+def _take_down(state: Path, progress: Progress) -> None:
+    from infra.setup.demo import engine, runner
+
+    with progress.stage("pulumi destroy"):
+        engine.run(
+            ["destroy", "--skip-preview"],
+            stack=_STACK,
+            root=CHECKOUT,
+            environ=_environ(),
+            log=state / "demo" / "destroy.log",
+            say=progress.say,
+        )
+    _local("down")
+    before = state / "demo" / "before.json"
+    left = runner.find(state, before)
+    if left:
+        raise UserError("\n".join(["destroy: something is left:", *left]))
+    before.unlink(missing_ok=True)
+    print(f"Destroyed: no process, mount or file is left outside {state}.")
+
+
+def seconds(elapsed: str | None) -> float:
+    """Seconds of Slurm's [DAYS-]HH:MM:SS."""
+    days, _, clock = (elapsed or "0").rpartition("-")
+    total = 0
+    for part in clock.split(":"):
+        total = total * 60 + int(part)
+    return float(total + 86400 * int(days or 0))
+
+
+def _environ() -> dict[str, str]:
+    """The demo's own environment: it must not depend on what the shell was told before."""
+    from infra.cli.machine.env import environment
+
+    return {**os.environ, **environment()}
+
+
+def _local(verb: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "infra.cli.main", "local", verb],
+        cwd=CHECKOUT,
+        env=_environ(),
+        stdout=sys.stderr,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise UserError(f"demo: `soperator local {verb}` ended with {done.returncode}; see above")
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One demo at a time for one state folder; the lock dies with its holder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"demo: another one runs with {path.parent.parent}; wait for it, or give this one "
+                "its own SOPERATOR_STATE and SOPERATOR_LOCAL_PORT_BASE"
+            ) from error
+        yield

@@ -20,7 +20,7 @@ from infra.render.monitoring.dashboards import (
     train_dashboard,
 )
 from infra.render.values.observability import METRICS_ADDRESS, MONITORING
-from infra.render.values.resources import requests_and_limits
+from infra.render.values.pods import requests_and_limits
 from stacks.catalog import Amounts
 from stacks.spec import StackSpec
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from infra.render.values.resources import preset_of
+from infra.render.values.pods import preset_of
 from stacks.machines import checks_know
 from stacks.spec import StackSpec
 from stacks.spec.cluster import ChecksProfile

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any, Final
 
 from infra.render import names
-from infra.render.values.mounts import (
+from infra.render.values.pods import (
     BUSYBOX,
     NFS,
     SCRIPTS,
     claim,
     guard,
     nfs_volume,
+    preset_of,
+    quantities,
     virtiofs_guards,
 )
-from infra.render.values.nfs_server import home_on_worker
-from infra.render.values.resources import preset_of, quantities
 from infra.render.values.slurm_cluster import sssd_references
+from infra.render.values.storage import home_on_worker
 from stacks.catalog import MUNGE, PLATFORMS, SSSD, slurmd_amounts
 from stacks.machines import JAIL_UPPER
 from stacks.spec import StackSpec

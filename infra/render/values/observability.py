@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from infra.render.values.resources import requests_and_limits
+from infra.render.values.pods import requests_and_limits
 from stacks.catalog import GIB, Amounts
 from stacks.machines import observability_volumes
 from stacks.spec import StackSpec

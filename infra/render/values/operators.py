@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from infra.render import names
-from infra.render.values.resources import preset_of, requests_and_limits
+from infra.render.values.pods import preset_of, requests_and_limits
 from stacks.catalog import GIB, Amounts
 from stacks.spec import StackSpec
 from stacks.spec.cluster import GpuDrivers, Observability

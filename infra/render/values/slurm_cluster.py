@@ -10,10 +10,15 @@ from typing import Any, Final
 
 from infra.render import names
 from infra.render.login import minimum_nodes
-from infra.render.values.mounts import NFS, claim, nfs_volume, virtiofs_guards
-from infra.render.values.nfs_server import home_on_login, home_source
-from infra.render.values.resources import preset_of, quantities
-from infra.render.values.storage import LOCAL_VOLUME_SIZE
+from infra.render.values.pods import (
+    NFS,
+    claim,
+    nfs_volume,
+    preset_of,
+    quantities,
+    virtiofs_guards,
+)
+from infra.render.values.storage import LOCAL_VOLUME_SIZE, home_on_login, home_source
 from stacks.catalog import (
     MARIADB,
     MUNGE,

@@ -11,7 +11,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 
-from infra.setup.docs import links
+from infra.setup.docs import pages
 from infra.setup.docs.pages import cli_page, drawings, feature_page, price_page
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,7 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     wanted = {
         path
         for page in files.documentation_pages()
-        for path in links.outside(page.content_string, page.src_uri)
+        for path in pages.outside(page.content_string, page.src_uri)
     }
     for path in sorted(wanted):
         # One that is not there stays unknown to mkdocs, which names page and link.
@@ -62,7 +62,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             # Tables are excluded as pages; one that a page links to is wanted.
             copied = File.generated(
                 config,
-                links.site_path(path),
+                pages.site_path(path),
                 content=content,
                 inclusion=InclusionLevel.INCLUDED,
             )
@@ -72,4 +72,4 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, files: Files) -> str:
     """Leads links out of docs/ to the copies."""
-    return links.inside(markdown, page.file.src_uri)
+    return pages.inside(markdown, page.file.src_uri)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 import infra.operate.idle
 import stacks.load
 from infra.cli import context
-from infra.cli.cluster import autostop
+from infra.cli.cluster import pause
 from infra.cli.main import app
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result as SshResult
@@ -106,7 +106,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, *verdicts: Verdict) -> None:
     """The verdicts, one after the other; the last one stays."""
     left = list(verdicts)
     monkeypatch.setattr(
-        autostop,
+        pause,
         "_verdict",
         lambda spec, outputs, shell, end_jobs: left.pop(0) if len(left) > 1 else left[0],
     )
@@ -259,7 +259,7 @@ def test_a_paused_stack_is_asked_nothing(folder: Path, monkeypatch: pytest.Monke
     judged(monkeypatch, DUE)
     run("--act")
     (folder.parent / "called").unlink()
-    monkeypatch.setattr(autostop, "_verdict", lambda *words, **options: pytest.fail("it was asked"))
+    monkeypatch.setattr(pause, "_verdict", lambda *words, **options: pytest.fail("it was asked"))
     done = run("--act")
     assert "is paused already" in done.output
     assert called(folder) == [PREVIEW]
@@ -409,7 +409,7 @@ def test_jobs_save_and_end_before_the_engine_takes_their_nodes(
     over(folder)
     judged(monkeypatch, DUE)
     left = [("12",), ("12",), ()]
-    monkeypatch.setattr(autostop, "_seen", lambda *_: SimpleNamespace(job_ids=left.pop(0)))
+    monkeypatch.setattr(pause, "_seen", lambda *_: SimpleNamespace(job_ids=left.pop(0)))
     monkeypatch.setattr(infra.operate.idle.end_jobs, "__kwdefaults__", {"pause": lambda s: None})
     assert run("--act", "--end-jobs").exit_code == 0
     stays = "scontrol update JobId=12 Requeue=0"

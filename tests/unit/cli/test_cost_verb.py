@@ -16,7 +16,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from cost.diff.comment import MARK
+from cost.diff.table import MARK
 from infra.cli.main import app
 from stacks.load import STACKS_DIR
 from tests.unit.cost.conftest import RECORD, record_text

@@ -18,7 +18,7 @@ import typer
 
 from infra.cli import context, output
 from infra.cli.cluster import accept, support
-from infra.cli.machine import demo, local
+from infra.cli.machine import local
 from infra.local import cloud, offline
 from infra.operate.support.collect import Part
 from infra.reports.acceptance import certificate
@@ -137,10 +137,10 @@ def test_the_start_the_jobs_and_the_report_of_the_demo_are_not_silent(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_prepare", "_bring_up", "_run_jobs", "_pulumi_up", "_report"):
-        monkeypatch.setattr(demo, name, slow if name == part else lambda *_, **__: None)
+        monkeypatch.setattr(local, name, slow if name == part else lambda *_, **__: None)
     monkeypatch.setattr(context, "state_root", lambda: tmp_path)
-    monkeypatch.setattr(demo.os, "geteuid", lambda: 0)
-    assert "still: " in said(lambda: demo.demo(reduced=True, destroy=False))
+    monkeypatch.setattr(local.os, "geteuid", lambda: 0)
+    assert "still: " in said(lambda: local.demo(reduced=True, destroy=False))
 
 
 def test_an_acceptance_is_not_silent_before_its_first_stage(

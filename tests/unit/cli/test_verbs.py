@@ -16,8 +16,8 @@ from cost.prices.book import layered
 from cost.resources.estimate import estimate
 from infra.cli import context
 from infra.cli.machine import doctor
-from infra.cli.machine.demo import seconds
 from infra.cli.machine.doctor import price_ages
+from infra.cli.machine.local import seconds
 from infra.cli.main import app
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import outputs_from, read_first_up, read_outputs
@@ -350,7 +350,7 @@ def test_the_demo_without_root_is_refused_before_anything_is_made(
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for step in ("_prepare", "_bring_up"):
-        monkeypatch.setattr(f"infra.cli.machine.demo.{step}", lambda *_: pytest.fail("it went on"))
+        monkeypatch.setattr(f"infra.cli.machine.local.{step}", lambda *_: pytest.fail("it went on"))
     done = RUNNER.invoke(app, ["local", "demo"])
     assert done.exit_code == 1
     assert "needs root" in done.stderr

@@ -1,4 +1,7 @@
-"""What login and worker pods share: claims of the filesystems and guards against a bare folder."""
+"""What pods of several charts have: shared claims, their guards, amounts they ask for. Pure.
+
+Amounts are those of stacks/catalog.py, as Kubernetes quantities in the charts' keys.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ from typing import Any, Final
 
 from infra.render import names
 from infra.render.nodes import EXPORT
+from stacks.catalog import GIB, Amounts, Preset, find_preset
 from stacks.spec import StackSpec
+from stacks.spec.nodes import NodeGroupSpec
 
 NFS: Final = "nfs"
 """Volume, and volume source, of the NFS server that has a machine of its own."""
@@ -44,3 +49,33 @@ def guard(name: str, volume: str, filesystem: str) -> dict[str, Any]:
         "volumeMounts": [{"name": volume, "mountPath": "/volume-mount"}],
         "command": ["grep", f" /volume-mount {filesystem} ", "/proc/mounts"],
     }
+
+
+def preset_of(group: NodeGroupSpec) -> Preset:
+    """The preset of a node group; ValueError where the catalog has none."""
+    preset = find_preset(group.platform, group.preset)
+    if preset is None:
+        raise ValueError(f"{group.platform} has no preset {group.preset}; see stacks/catalog.py")
+    return preset
+
+
+def quantities(amounts: Amounts) -> dict[str, str]:
+    """`resources` of a container in the Soperator charts."""
+    return {
+        "cpu": f"{amounts.cpu_m}m",
+        "memory": _binary(amounts.memory_mib),
+        "ephemeralStorage": _binary(amounts.ephemeral_mib),
+    }
+
+
+def requests_and_limits(amounts: Amounts) -> dict[str, dict[str, str]]:
+    """`resources` of a container in charts that take them as Kubernetes does; CPU has no limit."""
+    memory = _binary(amounts.memory_mib)
+    return {
+        "requests": {"cpu": f"{amounts.cpu_m}m", "memory": memory},
+        "limits": {"memory": memory},
+    }
+
+
+def _binary(mib: int) -> str:
+    return f"{mib // GIB}Gi" if mib % GIB == 0 else f"{mib}Mi"
