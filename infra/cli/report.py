@@ -9,8 +9,14 @@ from typing import Annotated
 
 import typer
 
+from cost.report.layout import Format
 from infra.cli import context
 from infra.cli.context import OutputOption, StackOption, put
+from infra.jobs.records import load_whole_records
+from infra.render.stack_drawing import stack_svg
+from infra.reports.page.loop import close_loop, loop_text, plain_loop
+from infra.reports.page.page import render
+from infra.reports.page.training import collect
 from infra.state import DEFAULT_STACK
 
 
@@ -41,12 +47,6 @@ def report(
     ] = None,
 ) -> None:
     """Write report.html from what is declared and measured; prints its path."""
-    from cost.report.layout import Format
-    from infra.jobs.records import load_whole_records
-    from infra.reports.page.loop import close_loop, loop_text, plain_loop
-    from infra.reports.page.page import render
-    from infra.reports.page.training import collect
-
     spec, state = context.spec(stack), context.state_root()
     # A page that leaves a damaged record out looks like one of a job that never ran.
     load_whole_records(state, stack)
@@ -64,6 +64,4 @@ def report(
 
 def draw(stack: StackOption = DEFAULT_STACK, file: OutputOption = None) -> None:
     """Draw a declared stack as SVG: nodes, network, filesystems, queues, doors; asks nothing."""
-    from infra.render.stack_drawing import stack_svg
-
     put(stack_svg(context.spec(stack)), file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,15 +13,21 @@ from infra.cli import context, output
 from infra.cli.context import ForceOption, IdentityOption, SetsOption, StackOption, SyncOption
 from infra.cli.jobs import submission
 from infra.cli.output import Format, exit_code
-from infra.reports.acceptance.result import Profile
+from infra.jobs import submit, submit_once
+from infra.jobs import transfer as code
+from infra.jobs.ledger import open_books
+from infra.jobs.submit import Submission
+from infra.render.delivery import hash_files, pack
+from infra.render.sbatch import hardware_environment, nodesets_of
+from infra.reports.acceptance import certificate, result, run
+from infra.reports.acceptance.certificate import HEADERS, rows, summary
+from infra.reports.acceptance.result import AcceptError, Profile, Result, merge, read
 from infra.reports.acceptance.run import DEFAULT_PORT
 from infra.state import DEFAULT_STACK
 from stacks.files import read_text
-
-if TYPE_CHECKING:
-    from infra.jobs.submit import Submission
-    from infra.reports.acceptance.result import Result
-    from stacks.spec import StackSpec
+from stacks.machines import shared_mounts
+from stacks.rules.naming import path_problem
+from stacks.spec import StackSpec
 
 
 def accept(
@@ -62,9 +68,6 @@ def accept(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Hold a cluster against its limits; ends with 0 for PASS, 1 for FAIL, 69 for NOT RUN."""
-    from infra.reports.acceptance import certificate
-    from infra.reports.acceptance.result import merge, read
-
     if verify is not None:
         own = context.private_key(identity)
         public = certificate.public_key(own) if signer is None else _public(signer)
@@ -117,13 +120,6 @@ def _run(
     key: Path | None,
 ) -> Result | None:
     """What the jobs measured; None after a dry run."""
-    from infra.jobs import submit, submit_once
-    from infra.jobs import transfer as code
-    from infra.jobs.ledger import open_books
-    from infra.render.delivery import hash_files
-    from infra.reports.acceptance import run
-    from stacks.machines import shared_mounts
-
     job = run.accept_job(spec)
     mounts = sorted(shared_mounts(spec).values())
     wanted = run.batches(profile, run.chosen_stages(stages), sets, mounts)
@@ -175,9 +171,6 @@ def _run(
 
 def _content(spec: StackSpec, found: Result) -> dict[str, Any]:
     """The certificate with the stack's prices in it."""
-    from infra.jobs.ledger import open_books
-    from infra.reports.acceptance import certificate
-
     rates = open_books(spec, context.state_root(), output.note).rates
     prices = certificate.node_prices(rates, tuple(str(node["name"]) for node in found.nodes))
     note = (
@@ -191,16 +184,12 @@ def _print(values: dict[str, Any], format: Format) -> None:
     if format is Format.JSON:
         output.print_json(values)
         return
-    from infra.reports.acceptance.certificate import HEADERS, rows, summary
-
     output.print_table(HEADERS, rows(values))
     for line in summary(values):
         print(line)
 
 
 def _public(path: Path) -> str:
-    from infra.reports.acceptance.result import AcceptError
-
     try:
         return read_text(path.expanduser()).strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -242,14 +231,6 @@ def accept_hosts(
 
     Ends as the result does: 0 for PASS, 1 for FAIL, 69 for NOT RUN.
     """
-    import sys
-
-    from infra.render.delivery import hash_files, pack
-    from infra.render.sbatch import hardware_environment, nodesets_of
-    from infra.reports.acceptance import result, run
-    from infra.reports.acceptance.result import AcceptError
-    from stacks.rules.naming import path_problem
-
     problems: list[str] = []
     if len(set(hosts)) != len(hosts):
         problems.append(f"HOST: {' '.join(hosts)}: a host is named twice; name each once")

@@ -5,19 +5,19 @@ Writes beside the users' files unless told otherwise.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import sys
+from typing import Annotated
 
 import typer
 
 from infra.cli import context
 from infra.cli.context import StackOption
 from infra.cli.output import Format, note, print_json, print_table
+from infra.operate import restore as jail
+from infra.operate.restore import JailSnapshot, Plan
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
-
-if TYPE_CHECKING:
-    from infra.operate.restore import JailSnapshot, Plan
-    from stacks.spec import StackSpec
+from stacks.spec import StackSpec
 
 
 def backup(
@@ -25,13 +25,11 @@ def backup(
     format: Annotated[Format, typer.Option(help="How to print the snapshot.")] = Format.TABLE,
 ) -> None:
     """Copy the jail to object storage now; returns with the snapshot once the copy has ended."""
-    from infra.operate.restore import copy_now, new_name
-
     spec = context.spec(stack)
     client = context.kube_client(stack)
-    name = new_name()
+    name = jail.new_name()
     try:
-        made = copy_now(client, spec.cluster.namespace, name, tell=note)
+        made = jail.copy_now(client, spec.cluster.namespace, name, tell=note)
     except KeyboardInterrupt:
         end = f"kubectl -n {spec.cluster.namespace} delete backups.k8up.io {name}"
         note(f"cluster backup: {name} goes on in the cluster; {end} ends it")
@@ -79,8 +77,6 @@ def restore(
         raise typer.BadParameter("name a snapshot too: cluster restore latest --path PATH")
     if while_running and not into_jail:
         raise typer.BadParameter("--while-running is for --into-jail only")
-    from infra.operate import restore as jail
-
     spec = context.spec(stack)
     client = context.kube_client(stack)
     try:
@@ -90,9 +86,8 @@ def restore(
         if snapshot is None:
             _show(spec, found, format)
             return
-        from infra.operate.restore import make_plan, run
 
-        plan = make_plan(
+        plan = jail.make_plan(
             client,
             namespace,
             jail.choose(found, snapshot),
@@ -106,7 +101,7 @@ def restore(
         if not yes:
             _ask()
         try:
-            run(client, namespace, plan, tell=note)
+            jail.run(client, namespace, plan, tell=note)
         except KeyboardInterrupt:
             end = f"kubectl -n {namespace} delete restores.k8up.io {plan.name}"
             note(f"cluster restore: {plan.name} goes on in the cluster; {end} ends it")
@@ -151,8 +146,6 @@ def _landed(plan: Plan) -> str:
 
 
 def _ask() -> None:
-    import sys
-
     if not sys.stdin.isatty():
         raise UserError("cluster restore: nobody to ask; read the lines above and give --yes")
     if not typer.confirm("Go on?", err=True):

@@ -8,24 +8,34 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections.abc import Collection
+from decimal import Decimal
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from infra.cli import context, output
 from infra.cli.context import StackOption
 from infra.cli.output import Format, note, print_json, print_table
+from infra.local.engine import PROJECT
+from infra.operate.orphans import Owned, known_ids, owned, usd_per_month
+from infra.operate.preflight.access import credential_problem
+from infra.operate.preflight.check import Cloud
+from infra.operate.prices import price_book
+from infra.providers.nebius.adoption import HandoverError, get, hand_over, refuse_other_owner
+from infra.providers.nebius.api import Api, ApiError, explain
+from infra.providers.nebius.provider import remove
+from infra.providers.nebius.resource_type import ResourceType
+from infra.providers.nebius.schema import Schema
+from infra.providers.nebius.sdk import EndpointError, cache_dir
+from infra.providers.soperator.teardown import destroy as tear_down
+from infra.render.kube_cluster import filesystem_spec
+from infra.render.names import filesystems, submount_tag
 from infra.state import CHECKOUT, DEFAULT_STACK
 from stacks.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from decimal import Decimal
-
-    from infra.operate.orphans import Owned
-    from infra.providers.nebius.api import Api
-    from stacks.spec import StackSpec
+from stacks.spec import StackSpec
 
 
 class Kind(StrEnum):
@@ -59,9 +69,6 @@ def adopt(
     ] = None,
 ) -> None:
     """Make an existing resource the stack's, so that the next `up` takes it over."""
-    from infra.providers.nebius.adoption import HandoverError
-    from infra.providers.nebius.api import ApiError, explain
-
     spec = context.spec(stack)
     if (kind is Kind.FILESYSTEM) != (role is not None):
         raise typer.BadParameter("--as ROLE goes with a filesystem, and only with one")
@@ -78,20 +85,10 @@ def adopt(
 
 
 def _api() -> Api:
-    import threading
-
-    from infra.providers.nebius.api import Api
-    from infra.providers.nebius.schema import Schema
-    from infra.providers.nebius.sdk import cache_dir
-
     return Api(Schema(cache_dir()), threading.Event())
 
 
 def _label(api: Api, spec: StackSpec, kind: Kind, id_: str, role: str | None) -> str:
-    from infra.local.engine import PROJECT
-    from infra.providers.nebius.adoption import get, hand_over
-    from infra.providers.nebius.resource_type import ResourceType
-
     type_ = ResourceType.of_token(api.schema, _TOKENS[kind])
     wanted: dict[str, Any] = {
         "metadata": {"parent_id": spec.nebius.project_id, "name": f"{spec.name}-kube"},
@@ -111,9 +108,6 @@ def _label(api: Api, spec: StackSpec, kind: Kind, id_: str, role: str | None) ->
 
 def _filesystem(spec: StackSpec, role: str) -> tuple[str, dict[str, Any]]:
     """Name and declaration of the filesystem that the stack has in this role."""
-    from infra.render.kube_cluster import filesystem_spec
-    from infra.render.names import filesystems, submount_tag
-
     declared = dict(filesystems(spec))
     tag = role if role in declared else submount_tag(role)
     if tag not in declared:
@@ -131,11 +125,6 @@ def _filesystem(spec: StackSpec, role: str) -> tuple[str, dict[str, Any]]:
 
 
 def _name_in_stack_file(api: Api, spec: StackSpec, kind: Kind, id_: str) -> str:
-    from infra.local.engine import PROJECT
-    from infra.providers.nebius.adoption import get, refuse_other_owner
-    from infra.providers.nebius.resource_type import ResourceType
-    from infra.state import CHECKOUT
-
     type_ = ResourceType.of_token(api.schema, _TOKENS[kind])
     found = get(api, type_, id_, project_id=spec.nebius.project_id)
     refuse_other_owner(found, stack=spec.name, project=PROJECT)
@@ -181,11 +170,6 @@ def orphans(
 
 
 def _find(api: Api, spec: StackSpec) -> list[Owned]:
-    from infra.local.engine import PROJECT
-    from infra.operate.orphans import known_ids, owned
-    from infra.providers.nebius.api import ApiError, explain
-    from infra.state import CHECKOUT
-
     project_id = spec.nebius.project_id
     # The cloud first: what an `up` makes meanwhile is then in a state.
     try:
@@ -198,10 +182,6 @@ def _find(api: Api, spec: StackSpec) -> list[Owned]:
 
 def _purge(api: Api, stack: str, found: list[Owned], wanted: list[str]) -> list[Owned]:
     """What is left after the named ones are deleted."""
-    from infra.providers.nebius.api import ApiError, explain
-    from infra.providers.nebius.provider import remove
-    from infra.providers.nebius.resource_type import ResourceType
-
     by_id = {each.id: each for each in found}
     unknown = [id_ for id_ in wanted if id_ not in by_id]
     if unknown:
@@ -221,9 +201,6 @@ def _purge(api: Api, stack: str, found: list[Owned], wanted: list[str]) -> list[
 
 
 def _show(spec: StackSpec, found: list[Owned], format: Format) -> None:
-    from infra.operate.orphans import usd_per_month
-    from infra.operate.prices import price_book
-
     book = price_book(spec, context.state_root())
     prices = {each.id: usd_per_month(each, book) for each in found}
     if format is Format.JSON:
@@ -268,8 +245,6 @@ def destroy(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Destroy without a question.")] = False,
 ) -> None:
     """Destroy a stack; files stay unless it purges them. Works when its kube cluster is gone."""
-    from infra.providers.soperator.teardown import destroy as tear_down
-
     if not yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError(
             f"cluster destroy: nobody to ask; read `pulumi destroy --preview-only --stack {stack}` "
@@ -293,11 +268,6 @@ def destroy(
 def _refuse_bad_token() -> None:
     """UserError where the API does not take the credential: the kube cluster would say as much of
     each object, and no more. An API that is away stops nobody."""
-    from infra.operate.preflight.access import credential_problem
-    from infra.operate.preflight.check import Cloud
-    from infra.providers.nebius.api import ApiError
-    from infra.providers.nebius.sdk import EndpointError
-
     try:
         problem = credential_problem(Cloud(within_s=_ASK_S))
     except (ApiError, EndpointError):
@@ -308,10 +278,6 @@ def _refuse_bad_token() -> None:
 
 def _exists(cluster_id: str) -> bool:
     """Whether the cloud has the cluster; one that cannot be asked for counts as there."""
-    from infra.providers.nebius.api import ApiError
-    from infra.providers.nebius.resource_type import ResourceType
-    from infra.providers.nebius.sdk import EndpointError
-
     try:
         api = _api()
         service = ResourceType.of_token(api.schema, _CLUSTER).service

@@ -8,35 +8,55 @@ from __future__ import annotations
 
 import fcntl
 import subprocess
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from cost.bill.left_running import pause_saving
+from cost.run_record import FILE_NAME
+from infra import files
 from infra.cli import context, output
 from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format
+from infra.clients.errors import JobsError, KubeError, NothingThereError
+from infra.clients.kube import KubeconfigError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.slurm import Shell
+from infra.clients.ssh import Connection
+from infra.jobs import transfer
+from infra.jobs.history import run_folder, submissions
+from infra.jobs.nodes import await_idle, listed
+from infra.jobs.nodes import drain as drain_nodes
+from infra.jobs.nodes import resume as undrain
+from infra.jobs.submit import Submission
+from infra.operate.idle import (
+    Activity,
+    Verdict,
+    activity,
+    cordon,
+    end_jobs,
+    hold,
+    how_to_release,
+    is_half_made,
+    kube_activity,
+    release,
+    uncordon,
+    verdict,
+    worker_groups,
+)
+from infra.operate.prices import price_book
+from infra.render.delivery import placeholders
 from infra.state import CHECKOUT, DEFAULT_STACK
+from stacks import load
+from stacks.changes import set_paused
 from stacks.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from infra.clients.pulumi import StackOutputs
-    from infra.clients.slurm import Shell
-    from infra.operate.idle import Activity, Verdict
-    from stacks.spec import StackSpec
-from typing import TYPE_CHECKING
-
-from infra import files
-
-if TYPE_CHECKING:
-    from infra.clients.pulumi import StackOutputs
-    from infra.clients.ssh import Connection
-    from infra.jobs.submit import Submission
+from stacks.schedule import why_ended
+from stacks.spec import StackSpec
 
 
 def pause(
@@ -48,8 +68,6 @@ def pause(
     identity: IdentityOption = None,
 ) -> None:
     """Pause a stack: no workers, and no cost for them, until it is resumed."""
-    from infra.clients.errors import JobsError
-
     left = [] if not fetch or context.spec(stack).nodes.paused else _not_pulled(stack)
     if left:
         try:
@@ -70,9 +88,6 @@ def pause(
 
 def bring(stack: str, outputs: StackOutputs, connection: Connection) -> list[str]:
     """Fetch what jobs of this machine left and is not here; returns what went wrong."""
-    from infra.clients.errors import JobsError, NothingThereError
-    from infra.jobs import transfer
-
     problems: list[str] = []
     for each in _not_pulled(stack):
         if each.cluster != outputs.login_host_key:
@@ -91,9 +106,6 @@ def bring(stack: str, outputs: StackOutputs, connection: Connection) -> list[str
 
 def _not_pulled(stack: str) -> list[Submission]:
     """Jobs that were submitted from here and have no record here."""
-    from cost.run_record import FILE_NAME
-    from infra.jobs.history import run_folder, submissions
-
     state = context.state_root()
     return [
         each
@@ -104,14 +116,9 @@ def _not_pulled(stack: str) -> list[Submission]:
 
 def switch(stack: str, *, paused: bool) -> None:
     """Sets the pause switch of a stack file once, and says what that saves or costs."""
-    from cost.bill.left_running import pause_saving
-    from infra.operate.prices import price_book
-    from stacks.changes import set_paused
-    from stacks.load import STACKS_DIR
-
     spec = context.spec(stack)
     saving = pause_saving(spec, price_book(spec, context.state_root()))
-    path = STACKS_DIR / f"Pulumi.{stack}.yaml"
+    path = load.STACKS_DIR / f"Pulumi.{stack}.yaml"
     text = path.read_text(encoding="utf-8")
     changed = set_paused(text, paused=paused)
     state, verb = ("paused", "saves") if paused else ("running", "costs")
@@ -150,10 +157,6 @@ def drain(
         raise UserError("cluster drain: --undo excludes --reason and --wait; " + _WAYS)
     if not undo and not reason:
         raise UserError(f"cluster drain: {_WAYS}")
-    from infra.jobs.nodes import await_idle, listed
-    from infra.jobs.nodes import drain as drain_nodes
-    from infra.jobs.nodes import resume as undrain
-
     named = ", ".join(nodes)
     with context.connect(context.read(stack), identity) as shell:
         if undo:
@@ -247,9 +250,6 @@ def _first_look(
     spec: StackSpec, identity: Path | None, *, end_jobs: bool
 ) -> tuple[StackOutputs | None, Verdict]:
     """The verdict, and the outputs of a stack whose login node answers."""
-    from infra.clients.errors import JobsError
-    from infra.operate.idle import Verdict
-
     with ExitStack() as stack:
         try:
             outputs = context.read(spec.name)
@@ -263,23 +263,16 @@ def _first_look(
 
 
 def _is_over(spec: StackSpec) -> bool:
-    from stacks.schedule import why_ended
-
     return why_ended(spec, datetime.now(UTC)) is not None
 
 
 def _verdict(spec: StackSpec, outputs: StackOutputs, shell: Shell, *, end_jobs: bool) -> Verdict:
-    from infra.operate.idle import verdict
-
     seen = _seen(spec, outputs, shell)
     return verdict(spec, seen, datetime.now(UTC), ends_jobs=end_jobs)
 
 
 def _seen(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> Activity:
     """What Slurm and Kubernetes say of the stack now; one that is silent is an error."""
-    from infra.operate.idle import activity, kube_activity
-    from infra.render.delivery import placeholders
-
     assert spec.lifetime is not None
     seen = activity(
         shell,
@@ -307,8 +300,6 @@ def _pause_idle(
     spec: StackSpec, outputs: StackOutputs, identity: Path | None, *, end_jobs: bool
 ) -> int:
     """Exit status; new work is kept off, and what came since the verdict keeps the stack."""
-    from infra.operate.idle import cordon, hold
-
     with context.connect(outputs, identity) as connection:
         held = hold(connection)
         cordoned: tuple[str, ...] = ()
@@ -336,8 +327,6 @@ def _pause_idle(
 
 
 def _end_jobs(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> None:
-    from infra.operate.idle import end_jobs
-
     end_jobs(
         shell,
         lambda: _seen(spec, outputs, shell).job_ids,
@@ -348,10 +337,6 @@ def _end_jobs(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> None:
 
 
 def _uncordon(stack: str, nodes: tuple[str, ...]) -> None:
-    from infra.clients.errors import JobsError, KubeError
-    from infra.clients.kube import KubeconfigError
-    from infra.operate.idle import uncordon
-
     if not nodes:
         return
     try:
@@ -368,9 +353,6 @@ def _release(
     stack: str, outputs: StackOutputs, identity: Path | None, held: tuple[str, ...]
 ) -> None:
     """On a connection of its own: the engine may have run for long."""
-    from infra.clients.errors import JobsError
-    from infra.operate.idle import how_to_release, release
-
     try:
         with context.connect(outputs, identity) as connection:
             release(connection, held)
@@ -386,8 +368,6 @@ def pause_silent(spec: StackSpec) -> int:
 
     Of the first only the worker groups: the engine would make what is missing.
     """
-    from infra.operate.idle import is_half_made, worker_groups
-
     preview = _pulumi("preview", "--json", "--non-interactive", stack=spec.name, quiet=True)
     if preview.returncode or not is_half_made(preview.stdout):
         check_deployed(spec.name)

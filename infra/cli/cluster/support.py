@@ -6,20 +6,26 @@ import os
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from infra.cli import context, output
 from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import NOT_RUN
+from infra.clients.pulumi import StackOutputs
+from infra.clients.slurm import Shell
+from infra.operate.support.bundle import Redactor, write_bundle
+from infra.operate.support.collect import (
+    Once,
+    Part,
+    known,
+    parts_here,
+    parts_of_cluster,
+    parts_of_kube,
+)
 from infra.state import DEFAULT_STACK, State
 from stacks.errors import UserError
-
-if TYPE_CHECKING:
-    from infra.clients.pulumi import StackOutputs
-    from infra.clients.slurm import Shell
-    from infra.operate.support.collect import Part
 
 
 def support_bundle(
@@ -36,9 +42,6 @@ def support_bundle(
     identity: IdentityOption = None,
 ) -> None:
     """Gather state, logs and findings into one file; exit code 69 when a part is missing."""
-    from infra.operate.support.bundle import Redactor, write_bundle
-    from infra.operate.support.collect import known
-
     now = datetime.now(UTC)
     path = file or Path(f"support-{stack}-{now:%Y%m%dT%H%M%SZ}.tar.gz")
     if path.exists():
@@ -70,8 +73,6 @@ def _parts(
     *,
     preview: bool,
 ) -> list[Part]:
-    from infra.operate.support.collect import Once, parts_here, parts_of_cluster, parts_of_kube
-
     def opened(closing: ExitStack) -> tuple[StackOutputs, Shell]:
         outputs = context.read(stack)
         return outputs, closing.enter_context(context.connect(outputs, identity))

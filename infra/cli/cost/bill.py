@@ -7,29 +7,38 @@ that no figure is printed that a damaged file should have changed. The arithmeti
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from cost.report.layout import Document, Format, lay_out
+from cost.bill.bill import Bill, bill
+from cost.bill.chat_report import SharedBill, render_chats
+from cost.bill.explain import explain as explanation_of
+from cost.bill.table import bill_page, render
+from cost.chat.unit_costs import NotKnown
+from cost.choose.alternatives import alternatives, alternatives_part, parse_shortage
+from cost.diff.compare import render_compare
+from cost.diff.diff import diff
+from cost.diff.snapshot import take
+from cost.diff.table import SIDES, StackChange, comment, csv_rows, plain_diff, render_diff
+from cost.prices.book import PRICES_DIR, PriceBook, layered, price_age_problems
+from cost.prices.price import PriceBookError
+from cost.report.explanation import render_explanation
+from cost.report.layout import Document, Format, csv_text, lay_out, page
 from infra.cli import context
 from infra.cli.context import OutputOption, StackOption, put
 from infra.cli.output import note
+from infra.jobs.records import load_whole_records
+from infra.operate.prices import price_book
 from infra.state import DEFAULT_STACK
-from stacks.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from cost.bill.bill import Bill
-    from cost.diff.table import StackChange
-    from cost.prices.book import PriceBook
-    from stacks.errors import Problem
-    from stacks.spec import StackSpec
-
+from stacks.errors import Problem, UserError
+from stacks.load import StackError, load_stack, stack_names
+from stacks.spec import StackSpec
 
 _MOST_ALTERNATIVES = 10
 
@@ -102,18 +111,12 @@ def explain(
     output: OutputOption = None,
 ) -> None:
     """Show formula, inputs with their sources, and arithmetic of any figure of the bill."""
-    from cost.bill.explain import explain as explanation_of
-    from cost.report.explanation import render_explanation
-
     found = of_stack(stack)
     put(render_explanation(explanation_of(found, item), format), output)
 
 
 def _bill_text(stack: str, format: Format) -> tuple[str, bool]:
     """The bill and whether a limit is broken; limits and old prices go to standard error too."""
-    from cost.bill.table import bill_page, render
-    from cost.prices.book import price_age_problems
-
     found = of_stack(stack)
     text = bill_page(found) if format is Format.HTML else render(found, format)
     used = [price for line in found.estimate.components for price in line.prices]
@@ -124,11 +127,6 @@ def _bill_text(stack: str, format: Format) -> tuple[str, bool]:
 
 
 def _compared(stack: str | None, targets: list[str], format: Format) -> str:
-    from cost.diff.compare import render_compare
-    from cost.diff.diff import diff
-    from cost.diff.snapshot import take
-    from cost.diff.table import SIDES, render_diff
-
     first = Path(targets[0])
     is_path = first.suffix == ".yaml" or len(first.parts) > 1
     if len(targets) == 1 and first.is_dir():
@@ -147,11 +145,6 @@ def _compared(stack: str | None, targets: list[str], format: Format) -> str:
 
 
 def _since_checkout(stack: str | None, folder: Path, format: Format) -> str:
-    from html import escape
-
-    from cost.diff.table import SIDES, comment, csv_rows, plain_diff, render_diff
-    from cost.report.layout import csv_text, page
-
     changes = since_checkout(folder, [stack] if stack else [])
     if format is Format.MARKDOWN:
         return comment(changes)
@@ -185,9 +178,6 @@ def _since_checkout(stack: str | None, folder: Path, format: Format) -> str:
 
 
 def _alternatives(stack: str, without: list[str], format: Format) -> str:
-    from cost.choose.alternatives import alternatives, alternatives_part, parse_shortage
-    from cost.report.layout import csv_text
-
     shortages = [parse_shortage(text) for text in without]
     found: Bill = of_stack(stack)
     part = alternatives_part(
@@ -204,8 +194,6 @@ def _alternatives(stack: str, without: list[str], format: Format) -> str:
 
 def _paged(text: str, format: Format, title: str) -> str:
     """A whole page where the text is a fragment of HTML."""
-    from cost.report.layout import page
-
     return page(title, [text]) if format is Format.HTML else text
 
 
@@ -226,9 +214,6 @@ def chat(
     output: OutputOption = None,
 ) -> None:
     """Show what one reference chat costs on a stack, at which wait, and against hosted models."""
-    from cost.bill.chat_report import SharedBill, render_chats
-    from cost.chat.unit_costs import NotKnown
-
     shared = None
     if usd is not None:
         shared = SharedBill(usd=_positive("--usd", usd), days=_positive("--days", days))
@@ -257,17 +242,12 @@ _PRICES = Path("cost/prices")
 
 def of_stack(stack: str) -> Bill:
     """The bill of a declared stack, with the runs that were pulled here."""
-    from infra.operate.prices import price_book
-
     spec = context.spec(stack)
     return _bill(spec, price_book(spec, context.state_root()))
 
 
 def of_file(path: Path) -> Bill:
     """The bill of `Pulumi.NAME.yaml`, with the price books of the checkout that it is in."""
-    from cost.prices.book import PRICES_DIR, PriceBook, layered
-    from stacks.load import load_stack
-
     name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
     if path.name != f"Pulumi.{name}.yaml" or not path.is_file():
         raise UserError(f"--compare {path}: no such stack file; give one called Pulumi.NAME.yaml")
@@ -279,10 +259,6 @@ def of_file(path: Path) -> Bill:
 
 def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChange, ...]:
     """What became of the stacks of another checkout; every stack of either where none is named."""
-    from cost.diff.table import StackChange
-    from cost.prices.price import PriceBookError
-    from stacks.load import StackError, stack_names
-
     then = folder / _STACKS
     if not then.is_dir():
         raise UserError(f"--compare {folder}: no folder {_STACKS} in it; give a checkout")
@@ -302,9 +278,6 @@ def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChang
 
 def _bill(spec: StackSpec, book: PriceBook) -> Bill:
     """The bill; refused are errors other than what the stack may not afford, which a bill shows."""
-    from cost.bill.bill import bill
-    from infra.jobs.records import load_whole_records
-
     found = bill(spec, book, load_whole_records(context.state_root(), spec.name))
     refused = [problem for problem in found.errors if not _is_unaffordable(problem, spec)]
     if refused:

@@ -5,21 +5,30 @@ from __future__ import annotations
 import sys
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from cost.choose.advise import advise as advice_on
+from cost.choose.advise import render_advice
+from cost.choose.advise_explain import explain_candidate
+from cost.choose.demand import SLO_NAMES, Ask, Promise
+from cost.choose.servers import measured_curves
+from cost.prices.book import PriceBook
+from cost.report.explanation import render_explanation
 from cost.report.layout import Format
-from cost.size.training import Dtype, Method
+from cost.run_record import RunRecord
+from cost.size import answer
+from cost.size.memory import Serving
+from cost.size.shape import load_shape
+from cost.size.training import Dtype, Method, Training
 from infra.cli import context, output
 from infra.cli.context import OutputOption, StackOption, put
+from infra.jobs.records import load_whole_records
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
-
-if TYPE_CHECKING:
-    from cost.choose.demand import Ask, Promise
-    from cost.run_record import RunRecord
-    from stacks.spec import StackSpec
+from stacks.load import stack_names
+from stacks.spec import StackSpec
 
 
 class Rule(StrEnum):
@@ -58,11 +67,6 @@ def size(
     format: Annotated[output.Format, typer.Option(help="How to print.")] = output.Format.TABLE,
 ) -> None:
     """Show the memory that a model needs and where it fits, the cheapest preset first."""
-    from cost.prices.book import PriceBook
-    from cost.size import answer
-    from cost.size.memory import Serving
-    from cost.size.training import Training
-
     if rule is not None:
         found = answer.seed004_answer(model, dtype=dtype, gpu_memory_gb=gpu_mem)
     elif model is None:
@@ -139,13 +143,6 @@ def advise(
     output: OutputOption = None,
 ) -> None:
     """Rank presets and numbers of servers by cost per chat, measured or estimated, and say why."""
-    from cost.choose.advise import advise as advice_on
-    from cost.choose.advise import render_advice
-    from cost.choose.advise_explain import explain_candidate
-    from cost.choose.servers import measured_curves
-    from cost.prices.book import PriceBook
-    from cost.report.explanation import render_explanation
-
     declared = context.spec(stack)
     ask, source = _ask(
         model, slo, chats_per_day, input_tokens, output_tokens, turns, peak_factor, region, declared
@@ -168,9 +165,6 @@ def advise(
 
 def _records(declared: StackSpec) -> list[RunRecord]:
     """What was pulled of the stack, and of every other one whose hardware is real."""
-    from infra.jobs.records import load_whole_records
-    from stacks.load import stack_names
-
     state = context.state_root()
     found = list(load_whole_records(state, declared.name))
     for name in stack_names():
@@ -193,9 +187,6 @@ def _ask(
     spec: StackSpec,
 ) -> tuple[Ask, str]:
     """The question, and in one sentence where its chats come from."""
-    from cost.choose.demand import Ask
-    from cost.size.shape import load_shape
-
     chat = spec.chat
     demand = chat.chats_per_day if chats_per_day is None else chats_per_day
     if demand is None:
@@ -217,8 +208,6 @@ def _ask(
 
 
 def _promise(text: str | None) -> Promise:
-    from cost.choose.demand import SLO_NAMES, Promise
-
     bounds: dict[str, Decimal] = {}
     problems: list[str] = []
     for part in text.split(",") if text else []:

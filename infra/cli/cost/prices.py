@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from cost.prices.book import PriceBook, price_age_problems
+from cost.prices.price import Price
+from cost.resources.estimate import estimate
 from infra.cli import context
 from infra.cli.context import StackOption
 from infra.cli.output import Format, note, print_json, print_table
+from infra.operate import prices as live
+from infra.operate.prices import LivePriceError, price_book
+from infra.providers.nebius.sdk import EndpointError
 from infra.state import DEFAULT_STACK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from cost.prices.book import PriceBook
-    from cost.prices.price import Price
-    from stacks.spec import StackSpec
-
+from stacks.spec import StackSpec
 
 _HEADERS = ("SKU", "USD", "Per", "Region", "Layer", "Date", "Age", "Source")
 
@@ -34,8 +34,6 @@ def prices(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Show the prices of a stack with source, date and age, and the readings that are not used."""
-    from infra.operate.prices import price_book
-
     spec = context.spec(stack)
     today = _today()
     is_current = not refresh or _refresh(spec, today)
@@ -70,10 +68,6 @@ def _print(spec: StackSpec, book: PriceBook, prices: list[Price], unused: list[P
 
 def _refresh(spec: StackSpec, today: date) -> bool:
     """Keeps today's estimates; where there are none, says so in a line and is False."""
-    from infra.operate import prices as live
-    from infra.operate.prices import LivePriceError
-    from infra.providers.nebius.sdk import EndpointError
-
     try:
         found = live.estimate(spec, today)
     except (LivePriceError, EndpointError) as error:
@@ -91,8 +85,6 @@ def _refresh(spec: StackSpec, today: date) -> bool:
 
 def _used(spec: StackSpec, book: PriceBook) -> list[Price]:
     """Prices of the bill, in the order of its lines, each once."""
-    from cost.resources.estimate import estimate
-
     lines = estimate(spec, book).components
     return list(dict.fromkeys(price for line in lines for price in line.prices))
 
@@ -102,8 +94,6 @@ def _today() -> date:
 
 
 def _tell_age(spec: StackSpec, prices: Iterable[Price], today: date) -> None:
-    from cost.prices.book import price_age_problems
-
     for problem in price_age_problems(spec, prices, today):
         note(str(problem))
 

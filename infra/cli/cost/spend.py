@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cost.report.layout import Format
+from cost.runs.invoice import Invoice, read_invoice
+from cost.runs.spend import month_of
+from cost.runs.spend_table import render_spend
 from infra.cli import context
 from infra.cli.context import IdentityOption, OutputOption, StackOption, moment, put, share
 from infra.cli.output import comparing, exit_code, note
+from infra.jobs import ledger
+from infra.jobs.ledger import open_books
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
-
-if TYPE_CHECKING:
-    from cost.runs.invoice import Invoice
 
 
 def spend(
@@ -49,11 +51,6 @@ def spend(
     output: OutputOption = None,
 ) -> None:
     """Show what ran and what it cost; with --invoice: PASS 0, FAIL 1, NOT RUN 69, trouble 2."""
-    from cost.runs.spend import month_of
-    from cost.runs.spend_table import render_spend
-    from infra.jobs import ledger
-    from infra.jobs.ledger import open_books
-
     # Beside an invoice, 1 says that the bill differs from it.
     with nullcontext() if invoice is None else comparing():
         close = share("--tolerance", tolerance)
@@ -98,8 +95,6 @@ def spend(
 
 def _read(path: Path, columns: Sequence[str]) -> Invoice:
     """The export, its columns named as FOCUS does unless told otherwise."""
-    from cost.runs.invoice import read_invoice
-
     wrong = [each for each in columns if "=" not in each.strip("=")]
     if wrong:
         raise UserError(f"--column {wrong[0]}: not OURS=THEIRS; write BilledCost=Amount")

@@ -6,18 +6,27 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from cost.prices.price import PriceBookError
+from cost.runs.ledger import FILE_NAME, Ledger, LedgerError
+from cost.runs.spend import actuals
 from infra.cli import context, output
 from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format
+from infra.clients import slurm
+from infra.clients.errors import JobsError, StackPausedError
+from infra.clients.pulumi import StackOutputs
+from infra.jobs import transfer
+from infra.jobs.history import run_folder
+from infra.jobs.ledger import note_actual, open_books
+from infra.render.delivery import PackageSource
+from infra.reports.runs.shared import publish
 from infra.state import CHECKOUT, DEFAULT_STACK
 from stacks.errors import UserError
-
-if TYPE_CHECKING:
-    from infra.clients.pulumi import StackOutputs
+from stacks.load import StackError
 
 
 def push(
@@ -41,8 +50,6 @@ def push(
     Local files cross SSH and continue where an earlier try stopped. The login node itself fetches
     hf:// and s3:// sources, with HF_TOKEN and AWS_* of this shell; licence and size come first.
     """
-    from infra.jobs import transfer
-
     outputs = context.read(stack)
     if source.startswith(transfer.SCHEMES):
         path = transfer.destination(outputs.places, target, name=transfer.default_name(source))
@@ -80,14 +87,6 @@ def pull(
     identity: IdentityOption = None,
 ) -> None:
     """Bring results, run record and log of a job here; prints the folder, and what it cost."""
-    from cost.prices.price import PriceBookError
-    from cost.runs.ledger import LedgerError
-    from infra.clients import slurm
-    from infra.clients.errors import JobsError, StackPausedError
-    from infra.jobs import transfer
-    from infra.jobs.ledger import note_actual, open_books
-    from stacks.load import StackError
-
     try:
         outputs = context.read(stack)
     except StackPausedError as error:
@@ -110,12 +109,6 @@ def pull(
 
 def _share(outputs: StackOutputs, stack: str, job_id: str) -> None:
     """Puts the run's record where others of the stack see it; without a bucket there is no such."""
-    from cost.runs.ledger import FILE_NAME, Ledger, LedgerError
-    from cost.runs.spend import actuals
-    from infra.clients.errors import JobsError
-    from infra.jobs.history import run_folder
-    from infra.reports.runs.shared import publish
-
     state = context.state_root()
     try:
         store = context.run_config_store(outputs)
@@ -154,9 +147,6 @@ def venv(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Make the declared `python_env_path` in the jail; one that is there already is kept."""
-    from infra.jobs import transfer
-    from infra.render.delivery import PackageSource
-
     source = PackageSource(index=index, extra_index=extra_index, wheelhouse=wheelhouse)
     spec = context.spec(stack)
     files = transfer.lock_files(CHECKOUT, lock)

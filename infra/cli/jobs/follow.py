@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from cost.run_record import FILE_NAME
 from infra.cli import context, output
 from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format
+from infra.clients import slurm
+from infra.clients.errors import StackPausedError
+from infra.clients.kube import KubeClient
+from infra.clients.pulumi import StackOutputs
+from infra.clients.slurm import Job
+from infra.clients.ssh import Connection
+from infra.jobs import follow, history, nodes
+from infra.jobs import follow as job_log
+from infra.jobs import top as sampler
+from infra.jobs.follow import in_words, outcome, rest_lines, waiting_for, why
+from infra.jobs.nodes import usage
+from infra.jobs.records import read_object
+from infra.jobs.top import Screen
+from infra.jobs.transfer import LOG_NAME
+from infra.providers.soperator.pods.blocked import in_one_line
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from infra.clients.kube import KubeClient
-    from infra.clients.pulumi import StackOutputs
-    from infra.clients.slurm import Job
-    from infra.clients.ssh import Connection
-    from infra.jobs.top import Screen
-
+from stacks.load import StackError
+from stacks.schedule import reminders
 
 _CLEAR = "\x1b[2J\x1b[H"
 
@@ -71,9 +80,6 @@ def status(
 
 def _remind(stack: str) -> None:
     """Say that the stack's declared end has passed or comes near."""
-    from stacks.load import StackError
-    from stacks.schedule import reminders
-
     try:
         spec = context.spec(stack)
     except StackError:
@@ -84,8 +90,6 @@ def _remind(stack: str) -> None:
 
 def _servers(stack: str) -> frozenset[str]:
     """Names of the jobs that serve; none where the stack file is not here."""
-    from stacks.load import StackError
-
     try:
         return frozenset(job.name for job in context.spec(stack).jobs if job.is_server)
     except StackError:
@@ -102,10 +106,6 @@ def _jobs(
     mine: bool,
 ) -> Sequence[Job]:
     """Print the jobs that are asked for, and return them."""
-    from infra.clients import slurm
-    from infra.jobs import follow, history
-    from infra.jobs.follow import outcome, rest_lines, why
-
     if job_id is None:
         jobs = slurm.recent(connection, days=days, mine=mine)
     else:
@@ -164,10 +164,6 @@ def _jobs(
 
 def _not_coming(stack: str, jobs: Sequence[Job], kube_client: Callable[[str], KubeClient]) -> None:
     """Say why nodes do not come that these jobs wait for."""
-    from infra.jobs import nodes
-    from infra.providers.soperator.pods.blocked import in_one_line
-    from stacks.load import StackError
-
     if not any(map(nodes.waits_for_nodes, jobs)):
         return
     try:
@@ -184,8 +180,6 @@ def _not_coming(stack: str, jobs: Sequence[Job], kube_client: Callable[[str], Ku
 
 
 def _filesystems(connection: Connection, outputs: StackOutputs, format: Format) -> None:
-    from infra.jobs.nodes import usage
-
     found = usage(connection, outputs.mounts)
     if format is Format.JSON:
         output.print_json([{**asdict(each), "used_percent": each.used_percent} for each in found])
@@ -228,11 +222,6 @@ def logs(
     ] = False,
 ) -> None:
     """Follow the log of a job to its end; the exit code is the job's."""
-    from infra.clients import slurm
-    from infra.clients.errors import StackPausedError
-    from infra.jobs import follow as job_log
-    from infra.jobs.follow import in_words
-    from infra.jobs.transfer import LOG_NAME
 
     def say(job: Job) -> None:
         where = in_words(job.where) if job.waits else job.where
@@ -270,10 +259,6 @@ def logs(
 
 def _as_fetched(folder: Path, job_id: str) -> Job:
     """The job as its run record tells its end: a paused stack has no Slurm to ask."""
-    from cost.run_record import FILE_NAME
-    from infra.clients.slurm import Job
-    from infra.jobs.records import read_object
-
     record = read_object(folder / FILE_NAME)
     code = record.get("exit_code")
     if not isinstance(code, int):
@@ -288,8 +273,6 @@ def _as_fetched(folder: Path, job_id: str) -> Job:
 
 def _end(job: Job, stack: str) -> NoReturn:
     """Says what the job's end means, and ends with its status."""
-    from infra.jobs.follow import outcome
-
     end = outcome(job, stack, is_server=job.name in _servers(stack))
     output.note(f"job {job.id}: {end}")
     raise typer.Exit(job.status)
@@ -314,9 +297,6 @@ def top(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Watch utilisation, memory, power and InfiniBand of a job; ends with verdicts on its gates."""
-    from infra.clients import slurm
-    from infra.jobs import top as sampler
-
     outputs = context.read(stack)
     screen = sampler.Screen(gate_percent=gate, memory_gate_percent=memory_gate)
     with context.connect(outputs, identity) as connection:
@@ -363,9 +343,6 @@ def cancel(
     identity: IdentityOption = None,
 ) -> None:
     """End jobs, running or waiting, and those that wait for their success."""
-    from infra.clients import slurm
-    from infra.jobs.follow import waiting_for
-
     for job_id in job_ids:
         slurm.job_id(job_id)
     outputs = context.read(stack)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from infra.cli import context, output
 from infra.cli.context import OutputOption, SetsOption, StackOption, put
 from infra.cli.output import Format, comparing, exit_code
+from infra.jobs.submit import job_args
+from infra.render import kube_job
+from infra.render.kube_job import to_yaml, training_pods
+from infra.reports.acceptance import comparison
+from infra.reports.acceptance.comparison import compare, read_run
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
-
-if TYPE_CHECKING:
-    from stacks.spec import StackSpec
-    from stacks.spec.nodes import WorkerSpec
+from stacks.spec import StackSpec
+from stacks.spec.nodes import WorkerSpec
 
 
 def manifest(
@@ -40,10 +43,6 @@ def manifest(
     file: OutputOption = None,
 ) -> None:
     """Print a declared job as a Kubernetes Job or PyTorchJob; reads the stack file only."""
-    from infra.jobs.submit import job_args
-    from infra.render import kube_job
-    from infra.render.kube_job import training_pods
-
     spec = context.spec(stack)
     declared = next((each for each in spec.jobs if each.name == job), None)
     if declared is None:
@@ -94,9 +93,6 @@ def overhead(
     if kube_job:
         _kube_job(context.spec(stack), nodeset, image, nodes, name, file)
         return
-    from infra.reports.acceptance import comparison
-    from infra.reports.acceptance.comparison import compare, read_run
-
     with comparing():
         if files is None or len(files) != 2:
             raise UserError(
@@ -122,9 +118,6 @@ def _kube_job(
     name: str,
     file: Path | None,
 ) -> None:
-    from infra.render.kube_job import to_yaml
-    from infra.reports.acceptance import comparison
-
     if image is None:
         raise UserError("runs overhead: --kube-job needs --image, with this code and torch in it")
     worker = _worker(spec, nodeset)

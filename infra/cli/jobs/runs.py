@@ -7,22 +7,39 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from infra.cli import context, output
-from infra.cli.context import AgainOption, ForceOption, IdentityOption, StackOption, SyncOption
+from cost.report.layout import small_usd_text
+from cost.run_record import Outcome
+from infra.cli import context, interrupts, output
+from infra.cli.context import (
+    AgainOption,
+    ForceOption,
+    IdentityOption,
+    StackOption,
+    SyncOption,
+    moment,
+    share,
+)
+from infra.cli.jobs import submission
 from infra.cli.output import Format, comparing, exit_code
+from infra.jobs import ledger
+from infra.jobs import submit as submitting
+from infra.jobs.ledger import open_books
+from infra.jobs.search import NO_METRIC, Board, runs_of, states_of, usd_by_job
+from infra.jobs.search import leaderboard as board_of
+from infra.render.delivery import hash_files
+from infra.reports.runs import diff as differ
+from infra.reports.runs import mlflow_store, run
+from infra.reports.runs import reproduce as again
+from infra.reports.runs.run import Run, find_run, read_runs
+from infra.reports.runs.shared import bring
 from infra.state import DEFAULT_STACK
-from stacks.errors import UserError
-
-if TYPE_CHECKING:
-    from infra.jobs.search import Board
-    from infra.reports.runs.run import Run
-    from stacks.spec import StackSpec
-    from stacks.spec.slurm import SearchSpec
-
+from stacks.errors import UserError, nearest
+from stacks.spec import StackSpec
+from stacks.spec.slurm import SearchSpec
 
 JobsOption = Annotated[
     list[str] | None, typer.Option("--job", metavar="NAME", help="Of this job only; repeatable.")
@@ -51,12 +68,6 @@ def list_(
     json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
 ) -> None:
     """List runs with outcome, model, speed, dollars and code."""
-    from datetime import UTC, datetime
-
-    from cost.run_record import Outcome
-    from infra.cli.context import moment
-    from infra.reports.runs import run
-
     wrong = sorted(set(outcome or ()) - set(Outcome))
     if wrong:
         raise UserError(f"--outcome {wrong[0]}: not one of {', '.join(Outcome)}")
@@ -91,10 +102,6 @@ def diff(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Compare two runs; ends 0 where their losses agree, 1 DIFFER, 69 NOT RUN, 2 for trouble."""
-    from infra.cli.context import share
-    from infra.reports.runs import diff as differ
-    from infra.reports.runs.run import find_run
-
     with comparing():
         close = float(share("--tolerance", tolerance))
         runs = _runs(stack, shared=shared)
@@ -124,16 +131,6 @@ def reproduce(
     identity: IdentityOption = None,
 ) -> None:
     """Submit a run's recipe, settings, seed and code once more; shows it first."""
-    from datetime import UTC, datetime
-
-    from infra.cli import interrupts
-    from infra.cli.jobs import submission
-    from infra.jobs import ledger
-    from infra.jobs import submit as submitting
-    from infra.render.delivery import hash_files
-    from infra.reports.runs import reproduce as again
-    from infra.reports.runs.run import find_run
-
     run = find_run(_runs(stack, shared=shared), name, stack)
     spec = context.spec(stack)
     job = again.job_of(run, spec)
@@ -193,8 +190,6 @@ def export(
     shared: SharedOption = False,
 ) -> None:
     """Write runs as an experiment that MLflow reads."""
-    from infra.reports.runs import mlflow_store, run
-
     found = run.select(_runs(stack, shared=shared), run.Wanted(jobs=tuple(job or ())))
     if not found:
         raise UserError(f"{stack}: no such run is here; soperator pull ID -s {stack} brings one")
@@ -208,10 +203,6 @@ def export(
 
 def _runs(stack: str, *, shared: bool) -> Sequence[Run]:
     """The runs that are known here, after those of others came where that was asked."""
-    from infra.jobs.ledger import open_books
-    from infra.reports.runs.run import read_runs
-    from infra.reports.runs.shared import bring
-
     state = context.state_root()
     books = open_books(context.spec(stack), state, lambda _: None)
     if shared:
@@ -233,10 +224,6 @@ def leaderboard(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Rank the trials of a declared search by its metric, with what each cost."""
-    from infra.jobs.ledger import open_books
-    from infra.jobs.search import leaderboard as board_of
-    from infra.jobs.search import runs_of, states_of, usd_by_job
-
     spec = context.spec(stack)
     wanted = declared(spec, search)
     outputs = context.read(stack)
@@ -260,8 +247,6 @@ def leaderboard(
 
 def declared(spec: StackSpec, name: str) -> SearchSpec:
     """The search in the stack file, or a refusal that names those that are there."""
-    from stacks.errors import nearest
-
     for search in spec.searches:
         if search.name == name:
             return search
@@ -270,9 +255,6 @@ def declared(spec: StackSpec, name: str) -> SearchSpec:
 
 
 def _print(board: Board, spec: StackSpec) -> None:
-    from cost.report.layout import small_usd_text
-    from infra.jobs.search import NO_METRIC
-
     search = board.search
     if spec.bill_heading is not None:
         output.note(spec.bill_heading)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -27,16 +27,18 @@ from infra.cli.context import (
 )
 from infra.cli.jobs import submission
 from infra.cli.output import Format
-from infra.jobs.server import DEFAULT_PORT
-from infra.state import DEFAULT_STACK
+from infra.clients import slurm
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.ssh import Connection, ConnectionLostError, Tunnel
+from infra.jobs import server
+from infra.jobs import server as targets
+from infra.jobs.follow import outcome
+from infra.jobs.server import DAYS, DEFAULT_PORT, ChatPage, ServerAddress
+from infra.render.sbatch import chat_profile
+from infra.state import DEFAULT_STACK, Cache
 from stacks.errors import UserError
-
-if TYPE_CHECKING:
-    from infra.clients.pulumi import StackOutputs
-    from infra.clients.ssh import Connection
-    from infra.jobs.server import ChatPage, ServerAddress
-    from stacks.spec import StackSpec
-
+from stacks.spec import StackSpec
 
 _LOOK_EVERY_S = 0.5
 _ASK_EVERY_S = 5.0
@@ -154,9 +156,6 @@ class _OwnJob:
 
     def end(self) -> None:
         """Ends it, unless it is kept; where nobody answers says how to end it later."""
-        from infra.clients import slurm
-        from infra.clients.errors import JobsError
-
         if self.job_id is None or self.is_kept:
             return
         try:
@@ -176,9 +175,6 @@ class _OwnJob:
 
 def _found(connection: Connection, name: str, sets: Sequence[str], stack: str) -> str | None:
     """Id of the server that runs or waits already; refused where settings could not reach it."""
-    from infra.clients import slurm
-    from infra.jobs import server
-
     job = server.open_job(slurm.recent(connection, days=server.DAYS), name)
     if job is None:
         return None
@@ -203,9 +199,6 @@ def _page(
     share: bool,
 ) -> ChatPage:
     """The page behind a tunnel of its own, both closed by `closing`."""
-    from infra.clients.ssh import Tunnel
-    from infra.jobs.server import ChatPage
-
     login = outputs.endpoint(context.private_key(identity))
     tunnel = Tunnel(login, address.host, address.port, say=output.note)
     closing.callback(tunnel.close)
@@ -233,10 +226,6 @@ def _record(outputs: StackOutputs, job_id: str) -> Path:
 
 def _watch(page: ChatPage, connection: Connection, job_id: str, stack: str) -> None:
     """Returns never: a page or a job that ends is an error, and Ctrl-C an interrupt."""
-    from infra.clients import slurm
-    from infra.clients.ssh import ConnectionLostError
-    from infra.jobs.follow import outcome
-
     asked_s = time.monotonic()
     while True:
         time.sleep(_LOOK_EVERY_S)
@@ -292,8 +281,6 @@ def load(
     The job is submitted and not waited for, unlike by `serve` and `cluster accept`:
     `soperator logs ID` follows it. While others use the server nothing is measured: NOT RUN, 69.
     """
-    from infra.jobs import server as targets
-
     chosen = targets.settings(concurrency, rates, sets or ())
     declared = context.spec(stack)
     if url is not None:
@@ -309,8 +296,6 @@ def load(
     if wrong := [name for name, value in given.items() if value is not None]:
         raise UserError(f"{' and '.join(wrong)}: only with --url; for a job use --set load.prompts")
     from infra.cli.jobs.submit import submit
-    from infra.clients import slurm
-    from infra.jobs.server import DAYS
 
     name = targets.load_job(declared).name
     outputs = context.read(stack)
@@ -337,8 +322,6 @@ def load(
 def _words(
     url: str, rows: Path | None, tokenizer: Path | None, sets: list[str], spec: StackSpec
 ) -> list[str]:
-    from infra.jobs import server as targets
-
     words = [sys.executable, "-m", "workloads.load", "--url", url, "--model", spec.chat.model]
     for job in spec.jobs:
         if job.is_load_test:
@@ -353,9 +336,6 @@ def _words(
 
 def _run(words: list[str], stack: str, spec: StackSpec) -> int:
     """The test here; its record comes to lie where pulled ones do, so cost/ reads it."""
-    from infra.render.sbatch import chat_profile
-    from infra.state import Cache
-
     environment = {
         "SOPERATOR_PLACE_MODEL": str(Cache.from_environ().models),
         **os.environ,

@@ -11,21 +11,23 @@ import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from cost.report.layout import small_usd_text
 from infra import files
 from infra.cli import context, interrupts, output
 from infra.cli.context import IdentityOption, StackOption
+from infra.clients import slurm
+from infra.clients.pulumi import StackOutputs
+from infra.clients.ssh import Connection, Tunnel
+from infra.jobs.ledger import check_together, open_books
+from infra.operate import sessions
+from infra.operate.sessions import SILENCE_S, Ask, Guard, ask, ssh_config
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
-
-if TYPE_CHECKING:
-    from infra.clients.pulumi import StackOutputs
-    from infra.clients.ssh import Connection
-    from infra.operate.sessions import Ask, Guard
-    from stacks.spec import StackSpec
+from stacks.spec import StackSpec
 
 
 def ssh(
@@ -97,10 +99,6 @@ def shell(
     identity: IdentityOption = None,
 ) -> None:
     """Open a terminal with GPUs on a worker; it ends with you, and says before what it costs."""
-    from infra.jobs.ledger import check_together, open_books
-    from infra.operate import sessions
-    from infra.operate.sessions import Guard, ask
-
     if jupyter and vscode:
         raise UserError("--jupyter --vscode: one session is one of them")
     if not (jupyter or vscode or sys.stdin.isatty()):
@@ -154,8 +152,6 @@ def shell(
 
 
 def _say(asked: Ask, num_waiting: int) -> None:
-    from cost.report.layout import small_usd_text
-
     price, most = asked.usd_per_hour, asked.most_usd
     cost = (
         "its price is not known"
@@ -169,8 +165,6 @@ def _say(asked: Ask, num_waiting: int) -> None:
 
 
 def _end(guard: Guard, asked: Ask, stack: str) -> None:
-    from infra.operate.sessions import SILENCE_S
-
     if guard.close():
         output.note(f"{asked.name} is told to end")
         return
@@ -182,8 +176,6 @@ def _end(guard: Guard, asked: Ask, stack: str) -> None:
 
 def _terminal(asked: Ask, spec: StackSpec, outputs: StackOutputs, identity: Path | None) -> int:
     """The terminal until it is left; its exit status."""
-    from infra.operate import sessions
-
     inside = f"{sessions.environment(spec, outputs)}; exec bash -i"
     remote = asked.srun("bash", "-c", inside, options=["--pty"])
     options = ("-t", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
@@ -199,9 +191,6 @@ def _jupyter(
     identity: Path | None,
     token: str,
 ) -> None:
-    from infra.clients.ssh import Tunnel
-    from infra.operate import sessions
-
     there = sessions.wait_for(guard, sessions.JUPYTER_READY, say=output.note)
     sessions.wait_until_open(connection, there)
     login = outputs.endpoint(context.private_key(identity))
@@ -214,9 +203,6 @@ def _jupyter(
 
 
 def _vscode(guard: Guard, outputs: StackOutputs, identity: Path | None) -> None:
-    from infra.operate import sessions
-    from infra.operate.sessions import ssh_config
-
     there = sessions.wait_for(guard, None, say=output.note)
     folder = context.state_root() / "ssh"
     text = ssh_config(
@@ -248,11 +234,6 @@ def tensorboard(
     identity: IdentityOption = None,
 ) -> None:
     """Show loss curves in TensorBoard; it runs on the login node, takes no GPU, ends with you."""
-    from infra.clients import slurm
-    from infra.clients.ssh import Tunnel
-    from infra.operate import sessions
-    from infra.operate.sessions import Guard
-
     if not math.isfinite(hours):
         raise UserError(f"--hours {hours:g}: not a time; give hours such as 8 or 0.5")
     spec = context.spec(stack)

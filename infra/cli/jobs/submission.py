@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from cost.size.shape import SizeError
 from infra.cli import context, output
-
-if TYPE_CHECKING:
-    from infra.clients.pulumi import StackOutputs
-    from infra.clients.ssh import Connection
-    from infra.jobs.history import Earlier
-    from infra.jobs.ledger import Books
-    from infra.jobs.submit_once import Order, Sent
-    from stacks.spec import StackSpec
-    from stacks.spec.slurm import JobSpec
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.ssh import Connection
+from infra.jobs import recipes, submit, submit_once
+from infra.jobs import transfer as code
+from infra.jobs.history import Earlier
+from infra.jobs.ledger import Books, open_books
+from infra.jobs.submit_once import Order, Sent
+from infra.render.delivery import hash_files
+from stacks.spec import StackSpec
+from stacks.spec.slurm import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +49,6 @@ class ReadyJob:
 
         To be called in `alone`. `once`: not beside a job of equal inputs that runs or waits.
         """
-        from infra.jobs import submit_once
-        from infra.jobs import transfer as code
-        from infra.render.delivery import hash_files
-
         if sync:
             code.send(connection, outputs.code_path, self.files)
         return submit_once.dispatch(
@@ -74,9 +72,6 @@ class ReadyJob:
         self, connection: Connection, outputs: StackOutputs, *, after: str | None = None
     ) -> str:
         """The sbatch of `submit` with its variables, and the script; nothing is queued."""
-        from infra.jobs import submit, submit_once
-        from infra.render.delivery import hash_files
-
         code_hash = hash_files(self.files)
         return submit.dry_run(
             connection,
@@ -96,9 +91,6 @@ class ReadyJob:
 
     def earlier(self, connection: Connection, outputs: StackOutputs) -> Earlier:
         """What was submitted before with this checkout's code."""
-        from infra.jobs.history import Earlier
-        from infra.render.delivery import hash_files
-
         return Earlier(
             shell=connection,
             outputs=outputs,
@@ -111,8 +103,6 @@ class ReadyJob:
 @contextmanager
 def alone(connection: Connection, outputs: StackOutputs) -> Generator[None]:
     """No other command of this state folder submits to the stack in the block."""
-    from infra.jobs import submit_once
-
     with submit_once.alone(context.state_root(), connection, outputs, output.note):
         yield
 
@@ -126,11 +116,6 @@ def ready_all(
     spec: StackSpec, jobs: Sequence[JobSpec], sets: Mapping[str, Sequence[str]]
 ) -> dict[str, ReadyJob]:
     """The jobs by name, each with its forecast; everything that is wrong is refused at once."""
-    from cost.size.shape import SizeError
-    from infra.clients.errors import JobsError
-    from infra.jobs import recipes, submit_once
-    from infra.jobs.ledger import open_books
-
     found: dict[str, ReadyJob] = {}
     problems: list[str] = []
     books = open_books(spec, context.state_root(), output.note)

@@ -11,24 +11,40 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from cost.runs.pipelines import (
+    PipelineCost,
+    pipeline_cost,
+    pipeline_line,
+    plain_pipeline,
+    schedule_lines,
+)
+from cost.runs.runs import plain_run
+from cost.runs.searches import plain_search, search_line
 from infra.cli import context, interrupts, output
 from infra.cli.context import AgainOption, ForceOption, IdentityOption, StackOption, SyncOption
 from infra.cli.jobs import submission
 from infra.cli.output import Format
+from infra.clients import slurm
+from infra.clients.pulumi import StackOutputs
+from infra.jobs import ledger
+from infra.jobs import submit as submitting
+from infra.jobs import transfer as code
+from infra.jobs.history import Earlier
+from infra.jobs.ledger import open_books
+from infra.jobs.submit import Submission
+from infra.jobs.submit_once import Order, Sent
+from infra.render.delivery import hash_files
+from infra.render.sbatch import array_option
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
-
-if TYPE_CHECKING:
-    from cost.runs.pipelines import PipelineCost
-    from infra.clients.pulumi import StackOutputs
-    from infra.jobs.submit import Submission
-    from infra.jobs.submit_once import Order, Sent
-    from stacks.spec import StackSpec
-    from stacks.spec.slurm import JobSpec, SearchSpec
+from stacks.schedule import pipeline as jobs_of
+from stacks.schedule import pipeline as pipeline_of
+from stacks.spec import StackSpec
+from stacks.spec.slurm import JobSpec, SearchSpec
 
 
 def submit(
@@ -58,13 +74,6 @@ def submit(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Submit a declared job or search; prints its id, and what it is expected to cost."""
-    from cost.runs.pipelines import pipeline_cost, schedule_lines
-    from cost.runs.runs import plain_run
-    from infra.clients import slurm
-    from infra.jobs import ledger
-    from infra.jobs import submit as submitting
-    from stacks.schedule import pipeline as pipeline_of
-
     outputs = context.read(stack)
     submitting.check_job(outputs, job)
     if after is not None:
@@ -151,8 +160,6 @@ def submit(
 
 def _shown(text: str, order: Order) -> dict[str, object]:
     """Job file, configuration and plan of a submission that is not made."""
-    from cost.runs.runs import plain_run
-
     return {
         "script": text,
         "config": None if order.config is None else json.loads(order.config),
@@ -194,9 +201,7 @@ def run_pipeline(
     identity: Path | None,
 ) -> None:
     """Submits the pipeline that ends with `last`, or shows every sbatch of it."""
-    from cost.runs.pipelines import pipeline_cost, pipeline_line, plain_pipeline, schedule_lines
     from infra.jobs import ledger, submit, submit_once
-    from stacks.schedule import pipeline as jobs_of
 
     jobs = jobs_of(spec, last.name)
     for job in jobs:
@@ -262,8 +267,6 @@ def run_pipeline(
 
 
 def _print_pipeline(sent: Sequence[Sent], cost: PipelineCost, options: Options, stack: str) -> None:
-    from cost.runs.pipelines import plain_pipeline
-
     if options.format is Format.JSON:
         rows = [{**asdict(each.submission), "is_earlier": each.is_earlier} for each in sent]
         output.print_json({**plain_pipeline(cost), "submissions": rows})
@@ -296,13 +299,7 @@ def run_search(
     identity: Path | None,
 ) -> None:
     """Submits the trials that are left, or shows the sbatch and what all of them cost."""
-    from cost.runs.searches import plain_search, search_line
     from infra.jobs import ledger, recipes, search, submit, submit_once
-    from infra.jobs import transfer as code
-    from infra.jobs.history import Earlier
-    from infra.jobs.ledger import open_books
-    from infra.render.delivery import hash_files
-    from infra.render.sbatch import array_option
 
     submit.job_args(sets)
     job = next(each for each in spec.jobs if each.name == wanted.job)

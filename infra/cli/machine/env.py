@@ -18,6 +18,11 @@ from typing import Annotated
 import typer
 
 from infra.cli.output import note
+from infra.clients.passphrase import PUBLIC
+from infra.local import engine, offline
+from infra.local.engine import describe_plugins
+from infra.providers.nebius.sdk import exec_credential
+from infra.state import CHECKOUT, TOKEN, Cache, Ports, State
 from stacks.errors import UserError
 
 
@@ -42,8 +47,6 @@ def env(
         raise UserError("--offline and --cloud exclude each other; give one of them")
     target = Target.OFFLINE if offline else Target.CLOUD if cloud else Target.LOCAL
     prepare(target)
-    from infra.local.engine import describe_plugins
-
     for line in describe_plugins():
         print(line, file=sys.stderr)
     for name, value in environment(target).items():
@@ -61,10 +64,6 @@ def environment(target: Target | None = None) -> dict[str, str]:
     """
     if target is None:
         target = Target.CLOUD if os.environ.get("PULUMI_BACKEND_URL") else Target.LOCAL
-    from infra.clients.passphrase import PUBLIC
-    from infra.local import engine, offline
-    from infra.state import CHECKOUT, TOKEN, Cache, Ports, State
-
     state, cache = State.from_environ(), Cache.from_environ()
     backend = state.offline / "pulumi" if target is Target.OFFLINE else state.pulumi
     variables = {
@@ -100,9 +99,6 @@ def environment(target: Target | None = None) -> dict[str, str]:
 
 def prepare(target: Target = Target.LOCAL) -> None:
     """Make what `environment` names: keys, plugins, the backend with its stacks, the emulator."""
-    from infra.local import engine, offline
-    from infra.state import State
-
     state = State.from_environ()
     engine.make_folders(state)
     if target is not Target.CLOUD:
@@ -121,6 +117,4 @@ def prepare(target: Target = Target.LOCAL) -> None:
 
 def kube_token() -> None:
     """Print a Kubernetes exec credential."""
-    from infra.providers.nebius.sdk import exec_credential
-
     print(exec_credential())

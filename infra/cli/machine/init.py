@@ -13,9 +13,33 @@ from typing import Annotated
 
 import typer
 
+from cost.bill.bill import bill
+from cost.prices.book import PriceBook, layered
 from infra.cli import output
-from infra.setup.project.project import Backend
+from infra.cli.context import environ, state_root
+from infra.cli.machine.env import Target, environment
+from infra.cli.machine.env import prepare as prepare_engine
+from infra.providers.nebius.sdk import KEY_FILE_VARIABLE, TOKEN_VARIABLE
+from infra.setup.project.ask import Options, fill, worker_choices
+from infra.setup.project.project import (
+    Backend,
+    Calls,
+    find_place,
+    make_stack,
+    prepare,
+    variables_of,
+)
+from infra.setup.project.stack_file import (
+    check_stack,
+    kept_stack,
+    refuse_other_file,
+    refuse_other_passphrase,
+    stack_path,
+    write_stack,
+)
+from infra.state import CHECKOUT
 from stacks.errors import UserError
+from stacks.load import STACKS_DIR
 
 
 def init(
@@ -46,23 +70,6 @@ def init(
     With --project and --name alone, a stack file that is there stays as it was edited, and the
     keys of the project are renewed in their last two weeks.
     """
-    from cost.bill.bill import bill
-    from cost.prices.book import PriceBook, layered
-    from infra.cli.context import environ, state_root
-    from infra.providers.nebius.sdk import KEY_FILE_VARIABLE, TOKEN_VARIABLE
-    from infra.setup.project.ask import Options, fill, worker_choices
-    from infra.setup.project.project import Calls, find_place, make_stack, prepare
-    from infra.setup.project.stack_file import (
-        check_stack,
-        kept_stack,
-        refuse_other_file,
-        refuse_other_passphrase,
-        stack_path,
-        write_stack,
-    )
-    from infra.state import CHECKOUT
-    from stacks.load import STACKS_DIR
-
     ask = _ask if sys.stdin.isatty() and sys.stdout.isatty() else None
     if not project and ask is None:
         raise UserError("--project: not given, and there is no terminal to ask on; give it")
@@ -123,10 +130,6 @@ def init(
 
 def engine_environ(environment_file: Path) -> dict[str, str]:
     """Environment of the engine for a project, as the printed lines set it."""
-    from infra.cli.machine.env import Target, environment
-    from infra.cli.machine.env import prepare as prepare_engine
-    from infra.setup.project.project import variables_of
-
     prepare_engine(Target.CLOUD)
     return {**os.environ, **environment(Target.CLOUD), **variables_of(environment_file)}
 

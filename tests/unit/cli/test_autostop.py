@@ -314,7 +314,7 @@ def test_work_that_only_kubernetes_knows_keeps_the_stack(
     """Its Job runs on nodes that were drained in Slurm for it, where nothing ran for long."""
     since = datetime.now(UTC) - timedelta(days=1)
     idle = Activity(unfinished=(), idle_since=since)
-    monkeypatch.setattr(infra.operate.idle, "activity", lambda *words, **options: idle)
+    monkeypatch.setattr(pause, "activity", lambda *words, **options: idle)
     monkeypatch.setattr(context, "read", lambda name: SimpleNamespace(login_host_key="key"))
     pods: list[dict[str, Any]] = []
     client = SimpleNamespace(

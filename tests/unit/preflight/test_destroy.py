@@ -19,7 +19,7 @@ def test_a_destroy_with_a_refused_token_starts_nothing(
     sdk.shared_sdk.cache_clear()
     ran: list[str] = []
     monkeypatch.setattr(
-        "infra.providers.soperator.teardown.destroy", lambda stack, **_: ran.append(stack) or 0
+        "infra.cli.cluster.cloud.tear_down", lambda stack, **_: ran.append(stack) or 0
     )
     result = CliRunner().invoke(app, ["cluster", "destroy", "--stack", "h100-prod", "--yes"])
     assert ("destroy: the API does not accept the token" in result.output) is says

@@ -253,7 +253,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path
     (state / "passphrase").write_text(f"{SECRET}\n")
     monkeypatch.setenv("SOPERATOR_STATE", str(state))
     monkeypatch.setattr(
-        "infra.operate.support.collect.parts_here",
+        "infra.cli.cluster.support.parts_here",
         lambda *words, **options: [part("a.txt", f"see {SECRET}")],
     )
 
