@@ -112,49 +112,15 @@ def _size(connection: Connection, log_path: str) -> int:
     return int(result.stdout.strip() or 0)
 
 
+def _table(name: str) -> dict[str, list[str]]:
+    """Rows of a table beside this file by their first cell, without the heading."""
+    lines = Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()[1:]
+    return {first: rest for first, *rest in (line.split("\t") for line in lines)}
+
+
 # Codes of https://slurm.schedmd.com/job_reason_codes.html (read 2026-11-21); those of several words
 # are state_desc of slurmctld/job_mgr.c of 25.11.3, which squeue prints in place of a code.
-_WORDS: Final = {
-    "Priority": "jobs of higher priority are first",
-    "Resources": "waits until enough nodes are free",
-    "Dependency": "waits for the job that it depends on",
-    "DependencyNeverSatisfied": (
-        "the job that it depends on failed, so it never starts: soperator cancel ID -s STACK"
-    ),
-    "BeginTime": "its start time has not come, or Slurm lets a requeued job rest (cred_expire)",
-    "JobHeldUser": "held by its user: scontrol release ID",
-    "JobHeldAdmin": "held by an administrator",
-    "JobHoldMaxRequeue": "requeued too often and held: look at its log, then scontrol release ID",
-    "launch failed requeued held": (
-        "a node could not start it, so it is held for ever: sinfo -R names the node; where that "
-        "says Duplicate jobid, the controller was lost as the job began: soperator cancel ID "
-        "-s STACK, soperator cluster drain NODE --undo -s STACK, and submit it again"
-    ),
-    "launch failure limit exceeded requeued held": (
-        "nodes could not start it several times, so it is held: look at sinfo -R, then scontrol "
-        "release ID"
-    ),
-    "user env retrieval failed requeued held": (
-        "a node could not read its user's environment, so it is held: look at sinfo -R, then "
-        "scontrol release ID"
-    ),
-    "JobLaunchFailure": "a node could not start it: look at sinfo -R",
-    "Licenses": "waits for a licence",
-    "NodeDown": "a node that it needs is down: look at sinfo -R",
-    "PartitionDown": "its partition takes no jobs to run: look at sinfo",
-    "PartitionInactive": "its partition is inactive: look at sinfo",
-    "PartitionNodeLimit": "asks for more nodes than its partition gives a job: it never starts",
-    "PartitionTimeLimit": "asks for more time than its partition gives a job: it never starts",
-    "BadConstraints": "asks for what no node has: it never starts",
-    "ReqNodeNotAvail": "a node that it needs is drained, down or reserved: look at sinfo -R",
-    "Reservation": "waits for its reservation",
-    "Cleaning": "its last run is still being cleaned up",
-    "InvalidAccount": "its Slurm account does not exist: declare it in slurm.accounts",
-    "InvalidQOS": "its QOS does not exist: declare it in slurm.qos",
-    "Prolog": "the checks before a job run on its nodes",
-    "SchedDefer": "the scheduler is busy",
-    "None": "the scheduler has not looked at it yet",
-}
+_WORDS: Final = {reason: means for reason, (means,) in _table("waits.tsv").items()}
 _LIMIT: Final = re.compile(
     r"(?P<who>Assoc|QOS)(?P<scope>Grp|Max)?(?P<what>[A-Za-z]*?)"
     r"(?:PerUser|PerAccount|PerJob|PerNode)?(?:Limit|Minutes)$"
@@ -228,107 +194,11 @@ _OF_EXIT_CODE: Final = {
     70: OutcomeClass.OOM,
     75: OutcomeClass.PREEMPTED,
 }
-_DRAIN: Final = "soperator cluster drain NODE --reason TEXT -s {stack}"
-_PLAIN: Final = {
-    OutcomeClass.COMPLETED: ("its result is on the cluster", "soperator pull {id} -s {stack}"),
-    OutcomeClass.OOM: (
-        "GPU or host memory was full",
-        (
-            "training: lower train.micro_batch_size and raise train.gradient_accumulation as much; "
-            "a server: lower serve.limits; or ask for a preset with more memory (soperator cost "
-            "size)"
-        ),
-    ),
-    OutcomeClass.NODE_FAIL: (
-        "a node went away",
-        (
-            "a declared job is queued again by itself; where soperator status -s {stack} shows it "
-            "no more: soperator submit {name} -s {stack}; "
-            f"{_DRAIN} keeps jobs off a node that fails twice"
-        ),
-    ),
-    OutcomeClass.TIMEOUT: (
-        "it reached its time limit",
-        (
-            "raise jobs[].time_limit and run pulumi up; with `--set train.resume=auto` a training "
-            "goes on from its last checkpoint"
-        ),
-    ),
-    OutcomeClass.PREEMPTED: (
-        "it was asked to stop, by a preemption or shortly before its time limit, and saved",
-        "nothing where it is queued again; else submit it with --set train.resume=auto",
-    ),
-    OutcomeClass.CANCELLED: ("somebody cancelled it", "soperator submit {name} -s {stack}"),
-}
-_OF_A_SERVER: Final = {
-    OutcomeClass.TIMEOUT: (
-        "it reached its time limit",
-        (
-            "submit it again: soperator submit {name} -s {stack}; to serve longer at once, raise "
-            "jobs[].time_limit and run pulumi up first"
-        ),
-    ),
-    OutcomeClass.PREEMPTED: (
-        (
-            "it was asked to stop, by a preemption or shortly before its time limit; its answers "
-            "were cut off at the end of the drain"
-        ),
-        (
-            "nothing where it is queued again; else submit it again: soperator submit {name} -s "
-            "{stack}"
-        ),
-    ),
-}
-"""Ends that mean another thing for a server than for a job that saves."""
-FAILURES: Final = {
-    1: (
-        "an error that has no code of its own",
-        "the traceback is in soperator logs {id} -s {stack}",
-    ),
-    2: (
-        "recipe, override or environment are wrong",
-        "the log's line with (exit 2) names the key, what came and what is allowed",
-    ),
-    65: ("rows, tokenizer, model or checkpoint cannot be used", "the log names the file"),
-    69: ("a package that it needs is not there; nothing was measured", "the log names it"),
-    71: (
-        "a rank or the network between ranks was lost",
-        f"look for the first failed rank in the log; after a second time: {_DRAIN}",
-    ),
-    72: (
-        "the loss or a gradient is NaN or infinite",
-        "lower train.learning_rate or raise train.warmup_steps; prefer bf16 to fp16",
-    ),
-    73: (
-        "a checkpoint that was needed is not saved, or a filesystem is full",
-        (
-            "free what the log names (soperator status --filesystems -s {stack}), or lower "
-            "train.keep_last"
-        ),
-    ),
-    74: ("a process that reads rows died", "give the job more memory"),
-    76: (
-        "a step or a collective stood still",
-        (
-            "the rank whose stack stands elsewhere is the cause; raise train.checkpoint.timeout_s "
-            "if steps are that long"
-        ),
-    ),
-    77: ("a GPU or its driver failed", f"{_DRAIN}, then submit it again"),
-    78: (
-        "a node lacks Python, a mount or a shared folder; nothing was started",
-        "the log names node and path",
-    ),
-    # Slurm says OUT_OF_MEMORY only where it limits memory itself: the kernel's killer, and a
-    # person's `kill -9`, look alike.
-    128 + 9: (
-        "it was killed (signal 9): by somebody, or by the kernel because host memory was full",
-        (
-            "dmesg on the node names it where it was memory: ask for more; else submit it again: "
-            "soperator submit {name} -s {stack}"
-        ),
-    ),
-}
+# `server TIMEOUT`: an end that means another thing for a server than for a job that saves. 137 is
+# no certain sign: Slurm says OUT_OF_MEMORY only where it limits memory itself, and the kernel's
+# killer and a person's `kill -9` look alike.
+_ENDS: Final = {end: (cause, step) for end, (cause, step) in _table("ends.tsv").items()}
+FAILURES: Final = {int(end): _ENDS[end] for end in _ENDS if end.isdecimal()}
 """Exit code -> cause and next step of a job that failed."""
 
 
@@ -339,8 +209,8 @@ def outcome(job: Job, stack: str, *, is_server: bool = False) -> Outcome | None:
     kind = _OF_STATE.get(job.state, OutcomeClass.FAILED)
     if kind is OutcomeClass.FAILED and job.exit_code is not None:
         kind = _OF_EXIT_CODE.get(job.exit_code, kind)
-    plain = {**_PLAIN, **_OF_A_SERVER} if is_server else _PLAIN
-    cause, step = plain[kind] if kind in plain else _failure(job)
+    own = _ENDS.get(f"server {kind}") if is_server else None
+    cause, step = own or _ENDS.get(kind) or _failure(job)
     return Outcome(
         kind=kind, cause=cause, next_step=step.format(id=job.id, name=job.name, stack=stack)
     )

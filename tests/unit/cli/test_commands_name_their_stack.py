@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -68,11 +68,11 @@ def messages(node: ast.AST) -> Iterator[str]:
                 yield from messages(child)
 
 
-def nameless(text: str) -> list[str]:
-    """Commands in the code whose stack is not named."""
+def nameless(told: Iterable[str]) -> list[str]:
+    """Commands in the messages whose stack is not named."""
     return [
         found[0]
-        for message in messages(ast.parse(text))
+        for message in told
         for found in command().finditer(message)
         if not NAMED.search(found[0]) and not OF_NO_STACK.match(found[0])
     ]
@@ -80,16 +80,23 @@ def nameless(text: str) -> list[str]:
 
 @pytest.mark.parametrize("path", PLACES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_command_in_a_message_names_its_stack(path: Path) -> None:
-    assert nameless(path.read_text(encoding="utf-8")) == []
+    assert nameless(messages(ast.parse(path.read_text(encoding="utf-8")))) == []
+
+
+@pytest.mark.parametrize("table", ["waits.tsv", "ends.tsv"])
+def test_a_command_in_a_table_of_messages_names_its_stack(table: str) -> None:
+    text = (ROOT / "infra/jobs" / table).read_text(encoding="utf-8")
+    assert command().search(text)
+    assert nameless(re.split(r"[\t\n]", text)) == []
 
 
 def test_the_scan_sees_a_command_without_its_stack() -> None:
     code = (
         '"""soperator pull ID"""\nnote(f"{a}: soperator cancel {b}; soperator logs {b} -s {c}")\n'
     )
-    assert nameless(code) == ["soperator cancel {}"]
+    assert nameless(messages(ast.parse(code))) == ["soperator cancel {}"]
 
 
 def test_the_scan_takes_another_option_for_no_stack() -> None:
-    assert nameless('say("soperator submit JOB --set a=b")') == ["soperator submit JOB --set a=b"]
-    assert nameless('say("soperator cost size MODEL")') == []
+    assert nameless(["soperator submit JOB --set a=b"]) == ["soperator submit JOB --set a=b"]
+    assert nameless(["soperator cost size MODEL"]) == []
