@@ -28,7 +28,6 @@ from tests.engine.sshd import Sshd
 
 COMMAND = "command:remote:Command"
 COPY = "command:remote:CopyToRemote"
-LOCAL = "command:local:Command"
 OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJTEQYBhvJUYyGCQSCbWuMPmDKqkmIvFY8oMJmvDbFWz"
 
 
@@ -366,21 +365,6 @@ def an_interrupt(world: World) -> str:
         return text.partition(":")[0]
 
 
-def a_local_command(world: World) -> str:
-    note = world.resource(LOCAL, "note")
-    note.create(
-        {
-            "create": "import os; print(os.getcwd(), os.environ['A'])",
-            "dir": str(world.folder),
-            "environment": {"A": "b"},
-            "interpreter": ["python3", "-c"],
-        }
-    )
-    failing = world.resource(LOCAL, "failing")
-    text = refusal(lambda: failing.create({"create": "echo out; exit 3"}))
-    return f"{note.output('stdout')}; {text}"
-
-
 def text_asset(text: str) -> Asset:
     return Asset(text=text, hash=hashlib.sha256(text.encode()).hexdigest())
 
@@ -424,5 +408,4 @@ CASES: tuple[Callable[[World], str], ...] = (
     a_source_that_is_not_there,
     a_place_without_room,
     an_interrupt,
-    a_local_command,
 )

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from infra.local.plugins.command import COPY, LOCAL, REMOTE, CommandProvider
+from infra.local.plugins.command import COPY, REMOTE, CommandProvider
 from infra.providers.engine.provider import UNKNOWN, Archive, Asset, ProviderError
 from tests.engine.sshd import running_sshd
 
@@ -113,15 +113,12 @@ def test_a_connection_goes_through_its_proxy(plugin, sshd):
     assert plugin.create(REMOTE, URN, inputs, False)[1]["stdout"] == "through"
 
 
-@pytest.mark.parametrize("type_", [REMOTE, LOCAL])
-def test_cancel_ends_a_running_command(plugin, sshd, lines, type_):
-    inputs = {"create": "echo started; exec sleep 600"} | (
-        {"connection": sshd.connection()} if type_ == REMOTE else {}
-    )
+def test_cancel_ends_a_running_command(plugin, sshd, lines):
+    inputs = {"create": "echo started; exec sleep 600", "connection": sshd.connection()}
     timer = threading.Timer(0.5, plugin.cancelled.set)
     timer.start()
     with pytest.raises(ProviderError, match=r"^cancelled"):
-        plugin.create(type_, URN, inputs, False)
+        plugin.create(REMOTE, URN, inputs, False)
     timer.join()
 
 
@@ -180,16 +177,6 @@ def test_a_copy_is_repeated_only_for_new_content_or_a_new_place(plugin, sshd, tm
     assert not target.exists()
     plugin.update(COPY, URN, "x", old, old, new, False)
     assert target.read_text() == "2"
-
-
-def test_a_local_command_has_its_folder_environment_and_interpreter(plugin, tmp_path):
-    inputs = {
-        "create": "import os; print(os.getcwd(), os.environ['A'])",
-        "dir": str(tmp_path),
-        "environment": {"A": "b"},
-        "interpreter": ["python3", "-c"],
-    }
-    assert plugin.create(LOCAL, URN, inputs, False)[1]["stdout"] == f"{tmp_path} b"
 
 
 def test_every_problem_of_the_inputs_is_reported_before_anything_runs(plugin):

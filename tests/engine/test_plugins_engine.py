@@ -10,6 +10,7 @@ import pytest
 
 from infra.local import engine
 from infra.state import CHECKOUT, Cache
+from tests.engine.sshd import running_sshd
 
 pytestmark = pytest.mark.engine
 
@@ -50,8 +51,11 @@ class Disk(pulumi.CustomResource):
         super().__init__("demo:storage/v1:Disk", name, {"kind": kind, "size": size, "key": None})
 
 disk = Disk("disk", settings["kind"], settings["size"])
-pulumi_command.local.Command(
-    "note", create=disk.id.apply(lambda id: f"echo made {id}"), delete=f"touch {settings['gone']}"
+pulumi_command.remote.Command(
+    "note",
+    connection=pulumi_command.remote.ConnectionArgs(**settings["connection"]),
+    create=disk.id.apply(lambda id: f"echo made {id}"),
+    delete=f"touch {settings['gone']}",
 )
 pulumi.export("disk_id", disk.id)
 pulumi.export("password", pulumi.Output.secret("hidden-password"))
@@ -61,8 +65,15 @@ pulumi.export("password", pulumi.Output.secret("hidden-password"))
 class Project:
     """A project folder with its own backend, and the engine that this machine has."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, sshd):
         self.folder = folder
+        self.connection = {
+            "host": "127.0.0.1",
+            "port": sshd.port,
+            "user": "root",
+            "private_key": sshd.private_key,
+            "host_key": sshd.host_key,
+        }
         self.gone = folder / "gone"
         (folder / "home").mkdir()
         engine.link_plugins(folder / "home")
@@ -103,6 +114,7 @@ class Project:
 
     def declare(self, kind="ssd", size=1):
         settings = {"kind": kind, "size": size, "gone": str(self.gone)}
+        settings["connection"] = self.connection
         (self.folder / "settings.json").write_text(json.dumps(settings))
 
     def __call__(self, *arguments):
@@ -132,7 +144,8 @@ class Project:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    return Project(tmp_path_factory.mktemp("project"))
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as sshd:
+        yield Project(tmp_path_factory.mktemp("project"), sshd)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The stand-in of pulumi-command 1.2.1: commands and files over SSH, and local commands.
+"""The stand-in of pulumi-command 1.2.1: commands and files over SSH; none on this machine.
 
 `create` once, `update` (else `create`) on a change, `delete` at the end, nothing in a preview. The
 host key is pinned where `connection` gives it; the agent, the user's keys and ~/.ssh of this
@@ -13,10 +13,8 @@ import json
 import os
 import posixpath
 import secrets
-import signal
 import socket
 import stat
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -361,7 +359,6 @@ class _Lines:
 
 REMOTE: Final = "command:remote:Command"
 COPY: Final = "command:remote:CopyToRemote"
-LOCAL: Final = "command:local:Command"
 _COMMAND: Final = (
     "addPreviousOutputInEnv",
     "create",
@@ -375,12 +372,10 @@ _COMMAND: Final = (
 _KNOWN: Final = {
     REMOTE: (*_COMMAND, "connection"),
     COPY: ("connection", "remotePath", "source", "triggers"),
-    LOCAL: (*_COMMAND, "archivePaths", "assetPaths", "dir", "interpreter"),
 }
 _REQUIRED: Final = {
     REMOTE: ("connection",),
     COPY: ("connection", "remotePath", "source"),
-    LOCAL: (),
 }
 _LOGGED: Final = {
     "stdoutAndStderr": ("stdout", "stderr"),
@@ -397,7 +392,7 @@ Values = dict[str, Any]
 
 
 class CommandProvider(Provider):
-    """The three resources of pulumi-command that the program uses."""
+    """The two resources of pulumi-command that the program uses."""
 
     def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[tuple[str, str]]]:
         if type_ not in _REQUIRED:
@@ -407,11 +402,6 @@ class CommandProvider(Provider):
         if type_ == COPY and "source" in new:
             wrong += _source_problems(new["source"])
         wrong += [(name, "unknown") for name in sorted(new.keys() - set(_KNOWN[type_]))]
-        wrong += [
-            (name, "not served by the stand-in; install the official command plugin")
-            for name in ("assetPaths", "archivePaths")
-            if name in new
-        ]
         if isinstance(new.get("connection"), dict):
             new = {**new, "connection": with_defaults(new["connection"])}
         return new, wrong
@@ -430,7 +420,7 @@ class CommandProvider(Provider):
             return id_, inputs
         if preview:
             return id_, {**inputs, "stdout": UNKNOWN, "stderr": UNKNOWN}
-        return id_, self._run(type_, urn, inputs, inputs.get("create"), {})
+        return id_, self._run(urn, inputs, inputs.get("create"), {})
 
     def update(
         self,
@@ -450,11 +440,11 @@ class CommandProvider(Provider):
         if preview:
             return {**new, "stdout": UNKNOWN, "stderr": UNKNOWN}
         command = new["update"] if new.get("update") is not None else new.get("create")
-        return self._run(type_, urn, new, command, old_state)
+        return self._run(urn, new, command, old_state)
 
     def delete(self, type_: str, id: str, state: Values) -> None:
         if type_ != COPY and state.get("delete") is not None:
-            self._run(type_, "", state, state["delete"], state)
+            self._run("", state, state["delete"], state)
 
     def _copy(self, inputs: Values) -> None:
         source, remote = inputs["source"], inputs["remotePath"]
@@ -468,9 +458,7 @@ class CommandProvider(Provider):
             except OSError as error:
                 raise ProviderError(f"remotePath: '{remote}': {error}") from error
 
-    def _run(
-        self, type_: str, urn: str, inputs: Values, command: str | None, previous: Values
-    ) -> Values:
+    def _run(self, urn: str, inputs: Values, command: str | None, previous: Values) -> Values:
         """The state after `command` ran; without one the previous output stays."""
         outputs = {name: previous.get(name) or "" for name in ("stdout", "stderr")}
         if command is None:
@@ -485,12 +473,9 @@ class CommandProvider(Provider):
             if urn and stream in shown:
                 self.engine.info(urn, text)
 
-        run = self._run_here if type_ == LOCAL else self._run_there
-        status, out, err = run(urn, inputs, command, earlier, line)
+        status, out, err = self._run_there(urn, inputs, command, earlier, line)
         if status != 0:
-            ended = f"exit status {status}"
-            if type_ != LOCAL:
-                ended = f"Process exited with status {status}"
+            ended = f"Process exited with status {status}"
             raise ProviderError(f"{ended}: running {json.dumps(command)}:\n{out}\n{err}")
         return {**inputs, "stdout": out, "stderr": err}
 
@@ -522,40 +507,6 @@ class CommandProvider(Provider):
                 line=line,
                 cancelled=self.cancelled,
             )
-
-    def _run_here(
-        self, urn: str, inputs: Values, command: str, earlier: Values, line: Line
-    ) -> tuple[int, str, str]:
-        folder = inputs.get("dir")
-        if folder and not Path(folder).is_dir():
-            raise ProviderError(f"dir: '{folder}' is no folder on this machine; make it first")
-        with subprocess.Popen(
-            [*(inputs.get("interpreter") or ["/bin/sh", "-c"]), command],
-            cwd=folder,
-            env={**os.environ, **earlier, **(inputs.get("environment") or {})},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            done = threading.Event()
-            watch = threading.Thread(target=self._end_on_cancel, args=(process, done), daemon=True)
-            watch.start()
-            out, err = process.communicate(inputs.get("stdin") or "")
-            done.set()
-        if self.cancelled.is_set():
-            raise ProviderError("cancelled: the command was ended")
-        for name, text in (("stdout", out), ("stderr", err)):
-            for each in text.splitlines():
-                line(name, each)
-        return process.returncode, out.removesuffix("\n"), err.removesuffix("\n")
-
-    def _end_on_cancel(self, process: subprocess.Popen[str], done: threading.Event) -> None:
-        while not done.wait(0.1):
-            if self.cancelled.is_set():
-                os.killpg(process.pid, signal.SIGTERM)
-                return
 
 
 def _connection_problems(connection: Any) -> list[tuple[str, str]]:

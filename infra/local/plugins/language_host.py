@@ -11,19 +11,15 @@ import runpy
 import signal
 import sys
 import threading
-from concurrent import futures
 from pathlib import Path
-from typing import Final
 
 import grpc
 from google.protobuf import empty_pb2
 from pulumi.automation._server import LanguageServer
 from pulumi.runtime.proto import language_pb2, language_pb2_grpc, plugin_pb2
 
-from infra.providers.engine.serve import exit_with_parent
+from infra.providers.engine.serve import exit_with_parent, listen
 from infra.state import PULUMI_VERSION
-
-_MAX_MESSAGE_BYTES: Final = 400 << 20
 
 
 class LanguageHost(LanguageServer):
@@ -90,16 +86,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
     positional = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    limits = [
-        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-        ("grpc.so_reuseport", 0),
-    ]
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=8), options=limits)
     host = LanguageHost(positional[0] if positional else "")
-    language_pb2_grpc.add_LanguageRuntimeServicer_to_server(host, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
+    add = language_pb2_grpc.add_LanguageRuntimeServicer_to_server
+    server, port = listen("language host", lambda server: add(host, server))
     print(port, flush=True)
     server.wait_for_termination()
 

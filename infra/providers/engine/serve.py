@@ -9,12 +9,15 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
+from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf import any_pb2, empty_pb2, message
@@ -52,6 +55,68 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(0)
+
+
+_TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_ESTABLISHED: Final = "01"
+"""A socket that its process has closed belongs to uid 0 in the tables, and is in another state."""
+
+
+class OwnerOnly(grpc.ServerInterceptor):
+    """Refuses every call of another user of this machine.
+
+    The engine gives its plugins no secret to ask for, and what they do they do with its rights: so
+    the kernel is asked whose the caller's socket is.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.port = 0
+        """Where the server listens, once it does."""
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """The method behind the check; None where there is no such method."""
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return None
+        kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+        return handler._replace(
+            **{kind: self._checked(call) for kind in kinds if (call := getattr(handler, kind))}
+        )
+
+    def _checked(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(request: Any, context: grpc.ServicerContext) -> Any:
+            owner = os.geteuid()
+            if (uid := _uid_of(context.peer(), self.port)) not in (owner, 0):
+                context.abort(
+                    grpc.StatusCode.PERMISSION_DENIED,
+                    f"{self._name}: asked by {'nobody known' if uid is None else f'uid {uid}'}; "
+                    f"it answers uid {owner}, which started it; run pulumi as that user",
+                )
+            return call(request, context)
+
+        return checked
+
+
+def _uid_of(peer: str, port: int) -> int | None:
+    """Who holds the other end of a connection to our port of 127.0.0.1, as gRPC names it."""
+    address, _, peer_port = unquote(peer).rpartition(":")
+    host = address.rpartition(":")[2].strip("]")
+    try:
+        theirs, ours = _end(host, int(peer_port)), _end(_HOST, port)
+    except (OSError, ValueError):  # no address of IPv4: none that can reach us
+        return None
+    for table in _TABLES:
+        for line in table.read_text().splitlines() if table.exists() else []:
+            # An IPv4 address of an IPv6 socket ends as the one of an IPv4 socket is written.
+            _, local, remote, state, _, _, _, uid, *_ = line.split()
+            if local.endswith(theirs) and remote.endswith(ours) and state == _ESTABLISHED:
+                return int(uid)
+    return None
+
+
+def _end(host: str, port: int) -> str:
+    return f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
 
 
 Values = dict[str, Any]
@@ -133,19 +198,27 @@ def serve(provider: Provider, name: str, version: str) -> None:
 
 def start(provider: Provider, name: str, version: str) -> tuple[grpc.Server, int]:
     """A started server on 127.0.0.1 and its port; for `serve` and for tests."""
+    servicer = _Servicer(provider, name, version)
+    add = provider_pb2_grpc.add_ResourceProviderServicer_to_server
+    return listen(f"plugin {name}", lambda server: add(servicer, server))
+
+
+def listen(name: str, add: Callable[[grpc.Server], object]) -> tuple[grpc.Server, int]:
+    """A started server of what `add` puts on it, for this user alone, and its loopback port."""
+    guard = OwnerOnly(name)
     server = grpc.server(
         futures.ThreadPoolExecutor(max_workers=_MAX_CALLS, thread_name_prefix=name),
+        interceptors=[guard],
         options=[
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),
         ],
     )
-    servicer = _Servicer(provider, name, version)
-    provider_pb2_grpc.add_ResourceProviderServicer_to_server(servicer, server)
-    port = server.add_insecure_port(f"{_HOST}:0")
+    add(server)
+    guard.port = server.add_insecure_port(f"{_HOST}:0")
     server.start()
-    return server, port
+    return server, guard.port
 
 
 Response = TypeVar("Response", bound=message.Message)
