@@ -18,8 +18,6 @@ from stacks.errors import UserError
 CHECKOUT: Final = Path(__file__).resolve().parents[1]
 """The folder that holds Pulumi.yaml."""
 DEFAULT_STACK = "local"
-TOKEN: Final = "local-token"  # noqa: S105
-"""What the emulated API and the API server accept; opens nothing but this machine's loopback."""
 PULUMI_VERSION: Final = "3.190.0"
 """Newest version whose Go module is served by every Go proxy that we met."""
 KUBE_APISERVER_VERSION: Final = "1.36.0"
@@ -43,6 +41,11 @@ class State:
     def passphrase(self) -> Path:
         """Passphrase of the file backend's secrets."""
         return self.root / "passphrase"
+
+    @property
+    def token(self) -> Path:
+        """What the embedded cloud's APIs take from its owner: random, made once."""
+        return self.root / "token"
 
     @property
     def ssh_key(self) -> Path:
@@ -154,14 +157,6 @@ class Ports:
         return self.base
 
     @property
-    def etcd_client(self) -> int:
-        return self.base + 1
-
-    @property
-    def etcd_peer(self) -> int:
-        return self.base + 2
-
-    @property
     def kube_apiserver(self) -> int:
         return self.base + 3
 
@@ -182,9 +177,9 @@ class Ports:
         return self.base + 7
 
     @property
-    def come_up(self) -> tuple[int, int, int]:
-        """Of the API server of `soperator doctor --sources`: etcd's two and its own."""
-        return self.base + 8, self.base + 9, self.base + 10
+    def come_up(self) -> int:
+        """Of the API server of `soperator doctor --sources`."""
+        return self.base + 10
 
     def slurmd(self, index: int) -> int:
         """Port of the worker with this ordinal, counted over all nodesets."""

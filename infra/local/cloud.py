@@ -28,6 +28,7 @@ from infra.local.kube.crd import install_crds
 from infra.local.process import in_use, is_free, is_listening, login_in_use
 from infra.local.slurm.cluster import SlurmRuntime
 from infra.local.slurm.pod import FAST_SETTING, SLURM_SETTING, SlurmSetup
+from infra.providers.nebius.sdk import TOKEN_VARIABLE
 from infra.state import CHECKOUT, PORT_SETTING, Cache, Ports, State
 
 _PROGRAMS: Final = {
@@ -137,9 +138,8 @@ class Cloud:
         return ApiServerConfig(
             folder=self.state.local / "kube",
             run_dir=self.state.run,
-            etcd_port=self.ports.etcd_client,
-            etcd_peer_port=self.ports.etcd_peer,
             api_port=self.ports.kube_apiserver,
+            token=engine.token(self.state),
         )
 
     @property
@@ -158,7 +158,7 @@ class Cloud:
             "SOPERATOR_CACHE": str(self.cache.root),
             PORT_SETTING: str(self.ports.base),
             "SOPERATOR_NEBIUS_ENDPOINT": f"http://127.0.0.1:{self.ports.nebius_api}",
-            "NEBIUS_IAM_TOKEN": api_server.TOKEN,
+            TOKEN_VARIABLE: engine.token(self.state),
         }
 
 
@@ -168,6 +168,8 @@ def up(cloud: Cloud) -> None:
     cloud.state.local.mkdir(parents=True, exist_ok=True, mode=0o700)
     engine.make_folders(cloud.state)
     engine.make_ssh_key(cloud.state)
+    engine.make_token(cloud.state)
+    _stop_what_takes_another_token(cloud)
     write_certificates(cloud.kube.folder / "pki", "127.0.0.1")
     with ThreadPoolExecutor(3) as threads:
         starters = (start_emulator, start_object_storage, _start_kube)
@@ -175,6 +177,15 @@ def up(cloud: Cloud) -> None:
         for started in starting:
             started.result()
     start_reconciler(cloud)
+
+
+def _stop_what_takes_another_token(cloud: Cloud) -> None:
+    """Stops the services of an earlier version, which took one that everybody knows."""
+    token, run = engine.token(cloud.state), cloud.state.run
+    found = [process.find(name, run) for name in (RECONCILER, EMULATOR)]
+    if any(one.environment.get(TOKEN_VARIABLE, token) != token for one in found if one):
+        for name in reversed(SERVICES):  # the reconciler first: it starts the others again
+            process.stop(name, run)
 
 
 def down(
@@ -200,8 +211,7 @@ def down(
 
 def parts(cloud: Cloud) -> list[Part]:
     """Every part that runs or should run."""
-    known = {EMULATOR: cloud.ports.nebius_api, "etcd": cloud.ports.etcd_client}
-    known["kube-apiserver"] = cloud.ports.kube_apiserver
+    known = {EMULATOR: cloud.ports.nebius_api, "kube-apiserver": cloud.ports.kube_apiserver}
     known[OBJECT_STORAGE] = cloud.ports.object_storage
     recorded = {
         item.name: item

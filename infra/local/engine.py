@@ -10,9 +10,11 @@ stack, while an engine killed in `pulumi stack init` leaves a lock and no stack.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import secrets
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -162,6 +164,25 @@ def make_passphrase(state: State) -> None:
     """Write the passphrase file unless there is one."""
     if not state.passphrase.exists():
         files.write(state.passphrase, PUBLIC + "\n", mode=0o600)
+
+
+def token(state: State) -> str:
+    """The embedded cloud's token; before there is one, another that opens nothing."""
+    try:
+        return state.token.read_text()
+    except FileNotFoundError:
+        return secrets.token_urlsafe()
+
+
+def make_token(state: State) -> None:
+    """Write the token's file unless there is one."""
+    if state.token.exists():
+        return
+    fresh = state.token.with_name(f".token.{os.getpid()}")
+    files.write(fresh, secrets.token_urlsafe(), mode=0o600)
+    with contextlib.suppress(FileExistsError):  # of two commands at once the first one's stays
+        os.link(fresh, state.token)
+    fresh.unlink()
 
 
 def make_ssh_key(state: State) -> None:

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from infra.local import process
+from infra.local import engine, process
 from infra.local.errors import LocalError
+from infra.providers.nebius.sdk import TOKEN_VARIABLE
 from infra.state import CHECKOUT, State
 
 NAME: Final = "nebius-api-offline"
@@ -28,6 +29,9 @@ def start(state: State) -> str:
     folder, log = state.offline / "nebius", _log(state)
     folder.mkdir(parents=True, exist_ok=True)
     running = process.find(NAME, _run(state))
+    token = engine.token(state)
+    if running is not None and running.environment.get(TOKEN_VARIABLE) != token:
+        stop(state)  # of an earlier version, which took one that everybody knows
     if running is None or not running.alive:
         log.unlink(missing_ok=True)  # an old log names the port of a process that is gone
     options = ["--state", str(folder), "--port", "0", "--latency", "0", "--anywhere"]
@@ -36,7 +40,7 @@ def start(state: State) -> str:
         [sys.executable, "-m", "infra.local.nebius_api", *options],
         run_dir=_run(state),
         log=log,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), TOKEN_VARIABLE: token},
     )
     deadline = time.monotonic() + _START_S
     while (address := _address(log)) is None:

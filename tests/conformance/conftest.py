@@ -84,9 +84,9 @@ def came_up(
             cluster = replace(declared.cluster, soperator_version=version)
             declared = replace(declared, cluster=cluster)
         folder = tmp_path_factory.mktemp(f"{name}{version}")
-        etcd, peer, api = free_ports(3)
+        (api,) = free_ports(1)
         try:
-            with api_server.running(folder, (etcd, peer, api)) as config:
+            with api_server.running(folder, api) as config:
                 server = ApiServer(
                     access=config.access(), certificate=config.certificate, key=config.key
                 )

@@ -50,8 +50,8 @@ def way(came_up) -> ComeUp:
 @pytest.fixture(scope="module")
 def cluster(way, sources, tmp_path_factory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("controllers")
-    etcd, peer, api = free_ports(3)
-    with api_server.running(folder, (etcd, peer, api)) as config:
+    (api,) = free_ports(1)
+    with api_server.running(folder, api) as config:
         found = Cluster(
             ApiServer(access=config.access(), certificate=config.certificate, key=config.key)
         )

@@ -49,7 +49,7 @@ def test_every_record_fits(spec, sources, helm, tmp_path, record_property):
     crds, missing = definitions(sources)
     if missing:  # Helm makes no record of a release with an object of an unknown kind
         raise NotRunError("; ".join(missing.values()))
-    with api_server.running(tmp_path / "api", free_ports(3)) as config:
+    with api_server.running(tmp_path / "api", free_ports(1)[0]) as config:
         server = ApiServer(access=config.access(), certificate=config.certificate, key=config.key)
         cluster = Cluster(server)
         access = tmp_path / "kubeconfig"

@@ -84,7 +84,10 @@ class Emulator:
         """Starts it, each time on the same port."""
         command = [sys.executable, "-m", "infra.local.nebius_api", "--state", str(self.folder)]
         command += ["--port", str(self.port), "--latency", str(latency_s)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT)
+        environ = {**os.environ, "NEBIUS_IAM_TOKEN": "local-token"}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT, env=environ
+        )
         assert self.process.stdout is not None
         ready = self.process.stdout.readline()
         assert "ready" in ready, ready

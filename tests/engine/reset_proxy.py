@@ -23,6 +23,7 @@ class ResetProxy:
 
     def __init__(self, access: Access) -> None:
         self.num_requests = 0
+        self.token = access.static_token
         self._resets: dict[int, When] = {}
         self._lock = threading.Lock()
         self._upstream = urllib3.connection_from_url(

@@ -69,6 +69,7 @@ class SmallCloud:
             latency_s=POLLS - 0.5,
             clock=lambda: self.started_at + len(self.emulator.calls),
             calls=deque(),
+            token="local-token",
         )
         self.seed = dict(self.emulator.store.resources)
         self._loop = asyncio.new_event_loop()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from infra.clients.kube import KubeClient
-from infra.local.kube.api_server import TOKEN
 from infra.local.plugins.kubernetes import Kubernetes
 from infra.providers.engine.provider import ProviderError
 from tests.engine.reset_proxy import ResetProxy, When
@@ -87,7 +86,7 @@ def _kubeconfig(proxy: ResetProxy) -> str:
     return json.dumps(
         {
             "clusters": [{"name": "c", "cluster": {"server": proxy.endpoint}}],
-            "users": [{"name": "u", "user": {"token": TOKEN}}],
+            "users": [{"name": "u", "user": {"token": proxy.token}}],
             "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
             "current-context": "x",
         }

@@ -27,7 +27,7 @@ from infra.clients.passphrase import PUBLIC
 from infra.local import cloud
 from infra.local.cloud import Cloud
 from infra.local.errors import LocalError
-from infra.state import CHECKOUT, TOKEN, Cache, Ports, State
+from infra.state import CHECKOUT, Cache, Ports, State
 from tests.engine.nebius_project import pulumi_binary
 from tests.ports import free_base, free_node_port
 
@@ -140,7 +140,8 @@ def secrets(stack: Stack) -> list[bytes]:
     """Every secret as it would be found: line by line, in JSON, and as Kubernetes writes it."""
     exported = stack.pulumi("stack", "export", "--show-secrets")
     stack.printed = {c: text for c, text in stack.printed.items() if "--show-secrets" not in c}
-    found = [TOKEN, PUBLIC, *_secret_texts(json.loads(exported)["deployment"])]
+    token = State.from_environ(stack.environ).token.read_text()
+    found = [token, PUBLIC, *_secret_texts(json.loads(exported)["deployment"])]
     texts = [text for text in found if not text.startswith("ssh-")]  # the public half of a pair
     needles = {base64.b64encode(text.encode())[:80] for text in texts}
     for text in texts:
@@ -217,7 +218,8 @@ def test_no_secret_is_on_a_command_line(stack: Stack, secrets: list[bytes]) -> N
 
 def test_no_secret_is_in_a_file_of_the_user(stack: Stack, secrets: list[bytes]) -> None:
     """State, backups, history, builds, plugins' folders: all but the cloud's own machine."""
-    places = [path for path in stack.folder.iterdir() if path.name not in ("local", "passphrase")]
+    own = ("local", "passphrase", "token")
+    places = [path for path in stack.folder.iterdir() if path.name not in own]
     assert _having(secrets, (path for place in places for path in (place, *place.rglob("*")))) == []
 
 
@@ -230,7 +232,8 @@ def test_no_secret_is_in_a_log_or_a_record_of_the_cloud(stack: Stack, secrets: l
 
 def test_what_others_must_not_read_has_a_mode_that_says_so(stack: Stack) -> None:
     """The engine writes its backups with the user's umask: the folder around them is closed."""
-    folders, files = ("", "local", "ssh", "pulumi", "offline"), ("passphrase", "ssh/id_ed25519")
+    folders = ("", "local", "local/kube", "ssh", "pulumi", "offline")
+    files = ("passphrase", "token", "ssh/id_ed25519", "local/kube/tokens.csv")
     modes = dict.fromkeys(folders, 0o700) | dict.fromkeys(files, 0o600)
     found = {name: (stack.folder / name).stat().st_mode & 0o777 for name in modes}
     assert found == modes

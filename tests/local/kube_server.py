@@ -13,7 +13,7 @@ import pytest
 from infra.clients.kube import KubeClient
 from infra.local.errors import LocalError
 from infra.local.kube import api_server
-from infra.local.kube.api_server import TOKEN, ApiServerConfig
+from infra.local.kube.api_server import ApiServerConfig
 from infra.local.kube.crd import install_crds
 from tests.ports import free_ports
 
@@ -26,13 +26,12 @@ def config_in(folder: Path) -> ApiServerConfig:
         api_server.find_api_server()
     except LocalError as error:
         pytest.skip(str(error))
-    etcd, peer, api = free_ports(3)
+    (api,) = free_ports(1)
     return ApiServerConfig(
         folder=folder / "kube",
         run_dir=folder / "run",
-        etcd_port=etcd,
-        etcd_peer_port=peer,
         api_port=api,
+        token="a-token-of-this-test",
     )
 
 
@@ -56,7 +55,7 @@ def kubeconfig(config: ApiServerConfig) -> str:
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "local", "cluster": cluster}],
-            "users": [{"name": "admin", "user": {"token": TOKEN}}],
+            "users": [{"name": "admin", "user": {"token": config.token}}],
             "contexts": [{"name": "local", "context": {"cluster": "local", "user": "admin"}}],
             "current-context": "local",
         }

@@ -16,6 +16,7 @@ from infra.local import cloud, faults, process
 from infra.local.cloud import EMULATOR, RECONCILER, SERVICES, Cloud
 from infra.local.errors import LocalError
 from infra.state import Cache, Ports, State
+from tests import neighbour
 from tests.ports import free_base
 
 pytestmark = pytest.mark.local
@@ -52,6 +53,51 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
 
 def test_every_part_is_ready(embedded: Cloud) -> None:
     assert [part.name for part in cloud.parts(embedded) if part.ready] == list(SERVICES)
+
+
+@neighbour.as_root
+def test_no_part_answers_another_user_of_the_machine(embedded: Cloud) -> None:
+    """What the constant token of earlier versions opened, and etcd to everybody."""
+    ports, kube = embedded.ports, embedded.kube
+    found = neighbour.run(
+        "import grpc._channel, socket, ssl, urllib.request",
+        f"""
+def tell(name, ask):
+    try:
+        print(name, ask())
+    except OSError as error:
+        print(name, getattr(error, "code", None) or type(error).__name__)
+    except grpc.RpcError as error:
+        print(name, error.code().name)
+
+def url(address, **headers):
+    request = urllib.request.Request(address, headers=headers)
+    return urllib.request.urlopen(request, context=ssl._create_unverified_context()).read()
+
+tell("etcd", lambda: socket.socket(socket.AF_UNIX).connect("{kube.folder}/etcd.sock:0"))
+tell("etcd-port", lambda: socket.create_connection(("127.0.0.1", {ports.base + 1})))
+for name, path in (("token", "{embedded.state.token}"), ("tokens", "{kube.folder}/tokens.csv")):
+    tell(name, lambda: open(path).read())
+secrets = "{kube.endpoint}/api/v1/secrets"
+tell("kube", lambda: url(secrets))
+tell("kube-token", lambda: url(secrets, Authorization="Bearer local-token"))
+tell("objects", lambda: url("http://127.0.0.1:{ports.object_storage}/"))
+channel = grpc.insecure_channel("127.0.0.1:{ports.nebius_api}")
+ask = channel.unary_unary("/nebius.iam.v1.ProfileService/Get")
+tell("api", lambda: ask(b"", metadata=[("authorization", "Bearer local-token")]))
+""",
+    )
+    assert dict(line.split() for line in found.splitlines()) == {
+        "etcd": "PermissionError",
+        "etcd-port": "ConnectionRefusedError",
+        "token": "PermissionError",
+        "tokens": "PermissionError",
+        "kube": "401",
+        "kube-token": "401",
+        "objects": "403",
+        "api": "UNAUTHENTICATED",
+    }
+    assert {p.stat().st_mode & 0o077 for p in (embedded.state.token, kube.folder)} == {0}
 
 
 def test_a_second_up_changes_no_process(embedded: Cloud) -> None:

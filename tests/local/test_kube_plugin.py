@@ -318,7 +318,7 @@ def test_values_files_lie_below_the_values(plugin, client, namespace, tmp_path):
 
 
 def test_an_exec_credential_of_the_kubeconfig_opens_the_cluster(cluster, namespace):
-    credential = {"status": {"token": "local-token"}}
+    credential = {"status": {"token": cluster.token}}
     config = json.loads(kubeconfig(cluster))
     config["users"][0]["user"] = {
         "exec": {

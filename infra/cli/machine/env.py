@@ -22,7 +22,7 @@ from infra.clients.passphrase import PUBLIC
 from infra.local import engine, offline
 from infra.local.engine import describe_plugins
 from infra.providers.nebius.sdk import exec_credential
-from infra.state import CHECKOUT, TOKEN, Cache, Ports, State
+from infra.state import CHECKOUT, Cache, Ports, State
 from stacks.errors import UserError
 
 
@@ -93,7 +93,7 @@ def environment(target: Target | None = None) -> dict[str, str]:
         "SOPERATOR_NEBIUS_ENDPOINT": endpoint,
         "SOPERATOR_CRDS": str(CHECKOUT / "infra" / "local" / "kube" / "crds"),
         "SOPERATOR_SSH_PUBLIC_KEY_FILE": str(state.ssh_public_key),
-        "NEBIUS_IAM_TOKEN": TOKEN,
+        "NEBIUS_IAM_TOKEN": engine.token(state),
     }
 
 
@@ -103,6 +103,7 @@ def prepare(target: Target = Target.LOCAL) -> None:
     engine.make_folders(state)
     if target is not Target.CLOUD:
         engine.make_passphrase(state)
+        engine.make_token(state)
     engine.make_ssh_key(state)
     engine.link_plugins(state.pulumi_home)
     if target is Target.CLOUD:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -22,10 +23,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from infra import files
 from infra.clients.kube import Access, KubeClient
 from infra.local import process
 from infra.local.errors import LocalError
-from infra.state import TOKEN, Cache
+from infra.state import Cache
 
 _VALID_DAYS = 3650
 _RENEW_BEFORE_DAYS = 30
@@ -134,6 +136,10 @@ _IMPATIENT_S: Final = 0.5
 _PORT_TIMEOUT_S: Final = 5.0
 """A killed process gives its ports back only when its last thread is gone."""
 _ETCD: Final = "etcd"
+_ETCD_SOCKET: Final = "unix://etcd.sock:0"
+"""In the closed folder, where both run: etcd knows no users, and no path there is too long. etcd
+asks for the port, which becomes part of the name."""
+_PEER_SOCKET: Final = "unix://peer.sock:0"
 _API_SERVER: Final = "kube-apiserver"
 
 
@@ -143,9 +149,9 @@ class ApiServerConfig:
 
     folder: Path
     run_dir: Path
-    etcd_port: int
-    etcd_peer_port: int
     api_port: int
+    token: str
+    """The administrator's."""
 
     @property
     def endpoint(self) -> str:
@@ -169,7 +175,8 @@ class ApiServerConfig:
 
     def access(self) -> Access:
         """The administrator's access."""
-        return Access(server=self.endpoint, ca_pem=self.ca_file.read_text(), static_token=TOKEN)
+        ca_pem = self.ca_file.read_text()
+        return Access(server=self.endpoint, ca_pem=ca_pem, static_token=self.token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +193,10 @@ def start(config: ApiServerConfig, timeout_s: float = _READY_TIMEOUT_S) -> None:
     if status(config).ready:
         return
     etcd, api_server = _etcd_argv(_find_etcd(), config), _api_server_argv(find_api_server(), config)
-    config.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_certificates(config.folder / "pki", _HOST)
-    _write_tokens(config.folder / "tokens.csv")
+    config.folder.chmod(0o700)
+    tokens = f'{config.token},local-admin,local-admin,"system:masters"\n'
+    files.write(config.folder / "tokens.csv", tokens, mode=0o600)
     # A killed process counts as alive until its last thread is gone: what was found may still
     # end and is started then. Only what this call started must not.
     started: set[str] = set()
@@ -199,7 +207,7 @@ def start(config: ApiServerConfig, timeout_s: float = _READY_TIMEOUT_S) -> None:
             # anew. It keeps nothing, and its orderly end would wait for the store.
             process.stop(_API_SERVER, config.run_dir, timeout_s=_IMPATIENT_S)
             started.discard(_API_SERVER)
-            _start_once(_ETCD, etcd, config, (config.etcd_port, config.etcd_peer_port), started)
+            _start_once(_ETCD, etcd, config, (), started)
         if not process.alive(_API_SERVER, config.run_dir):
             _start_once(_API_SERVER, api_server, config, (config.api_port,), started)
         if time.monotonic() > deadline:
@@ -222,15 +230,13 @@ def status(config: ApiServerConfig) -> Status:
 
 
 @contextlib.contextmanager
-def running(folder: Path, ports: tuple[int, int, int]) -> Iterator[ApiServerConfig]:
-    """An API server of its own while the block runs; `ports` are etcd's two and its own."""
-    etcd_port, etcd_peer_port, api_port = ports
+def running(folder: Path, api_port: int) -> Iterator[ApiServerConfig]:
+    """An API server of its own while the block runs."""
     config = ApiServerConfig(
         folder=folder / "kube",
         run_dir=folder / "run",
-        etcd_port=etcd_port,
-        etcd_peer_port=etcd_peer_port,
         api_port=api_port,
+        token=secrets.token_urlsafe(),
     )
     try:
         start(config)
@@ -259,17 +265,17 @@ def _find_etcd() -> str:
 
 
 def _etcd_argv(binary: str, config: ApiServerConfig) -> list[str]:
-    client = f"http://{_HOST}:{config.etcd_port}"
-    peer = f"http://{_HOST}:{config.etcd_peer_port}"
     return [
+        # A killed one leaves its sockets, and the next one would not start on them.
+        *("/bin/sh", "-c", 'rm -f *.sock:0; exec "$@"', "sh"),
         binary,
         "--name=local",
         f"--data-dir={config.folder / 'etcd'}",
-        f"--listen-client-urls={client}",
-        f"--advertise-client-urls={client}",
-        f"--listen-peer-urls={peer}",
-        f"--initial-advertise-peer-urls={peer}",
-        f"--initial-cluster=local={peer}",
+        f"--listen-client-urls={_ETCD_SOCKET}",
+        f"--advertise-client-urls={_ETCD_SOCKET}",
+        f"--listen-peer-urls={_PEER_SOCKET}",
+        f"--initial-advertise-peer-urls={_PEER_SOCKET}",
+        f"--initial-cluster=local={_PEER_SOCKET}",
         "--logger=zap",
         "--log-level=warn",
     ]
@@ -279,7 +285,7 @@ def _api_server_argv(binary: str, config: ApiServerConfig) -> list[str]:
     pki = config.folder / "pki"
     return [
         binary,
-        f"--etcd-servers=http://{_HOST}:{config.etcd_port}",
+        f"--etcd-servers={_ETCD_SOCKET}",
         f"--bind-address={_HOST}",
         f"--advertise-address={_HOST}",
         f"--secure-port={config.api_port}",
@@ -289,6 +295,7 @@ def _api_server_argv(binary: str, config: ApiServerConfig) -> list[str]:
         f"--service-account-signing-key-file={pki / 'service-account.key'}",
         f"--service-account-issuer={config.endpoint}",
         f"--token-auth-file={config.folder / 'tokens.csv'}",
+        "--anonymous-auth=false",
         "--authorization-mode=RBAC",
         "--service-cluster-ip-range=10.96.0.0/16",
         # Both lean on the controller-manager, which does not run: default ServiceAccounts would be
@@ -299,11 +306,6 @@ def _api_server_argv(binary: str, config: ApiServerConfig) -> list[str]:
         # As on the real cluster: mounts and slurmd need privileged containers.
         "--allow-privileged=true",
     ]
-
-
-def _write_tokens(path: Path) -> None:
-    path.touch(mode=0o600)
-    path.write_text(f'{TOKEN},local-admin,local-admin,"system:masters"\n')
 
 
 def _refuse_taken_ports(program: str, wanted: tuple[int, ...]) -> None:
@@ -322,7 +324,7 @@ def _start_once(
     if name in started:
         raise LocalError(f"{name}: ended at its start; see {log}: {_last_line(log)}")
     _refuse_taken_ports(name, wanted)
-    process.start(name, argv, run_dir=config.run_dir, log=log)
+    process.start(name, argv, run_dir=config.run_dir, log=log, cwd=config.folder)
     started.add(name)
 
 

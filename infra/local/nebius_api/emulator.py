@@ -14,7 +14,9 @@ being changed. Refusals, slow and lost answers are planted faults: errors.py.
 from __future__ import annotations
 
 import json
+import os
 import re
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -45,6 +47,7 @@ from infra.local.nebius_api.hooks import HOOKS, UNAUTHENTICATED_METHODS, Call
 from infra.local.nebius_api.states import plant_project, seed, used_in
 from infra.local.nebius_api.store import Store
 from infra.providers.nebius.schema import OPERATION, OPERATIONS, Schema, is_resource
+from infra.providers.nebius.sdk import TOKEN_VARIABLE
 
 
 class Troubles:
@@ -103,6 +106,10 @@ class Emulator:
     kube: KubeAccess = KubeAccess()
     object_storage: str | None = None
     """Host and port where every bucket answers; None names the cloud's own."""
+    token: str = field(
+        default_factory=lambda: os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe()
+    )
+    """Lets the owner in; without one in the environment nobody."""
     anywhere: bool = False
     """For previews: every project is there, in any region, without limits."""
     clock: Callable[[], float] = time.time
@@ -116,7 +123,7 @@ class Emulator:
         self.troubles = Troubles(self.folder)
         self._operations = Operations(self.schema, self.store, self.latency_s)
         self._changes = Changes(self.schema, self.store, self._operations, self.clock)
-        seed(self.schema, self.store, anywhere=self.anywhere)
+        seed(self.schema, self.store, self.token, anywhere=self.anywhere)
 
     def call(self, method: MethodDescriptor, request: Any, metadata: dict[str, str]) -> Any:
         """The answer to one call; everything it changed is on disk when it returns."""

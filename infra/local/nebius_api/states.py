@@ -17,7 +17,6 @@ from infra.local.nebius_api import store
 from infra.local.nebius_api.errors import quota_failure
 from infra.local.nebius_api.store import Store
 from infra.providers.nebius.schema import Schema
-from infra.state import TOKEN
 from stacks.catalog import FABRICS, PLATFORMS, find_preset
 from stacks.rules.quotas import ADDRESSES_PER_NODE
 
@@ -300,11 +299,13 @@ _ADVICE: Final = {
 """Instances to be had now."""
 
 
-def seed(schema: Schema, store: Store, *, anywhere: bool = False) -> None:
-    """Fills an empty store; an old one is left as it is."""
+def seed(schema: Schema, store: Store, token: str, *, anywhere: bool = False) -> None:
+    """Lets the owner's token in, and no earlier one; fills an empty store."""
+    store.drop_tokens(_ADMIN)
+    store.put_token(token, _ADMIN)
+    store.commit()
     if store.resources:
         return
-    store.put_token(TOKEN, _ADMIN)
     for tenant, project in _PROJECTS:
         plant_project(schema, store, tenant, project, anywhere=anywhere)
     store.commit()

@@ -125,6 +125,11 @@ class Store:
         self.tokens[token] = subject
         self._database.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (token, subject))
 
+    def drop_tokens(self, subject: str) -> None:
+        """Lets nobody in as `subject` any more."""
+        self.tokens = {token: of for token, of in self.tokens.items() if of != subject}
+        self._database.execute("DELETE FROM tokens WHERE subject = ?", (subject,))
+
     def remember(self, method: str, key: str, operation_id: str, now: float) -> None:
         """Ties an idempotency key to the operation that it made."""
         self._database.execute(

@@ -80,6 +80,8 @@ def explain(
             if failure.made_token
             else "set NEBIUS_IAM_TOKEN to a fresh one: nebius iam get-access-token"
         )
+        if target is not None:
+            advice += ', or, of the embedded cloud, eval "$(soperator env)"'
         return f"{what}: the token is not accepted ({failure.message}); {advice}"
     told = "; ".join(tell(kind, value) for kind, value in failure.reasons) or failure.message
     return f"{what}: {_finish(failure, told, absent)}"

@@ -110,10 +110,10 @@ def test_an_api_server_that_cannot_start_answers_nothing(
     """It says nothing of the stack, so the answer is `not known`, never `would not come up`."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        monkeypatch.setattr(Ports, "come_up", (port, port, port))
+        monkeypatch.setattr(Ports, "come_up", port)
         monkeypatch.setattr(api_server, "_PORT_TIMEOUT_S", 0.1)
-        monkeypatch.setattr(api_server, "find_api_server", lambda: Path("/bin/false"))
-        monkeypatch.setattr(api_server, "_find_etcd", lambda: Path("/bin/false"))
+        monkeypatch.setattr(api_server, "find_api_server", lambda: "/bin/false")
+        monkeypatch.setattr(api_server, "_find_etcd", lambda: "/bin/false")
         found = list(doctor.steps("h100-prod", tmp_path))
     assert [each.name for each in found] == list(STEPS)
     assert doctor.verdict("h100-prod", found)[1] == NOT_RUN

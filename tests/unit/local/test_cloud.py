@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local import cloud, process
+from infra.local import cloud, engine, process
 from infra.local.errors import LocalError
 from infra.local.slurm.pod import FAST_SETTING
 
@@ -29,6 +29,28 @@ def test_a_running_stack_keeps_its_slurm(tmp_path: Path, monkeypatch: pytest.Mon
             cloud.start_reconciler(embedded)
     finally:
         process.stop(cloud.RECONCILER, run_dir)
+
+
+def test_services_of_a_version_with_a_constant_token_end_at_the_next_up(tmp_path: Path) -> None:
+    embedded = cloud.Cloud.from_environ({"SOPERATOR_STATE": str(tmp_path)})
+    engine.make_token(embedded.state)
+    run = embedded.state.run
+
+    def start(name: str, **environ: str) -> None:
+        variables = {"PATH": "/usr/bin:/bin", **environ}
+        process.start(name, ["sleep", "60"], run_dir=run, log=tmp_path / "log", env=variables)
+
+    try:
+        for token, kept in (("local-token", False), (engine.token(embedded.state), True)):
+            start(cloud.RECONCILER, NEBIUS_IAM_TOKEN=token)
+            start("etcd")
+            start("slurmctld")
+            cloud._stop_what_takes_another_token(embedded)
+            found = [process.alive(name, run) for name in (cloud.RECONCILER, "etcd", "slurmctld")]
+            assert found == [kept, kept, True]
+    finally:
+        for name in (cloud.RECONCILER, "etcd", "slurmctld"):
+            process.stop(name, run)
 
 
 def test_a_strangers_listener_on_the_login_port_is_refused_at_once(tmp_path: Path) -> None:

@@ -18,7 +18,13 @@ class Served:
     """A served emulator, with what tests look at."""
 
     def __init__(self, folder, latency_s, **options):
-        self.emulator = Emulator(folder, Cache.from_environ().root, latency_s=latency_s, **options)
+        self.emulator = Emulator(
+            folder,
+            Cache.from_environ().root,
+            latency_s=latency_s,
+            token="local-token",
+            **options,
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()

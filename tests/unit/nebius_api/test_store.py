@@ -20,7 +20,9 @@ class Clock:
 
 def start(folder, clock):
     """An emulator; the one before it on this folder was never closed, as after kill -9."""
-    return Emulator(folder, Cache.from_environ().root, latency_s=60, clock=clock)
+    return Emulator(
+        folder, Cache.from_environ().root, latency_s=60, clock=clock, token="local-token"
+    )
 
 
 def call(emulator, method, key=None, **fields):
