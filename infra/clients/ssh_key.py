@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+
 # cryptography is imported inside: a preview of existing keys does not need it.
 
 
@@ -23,3 +26,9 @@ def public_half(private: bytes, comment: str) -> str:
     key = form.load_ssh_private_key(private, None)
     public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
     return f"{public.decode()} {comment}".rstrip()
+
+
+def fingerprint(public: str) -> str:
+    """`SHA256:...` of a public key line, as ssh-keygen -l prints it."""
+    digest = hashlib.sha256(base64.b64decode(public.split()[1])).digest()
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"

@@ -27,6 +27,7 @@ from infra.cli.main import app
 from infra.clients import slurm
 from infra.clients.errors import JobsError, StackPausedError
 from infra.clients.ssh import Connection, ConnectionLostError
+from infra.clients.ssh_key import fingerprint
 from infra.jobs import follow, history, nodes, search, submit, submit_once, top, transfer
 from infra.jobs.follow import why
 from infra.jobs.history import Earlier
@@ -732,7 +733,10 @@ def test_a_quick_acceptance_of_both_nodes_is_certified(
     assert {"data", "model", "chkpt", "results"} <= shared, "each reads its neighbour's file"
     assert not list(cluster.path("/mnt/data").glob(".accept-*"))
     public = certificate.public_key(cluster.identity)
-    assert certificate.verify(folder / "certificate.html", public) == found
+    checked = certificate.verify(folder / "certificate.html", public)
+    assert checked == {**found, "signed_by": fingerprint(public)}
+    (evidence,) = found["evidence"]
+    assert (evidence["job_id"], evidence["attested"]) == (found["runs"][0]["job_id"], False)
 
 
 @pytest.mark.feature("S000-116", "S002-85", "S004-30")

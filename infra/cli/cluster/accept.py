@@ -73,7 +73,9 @@ def accept(
         public = certificate.public_key(own) if signer is None else _public(signer)
         values = certificate.verify(verify, public)
         _print(values, format)
-        output.note(f"{verify}: the signature is right; made {values['made_at']}")
+        whose = " (your own key)" if signer is None else ""
+        proof = f"signed by {values['signed_by']}{whose}; {certificate.proof_text(values)}"
+        output.note(f"{verify}: {proof}; made {values['made_at']}")
         raise typer.Exit(exit_code(values["outcome"]))
     spec = context.spec(stack)
     if results:
@@ -103,7 +105,8 @@ def accept(
     files = certificate.write(values, where, context.private_key(identity))
     _print(values, format)
     output.note(
-        f"certificate: {files.html}; check it: soperator cluster accept --verify {files.html}"
+        f"certificate: {files.html}; {certificate.proof_text(values)}; check it: soperator cluster "
+        f"accept --verify {files.html}"
     )
     raise typer.Exit(exit_code(found.outcome))
 

@@ -6,6 +6,7 @@ Format `soperator-certificate`, version 1. With it what a failure costs a month.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -23,6 +24,7 @@ from cost.prices.price import HOURS_PER_MONTH
 from cost.report.charts import Axis, Mark, Scale, Series, line_chart
 from cost.report.layout import short
 from cost.resources.hourly_rates import RunRates
+from infra.clients.ssh_key import fingerprint
 from infra.reports.acceptance.result import STAGES, AcceptError, Check, Result
 from infra.reports.page.answers import REHEARSAL
 from infra.reports.page.drawings import exact
@@ -137,6 +139,7 @@ def render(values: Mapping[str, Any]) -> str:
         it=values,
         checks=sorted(values["checks"], key=lambda check: _FIRST.index(check["outcome"])),
         outcome=outcome_text(values),
+        proof=proof_text(values),
         style=Markup(style),  # noqa: S704 (our own files)
         plots=[Markup(plot) for plot in drawn if plot],  # noqa: S704 (escaped in cost/report/charts.py)
         is_rehearsal=is_rehearsal(values),
@@ -271,6 +274,7 @@ def content(
         "versions": dict(result.versions),
         "nodes": [dict(node) for node in result.nodes],
         "runs": [dict(run) for run in result.runs],
+        "evidence": [dict(each) for each in result.evidence],
         "checks": checks,
         "prices": {
             "note": price_note,
@@ -322,8 +326,11 @@ def write(values: Mapping[str, Any], folder: Path, key: Path) -> Files:
 
 
 def verify(path: Path, signer: str) -> dict[str, Any]:
-    """The certificate in a JSON or HTML file, once its signature was found right."""
-    verify_signature(path, signer)
+    """The certificate in a JSON or HTML file, once its signature was found right.
+
+    `signed_by` in it is the fingerprint of the signer's key.
+    """
+    signed_by = verify_signature(path, signer)
     text = read_text(path)
     if path.suffix == ".html":
         _, opened, rest = text.partition(_OPEN)
@@ -339,7 +346,20 @@ def verify(path: Path, signer: str) -> dict[str, Any]:
             f"{path}: certificate version {values.get('schema_version')!r}, this reads "
             f"{SCHEMA_VERSION}; use the version that wrote it"
         )
-    return values
+    return {**values, "signed_by": signed_by}
+
+
+def proof_text(values: Mapping[str, Any]) -> str:
+    """Where the results of a certificate came from: `measured by job 7 of cluster SHA256:...`."""
+    jobs: dict[str, list[str]] = {}
+    for each in values.get("evidence", ()):
+        if not each["attested"]:
+            jobs.setdefault(each["cluster"], []).append(str(each["job_id"]))
+    parts = [f"measured by job {', '.join(ids)} of cluster {of}" for of, ids in jobs.items()]
+    hashes = [each["sha256"] for each in values.get("evidence", ()) if each["attested"]]
+    if hashes:
+        parts.append(f"given as a file, which proves no job of a cluster: {', '.join(hashes)}")
+    return "; ".join(parts) or "made by a version that did not say what measured it"
 
 
 def embed(html: str, text: str) -> str:
@@ -350,6 +370,7 @@ def embed(html: str, text: str) -> str:
 
 NAMESPACE: Final = "soperator-acceptance"
 _SIGNER: Final = "soperator"
+_KEY_LINE: Final = re.compile(r"(ssh-|ecdsa-|sk-)\S+ +\S+( +[^\r\n]*)?")
 
 
 def signature_of(path: Path) -> Path:
@@ -390,8 +411,13 @@ def public_key(key: Path) -> str:
         ) from error
 
 
-def verify_signature(path: Path, signer: str) -> None:
-    """Refuses a file that is not exactly what the owner of `signer` signed."""
+def verify_signature(path: Path, signer: str) -> str:
+    """The fingerprint of `signer`, a key line; refuses a file that is not what its owner signed."""
+    if not _KEY_LINE.fullmatch(signer):
+        raise AcceptError(
+            f"signer: {signer[:60]!r} is not one key; give a file of one line, `TYPE KEY COMMENT`, "
+            "as in id_ed25519.pub"
+        )
     signature = signature_of(path)
     for needed in (path, signature):
         if not needed.is_file():
@@ -406,6 +432,7 @@ def verify_signature(path: Path, signer: str) -> None:
             f"{path}: not what was signed, or not by this key ({_last(done)}); get the certificate "
             "again, or name its signer with --signer"
         )
+    return fingerprint(signer)
 
 
 def _run(verb: str, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -6,15 +6,16 @@ another schema and results of different clusters; a stage without a result is NO
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 from infra.clients.errors import JobsError
-from stacks.files import read_text
+from stacks.files import read_bytes
 
 
 class AcceptError(JobsError):
@@ -92,6 +93,9 @@ class Result:
     nodes: tuple[Mapping[str, Any], ...]
     checks: tuple[Check, ...]
     measurements: Mapping[str, Any]
+    evidence: tuple[Mapping[str, Any], ...] = ()
+    """Where each result came from: its SHA-256; cluster, job and submission, or none of them where
+    it was given as a file (`attested`)."""
 
     @property
     def certifies(self) -> str:
@@ -114,12 +118,15 @@ class Result:
 
 
 def read(path: Path) -> Result:
-    """The result in a file; every problem is told with its path."""
+    """The result in a file, attested by whoever gives it; every problem is told with its path."""
     try:
-        values = json.loads(read_text(path))
+        text = read_bytes(path)
+        values = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise AcceptError(f"{path}: cannot be read as a result: {error}") from error
-    return parse(values, str(path))
+    found = {"job_id": None, "cluster": None, "submission": None, "attested": True}
+    sha256 = hashlib.sha256(text).hexdigest()
+    return replace(parse(values, str(path)), evidence=({**found, "sha256": sha256},))
 
 
 def parse(values: object, name: str) -> Result:
@@ -236,4 +243,5 @@ def merge(results: Sequence[Result], missing: Mapping[str, str]) -> Result:
         nodes=first.nodes,
         checks=tuple(sorted(checks, key=lambda check: order.get(check.stage, len(order)))),
         measurements=measurements,
+        evidence=tuple(each for result in results for each in result.evidence),
     )

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
@@ -21,6 +21,7 @@ from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
 from infra.clients.ssh import Connection
+from infra.clients.ssh_key import fingerprint
 from infra.jobs import follow
 from infra.jobs.submit import Submission
 from infra.jobs.transfer import pull
@@ -125,7 +126,7 @@ def collect(
             try:
                 folder = pull(connection, outputs, submission.job, submission.job_id, state=state)
                 path = folder / results.FILE_NAME
-                result = results.read(path) if path.exists() else None
+                result = measured(results.read(path), submission) if path.exists() else None
             except (JobsError, AcceptError) as error:
                 # What the other jobs measured is not lost with what one of them left.
                 say(f"job {submission.job_id}: {error}")
@@ -134,6 +135,18 @@ def collect(
                 nodes = nodes or tuple(str(node["name"]) for node in result.nodes)
             missing |= gaps(batch.stages, result, ended, outputs.stack)
     return results.merge(found, missing)
+
+
+def measured(result: Result, submission: Submission) -> Result:
+    """The result as what this job, which we submitted, left on its cluster."""
+    found = {
+        **result.evidence[0],
+        "job_id": submission.job_id,
+        "cluster": fingerprint(submission.cluster),
+        "submission": submission.mark,
+        "attested": False,
+    }
+    return replace(result, evidence=(found,))
 
 
 def gaps(stages: Sequence[str], result: Result | None, ended: Job, stack: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -64,6 +65,14 @@ def test_results_become_a_certificate_with_the_stacks_prices(key: Path, tmp_path
     done = CliRunner().invoke(app, ["cluster", "accept", "--verify", str(page)])
     assert done.exit_code == 1
     assert "FAIL: " in done.stdout
+    words = ["ssh-keygen", "-lf", f"{key}.pub"]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[1]
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    proof = f"given as a file, which proves no job of a cluster: {sha256}"
+    assert f": signed by {printed} (your own key); {proof}; made 20" in " ".join(
+        done.stderr.split()
+    )
+    assert proof in page.read_text()
     page.write_text(page.read_text().replace("20.67", "98.37"))
     done = CliRunner().invoke(app, ["cluster", "accept", "--verify", str(page)])
     assert done.exit_code == 1

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.clients.ssh_key import fingerprint, make_key_pair
 from infra.reports.acceptance import certificate
 from infra.reports.acceptance.certificate import accepting_usd, lost_share, rows, summary
 from infra.reports.acceptance.result import AcceptError, Check, parse
@@ -199,6 +200,19 @@ def test_another_signer_another_purpose_and_no_signature_are_refused(
     certificate.signature_of(files.json).unlink()
     with pytest.raises(AcceptError, match=r"certificate\.json\.sig: no such file"):
         certificate.verify(files.json, certificate.public_key(key))
+
+
+def test_a_signer_is_one_key_and_is_named(key: Path, tmp_path: Path) -> None:
+    """A second line was a second signer, who could have signed anything."""
+    files = certificate.write(_content(), tmp_path / "c", key)
+    public = certificate.public_key(key)
+    assert certificate.verify(files.json, public)["signed_by"] == fingerprint(public)
+    other = make_key_pair("other")[0]
+    for signer in (f"{other}\n* {public}", f"{other}\n{public}", f"cert-authority {public}", ""):
+        with pytest.raises(AcceptError, match="is not one key"):
+            certificate.verify(files.json, signer)
+    old = {name: each for name, each in _content().items() if name != "evidence"}
+    assert certificate.proof_text(old) == "made by a version that did not say what measured it"
 
 
 def test_a_certificate_is_written_once_and_never_unsigned(key: Path, tmp_path: Path) -> None:

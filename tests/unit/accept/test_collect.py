@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import cast
 
@@ -10,14 +11,17 @@ import pytest
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Job
 from infra.clients.ssh import Connection
+from infra.clients.ssh_key import fingerprint
 from infra.jobs.submit import Submission
 from infra.reports.acceptance import run
+from infra.reports.acceptance.certificate import proof_text
 from infra.reports.acceptance.result import AcceptError, Profile, Result
 from infra.reports.acceptance.run import Batch
 from tests.unit.accept import acceptance
 from tests.unit.jobs.test_submit import HASH, OUTPUTS
 from workloads.recipes.accept import StageName
 
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJTEQYBhvJUYyGCQSCbWuMPmDKqkmIvFY8oMJmvDbFWz"
 WANTED = run.batches(Profile.FULL, ("readiness", "compute", "soak"), [])
 
 
@@ -44,7 +48,8 @@ class Cluster:
             after=None,
             log_path="",
             submitted_at="",
-            cluster="",
+            cluster=HOST_KEY,
+            mark=f"mark-{stage}",
         )
 
     def follow(self, _connection: object, _log: str, stage: str, **_: object) -> Job:
@@ -83,6 +88,22 @@ def test_all_stages_run_on_the_nodes_of_the_first(
     assert cluster.asked == [("readiness", ()), ("compute", both), ("soak", both)]
     # The others wait in the queue together: nobody comes in between.
     assert cluster.events.index("submit soak") < cluster.events.index("end compute")
+
+
+def test_the_result_says_which_job_of_which_cluster_measured_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _collect(Cluster(tmp_path), monkeypatch).evidence
+    files = [tmp_path / stage / "acceptance.json" for stage in ("readiness", "compute", "soak")]
+    assert [each["sha256"] for each in found] == [
+        hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+    ]
+    assert [(each["job_id"], each["submission"], each["attested"]) for each in found] == [
+        (stage, f"mark-{stage}", False) for stage in ("readiness", "compute", "soak")
+    ]
+    assert {each["cluster"] for each in found} == {fingerprint(HOST_KEY)}
+    text = proof_text({"evidence": found})
+    assert text == f"measured by job readiness, compute, soak of cluster {fingerprint(HOST_KEY)}"
 
 
 def test_a_job_without_files_is_a_gap_and_not_the_end(
