@@ -127,6 +127,8 @@ import os, sys
 import torch, torch.distributed as dist
 from tests.another_user import UID, Runs
 from workloads.common.dist import world
+# Reads files of the checkout, which may lie where the stranger reads nothing.
+dist.Backend._ensure_backend_registered("gloo")
 child = os.fork()
 os.environ.update(RANK="1" if child == 0 else "0", LOCAL_RANK="0", WORLD_SIZE="2")
 if child == 0:
