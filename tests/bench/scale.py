@@ -28,7 +28,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from infra.local import offline
+from infra.local import engine, offline
 from infra.local.nebius_api.states import seed
 from infra.local.nebius_api.store import Store
 from infra.providers.nebius.schema import Schema
@@ -146,7 +146,7 @@ _PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGJGVJRcWE02OPAsk5Nx3B3O4RMs6
 def _raise_quotas(folder: Path) -> None:
     """A fresh emulated cloud whose quotas let a thousand workers in."""
     store = Store(State(folder).offline / "nebius", schema := Schema(Cache.from_environ().root))
-    seed(schema, store)
+    seed(schema, store, engine.token(State(folder)))
     for quota in store.of_kind("quotaallowance"):
         quota.spec.limit *= 1000
         store.put(quota)
