@@ -41,7 +41,8 @@ import json, sys, threading, urllib.request
 url, bodies, counts = sys.argv[1], json.loads(sys.argv[2]), []
 def ask(body):
     data = json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data=data)) as answer:
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
         lines = [line for line in answer if line.startswith(b"data: {")]
     counts.append(json.loads(lines[-1][6:])["usage"]["completion_tokens"])
 threads = [threading.Thread(target=ask, args=(body,)) for body in bodies]

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from infra.clients.kube import KubeClient
-from infra.local import process
+from infra.local import engine, process
 from infra.local.cloud import RECONCILER, Cloud, check_machine
 from infra.local.errors import LocalError
 from infra.local.kube import api_server
@@ -382,6 +382,8 @@ def running_stand(folder: Path) -> Iterator[Stand]:
         subprocess.run(argv, check=True)
     client = None
     try:
+        engine.make_folders(cloud.state)
+        engine.make_token(cloud.state)
         api_server.start(cloud.kube)
         client = KubeClient(cloud.kube.access())
         install_crds(client)

@@ -243,7 +243,7 @@ def test_the_page_of_vllm_is_published_as_it_is(
     ready: list[int] = []
     words = [sys.executable, "-c", VLLM, str(port)]
     with pytest.raises(WorkloadError, match="vLLM ended with 0"):
-        server.run_vllm(words, port, None, lambda: ready.append(1), results_dir=tmp_path)
+        server.run_vllm(words, port, "a-key", lambda: ready.append(1), results_dir=tmp_path)
     assert ready == [1]
     assert (tmp_path / "metrics.prom").read_bytes() == b"vllm:num_requests_running 1.0\n"
 

@@ -16,8 +16,9 @@ from infra.state import CHECKOUT
 from tests import neighbour
 
 pytestmark = neighbour.as_root
+# grpc._channel: what insecure_channel imports by itself, when it is too late.
 IMPORTS = """
-import grpc
+import grpc, grpc._channel
 from pulumi.runtime.proto import language_pb2 as language
 from pulumi.runtime.proto import language_pb2_grpc, provider_pb2_grpc
 from pulumi.runtime.proto import provider_pb2 as pb
