@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from infra import state
+from infra.cli.cluster import cloud as verbs
 from infra.cli.main import app
 from infra.providers.nebius import sdk
 from infra.providers.nebius.provider import NebiusProvider
@@ -147,7 +148,7 @@ def test_a_subnet_is_named_in_the_stack_file_and_its_comments_stay(
     before = path.read_text()
     network = made("nebius:vpc/v1:Network")
     subnet = made(SUBNET, network_id=network)
-    monkeypatch.setattr(state, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(verbs, "CHECKOUT", tmp_path)
     status, text = adopt("subnet", subnet, "--stack", "local")
     assert status == 0, text
     after = path.read_text()
