@@ -16,7 +16,7 @@ from infra.local import cloud, faults, process
 from infra.local.cloud import EMULATOR, RECONCILER, SERVICES, Cloud
 from infra.local.errors import LocalError
 from infra.state import Cache, Ports, State
-from tests import neighbour
+from tests import another_user
 from tests.ports import free_base
 
 pytestmark = pytest.mark.local
@@ -55,11 +55,11 @@ def test_every_part_is_ready(embedded: Cloud) -> None:
     assert [part.name for part in cloud.parts(embedded) if part.ready] == list(SERVICES)
 
 
-@neighbour.as_root
+@another_user.as_root
 def test_no_part_answers_another_user_of_the_machine(embedded: Cloud) -> None:
     """What the constant token of earlier versions opened, and etcd to everybody."""
     ports, kube = embedded.ports, embedded.kube
-    found = neighbour.run(
+    found = another_user.run_python(
         "import grpc._channel, socket, ssl, urllib.request",
         f"""
 def tell(name, ask):

@@ -13,9 +13,9 @@ from pulumi.runtime.proto import provider_pb2 as pb
 
 from infra.providers.engine import serve
 from infra.state import CHECKOUT
-from tests import neighbour
+from tests import another_user
 
-pytestmark = neighbour.as_root
+pytestmark = another_user.as_root
 # grpc._channel: what insecure_channel imports by itself, when it is too late.
 IMPORTS = """
 import grpc, grpc._channel
@@ -58,7 +58,7 @@ def started():
 
 
 def ask(port: int, call: str) -> str:
-    return neighbour.run(IMPORTS, CALL.format(port=port, call=call))
+    return another_user.run_python(IMPORTS, CALL.format(port=port, call=call))
 
 
 def test_a_plugin_runs_nothing_for_a_neighbour_and_answers_its_owner(started):
@@ -94,7 +94,7 @@ def test_a_connection_that_its_user_closed_is_nobodys():
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        theirs = neighbour.run(
+        theirs = another_user.run_python(
             "import socket", f"c = socket.create_connection(('127.0.0.1', {port}))\n"
             "c.sendall(b'x'); print(c.getsockname()[1]); c.close()"
         )  # fmt: skip
