@@ -176,7 +176,7 @@ def _serving_expression(bill: Bill) -> str | None:
 
 
 def _notes(bill: Bill, row: ChatCost) -> Iterator[str]:
-    if text := operating_text(row):
+    if text := operating_text(row, bill.spec.chat):
         yield f"{text}."
     if bill.unit_costs.hourly.cluster_low_usd != bill.estimate.hourly_low_usd:
         yield (

@@ -10,6 +10,7 @@ from cost.chat.speeds import Basis, ChatCost, prompt_tokens
 from cost.chat.unit_costs import NotKnown, UnitCosts
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.layout import Table, rounded, short, small_usd_text, span
+from stacks.spec.cost import ChatSpec
 
 MISSES: Final = "MISSES SLO"
 NO_POINT: Final = "NO OPERATING POINT"
@@ -60,7 +61,7 @@ def chat_notes(units: UnitCosts) -> list[str]:
         return [f"Cost per chat: {rows}."]
     return [
         *(f"{speed_text(row)}." for row in rows),
-        *(f"{text}." for row in rows if (text := operating_text(row))),
+        *(f"{text}." for row in rows if (text := operating_text(row, units.chat))),
         *(f"{NO_POINT}: {each}; no row is of that test." for each in units.no_operating_points),
         _profile_note(units, rows),
         *_load_notes(units, rows),
@@ -96,7 +97,7 @@ def speed_text(row: ChatCost) -> str:
     )
 
 
-def operating_text(row: ChatCost) -> str:
+def operating_text(row: ChatCost, chat: ChatSpec) -> str:
     """The load that the row's server is run at and what it keeps; empty for any other row."""
     point, slo = row.speed.operating, row.speed.slo
     if point is None:
@@ -111,7 +112,19 @@ def operating_text(row: ChatCost) -> str:
         f"Operating point of {row.speed.scenario}: {streams}, "
         f"{short(point.output_tokens_per_s)} tokens/s, {short(point.requests_per_s)} "
         f"requests/s (goodput {short(point.goodput_requests_per_s)}), {point.latencies}; {kept}"
+        f"{lengths_text(row, chat)}"
     )
+
+
+def lengths_text(row: ChatCost, chat: ChatSpec) -> str:
+    """The lengths that the row's load was measured with, where they are not the chat's."""
+    point = row.speed.operating
+    if point is None or point.mean_prompt_tokens is None:
+        return ""
+    read, written = short(point.mean_prompt_tokens), short(point.mean_output_tokens)
+    if (read, written) == (f"{chat.context_tokens:,}", f"{chat.output_tokens // chat.turns:,}"):
+        return ""
+    return f" with prompts of {read} and answers of {written} tokens, taken to the chat's lengths"
 
 
 def _profile_note(units: UnitCosts, rows: Sequence[ChatCost]) -> str:

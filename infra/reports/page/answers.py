@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, Final
 
 from cost.chat.speeds import Basis, ChatCost, chat_cost, mean_interval
-from cost.chat.table import answer_text
+from cost.chat.table import answer_text, lengths_text
 from cost.chat.unit_costs import NotKnown, UnitCosts, submit_command
 from cost.report.layout import span
 from cost.run_record import RunRecord
@@ -131,7 +130,7 @@ def _chat(report: Report) -> Answer:
         day = "" if speed.date is None else f", {last}{speed.date.isoformat()}"
         cpu = ", on CPUs in place of the declared GPUs" if _is_rehearsed(report) else ""
         times = f"{len(speed.repeats)} times" if speed.repeats else "once"
-        how = f"measured {times}{day}{cpu}: {_interval(report, row)}"
+        how = f"measured {times}{day}{cpu}{lengths_text(row, chat)}: {_interval(report, row)}"
     prompt = "" if row.counts_prefill else "; reading is not counted"
     missed = f"; an answer takes {answer_text(row)}" if row.meets_slo is False else ""
     bound = "at least " if units.is_lower_bound else ""
@@ -144,15 +143,12 @@ def _chat(report: Report) -> Answer:
     )
 
 
-def _costs(report: Report, row: ChatCost) -> list[Decimal]:
-    """US dollars a chat on the smallest cluster by each measurement of the row's speed."""
-    units, chat = report.bill.unit_costs, report.spec.chat
-    return [chat_cost(chat, each, units.hourly).cluster_low_usd for each in row.speed.repeats]
-
-
 def _interval(report: Report, row: ChatCost) -> str:
     """What the measurements of the row's speed say of its cost's certainty."""
-    found = mean_interval(_costs(report, row))
+    units, chat = report.bill.unit_costs, report.spec.chat
+    found = mean_interval(
+        [chat_cost(chat, each, units.hourly).cluster_low_usd for each in row.speed.repeats]
+    )
     if found is None:
         return "no confidence interval"
     size = "" if row.cluster_low_usd == row.cluster_high_usd else ", smallest cluster"

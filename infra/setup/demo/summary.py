@@ -15,6 +15,7 @@ from typing import Any
 
 from cost.bill.bill import Bill
 from cost.chat.speeds import ChatCost
+from cost.chat.table import lengths_text
 from cost.chat.unit_costs import NotKnown, UnitCosts, unit_costs
 from cost.run_record import Kind, LoadCurve, LoadPoint, RunRecord
 from infra.jobs.records import read_object
@@ -97,12 +98,6 @@ class Outcomes:
         record = self.runs[Kind.LOAD]
         asked = None if record.curve is None else record.curve.model
         return str(asked or record.model)
-
-    def load_lengths(self) -> tuple[Decimal, Decimal] | None:
-        """Mean tokens of the load test's prompts and answers; None where it does not say."""
-        metrics = self.runs[Kind.LOAD].metrics if Kind.LOAD in self.runs else {}
-        read, written = metrics.get("mean_prompt_tokens"), metrics.get("mean_output_tokens")
-        return None if read is None or written is None else (read, written)
 
     def chat_steps(self) -> list[ChatStep]:
         """What a chat costs as assumed, as evaluated one at a time and in batches, as served."""
@@ -316,12 +311,7 @@ def _chat(outcomes: Outcomes) -> list[str]:
         *_aligned([heading, *rows], right=(1, 2, 3, 4, 5)),
     ]
     notes = ["$ cluster: all of it at its smallest. $ node: the node that serves, without disks."]
-    lengths = outcomes.load_lengths()
-    if lengths is not None:
-        notes.append(
-            f"The load test's prompts have {number(lengths[0])} tokens, its answers "
-            f"{number(lengths[1])}; its speeds are taken to the chat's lengths."
-        )
+    notes += [f"Served{text}." for each in steps if (text := lengths_text(each.cost, chat))]
     return [*lines, *_notes(*notes, *outcomes.not_priced()), *_from_to(steps)]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cost.bill.chat_report import render_chats
 from cost.report.layout import Format
 from infra.reports.page import page
 from infra.reports.page.answers import Answer, answers
@@ -18,6 +19,7 @@ from infra.reports.page.loop import close_loop, loop_text
 from infra.reports.page.quality import evaluation_rows, verdict
 from infra.reports.page.training import Report, collect, span_of_days
 from stacks.load import load_stack
+from tests.unit.cost.loads import load_json
 from tests.unit.report.loops import TESTED, write_loop
 from tests.unit.report.reports import evaluation, write_record, write_runs
 
@@ -155,11 +157,24 @@ def test_a_chat_is_measured_once_on_cpus_and_says_so(state: Path) -> None:
     usd = float(report.bill.estimate.hourly_low_usd) * (2000 / 52 + 8000 / 900) / 3600
     assert chat.lead.startswith(f"Measured: ${usd:.3f} to $0.")
     assert "reads 8,000 tokens and writes 2,000" in chat.sentence
-    assert "on CPUs in place of the declared GPUs: no confidence interval" in chat.sentence
+    assert "on CPUs in place of the declared GPUs" in chat.sentence
+    assert ": no confidence interval" in chat.sentence
     assert "reading is not counted" not in chat.sentence
     assert text(cluster).startswith("$7,332 to $7,640 a month. $10.04 to $10.47 an hour")
     assert cluster.more == "What this shape would cost on Nebius; this machine bills nothing."
     assert "PASS, CPU rehearsal" in page.render(report)
+
+
+def test_a_load_of_short_prompts_says_that_its_speed_is_taken_to_the_chats_lengths(
+    state: Path,
+) -> None:
+    """Speeds of 65 tokens priced chats of 8,000, and the page called that measured."""
+    write_loop(state, load=load_json(prompt_tokens=65.03))
+    _, chat, _ = opened(state)
+    said = "with prompts of 65 and answers of 2,000 tokens, taken to the chat's lengths"
+    assert f" {said}: " in chat.sentence
+    notes = render_chats(collect(load_stack("local"), state).bill, Format.TABLE)
+    assert said in " ".join(notes.split())
 
 
 def test_an_assumed_speed_is_an_estimate_with_its_source(state: Path) -> None:

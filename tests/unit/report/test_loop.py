@@ -149,6 +149,16 @@ def test_the_text_holds_every_part_and_fits_its_width(closed: Callable[..., Loop
     assert "NOT RUN" not in text
 
 
+def test_a_row_of_the_costs_says_how_fast_it_writes_and_reads(closed: Callable[..., Loop]):
+    """Without what it reads, twice the tokens/s at twice the cost looked wrong."""
+    lines = loop_text(closed(), Format.TABLE).splitlines()
+    at = lines.index("Cost per chat before and after")
+    _, heading, *rows = lines[at + 1 : at + 9]
+    assert re.search(r"Writes/s +Reads/s", heading), heading
+    (served,) = [row for row in rows if row.startswith("after, served under load")]
+    assert re.search(r" 52 +900 ", served), served
+
+
 def test_the_page_draws_the_load_curve(closed: Callable[..., Loop]):
     throughput, latencies = loop_charts(closed())
     html = throughput + latencies
