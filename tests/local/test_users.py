@@ -109,6 +109,10 @@ def test_nobody_enters_with_a_key_of_another_or_reads_secrets_of_the_cluster(
     # The keys that the cluster declares are root's, and a user's key is no key of root's.
     assert "Permission denied" in ssh(stand, "ann", stand.key, "true").stderr
     assert "Permission denied" in ssh(stand, "root", keys["ann"], "true").stderr
+    # Whoever may write her keys could let others in: sshd takes none of them, as on the cloud.
+    stand.ssh("chmod go+w ~ann/.ssh/authorized_keys")
+    assert "Permission denied" in ssh(stand, "ann", keys["ann"], "true").stderr
+    stand.ssh("chmod go-w ~ann/.ssh/authorized_keys")
     secrets = ("munge/key", "ssh/host_key_0", "slurmdbd.conf", "database-password")
     for secret in (*(f"/run/soperator/{each}" for each in secrets), "/etc/shadow"):
         read = ssh(stand, "ann", keys["ann"], f"cat {secret}")

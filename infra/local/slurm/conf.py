@@ -225,8 +225,6 @@ def render_sshd_config(port: int, num_host_keys: int, path: str) -> str:
                 "MaxStartups 100:50:300",
                 "LoginGraceTime 120",
                 "MaxAuthTries 4",
-                # Keys sit in a folder that others may write on a laptop's shared disk.
-                "StrictModes no",
                 "UseDNS no",
                 f"PidFile {STATE_PATH}/pid/sshd.pid",
                 f"SetEnv SLURM_CONF={SLURM_CONF} PATH={PROGRAMS}:{path}",

@@ -127,6 +127,9 @@ def test_other_code_is_refused_with_the_way_to_the_runs_own(state: Path, tmp_pat
     with pytest.raises(JobsError, match=rf"git worktree add \.\./run-2 {commit}") as refused:
         again.check_code(run, "f" * 16, root, state)
     assert f"SOPERATOR_STATE={state}" in str(refused.value)
+    odd = replace(run, record=replace(run.record, job_id="2; touch owned"))
+    with pytest.raises(JobsError, match=rf"git worktree add '\.\./run-2; touch owned' {commit};"):
+        again.check_code(odd, "f" * 16, root, state)
 
 
 def test_a_job_that_is_declared_no_more_is_refused(state: Path, public_key_file: Path) -> None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner, Result
 
+from infra.cli.jobs.shell import login_options
 from infra.cli.main import app
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Result as Ran
@@ -172,6 +173,19 @@ def test_vs_code_gets_a_config_that_ssh_reads(login: Login, tmp_path: Path) -> N
     # The name under which the pinned key is looked up has it.
     keygen = subprocess.run(["ssh-keygen", "-F", "127.0.0.1", "-f", known], capture_output=True)
     assert keygen.returncode == 0
+
+
+def test_a_command_that_reads_the_pinned_key_never_reads_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two commands of one stack write the file; the one that reads it meanwhile trusted nobody."""
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
+    path = Path(login_options(replace(OUTPUTS, login_host_key=KEY))["UserKnownHostsFile"])
+    with path.open() as reader:
+        login_options(replace(OUTPUTS, login_host_key="ssh-ed25519 AAAAnew login"))
+        assert " ".join(KEY.split()[:2]) in reader.read()
+    assert "ssh-ed25519 AAAAnew\n" in path.read_text()
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
 def test_a_path_with_a_space_is_one_word_of_the_config() -> None:
