@@ -11,7 +11,7 @@ from typing import Final
 from cost.bill.bill import Bill
 from cost.chat.speeds import ChatCost, usd_on_basis
 from cost.chat.table import chat_notes, chat_table
-from cost.chat.unit_costs import NotKnown, Part, UnitCosts
+from cost.chat.unit_costs import Part, UnitCosts
 from cost.report.layout import (
     Document,
     Format,
@@ -43,7 +43,7 @@ def render_chats(
     """What a chat of the stack costs, in the format, ending in a newline."""
     units = bill.unit_costs
     parts = [part for part in bill.parts if part.name == _PART]
-    rows = () if isinstance(units.chats, NotKnown) else units.chats
+    rows = units.known_chats
     if format is Format.JSON:
         return json.dumps(_plain(bill, rows, parts, shared), indent=2) + "\n"
     if format is Format.CSV:

@@ -193,8 +193,7 @@ def _limit(bill: Bill, limit: Limit) -> Explanation:
 
 def _limit_figure(bill: Bill, limit: Limit) -> Figure | None:
     """The number that the rule compares; None for a rule without one."""
-    rows = bill.unit_costs.chats
-    first = None if isinstance(rows, NotKnown) else rows[0]
+    first = next(iter(bill.unit_costs.known_chats), None)
     if limit.value is None:
         return None
     if limit.key == "policy.max_usd_per_month":

@@ -184,18 +184,17 @@ def _csv_rows(bill: Bill) -> Iterator[Sequence[object]]:
     ):  # fmt: skip
         bound = "lower bound" if is_bound else None
         yield (name, None, None, None, "month", *amounts, bound, scope, None)
-    if not isinstance(bill.unit_costs.chats, NotKnown):
+    if bill.unit_costs.known_chats:
         yield ()
         yield (
             "scenario", "tokens_per_s", "tokens_per_day", "chats_per_day", "cluster_low_usd",
             "cluster_high_usd", "serving_usd", "answer_s", "meets_slo", "basis",
         )  # fmt: skip
-        for chat in bill.unit_costs.chats:
+        for chat in bill.unit_costs.known_chats:
             yield tuple(_plain_chat(chat).values())
 
 
 def _plain(bill: Bill) -> dict[str, object]:
-    chats = bill.unit_costs.chats
     return {
         "schema_version": SCHEMA_VERSION,
         "stack": bill.spec.name,
@@ -203,7 +202,7 @@ def _plain(bill: Bill) -> dict[str, object]:
         "price_book": bill.estimate.book_name,
         "components": [_plain_line(line) for line in bill.estimate.components],
         "cost": figures(bill.estimate, bill.unit_costs),
-        "chats": None if isinstance(chats, NotKnown) else [_plain_chat(chat) for chat in chats],
+        "chats": [_plain_chat(chat) for chat in bill.unit_costs.known_chats] or None,
         "parts": {part.name: dict(part.plain) for part in bill.parts},
         "problems": [str(problem) for problem in bill.problems],
         "notes": _notes(bill),
@@ -268,7 +267,7 @@ def _problems(bill: Bill) -> str:
 def figures(estimate: Estimate, unit_costs: UnitCosts) -> dict[str, object]:
     """Figures of the bill; unit costs are the first scenario's, for the whole cluster."""
     listed = estimate.subtotal(Scope.SEED)
-    chat = None if isinstance(unit_costs.chats, NotKnown) else unit_costs.chats[0]
+    chat = next(iter(unit_costs.known_chats), None)
     run = None if isinstance(unit_costs.run, NotKnown) else unit_costs.run
     reasons = {
         **({"per_run_usd": str(unit_costs.run)} if run is None else {}),

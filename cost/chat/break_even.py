@@ -314,11 +314,10 @@ def _charts(units: UnitCosts, apis: Sequence[ApiCost]) -> tuple[str, ...]:
 
 def break_even_tables(found: BreakEvens, units: UnitCosts) -> tuple[Table, ...]:
     """Chats a day from which self-hosting is cheaper, then the cost of a chat by utilisation."""
-    chats = units.chats
-    if isinstance(chats, NotKnown) or not found.rows:
+    if not (units.known_chats and found.rows):
         return ()
     bound = ", at least" if units.is_lower_bound else ""
-    return (_meetings(found, bound), _bands(found, chats, bound))
+    return (_meetings(found, bound), _bands(found, units.known_chats, bound))
 
 
 def break_even_notes(found: BreakEvens, units: UnitCosts) -> list[str]:

@@ -14,7 +14,7 @@ from cost.chat.speeds import (
     chat_cost,
 )
 from cost.chat.table import percent
-from cost.chat.unit_costs import NotKnown, UnitCosts
+from cost.chat.unit_costs import UnitCosts
 from cost.report.charts import Axis, Mark, Scale, Series, line_chart, spread
 from cost.report.layout import Table, short, small_usd_text
 from cost.run_record import LoadCurve, LoadPoint
@@ -29,8 +29,8 @@ _SERVING: Final = "serving nodes"
 
 def chat_charts(units: UnitCosts, apis: Sequence[ApiCost] = ()) -> tuple[str, ...]:
     """Three charts as inline SVG; none when no speed is known."""
-    rows = units.chats
-    if isinstance(rows, NotKnown):
+    rows = units.known_chats
+    if not rows:
         return ()
     return (
         _against_throughput(units, rows),

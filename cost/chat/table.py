@@ -20,8 +20,8 @@ _SEED_MONTH_DAYS: Final = 30
 
 def chat_table(units: UnitCosts) -> Table | None:
     """A row per scenario; None when no speed is known."""
-    rows = units.chats
-    if isinstance(rows, NotKnown):
+    rows = units.known_chats
+    if not rows:
         return None
     bound = ", at least" if units.is_lower_bound else ""
     return Table(

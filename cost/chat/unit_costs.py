@@ -77,11 +77,14 @@ class UnitCosts:
     """Load tests that found no load which keeps their SLO, so that no row is theirs."""
 
     @property
+    def known_chats(self) -> tuple[ChatCost, ...]:
+        """The rows; none where no speed is known."""
+        return () if isinstance(self.chats, NotKnown) else self.chats
+
+    @property
     def feasible_chats(self) -> tuple[ChatCost, ...]:
         """Rows whose answers come in time; all rows when nothing is promised."""
-        if isinstance(self.chats, NotKnown):
-            return ()
-        return tuple(row for row in self.chats if row.meets_slo is not False)
+        return tuple(row for row in self.known_chats if row.meets_slo is not False)
 
 
 def unit_costs(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> UnitCosts:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from cost.chat.unit_costs import Inputs, NotKnown, Part
+from cost.chat.unit_costs import Inputs, Part
 from cost.report.layout import UNKNOWN, Table, exact_money, money, number, small_usd_text
 from cost.resources.hourly_rates import RunRates, run_rates
 from cost.run_record import RunRecord
@@ -257,8 +257,8 @@ def _costs(each: PartitionShifts, rates: RunRates, inputs: Inputs) -> tuple[Shif
 
 def _chats(job: JobSpec, hours: Decimal, inputs: Inputs) -> Decimal | None:
     """Room for the reference chat in these hours, by the first speed that is known."""
-    rows = inputs.unit_costs.chats
-    if isinstance(rows, NotKnown):
+    rows = inputs.unit_costs.known_chats
+    if not rows:
         return None
     row = rows[0]
     return row.chats_per_day / row.serving_nodes * job.nodes * hours / 24

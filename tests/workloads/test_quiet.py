@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import time
 from itertools import pairwise
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import workloads
 from tests.ticks import Ticks
 from workloads.common import log as logging
 from workloads.common.exit_codes import ExitCode
@@ -73,6 +75,26 @@ def test_a_slow_evaluation_says_how_many_rows_are_done_at_what_rate(
     assert re.search(rows, lines.text), lines.text
     assert re.search(r"\(\d at once, token \d+ of \d+ at most\)", lines.text)
     assert re.search(r"base: speed: \d of 8 runs", lines.text)
+
+
+def test_a_job_reads_torch_where_it_is_not_silent() -> None:
+    """An evaluation read it before its first line: 11 s on a busy machine."""
+    root = Path(workloads.__file__).parent
+    frame = re.compile(r"^ +end\(run_job\(", re.MULTILINE)
+    jobs = [
+        ".".join(path.relative_to(root.parent).with_suffix("").parts)
+        for path in sorted(root.rglob("*.py"))
+        if frame.search(path.read_text(encoding="utf-8"))
+    ]
+    assert "workloads.evaluate.__main__" in jobs
+    probe = (
+        "import importlib, sys\nfor job in sys.argv[1:]:\n    importlib.import_module(job)\n    "
+    )
+    probe += "'torch' in sys.modules and sys.exit(f'{job}: imports torch before run_job')"
+    done = subprocess.run(
+        [sys.executable, "-c", probe, *jobs], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_job_that_logs_nothing_repeats_what_it_is_at(

@@ -17,7 +17,6 @@ from workloads.common.dist import World, world
 from workloads.common.log import log, tell
 from workloads.common.models import load_tokenizer
 from workloads.evaluate.comparison import ModelResult, evaluation
-from workloads.evaluate.generate import RowStore, run_rows, speeds
 from workloads.evaluate.held_out import HeldOut, load_held_out
 from workloads.evaluate.precisions import compare_precisions
 from workloads.evaluate.resampling import Sampling
@@ -117,6 +116,9 @@ def _result(
     subject: Subject,
 ) -> tuple[ModelResult, Header]:
     """Return the result of one model and what it was made from."""
+    # It reads torch, for longer than a job may be silent: not before never_silent has begun.
+    from workloads.evaluate.generate import RowStore, run_rows, speeds
+
     log(f"{subject.name}: loading")
     model = subject.load(config, here)
     header = here.broadcast(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from workloads.common import atomic, hardware
 from workloads.common.dist import World, world
@@ -19,13 +19,15 @@ from workloads.common.models import load_tokenizer
 from workloads.data.chats import Chat
 from workloads.evaluate.__main__ import keep_config
 from workloads.evaluate.comparison import HEADER, ROWS, SUMMARY
-from workloads.evaluate.generate import ModelRows, RowStore, run_rows
 from workloads.evaluate.held_out import HeldOut, load_held_out, prompt_hash
 from workloads.evaluate.resampling import Sampling, interval
 from workloads.evaluate.scores import measured, row_scores
 from workloads.evaluate.subject import Subject, tuned_dir
 from workloads.job import Job, section_of
 from workloads.recipes.evaluate import EvaluateConfig
+
+if TYPE_CHECKING:
+    from workloads.evaluate.generate import ModelRows
 
 Side = Literal["original", "trained"]
 
@@ -57,6 +59,8 @@ def _answer(
     tokenizer: Any,
     subject: Subject,
 ) -> None:
+    from workloads.evaluate.generate import RowStore, run_rows
+
     results = job.places.path("results")
     header = here.broadcast(
         held_out.header(config, model_dir=subject.model_dir, tuned_dir=subject.tuned_dir)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from workloads.common.dist import World
 from workloads.common.log import log
 from workloads.evaluate.comparison import change_percent
-from workloads.evaluate.generate import RowStore, run_rows, speeds
 from workloads.evaluate.held_out import HeldOut
 from workloads.evaluate.resampling import Measured, Sampling, interval, paired
 from workloads.evaluate.scores import measured
@@ -96,6 +95,8 @@ def _measure(
     here: World,
     results: Path,
 ) -> tuple[dict[str, Measured], dict[str, Any]]:
+    from workloads.evaluate.generate import RowStore, run_rows, speeds
+
     header = here.broadcast(
         held_out.header(
             config,

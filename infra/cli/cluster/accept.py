@@ -78,15 +78,15 @@ def accept(
         output.note(f"{verify}: {proof}; made {values['made_at']}")
         raise typer.Exit(exit_code(values["outcome"]))
     spec = context.spec(stack)
-    if results:
-        found: Result | None = merge([read(path) for path in results], {})
-    else:
-        if not dry_run:
-            # What could not be certified need not hold nodes for hours first.
-            certificate.refuse_unusable(context.private_key(identity))
-            if folder is not None:
-                certificate.refuse_full(folder)
-        with output.never_silent(f"acceptance of {stack}: its outputs and its login node"):
+    if not results and not dry_run:
+        # What could not be certified need not hold nodes for hours first.
+        certificate.refuse_unusable(context.private_key(identity))
+        if folder is not None:
+            certificate.refuse_full(folder)
+    with output.never_silent(f"acceptance of {stack}: its outputs and its login node"):
+        if results:
+            found: Result | None = merge([read(path) for path in results], {})
+        else:
             found = _run(
                 spec,
                 profile,
@@ -97,12 +97,15 @@ def accept(
                 force=force,
                 key=identity,
             )
-    if found is None:
-        return
-    values = _content(spec, found)
-    ids = "-".join(str(run.get("job_id")) for run in found.runs)
-    where = folder or context.state_root() / "accept" / stack / f"{found.finished_at[:10]}-{ids}"
-    files = certificate.write(values, where, context.private_key(identity))
+        if found is None:
+            return
+        output.at("the certificate")
+        values = _content(spec, found)
+        ids = "-".join(str(run.get("job_id")) for run in found.runs)
+        where = (
+            folder or context.state_root() / "accept" / stack / f"{found.finished_at[:10]}-{ids}"
+        )
+        files = certificate.write(values, where, context.private_key(identity))
     _print(values, format)
     output.note(
         f"certificate: {files.html}; {certificate.proof_text(values)}; check it: soperator cluster "

@@ -275,7 +275,8 @@ def _take_down(state: Path, progress: Progress) -> None:
         )
     _local("down")
     before = state / "demo" / "before.json"
-    left = runner.find(state, before)
+    with progress.stage("what the demo left on this machine"):
+        left = runner.find(state, before)
     if left:
         raise UserError("\n".join(["destroy: something is left:", *left]))
     before.unlink(missing_ok=True)

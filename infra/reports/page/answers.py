@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from cost.chat.speeds import Basis, ChatCost, chat_cost, mean_interval
 from cost.chat.table import answer_text, lengths_text
-from cost.chat.unit_costs import NotKnown, UnitCosts, submit_command
+from cost.chat.unit_costs import submit_command
 from cost.report.layout import span
 from cost.run_record import RunRecord
 from infra.reports.page.quality import SIGNIFICANT_P, verdict
@@ -48,11 +48,6 @@ def is_rehearsal(record: RunRecord) -> bool:
     """Whether processors stood in for the GPUs that the run declares."""
     hardware = record.hardware
     return hardware is not None and hardware.device == "cpu" and hardware.num_gpus_declared > 0
-
-
-def chats(units: UnitCosts) -> tuple[ChatCost, ...]:
-    """The rows of a bill; none where no speed is known."""
-    return () if isinstance(units.chats, NotKnown) else units.chats
 
 
 def _better(report: Report, rows: Sequence[Mapping[str, Any]]) -> Answer:
@@ -115,7 +110,7 @@ def _others(rows: Sequence[Mapping[str, Any]], decides: Mapping[str, Any]) -> st
 def _chat(report: Report) -> Answer:
     question = "What does a chat cost?"
     units, chat = report.bill.unit_costs, report.spec.chat
-    rows = chats(units)
+    rows = units.known_chats
     if not rows:
         why = str(units.chats).removeprefix("NOT KNOWN: ")
         return Answer(question=question, lead=f"{_NOT_MEASURED}:", sentence=f"{why}.")

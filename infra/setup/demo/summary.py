@@ -16,7 +16,7 @@ from typing import Any
 from cost.bill.bill import Bill
 from cost.chat.speeds import ChatCost
 from cost.chat.table import lengths_text
-from cost.chat.unit_costs import NotKnown, UnitCosts, unit_costs
+from cost.chat.unit_costs import UnitCosts, unit_costs
 from cost.run_record import Kind, LoadCurve, LoadPoint, RunRecord
 from infra.jobs.records import read_object
 from infra.reports.page.quality import evaluation_rows, samples
@@ -101,7 +101,7 @@ class Outcomes:
 
     def chat_steps(self) -> list[ChatStep]:
         """What a chat costs as assumed, as evaluated one at a time and in batches, as served."""
-        assumed = _chats(self.report.assumed)[:1]
+        assumed = self.report.assumed.known_chats[:1]
         steps = [ChatStep(name="assumed", cost=each, source=each.speed.source) for each in assumed]
         for row in self._measured(Kind.EVALUATE):
             size = row.speed.batch_size
@@ -133,7 +133,7 @@ class Outcomes:
         """Rows that this one record gives, fewest at once first."""
         if kind not in self.runs:
             return []
-        rows = _chats(self._units(kind))
+        rows = self._units(kind).known_chats
         of_record = [row for row in rows if row.speed.date is not None]
         return sorted(of_record, key=lambda row: row.speed.batch_size)
 
@@ -169,10 +169,6 @@ def outcomes(spec: StackSpec, state: Path, folders: Mapping[str, Path]) -> Outco
     wanted = set(folders.values())
     runs = {record.kind: record for record in report.records if Path(record.path).parent in wanted}
     return Outcomes(report=report, runs=runs)
-
-
-def _chats(units: UnitCosts) -> tuple[ChatCost, ...]:
-    return () if isinstance(units.chats, NotKnown) else units.chats
 
 
 def _quality_row(row: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
@@ -269,17 +265,13 @@ def _served(outcomes: Outcomes) -> list[str]:
     notes = [f"SLO: {curve.slo}." if curve.slo.is_declared else "No SLO is declared."]
     if best is not None:
         notes.append("* the operating point: the most tokens/s that keep it.")
-    if _few(curve.points):
+    if any(each.num_requests < 100 for each in curve.points):
         notes.append("A p99 of so few requests is their slowest.")
     return [
         f"Served: {outcomes.served_model()} under load, times in ms",
         *_aligned([heading, *rows], right=(1, 2, 3, 4, 5, 6)),
         *_notes(*notes),
     ]
-
-
-def _few(points: Sequence[LoadPoint]) -> bool:
-    return any(each.num_requests < 100 for each in points)
 
 
 def _point(each: LoadPoint, *, is_best: bool) -> Row:

@@ -7,6 +7,21 @@ cd "$(dirname "$0")/../../.."
 say() { printf '%s\n' "$*" >&2; }
 stop() { say "setup: $1"; say "       $2"; exit 1; }
 
+# The packages take minutes where the index is far: a line says what goes on, and for how long.
+quiet_s=8
+begin() {
+    end
+    say "setup: $1"
+    began=$(date +%s)
+    # Also after `kill -9` of this script none goes on; and a pipe is not held open by its sleep.
+    while sleep "$quiet_s" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+        say "setup: still: $1, $(($(date +%s) - began)) s"
+    done &
+    ticker=$!
+}
+end() { [ -z "${ticker:-}" ] || kill "$ticker" 2>/dev/null || :; }
+trap end EXIT
+
 key=$(cat requirements.lock requirements-workloads.lock infra/setup/tools/bootstrap.lock pyproject.toml | sha256sum | cut -c1-16)
 # The folder is part of the key: scripts in a virtual environment name it, so a moved one is dead.
 key="$key $(pwd -P)"
@@ -24,14 +39,15 @@ command -v "$python" >/dev/null 2>&1 ||
 
 rm -f .venv/.complete
 if ! .venv/bin/python -c 'import pip' 2>/dev/null || [ "$(.venv/bin/python -c 'import sys; print(sys.prefix)')" != "$(pwd -P)/.venv" ]; then
-    say "setup: virtual environment .venv"
+    begin "virtual environment .venv"
     rm -rf .venv
     "$python" -m venv .venv || stop ".venv could not be made" "look above; is the disk full (df -h .)?"
 fi
+begin "uv, which installs the rest"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r infra/setup/tools/bootstrap.lock ||
     stop "uv could not be installed" "the package index must be reachable: python3.11 -m pip download uv"
 
-say "setup: Python packages from requirements.lock and requirements-workloads.lock (2 GB at first)"
+begin "Python packages from requirements.lock and requirements-workloads.lock (2 GB at first)"
 # uv links from its cache; a cache on another disk means copies, which is no reason to warn.
 # Compiled here, because Python does not where PYTHONDONTWRITEBYTECODE is set (containers, CI):
 # each start of a provider would compile the SDK of Nebius again, 4 s of a preview.

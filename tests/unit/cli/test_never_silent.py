@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,10 +25,11 @@ from infra.local import cloud, offline
 from infra.operate.support.collect import Part
 from infra.reports.acceptance import certificate
 from infra.reports.acceptance.result import AcceptError
-from infra.setup.demo import engine
+from infra.setup.demo import engine, runner
 from infra.setup.demo.runner import Progress
 from infra.setup.tools import __main__ as setup
 from infra.setup.tools.step import Step
+from infra.state import CHECKOUT
 from tests.ticks import Ticks
 from tests.unit.support.test_bundle import OUTPUTS, Kube, Shell
 
@@ -143,6 +146,16 @@ def test_the_start_the_jobs_and_the_report_of_the_demo_are_not_silent(
     assert "still: " in said(lambda: local.demo(reduced=True, destroy=False))
 
 
+def test_the_search_for_what_a_demo_left_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "run", lambda *_, **__: "")
+    monkeypatch.setattr(local, "_local", lambda _verb: None)
+    monkeypatch.setattr(runner, "find", lambda *_: slow() or [])
+    text = said(lambda: local._take_down(tmp_path, Progress()))
+    assert re.search(r"still: what the demo left on this machine, [1-9] s", text)
+
+
 def test_an_acceptance_is_not_silent_before_its_first_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -161,6 +174,47 @@ def test_an_acceptance_is_not_silent_before_its_first_stage(
     command()  # what it imports takes seconds on a busy machine, the first time
     text = said(command)
     assert re.search(r"still: acceptance of local: its outputs and its login node, [1-9] s", text)
+
+
+def test_a_certificate_is_not_made_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificate, "refuse_unusable", lambda _key: None)
+    monkeypatch.setattr(context, "private_key", lambda _key: Path())
+    found = SimpleNamespace(runs=[{"job_id": 5}], finished_at="2026-11-21", outcome="PASS")
+    monkeypatch.setattr(accept, "_run", lambda *_, **__: found)
+    monkeypatch.setattr(accept, "_content", lambda *_: {})
+    monkeypatch.setattr(accept, "_print", lambda *_: None)
+    monkeypatch.setattr(certificate, "proof_text", lambda _values: "")
+
+    def write(*_: object) -> SimpleNamespace:
+        slow()
+        return SimpleNamespace(html=tmp_path / "certificate.html")
+
+    monkeypatch.setattr(certificate, "write", write)
+
+    def command() -> None:
+        with pytest.raises(typer.Exit):
+            accept.accept(stack="local")
+
+    assert re.search(r"still: the certificate, [1-9] s", said(command))
+
+
+def test_an_acceptance_of_hosts_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path
+) -> None:
+    def run(*_: object, **__: object) -> str:
+        slow()
+        raise AcceptError("enough")
+
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
+    monkeypatch.setattr(accept.run, "run", run)
+
+    def command() -> None:
+        with pytest.raises(AcceptError, match="enough"):
+            accept.accept_hosts(hosts=["gpu-0"], stack="local")
+
+    assert re.search(r"still: acceptance on gpu-0, [1-9] s", said(command))
 
 
 def test_a_part_of_the_support_bundle_is_not_silent(
@@ -238,3 +292,34 @@ def test_a_step_of_the_set_up_is_not_silent_where_no_terminal_is() -> None:
     step = Step(name="kube-apiserver", expect="7 min", done=lambda: bool(done), run=build)
     text = said(lambda: setup._run(step, setup.Console(stderr=True)))
     assert re.search(r"still: kube-apiserver: go: compiling k8s.io/api, [1-9] s", text)
+
+
+def test_the_packages_of_the_set_up_are_not_silent(tmp_path: Path) -> None:
+    """The first minutes of `make demo` in a fresh checkout: 2 GB, without a line."""
+    script = tmp_path / "infra" / "setup" / "tools" / "bootstrap.sh"
+    script.parent.mkdir(parents=True)
+    text = (CHECKOUT / "infra/setup/tools/bootstrap.sh").read_text(encoding="utf-8")
+    quick = re.sub(r"^quiet_s=8$", f"quiet_s={QUIET_S}", text, flags=re.MULTILINE)
+    assert quick != text, "on a busy machine 8 s are within 10"
+    script.write_text(quick, encoding="utf-8")
+    for name in ("requirements.lock", "requirements-workloads.lock", "pyproject.toml"):
+        (tmp_path / name).touch()
+    (script.parent / "bootstrap.lock").touch()
+    program = tmp_path / "python"
+    program.write_text(
+        '#!/bin/sh\nif [ "$2" = venv ]; then mkdir -p .venv/bin && '
+        f"cp $0 .venv/bin/python && printf '#!/bin/sh\\nsleep {SLOW_S}\\n' > .venv/bin/uv && "
+        "chmod +x .venv/bin/uv; fi\n"
+    )
+    program.chmod(0o755)
+    done = subprocess.run(
+        ["sh", script],
+        env={**os.environ, "PYTHON": str(program)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    packages = "Python packages from requirements.lock and requirements-workloads.lock"
+    still = re.findall(rf"^setup: still: {packages} .*, (\d) s$", done.stderr, re.MULTILINE)
+    assert "1" in still, done.stderr
