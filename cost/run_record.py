@@ -14,11 +14,11 @@ from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NoReturn, TypeGuard
+from typing import Final, NoReturn
 
 from cost.report.layout import rounded
 from stacks.errors import UserError
-from stacks.files import is_map, read_text
+from stacks.files import is_list, is_map, read_text
 
 _LEAST: Final = -30
 _MOST: Final = 15
@@ -126,17 +126,13 @@ class Reader:
     def each(self, key: str) -> tuple[Reader, ...]:
         """A reader of every object of the list under the key."""
         values = self.values.get(key)
-        if not _is_list(values) or not all(map(is_map, values)):
+        if not is_list(values) or not all(map(is_map, values)):
             self.refuse(key, "a list of objects")
         return tuple(
             Reader(value, self.path, f"{self.prefix}{key}[{number}].")
             for number, value in enumerate(values)
             if is_map(value)
         )
-
-
-def _is_list(value: object) -> TypeGuard[list[object]]:
-    return isinstance(value, list)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -72,6 +72,11 @@ def is_map(value: object) -> TypeGuard[Mapping[str, object]]:
     return isinstance(value, Mapping)
 
 
+def is_list(value: object) -> TypeGuard[list[object]]:
+    """Whether the value is a list."""
+    return isinstance(value, list)
+
+
 def _refuse_depth(text: str) -> None:
     """Refuses a nesting of more than _MAX_DEPTH; reads events, which libyaml makes in a loop."""
     # No text is deeper than it has brackets, and per column one mapping with one list in it.

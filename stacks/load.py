@@ -123,6 +123,9 @@ _Record = TypeVar("_Record")
 _MOST: Final = 10**12
 _LEAST: Final = Decimal("1e-9")
 """Outside of these a number is a slip of the keyboard, and no table could show what it costs."""
+_MOST_CHARACTERS: Final = 4096
+"""A public key of RSA with 16,384 bits has 2,800; every message and table holds what is read."""
+_SHOWN_CHARACTERS: Final = 80
 _ANY: Final = Bounds()
 _ONE_OR_MORE: Final = ("after",)
 """Lists that may be given as the text of their only entry."""
@@ -263,11 +266,16 @@ def _bounds_problem(number: int | Decimal, bounds: Bounds, given: str) -> str | 
 
 
 def _text(value: object) -> tuple[object, str | None]:
-    if isinstance(value, str) and value.strip():
-        if value.isprintable():
-            return value, None
-        # It would break the lines of every table, and hide what a terminal shows.
-        return None, f"expected one line of printable text, got {_describe(value)}"
+    if isinstance(value, str):
+        wanted = None
+        if not value.strip():
+            wanted = "text that is not blank"
+        elif not value.isprintable():
+            # It would break the lines of every table, and hide what a terminal shows.
+            wanted = "one line of printable text"
+        elif len(value) > _MOST_CHARACTERS:
+            wanted = f"at most {_MOST_CHARACTERS:,} characters"
+        return value, wanted and f"expected {wanted}, got {_describe(value)}"
     quote = "; put it in quotes" if isinstance(value, bool | int | Decimal | float) else ""
     return None, f"expected text, got {_describe(value)}{quote}"
 
@@ -331,8 +339,11 @@ def _describe(value: object) -> str:
         return "a mapping"
     if isinstance(value, list | tuple):
         return "a list"
+    if isinstance(value, bytes):
+        return "binary data"
     if isinstance(value, str):
-        return f"text {value!r}"
+        short = value[:_SHOWN_CHARACTERS]
+        return f"text {short!r}" + (f"... of {len(value):,} characters" if short != value else "")
     return str(value).lower() if isinstance(value, bool) else f"number {value}"
 
 

@@ -142,7 +142,8 @@ def break_even(
         return chats
     apis, unpriced = api_costs(spec.chat, api_book)
     workers = serving_workers(spec)
-    billings = {_billing(spec): unit_costs.hourly}
+    declared = next((worker.billing for worker in workers), Billing.ON_DEMAND)
+    billings = {declared: unit_costs.hourly}
     if book is not None:
         billings |= hourly_by_billing(spec, unit_costs.hourly, book)
     return BreakEvens(
@@ -229,11 +230,6 @@ def model_problems(spec: StackSpec) -> tuple[Problem, ...]:
         for index, model in enumerate(spec.chat.api_models)
         if isinstance(price := book.find(model), UnknownPrice)
     )
-
-
-def _billing(spec: StackSpec) -> Billing:
-    """How the serving nodeset is billed as declared."""
-    return next((worker.billing for worker in serving_workers(spec)), Billing.ON_DEMAND)
 
 
 def _rebilled(

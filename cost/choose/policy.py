@@ -66,10 +66,11 @@ def _problem(inputs: Inputs, limit: Limit, instead: Alternative | None) -> Probl
         message = f"cannot be told whether it is kept ({limit.allowed}): {limit.why}"
         return Problem(level=Level.WARNING, path=path, message=message)
     strict = inputs.spec.policy.level is PolicyLevel.ERROR
+    why = f" ({limit.why})" if limit.why else ""
     return Problem(
         level=Level.ERROR if strict else Level.WARNING,
         path=path,
-        message=f"{limit.got}{_why(limit)}, but allowed is {limit.allowed}; "
+        message=f"{limit.got}{why}, but allowed is {limit.allowed}; "
         + "; ".join(_fixes(inputs, instead)),
     )
 
@@ -84,10 +85,6 @@ def _fixes(inputs: Inputs, instead: Alternative | None) -> Iterator[str]:
 
     yield f"the cheapest that keeps every limit: {summary_text(instead, inputs.estimate)}"
     yield f"others: {ask}"
-
-
-def _why(limit: Limit) -> str:
-    return f" ({limit.why})" if limit.why else ""
 
 
 def _kept(limit: Limit) -> str:

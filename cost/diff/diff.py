@@ -88,7 +88,7 @@ class Comparison:
     def _under(self, parents: Iterable[str]) -> list[Cause]:
         """Causes of the changed keys inside the parents, in the order of the declaration."""
         found = {each for parent in parents for each in self._by_parent.get(parent, ())}
-        return list(dict.fromkeys(cause for _, cause in sorted(found, key=_position)))
+        return list(dict.fromkeys(cause for _, cause in sorted(found, key=lambda each: each[0])))
 
     def _prices(self, before: SnapshotLine, after: SnapshotLine) -> Iterator[Cause]:
         for sku in after.skus:
@@ -150,10 +150,6 @@ def _records(key: str) -> Iterator[str]:
     for parent in parents_of(key):
         if parent != key and key[len(parent)] == ".":
             yield parent
-
-
-def _position(found: tuple[int, Cause]) -> int:
-    return found[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

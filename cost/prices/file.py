@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Final, TypeGuard
+from typing import Final
 
 import yaml
 
 from cost.prices.price import CURRENCY, UNITS, Price, PriceBookError, Unit, unit_of
 from stacks.catalog import REGIONS
-from stacks.files import MAX_BYTES, is_map, parse_yaml, read_text
+from stacks.files import MAX_BYTES, is_list, is_map, parse_yaml, read_text
 
 _MOST_USD: Final = 10**9
 _BOOK_KEYS: Final = ("name", "currency", "caveat", "prices")
@@ -130,7 +130,7 @@ def reading_rows(
     for key in own:
         problems.add(f"{path}.{key}", "stands beside 'readings'; move it into a reading")
     rows = entry["readings"]
-    if not _is_list(rows) or not rows:
+    if not is_list(rows) or not rows:
         problems.add(f"{path}.readings", "expected a list of readings")
         return []
     found: list[tuple[str, Mapping[str, object]]] = []
@@ -279,7 +279,3 @@ def unknown_keys(
     for key in mapping:
         if key not in known:
             problems.add(f"{path}.{key}", f"unknown key (have: {', '.join(known)})")
-
-
-def _is_list(value: object) -> TypeGuard[Sequence[object]]:
-    return isinstance(value, list)

@@ -88,7 +88,7 @@ def run_rates(spec: StackSpec, estimate: Estimate, book: PriceBook) -> RunRates:
     """The stack's rates, at min_nodes of every autoscaled group."""
     nodes, workers = spec.nodes, spec.nodes.workers
     rates = {worker.name: node_rate(worker, book) for worker in workers}
-    around = [line for line in estimate.components if not _is_worker(line)]
+    around = [line for line in estimate.components if line.nodeset is None]
     storage = sum((_hourly(line) for line in around if line.section in _STORAGE), Decimal(0))
     disks = {worker.name: _disk_usd_per_hour(worker, estimate) for worker in workers}
     return RunRates(
@@ -119,10 +119,6 @@ def num_vcpus(worker: WorkerSpec) -> int:
     """vCPUs of one node of the nodeset."""
     preset = find_preset(worker.platform, worker.preset)
     return 0 if preset is None else preset.vcpus
-
-
-def _is_worker(line: CostComponent) -> bool:
-    return line.nodeset is not None
 
 
 def _hourly(line: CostComponent) -> Decimal:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Final, TypeGuard
+from typing import Final
 
 from cost.runs.forecast import Forecast, UnknownRun
 from cost.size.choice import Gpus, Verdict, best, verdicts
 from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError, load_shape
 from cost.size.training import GIB, Dtype, Method, Training, usable_bytes, usable_host_bytes
 from stacks.catalog import PLATFORMS, find_preset
-from stacks.files import is_map
+from stacks.files import is_list, is_map
 from stacks.rules.jobs import nodesets_of
 from stacks.spec import StackSpec
 from stacks.spec.nodes import WorkerSpec
@@ -117,15 +117,11 @@ def _whole(values: Mapping[str, object], key: str, at: str, problems: list[str])
 
 def _targets(values: Mapping[str, object], at: str, problems: list[str]) -> tuple[str, ...]:
     value = values.get("target_modules", [*_ALL_LINEAR])
-    if not _is_list(value) or not all(isinstance(name, str) for name in value):
+    if not is_list(value) or not all(isinstance(name, str) for name in value):
         problems.append(f"{at}.target_modules: got {value!r}, expected a list of names")
         return LINEAR_MODULES
     names = tuple(str(name) for name in value)
     return LINEAR_MODULES if names == _ALL_LINEAR else names
-
-
-def _is_list(value: object) -> TypeGuard[list[object]]:
-    return isinstance(value, list)
 
 
 SCHEMA_VERSION: Final = 1

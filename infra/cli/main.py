@@ -294,7 +294,7 @@ def _load(name: str, verb: _Verb) -> Any:
     single.command(name, help=call.__doc__ or verb.help)(call)
     command = typer.main.get_command(single)
     command.name = name
-    _refuse_repeats(command)
+    _tell_usage(command)
     return command
 
 
@@ -304,16 +304,17 @@ def _load_group(name: str) -> LazyGroup:
         group = LazyGroup(
             help=own.help, params=own.params, callback=own.callback, invoke_without_command=True
         )
-        _refuse_repeats(group)
+        _tell_usage(group)
     else:
         group = LazyGroup(help=GROUPS[name], no_args_is_help=True)
     group.name, group.prefix, group.rich_markup_mode = name, f"{name} ", None
     return group
 
 
-def _refuse_repeats(command: Any) -> None:
-    """An option of one value that is given twice is wrong usage: which of them is meant?"""
-    make_parser = command.make_parser
+def _tell_usage(command: Any) -> None:
+    """An option of one value that is given twice is wrong usage; a wrong value is told as given."""
+    make_parser, read = command.make_parser, command.parse_args
+    values_of: dict[str, Any] = {}
 
     def strict_parser(ctx: Any) -> Any:
         parser = make_parser(ctx)
@@ -321,6 +322,7 @@ def _refuse_repeats(command: Any) -> None:
 
         def parse_once(args: list[str]) -> Any:
             values, rest, given = parse(args=args)
+            values_of.update(values)
             for option in given:
                 has_one = option.param_type_name == "option" and not (
                     option.multiple or option.is_flag or option.count
@@ -335,7 +337,18 @@ def _refuse_repeats(command: Any) -> None:
         parser.parse_args = parse_once
         return parser
 
-    command.make_parser = strict_parser
+    def parse_args(ctx: Any, args: list[str]) -> Any:
+        try:
+            return read(ctx, args)
+        except typer.BadParameter as error:
+            # Typer's words say what is allowed, and of a number not what came.
+            error.message = error.message.removeprefix("Value error, ").rstrip(".")
+            came = None if error.param is None else values_of.get(error.param.name)
+            if came is not None and repr(came) not in error.message:
+                error.message += f", got {repr(came)[:80]}"
+            raise
+
+    command.make_parser, command.parse_args = strict_parser, parse_args
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ def clear(cloud: Cloud) -> None:
 
 def set_latency(cloud: Cloud, seconds: float) -> None:
     """Make every operation take `seconds`."""
+    _faults(cloud)  # a cloud that was never started is refused
     restart_emulator(cloud, latency_s=seconds)
 
 

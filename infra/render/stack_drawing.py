@@ -158,7 +158,9 @@ def stack_svg(spec: StackSpec) -> str:
     top = _FRAME_TITLE * 3 + _GAP
     inner = _LEFT + 3 * _GAP
     services = _rows(_services(spec), inner, top)
-    workers = _rows(_workers(spec), inner, services[-1].bottom + _GAP)
+    workers = _rows(
+        [_worker(each) for each in spec.nodes.workers], inner, services[-1].bottom + _GAP
+    )
     slurm = _rows(_slurm(spec), inner, workers[-1].bottom + _GAP)
     cluster_bottom = slurm[-1].bottom + _GAP
     disks = _rows(_filesystems(spec), inner, cluster_bottom + _ARROW + _FRAME_TITLE)
@@ -244,10 +246,6 @@ def _machine_lines(group: NodeGroupSpec) -> tuple[str, ...]:
 def _count(group: NodeGroupSpec) -> str:
     least, most = group.min_nodes, group.max_nodes
     return str(most) if least == most else f"{least} to {most}"
-
-
-def _workers(spec: StackSpec) -> list[Box]:
-    return [_worker(worker) for worker in spec.nodes.workers]
 
 
 def _worker(worker: WorkerSpec) -> Box:

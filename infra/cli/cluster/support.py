@@ -44,7 +44,7 @@ def support_bundle(
     """Gather state, logs and findings into one file; exit code 69 when a part is missing."""
     now = datetime.now(UTC)
     path = file or Path(f"support-{stack}-{now:%Y%m%dT%H%M%SZ}.tar.gz")
-    if path.exists():
+    if os.path.lexists(path):  # also a link that leads nowhere: the parts take minutes
         raise UserError(f"--output {path}: is there already; name another file")
     if not path.parent.is_dir():
         raise UserError(f"--output {path}: no folder {path.parent}; make it; nothing was written")

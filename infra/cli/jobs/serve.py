@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -31,7 +33,7 @@ from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Connection, ConnectionLostError, Tunnel
-from infra.jobs import server
+from infra.jobs import recipes, server
 from infra.jobs import server as targets
 from infra.jobs.follow import outcome
 from infra.jobs.server import DAYS, DEFAULT_PORT, ChatPage, ServerAddress
@@ -289,7 +291,7 @@ def load(
         hardware = [] if preset is None else targets.preset_settings(preset)
         words = _words(url, rows, tokenizer, [*hardware, *chosen], declared)
         if dry_run:
-            print(" ".join(words))
+            print(shlex.join(words))
             return
         raise typer.Exit(_run(words, stack, declared))
     given = {"--rows": rows, "--tokenizer": tokenizer, "--preset": preset}
@@ -323,14 +325,27 @@ def _words(
     url: str, rows: Path | None, tokenizer: Path | None, sets: list[str], spec: StackSpec
 ) -> list[str]:
     words = [sys.executable, "-m", "workloads.load", "--url", url, "--model", spec.chat.model]
+    problems: list[str] = []
+    if not re.match(r"https?://[^/]", url):
+        problems.append(
+            f"--url {url}: not an address; give that of the server up to /v1, such as "
+            "http://127.0.0.1:8000/v1"
+        )
+    if rows is not None:
+        if not rows.is_file():
+            problems.append(f"--rows {rows}: no such file; give a .jsonl file of chats")
+        words += ["--rows", str(rows.absolute())]
+    if tokenizer is not None:
+        if not tokenizer.is_dir():
+            problems.append(f"--tokenizer {tokenizer}: no such folder; give a model's")
+        words += ["--tokenizer", str(tokenizer.absolute())]
+    if problems:
+        raise UserError("\n".join(problems))
     for job in spec.jobs:
         if job.is_load_test:
+            recipes.refuse_wrong(CHECKOUT, job, sets)
             words += ["--recipe", job.recipe]
             break
-    if rows is not None:
-        words += ["--rows", str(rows.resolve())]
-    if tokenizer is not None:
-        words += ["--tokenizer", str(tokenizer.resolve())]
     return words + targets.as_words(sets)
 
 

@@ -100,7 +100,7 @@ def fault(
     ] = "Create$",
     times: Annotated[int, typer.Option(min=1, help="How many calls it meets.")] = 1,
     seconds: Annotated[
-        float, typer.Option(min=0, help="For `latency`: seconds of every operation.")
+        float, typer.Option(min=0, max=3600, help="For `latency`: seconds of every operation.")
     ] = 5.0,
 ) -> None:
     """Plant a fault in the Nebius API, or kill -9 a part."""

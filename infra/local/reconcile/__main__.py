@@ -47,7 +47,7 @@ def main() -> int:
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    steps = [_operate(cloud), _back_up(cloud)]
+    steps = [_operate(cloud), K8up(KubeClient(cloud.kube.access()), cloud.state).step]
     if not options.without_nodes:
         steps += [_mirror_nodes(cloud), _heal(cloud)]
     loops = [threading.Thread(target=_repeat, args=(step, stopped)) for step in steps]
@@ -61,10 +61,6 @@ def main() -> int:
 def _operate(cloud: Cloud) -> Callable[[], bool]:
     client = KubeClient(cloud.kube.access())
     return Operator(client, cloud.state, cloud.cache, cloud.ports, SlurmSetup.from_environ()).step
-
-
-def _back_up(cloud: Cloud) -> Callable[[], bool]:
-    return K8up(KubeClient(cloud.kube.access()), cloud.state).step
 
 
 def _mirror_nodes(cloud: Cloud) -> Callable[[], bool]:

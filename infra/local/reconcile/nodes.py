@@ -79,7 +79,8 @@ def reconcile_nodes(client: KubeClient, groups: Iterable[NodeGroup], nodes: list
 
     True if anything was to do.
     """
-    live = {name_of(node): node for node in nodes if GROUP_LABEL in (_labels(node))}
+    ours = [each for each in nodes if GROUP_LABEL in (each["metadata"].get("labels") or {})]
+    live = {name_of(node): node for node in ours}
     changed = False
     for node in node_objects(groups):
         found = live.pop(name_of(node), None)
@@ -202,7 +203,3 @@ def _is_current(found: Object, wanted: Object) -> bool:
         and len(taints) == len(wanted["spec"]["taints"])
         and ready
     )
-
-
-def _labels(node: Object) -> dict[str, str]:
-    return node["metadata"].get("labels") or {}

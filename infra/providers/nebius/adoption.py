@@ -134,13 +134,9 @@ def mismatch(kind: ResourceType, found: Values, inputs: Values) -> str | None:
     now = declared_as(kind, found, inputs)
     replaces = find_changes(kind, now, inputs).replaces
     if replaces:
-        fixed = "; ".join(_change(path, now, inputs) for path in replaces)
+        fixed = "; ".join(f"{each} ({_at(now, each)} -> {_at(inputs, each)})" for each in replaces)
         return f"{fixed} cannot be changed in place; declare what is there"
     return "; ".join(f"{path}: {reason}" for path, reason in shrunk(kind, now, inputs)) or None
-
-
-def _change(path: str, now: Values, new: Values) -> str:
-    return f"{path} ({_at(now, path)} -> {_at(new, path)})"
 
 
 def _at(values: Any, path: str) -> Any:

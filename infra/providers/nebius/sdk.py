@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from stacks.errors import UserError
+from stacks.files import read_bytes
 
 if TYPE_CHECKING:
     from nebius.sdk import SDK
@@ -105,6 +106,9 @@ def make_sdk(**options: Any) -> SDK:
     return SDK(user_agent_prefix=_USER_AGENT, **options)
 
 
+_KEY_BYTES: Final = 1 << 20
+
+
 def key_file() -> Path | None:
     """File of the service account's key, None where the environment names none."""
     value = os.environ.get(KEY_FILE_VARIABLE)
@@ -112,6 +116,8 @@ def key_file() -> Path | None:
         return None
     path = Path(value).expanduser()
     try:
+        # The SDK would wait for a FIFO for ever, and read /dev/zero until memory is full.
+        read_bytes(path, at_most_bytes=_KEY_BYTES)
         mode = path.stat().st_mode & 0o777
     except OSError as error:
         raise EndpointError(

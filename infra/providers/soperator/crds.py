@@ -118,7 +118,9 @@ def crds_of(
     # A forgotten variable must not bring an emulated cloud's reduced definitions to a real one.
     folder = os.environ.get(FOLDER) if os.environ.get(ENDPOINT_VARIABLE) else None
     if folder:
-        ours = [crd for crd in _definitions(_files_in(Path(folder))) if _group(crd) == group]
+        ours = [
+            crd for crd in _definitions(_files_in(Path(folder))) if crd["spec"]["group"] == group
+        ]
         return sorted(ours, key=_name)
     what = f"{source} {version}"
     archive = archive_of(source, version, repository=repository, scheme=scheme)
@@ -164,10 +166,6 @@ def _is_crd(name: str) -> bool:
 
 def _name(crd: Object) -> str:
     return crd["metadata"]["name"]
-
-
-def _group(crd: Object) -> str:
-    return crd["spec"]["group"]
 
 
 _OCI: Final = re.compile(r"oci://(?P<host>[^/]+)/(?P<name>.+)")

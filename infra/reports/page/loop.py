@@ -307,10 +307,6 @@ def _speed_tables(run: RunRecord | None) -> Iterator[Table]:
         )
 
 
-def _has_speeds(run: RunRecord | None) -> bool:
-    return any(True for _ in _speed_tables(run))
-
-
 def _cost_table(states: list[tuple[str, ChatCost]]) -> Table:
     return Table(
         title="Cost per chat before and after",
@@ -376,7 +372,7 @@ def _notes(loop: Loop) -> Iterator[str]:
                 f"{what}: job {run.job_id} ({run.job}) of {run.date.isoformat()}, "
                 f"{duration(run.duration_s)} on {nodes}: {usd}."
             )
-    if _has_speeds(loop.report.evaluation_run):
+    if any(_speed_tables(loop.report.evaluation_run)):
         yield (
             "Speeds of base and tuned are one measurement each and have no interval: their "
             "difference is not told apart from noise, and no cost is made of it."

@@ -57,7 +57,7 @@ def check_code(run: Run, code_hash: str, root: Path, state: Path) -> None:
             f"{said}, and commit {run.git_revision} is not in this repository: git fetch origin "
             f"{run.git_revision}, or ask who submitted it; without it the run cannot be repeated"
         )
-    if _head(root) == run.git_revision:
+    if _git(root, "rev-parse", "HEAD") == run.git_revision:
         raise JobsError(
             f"{said} at the same commit {run.git_revision[:10]}: files or the stack were changed "
             "and not committed, then or now; git status and pulumi config tell the changes of now"
@@ -142,10 +142,6 @@ def _value(value: Any) -> str:
 
 def _has_commit(root: Path, revision: str) -> bool:
     return _git(root, "cat-file", "-e", f"{revision}^{{commit}}") is not None
-
-
-def _head(root: Path) -> str | None:
-    return _git(root, "rev-parse", "HEAD")
 
 
 def _git(root: Path, *words: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,9 @@ def test_a_wrong_address_ends_with_the_status_of_the_test(state: Path):
         assert RUNNER.invoke(app, words).exit_code == 2
 
 
+THERE = ["--dry-run", "--url", "http://127.0.0.1:1/v1"]
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -55,6 +59,12 @@ def test_a_wrong_address_ends_with_the_status_of_the_test(state: Path):
         (["--preset", "p/q"], "--preset: only with --url; for a job use --set load.prompts"),
         (["--concurrency", "x"], "--concurrency x: write numbers with commas, such as 1,2,4,8"),
         (["-s", "h100-prod"], "h100-prod: jobs: no load test; declare one"),
+        ([*THERE, "--rates", "nan"], "load.open_loop.rates_per_s"),
+        ([*THERE, "--concurrency", "-1"], "load.sweep"),
+        ([*THERE, "--set", "load.swep=[1]"], "load.swep"),
+        (["--dry-run", "--url", "127.0.0.1:8000"], "--url 127.0.0.1:8000: not an address"),
+        ([*THERE, "--rows", "/dev/zero"], "--rows /dev/zero: no such file; give a .jsonl file"),
+        ([*THERE, "--tokenizer", "none"], "--tokenizer none: no such folder; give a model's"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(state: Path, words: list[str], line: str):
@@ -62,3 +72,20 @@ def test_what_cannot_be_meant_is_refused_in_one_line(state: Path, words: list[st
     assert result.exit_code == 1
     assert line in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_dry_run_prints_words_that_a_shell_reads_as_they_were_given(state: Path) -> None:
+    there = "http://127.0.0.1:1/$(id)"
+    shown = RUNNER.invoke(app, ["runs", "load", "--dry-run", "--url", there])
+    assert shown.exit_code == 0, shown.stderr
+    assert there in shlex.split(shown.stdout)
+    assert "'http://127.0.0.1:1/$(id)'" in shown.stdout
+
+
+def test_a_path_that_is_a_loop_of_links_is_refused(state: Path) -> None:
+    loop = state / "loop"
+    loop.symlink_to(loop)
+    for option in ("--rows", "--tokenizer"):
+        refused = RUNNER.invoke(app, ["runs", "load", *THERE, option, str(loop)])
+        assert refused.exit_code == 1
+        assert f"{option} {loop}: no such" in refused.stderr

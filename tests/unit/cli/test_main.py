@@ -254,6 +254,27 @@ def test_an_option_of_one_value_is_given_once(words: list[str]) -> None:
     assert "--stack is given 2 times; give it once" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "wanted", "came"),
+    [
+        (["cost", "size", "Qwen3-14B", "--gpus", "1e3"], "valid integer", "1e3"),
+        (["cost", "spend", "--tolerance", "-1"], "greater than or equal to 0", "-1"),
+        (["runs", "list", "--last", "0"], "greater than or equal to 1", "0"),
+        (["local", "fault", "latency", "--seconds", "inf"], "less than or equal to 3600", "inf"),
+        (["cost", "--format", "pdf"], "not one of 'table', 'json'", "pdf"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_came_and_what_is_allowed(
+    words: list[str], wanted: str, came: str
+) -> None:
+    """Typer said of a number what it should be, and not which one it was."""
+    result = RUNNER.invoke(app, words)
+    assert result.exit_code == 2
+    assert wanted in result.stderr
+    assert repr(came) in result.stderr
+    assert "Value error" not in result.stderr
+
+
 def test_an_option_of_several_values_is_given_as_often_as_wanted() -> None:
     words = ["submit", "no-such-job", "-s", "local", "--set", "a=1", "--set", "b=2", "--dry-run"]
     assert "times; give it once" not in RUNNER.invoke(app, words).stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local import cloud, engine, process
+from infra.local import cloud, engine, faults, process
 from infra.local.errors import LocalError
 from infra.local.slurm.pod import FAST_SETTING
 
@@ -61,3 +61,10 @@ def test_a_strangers_listener_on_the_login_port_is_refused_at_once(tmp_path: Pat
         with pytest.raises(LocalError, match=rf"^local\.login\.ssh_port: port {port} of .* is in"):
             cloud.refuse_taken_login_port(embedded, "local.login.ssh_port", port)
     cloud.refuse_taken_login_port(embedded, "local.login.ssh_port", port)
+
+
+def test_operations_of_a_cloud_that_was_never_started_take_no_other_time(tmp_path: Path) -> None:
+    """It was a traceback."""
+    embedded = cloud.Cloud.from_environ({"SOPERATOR_STATE": str(tmp_path)})
+    with pytest.raises(LocalError, match="never started; run `soperator local up`"):
+        faults.set_latency(embedded, 5.0)

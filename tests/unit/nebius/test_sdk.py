@@ -1,6 +1,7 @@
 """One constructor: plain text stays on this machine, and missing credentials are told at once."""
 
 import json
+import os
 from datetime import UTC, datetime
 
 import pytest
@@ -68,6 +69,20 @@ def test_a_key_that_is_missing_says_how_to_make_one(endpoint, monkeypatch, tmp_p
     monkeypatch.setenv("SOPERATOR_NEBIUS_KEY_FILE", str(tmp_path / "none.json"))
     with pytest.raises(EndpointError, match="nebius iam auth-public-key generate"):
         make_sdk()
+
+
+def test_a_key_file_that_never_ends_is_not_read(endpoint, monkeypatch, tmp_path):
+    """The SDK waited for a FIFO for ever, and read /dev/zero until memory was full."""
+    endpoint("http://127.0.0.1:17800")
+    monkeypatch.delenv("NEBIUS_IAM_TOKEN", raising=False)
+    fifo, large = tmp_path / "fifo", tmp_path / "large"
+    os.mkfifo(fifo, 0o600)
+    large.touch(0o600)
+    os.truncate(large, 2 << 20)
+    for path, why in ((large, "more than 1 MiB"), (fifo, "not a regular file")):
+        monkeypatch.setenv("SOPERATOR_NEBIUS_KEY_FILE", str(path))
+        with pytest.raises(EndpointError, match=f"cannot read {path} .*{why}"):
+            make_sdk()
 
 
 def test_the_exec_credential_is_what_kubernetes_reads(endpoint, monkeypatch):

@@ -87,7 +87,7 @@ def test_a_chat_at_its_limits_is_accepted(chat: dict[str, Any]):
         ),
         (
             {"speeds": [{**SPEED, "source": " "}]},
-            "demo.chat.speeds[0].source: expected text",
+            "demo.chat.speeds[0].source: expected text that is not blank",
         ),
         (
             {"speeds": [{**SPEED, "prefill_tokens_per_s": 0}]},

@@ -122,6 +122,26 @@ def test_text_that_would_break_a_table_is_refused(config: dict[str, Any], text: 
     assert problems_of(config) == (f"demo.chat.model: {wanted}",)
 
 
+def test_a_text_of_pages_is_refused_and_shown_in_part(config: dict[str, Any]):
+    """It stood in every message and table whole."""
+    config["chat"]["model"] = "a" * 4096
+    assert load(config).chat.model == "a" * 4096
+    config["chat"]["model"] += "b"
+    start = "a" * 80
+    wanted = f"expected at most 4,096 characters, got text '{start}'... of 4,097 characters"
+    assert problems_of(config) == (f"demo.chat.model: {wanted}",)
+    config["chat"]["model"], config["chat"]["context_tokens"] = "a", "a" * 81
+    (problem,) = problems_of(config)
+    assert problem.endswith(f"expected a whole number, got text '{start}'... of 81 characters")
+
+
+@pytest.mark.parametrize("text", ["", "  "])
+def test_a_blank_text_is_refused_as_what_it_is(config: dict[str, Any], text: str):
+    config["chat"]["model"] = text
+    wanted = f"expected text that is not blank, got text {text!r}"
+    assert problems_of(config) == (f"demo.chat.model: {wanted}",)
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 3_000, b"config: [\n"])
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path, content: bytes):
     (tmp_path / "Pulumi.demo.yaml").write_bytes(content)

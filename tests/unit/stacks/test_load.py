@@ -156,7 +156,10 @@ def test_every_problem_is_reported_at_once(config: dict[str, Any]):
                 "workers is nodes.workers[].sshd_config_map)"
             ),
         ),
-        (lambda c: c.update(prices=""), "demo.prices: expected text, got text ''"),
+        (
+            lambda c: c.update(prices=""),
+            "demo.prices: expected text that is not blank, got text ''",
+        ),
         (
             lambda c: c.update(name="other"),
             "demo.name: unknown key; the file name is the stack's name",

@@ -308,3 +308,15 @@ def test_a_folder_that_is_absent_is_refused_before_anything_is_gathered(alone: P
     assert done.exit_code == 1
     assert "no folder absent; make it; nothing was written" in done.output
     assert "a.txt" not in done.output
+
+
+def test_a_link_that_leads_nowhere_is_refused_before_anything_is_gathered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was found to be there after 20 s of gathering."""
+    monkeypatch.setattr(context, "environ", lambda: pytest.fail("it gathers"))
+    link = tmp_path / "bundle.tar.gz"
+    link.symlink_to(tmp_path / "none")
+    refused = CliRunner().invoke(app, ["cluster", "support-bundle", "-o", str(link)])
+    assert refused.exit_code == 1
+    assert f"--output {link}: is there already; name another file" in refused.stderr
