@@ -5,6 +5,7 @@ A random model writes nothing that anybody asked for: what has the form has it b
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,6 +114,95 @@ def test_a_required_call_streams_its_name_and_then_its_arguments(client: openai.
     assert message.tool_calls is not None
     assert json.loads(message.tool_calls[0].function.arguments)["city"] in CITIES
     assert not message.content
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_several_required_calls_are_all_whole(client: openai.OpenAI, temperature: float) -> None:
+    """Where nobody forbids a second call, an answer at its limit tells the whole ones."""
+    answer = ask(client, tools=[WEATHER, CLOCK], tool_choice="required", temperature=temperature)
+    for choice in answer.choices:
+        assert choice.message.tool_calls, choice
+        for call in choice.message.tool_calls:
+            arguments = json.loads(call.function.arguments)
+            wanted = {"city"} if call.function.name != "get_time" else set()
+            assert arguments.keys() == wanted
+        assert len({call.id for call in choice.message.tool_calls}) == len(
+            choice.message.tool_calls
+        )
+
+
+def test_a_named_call_is_streamed_in_parts_for_every_choice(client: openai.OpenAI) -> None:
+    named = {"type": "function", "function": {"name": WEATHER["function"]["name"]}}
+    parts = ask(
+        client,
+        tools=[CLOCK, WEATHER],
+        tool_choice=named,
+        parallel_tool_calls=False,
+        stream=True,
+        n=2,
+    )
+    told: dict[int, list[Any]] = {0: [], 1: []}
+    ends: dict[int, str] = {}
+    for part in parts:
+        for choice in part.choices:
+            assert not choice.delta.content
+            told[choice.index] += choice.delta.tool_calls or ()
+            ends |= {choice.index: choice.finish_reason} if choice.finish_reason else {}
+    assert ends == {0: "tool_calls", 1: "tool_calls"}
+    for pieces in told.values():
+        assert (pieces[0].index, pieces[0].function.name) == (0, WEATHER["function"]["name"])
+        assert pieces[0].id
+        assert len(pieces) > 3
+        assert {(each.index, each.id, each.function.name) for each in pieces[1:]} == {
+            (0, None, None)
+        }
+        assert json.loads("".join(each.function.arguments for each in pieces))["city"] in CITIES
+
+
+def test_an_answer_of_a_json_schema_streams_and_is_parsed_by_the_client(
+    client: openai.OpenAI,
+) -> None:
+    with client.chat.completions.stream(
+        model="tiny", messages=CHAT, response_format=Trip, max_tokens=400, seed=7
+    ) as events:
+        kinds = [event.type for event in events]
+        choice = events.get_final_completion().choices[0]
+    assert kinds.count("content.delta") > 10
+    assert choice.finish_reason == "stop"
+    assert isinstance(choice.message.parsed, Trip)
+
+
+def test_a_json_object_streams_as_what_it_is(client: openai.OpenAI) -> None:
+    form = {"type": "json_object"}
+    whole = 0
+    for seed in range(4):
+        parts = list(ask(client, response_format=form, max_tokens=900, seed=seed, n=1, stream=True))
+        text = "".join(part.choices[0].delta.content or "" for part in parts)
+        assert text.startswith("{")
+        if parts[-1].choices[0].finish_reason == "stop":
+            whole += 1
+            assert isinstance(json.loads(text), dict)
+    assert whole, "none of the answers came to its end"
+
+
+def test_the_asynchronous_client_gets_the_same(client: openai.OpenAI) -> None:
+    """Agent frameworks ask through it, several at once."""
+
+    async def several() -> list[Any]:
+        async with openai.AsyncOpenAI(
+            base_url=client.base_url, api_key="none", max_retries=0, timeout=WAIT_S
+        ) as asking:
+            given: Any = {"model": "tiny", "messages": CHAT, "max_tokens": 300, "seed": 1}
+            tools = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+            return await asyncio.gather(
+                asking.chat.completions.create(**given, **tools),
+                asking.chat.completions.parse(**given, response_format=Place),
+            )
+
+    called, parsed = asyncio.run(several())
+    (call,) = called.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments)["city"] in CITIES
+    assert isinstance(parsed.choices[0].message.parsed, Place)
 
 
 def test_an_answer_of_a_json_schema_is_parsed_by_the_client(client: openai.OpenAI) -> None:

@@ -569,11 +569,15 @@ def connected(server: Stand, first: bytes) -> socket.socket:
 
 
 def ended(connection: socket.socket) -> bool:
-    """Whether the server closes it before it would time out here."""
+    """Whether the server closes it before it would time out here, whatever it sent before."""
     try:
-        return connection.recv(4096) == b""
+        while connection.recv(4096):
+            pass  # the body of an answer whose head came alone
     except ConnectionError:
         return True
+    except TimeoutError:
+        return False
+    return True
 
 
 def test_a_full_queue_is_answered_429_with_a_time(tokenizer: Any) -> None:
