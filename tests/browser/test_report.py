@@ -20,6 +20,7 @@ from infra.reports.page import page
 from infra.reports.page.training import collect
 from stacks.load import load_stack
 from tests.unit.accept import acceptance
+from tests.unit.cost.loads import load_json
 from tests.unit.report.loops import write_loop
 from tests.unit.report.reports import HOSTILE, write_runs
 
@@ -116,7 +117,9 @@ _LOOK = """() => {
     return svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
   };
   const words = document.querySelectorAll("h1, h2, p, dt, dd, dd strong, dd span, th, td, li, summary");
+  const headings = [...document.querySelectorAll("h2")].map(each => each.textContent);
   return {
+    headings,
     overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
     openDetails, folded, bottoms,
     chartPx: Math.min(...texts.map(
@@ -172,7 +175,8 @@ def test_the_first_screen_answers_and_everything_is_readable(
         path.write_text(certificate_page.render(certified()), encoding="utf-8")
     else:
         if kind == "measured":
-            write_loop(tmp_path)
+            # The longest sentence of a chat's cost: a load of other lengths than the chat's.
+            write_loop(tmp_path, load=load_json(prompt_tokens=65.03))
         path = page.write(collect(load_stack("local"), tmp_path), tmp_path / "report.html")
         answers = [
             "Yes, better." if kind == "measured" else "NOT MEASURED: no evaluation",
@@ -182,6 +186,7 @@ def test_the_first_screen_answers_and_everything_is_readable(
     seen = looked_at(browser, path, size, scheme)
     for answer in answers:
         assert answer in seen["text"]
+    assert kind == "certificate" or seen["headings"][0] == "Quality"
     assert max(seen["bottoms"]) <= size[1], "below the first screen"
     assert (seen["openDetails"], seen["folded"] >= 3) == (0, True)
     assert seen["overflow"] == 0
