@@ -135,8 +135,7 @@ class Connection:
         """As `run`, with standard output also as it came, for archives."""
         channel = self._open(command)
         try:
-            channel.sendall(stdin)
-            channel.shutdown_write()
+            _feed(channel, stdin)
             stdout, stderr = _drain(channel)
             code = channel.recv_exit_status()
         except (OSError, EOFError, paramiko.SSHException) as error:
@@ -156,8 +155,7 @@ class Connection:
         channel = self._open(command)
         try:
             if stdin:
-                channel.sendall(stdin)
-                channel.shutdown_write()
+                _feed(channel, stdin)
             channel.settimeout(poll_s)
             while True:
                 try:
@@ -275,6 +273,16 @@ def parse_public_key(line: str) -> paramiko.PKey:
         raise JobsError(
             f"login_host_key: {line[:40]!r} is not an OpenSSH public key line; run pulumi up"
         ) from error
+
+
+def _feed(channel: paramiko.Channel, stdin: bytes) -> None:
+    """Sends standard input to its end; a command that ends before has not to read it.
+
+    What came of it is in its exit status, which a lost connection has none of.
+    """
+    with contextlib.suppress(OSError):
+        channel.sendall(stdin)
+        channel.shutdown_write()
 
 
 def _drain(channel: paramiko.Channel) -> tuple[bytes, bytes]:

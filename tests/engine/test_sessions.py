@@ -10,7 +10,7 @@ import pytest
 
 from infra.clients import ssh
 from infra.clients.errors import JobsError
-from infra.clients.ssh import Connection, Endpoint
+from infra.clients.ssh import Connection, ConnectionLostError, Endpoint
 from infra.local.process import is_listening
 from tests.engine.sshd import Sshd, running_sshd
 
@@ -55,3 +55,16 @@ def test_sessions_that_stay_taken_are_told_as_what_they_are(
         assert login.is_open
         for channel in held:
             channel.close()
+
+
+def test_a_command_that_ends_before_it_read_its_input_has_its_exit_status(tmp_path: Path) -> None:
+    """Not a lost connection: sshd closes the channel of what ended while bytes are on their way."""
+    more_than_a_window = b"x" * (16 << 20)
+    with running_sshd(tmp_path) as server, connection(server, tmp_path) as login:
+        for command, status in (("echo said", 0), ("echo said; exit 3", 3)):
+            done = login.run(command, stdin=more_than_a_window)
+            assert (done.exit_code, done.stdout) == (status, "said\n")
+        said = b"".join(login.stream("echo said", poll_s=0.1, stdin=more_than_a_window))
+        assert said == b"said\n"
+        with pytest.raises(ConnectionLostError):
+            login.run("kill -9 $PPID", stdin=more_than_a_window)
