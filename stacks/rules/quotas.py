@@ -65,7 +65,8 @@ def quota_use(spec: StackSpec, *, at_max: bool) -> Mapping[str, int]:
         preset = find_preset(group.platform, group.preset)
         if preset is not None and not preset.gpus:
             used["compute.instance.non-gpu.vcpu"] += num_nodes * preset.vcpus
-        elif preset is not None and not _is_reserved(group):
+        # GPUs of capacity blocks count against no quota of GPUs.
+        elif preset is not None and group.billing is not Billing.RESERVED:
             used[gpu_quota(group.platform)] += num_nodes * preset.gpus
     # One cluster and the address of the login node.
     used["mk8s.cluster.count"] = 1
@@ -104,11 +105,6 @@ def _disks(group: NodeGroupSpec) -> Iterator[BootDiskSpec | LocalDiskSpec | Imag
         yield from group.local_disks
         if group.image_disk is not None:
             yield group.image_disk
-
-
-def _is_reserved(group: NodeGroupSpec) -> bool:
-    """Whether the GPUs come out of capacity blocks, which the quota of GPUs does not count."""
-    return group.billing is Billing.RESERVED
 
 
 def check_quotas(spec: StackSpec, findings: Findings) -> None:

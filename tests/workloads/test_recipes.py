@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -87,12 +88,27 @@ def test_an_override_changes_one_value_and_keeps_its_type() -> None:
         ("train.micro_batch_size=0", "train.micro_batch_size: got 0, expected > 0"),
         ("train.epochs=1", "set exactly one of them"),
         ("train.lora.rank.x=1", "'train.lora.rank' is no section"),
+        ("train.lora.rank=10000000000000", "rank: got 10000000000000, expected a number from"),
+        ("train.learning_rate=1e308", "learning_rate: got 1e+308, expected a number from"),
+        ("train.gate.max_loss=Infinity", "max_loss: got Infinity, expected a number from"),
+        ("train.gate.max_loss=NaN", "max_loss: got NaN, expected a number from"),
+        ("train.max_steps=" + "x" * 81, f'"{"x" * 79}... of 83 characters, expected a whole'),
         ("max_steps", "write it as section.key=value"),
     ],
 )
 def test_a_wrong_override_is_refused_with_its_path(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         load_recipe("smollm2_135m_lora_2xcpu", [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [("training.heads", "heads: got 0, expected > 0"), ("storage.block_kib", "block_kib: got 0")],
+)
+def test_a_zero_that_others_are_divided_by_is_refused(override: str, message: str) -> None:
+    """It was a traceback: what was wrong had been found, and was not told."""
+    with pytest.raises(ConfigError, match=message):
+        load_recipe("accept_cpu", [f"accept.{override}=0"])
 
 
 def test_all_problems_of_a_recipe_are_told_at_once(tmp_path: Path) -> None:

@@ -146,8 +146,8 @@ def test_two_names_of_one_key_that_disagree_are_refused(tmp_path: Path) -> None:
             "loss_chunk_tokens: has no meaning with task text_to_text",
         ),
         ({"gate": {"max_loss": 0}}, "gate.max_loss: got 0"),
-        ({"learning_rate": float("inf")}, "learning_rate: got inf, expected a finite number"),
-        ({"weight_decay": float("inf")}, "weight_decay: got inf, expected a finite number"),
+        ({"learning_rate": float("inf")}, "learning_rate: got Infinity, expected a number from"),
+        ({"weight_decay": float("inf")}, "weight_decay: got Infinity, expected a number from"),
         ({"checkpoint": {"elastic_evry": 1}}, "did you mean 'elastic_every'?"),
     ],
 )

@@ -96,8 +96,9 @@ def find_server(
 ) -> Server:
     """Return address and key; what is missing is refused with what to set."""
     environment = os.environ if environment is None else environment
-    key_file = None if target.api_key_file is None else _path(target.api_key_file, places)
-    adapter_dir = None
+    key_file = adapter_dir = None
+    if target.api_key_file is not None:
+        key_file = places.expand(target.api_key_file, at="load.target.api_key_file")
     if target.serve_job is not None:
         url, job_key_file, adapter_dir = _endpoint(
             places.path("results") / target.serve_job / ENDPOINT_FILE
@@ -132,10 +133,6 @@ def _endpoint(path: Path) -> tuple[str, Path | None, str | None]:
     host = f"[{host}]" if ":" in host else host
     url = f"http://{host}:{port}/v1"
     return url, Path(key_file) if key_file else None, values.get("adapter_dir")
-
-
-def _path(text: str, places: Places) -> Path:
-    return places.expand(text, at="load.target.api_key_file")
 
 
 def _read_key(path: Path) -> str:

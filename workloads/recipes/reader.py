@@ -19,6 +19,9 @@ from typing import Any, TypeVar
 from workloads.common.exit_codes import ConfigError
 
 T = TypeVar("T")
+_MOST = 10**12
+"""Beyond it a number is a slip of the keyboard, as are infinity and what is no number."""
+_SHOWN_CHARACTERS = 80
 
 _wrong_values: ContextVar[list[str] | None] = ContextVar("wrong values", default=None)
 """What `require` refused in the section that is being made."""
@@ -34,8 +37,6 @@ def read_mapping(path: Path) -> dict[str, Any]:
             import yaml
 
             value = yaml.safe_load(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as a recipe: {error}") from error
     except Exception as error:  # yaml's errors share no base with ValueError
         raise ConfigError(f"{path}: cannot be read as a recipe: {error}") from error
     if not isinstance(value, dict):
@@ -103,6 +104,8 @@ def _convert(kind: Any, value: Any, at: str, problems: list[str]) -> Any:
         if value not in allowed:
             return _wrong(at, value, f"one of {', '.join(map(str, allowed))}", problems)
         return kind(value)
+    if kind in (int, float) and isinstance(value, int | float) and not -_MOST <= value <= _MOST:
+        return _wrong(at, value, f"a number from {-_MOST:,} to {_MOST:,}", problems)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -143,6 +146,10 @@ def _convert_dataclass(kind: Any, value: Any, at: str, problems: list[str]) -> A
     collecting = _wrong_values.set(wrong)
     try:
         result = kind(**arguments)
+    except ZeroDivisionError:  # by a 0 that is among the wrong values
+        if not wrong:
+            raise
+        result = None
     finally:
         _wrong_values.reset(collecting)
     problems += [f"{at}.{message}" for message in wrong]
@@ -150,7 +157,11 @@ def _convert_dataclass(kind: Any, value: Any, at: str, problems: list[str]) -> A
 
 
 def _wrong(at: str, value: Any, allowed: str, problems: list[str]) -> None:
-    problems.append(f"{at}: got {json.dumps(value, default=str)}, expected {allowed}")
+    got = json.dumps(value, default=str)
+    cut = f"{got[:_SHOWN_CHARACTERS]}... of {len(got):,} characters"
+    problems.append(
+        f"{at}: got {got if len(got) <= _SHOWN_CHARACTERS else cut}, expected {allowed}"
+    )
 
 
 def require(condition: bool, message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -157,9 +156,6 @@ class TrainConfig:
         for name in ("warmup_steps", "weight_decay", "checkpoint_every"):
             value = getattr(self, name)
             require(value >= 0, f"{name}: got {value}, expected >= 0")
-        for name in ("learning_rate", "weight_decay"):
-            value = getattr(self, name)
-            require(value != math.inf, f"{name}: got {value}, expected a finite number")
         require(self.learning_rate > 0, f"learning_rate: got {self.learning_rate}, expected > 0")
         require(self.max_grad_norm > 0, f"max_grad_norm: got {self.max_grad_norm}, expected > 0")
         require(

@@ -46,7 +46,7 @@ def manifest(
     spec = context.spec(stack)
     declared = next((each for each in spec.jobs if each.name == job), None)
     if declared is None:
-        have = ", ".join(each.name for each in spec.jobs)
+        have = ", ".join(each.name for each in spec.jobs) or "none"
         raise UserError(f"{stack}: jobs: {job!r} is not declared (has: {have})")
     pods = training_pods(
         spec,
