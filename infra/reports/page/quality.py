@@ -71,22 +71,19 @@ def evaluation_rows(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]
 
 def _test(evaluation: Mapping[str, Any], key: str, scale: float) -> dict[str, Any]:
     """The paired test of the metric in the row's own unit; None where there is none."""
-    sampling = evaluation.get("sampling") or {}
+    sampling, base = _part(evaluation, "sampling"), _part(evaluation, "base_model")
     resamples, confidence = sampling.get("resamples"), sampling.get("confidence")
+    found = _part(_part(evaluation, "significance"), key)
+    counts = (found.get("num_rows"), base.get("num_rows"))
     known = {
         "interval": f"{100 * confidence:g} % interval" if _is_number(confidence) else "interval",
-        "resamples": resamples if _is_number(resamples) else None,
+        "resamples": resamples if _is_number(resamples) and resamples > 0 else None,
+        "num_rows": next((each for each in counts if _is_number(each)), None),
     }
-    found = (evaluation.get("significance") or {}).get(key)
-    low, high, p_value, rows = (
-        found.get(name) if isinstance(found, Mapping) else None
-        for name in ("low", "high", "p_value", "num_rows")
-    )
-    num_rows = rows if _is_number(rows) else evaluation["base_model"].get("num_rows")
+    low, high, p_value = (found.get(name) for name in ("low", "high", "p_value"))
     if not (_is_number(low) and _is_number(high) and _is_number(p_value)):
-        return {**known, "low": None, "high": None, "p_value": None, "num_rows": num_rows}
-    bounds = {"low": scale * low, "high": scale * high}
-    return {**known, **bounds, "p_value": p_value, "num_rows": num_rows}
+        return {**known, "low": None, "high": None, "p_value": None}
+    return {**known, "low": scale * low, "high": scale * high, "p_value": p_value}
 
 
 def verdict(row: Mapping[str, Any]) -> str:
@@ -103,12 +100,9 @@ def samples(evaluation: Mapping[str, Any] | None) -> list[dict[str, str]]:
     if evaluation is None:
         return []
     before, after = (
-        [
-            each
-            for each in evaluation[name].get("sample_generations") or []
-            if isinstance(each, dict)
-        ]
+        [each for each in given if isinstance(each, Mapping)] if isinstance(given, list) else []
         for name in ("base_model", "finetuned_model")
+        for given in [evaluation[name].get("sample_generations")]
     )
     return [
         {
@@ -136,5 +130,14 @@ def _better(key: str, delta: float) -> bool | None:
     return delta > 0 if any(part in key for part in _HIGHER_IS_BETTER) else None
 
 
+def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object of that name; empty where a damaged file, or an older one, has none."""
+    found = values.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether it is one that can be shown: NaN and what no metric reaches are none."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return -1e15 < value < 1e15

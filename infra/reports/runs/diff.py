@@ -95,6 +95,7 @@ def rows(found: RunDiff) -> list[tuple[object, ...]]:
 
 def plain(found: RunDiff) -> dict[str, object]:
     """The comparison as plain values."""
+    share = found.losses.largest_share
     return {
         "first": found.first,
         "second": found.second,
@@ -113,7 +114,8 @@ def plain(found: RunDiff) -> dict[str, object]:
             "verdict": found.losses.verdict.value,
             "detail": found.losses.detail,
             "num_steps": found.losses.num_steps,
-            "largest_share": _finite(found.losses.largest_share),
+            # JSON knows no infinity.
+            "largest_share": share if share is not None and math.isfinite(share) else None,
         },
         "notes": list(found.notes),
     }
@@ -218,11 +220,6 @@ def _notes(first: Run, second: Run) -> Iterator[str]:
         yield (
             f"cost of {first.name} is by {first.usd_from}, of {second.name} by {second.usd_from}"
         )
-
-
-def _finite(value: float | None) -> float | None:
-    """The number; None for one that JSON does not know."""
-    return None if value is None or not math.isfinite(value) else value
 
 
 def _text(value: object) -> str | None:

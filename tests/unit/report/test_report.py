@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +19,9 @@ from cost.bill.bill import bill
 from infra.operate.prices import price_book
 from infra.render.stack_drawing import stack_svg
 from infra.reports.page import drawings, page, training
+from infra.reports.page.answers import answers
 from infra.reports.page.quality import evaluation_rows
-from infra.reports.page.training import Report, collect
+from infra.reports.page.training import Report, collect, figure, p_text, signed
 from stacks.load import load_stack
 from stacks.spec.cost import PolicySpec
 from tests.unit.report.reports import HOSTILE, evaluation, record, write_record, write_runs
@@ -136,6 +140,40 @@ def test_a_damaged_record_is_named_on_the_page(tmp_path: Path, public_key_file: 
     assert f"{folder}/run_record.json: not valid JSON" in page.render(
         collect(load_stack("local"), tmp_path)
     )
+
+
+def damaged(value: Any) -> Iterator[Any]:
+    """The value with each of its parts, one at a time, replaced by what does not belong there."""
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            for part in damaged(value[key]):
+                copied = value.copy()
+                copied[key] = part
+                yield copied
+    yield from (None, "x", 3, -1, 1e308, math.nan, True, [], {}, [1, {}], {"low": "x"})
+
+
+def test_a_damaged_evaluation_never_ends_the_page(report: Report) -> None:
+    """A number where a mapping belongs, and NaN for a bound, were tracebacks."""
+    tested = {"perplexity": {"low": -2.9, "high": -1.8, "p_value": 0.001, "num_rows": 8}}
+    sampling = {"resamples": 2000, "confidence": 0.95}
+    whole = {**evaluation(), "significance": tested, "sampling": sampling}
+    count = 0
+    for values in damaged(whole):
+        if isinstance(values, dict) and all(
+            isinstance(values.get(name), dict) for name in ("base_model", "finetuned_model")
+        ):  # else no evaluation is found at all
+            damage = replace(report, evaluation=values)
+            rows = evaluation_rows(values)
+            assert answers(damage, rows)
+            for row in rows:
+                assert figure(row["before"], row["unit"])
+                assert row["low"] is None or signed(row["high"], row["unit"])
+                assert row["p_value"] is None or p_text(row["p_value"], row["resamples"])
+            count += 1
+            if count % 20 == 0:
+                assert page.render(damage)
+    assert count > 300
 
 
 def test_equal_input_gives_equal_bytes(report: Report) -> None:
