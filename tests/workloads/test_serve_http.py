@@ -536,7 +536,10 @@ def test_a_connection_that_brings_no_whole_head_is_closed(
         assert b"200 OK" in kept.recv(4096)
         kept.sendall(ASK[:20])  # half a second one, on a connection that brought one before
         halves = [closing.enter_context(connected(server, ASK[:size])) for size in (0, 1, 20)]
-        for half in (kept, *halves):
+        # One that came while the first was answered: nothing more comes that it could be seen by.
+        early = closing.enter_context(connected(server, ASK + ASK[:20]))
+        early.settimeout(20)  # uvicorn itself closes it after 30
+        for half in (kept, early, *halves):
             assert ended(half)
         assert server.get("/health")[0] == 200
 

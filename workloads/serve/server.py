@@ -27,7 +27,7 @@ from typing import Any, cast
 import torch
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from workloads.common import publish
 from workloads.common.exit_codes import ConfigError, PreemptedError, WorkloadError
@@ -55,7 +55,7 @@ def http_config(app: Starlette, config: ServeConfig, **more: Any) -> uvicorn.Con
     """Return how requests are taken; connections that ask nothing are closed, and bounded."""
     limits = config.limits
     most = max(MOST_CONNECTIONS, 2 * (limits.max_concurrency + limits.max_queue))
-    head_s, base = HEAD_S, cast("Any", AutoHTTPProtocol)
+    head_s, base = HEAD_S, cast("Any", H11Protocol)
 
     class Bounded(base):
         """A connection; uvicorn by itself waits for ever for the rest of a head."""
@@ -72,6 +72,11 @@ def http_config(app: Starlette, config: ServeConfig, **more: Any) -> uvicorn.Con
             self.watch()
             super().data_received(data)
             self.watch()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.conn.trailing_data[0]:  # of a next request, which came before this one's end
+                self.watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.watch(is_over=True)
