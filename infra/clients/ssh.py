@@ -141,7 +141,7 @@ class Connection:
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise self._lost(error) from error
         finally:
-            channel.close()
+            close_channel(channel)
         if code < 0:
             raise self._lost(EOFError("closed by the other side"))
         text = stdout.decode(errors="replace")
@@ -174,7 +174,7 @@ class Connection:
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise self._lost(error) from error
         finally:
-            channel.close()
+            close_channel(channel)
 
     def _open(self, command: str) -> paramiko.Channel:
         try:
@@ -283,6 +283,12 @@ def _feed(channel: paramiko.Channel, stdin: bytes) -> None:
     with contextlib.suppress(OSError):
         channel.sendall(stdin)
         channel.shutdown_write()
+
+
+def close_channel(channel: paramiko.Channel) -> None:
+    """paramiko tells the other side, of which nobody may be left: what was lost is told already."""
+    with contextlib.suppress(OSError, EOFError):
+        channel.close()
 
 
 def _drain(channel: paramiko.Channel) -> tuple[bytes, bytes]:

@@ -28,7 +28,7 @@ from cost.resources.hourly_rates import RunRates, num_gpus, num_vcpus
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, refused
-from infra.clients.ssh import Connection
+from infra.clients.ssh import Connection, close_channel
 from infra.render.sbatch import cpus_per_rank, memory_mib, place_word
 from stacks.spec import StackSpec
 from stacks.spec.nodes import WorkerSpec
@@ -432,7 +432,7 @@ class Guard:
         try:
             self._channel.sendall(f"{secret}\n".encode())
         except (OSError, EOFError, paramiko.SSHException) as error:
-            self._channel.close()
+            close_channel(self._channel)
             raise JobsError(
                 "the connection to the login node was lost before anything was started; nothing is "
                 "held: run this again"
@@ -476,7 +476,7 @@ class Guard:
             self._channel.shutdown_write()
             self._channel.status_event.wait(_PATIENCE_S)
         done = self._channel.exit_status_ready() and self._channel.recv_exit_status() == 0
-        self._channel.close()
+        close_channel(self._channel)
         self._thread.join(_PATIENCE_S)
         return done
 
