@@ -259,11 +259,10 @@ def text(value: object, path: str, problems: Problems) -> str | None:
     if value is None or (isinstance(value, str) and not value.strip()):
         problems.add(path, "missing")
         return None
-    found = str(value).strip()
-    if not found.isprintable():
-        problems.add(path, f"{found!a}: expected one line of printable text")
+    if not isinstance(value, str) or not value.strip().isprintable():
+        problems.add(path, f"{value!a}: expected one line of printable text")
         return None
-    return found
+    return value.strip()
 
 
 def check_currency(value: object, path: str, problems: Problems) -> None:

@@ -54,6 +54,8 @@ def problems(tmp_path: Path, prices: str, head: str = "name: b\ncurrency: USD") 
         ("a: " + ENTRY.replace(', date: "2026-01-02"', ""), "prices.a.date: missing; give `date`"),
         ("a: " + ENTRY.replace("}", ", read: 2026-01-02}"), "has both 'date' and 'read'"),
         ("a: " + ENTRY.replace("source: s", 'source: ""'), "prices.a.source: missing"),
+        ("a: " + ENTRY.replace("source: s", "source: true"), "prices.a.source: True: expected one"),
+        ("a: " + ENTRY.replace("source: s", "source: [s]"), "prices.a.source: ['s']: expected one"),
         ("a: " + ENTRY.replace("}", ", sauce: s}"), "prices.a.sauce: unknown key"),
         ("a: " + ENTRY.replace("}", ", currency: EUR}"), "prices.a.currency: 'EUR'; only USD"),
         ("a: " + ENTRY.replace("}", ", region: moon}"), "prices.a.region: 'moon' is not one of"),
