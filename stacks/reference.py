@@ -211,7 +211,7 @@ def _stack_page(keys: Sequence[Key]) -> str:
     ]
     for subject in dict.fromkeys(_subject(key.path) for key in keys):
         rows = [
-            (f"`{key.path}`", key.type, _required(key.default), key.says)
+            (f"`{key.path}`", key.type, key.default or "**required**", key.says)
             for key in keys
             if _subject(key.path) == subject
         ]
@@ -221,10 +221,6 @@ def _stack_page(keys: Sequence[Key]) -> str:
 
 def _subject(path: str) -> str:
     return path.split(".")[0].removesuffix("[]")
-
-
-def _required(default: str | None) -> str:
-    return "**required**" if default is None else default
 
 
 def _rules_page(conditions: Table) -> str:

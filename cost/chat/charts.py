@@ -247,7 +247,8 @@ def _throughput(curve: LoadCurve, sweep: Sequence[LoadPoint]) -> str:
     broken = tuple(
         Mark(x=_streams(each), y=each.output_tokens_per_s) for each in sweep if not each.is_feasible
     )
-    series = [Series(name="measured", points=_points(sweep), style=0, marks=kept)]
+    points = tuple((_streams(each), each.output_tokens_per_s) for each in sweep)
+    series = [Series(name="measured", points=points, style=0, marks=kept)]
     if broken:
         series.append(Series(name="not feasible", points=(), style=1, marks=broken))
     return line_chart(
@@ -296,10 +297,6 @@ def _latencies(curve: LoadCurve, sweep: Sequence[LoadPoint]) -> str:
 def _across(sweep: Sequence[LoadPoint]) -> Axis:
     measured = tuple(map(_streams, sweep))
     return Axis(label="streams (closed loop)", scale=Scale.LOG, text=short, ticks=measured)
-
-
-def _points(sweep: Sequence[LoadPoint]) -> tuple[tuple[Decimal, Decimal], ...]:
-    return tuple((_streams(each), each.output_tokens_per_s) for each in sweep)
 
 
 def _streams(each: LoadPoint) -> Decimal:

@@ -89,7 +89,8 @@ class Finetune:
     @property
     def investment_usd(self) -> Decimal | None:
         """US dollars of the nodes of training and evaluation; None where one is not known."""
-        usd = [_nodes_usd(run) for run in (self.training, self.evaluation)]
+        runs = (self.training, self.evaluation)
+        usd = [None if isinstance(run, NotKnown) else run.nodes_usd for run in runs]
         return None if None in usd else sum((each for each in usd if each is not None), Decimal(0))
 
     @property
@@ -209,10 +210,6 @@ def _cost(chat: ChatSpec, units: UnitCosts, record: RunRecord) -> ChatCost | Non
 def _length_ratio(record: RunRecord) -> Decimal | None:
     before, after = record.metrics.get(f"{BASE}{_LENGTH}"), record.metrics.get(_LENGTH)
     return after / before if before and after else None
-
-
-def _nodes_usd(run: RunCost | NotKnown) -> Decimal | None:
-    return None if isinstance(run, NotKnown) else run.nodes_usd
 
 
 def _served(spec: StackSpec, units: UnitCosts, line: Lineage) -> ChatCost | None:

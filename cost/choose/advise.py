@@ -7,7 +7,7 @@ many as the peak needs, nodes as many as hold them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from enum import IntEnum
@@ -430,7 +430,7 @@ def _notes(advice: Advice, given: Sequence[str]) -> Iterator[str]:
         in_flight = ask.peak_answers_per_s * best.load.answer_s
         demand += f", {short(in_flight)} at once on the best (Little's law)"
     yield f"{demand}."
-    bases = _bases(advice.candidates)
+    bases = {each.basis for each in advice.candidates}
     if Basis.ESTIMATE in bases:
         yield (
             "estimate: roofline. A step reads the weights and every stream's keys and values at "
@@ -455,10 +455,6 @@ def _notes(advice: Advice, given: Sequence[str]) -> Iterator[str]:
         "USD are nodes on demand where they are cheapest, without disks and the rest of a cluster; "
         "`soperator cost chat -s STACK` has the whole stack. Arithmetic: --explain PLATFORM/PRESET."
     )
-
-
-def _bases(candidates: Iterable[Candidate]) -> set[Basis]:
-    return {each.basis for each in candidates}
 
 
 def _answers(ask: Ask) -> str:

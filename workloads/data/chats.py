@@ -190,7 +190,8 @@ def _jsonl(file: Path) -> Iterator[tuple[int, Any]]:
             try:
                 yield number, json.loads(line)
             except (ValueError, RecursionError) as error:
-                yield number, BadRow(_text(line), f"is not JSON: {error}")
+                text = line.decode("utf-8", errors="replace").rstrip("\r\n")
+                yield number, BadRow(text, f"is not JSON: {error}")
 
 
 def _parquet(file: Path) -> Iterator[tuple[int, Any]]:
@@ -327,7 +328,3 @@ def _num_columns(rows: csv.DictReader[str], file: Path) -> int:
         return len(rows.fieldnames or ())
     except csv.Error as error:
         raise DataError(f"{file}:1: the header cannot be read as CSV: {error}") from error
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8", errors="replace").rstrip("\r\n")

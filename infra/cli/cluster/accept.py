@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +22,7 @@ from infra.render.delivery import hash_files, pack
 from infra.render.sbatch import hardware_environment, nodesets_of
 from infra.reports.acceptance import certificate, result, run
 from infra.reports.acceptance.certificate import HEADERS, rows, summary
-from infra.reports.acceptance.result import AcceptError, Profile, Result, merge, read
+from infra.reports.acceptance.result import AcceptError, Profile, Result, given, merge, read
 from infra.reports.acceptance.run import DEFAULT_PORT
 from infra.state import DEFAULT_STACK
 from stacks.files import read_text
@@ -83,7 +84,8 @@ def accept(
         certificate.refuse_unusable(context.private_key(identity))
         if folder is not None:
             certificate.refuse_full(folder)
-    with output.never_silent(f"acceptance of {stack}: its outputs and its login node"):
+    doing = f"acceptance of {stack}: its outputs and its login node"
+    with output.never_silent(doing), given(results or []):
         if results:
             found: Result | None = merge([read(path) for path in results], {})
         else:
@@ -101,12 +103,12 @@ def accept(
             return
         output.at("the certificate")
         values = _content(spec, found)
-        ids = "-".join(str(run.get("job_id")) for run in found.runs)
-        where = (
-            folder or context.state_root() / "accept" / stack / f"{found.finished_at[:10]}-{ids}"
-        )
+        ids = [found.finished_at[:10], *(str(run.get("job_id")) for run in found.runs)]
+        # A result that others wrote names no folder elsewhere.
+        name = re.sub(r"[^\w-]+", "_", "-".join(ids))
+        where = folder or context.state_root() / "accept" / stack / name
         files = certificate.write(values, where, context.private_key(identity))
-    _print(values, format)
+        _print(values, format)
     output.note(
         f"certificate: {files.html}; {certificate.proof_text(values)}; check it: soperator cluster "
         f"accept --verify {files.html}"

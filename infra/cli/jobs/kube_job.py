@@ -15,6 +15,7 @@ from infra.render import kube_job
 from infra.render.kube_job import to_yaml, training_pods
 from infra.reports.acceptance import comparison
 from infra.reports.acceptance.comparison import compare, read_run
+from infra.reports.acceptance.result import given
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 from stacks.spec import StackSpec
@@ -93,7 +94,7 @@ def overhead(
     if kube_job:
         _kube_job(context.spec(stack), nodeset, image, nodes, name, file)
         return
-    with comparing():
+    with comparing(), given(files or []):
         if files is None or len(files) != 2:
             raise UserError(
                 "runs overhead: give two result files, the one that counts as 100 % first"

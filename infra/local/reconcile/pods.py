@@ -303,7 +303,9 @@ def pod_status(
     (main,) = (each["name"] for each in spec["containers"])
     held = planned.held if planned.problem else None
     ready = scheduled and held is None and not waiting
-    initialized = scheduled and held in (None, Held.STARTING) and not _waits_for_others(waiting)
+    # Then an init container of the real pod would wait: for a port, or for what starts.
+    others = waiting.startswith("waits for")
+    initialized = scheduled and held in (None, Held.STARTING) and not others
     text = _words(planned, num_nodes) if held is not None else ""
     conditions = [
         _condition(pod, "PodScheduled", scheduled, "Unschedulable", text if not scheduled else ""),
@@ -352,11 +354,6 @@ def _main_state(pod: Object, main: str, planned: PodPlan, waiting: str) -> Objec
     if waiting.startswith("ended: "):
         return _waiting("CrashLoopBackOff", waiting)
     return _running(pod, main)
-
-
-def _waits_for_others(waiting: str) -> bool:
-    """Whether an init container of the real pod would wait: for a port, or for what starts."""
-    return waiting.startswith("waits for")
 
 
 def _planned(plan: Plan) -> Iterator[PodPlan]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 from infra.clients.errors import JobsError
+from stacks.errors import UserError
 from stacks.files import read_bytes
 
 
@@ -25,6 +27,7 @@ class AcceptError(JobsError):
 SCHEMA: Final = "soperator-acceptance"
 SCHEMA_VERSION: Final = 1
 FILE_NAME: Final = "acceptance.json"
+_PUBLISHED: Final = "workloads/accept/acceptance.schema.json"
 STAGES: Final = (
     "readiness",
     "connectivity",
@@ -127,6 +130,20 @@ def read(path: Path) -> Result:
     found = {"job_id": None, "cluster": None, "submission": None, "attested": True}
     sha256 = hashlib.sha256(text).hexdigest()
     return replace(parse(values, str(path)), evidence=({**found, "sha256": sha256},))
+
+
+@contextmanager
+def given(files: Sequence[Path]) -> Iterator[None]:
+    """Refuses, by its name, what is found to be wrong in a file of others while it is used."""
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        if not files:
+            raise
+        names, wrong = ", ".join(map(str, files)), f"{type(error).__name__}: {error}"
+        raise AcceptError(f"{names}: not in the form of {_PUBLISHED}: {wrong[:200]}") from error
 
 
 def parse(values: object, name: str) -> Result:

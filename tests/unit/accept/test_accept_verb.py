@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shutil
 import subprocess
@@ -21,9 +22,10 @@ from infra.clients.errors import JobsError
 from infra.clients.slurm import Job
 from infra.jobs import submit_once
 from infra.jobs.ledger import open_books
-from infra.reports.acceptance import run
-from infra.reports.acceptance.result import STAGES, AcceptError, Profile
+from infra.reports.acceptance import certificate, run
+from infra.reports.acceptance.result import STAGES, AcceptError, Profile, given, merge, parse
 from stacks.load import load_stack
+from tests.damage import damaged
 from tests.unit.accept import acceptance
 from tests.unit.jobs.test_submit import OUTPUTS
 
@@ -78,6 +80,43 @@ def test_results_become_a_certificate_with_the_stacks_prices(key: Path, tmp_path
     assert done.exit_code == 1
     assert "not what was signed, or not by this key" in done.stderr
     assert done.stdout == ""
+
+
+def test_a_result_that_others_damaged_is_refused_by_its_name(key: Path, tmp_path: Path) -> None:
+    """Of 729 damaged results 83 were a traceback."""
+    points = (acceptance.point(8, 41467.8), acceptance.point(16, 8572.6, 2))
+    whole = json.loads(json.dumps(acceptance.values(acceptance.report(points=points))))
+    path = tmp_path / "result.json"
+    said: list[str] = []
+    for values in itertools.islice(damaged(whole), 0, None, 11):
+        try:
+            with given([path]):
+                made = certificate.content(
+                    merge([parse(values, str(path))], {}), stack="s", prices={}, price_note="none."
+                )
+                certificate.render(made)
+        except AcceptError as error:
+            said.append(str(error))
+    assert len(said) > 60
+    assert all(each.startswith(f"{path}: ") for each in said), said
+    whole["measurements"]["collectives"] = [3]
+    path.write_text(json.dumps(whole))
+    words = ["cluster", "accept", "-s", "h100-prod", "--result", str(path)]
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 1
+    assert f"{path}: not in the form of workloads/accept/acceptance.schema.json" in refused.stderr
+
+
+def test_a_result_of_others_names_no_folder_of_its_certificate(key: Path, tmp_path: Path) -> None:
+    """`../..` in the id of its job led out of the state folder."""
+    values = acceptance.values(acceptance.report())
+    values["run"]["job_id"] = "../../../../out"
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(values, default=str))
+    words = ["cluster", "accept", "-s", "h100-prod", "--result", str(path)]
+    done = CliRunner().invoke(app, words)
+    made = list(tmp_path.rglob("certificate.html"))
+    assert [each.parent.parent for each in made] == [tmp_path / "state/accept/h100-prod"], done
 
 
 def test_a_passed_certificate_ends_with_0_and_a_gap_with_69(key: Path, tmp_path: Path) -> None:

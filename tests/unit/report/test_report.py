@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,6 +21,7 @@ from infra.reports.page.quality import evaluation_rows
 from infra.reports.page.training import Report, collect, figure, p_text, signed
 from stacks.load import load_stack
 from stacks.spec.cost import PolicySpec
+from tests.damage import damaged
 from tests.unit.report.reports import HOSTILE, evaluation, record, write_record, write_runs
 
 
@@ -140,17 +138,6 @@ def test_a_damaged_record_is_named_on_the_page(tmp_path: Path, public_key_file: 
     assert f"{folder}/run_record.json: not valid JSON" in page.render(
         collect(load_stack("local"), tmp_path)
     )
-
-
-def damaged(value: Any) -> Iterator[Any]:
-    """The value with each of its parts, one at a time, replaced by what does not belong there."""
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else range(len(value)):
-            for part in damaged(value[key]):
-                copied = value.copy()
-                copied[key] = part
-                yield copied
-    yield from (None, "x", 3, -1, 1e308, math.nan, True, [], {}, [1, {}], {"low": "x"})
 
 
 def test_a_damaged_evaluation_never_ends_the_page(report: Report) -> None:
