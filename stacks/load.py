@@ -23,7 +23,7 @@ from stacks.catalog import canonical_platform
 from stacks.errors import UserError, nearest
 from stacks.files import MAX_BYTES, is_map, parse_yaml, read_text
 from stacks.spec import StackSpec
-from stacks.spec.bounds import Bounds, Nodes
+from stacks.spec.bounds import Bounds, FileText, Nodes
 
 PROJECT: Final = "soperator-stack"
 """Pulumi project name: the namespace of our keys in a stack file."""
@@ -199,9 +199,9 @@ class Decoder:
             return self.record(hint, value, path)
         if isinstance(hint, type) and issubclass(hint, StrEnum):
             return self._choice(hint, value, path)
-        if origin is Annotated:
+        if origin is Annotated and hint not in _SCALARS:
             return self._scalar(arguments[0], value, path, arguments[1])
-        decoded = self._scalar(cast("type", hint), value, path)
+        decoded = self._scalar(cast("object", hint), value, path)
         if key == "platform" and isinstance(decoded, str):
             return canonical_platform(decoded)
         return decoded
@@ -236,7 +236,7 @@ class Decoder:
         self.refuse(path, f"expected one of {', '.join(allowed)}, got {_describe(value)}{hint_at}")
         return None
 
-    def _scalar(self, hint: type, value: object, path: str, bounds: Bounds = _ANY) -> object:
+    def _scalar(self, hint: object, value: object, path: str, bounds: Bounds = _ANY) -> object:
         decoded, problem = _SCALARS[hint](value)
         if problem is None and isinstance(decoded, int | Decimal) and hint is not bool:
             problem = _bounds_problem(decoded, bounds, _describe(value))
@@ -280,6 +280,18 @@ def _text(value: object) -> tuple[object, str | None]:
     return None, f"expected text, got {_describe(value)}{quote}"
 
 
+def _file_text(value: object) -> tuple[object, str | None]:
+    if not isinstance(value, str):
+        return _text(value)
+    most = get_args(FileText)[1].most
+    wanted = None
+    if not value.replace("\n", "").replace("\t", "").isprintable():
+        wanted = "lines of printable text"
+    elif not 0 < len(value) <= most:
+        wanted = f"1 to {most:,} characters"
+    return value, wanted and f"expected {wanted}, got {_describe(value)}"
+
+
 def _whole(value: object) -> tuple[object, str | None]:
     if isinstance(value, int) and not isinstance(value, bool):
         return value, None
@@ -304,8 +316,9 @@ def _exact(value: object) -> tuple[object, str | None]:
     return None, f"expected a number, got {_describe(value)}"
 
 
-_SCALARS: Final[Mapping[type, Callable[[object], tuple[object, str | None]]]] = {
+_SCALARS: Final[Mapping[object, Callable[[object], tuple[object, str | None]]]] = {
     str: _text,
+    FileText: _file_text,
     int: _whole,
     bool: _truth,
     Decimal: _exact,

@@ -121,7 +121,8 @@ def _type(hint: object, *, many: bool) -> str:
         word = "mapping"
     elif get_origin(hint) is Annotated:
         number, bounds = get_args(hint)
-        word = f"{_WORDS[number.__name__]}, {bounds}"
+        unit = " characters" if number is str else ""
+        word = f"{_WORDS[number.__name__]}, {bounds}{unit}"
     elif isinstance(hint, type):
         word = _WORDS[hint.__name__]
     else:

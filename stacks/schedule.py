@@ -139,7 +139,8 @@ class Cron:
     def shortest_gap(self) -> timedelta | None:
         """The least time from one to the next, in the first weeks; None: it comes once or never."""
         start = datetime.combine(_FIRST_DAY, datetime.min.time()) - timedelta(minutes=1)
-        times = self.next_times(start, _enough(self))
+        # Times that hold every gap of two weeks, and of schedules that are rarer.
+        times = self.next_times(start, min(len(self.hours) * len(self.minutes) * 14 + 1, 3_000))
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         return min(gaps, default=None)
 
@@ -171,11 +172,6 @@ def parse_cron(text: str) -> Cron:
         # A step makes of the star a restriction: Slurm has the flag of the bare one only.
         either_day="*" not in (fields[2], fields[4]),
     )
-
-
-def _enough(cron: Cron) -> int:
-    """Times that hold every gap of two weeks, and of schedules that are rarer."""
-    return min(len(cron.hours) * len(cron.minutes) * 14 + 1, 3_000)
 
 
 def _numbers(text: str, field: _Field) -> frozenset[int]:

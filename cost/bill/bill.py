@@ -86,7 +86,8 @@ def bill(spec: StackSpec, book: PriceBook, records: Sequence[RunRecord] = ()) ->
     # A part may rely on what the checks allow.
     is_valid = not any(problem.level is Level.ERROR for problem in problems)
     if is_valid:
-        problems = _errors_first((*problems, *policy_problems(inputs), *model_problems(spec)))
+        problems = (*problems, *policy_problems(inputs), *model_problems(spec))
+        problems = tuple(sorted(problems, key=lambda problem: problem.level is Level.WARNING))
     return Bill(
         spec=spec,
         book=book,
@@ -96,7 +97,3 @@ def bill(spec: StackSpec, book: PriceBook, records: Sequence[RunRecord] = ()) ->
         parts=tuple(part for make in PARTS for part in make(inputs)) if is_valid else (),
         records=tuple(records),
     )
-
-
-def _errors_first(problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
-    return tuple(sorted(problems, key=lambda problem: problem.level is Level.WARNING))

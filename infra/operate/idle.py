@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 
-from cost.runs.spend import JobUse
 from infra.clients import slurm
 from infra.clients.errors import JobsError, KubeError
 from infra.clients.slurm import Shell, refused
@@ -71,17 +70,15 @@ def activity(
         # Of the checks' partition only their own: who else is there has a node at work.
         if use.user != _CHECKS_USER and not (use.name in placeholders and use.state == "PENDING")
     ]
-    work = filter(_is_work, known.uses)
+    work = [
+        use for use in known.uses if use.user != _CHECKS_USER and use.partition != _CHECKS_PARTITION
+    ]
     ends = [run.ended_at for use in work for run in use.runs if run.ended_at is not None]
     return Activity(
         unfinished=tuple(f"{use.job_id} {use.name}" for use in unfinished),
         job_ids=tuple(use.job_id for use in unfinished),
         idle_since=max([_started_at(shell, stack), *ends]),
     )
-
-
-def _is_work(use: JobUse) -> bool:
-    return use.user != _CHECKS_USER and use.partition != _CHECKS_PARTITION
 
 
 def _started_at(shell: Shell, stack: str) -> datetime:

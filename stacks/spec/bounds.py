@@ -41,3 +41,5 @@ WaitSeconds = Annotated[int, Bounds(0, _WAIT_S_MOST)]
 CountOrZero = Annotated[int, Bounds(0)]
 AmountOrZero = Annotated[Decimal, Bounds(0)]
 Share = Annotated[Decimal, Bounds(0, 1)]
+FileText = Annotated[str, Bounds(1, 1 << 20)]
+"""Lines and tabs are allowed, in as many characters as a ConfigMap holds; other text is a line."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from stacks.spec.bounds import SizeGib
+from stacks.spec.bounds import FileText, SizeGib
 
 
 class GpuDrivers(StrEnum):
@@ -111,7 +111,7 @@ class JailFileSpec:
 
     path: str
     """Absolute path in the jail."""
-    content: str
+    content: FileText
     """Text of the file."""
     mode: str = "0644"
     """Permissions in octal."""

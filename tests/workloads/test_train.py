@@ -232,7 +232,7 @@ def test_a_checkpoint_of_other_settings_is_refused(
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_own_code(places: Path, run: Any) -> None:
     run("prepare-data")
-    code, record = run("train", "train.learning_rate=1e30", "train.max_grad_norm=1e30")
+    code, record = run("train", "train.learning_rate=1e12", "train.max_grad_norm=1e12")
     assert code == ExitCode.NON_FINITE
     assert "lower train.learning_rate" in record["reason"]
     assert not (places / "chkpt" / "latest").exists()

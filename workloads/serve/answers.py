@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from workloads.common.tool_calls import ToolCall
 from workloads.serve.metrics import Watch
 from workloads.serve.protocol import ApiError, ChatRequest
-from workloads.serve.scheduler import Delta, Failure, Sink, TokenLogprob
+from workloads.serve.scheduler import Delta, Sink, TokenLogprob
 from workloads.serve.text import CallPart, ToolStream
 
 DONE = b"data: [DONE]\n\n"
@@ -259,7 +259,10 @@ class RunningChat:
             watch.saw(delta.num_tokens)
             if delta.failure is not None:
                 watch.end("failed")
-                raise _failed(delta.failure)
+                failure = delta.failure
+                raise ApiError(
+                    status=_STATUS[failure.code], message=failure.message, code=failure.code
+                )
             choice.num_tokens += delta.num_tokens
             text, parts, is_over = self._read(index, delta)
             if is_over and delta.finish is None:
@@ -318,7 +321,3 @@ class RunningChat:
             return {}
         asked = self.request.continuous_usage
         return {"usage": self.frame.usage([self.choices[index]]) if asked else None}
-
-
-def _failed(failure: Failure) -> ApiError:
-    return ApiError(status=_STATUS[failure.code], message=failure.message, code=failure.code)

@@ -370,7 +370,7 @@ def prove_sizes(here: World, folder: Path) -> list[Line]:
                 saved[size, f"{kind}-{spread}"] = run.train(NUM_STEPS, save_at=SAVED_STEP)
         here.barrier()
     for size, part in parts.items():
-        for (from_size, name), expected in _everything(here, saved).items():
+        for (from_size, name), expected in here.broadcast(saved).items():
             for spread in _spreads(part):
                 assert part is not None
                 place = folder / f"{name}-{from_size}"
@@ -396,11 +396,6 @@ def _resumed(run: Run, what: str, expected: dict[int, float], *, exact: bool) ->
     passed = losses == wanted if exact else (losses.keys() == wanted.keys() and apart < 1e-4)
     how = "bit-equal" if losses == wanted else f"losses within {apart:.1e}"
     return Line(what=what, outcome="PASS" if passed else "FAIL", detail=how)
-
-
-def _everything(here: World, saved: dict[Any, dict[int, float]]) -> dict[Any, dict[int, float]]:
-    """What rank 0, which is in every part, has seen."""
-    return here.broadcast(saved)
 
 
 def _spreads(part: Part | None) -> tuple[Spread, ...]:

@@ -107,7 +107,9 @@ def _nodes(spec: StackSpec) -> list[Object]:
         ]
         labels = {
             **group["metadata"]["labels"],
-            **{f"kubernetes.io/{key}": text for key, text in _kubelet(name).items()},
+            "kubernetes.io/hostname": name,
+            "kubernetes.io/os": "linux",
+            "kubernetes.io/arch": "amd64",
         }
         found.append(
             {
@@ -126,8 +128,3 @@ def _nodes(spec: StackSpec) -> list[Object]:
             }
         )
     return found
-
-
-def _kubelet(name: str) -> dict[str, str]:
-    """What every kubelet says of its node."""
-    return {"hostname": name, "os": "linux", "arch": "amd64"}

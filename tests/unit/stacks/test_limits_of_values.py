@@ -142,6 +142,34 @@ def test_a_blank_text_is_refused_as_what_it_is(config: dict[str, Any], text: str
     assert problems_of(config) == (f"demo.chat.model: {wanted}",)
 
 
+@pytest.mark.parametrize("content", ["# of root\nset -o vi\n\tx\n", "x" * (1 << 20)])
+def test_a_file_of_the_jail_may_have_lines_and_as_much_as_a_config_map(
+    config: dict[str, Any], content: str
+):
+    config["soperator"] = {"jail_files": [{"path": "/etc/motd", "content": content}]}
+    assert load(config).soperator.jail_files[0].content == content
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        ("", "1 to 1,048,576 characters, got text ''"),
+        (
+            "x" * ((1 << 20) + 1),
+            f"1 to 1,048,576 characters, got text {'x' * 80!r}...",
+        ),
+        ("a\x00b", "lines of printable text, got text 'a\\x00b'"),
+        (5, "text, got number 5; put it in quotes"),
+    ],
+)
+def test_a_file_of_the_jail_that_no_config_map_takes_is_refused(
+    config: dict[str, Any], content: object, wanted: str
+):
+    config["soperator"] = {"jail_files": [{"path": "/etc/motd", "content": content}]}
+    (problem,) = problems_of(config)
+    assert problem.startswith(f"demo.soperator.jail_files[0].content: expected {wanted}")
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 3_000, b"config: [\n"])
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path, content: bytes):
     (tmp_path / "Pulumi.demo.yaml").write_bytes(content)

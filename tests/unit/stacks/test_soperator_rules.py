@@ -144,7 +144,15 @@ SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
         "soperator.jail_files[1].path",
         "used twice",
     ),
-    (file(content="x" * (1024 * 1024 + 1)), "soperator.jail_files", "1048577 bytes"),
+    (
+        soperator(
+            jail_files=[
+                {"path": f"/etc/{name}", "content": f"{name}\n" * 300_000} for name in ("a", "b")
+            ]
+        ),
+        "soperator.jail_files",
+        "1200000 bytes",
+    ),
     (soperator(nfs_home={"size_gib": 100}), "storage.submounts[1].mount_path", "keep one"),
     (user(name="root"), "soperator.users[0].name", "none of root"),
     (user(name="Ann"), "soperator.users[0].name", "lower-case"),
