@@ -8,7 +8,6 @@ no reader of its output any more.
 from __future__ import annotations
 
 from infra.cli import interrupts
-from stacks.errors import UserError
 
 with interrupts.at_once():  # these imports are most of the first 0.15 s
     import errno
@@ -22,6 +21,8 @@ with interrupts.at_once():  # these imports are most of the first 0.15 s
 
     import typer
     from typer.core import TyperGroup
+
+    from stacks.errors import UserError
 
 
 class _Verb(NamedTuple):

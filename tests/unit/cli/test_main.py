@@ -225,7 +225,16 @@ app()
 
 
 @pytest.mark.parametrize(
-    "module", ["typer", "typer.core", "typer.main", "infra.cli.cost.bill", "infra.cli.output"]
+    "module",
+    [
+        "stacks.errors",
+        "dataclasses",
+        "typer",
+        "typer.core",
+        "typer.main",
+        "infra.cli.cost.bill",
+        "infra.cli.output",
+    ],
 )
 def test_ctrl_c_while_the_command_is_imported_is_quiet(module: str) -> None:
     """Within the first 0.15 s it showed a traceback of the imports."""
