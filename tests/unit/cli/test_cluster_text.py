@@ -73,5 +73,5 @@ def test_where_the_stream_is_cut_changes_nothing(chunks: list[bytes]) -> None:
 
 
 def test_no_command_writes_bytes_past_it() -> None:
-    commands = (Path(output.__file__).parent).glob("*.py")
+    commands = (Path(output.__file__).parent).rglob("*.py")
     assert [each.name for each in commands if ".buffer" in each.read_text()] == ["output.py"]
