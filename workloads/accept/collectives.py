@@ -48,10 +48,6 @@ class Transfer:
     source: str = "torch"
     """`torch` or `nccl-tests`."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the row as plain values."""
-        return asdict(self)
-
 
 def transfer(op: str, ranks: int, num_bytes: int, time_s: float, wrong: int | None = 0) -> Transfer:
     """Return the row of a collective that took `time_s`."""
@@ -375,4 +371,4 @@ def _subject(row: Row) -> str:
 
 
 def _row(found: Transfer, scope: str, nodes: Sequence[str]) -> Row:
-    return {**found.to_json(), "scope": scope, "nodes": list(nodes)}
+    return {**asdict(found), "scope": scope, "nodes": list(nodes)}

@@ -171,7 +171,7 @@ class Soak:
 
     def to_json(self) -> dict[str, Any]:
         """Return the rounds as plain values."""
-        return {**asdict(self), "round_s": list(self.round_s), "drift_percent": self.drift_percent}
+        return {**asdict(self), "drift_percent": self.drift_percent}
 
 
 def measure_soak(world: World, config: Any, soak_s: float) -> Soak:

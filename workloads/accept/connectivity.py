@@ -10,10 +10,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from workloads.accept import collectives
 from workloads.accept.collectives import Transfer
@@ -139,10 +139,6 @@ class Pair:
     is_right: bool
     gb_per_s: float
     """Of one direction, while both send; the best of a few tries."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the pair as plain values."""
-        return asdict(self)
 
 
 def rounds(ranks: Sequence[int]) -> list[list[tuple[int, int]]]:
@@ -300,10 +296,6 @@ class Wire:
     other: str
     gbit_per_s: float | None
     error: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the wire as plain values."""
-        return asdict(self)
 
 
 def devices_of(facts: Sequence[NodeFacts]) -> tuple[str, ...]:

@@ -115,10 +115,6 @@ class Limit:
             return f"at least {self.at_least:g}"
         return f"at most {self.at_most:g}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the limit as plain values."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
@@ -272,20 +268,6 @@ class Check:
     context: Mapping[str, Any] = field(default_factory=dict)
     """What the number depends on: model, batch, sequence, ranks, bytes."""
     reason: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the check as plain values."""
-        return {
-            "id": self.id,
-            "outcome": self.outcome,
-            "subject": self.subject,
-            "nodes": list(self.nodes),
-            "measured": self.measured,
-            "unit": self.unit,
-            "limit": None if self.limit is None else self.limit.to_json(),
-            "context": dict(self.context),
-            "reason": self.reason,
-        }
 
 
 def hold(

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -45,10 +45,6 @@ class Gpu:
     """Lanes in use."""
     throttled: tuple[str, ...]
     """Reasons of heat or power supply for which it runs slower now."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the GPU as plain values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,10 +195,6 @@ class NodeFacts:
     versions: dict[str, str]
     errors: tuple[str, ...]
     """Commands that did not answer."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the facts as plain values."""
-        return {**asdict(self), "gpus": [gpu.to_json() for gpu in self.gpus]}
 
 
 def ask_node(*, infiniband: Path = INFINIBAND) -> NodeFacts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def _row(row: Mapping[str, Any], ranks: int, nodes: int) -> Row:
         source="seed 001 benchmark.py",
     )
     return {
-        **found.to_json(),
+        **asdict(found),
         "scope": "cluster" if nodes > 1 else "node",
         "nodes": node_names(nodes),
     }

@@ -33,10 +33,6 @@ class Node:
     gpu_memory_gib: float | None
     """Of one GPU."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the row as plain values."""
-        return {**asdict(self), "ranks": list(self.ranks)}
-
 
 def node_name() -> str:
     """Return the name that the scheduler knows this machine by, else its host name."""
@@ -147,8 +143,8 @@ class Report:
                 "total_gpu_memory_gib": sum(memory) or None,
             },
             "versions": self.versions,
-            "nodes": [node.to_json() for node in self.nodes],
-            "checks": [check.to_json() for check in self.checks],
+            "nodes": [asdict(node) for node in self.nodes],
+            "checks": [asdict(check) for check in self.checks],
             "measurements": self.measurements,
         }
 

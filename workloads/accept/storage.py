@@ -16,7 +16,7 @@ import statistics
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,6 @@ class PlaceRates:
     stats_per_s: float
     deletes_per_s: float
     wrong_blocks: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the rates as plain values."""
-        return asdict(self)
 
 
 def targets(places: Mapping[str, Path], mounts: Sequence[str]) -> dict[str, Path]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Suite:
     def readiness(self) -> None:
         """What every node is made of."""
         self.facts = self._ask_nodes()
-        self.report.measurements["readiness"] = [node.to_json() for node in self.facts]
+        self.report.measurements["readiness"] = [asdict(node) for node in self.facts]
         expected = self.report.gates.hardware.expected
         self.report.checks += readiness.judge(self.facts, expected, self._gpus_per_node())
 
@@ -51,7 +51,7 @@ class Suite:
             self.report.checks += connectivity.missing(1)
             return
         pairs = connectivity.measure_pairs(self.world)
-        self.report.measurements["connectivity"] = [pair.to_json() for pair in pairs]
+        self.report.measurements["connectivity"] = [asdict(pair) for pair in pairs]
         self.report.checks += connectivity.judge_pairs(
             pairs, self.report.nodes, self.world.world_size, self.report.gates
         )
@@ -73,7 +73,7 @@ class Suite:
         if folder is None or None in folders or not devices:
             return
         found = connectivity.measure_ports(self.world, self.report.nodes, devices, folder)
-        self.report.measurements["wires"] = [wire.to_json() for wire in found]
+        self.report.measurements["wires"] = [asdict(wire) for wire in found]
         self.report.checks += connectivity.judge_ports(found, self.report.gates)
 
     def collectives(self) -> None:
@@ -117,7 +117,7 @@ class Suite:
                 whys[where] = str(error)
                 continue
             scope = "cluster" if several else "node"
-            rows += [{**each.to_json(), "scope": scope, "nodes": names} for each in found]
+            rows += [{**asdict(each), "scope": scope, "nodes": names} for each in found]
         return rows, whys
 
     def _programs(self, named: str, program: str, *, at: str) -> Path | None:
@@ -205,7 +205,7 @@ class Suite:
             for _ in range(storage.BARRIERS):
                 self.world.barrier()
         else:
-            mine = storage.measure_place(
+            rates = storage.measure_place(
                 place,
                 path,
                 config,
@@ -214,7 +214,8 @@ class Suite:
                 index=index,
                 num_nodes=len(nodes),
                 together=self.world.barrier,
-            ).to_json()
+            )
+            mine = asdict(rates)
         return [each for each in self.world.gather(mine) if each is not None]
 
 

@@ -70,7 +70,6 @@ class Point:
             **asdict(self),
             # JSON has no word for what is not finite; the check says that it was so.
             "loss": self.loss if self.loss is not None and _is_number(self.loss) else None,
-            "step_s": list(self.step_s),
             "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_rank": self.tokens_per_s_per_rank,
         }

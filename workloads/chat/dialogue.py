@@ -10,7 +10,7 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any
 
@@ -202,7 +202,7 @@ class Dialogue:
         conversation = {
             **conversation,
             "columns": [each.label for each in models],
-            "settings": settings.to_json(),
+            "settings": asdict(settings),
         }
         replies = [
             Reply(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -338,7 +339,7 @@ class Page:
             conversations.restored(kept),
             system=chosen.system,
             servers=self._dialogue.client.urls,
-            settings=chosen.to_json(),
+            settings=asdict(chosen),
             hides_names=chosen.mode in settings.HIDING,
         )
         return json.dumps(values, indent=2, ensure_ascii=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, cast, get_args
 
 from workloads.chat.client import Model, default_pair
@@ -53,10 +53,6 @@ class Settings:
             "max_tokens": self.max_tokens,
             **({"tools": tools} if tools else {}),
         }
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the controls as plain values."""
-        return asdict(self)
 
 
 def default(models: Sequence[Model]) -> Settings:

@@ -6,8 +6,7 @@ Owns the table of dense bf16 peaks. Does not own prices or presets: stacks/catal
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 # Dense bf16 tensor-core peak in FLOP/s, by a part of torch's device name. The data sheets print the
 # figure with 2:4 sparsity; dense is half of it. Retrieved 2026-10-01.
@@ -30,10 +29,6 @@ class Hardware:
     device: str
     num_nodes: int
     num_gpus_declared: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object as plain values."""
-        return asdict(self)
 
 
 def peak_bf16_flops(device_name: str) -> float | None:

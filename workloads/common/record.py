@@ -13,7 +13,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -121,7 +121,7 @@ class RunRecord:
             "outcome": self.outcome,
             "exit_code": int(self.exit_code),
             "reason": self.reason,
-            "hardware": self.hardware.to_json() if self.hardware else None,
+            "hardware": asdict(self.hardware) if self.hardware else None,
             "versions": package_versions(),
             "environment": job_environment(),
             "engine": self.engine,

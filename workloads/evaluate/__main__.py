@@ -72,7 +72,7 @@ def _evaluate(job: Job, config: EvaluateConfig, here: World, base: Subject, tune
         "overlap": {folder: list(ids) for folder, ids in held_out.overlap.items()},
         "overlap_forced": bool(held_out.overlap),
     }
-    result["headers"] = {"base": base_header.to_json(), "tuned": tuned_header.to_json()}
+    result["headers"] = {"base": asdict(base_header), "tuned": asdict(tuned_header)}
     if config.precisions:
         subject = tuned if config.precision_model == "tuned" else base
         result["precisions"] = compare_precisions(

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,7 @@ class ModelResult:
             "batch_prefill_tokens_per_s": self.batched.prefill_tokens_per_s,
             "num_rows": self.num_rows,
             "intervals": {
-                name: interval(metric, sampling).to_json() for name, metric in self.measured.items()
+                name: asdict(interval(metric, sampling)) for name, metric in self.measured.items()
             },
             "sample_generations": list(self.samples),
         }
@@ -85,7 +85,7 @@ def comparison(base: Mapping[str, Any], tuned: Mapping[str, Any]) -> dict[str, f
 def significance(base: ModelResult, tuned: ModelResult, sampling: Sampling) -> dict[str, Any]:
     """Return the paired test of every metric that both models have, tuned minus base."""
     return {
-        name: paired(metric, tuned.measured[name], sampling).to_json()
+        name: asdict(paired(metric, tuned.measured[name], sampling))
         for name, metric in base.measured.items()
         if name in tuned.measured
     }
@@ -216,7 +216,7 @@ def metric_report(
     """Return one metric of both models on the same rows."""
     original, trained = mean_of(before), mean_of(after)
     sides = {
-        side: spread(values) | interval(metric, sampling).to_json()
+        side: spread(values) | asdict(interval(metric, sampling))
         for side, values, metric in (("original", before, original), ("trained", after, trained))
     }
     better = HIGHER_IS_BETTER.get(name)
@@ -227,7 +227,7 @@ def metric_report(
             sides["original"]["mean"], sides["trained"]["mean"], higher_is_better=better
         ),
         "std_change_percent": change_percent(sides["original"]["std"], sides["trained"]["std"]),
-        "paired": paired(original, trained, sampling).to_json(),
+        "paired": asdict(paired(original, trained, sampling)),
     }
 
 
@@ -245,7 +245,7 @@ def report(
         "format": FORMAT,
         "original_results": str(original.folder),
         "trained_results": str(trained.folder),
-        "headers": {"original": original.header.to_json(), "trained": trained.header.to_json()},
+        "headers": {"original": asdict(original.header), "trained": asdict(trained.header)},
         "sampling": {
             "resamples": sampling.resamples,
             "confidence": sampling.confidence,
@@ -276,12 +276,12 @@ def _columns(original: Results, trained: Results, name: str) -> tuple[list[float
 def _perplexity(original: Results, trained: Results, sampling: Sampling) -> dict[str, Any]:
     before, after = (perplexity_of(*zip(*each.losses, strict=True)) for each in (original, trained))
     return {
-        "original": {"value": before.value, **interval(before, sampling).to_json()},
-        "trained": {"value": after.value, **interval(after, sampling).to_json()},
+        "original": {"value": before.value, **asdict(interval(before, sampling))},
+        "trained": {"value": after.value, **asdict(interval(after, sampling))},
         "improvement_percent": improvement_percent(
             before.value, after.value, higher_is_better=False
         ),
-        "paired": paired(before, after, sampling).to_json(),
+        "paired": asdict(paired(before, after, sampling)),
     }
 
 

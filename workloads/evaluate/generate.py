@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -240,7 +240,7 @@ class RowStore:
         self.folder = results / "rows" / header.key
         self.folder.mkdir(parents=True, exist_ok=True)
         if rank == 0:
-            text = json.dumps(header.to_json(), indent=2) + "\n"
+            text = json.dumps(asdict(header), indent=2) + "\n"
             atomic.write_text(self.folder / "header.json", text)
         self._path = self.folder / f"{job_id()}.{rank}.jsonl"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -75,7 +76,7 @@ def _answer(
     summary = {
         **{name: metric.value for name, metric in metrics.items()},
         "num_rows": len(rows.generated),
-        "intervals": {name: interval(m, sampling).to_json() for name, m in metrics.items()},
+        "intervals": {name: asdict(interval(m, sampling)) for name, m in metrics.items()},
         "overlap": {folder: list(ids) for folder, ids in held_out.overlap.items()},
         "losses": [list(loss) for loss in rows.losses],
     }
@@ -84,7 +85,7 @@ def _answer(
         return
     folder = results / subject.name
     with atomic.new_directory(folder, replace=True) as partial:
-        _write_json(partial / HEADER, header.to_json())
+        _write_json(partial / HEADER, asdict(header))
         lines = [json.dumps(line, ensure_ascii=False) for line in row_lines(held_out, rows)]
         (partial / ROWS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         _write_json(partial / SUMMARY, summary)

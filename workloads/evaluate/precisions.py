@@ -6,6 +6,7 @@ Owns what NOT RUN means here: bitsandbytes or the device cannot do it, with the 
 from __future__ import annotations
 
 import gc
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ def compare_precisions(
         results[precision] = {
             "outcome": "PASS",
             **values,
-            "intervals": {k: interval(v, sampling).to_json() for k, v in found.items()},
+            "intervals": {k: asdict(interval(v, sampling)) for k, v in found.items()},
         }
         if not reference:
             reference = found
@@ -67,7 +68,7 @@ def compare_precisions(
                 base["output_tokens_per_s"], values["output_tokens_per_s"]
             ),
             "significance": {
-                name: paired(reference[name], found[name], sampling).to_json() for name in found
+                name: asdict(paired(reference[name], found[name], sampling)) for name in found
             },
         }
     return results

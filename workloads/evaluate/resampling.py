@@ -9,7 +9,7 @@ corpus metrics, Koehn 2004 (W04-3250) and Riezler and Maxwell 2005 (W05-0908).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -51,29 +51,17 @@ class Interval:
     low: float
     high: float
 
-    def to_json(self) -> dict[str, float]:
-        """Return the bounds as plain values."""
-        return {"low": self.low, "high": self.high}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
     """Tuned minus base on the same rows."""
 
     difference: float
-    interval: Interval
+    low: float
+    high: float
     p_value: float
     """Two-sided: how often rows with exchanged models differ at least this much."""
     num_rows: int
-
-    def to_json(self) -> dict[str, float | int]:
-        """Return the test as plain values."""
-        return {
-            "difference": self.difference,
-            **self.interval.to_json(),
-            "p_value": self.p_value,
-            "num_rows": self.num_rows,
-        }
 
 
 def mean_of(values: Any) -> Measured:
@@ -135,7 +123,7 @@ def paired(base: Measured, tuned: Measured, sampling: Sampling) -> Paired:
         at_least += int((np.abs(difference) >= abs(observed) * (1 - 1e-9) - 1e-12).sum())
     return Paired(
         difference=observed,
-        interval=_bounds(np.concatenate(differences), sampling),
+        **asdict(_bounds(np.concatenate(differences), sampling)),
         # The observed arrangement is one of those possible, so a p of 0 cannot come out.
         p_value=(1 + at_least) / (1 + sampling.resamples),
         num_rows=len(base.rows),

@@ -52,10 +52,6 @@ class Header:
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
-
 
 def read_header(value: Any, *, at: Path) -> Header:
     """Return the header in a result file."""

@@ -8,9 +8,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 from workloads.common.exit_codes import WorkloadError
 from workloads.load.client import REJECTED, TIMEOUT, Sample
@@ -209,10 +209,6 @@ class Point:
     tpot: Spread | None
     itl: Spread | None
     e2e: Spread | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the point as plain values."""
-        return asdict(self)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -175,9 +175,9 @@ def to_json(found: Found, config: LoadConfig, url: str) -> dict[str, Any]:
         "model": found.model,
         "slo": asdict(config.slo),
         "verdicts": {"errors": errors_verdict(found, config), "slo": slo_verdict(found, config)},
-        "curve": [each.to_json() for each in found.points],
-        "operating_point": None if best is None else best.to_json(),
-        "operating_rate": None if rate is None else rate.to_json(),
+        "curve": [asdict(each) for each in found.points],
+        "operating_point": None if best is None else asdict(best),
+        "operating_rate": None if rate is None else asdict(rate),
         "client_cpu_share": found.cpu_share,
     }
 

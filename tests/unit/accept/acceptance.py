@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def report(
     )
     rows = [
         {
-            **transfer("all_reduce", 16, size, size * 1.875 / rate / 1e9).to_json(),
+            **asdict(transfer("all_reduce", 16, size, size * 1.875 / rate / 1e9)),
             "scope": "cluster",
             "nodes": list(names),
         }

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,7 +147,7 @@ def test_blocks_of_another_content_are_counted(
     monkeypatch.setattr(storage, "_write", forget_the_last_block)
     found = _measure(tmp_path)
     assert found.wrong_blocks == 1
-    (check,) = storage.judge([found.to_json()], {})
+    (check,) = storage.judge([asdict(found)], {})
     assert (check.outcome, check.nodes) == ("FAIL", ("worker-0",))
     assert "worker-0: 1 wrong blocks" in str(check.reason)
 
@@ -155,7 +156,7 @@ def test_a_place_that_is_not_shared_fails_unless_it_is_each_nodes_own(tmp_path: 
     rows = []
     for index in (0, 1):
         (tmp_path / str(index)).mkdir()
-        rows.append(_measure(tmp_path / str(index), index, 2).to_json())
+        rows.append(asdict(_measure(tmp_path / str(index), index, 2)))
     (check,) = storage.judge(rows, {})
     assert check.outcome == "FAIL"
     assert "the neighbour's file is not there" in str(check.reason)

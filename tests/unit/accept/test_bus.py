@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def test_a_slow_fabric_fails_and_a_sound_one_passes() -> None:
     for name in ("16xh100", "slow"):
         rows = parse(_text(f"nccl_all_reduce_{name}.txt"), op="all_reduce", ranks=16)
         placed = [
-            {**row.to_json(), "scope": "cluster", "nodes": ["worker-0", "worker-1"]} for row in rows
+            {**asdict(row), "scope": "cluster", "nodes": ["worker-0", "worker-1"]} for row in rows
         ]
         checks = {check.id: check for check in judge(placed, gates, "ring")}
         found[name] = checks["collectives.all_reduce"]
@@ -105,7 +105,7 @@ def test_output_that_was_cut_short_is_no_result() -> None:
 def test_elements_that_arrive_wrong_fail_whatever_the_speed() -> None:
     text = _text("nccl_all_reduce_a6000.txt").replace("47.48      0\n", "47.48      7\n")
     rows = parse(text, op="all_reduce", ranks=2)
-    placed = [{**row.to_json(), "scope": "node", "nodes": ["worker-0"]} for row in rows]
+    placed = [{**asdict(row), "scope": "node", "nodes": ["worker-0"]} for row in rows]
     checks = {check.id: check for check in judge(placed, gates_for("gpu-l40s-d", 2), None)}
     assert checks["collectives.values"].outcome == "FAIL"
     assert checks["collectives.values"].nodes == ("worker-0",)
@@ -132,7 +132,7 @@ def test_nccl_may_reduce_in_the_switch_above_four_gpus(
 def _rows(num_bytes: int, busbw: float, source: str = "torch", wrong: int | None = 0) -> Any:
     """An all-reduce of eight ranks on one node."""
     row = transfer("all_reduce", 8, num_bytes, num_bytes * 1.75 / busbw / 1e9, wrong)
-    return {**replace(row, source=source).to_json(), "scope": "node", "nodes": ["worker-0"]}
+    return {**asdict(replace(row, source=source)), "scope": "node", "nodes": ["worker-0"]}
 
 
 @pytest.mark.parametrize("ranks", [8, 16, 24, 48, 56])

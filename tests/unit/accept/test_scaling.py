@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import combinations
 
 import pytest
@@ -58,7 +58,7 @@ def test_the_table_names_nodes_roles_and_ranks() -> None:
     master, worker = _nodes(2)
     assert (master.name, master.role, master.ranks) == ("worker-0", "master", tuple(range(8)))
     assert (worker.role, worker.ranks, worker.gpus) == ("worker", tuple(range(8, 16)), 8)
-    assert worker.to_json()["gpu_memory_gib"] == 79.6
+    assert asdict(worker)["gpu_memory_gib"] == 79.6
 
 
 @given(st.integers(min_value=2, max_value=33))
