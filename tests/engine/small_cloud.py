@@ -170,7 +170,7 @@ class Deployment:
         id_, old, state = self.state[name]
         urn = self._urn(name, token)
         try:
-            new = self.provider.update(token, urn, id_, state, old, inputs, False)
+            new = self.provider.update(token, urn, id_, state, inputs, False)
         except PartialError as error:
             # Of a failed update the engine keeps the old inputs: the next run tries it again.
             self.state[name] = error.id, old, dict(error.state)

@@ -66,7 +66,7 @@ def test_a_large_output_arrives_whole(plugin, sshd):
 def test_a_preview_runs_nothing_and_leaves_the_output_open(plugin, sshd, tmp_path):
     inputs = remote(sshd, create=f"touch {tmp_path}/made")
     _, state = plugin.create(REMOTE, URN, inputs, True)
-    after = plugin.update(REMOTE, URN, "x", {**inputs, "stdout": "o"}, inputs, inputs, True)
+    after = plugin.update(REMOTE, URN, "x", {**inputs, "stdout": "o"}, inputs, True)
     assert state["stdout"] is after["stdout"] is UNKNOWN
     assert not (tmp_path / "made").exists()
 
@@ -74,11 +74,11 @@ def test_a_preview_runs_nothing_and_leaves_the_output_open(plugin, sshd, tmp_pat
 def test_an_update_runs_update_and_without_it_create_again(plugin, sshd):
     old = remote(sshd, create="echo c", stdout="before", stderr="")
     new = remote(sshd, create="echo again $PULUMI_COMMAND_STDOUT")
-    assert plugin.update(REMOTE, URN, "x", old, old, new, False)["stdout"] == "again before"
+    assert plugin.update(REMOTE, URN, "x", old, new, False)["stdout"] == "again before"
     new["update"] = "echo updated"
-    assert plugin.update(REMOTE, URN, "x", old, old, new, False)["stdout"] == "updated"
+    assert plugin.update(REMOTE, URN, "x", old, new, False)["stdout"] == "updated"
     new |= {"update": "echo none:$PULUMI_COMMAND_STDOUT", "addPreviousOutputInEnv": False}
-    assert plugin.update(REMOTE, URN, "x", old, old, new, False)["stdout"] == "none:"
+    assert plugin.update(REMOTE, URN, "x", old, new, False)["stdout"] == "none:"
 
 
 def test_delete_runs_the_delete_command_with_the_last_output(plugin, sshd, tmp_path):
@@ -170,12 +170,12 @@ def test_a_folder_onto_a_file_is_refused(plugin, sshd, tmp_path):
 def test_a_copy_is_repeated_only_for_new_content_or_a_new_place(plugin, sshd, tmp_path):
     target = tmp_path / "conf"
     old = remote(sshd, remotePath=str(target), source=Asset(text="1", hash="1"))
-    plugin.update(COPY, URN, "x", old, old, {**old, "triggers": ["t"]}, False)
+    plugin.update(COPY, URN, "x", old, {**old, "triggers": ["t"]}, False)
     assert not target.exists()
     new = {**old, "source": Asset(text="2", hash="2")}
-    plugin.update(COPY, URN, "x", old, old, new, True)
+    plugin.update(COPY, URN, "x", old, new, True)
     assert not target.exists()
-    plugin.update(COPY, URN, "x", old, old, new, False)
+    plugin.update(COPY, URN, "x", old, new, False)
     assert target.read_text() == "2"
 
 

@@ -34,7 +34,7 @@ class Disks(Provider):
         key = UNKNOWN if preview else Secret("hidden-key")
         return "disk-" + inputs["kind"], {**inputs, "key": key}
 
-    def update(self, type_, urn, id, old_state, old_inputs, new, preview):
+    def update(self, type_, urn, id, old_state, new, preview):
         return {**new, "key": old_state["key"]}
 
     def delete(self, type_, id, state):

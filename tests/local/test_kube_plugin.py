@@ -247,7 +247,7 @@ def test_wait_for_waits_for_the_status_that_is_asked(plugin, client, namespace):
         plugin.create(NODESET, urn("worker"), inputs, False)
     assert raised.value.id == f"{namespace}/worker"
     set_phase(client, nodeset(namespace), "Ready")
-    assert plugin.update(NODESET, urn("worker"), raised.value.id, {}, {}, inputs, False)
+    assert plugin.update(NODESET, urn("worker"), raised.value.id, {}, inputs, False)
 
 
 def test_a_release_records_its_revision_and_prunes_what_is_no_longer_rendered(
@@ -266,7 +266,7 @@ def test_a_release_records_its_revision_and_prunes_what_is_no_longer_rendered(
         "revision": 1,
     }
     fewer = release(namespace, "two")
-    state = plugin.update(RELEASE, urn("nodesets"), id_, state, inputs, fewer, False)
+    state = plugin.update(RELEASE, urn("nodesets"), id_, state, fewer, False)
     assert state["status"]["revision"] == 2
     assert client.get(nodeset(namespace, "one")) is None
     assert client.get(nodeset(namespace, "two")) is not None
@@ -303,7 +303,7 @@ def test_a_release_refuses_what_helm_refuses(plugin, client, namespace):
     (record,) = client.list("v1", "Secret", namespace, "owner=helm,name=nodesets")
     client.merge_patch(record, {"metadata": {"labels": {"status": "pending-upgrade"}}})
     with pytest.raises(ProviderError, match=r"another operation .* is in progress"):
-        plugin.update(RELEASE, urn("nodesets"), id_, state, inputs, inputs, False)
+        plugin.update(RELEASE, urn("nodesets"), id_, state, inputs, False)
 
 
 def test_values_files_lie_below_the_values(plugin, client, namespace, tmp_path):

@@ -423,14 +423,7 @@ class CommandProvider(Provider):
         return id_, self._run(urn, inputs, inputs.get("create"), {})
 
     def update(
-        self,
-        type_: str,
-        urn: str,
-        id: str,
-        old_state: Values,
-        old_inputs: Values,
-        new: Values,
-        preview: bool,
+        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
     ) -> Values:
         if type_ == COPY:
             moved = new["remotePath"] != old_state.get("remotePath")

@@ -62,14 +62,7 @@ class Kubernetes(Provider):
             return self._handler(type_).create(urn, inputs, preview)
 
     def update(
-        self,
-        type_: str,
-        urn: str,
-        id: str,
-        old_state: Values,
-        old_inputs: Values,
-        new: Values,
-        preview: bool,
+        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
     ) -> Values:
         with _one_line_errors():
             return self._handler(type_).update(urn, id, old_state, new, preview)

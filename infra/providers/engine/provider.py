@@ -357,14 +357,7 @@ class Provider:
         raise NotImplementedError
 
     def update(
-        self,
-        type_: str,
-        urn: str,
-        id: str,
-        old_state: Values,
-        old_inputs: Values,
-        new: Values,
-        preview: bool,
+        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
     ) -> Values:
         """The state after the change; in a preview nothing happens."""
         raise ProviderError(f"{type_}: cannot be updated in place; replace it")

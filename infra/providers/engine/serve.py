@@ -141,16 +141,9 @@ class Dispatch(Provider):
         return self._of(type_).create(type_, urn, inputs, preview)
 
     def update(
-        self,
-        type_: str,
-        urn: str,
-        id: str,
-        old_state: Values,
-        old_inputs: Values,
-        new: Values,
-        preview: bool,
+        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
     ) -> Values:
-        return self._of(type_).update(type_, urn, id, old_state, old_inputs, new, preview)
+        return self._of(type_).update(type_, urn, id, old_state, new, preview)
 
     def read(
         self, type_: str, id: str, state: Values, inputs: Values
@@ -338,7 +331,6 @@ class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
             request.urn,
             request.id,
             reveal(old_state),
-            reveal(unmarshal(request.old_inputs)),
             reveal(new),
             request.preview,
         )

@@ -23,7 +23,6 @@ from infra.providers.engine.provider import (
 )
 from infra.providers.nebius import adoption
 from infra.providers.nebius.adoption import (
-    declared_as,
     find_namesake,
     find_twin,
     is_told_once,
@@ -115,8 +114,7 @@ class NebiusProvider(Provider):
         id_ = found["metadata"]["id"]
         self.engine.info(urn, f"adopted {id_}, which an earlier run of this stack made")
         # Always sent: it waits for a create that still runs, and completes the labels.
-        now = declared_as(kind, found, inputs)
-        return id_, self.update(kind.token, urn, id_, found, now, inputs, False)
+        return id_, self.update(kind.token, urn, id_, found, inputs, False)
 
     def _start_create(self, kind: ResourceType, urn: str, inputs: Values) -> Any:
         """A create operation whose resource exists, with a key that survives our own death.
@@ -136,14 +134,7 @@ class NebiusProvider(Provider):
         raise ApiError("ABORTED", f"created and destroyed {_REPLAYS} times in a day; rename it")
 
     def update(
-        self,
-        type_: str,
-        urn: str,
-        id: str,
-        old_state: Values,
-        old_inputs: Values,
-        new: Values,
-        preview: bool,
+        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
     ) -> Values:
         """Sends the whole declaration; ids and status stay known in a preview."""
         kind = self._type(type_)

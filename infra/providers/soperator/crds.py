@@ -50,14 +50,7 @@ class CustomResourcesProvider(Provider):
         return inputs["chart"].rpartition("/")[2], self._applied(urn, inputs)
 
     def update(
-        self,
-        type_: str,
-        urn: str,
-        id: str,
-        old_state: Values,
-        old_inputs: Values,
-        new: Values,
-        preview: bool,
+        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
     ) -> Values:
         """Applies those of the new version over the old ones."""
         return {**new, _DIGESTS: UNKNOWN} if preview else self._applied(urn, new)

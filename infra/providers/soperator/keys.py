@@ -70,18 +70,11 @@ class KeysProvider(Provider):
         return hashlib.sha256(public_key.encode()).hexdigest()[:16], state
 
     def update(
-        self,
-        type_: str,
-        urn: str,
-        id: str,
-        old_state: Values,
-        old_inputs: Values,
-        new: Values,
-        preview: bool,
+        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
     ) -> Values:
         """The next password; nothing else changes in place."""
         if type_ != PASSWORD:
-            return super().update(type_, urn, id, old_state, old_inputs, new, preview)
+            return super().update(type_, urn, id, old_state, new, preview)
         return unborn_password(new) if preview else next_password(old_state, new)
 
     def delete(self, type_: str, id: str, state: Values) -> None:

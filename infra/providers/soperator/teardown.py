@@ -73,14 +73,7 @@ class TeardownProvider(Provider):
         return hashlib.sha256(inputs["cluster_id"].encode()).hexdigest()[:16], dict(inputs)
 
     def update(
-        self,
-        type_: str,
-        urn: str,
-        id: str,
-        old_state: Values,
-        old_inputs: Values,
-        new: Values,
-        preview: bool,
+        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
     ) -> Values:
         """Remembers the new access."""
         return dict(new)

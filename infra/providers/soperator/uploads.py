@@ -66,14 +66,7 @@ class ObjectProvider(Provider):
         return f"{inputs['bucket']}/{inputs['key']}", dict(inputs)
 
     def update(
-        self,
-        type_: str,
-        urn: str,
-        id: str,
-        old_state: Values,
-        old_inputs: Values,
-        new: Values,
-        preview: bool,
+        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
     ) -> Values:
         """Remembers the new way in."""
         return dict(new)

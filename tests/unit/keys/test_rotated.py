@@ -36,14 +36,12 @@ def test_a_higher_version_makes_the_next_one_and_keeps_the_earlier(provider: Key
     """A repository that the earlier one opened is still there."""
     id_, state = provider.create(PASSWORD, URN, {"version": 1}, False)
     first = plain(state)
-    state = provider.update(PASSWORD, URN, id_, first, {"version": 1}, {"version": 2}, False)
+    state = provider.update(PASSWORD, URN, id_, first, {"version": 2}, False)
     assert isinstance(state["earlier"], Secret)
     second = plain(state)
     assert second["password"] != first["password"]
     assert second["earlier"] == {first["fingerprint"]: first["password"]}
-    third = plain(
-        provider.update(PASSWORD, URN, id_, second, {"version": 2}, {"version": 3}, False)
-    )
+    third = plain(provider.update(PASSWORD, URN, id_, second, {"version": 3}, False))
     assert set(third["earlier"]) == {first["fingerprint"], second["fingerprint"]}
 
 

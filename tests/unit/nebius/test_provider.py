@@ -66,25 +66,25 @@ def test_ownership_is_on_the_resource_and_in_no_input(provider, declared, made):
 def test_ownership_outlives_an_update_that_clears_the_labels(provider, declared, urn, made):
     id_, state = made
     labelled = declared(labels={"team": "ml"})
-    state = provider.update(TYPE, urn, id_, state, declared(), labelled, False)
+    state = provider.update(TYPE, urn, id_, state, labelled, False)
     assert state["metadata"]["labels"]["team"] == "ml"
-    state = provider.update(TYPE, urn, id_, state, labelled, declared(), False)
+    state = provider.update(TYPE, urn, id_, state, declared(), False)
     assert set(state["metadata"]["labels"]) == {"managed-by", "stack", "project", "resource"}
 
 
 def test_what_is_no_longer_declared_is_reset(provider, declared, urn, made):
     id_, state = made
     kept = declared(forbid_deletion=True)
-    state = provider.update(TYPE, urn, id_, state, declared(), kept, False)
+    state = provider.update(TYPE, urn, id_, state, kept, False)
     assert state["spec"]["forbid_deletion"] is True
-    state = provider.update(TYPE, urn, id_, state, kept, declared(), False)
+    state = provider.update(TYPE, urn, id_, state, declared(), False)
     assert "forbid_deletion" not in state["spec"]
 
 
 def test_an_update_in_a_preview_keeps_ids_and_status_known(provider, declared, urn, made):
     id_, state = made
     new = declared(size_gibibytes=2)
-    found = provider.update(TYPE, urn, id_, state, declared(), new, True)
+    found = provider.update(TYPE, urn, id_, state, new, True)
     assert found["metadata"]["id"] == id_
     assert found["status"] == state["status"]
     assert found["spec"]["size_gibibytes"] == 2

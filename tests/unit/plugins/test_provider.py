@@ -59,7 +59,7 @@ class Disks(Provider):
         serial = UNKNOWN if preview else "s-1"
         return "disk-1", {**inputs, "serial": serial, "token": Secret("t")}
 
-    def update(self, type_, urn, id, old_state, old_inputs, new, preview):
+    def update(self, type_, urn, id, old_state, new, preview):
         return {**new, "serial": old_state["serial"], "token": old_state["token"]}
 
     def read(self, type_, id, state, inputs):

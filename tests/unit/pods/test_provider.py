@@ -65,7 +65,7 @@ def wait(
     provider.engine.info = lambda _urn, line: lines.append(line)  # pyright: ignore
     try:
         if again:
-            provider.update(TYPE, URN, "id", INPUTS, INPUTS, {**INPUTS, **inputs}, False)
+            provider.update(TYPE, URN, "id", INPUTS, {**INPUTS, **inputs}, False)
         else:
             provider.create(TYPE, URN, {**INPUTS, **inputs}, False)
     finally:

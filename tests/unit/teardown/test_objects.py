@@ -177,7 +177,7 @@ def test_nothing_happens_while_the_stack_lives():
     id_, state = provider.create(TYPE, "urn", INPUTS, False)
     assert state == INPUTS
     assert id_
-    assert provider.update(TYPE, "urn", id_, state, INPUTS, {**INPUTS, "kubeconfig": "n"}, False)
+    assert provider.update(TYPE, "urn", id_, state, {**INPUTS, "kubeconfig": "n"}, False)
 
 
 def test_one_plugin_hands_each_type_to_its_provider():

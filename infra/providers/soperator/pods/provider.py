@@ -93,14 +93,7 @@ class PodsStartedProvider(Provider):
         return f"{inputs['namespace']}/{inputs['cluster']}", dict(inputs)
 
     def update(
-        self,
-        type_: str,
-        urn: str,
-        id: str,
-        old_state: Values,
-        old_inputs: Values,
-        new: Values,
-        preview: bool,
+        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
     ) -> Values:
         """Return the new state once the pods that are now named, or start anew, are ready."""
         if not preview:
