@@ -40,7 +40,7 @@ from cost.size.training import (
     usable_host_bytes,
 )
 from stacks.catalog import PLATFORMS, Preset
-from stacks.spec.nodes import Billing, BootDiskSpec, NodeGroupSpec
+from stacks.spec.nodes import BootDiskSpec, NodeGroupSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,16 +177,11 @@ def gib_text(amount: int) -> str:
 
 
 def cheapest_rate(
-    book: PriceBook,
-    platform: str,
-    preset: str,
-    billing: Billing = Billing.ON_DEMAND,
-    *,
-    regions: Sequence[str] | None = None,
+    book: PriceBook, platform: str, preset: str, *, regions: Sequence[str] | None = None
 ) -> tuple[Rate | UnknownPrice, str]:
     """US dollars an hour of a node without its disks, and its region: the first of equal ones.
 
-    Of the given regions, or of all that have the platform.
+    On demand, of the given regions, or of all that have the platform.
     """
     group = NodeGroupSpec(
         platform=platform,
@@ -194,7 +189,6 @@ def cheapest_rate(
         boot_disk=BootDiskSpec(size_gib=0),
         min_nodes=1,
         max_nodes=1,
-        billing=billing,
     )
     found = [
         (node_rate(group, book.in_region(region)), region)
@@ -227,39 +221,28 @@ class Choice:
     usable_bytes: int
     largest_batch: int
     """Rows a GPU in training, streams a process in serving."""
-    usd_per_hour: Decimal | None
-    """All its nodes, without disks; None where the book has no price."""
-    region: str
-    """Where that price holds: the cheapest region of the platform."""
     reason: str
+    usd_per_hour: Decimal | None = None
+    """All its nodes, without disks; None where the book has no price."""
+    region: str = ""
+    """Where that price holds: the cheapest region of the platform."""
 
 
 def training_choices(
-    shape: ModelShape,
-    training: Training,
-    book: PriceBook,
-    *,
-    gpus: int | None = None,
-    billing: Billing = Billing.ON_DEMAND,
+    shape: ModelShape, training: Training, book: PriceBook, *, gpus: int | None = None
 ) -> tuple[Choice, ...]:
     """Every GPU preset, those that fit and run here first and by price; `gpus` asks for as many."""
     found = [
-        _training_choice(shape, training, book, platform, preset, memory_gb, gpus, billing)
+        _priced(_training_choice(shape, training, platform, preset, memory_gb, gpus), book)
         for platform, preset, memory_gb in gpu_presets()
     ]
     return _ranked(found)
 
 
-def serving_choices(
-    shape: ModelShape,
-    serving: Serving,
-    book: PriceBook,
-    *,
-    billing: Billing = Billing.ON_DEMAND,
-) -> tuple[Choice, ...]:
+def serving_choices(shape: ModelShape, serving: Serving, book: PriceBook) -> tuple[Choice, ...]:
     """Every GPU preset for one process on one node, over as many of its GPUs as heads allow."""
     found = [
-        _serving_choice(shape, serving, book, platform, preset, memory_gb, billing)
+        _priced(_serving_choice(shape, serving, platform, preset, memory_gb), book)
         for platform, preset, memory_gb in gpu_presets()
     ]
     return _ranked(found)
@@ -289,12 +272,10 @@ def _order(choice: Choice) -> tuple[bool, bool, bool, Decimal, int, str, str]:
 def _training_choice(
     shape: ModelShape,
     training: Training,
-    book: PriceBook,
     platform: str,
     preset: Preset,
     memory_gb: int,
     gpus: int | None,
-    billing: Billing,
 ) -> Choice:
     counts = NODE_COUNTS if gpus is None else (-(-gpus // preset.gpus),)
     usable = usable_bytes(memory_gb)
@@ -315,18 +296,17 @@ def _training_choice(
             break
     # Where nothing fits, one node with plain DDP says best what is missing.
     nodes, verdict = tried[-1] if tried[-1][1].fits else tried[0]
-    return _choice(
-        book,
-        platform,
-        preset,
-        billing,
+    return Choice(
+        platform=platform,
+        preset=preset.name,
         nodes=nodes,
+        gpus=nodes * preset.gpus,
         fits=verdict.fits,
         runs_here=verdict.runs_here,
         strategy=verdict.sharding.label,
         need_bytes=verdict.memory.total,
-        usable=usable,
-        largest=verdict.largest_micro_batch,
+        usable_bytes=usable,
+        largest_batch=verdict.largest_micro_batch,
         reason=verdict.reason
         if verdict.fits
         else f"{verdict.reason}; no strategy fits on up to {counts[-1] * preset.gpus} GPUs",
@@ -334,13 +314,7 @@ def _training_choice(
 
 
 def _serving_choice(
-    shape: ModelShape,
-    serving: Serving,
-    book: PriceBook,
-    platform: str,
-    preset: Preset,
-    memory_gb: int,
-    billing: Billing,
+    shape: ModelShape, serving: Serving, platform: str, preset: Preset, memory_gb: int
 ) -> Choice:
     usable = usable_bytes(memory_gb)
     ways = [
@@ -367,54 +341,26 @@ def _serving_choice(
     cannot = "" if chosen.tensor == 1 else f"one model over {chosen.tensor} GPUs"
     if serving.dtype not in TRAINED_DTYPES:
         cannot = ", ".join([cannot] * bool(cannot) + [f"dtype {serving.dtype}"])
-    return _choice(
-        book,
-        platform,
-        preset,
-        billing,
+    return Choice(
+        platform=platform,
+        preset=preset.name,
         nodes=1,
+        gpus=preset.gpus,
         fits=fits,
         runs_here=not cannot,
         strategy=f"{Strategy.TENSOR} {chosen.tensor}" if chosen.tensor > 1 else "one GPU",
         need_bytes=memory.total,
-        usable=usable,
-        largest=most_streams(shape, chosen, usable=usable),
+        usable_bytes=usable,
+        largest_batch=most_streams(shape, chosen, usable=usable),
         reason=f"{need}; not run by this project: {cannot}" if cannot else need,
     )
 
 
-def _choice(
-    book: PriceBook,
-    platform: str,
-    preset: Preset,
-    billing: Billing,
-    *,
-    nodes: int,
-    fits: bool,
-    runs_here: bool,
-    strategy: str,
-    need_bytes: int,
-    usable: int,
-    largest: int,
-    reason: str,
-) -> Choice:
-    rate, region = cheapest_rate(book, platform, preset.name, billing)
-    is_known = not isinstance(rate, UnknownPrice)
-    return Choice(
-        platform=platform,
-        preset=preset.name,
-        nodes=nodes,
-        gpus=nodes * preset.gpus,
-        fits=fits,
-        runs_here=runs_here,
-        strategy=strategy,
-        need_bytes=need_bytes,
-        usable_bytes=usable,
-        largest_batch=largest,
-        usd_per_hour=nodes * rate.usd if is_known else None,
-        region=region,
-        reason=reason if is_known else f"{reason}; price: {rate.reason}",
-    )
+def _priced(choice: Choice, book: PriceBook) -> Choice:
+    rate, region = cheapest_rate(book, choice.platform, choice.preset)
+    if isinstance(rate, UnknownPrice):
+        return replace(choice, region=region, reason=f"{choice.reason}; price: {rate.reason}")
+    return replace(choice, region=region, usd_per_hour=choice.nodes * rate.usd)
 
 
 def _ranked(found: list[Choice]) -> tuple[Choice, ...]:
