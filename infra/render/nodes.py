@@ -15,6 +15,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from infra.render import names
@@ -68,9 +69,6 @@ _EVERY_BOOT: Final = "/var/lib/cloud/scripts/per-boot"
 # Options that the driver shows under another name.
 # Source: developer.nvidia.com/nvidia-development-tools-solutions-err_nvgpuctrperm, 2026-11.
 _SHOWN_AS: Final = {"RestrictProfilingToAdminUsers": "RmProfilingAdminOnly"}
-# The recipe expects 2 to 8 drives; an array of another number would be a machine of another kind.
-_NVME_MIN: Final = 2
-_NVME_MAX: Final = 8
 
 
 def cloud_init(group: NodeGroupSpec, users: Sequence[NodeUserSpec]) -> str | None:
@@ -106,6 +104,10 @@ def user_entry(user: NodeUserSpec) -> dict[str, Any]:
     }
 
 
+def _shell_file(name: str) -> str:
+    return Path(__file__).with_name(f"{name}.sh").read_text().rstrip()
+
+
 def every_boot_script(name: str, text: str) -> dict[str, str]:
     """A file of `write_files` that runs at every boot."""
     return {"path": f"{_EVERY_BOOT}/{name}", "permissions": "0755", "content": text}
@@ -123,27 +125,7 @@ def _driver_check(lines: Sequence[str]) -> str:
     checks = "\n".join(
         f"check {shlex.quote(name)} {shlex.quote(value)}" for name, value in driver_options(lines)
     )
-    return f"""#!/bin/sh
-set -eu
-restarted=/var/lib/nvidia-config-restarted
-params=/proc/driver/nvidia/params
-[ -r "$params" ] || exit 0
-check() {{
-  grep -q "^$1: " "$params" || return 0
-  shown=$(sed -n "s/^$1: //p" "$params" | tr -d '"')
-  [ "$shown" = "$2" ] && return 0
-  if [ -e "$restarted" ]; then
-    echo "nvidia: $1 is '$shown' after a restart, not '$2'; see {_MODPROBE}" >&2
-    exit 1
-  fi
-  touch "$restarted"
-  update-initramfs -u
-  reboot
-  exit 0
-}}
-{checks}
-rm -f "$restarted"
-"""
+    return f'{_shell_file("driver_check")}\n{checks}\nrm -f "$restarted"\n'
 
 
 def driver_options(lines: Sequence[str]) -> list[tuple[str, str]]:
@@ -154,33 +136,12 @@ def driver_options(lines: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _nvme_script(nvme: LocalNvmeSpec) -> str:
-    force = "-f" if nvme.filesystem is VolumeFilesystem.XFS else "-F"
-    return f"""#!/bin/bash
-set -euo pipefail
-path={shlex.quote(nvme.mount_path)}
-type={nvme.filesystem}
-mkdir -p "$path"
-mountpoint -q "$path" && exit 0
-mapfile -t drives < <(lsblk -dpno NAME,TYPE | awk '$2 == "disk" && $1 ~ /nvme/ {{print $1}}')
-count=${{#drives[@]}}
-if [ "$count" -lt {_NVME_MIN} ] || [ "$count" -gt {_NVME_MAX} ]; then
-  echo "local NVMe: $count drives, not {_NVME_MIN} to {_NVME_MAX}: ${{drives[*]:-none}}" >&2
-  exit 1
-fi
-# Drives that another node used before carry its array and its filesystem.
-mdadm --stop --scan || true
-for drive in "${{drives[@]}}"; do
-  mdadm --zero-superblock --force "$drive" || true
-  wipefs --all "$drive"
-done
-mdadm --create /dev/md0 --run --level=0 --raid-devices="$count" "${{drives[@]}}"
-mkfs.$type {force} /dev/md0
-sed -i "\\# $path #d" /etc/fstab
-echo "UUID=$(blkid -s UUID -o value /dev/md0) $path $type defaults,nofail 0 2" >> /etc/fstab
-mount "$path"
-# Sticky: else users remove and replace each other's files, and root's.
-chmod 1777 "$path"
-"""
+    """One array of the drives; the recipe expects 2 to 8, another number is another machine."""
+    make = _shell_file("local_nvme")
+    if nvme.filesystem is VolumeFilesystem.XFS:
+        make = make.replace("mkfs.$type -F", "mkfs.$type -f")
+    path = shlex.quote(nvme.mount_path)
+    return f"#!/bin/bash\nset -euo pipefail\npath={path}\ntype={nvme.filesystem}\n{make}\n"
 
 
 # Recipe: nebius-solutions-library soperator/modules/k8s, commit 7b687e5, 2026-04-21.
@@ -494,62 +455,7 @@ def volume_script(num_disks: int) -> str:
     disks = " ".join(
         f"/dev/disk/by-id/virtio-{DEVICE.format(index=index)}" for index in range(num_disks)
     )
-    return _HEAD.format(disks=disks, path=EXPORT) + (_ARRAY if num_disks > 1 else _DISK) + _TAIL
-
-
-_HEAD: Final = """#!/bin/bash
-set -euo pipefail
-path={path}
-disks=({disks})
-refuse() {{
-  echo "nfs: $1" >&2
-  exit 1
-}}
-udevadm settle
-for disk in "${{disks[@]}}"; do
-  [ -b "$disk" ] || refuse "$disk is not attached"
-done
-mkdir -p "$path"
-if mountpoint -q "$path"; then exit 0; fi
-"""
-_DISK: Final = """volume=${disks[0]}
-found=$(wipefs --noheadings --output TYPE "$volume")
-[ "$found" != linux_raid_member ] || refuse "$volume is part of an array of several disks"
-"""
-# A member is never made part of another array: the files on it would be lost.
-_ARRAY: Final = """volume=/dev/md/nfs
-members=0
-for disk in "${disks[@]}"; do
-  case $(wipefs --noheadings --output TYPE "$disk") in
-    "") ;;
-    linux_raid_member) members=$((members + 1)) ;;
-    *) refuse "$disk holds something else than part of an array" ;;
-  esac
-done
-if [ "$members" -eq 0 ]; then
-  mdadm --create "$volume" --homehost=any --run --level=0 \\
-    --raid-devices="${#disks[@]}" "${disks[@]}"
-elif [ "$members" -eq "${#disks[@]}" ]; then
-  # At boot the system assembles what it knows, under a name of its own.
-  known=$(lsblk --noheadings --raw --paths --output NAME,TYPE "${disks[0]}" |
-    awk '$2 == "raid0" {print $1; exit}')
-  if [ -n "$known" ]; then
-    volume=$known
-  else
-    mdadm --assemble "$volume" "${disks[@]}"
-  fi
-else
-  refuse "$members of ${#disks[@]} disks belong to an array; declare as many as it was made of"
-fi
-found=$(wipefs --noheadings --output TYPE "$volume")
-"""
-_TAIL: Final = """case $found in
-  "") mkfs.ext4 -F "$volume" ;;
-  ext4) ;;
-  *) refuse "$volume holds $found, not ext4" ;;
-esac
-mount -o noatime "$volume" "$path"
-# A disk that was grown in the cloud; otherwise it changes nothing.
-resize2fs "$volume"
-exportfs -ra
-"""
+    # A member is never made part of another array: the files on it would be lost.
+    parts = ("nfs_disks", "nfs_array" if num_disks > 1 else "nfs_disk", "nfs_mount")
+    head = ("#!/bin/bash", "set -euo pipefail", f"path={EXPORT}", f"disks=({disks})")
+    return "\n".join((*head, *map(_shell_file, parts))) + "\n"
