@@ -73,11 +73,31 @@ def test_rows_that_vary_together_show_a_small_gain_that_unpaired_bounds_hide() -
     assert before.high > after.low, "unpaired, the bounds overlap"
 
 
+@pytest.mark.parametrize(
+    ("base", "tuned", "low", "high"),
+    [
+        ([0] * 24, [0] * 24, -0.138, 0.138),
+        ([0.1] * 24, [0.1] * 24, -0.138, 0.138),
+        ([0] * 24, [1] * 24, 1 - 2 * 0.138, 1.0),
+        ([1] * 24, [0] * 24, -1.0, 2 * 0.138 - 1),
+    ],
+)
+def test_pairs_that_all_differ_by_the_same_have_an_interval_too(
+    base: list[float], tuned: list[float], low: float, high: float
+) -> None:
+    """Each resample of them has their difference: the bootstrap's interval was 0 to 0."""
+    found = paired(mean_of(base), mean_of(tuned), SAMPLING)
+    assert (found.low, found.high) == (
+        pytest.approx(low, abs=0.0005),
+        pytest.approx(high, abs=0.0005),
+    )
+
+
 def test_equal_models_differ_by_nothing() -> None:
-    values = mean_of([0.1, 0.7, 0.4])
+    values = mean_of([1.1, 7.0, 4.0])
     found = paired(values, values, SAMPLING)
     assert (found.difference, found.p_value) == (0.0, 1.0)
-    assert (found.low, found.high) == (0.0, 0.0)
+    assert (found.low, found.high) == (0.0, 0.0), "lengths end nowhere"
 
 
 def test_perplexity_weighs_long_rows_more() -> None:

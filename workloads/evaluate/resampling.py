@@ -3,7 +3,8 @@
 Owns the statistics. A metric is a function of sums over rows (a mean, exp of a mean, corpus BLEU),
 so a resample is a vector of row counts and needs no second look at the texts. Sources: percentile
 bootstrap, Efron and Tibshirani 1993, ch. 13; paired bootstrap and approximate randomisation of
-corpus metrics, Koehn 2004 (W04-3250) and Riezler and Maxwell 2005 (W05-0908).
+corpus metrics, Koehn 2004 (W04-3250) and Riezler and Maxwell 2005 (W05-0908). No resample of equal
+rows is another, but rows that were not seen may be: Wilson 1927.
 """
 
 from __future__ import annotations
@@ -82,26 +83,22 @@ def perplexity_of(losses: Any, num_tokens: Any) -> Measured:
 
 
 def interval(metric: Measured, sampling: Sampling) -> Interval:
-    """Return the percentile bootstrap interval of a metric; Wilson's where all rows are 0 or 1."""
-    if (always := _always(metric)) is not None:
-        return _wilson(always, len(metric.rows), sampling.confidence)
+    """Return the percentile bootstrap interval of a metric; Wilson's where all rows are equal."""
     values = [metric.value_of(counts @ metric.rows) for counts in _counts(metric, sampling)]
-    return _bounds(np.concatenate(values), sampling)
+    return _of_equal_rows(sampling, metric) or _bounds(np.concatenate(values), sampling)
 
 
-def _always(metric: Measured) -> int | None:
-    """Return 0 or 1 where every row of a mean is that: a resample of them is never another."""
-    if metric.rows.shape[1] != 2 or not (metric.rows[:, 1] == 1).all():
+def _of_equal_rows(sampling: Sampling, *models: Measured) -> Interval | None:
+    """Return Wilson's interval of a mean of 0 to 1, or of two's difference; None if rows differ."""
+    rows = np.stack([each.rows for each in models])
+    values = rows[..., 0]
+    if rows.shape[2] != 2 or (rows[..., 1] != 1).any() or values.min() < 0 or values.max() > 1:
         return None
-    found = set(metric.rows[:, 0].tolist())
-    return int(found.pop()) if found in ({0.0}, {1.0}) else None
-
-
-def _wilson(share: int, num_rows: int, confidence: float) -> Interval:
-    """Return the interval of a share of 0 or 1 (Wilson 1927): rows not seen may differ."""
-    square = NormalDist().inv_cdf((1 + confidence) / 2) ** 2
-    far = square / (num_rows + square)
-    return Interval(low=0.0, high=far) if share == 0 else Interval(low=1 - far, high=1.0)
+    seen = np.unique(np.diff(values, axis=0, prepend=0)[-1])
+    square = NormalDist().inv_cdf((1 + sampling.confidence) / 2) ** 2
+    other = square / (values.shape[1] + square)
+    low, high = ((1 - other) * float(seen[0]) + other * each for each in (1 - len(models), 1))
+    return Interval(low=low, high=high) if len(seen) == 1 else None
 
 
 def paired(base: Measured, tuned: Measured, sampling: Sampling) -> Paired:
@@ -121,9 +118,10 @@ def paired(base: Measured, tuned: Measured, sampling: Sampling) -> Paired:
         difference = tuned.value_of(total_tuned - moved) - base.value_of(total_base + moved)
         # A difference that is equal but for rounding counts as reached.
         at_least += int((np.abs(difference) >= abs(observed) * (1 - 1e-9) - 1e-12).sum())
+    found = _of_equal_rows(sampling, base, tuned) or _bounds(np.concatenate(differences), sampling)
     return Paired(
         difference=observed,
-        **asdict(_bounds(np.concatenate(differences), sampling)),
+        **asdict(found),
         # The observed arrangement is one of those possible, so a p of 0 cannot come out.
         p_value=(1 + at_least) / (1 + sampling.resamples),
         num_rows=len(base.rows),
@@ -140,9 +138,8 @@ def _counts(metric: Measured, sampling: Sampling) -> Iterator[Array]:
     """Yield how often each row is drawn, some resamples at a time; by seed and rows alone."""
     rng = np.random.default_rng((sampling.seed, 0))
     num_rows = len(metric.rows)
-    share = np.full(num_rows, 1 / num_rows)
     for size in _sizes(num_rows, sampling.resamples):
-        yield rng.multinomial(num_rows, share, size=size).astype(np.float64)
+        yield rng.multinomial(num_rows, [1 / num_rows] * num_rows, size=size).astype(np.float64)
 
 
 def _exchanges(metric: Measured, sampling: Sampling) -> Iterator[Array]:

@@ -15,7 +15,7 @@ from cost.chat.table import answer_text, lengths_text
 from cost.chat.unit_costs import submit_command
 from cost.report.layout import span
 from cost.run_record import RunRecord
-from infra.reports.page.quality import SIGNIFICANT_P, verdict
+from infra.reports.page.quality import SIGNIFICANT_P, bounds, verdict
 from infra.reports.page.training import Report, cents, figure, number, p_text, signed, usd
 
 DECIDING: Final = ("function_name_accuracy", "perplexity")
@@ -67,21 +67,16 @@ def _better(report: Report, rows: Sequence[Mapping[str, Any]]) -> Answer:
     found = verdict(row)
     if row["low"] is None:
         sentence += f"; without an interval this shows no gain; run: {command}."
-    elif row["low"] == row["high"] == 0:
-        # Resampling rows without a difference gives an interval without width: false precision.
-        sentence += "; no difference in any resample of them, so no interval can be told."
+    elif (shown := bounds(row)) is None:
+        sentence += "; the same difference in every resample, so no interval can be told."
     else:
-        points = " points" if unit else ""
-        sentence += (
-            f"; difference {signed(row['after'] - row['before'], unit)}{points}, {row['interval']} "
-            f"{signed(row['low'], unit)} to {signed(row['high'], unit)}"
-        )
+        change = f"{signed(row['after'] - row['before'], unit)}{' points' if unit else ''}"
+        sentence += f"; difference {change}, {row['interval']} {shown}"
         if row["low"] <= 0 <= row["high"]:
             sentence += ", which includes zero."
         elif found == "not told apart":
-            sentence += (
-                f", but p {p_text(row['p_value'], row['resamples'])} is not below {SIGNIFICANT_P}."
-            )
+            p = p_text(row["p_value"], row["resamples"])
+            sentence += f", but p {p} is not below {SIGNIFICANT_P}."
         else:
             sentence += "."
     return Answer(

@@ -22,14 +22,13 @@ from cost.prices.api_prices import ApiPriceBook
 from cost.report.layout import UNKNOWN, Document, Format, Table, lay_out, small_usd_text
 from cost.run_record import RunRecord
 from infra.reports.page.answers import Answer, answers
-from infra.reports.page.quality import SIGNIFICANT_P, evaluation_rows, verdict
+from infra.reports.page.quality import SIGNIFICANT_P, bounds, evaluation_rows, verdict
 from infra.reports.page.training import (
     Report,
     duration,
     figure,
     number,
     p_text,
-    signed,
     span_of_days,
 )
 
@@ -263,14 +262,14 @@ def _quality_tables(loop: Loop) -> tuple[Table, ...]:
 
 
 def _quality_row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    unit, low, high, p_value = row["unit"], row["low"], row["high"], row["p_value"]
+    unit, p_value = row["unit"], row["p_value"]
     return (
         row["name"],
         verdict(row),
         figure(row["before"], unit),
         figure(row["after"], unit),
         row["change"],
-        "-" if low is None else f"{signed(low, unit)} to {signed(high, unit)}",
+        bounds(row) or "-",
         "-" if p_value is None else p_text(p_value, row["resamples"]),
     )
 

@@ -17,7 +17,7 @@ from infra.render.stack_drawing import stack_svg
 from infra.reports.page import drawings
 from infra.reports.page.answers import REHEARSAL, is_rehearsal
 from infra.reports.page.loop import close_loop, loop_charts, loop_html
-from infra.reports.page.quality import evaluation_rows, samples, verdict
+from infra.reports.page.quality import bounds, evaluation_rows, samples, verdict
 from infra.reports.page.training import (
     Report,
     Row,
@@ -58,6 +58,7 @@ def render(report: Report) -> str:
         "figure": figure,
         "p_text": p_text,
         "verdict": verdict,
+        "bounds": bounds,
         "passed": passed,
     }
     metrics = evaluation_rows(report.evaluation)

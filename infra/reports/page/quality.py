@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from infra.reports.page import drawings
+from infra.reports.page.training import signed
 
 SIGNIFICANT_P = 0.05
 """A difference with a smaller p is told apart from chance; one metric should be named before."""
@@ -84,6 +85,12 @@ def _test(evaluation: Mapping[str, Any], key: str, scale: float) -> dict[str, An
     if not (_is_number(low) and _is_number(high) and _is_number(p_value)):
         return {**known, "low": None, "high": None, "p_value": None}
     return {**known, "low": scale * low, "high": scale * high, "p_value": p_value}
+
+
+def bounds(row: Mapping[str, Any]) -> str | None:
+    """The interval of the difference; None without one, or without a width: nothing varied."""
+    low, high = row["low"], row["high"]
+    return None if low == high else f"{signed(low, row['unit'])} to {signed(high, row['unit'])}"
 
 
 def verdict(row: Mapping[str, Any]) -> str:

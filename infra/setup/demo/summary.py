@@ -19,7 +19,7 @@ from cost.chat.table import lengths_text
 from cost.chat.unit_costs import UnitCosts, unit_costs
 from cost.run_record import Kind, LoadCurve, LoadPoint, RunRecord
 from infra.jobs.records import read_object
-from infra.reports.page.quality import evaluation_rows, samples
+from infra.reports.page.quality import bounds, evaluation_rows, samples
 from infra.reports.page.training import (
     Report,
     cents,
@@ -177,7 +177,7 @@ def _quality_row(row: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     if row["p_value"] is None:
         return row["name"], before, after, row["change"], ""
     difference = f"{signed(row['after'] - row['before'], unit)}{' points' if unit else ''}"
-    shown = f"{difference} ({signed(row['low'], unit)} to {signed(row['high'], unit)})"
+    shown = f"{difference} ({interval})" if (interval := bounds(row)) else difference
     return row["name"], before, after, shown, p_text(row["p_value"], row["resamples"])
 
 

@@ -87,7 +87,7 @@ def test_rows_without_a_difference_give_no_interval(state: Path) -> None:
     found = judged(state, with_test(**{ACCURACY: {"low": 0.0, "high": 0.0, "p_value": 1.0}}))
     assert found.lead == "Not shown to be better."
     assert found.sentence.endswith(
-        "; no difference in any resample of them, so no interval can be told."
+        "; the same difference in every resample, so no interval can be told."
     )
 
 
