@@ -58,8 +58,8 @@ def _total(inputs: Inputs, name: str) -> Iterator[Limit]:
     usd = total.hourly_high_usd if hourly else total.monthly_high_usd
     bound = "at least " if total.is_lower_bound else ""
     got, allowed = _told_apart(usd, most, usd_text)
-    yield _limit(
-        name,
+    yield Limit(
+        key=f"policy.{name}",
         got=f"{bound}{got}",
         allowed=f"{allowed} {'an hour' if hourly else 'a month'}",
         is_kept=_within(inputs, usd, most),
@@ -98,15 +98,15 @@ def _chat(inputs: Inputs) -> Iterator[Limit]:
     most, rows = inputs.spec.policy.max_usd_per_chat, inputs.unit_costs.chats
     if most is None:
         return
-    name, allowed = "max_usd_per_chat", f"{small_usd_text(most)} a chat"
+    key, allowed = "policy.max_usd_per_chat", f"{small_usd_text(most)} a chat"
     if isinstance(rows, NotKnown):
-        yield _limit(name, got=_UNTOLD, allowed=allowed, is_kept=None, why=str(rows), most=most)
+        yield Limit(key=key, got=_UNTOLD, allowed=allowed, is_kept=None, why=str(rows), most=most)
         return
     # The row that the output `cost.per_chat_usd` names.
     row = rows[0]
     usd = row.cluster_high_usd
-    yield _limit(
-        name,
+    yield Limit(
+        key=key,
         got=small_usd_text(usd),
         allowed=allowed,
         is_kept=_within(inputs, usd, most),
@@ -142,41 +142,20 @@ def _idle_share(inputs: Inputs) -> Iterator[Limit]:
     most, rows = inputs.spec.policy.max_idle_share, inputs.unit_costs.chats
     if most is None:
         return
-    name, allowed = "max_idle_share", f"{_percent(most)} of serving time idle"
+    key, allowed = "policy.max_idle_share", f"{_percent(most)} of serving time idle"
     demand = inputs.spec.chat.chats_per_day
     if demand is None or isinstance(rows, NotKnown):
         why = str(rows) if demand is not None else "the stack declares no chat.chats_per_day"
-        yield _limit(name, got=_UNTOLD, allowed=allowed, is_kept=None, why=why, most=most)
+        yield Limit(key=key, got=_UNTOLD, allowed=allowed, is_kept=None, why=why, most=most)
         return
     share = rows[0].idle_share
-    yield _limit(
-        name,
+    yield Limit(
+        key=key,
         got=f"{_percent(share)} idle",
         allowed=allowed,
         is_kept=share <= most,
         why=f"{demand:,} chats a day, {rows[0].speed.scenario}",
         value=share,
-        most=most,
-    )
-
-
-def _limit(
-    name: str,
-    *,
-    got: str,
-    allowed: str,
-    is_kept: bool | None,
-    most: Decimal,
-    why: str = "",
-    value: Decimal | None = None,
-) -> Limit:
-    return Limit(
-        key=f"policy.{name}",
-        got=got,
-        allowed=allowed,
-        is_kept=is_kept,
-        why=why,
-        value=value,
         most=most,
     )
 

@@ -6,6 +6,7 @@ The budget is another matter: it is checked when a job is submitted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -93,10 +94,7 @@ def _kept(limit: Limit) -> str:
 
 def _plain(limit: Limit) -> dict[str, object]:
     return {
-        "key": limit.key,
-        "got": limit.got,
-        "allowed": limit.allowed,
-        "is_kept": limit.is_kept,
+        **asdict(limit),
         "why": limit.why or None,
         "value": _number(limit.value),
         "most": _number(limit.most),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 
 from cost.prices.price import HOURS_PER_MONTH
@@ -113,18 +113,8 @@ def plain_explanation(found: Explanation) -> dict[str, object]:
         "item": found.item,
         "title": found.title,
         "formula": found.formula,
-        "inputs": [
-            {"name": each.name, "value": each.value, "source": each.source} for each in found.inputs
-        ],
-        "figures": [
-            {
-                "name": figure.name,
-                "unit": figure.unit,
-                "expression": figure.expression,
-                "value": number(figure.value),
-            }
-            for figure in found.figures
-        ],
+        "inputs": [asdict(each) for each in found.inputs],
+        "figures": [{**asdict(each), "value": number(each.value)} for each in found.figures],
         "notes": list(found.notes),
     }
 

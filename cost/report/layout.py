@@ -193,19 +193,11 @@ def signed_usd(usd: Decimal | None, text: Callable[[Decimal], str] = usd_text) -
     return UNKNOWN if usd is None else f"{'-' if usd < 0 else '+'}{text(abs(usd))}"
 
 
-@overload
-def money(usd: Decimal) -> str: ...
-@overload
-def money(usd: Decimal | None) -> str | None: ...
 def money(usd: Decimal | None) -> str | None:
     """Dollars and cents for programs, rounded half up; None stays None."""
     return None if usd is None else f"{rounded(usd, _CENT):f}"
 
 
-@overload
-def exact_money(usd: Decimal) -> str: ...
-@overload
-def exact_money(usd: Decimal | None) -> str | None: ...
 def exact_money(usd: Decimal | None) -> str | None:
     """Dollars to the millionth for programs; None stays None."""
     return None if usd is None else f"{rounded(usd, _MILLIONTH):f}"

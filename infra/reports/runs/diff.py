@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
 
@@ -96,29 +96,9 @@ def rows(found: RunDiff) -> list[tuple[object, ...]]:
 def plain(found: RunDiff) -> dict[str, object]:
     """The comparison as plain values."""
     share = found.losses.largest_share
-    return {
-        "first": found.first,
-        "second": found.second,
-        "differences": [
-            {
-                "what": each.what,
-                "name": each.name,
-                "unit": each.unit,
-                "first": each.first,
-                "second": each.second,
-                "change_percent": each.change_percent,
-            }
-            for each in found.differences
-        ],
-        "losses": {
-            "verdict": found.losses.verdict.value,
-            "detail": found.losses.detail,
-            "num_steps": found.losses.num_steps,
-            # JSON knows no infinity.
-            "largest_share": share if share is not None and math.isfinite(share) else None,
-        },
-        "notes": list(found.notes),
-    }
+    # JSON knows no infinity.
+    told = share if share is not None and math.isfinite(share) else None
+    return {**asdict(found), "losses": {**asdict(found.losses), "largest_share": told}}
 
 
 def unit(metric: str) -> str:
