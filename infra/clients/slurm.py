@@ -366,9 +366,9 @@ class _Row:
     ended_at: datetime | None
     nodes: tuple[str, ...]
     cpus_per_node: int
-    gpus_per_node: int
     array_id: str | None
     num_tasks: int
+    gpus_per_node: int = 0
 
 
 def uses(
@@ -418,11 +418,11 @@ def sacct_rows(output: str) -> tuple[_Row, ...]:
         fields = rest.rsplit("|", 8)
         if len(fields) != 9:
             raise JobsError(f"sacct printed {line!r}, which is not {_SACCT_USE!r}")
-        name, user, partition, state, start, end, cpus, tres, nodes = fields
-        row = _row(job_id, task, name, user, partition, state, start, end, nodes)
+        *texts, cpus, tres, nodes = fields
         found = re.search(r"(?:^|,)gres/gpu=(\d+)", tres)
-        gpus = int(found.group(1)) if found else 0
-        rows[row.job_id, row.started_at] = _with_parts(row, int(cpus or 0), gpus)
+        row = _row(job_id, task, texts, nodes, cpus)
+        gpus = int(found.group(1)) // max(1, len(row.nodes)) if found else 0
+        rows[row.job_id, row.started_at] = replace(row, gpus_per_node=gpus)
     return tuple(rows.values())
 
 
@@ -435,25 +435,18 @@ def squeue_rows(output: str) -> tuple[_Row, ...]:
         fields = line.split("|", 10)
         if len(fields) != 11:
             raise JobsError(f"squeue printed {line!r}, which is not {_QUEUE_USE!r}")
-        job_id, task, user, partition, state, start, end, cpus, gres, nodes, name = fields
-        row = _row(job_id, task, name, user, partition, state, start, end, nodes)
+        job_id, task, *texts, cpus, gres, nodes, name = fields
         found = re.search(r"\bgpu(?::[^:,=]+)?[:=](\d+)", gres)
-        gpus = int(found.group(1)) if found else 0
-        rows.append(_with_parts(row, int(cpus or 0), gpus * len(row.nodes)))
+        row = _row(job_id, task, [name, *texts], nodes, cpus)
+        gpus = int(found.group(1)) if found and row.nodes else 0
+        rows.append(replace(row, gpus_per_node=gpus))
     return tuple(rows)
 
 
-def _row(
-    job_id: str,
-    task: str,
-    name: str,
-    user: str,
-    partition: str,
-    state: str,
-    start: str,
-    end: str,
-    nodes: str,
-) -> _Row:
+def _row(job_id: str, task: str, texts: Sequence[str], nodes: str, cpus: str) -> _Row:
+    """A row without its GPUs; `texts` are name, user, partition, state, start and end."""
+    name, user, partition, state, start, end = texts
+    on = expand(nodes)
     # sacct prints `CANCELLED by 0`.
     word = state.split()[0] if state.split() else state
     array_id, num_tasks = _array(task)
@@ -466,9 +459,8 @@ def _row(
         started_at=_time(start),
         # The queue shows when a running job would end at the latest.
         ended_at=None if word in ACTIVE_STATES - {"REQUEUED"} else _time(end),
-        nodes=expand(nodes),
-        cpus_per_node=0,
-        gpus_per_node=0,
+        nodes=on,
+        cpus_per_node=int(cpus or 0) // max(1, len(on)),
         array_id=array_id,
         num_tasks=num_tasks,
     )
@@ -489,11 +481,6 @@ def _array(task: str) -> tuple[str | None, int]:
             for each in ranges
         )
     return found[1], max(1, number)
-
-
-def _with_parts(row: _Row, cpus: int, gpus: int) -> _Row:
-    num_nodes = max(1, len(row.nodes))
-    return replace(row, cpus_per_node=cpus // num_nodes, gpus_per_node=gpus // num_nodes)
 
 
 def _joined(rows: Iterable[_Row], active: set[str], cluster: str) -> tuple[JobUse, ...]:
