@@ -48,8 +48,8 @@ WORDS: Final[Mapping[str, str]] = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-_DAYS: Final = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
-_MONTHS: Final = (
+DAYS: Final = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+MONTHS: Final = (
     *("JAN", "FEB", "MAR", "APR", "MAY", "JUN"),
     *("JUL", "AUG", "SEP", "OCT", "NOV", "DEC"),
 )
@@ -82,8 +82,8 @@ _FIELDS: Final = (
     _Field(name="minute", first=0, last=59, longest_step=60, first_step=0),
     _Field(name="hour", first=0, last=23, longest_step=24, first_step=0),
     _Field(name="day of month", first=1, last=31, longest_step=31, first_step=1),
-    _Field(name="month", first=1, last=12, longest_step=12, first_step=1, names=_MONTHS),
-    _Field(name="day of week", first=0, last=7, longest_step=7, first_step=1, names=_DAYS),
+    _Field(name="month", first=1, last=12, longest_step=12, first_step=1, names=MONTHS),
+    _Field(name="day of week", first=0, last=7, longest_step=7, first_step=1, names=DAYS),
 )
 
 

@@ -30,23 +30,11 @@ from infra.local.reconcile.volumes import Places, UnboundError, bound_volume, fi
 from infra.local.slurm import pod as pods
 from infra.local.slurm.pod import Mount, PodSpec
 from infra.state import State
+from stacks.schedule import DAYS, MONTHS, WORDS
 
-_WORDS: Final = {
-    "@hourly": "0 * * * *",
-    "@daily": "0 0 * * *",
-    "@weekly": "0 0 * * 0",
-    "@monthly": "0 0 1 * *",
-    "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
-}
-_DAYS: Final = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
-_MONTHS: Final = (
-    *("JAN", "FEB", "MAR", "APR", "MAY", "JUN"),
-    *("JUL", "AUG", "SEP", "OCT", "NOV", "DEC"),
-)
 _NAMES: Final[Mapping[str, int]] = {
-    **{name: number for number, name in enumerate(_DAYS)},
-    **{name: number for number, name in enumerate(_MONTHS, 1)},
+    **{name: number for number, name in enumerate(DAYS)},
+    **{name: number for number, name in enumerate(MONTHS, 1)},
 }
 _RANGES: Final = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 _MISSED: Final = timedelta(minutes=10)
@@ -56,7 +44,7 @@ _MISSED: Final = timedelta(minutes=10)
 def effective(schedule: str, *, namespace: str, name: str, job: str) -> str:
     """Five fields of cron for what a Schedule says of one kind of job."""
     if not schedule.endswith("-random"):
-        return _WORDS.get(schedule, schedule)
+        return WORDS.get(schedule, schedule)
     seed = f"{namespace}/{name}@{job}"
     number = int(hashlib.sha1(seed.encode(), usedforsecurity=False).hexdigest(), 16)
     minute, hour, day = number % 60, number % 24, 1 + number % 27
