@@ -196,8 +196,10 @@ def test_the_first_screen_answers_and_everything_is_readable(
 
 
 def certified() -> dict[str, Any]:
-    """The certificate of two nodes, one slow GPU."""
+    """The certificate of two nodes, one slow GPU; cluster and file are a long word each."""
     points = (acceptance.point(8, 41467.8), acceptance.point(16, 8572.6, 2))
     made = acceptance.report(points=points, extra=[acceptance.slow_gpu()])
     result = parse(acceptance.values(made), "made")
-    return content(result, stack="h100-prod", prices={}, price_note="Prices: a book.")
+    made_of = content(result, stack="h100-prod", prices={}, price_note="Prices: a book.")
+    measured = {"attested": False, "cluster": f"SHA256:{'v' * 43}", "job_id": 7}
+    return {**made_of, "evidence": [measured, {"attested": True, "sha256": "f" * 64}]}
