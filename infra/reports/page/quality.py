@@ -125,7 +125,7 @@ def samples(evaluation: Mapping[str, Any] | None) -> list[dict[str, str]]:
 def _change(before: float, after: float, delta: float, *, share: bool) -> str:
     if share:
         return f"{delta:+.1f} points"
-    return f"{100 * (after - before) / before:+.1f} %" if before else "new"
+    return f"{100 * (after - before) / before:+.1f} %" if before else "new" if after else "0"
 
 
 def _better(key: str, delta: float) -> bool | None:

@@ -98,6 +98,16 @@ def test_before_and_after_say_which_direction_is_better() -> None:
     assert rows["message_length_avg"]["better"] is None
 
 
+def test_nothing_before_and_after_is_nothing_new() -> None:
+    found = evaluation()
+    found["base_model"]["exact_match"] = found["finetuned_model"]["exact_match"] = 0.0
+    rows = {row["key"]: row["change"] for row in evaluation_rows(found)}
+    assert rows["exact_match"] == "0"
+    found["finetuned_model"]["exact_match"] = 0.5
+    rows = {row["key"]: row["change"] for row in evaluation_rows(found)}
+    assert rows["exact_match"] == "new"
+
+
 @pytest.mark.feature("S002-91")
 def test_both_models_have_a_bar_for_every_metric(report: Report) -> None:
     html = page.render(report)
