@@ -196,8 +196,6 @@ class Estimate:
     """Seconds of a step by the bytes that it reads."""
     arithmetic_s: Decimal
     """Seconds of a step by its operations."""
-    busy_s: Decimal
-    """Seconds of the server that one answer takes."""
     prompts_waited: Decimal
     """Prompts' worth of reading that 99 of 100 new ones wait at most."""
     load: Load
@@ -233,7 +231,6 @@ def estimate(server: Server, ask: Ask, streams: int) -> Estimate:
         read_s=read_s,
         reading_bytes_s=reading_bytes_s,
         arithmetic_s=arithmetic_s,
-        busy_s=busy_s,
         prompts_waited=waited,
         load=Load(
             streams=streams,

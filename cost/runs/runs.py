@@ -14,9 +14,6 @@ from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec
 from stacks.spec.slurm import JobSpec
 
-_JOB_KEYS = ("module", "recipe", "nodes", "gpus_per_node", "partition")
-"""What of a job says where and how fast it runs."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionCost:

@@ -14,8 +14,8 @@ from tests.workloads.conftest import EXCERPT, make_tokenizer
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.common.tool_calls import parse_calls
 from workloads.data import calls as bfcl_calls
-from workloads.data.chat_template import IGNORED, Example, encode, prompt_text, render
-from workloads.data.token_rows import collate, pack, read_parquet, unused_percent
+from workloads.data.chat_template import encode, prompt_text, render
+from workloads.data.token_rows import IGNORED, Example, collate, pack, read_parquet, unused_percent
 
 CHAT = (
     {"role": "system", "content": "Be brief."},

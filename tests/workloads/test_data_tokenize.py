@@ -21,7 +21,6 @@ from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.data import dataset_tokenize
 from workloads.data.chat_template import (
-    IGNORED,
     ChatRenderer,
     Rendered,
     _by_bytes,
@@ -34,7 +33,7 @@ from workloads.data.chat_template import (
 )
 from workloads.data.chats import Chat
 from workloads.data.dataset_tokenize import main, tokenize_file
-from workloads.data.token_rows import Example, TokenRows, read_parquet
+from workloads.data.token_rows import IGNORED, Example, TokenRows, read_parquet
 from workloads.data.token_worker import TokenizeConfig
 
 CHECKOUT = Path(__file__).parents[2]

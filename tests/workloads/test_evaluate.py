@@ -117,7 +117,7 @@ def test_perplexity_weighs_tokens_not_rows(model: Any) -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from workloads.data.chat_template import IGNORED, Example
+    from workloads.data.token_rows import IGNORED, Example
     from workloads.evaluate.generate import row_losses
 
     examples = [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from workloads.common.exit_codes import DataError, ExitCode
-from workloads.data.chat_template import IGNORED, Example
+from workloads.data.token_rows import IGNORED, Example
 from workloads.evaluate.generate import RowStore
 from workloads.evaluate.subject import FORMAT, Header
 

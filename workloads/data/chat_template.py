@@ -16,9 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from workloads.common.exit_codes import DataError
-from workloads.data.token_rows import IGNORED, Example, TokenRows
-
-__all__ = ["IGNORED", "ChatRenderer", "Example", "Rendered", "check_tokenizer", "encode"]
+from workloads.data.token_rows import TokenRows
 
 Messages = Sequence[Mapping[str, str]]
 _MAX_SKELETONS = 4096

@@ -27,8 +27,6 @@ from workloads.data.files import files_of
 from workloads.data.manifest import Step, command
 from workloads.recipes.data import Format, SourceConfig, from_options
 
-__all__ = ["Rejects", "reason_of", "rejects_path"]
-
 _ROW_CHARS = 2000
 _REPORTED = 5
 

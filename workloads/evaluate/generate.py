@@ -22,7 +22,7 @@ from workloads.common.dist import World
 from workloads.common.exit_codes import DataError
 from workloads.common.log import Counted, counted, log
 from workloads.common.record import job_id
-from workloads.data.chat_template import IGNORED, Example
+from workloads.data.token_rows import IGNORED, Example
 from workloads.evaluate.held_out import HeldOut
 from workloads.evaluate.subject import Header
 from workloads.recipes.evaluate import EvaluateConfig

@@ -12,10 +12,9 @@ from typing import Any
 
 from workloads.common.exit_codes import DataError
 from workloads.common.places import Places
-from workloads.data.chat_template import Example
 from workloads.data.chats import Chat, iter_jsonl, read_jsonl
 from workloads.data.files import sha256
-from workloads.data.token_rows import TokenRows, read_parquet
+from workloads.data.token_rows import Example, TokenRows, read_parquet
 from workloads.evaluate.subject import (
     FORMAT,
     Header,

@@ -254,9 +254,6 @@ class _ChunkedLoss(torch.autograd.Function):
         return grads[0], None, grads[1], grads[2], None
 
 
-__all__ = ["AssistantLoss", "attach_lora", "build_model", "flops_per_token", "num_parameters"]
-
-
 def build_model(
     model_dir: Path, config: TrainConfig, *, device: torch.device, sharded: bool = False
 ) -> Any:

@@ -60,7 +60,6 @@ class _Pod:
 
     volumes: list[Object] = field(default_factory=list[Object])
     mounts: list[Object] = field(default_factory=list[Object])
-    inits: list[Object] = field(default_factory=list[Object])
     claims: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list[Any])
     own: set[str] = field(default_factory=lambda: set(_BY_OPERATOR))
 

@@ -300,20 +300,6 @@ def _to_wire(value: Any, path: str) -> struct_pb2.Value:
     raise TypeError(f"{path}: {type(value).__name__} is no property value")
 
 
-__all__ = [
-    "UNKNOWN",
-    "Archive",
-    "Asset",
-    "Diff",
-    "Kind",
-    "PartialError",
-    "Provider",
-    "ProviderError",
-    "Secret",
-    "compare",
-    "contains_unknown",
-]
-
 Values = dict[str, Any]
 Failure = tuple[str, str]
 """Path of the value and the reason why it is refused."""

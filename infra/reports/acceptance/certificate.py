@@ -241,7 +241,6 @@ class Files:
     folder: Path
     json: Path
     html: Path
-    signatures: tuple[Path, ...]
 
 
 def content(
@@ -317,12 +316,7 @@ def write(values: Mapping[str, Any], folder: Path, key: Path) -> Files:
             f"{folder}: {error.strerror}; no certificate was written, and what was measured stays "
             "where it is: make room or give another --output, with --result acceptance.json"
         ) from error
-    return Files(
-        folder=folder,
-        json=folder / JSON_NAME,
-        html=folder / HTML_NAME,
-        signatures=tuple(signature_of(folder / name) for name in texts),
-    )
+    return Files(folder=folder, json=folder / JSON_NAME, html=folder / HTML_NAME)
 
 
 def verify(path: Path, signer: str) -> dict[str, Any]:
