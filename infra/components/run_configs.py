@@ -22,27 +22,9 @@ class StoredObject(pulumi.CustomResource):
     key: pulumi.Output[str]
 
     def __init__(
-        self,
-        name: str,
-        *,
-        endpoint: pulumi.Input[str],
-        region: str,
-        bucket: pulumi.Input[str],
-        key: str,
-        content: str,
-        access_key_id: pulumi.Input[str],
-        secret_access_key: pulumi.Input[str],
-        opts: pulumi.ResourceOptions | None = None,
+        self, name: str, *, opts: pulumi.ResourceOptions, **properties: pulumi.Input[str]
     ) -> None:
-        properties = {
-            "endpoint": endpoint,
-            "region": region,
-            "bucket": bucket,
-            "key": key,
-            "content": content,
-            "access_key_id": access_key_id,
-            "secret_access_key": secret_access_key,
-        }
+        """`properties` are the plugin's inputs, which it checks."""
         secret = pulumi.ResourceOptions(additional_secret_outputs=["secret_access_key"])
         super().__init__(
             "soperator:storage:Object", name, properties, pulumi.ResourceOptions.merge(opts, secret)

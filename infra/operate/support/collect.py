@@ -32,7 +32,7 @@ class NotRunError(Exception):
     """This part could not be gathered; the reason in one line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     """What to gather, and under which name."""
 
@@ -125,24 +125,24 @@ def parts_here(
         return succeeded(ran("pulumi", "stack", *words, "--stack", stack, *_PLAIN))
 
     parts = [
-        _part(
+        Part(
             "versions.txt", "programs and packages", lambda: versions() + ran("pulumi", "version")
         ),
-        _part("revision.txt", "commit of the checkout", lambda: ran("git", "log", "-1", "--stat")),
-        _part("changes.txt", "files changed since", lambda: ran("git", "status", "--short")),
-        _part("stack.yaml", "stack file without secrets", lambda: stack_file(stack)),
-        _part("doctor.txt", "tools, rules, project", lambda: own("doctor", "--stack", stack)),
-        _part("cost.txt", "bill", lambda: own("cost", "--stack", stack)),
-        _part("outputs.json", "outputs", lambda: stack_says("output", "--json")),
-        _part("resources.json", "resources by URN and id", lambda: resources(stack_says("export"))),
-        _part("history.txt", "updates of the stack", lambda: stack_says("history")),
-        _part("runs.txt", "newest submissions and records", lambda: runs(state.runs(stack))),
-        _part("demo_logs.txt", "ends of the demo's output", lambda: tails(state.root / "demo")),
+        Part("revision.txt", "commit of the checkout", lambda: ran("git", "log", "-1", "--stat")),
+        Part("changes.txt", "files changed since", lambda: ran("git", "status", "--short")),
+        Part("stack.yaml", "stack file without secrets", lambda: stack_file(stack)),
+        Part("doctor.txt", "tools, rules, project", lambda: own("doctor", "--stack", stack)),
+        Part("cost.txt", "bill", lambda: own("cost", "--stack", stack)),
+        Part("outputs.json", "outputs", lambda: stack_says("output", "--json")),
+        Part("resources.json", "resources by URN and id", lambda: resources(stack_says("export"))),
+        Part("history.txt", "updates of the stack", lambda: stack_says("history")),
+        Part("runs.txt", "newest submissions and records", lambda: runs(state.runs(stack))),
+        Part("demo_logs.txt", "ends of the demo's output", lambda: tails(state.root / "demo")),
     ]
     if stack == DEFAULT_STACK:
         parts += [
-            _part("local.txt", "parts of the embedded cloud", lambda: own("local", "status")),
-            _part("local_logs.txt", "ends of its logs", lambda: tails(state.local)),
+            Part("local.txt", "parts of the embedded cloud", lambda: own("local", "status")),
+            Part("local_logs.txt", "ends of its logs", lambda: tails(state.local)),
         ]
     if preview:
         parts.append(
@@ -228,10 +228,6 @@ def _tail(path: Path) -> str:
         text = file.read().decode(errors="replace")
     # Of a line without its begin nobody can say whether it was called a secret.
     return text.partition("\n")[2] if start else text
-
-
-def _part(name: str, says: str, gather: Any) -> Part:
-    return Part(name=name, says=says, gather=gather)
 
 
 _NUM_JOB_LOGS: Final = 5
