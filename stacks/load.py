@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
@@ -306,13 +306,11 @@ def _truth(value: object) -> tuple[object, str | None]:
 
 def _exact(value: object) -> tuple[object, str | None]:
     if not isinstance(value, bool) and isinstance(value, int | str | float | Decimal):
-        try:
-            # str() of a float is its shortest exact form, so 3.8 stays 3.8.
-            number = Decimal(str(value))
-        except InvalidOperation:
-            number = Decimal("NaN")
-        if number.is_finite():
-            return number, None
+        # str() of a float is its shortest exact form, so 3.8 stays 3.8.
+        text = str(value)
+        # Decimal() alone reads 1_000, and digits of other scripts.
+        if re.fullmatch(r"[-+]?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,9})?", text):
+            return Decimal(text), None
     return None, f"expected a number, got {_describe(value)}"
 
 

@@ -157,6 +157,14 @@ def test_every_problem_is_reported_at_once(config: dict[str, Any]):
             ),
         ),
         (
+            lambda c: c["chat"].update(cached_share="\u0660.\u0661"),
+            "demo.chat.cached_share: expected a number, got text '\u0660.\u0661'",
+        ),
+        (
+            lambda c: c["chat"].update(max_answer_s="1_0"),
+            "demo.chat.max_answer_s: expected a number, got text '1_0'",
+        ),
+        (
             lambda c: c.update(prices=""),
             "demo.prices: expected text that is not blank, got text ''",
         ),
