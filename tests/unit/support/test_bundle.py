@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import subprocess
 import tarfile
 import threading
 from contextlib import ExitStack
@@ -320,3 +321,11 @@ def test_a_link_that_leads_nowhere_is_refused_before_anything_is_gathered(
     refused = CliRunner().invoke(app, ["cluster", "support-bundle", "-o", str(link)])
     assert refused.exit_code == 1
     assert f"--output {link}: is there already; name another file" in refused.stderr
+
+
+def test_the_bundle_of_a_checkout_is_no_change_of_it() -> None:
+    """It is written where the command runs, and holds what nobody wants in a commit."""
+    name = "support-local-20261123T130746Z.tar.gz"
+    subprocess.run(
+        ["git", "check-ignore", "--quiet", name], cwd=Path(__file__).parents[3], check=True
+    )
